@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from bough_server.documents import FieldPath, suggestion
+from bough_server.models.openai.chat_request import ChatDialect, MaxTokensField, SentReasoning, ToolChoice
+from bough_server.models.presets import PRESETS, Preset
 from bough_server.settings_sections import Count, Flag, Seconds, Section
 
 
@@ -60,10 +62,26 @@ class ModelSection(Section):
     """`openai`: any server that speaks OpenAI's API. `scripted`: answers from a file. `local`: the embedded model.
     Required unless `alias` is set.
     """
+    preset: Preset | None = None
+    """A known provider that speaks Chat Completions: sets `base_url`, `api_key_env` and how requests are written.
+    Each of these fields may still be set.
+    """
     api: Literal["chat", "responses"] = "chat"
     """The provider's API: `chat` for Chat Completions, `responses` for Responses."""
     structured_output: Flag = True
     """Whether the provider takes a JSON Schema for its answer; if not, the schema is part of the instruction."""
+    max_tokens_field: MaxTokensField = "max_completion_tokens"
+    """The name under which Chat Completions is sent an agent's `max_output_tokens`."""
+    tool_choice: ToolChoice = "required"
+    """How Chat Completions is asked for a tool call that an agent needs: `required`, or `any`, or not at all (`auto`),
+    for providers that refuse both. An agent that gets none asks again.
+    """
+    reasoning: SentReasoning = "as_sent"
+    """What of a model's reasoning Chat Completions gets back. `as_sent`: all, in the field that it came in. `required`:
+    and an empty `reasoning_content` with each other message that calls tools. `none`: nothing.
+    """
+    stream_usage: Flag = True
+    """Whether Chat Completions is asked for usage, by `stream_options`."""
     encrypted_reasoning: Flag = False
     """Whether a model of the Responses API is asked for its encrypted reasoning, which is then sent back to it."""
     model: str = ""
@@ -94,6 +112,26 @@ class ModelSection(Section):
     """When the model is not called because it fails. Unset: the defaults for `openai`, else no breaker."""
     price: PriceSection | None = None
     """The prices of the model's tokens. Unset: its calls have no cost."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset(cls, value: object) -> object:
+        """Fill in the fields of the preset that are not set."""
+        if not isinstance(value, dict) or "alias" in value:
+            return value
+        preset = value.get("preset")
+        return {**PRESETS[preset], **value} if isinstance(preset, str) and preset in PRESETS else value
+
+    @property
+    def dialect(self) -> ChatDialect:
+        """How requests of Chat Completions are written."""
+        return ChatDialect(
+            structured_output=self.structured_output,
+            max_tokens_field=self.max_tokens_field,
+            tool_choice=self.tool_choice,
+            reasoning=self.reasoning,
+            stream_usage=self.stream_usage,
+        )
 
     @model_validator(mode="after")
     def _check_fields(self) -> "ModelSection":

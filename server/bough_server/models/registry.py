@@ -212,7 +212,7 @@ def _openai(
 def _api(config: ModelSection) -> Api:
     if config.api == "responses":
         return ResponsesApi(encrypted_reasoning=config.encrypted_reasoning, structured_output=config.structured_output)
-    return ChatApi(structured_output=config.structured_output)
+    return ChatApi(dialect=config.dialect)
 
 
 def _price(config: ModelSection, currency: str) -> Price | None:

@@ -105,6 +105,12 @@ def further_settings(text: str, *, ours: Collection[str]) -> Body:
     return further
 
 
+def provider_data(text: str) -> Body:
+    """Return the `provider_json` of a part, which the model's own adapter had recorded; empty for none."""
+    value: object = json.loads(text) if text else {}
+    return value if isinstance(value, dict) else {}
+
+
 def chat_format(schema_json: str) -> Body:
     """Return the `response_format` of Chat Completions."""
     return {"type": "json_schema", "json_schema": _named(schema_json)}

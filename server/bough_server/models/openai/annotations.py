@@ -141,7 +141,7 @@ class AnnotationCollector:
             if size > MAX_EXTRA_BYTES:
                 break
             kept[name] = value
-        return json.dumps(kept, ensure_ascii=False, separators=(",", ":")) if kept else ""
+        return compact_json(kept) if kept else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +227,11 @@ def json_object(data: bytes) -> dict[str, object]:
     if not is_object(value):
         raise BadChunk("not a JSON object")
     return value
+
+
+def compact_json(value: object) -> str:
+    """Return a value as JSON text without spaces."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def is_object(value: object) -> TypeGuard[dict[str, object]]:

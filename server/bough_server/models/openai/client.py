@@ -13,7 +13,8 @@ from bough_server.models.failures import Failures
 from bough_server.models.limiter import ModelLimiter
 from bough_server.models.model import AttemptMeter, Delta, ModelRequest, Price, RetryPolicy
 from bough_server.models.openai.annotations import Answer, RawAnswer
-from bough_server.models.openai.chat import Completion, chat_body
+from bough_server.models.openai.chat import Completion
+from bough_server.models.openai.chat_request import OPENAI, ChatDialect, chat_body
 from bough_server.models.openai.responses import Response
 from bough_server.models.openai.responses_request import responses_body
 from bough_server.models.openai.transport import OPENAI_BASE_URL, Endpoint, Timeouts
@@ -42,16 +43,15 @@ class ChatApi:
     """The Chat Completions API."""
 
     path: ClassVar[str] = "/chat/completions"
-    structured_output: bool = True
-    """Whether the provider accepts a JSON schema for its answer; if not, the instruction asks for it."""
+    dialect: ChatDialect = OPENAI
 
     def body(self, request: ModelRequest, *, model: str, name: str) -> Body:
         """Build the body of a request. Raises BadSettings."""
-        return chat_body(request, model=model, structured_output=self.structured_output)
+        return chat_body(request, model=model, name=name, dialect=self.dialect)
 
     def answer(self, meter: AttemptMeter, *, name: str) -> Answer:
         """Return a new answer, to which events can be applied; `meter` receives its usage."""
-        return Completion(meter)
+        return Completion(meter, name=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
