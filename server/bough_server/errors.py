@@ -231,20 +231,36 @@ class StorageFailed(CallError):
 class RunError(BoughError):
     """A failure inside a run.
 
-    It becomes the AgentError of an event, so its size is bounded and its text is valid Unicode.
+    It becomes the AgentError of an event, so its size is bounded and its text is valid Unicode. `provider_status` is
+    the HTTP status with which a model's provider refused; 0 if none did.
     """
 
-    def __init__(self, message: str, *, reason: Reason, retryable: bool = False, details_json: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: Reason,
+        retryable: bool = False,
+        details_json: str = "",
+        provider_status: int = 0,
+    ) -> None:
         super().__init__(cut_text(_unicode(message), MAX_MESSAGE_BYTES))
         details_json = _unicode(details_json)
         self.reason = reason
         self.retryable = retryable
         self.details_json = details_json if size_of(details_json) <= MAX_DETAILS_BYTES else ""
+        self.provider_status = provider_status
 
     @classmethod
     def of(cls, error: error_pb2.AgentError) -> "RunError":
         """Return the RunError that an event's AgentError was made from."""
-        return RunError(error.message, reason=error.reason, retryable=error.retryable, details_json=error.details_json)
+        return RunError(
+            error.message,
+            reason=error.reason,
+            retryable=error.retryable,
+            details_json=error.details_json,
+            provider_status=error.provider_status,
+        )
 
     def to_agent_error(self, *, agent: str = "", invocation_id: str = "") -> error_pb2.AgentError:
         """Return the error as an event holds it, with the agent and the invocation that it happened to."""
@@ -255,6 +271,7 @@ class RunError(BoughError):
             invocation_id=invocation_id,
             retryable=self.retryable,
             details_json=self.details_json,
+            provider_status=self.provider_status,
         )
 
 
@@ -280,8 +297,9 @@ class ModelError(RunError):
         retry_after: float | None = None,
         lost_usage: usage_pb2.Usage | None = None,
         is_of_the_request: bool = False,
+        provider_status: int = 0,
     ) -> None:
-        super().__init__(message, reason=reason, retryable=retry is not None)
+        super().__init__(message, reason=reason, retryable=retry is not None, provider_status=provider_status)
         self.retry = retry
         self.retry_after = retry_after
         self.lost_usage = lost_usage

@@ -74,7 +74,7 @@ class Endpoint:
         self, *, name: str, base_url: str, key: str = "", timeouts: Timeouts, keeps_connections: bool = True
     ) -> None:
         """An empty `key` sends no Authorization. `keeps_connections` False: for servers that drop idle connections."""
-        self._failures = Failures(name=name, secret=key)
+        self._failures = Failures(name=name, secret=key, url=base_url)
         self._base_url = base_url
         self._timeouts = timeouts
         self._keeps_connections = keeps_connections
@@ -183,6 +183,8 @@ class Endpoint:
             raise self._failures.status(error.status_code, body, error.response.headers) from None
         except self._broken as error:
             raise self._failures.transport(error) from error
+        except ValueError as error:  # such as a key beside a password in the address
+            raise self._failures.unavailable(f"cannot be called: {self._failures.sentence(error)}") from error
 
     async def _read(self, pieces: AsyncIterator[bytes], answer: Answer, timeout: _AnswerTimeout) -> bytes:
         """Return the next bytes; none at the end, or if the connection stalls or breaks after a complete answer."""
