@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from bough.v1 import error_pb2, event_pb2, model_pb2, usage_pb2
+from bough_server.models.endpoint import Timeouts
 from bough_server.models.openai.client import OpenAIModel
-from bough_server.models.openai.transport import Timeouts
 from tests.support.model_calls import answer, asking, failure, text_of
 from tests.support.model_scenarios import refusing
 from tests.support.model_server import serving_model

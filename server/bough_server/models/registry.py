@@ -13,12 +13,13 @@ from bough.v1 import model_pb2
 from bough_server.clock import Clock, SystemClock
 from bough_server.errors import ConfigurationError
 from bough_server.models.config import ModelSection
+from bough_server.models.endpoint import Timeouts
 from bough_server.models.limiter import BreakerPolicy, ModelLimiter, RatePolicy
 from bough_server.models.local.model import LocalModel
 from bough_server.models.local.process import SLOTS
 from bough_server.models.model import DEFAULT_CURRENCY, Model, Price, RetryPolicy
 from bough_server.models.openai.client import Api, ChatApi, OpenAIModel, ResponsesApi
-from bough_server.models.openai.transport import OPENAI_BASE_URL, Timeouts
+from bough_server.models.openai.transport import OPENAI_BASE_URL
 from bough_server.models.scripted.model import ScriptedModel
 from bough_server.models.scripted.script import Script, read_script
 

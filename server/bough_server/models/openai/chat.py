@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bough.v1 import message_pb2, step_pb2, usage_pb2
+from bough_server.models.annotations import AnnotationCollector, Content, Place
+from bough_server.models.answer import DONE, ReportedError
 from bough_server.models.model import (
     AttemptMeter,
     Delta,
@@ -12,18 +14,15 @@ from bough_server.models.model import (
     ToolCallDelta,
     finish_reason_of,
 )
-from bough_server.models.openai.annotations import (
-    DONE,
-    AnnotationCollector,
+from bough_server.models.provider_json import (
     BadChunk,
-    Content,
-    Place,
-    ReportedError,
+    TextPieces,
     compact_json,
     count,
     is_object,
     json_object,
     objects,
+    piece_of,
     string,
 )
 
@@ -47,13 +46,13 @@ class _Call:
 
     id: str
     name: str
-    arguments: list[str] = field(default_factory=list)
+    arguments: TextPieces = field(default_factory=TextPieces)
     further: dict[str, object] = field(default_factory=dict)
     """Fields that the API does not have, such as `extra_content` with a signature."""
 
     def message(self, model: str) -> message_pb2.ToolCall:
         """Return the call as a message, whose provider data is for `model` alone."""
-        call = message_pb2.ToolCall(name=self.name, arguments_json="".join(self.arguments), provider_call_id=self.id)
+        call = message_pb2.ToolCall(name=self.name, arguments_json=str(self.arguments), provider_call_id=self.id)
         if model and self.further:
             call.provider_json, call.model = compact_json(self.further), model
         return call
@@ -70,8 +69,8 @@ class Completion:
         self._id = ""
         self._model = ""
         self._created = 0
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
+        self._text = TextPieces()
+        self._reasoning = TextPieces()
         self._reasoning_field = ""
         self._reasoning_details: list[dict[str, object]] = []
         self._refusal: list[str] = []
@@ -127,7 +126,7 @@ class Completion:
         places: dict[Content, Place] = {}
         if self._text:
             places[_ONLY_CONTENT] = Place(part_index=len(message.parts))
-            message.parts.add(text="".join(self._text))
+            message.parts.add(text=str(self._text))
         for call in self._calls:
             message.parts.add().tool_call.CopyFrom(call.message(self._name))
         return step_pb2.LlmResponse(
@@ -145,7 +144,7 @@ class Completion:
         )
 
     def _thought(self) -> message_pb2.Reasoning:
-        thought = message_pb2.Reasoning(text="".join(self._reasoning))
+        thought = message_pb2.Reasoning(text=str(self._reasoning))
         if self._name:
             thought.provider_field, thought.model = self._reasoning_field, self._name
             if self._reasoning_details:
@@ -181,14 +180,11 @@ class Completion:
         deltas: list[Delta] = []
         self._think(delta, deltas)
         for thought, text in content_pieces(delta.get("content")):
-            if thought:
-                self._reasoning.append(thought)
-                deltas.append(ReasoningDelta(thought))
-            if text:
-                self._text.append(text)
-                deltas.append(TextDelta(text))
-        if refusal := string(delta.get("refusal")):
-            self._text.append(refusal)
+            if shown := self._reasoning.add(thought):
+                deltas.append(ReasoningDelta(shown))
+            if shown := self._text.add(text):
+                deltas.append(TextDelta(shown))
+        if refusal := self._text.add(piece_of(delta.get("refusal"))):
             self._refusal.append(refusal)
             self._annotations.refused()
             deltas.append(TextDelta(refusal))
@@ -199,10 +195,10 @@ class Completion:
 
     def _think(self, delta: dict[str, object], deltas: list[Delta]) -> None:
         for name in _REASONING_FIELDS:
-            if thought := string(delta.get(name)):
+            if thought := piece_of(delta.get(name)):
                 self._reasoning_field = name
-                self._reasoning.append(thought)
-                deltas.append(ReasoningDelta(thought))
+                if thought := self._reasoning.add(thought):
+                    deltas.append(ReasoningDelta(thought))
                 break
         for detail in objects(delta.get("reasoning_details")):
             _join_detail(self._reasoning_details, detail)
@@ -211,7 +207,7 @@ class Completion:
         """Apply a piece of a tool call."""
         value = piece.get("function")
         function = value if is_object(value) else {}
-        name, arguments = string(function.get("name")), string(function.get("arguments"))
+        name, arguments = string(function.get("name")), piece_of(function.get("arguments"))
         call_id, index = string(piece.get("id")), piece.get("index")
         further = {name: value for name, value in piece.items() if name not in _CALL_FIELDS and value is not None}
         key = index if isinstance(index, int) else 0
@@ -219,28 +215,29 @@ class Completion:
         # Some servers send no index, or the same one for all calls: a new id then begins a new call.
         if position is None or (call_id and name and self._calls[position].id != call_id):
             position = self._latest[key] = len(self._calls)
-            self._calls.append(_Call(call_id, name, [arguments], further))
+            self._calls.append(_Call(call_id, name, further=further))
+            arguments = self._calls[position].arguments.add(arguments)
             return ToolCallDelta(position, arguments, call_id, name)
         call = self._calls[position]
-        call.arguments.append(arguments)
+        arguments = call.arguments.add(arguments)
         call.further |= further
         late_name = name if not call.name else ""
         call.name = call.name or name
         return ToolCallDelta(position, arguments, name=late_name)
 
     def _raw(self, model: str) -> str:
-        text = "".join(self._text)
+        text = str(self._text)
         message: dict[str, object] = {"role": "assistant", "content": text if text and not self._refusal else None}
         if self._refusal:
             message["refusal"] = "".join(self._refusal)
         if self._reasoning:
-            message["reasoning_content"] = "".join(self._reasoning)
+            message["reasoning_content"] = str(self._reasoning)
         if self._calls:
             message["tool_calls"] = [
                 {
                     "id": call.id,
                     "type": "function",
-                    "function": {"name": call.name, "arguments": "".join(call.arguments)},
+                    "function": {"name": call.name, "arguments": str(call.arguments)},
                 }
                 for call in self._calls
             ]
@@ -271,9 +268,9 @@ def usage_of(usage: dict[str, object]) -> usage_pb2.Usage:
 def content_pieces(content: object) -> list[tuple[str, str]]:
     """Return the reasoning and the text of a delta's content: a string, or Mistral's list of `thinking` and `text`."""
     if not isinstance(content, list):
-        return [("", string(content))]
+        return [("", piece_of(content))]
     return [
-        ("".join(string(each.get("text")) for each in objects(piece.get("thinking"))), string(piece.get("text")))
+        ("".join(piece_of(each.get("text")) for each in objects(piece.get("thinking"))), piece_of(piece.get("text")))
         for piece in objects(content)
     ]
 

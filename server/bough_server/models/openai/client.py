@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from bough.v1 import step_pb2
+from bough_server.models.answer import Answer, RawAnswer
+from bough_server.models.endpoint import Timeouts
 from bough_server.models.failures import Failures
 from bough_server.models.limiter import ModelLimiter
 from bough_server.models.model import AttemptMeter, Delta, ModelRequest, Price, RetryPolicy
-from bough_server.models.openai.annotations import Answer, RawAnswer
 from bough_server.models.openai.chat import Completion
 from bough_server.models.openai.chat_request import OPENAI, ChatDialect, chat_body
 from bough_server.models.openai.responses import Response
 from bough_server.models.openai.responses_request import responses_body
-from bough_server.models.openai.transport import OPENAI_BASE_URL, Endpoint, Timeouts
+from bough_server.models.openai.transport import OPENAI_BASE_URL, openai_endpoint
 from bough_server.models.structured_output import BadSettings, Body
 
 
@@ -114,7 +115,7 @@ class OpenAIModel:
         self._missing_key = missing_key
         self._api = api or ChatApi()
         self._keep_raw = keep_raw
-        self._endpoint = Endpoint(name=name, base_url=base_url, key=key, timeouts=timeouts or Timeouts())
+        self._endpoint = openai_endpoint(name=name, base_url=base_url, key=key, timeouts=timeouts or Timeouts())
         self._limiter = limiter or ModelLimiter(name=name)
 
     async def stream(
