@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
@@ -11,6 +11,9 @@ from bough_server.documents import FieldPath, suggestion
 from bough_server.models.openai.chat_request import ChatDialect, MaxTokensField, SentReasoning, ToolChoice
 from bough_server.models.presets import PRESETS, Preset
 from bough_server.settings_sections import Count, Flag, Seconds, Section
+
+REMOTE: Final = ("openai", "anthropic")
+"""Providers that are called over a network."""
 
 
 def _absolute(path: Path, info: ValidationInfo) -> Path:
@@ -25,7 +28,7 @@ def _variable(name: str) -> str:
 
 
 class Timeouts(Section):
-    """How long an `openai` model may be silent."""
+    """How long a provider may be silent."""
 
     start: Annotated[Seconds, Field(gt=0)] = 60.0
     """The time until an answer begins."""
@@ -58,8 +61,9 @@ class ModelSection(Section):
 
     alias: str = ""
     """The name of another model in this file; then nothing else is set."""
-    provider: Literal["openai", "scripted", "local"] | None = None
-    """`openai`: any server that speaks OpenAI's API. `scripted`: answers from a file. `local`: the embedded model.
+    provider: Literal["openai", "anthropic", "scripted", "local"] | None = None
+    """`openai`: any server that speaks OpenAI's API. `anthropic`: Anthropic's Messages API, which needs the extra
+    `anthropic`. `scripted`: answers from a file. `local`: the embedded model.
     Required unless `alias` is set.
     """
     preset: Preset | None = None
@@ -82,18 +86,23 @@ class ModelSection(Section):
     """
     stream_usage: Flag = True
     """Whether Chat Completions is asked for usage, by `stream_options`."""
+    prompt_cache: Flag = True
+    """Whether requests to `anthropic` mark what its cache should keep: the instruction, and all up to the last message.
+    """
     encrypted_reasoning: Flag = False
     """Whether a model of the Responses API is asked for its encrypted reasoning, which is then sent back to it."""
     model: str = ""
-    """The provider's name of the model; required for `openai`."""
+    """The provider's name of the model; required but for `scripted` and `local`."""
     base_url: Annotated[str, Field(pattern=r"^(https?://.+)?$")] = ""
-    """The URL of a server that speaks the API. Unset: OpenAI's."""
+    """The URL of a server that speaks the API. Unset: the provider's."""
     api_key_env: Annotated[str, AfterValidator(_variable)] = ""
-    """Name of the environment variable that holds the key; never the key itself."""
+    """Name of the environment variable that holds the key; never the key itself. Default for `anthropic`:
+    `ANTHROPIC_API_KEY`.
+    """
     script: Annotated[Path, AfterValidator(_absolute)] | None = None
     """The file that a `scripted` model answers from, relative to this file; required for `scripted`."""
     keep_raw: Flag = False
-    """Whether the answers of an `openai` model carry the provider's events as they came, 256 KiB at most."""
+    """Whether answers carry the provider's events as they came, 256 KiB at most; not for `scripted` and `local`."""
     timeouts: Timeouts = Timeouts()
     """How long the model may be silent."""
     retries: Annotated[Count, Field(le=10)] = 2
@@ -101,7 +110,7 @@ class ModelSection(Section):
     fallbacks: tuple[str, ...] = ()
     """The models that answer a call, in this order, if this one cannot; each with the settings of its entry."""
     max_concurrency: Annotated[Count, Field(ge=1)] | None = None
-    """Calls at the same time, for `openai` and `scripted`; further ones wait. Unset: no limit."""
+    """Calls at the same time, but for `local`; further ones wait. Unset: no limit."""
     requests_per_minute: Annotated[Count, Field(ge=1)] | None = None
     """Requests in any 60 seconds; further ones wait. Unset: no limit."""
     tokens_per_minute: Annotated[Count, Field(ge=1)] | None = None
@@ -109,7 +118,7 @@ class ModelSection(Section):
     max_wait: Seconds = 60.0
     """How long an attempt may wait because of these two rates."""
     breaker: BreakerSection | None = None
-    """When the model is not called because it fails. Unset: the defaults for `openai`, else no breaker."""
+    """When the model is not called because it fails. Unset: none for `scripted` and `local`, else the defaults."""
     price: PriceSection | None = None
     """The prices of the model's tokens. Unset: its calls have no cost."""
 
@@ -119,8 +128,11 @@ class ModelSection(Section):
         """Fill in the fields of the preset that are not set."""
         if not isinstance(value, dict) or "alias" in value:
             return value
-        preset = value.get("preset")
-        return {**PRESETS[preset], **value} if isinstance(preset, str) and preset in PRESETS else value
+        preset, provider = value.get("preset"), value.get("provider")
+        defaults = PRESETS[preset] if isinstance(preset, str) and preset in PRESETS else {}
+        if provider == "anthropic":
+            defaults = {"api_key_env": "ANTHROPIC_API_KEY", **defaults}
+        return {**defaults, **value}
 
     @property
     def dialect(self) -> ChatDialect:
@@ -140,8 +152,8 @@ class ModelSection(Section):
             if others:
                 raise ValueError(f"is an alias, which has no other fields; remove {', '.join(sorted(others))}")
         elif self.provider is None:
-            raise ValueError("needs a provider (openai, scripted or local) or an alias")
-        elif self.provider == "openai" and not self.model:
+            raise ValueError(f"needs a provider ({', '.join(REMOTE)}, scripted or local) or an alias")
+        elif self.provider in REMOTE and not self.model:
             raise ValueError("needs `model`, the provider's name for the model")
         elif self.provider == "scripted" and self.script is None:
             raise ValueError("needs `script`, the path of a script file")

@@ -5,11 +5,14 @@ object for every event costs several times the rest of a call.
 """
 
 import asyncio
+import gc
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
+from urllib.parse import urlsplit
 
 from bough.v1 import step_pb2
 from bough_server.errors import ModelError
@@ -98,6 +101,25 @@ class Connection(Protocol):
         ...
 
 
+@contextmanager
+def long_lived(package: str) -> Iterator[None]:
+    """Keep what is loaded inside of it out of garbage collections, if `package` was not loaded before.
+
+    A provider's package leaves tens of thousands of objects that live to the end. Every full collection would visit
+    them and stall all calls; frozen ones are skipped.
+    """
+    is_new = package not in sys.modules
+    yield
+    if is_new:
+        gc.freeze()
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether a URL is of this machine's loopback."""
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 class Endpoint:
     """One address and the connections to it."""
 
@@ -157,9 +179,10 @@ class Endpoint:
             if self._is_open:
                 return
             self._broken = await asyncio.to_thread(self._connection.load)
+            unusable: tuple[type[Exception], ...] = (ValueError, *self._broken)
             try:
                 await asyncio.to_thread(self._connection.open)
-            except self._broken as error:
+            except unusable as error:
                 detail = self._failures.sentence(error)
                 raise self._failures.unavailable(f"cannot be reached at its base_url: {detail}") from error
             self._is_open = True

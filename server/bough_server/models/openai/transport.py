@@ -3,12 +3,9 @@
 Requests are sent with the `openai` client and its aiohttp transport, loaded on first use.
 """
 
-import gc
-import sys
 from typing import TYPE_CHECKING, Final, cast
-from urllib.parse import urlsplit
 
-from bough_server.models.endpoint import Endpoint, Refused, Timeouts
+from bough_server.models.endpoint import Endpoint, Refused, Timeouts, is_loopback, long_lived
 from bough_server.models.failures import Failures
 
 if TYPE_CHECKING:
@@ -38,8 +35,6 @@ class OpenAIConnection:
         """Create the client."""
         import openai
 
-        host = urlsplit(self._base_url).hostname or ""
-        on_loopback = host in ("localhost", "::1") or host.startswith("127.")
         self._client = openai.AsyncOpenAI(
             # Without a key the client would read one from the environment. "none" is never sent.
             api_key=self._key or "none",
@@ -48,7 +43,7 @@ class OpenAIConnection:
             max_retries=0,
             timeout=None,
             # A proxy named in the environment cannot reach this machine's loopback.
-            http_client=openai.DefaultAioHttpClient(timeout=None, trust_env=not on_loopback),
+            http_client=openai.DefaultAioHttpClient(timeout=None, trust_env=not is_loopback(self._base_url)),
         )
 
     async def send(self, path: str, content: bytes) -> "httpx2.Response":
@@ -94,13 +89,8 @@ def openai_endpoint(
 
 def _transport_errors() -> tuple[type[Exception], ...]:
     """Load the client, its HTTP layer and its transport, and return what they raise if a connection fails."""
-    is_new = "openai" not in sys.modules
-    import aiohttp
-    import httpx2
-    import openai
-
-    if is_new:
-        # Loading leaves sixty thousand objects that live to the end. Every full garbage collection would visit them
-        # and stall all calls; frozen ones are skipped.
-        gc.freeze()
+    with long_lived("openai"):
+        import aiohttp
+        import httpx2
+        import openai
     return (openai.OpenAIError, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, aiohttp.ClientError, OSError)
