@@ -21,6 +21,7 @@ from tests.support.model_scenarios import Ending, Reply, Request, Scenario, name
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
+GEMINI = "/v1beta/models/{model}:streamGenerateContent"
 
 
 class ModelServer:
@@ -76,7 +77,7 @@ class ModelServer:
         try:
             if self._delay:
                 await asyncio.sleep(self._delay)
-            return await self._reply(request, self._scenarios[request.path](body))
+            return await self._reply(request, self._scenarios[_resource(request)](body))
         finally:
             self.open -= 1
 
@@ -102,6 +103,11 @@ class ModelServer:
             self.left.set()
 
 
+def _resource(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else ""
+
+
 @asynccontextmanager
 async def serving_model(
     answer: str | Scenario, *, delta_interval: float = 0.0, delay: float = 0.0, port: int = 0
@@ -114,7 +120,7 @@ async def serving_model(
         is_common = answer not in response_scenarios.names()
         given = {CHAT: scenario(answer if is_common else "plain"), RESPONSES: response_scenarios.scenario(answer)}
     else:
-        given = dict.fromkeys((CHAT, RESPONSES, MESSAGES), answer)
+        given = dict.fromkeys((CHAT, RESPONSES, MESSAGES, GEMINI), answer)
     server = ModelServer(given, delta_interval=delta_interval, delay=delay)
     # A handler is cancelled when its client leaves: that is how a hanging answer ends.
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)

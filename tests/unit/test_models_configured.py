@@ -192,7 +192,7 @@ def test_a_digest_counts_what_answers_depend_on_and_no_secret(folder: Path) -> N
     assert digest(scripted(folder)) != told
 
 
-@pytest.mark.parametrize("provider", ["anthropic"])
+@pytest.mark.parametrize("provider", ["anthropic", "gemini"])
 def test_a_provider_whose_package_is_missing_says_what_to_install(
     folder: Path, provider: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +202,7 @@ def test_a_provider_whose_package_is_missing_says_what_to_install(
         built(folder, a=section)
 
 
-@pytest.mark.parametrize("provider", ["anthropic"])
+@pytest.mark.parametrize("provider", ["anthropic", "gemini"])
 async def test_the_key_of_a_native_provider_has_its_usual_variable(folder: Path, provider: str) -> None:
     section = ModelSection.model_validate({"provider": provider, "model": "m"})
     _, error = await failure(built(folder, a=section).get("a"), asking())

@@ -12,7 +12,7 @@ from bough_server.models.openai.chat_request import ChatDialect, MaxTokensField,
 from bough_server.models.presets import PRESETS, Preset
 from bough_server.settings_sections import Count, Flag, Seconds, Section
 
-REMOTE: Final = ("openai", "anthropic")
+REMOTE: Final = ("openai", "anthropic", "gemini")
 """Providers that are called over a network."""
 
 
@@ -61,10 +61,10 @@ class ModelSection(Section):
 
     alias: str = ""
     """The name of another model in this file; then nothing else is set."""
-    provider: Literal["openai", "anthropic", "scripted", "local"] | None = None
-    """`openai`: any server that speaks OpenAI's API. `anthropic`: Anthropic's Messages API, which needs the extra
-    `anthropic`. `scripted`: answers from a file. `local`: the embedded model.
-    Required unless `alias` is set.
+    provider: Literal["openai", "anthropic", "gemini", "scripted", "local"] | None = None
+    """`openai`: any server that speaks OpenAI's API. `anthropic`: Anthropic's Messages API. `gemini`: Google's
+    Gemini API. Each of these two needs the extra of its name. `scripted`: answers from a file. `local`: the embedded
+    model. Required unless `alias` is set.
     """
     preset: Preset | None = None
     """A known provider that speaks Chat Completions: sets `base_url`, `api_key_env` and how requests are written.
@@ -96,8 +96,8 @@ class ModelSection(Section):
     base_url: Annotated[str, Field(pattern=r"^(https?://.+)?$")] = ""
     """The URL of a server that speaks the API. Unset: the provider's."""
     api_key_env: Annotated[str, AfterValidator(_variable)] = ""
-    """Name of the environment variable that holds the key; never the key itself. Default for `anthropic`:
-    `ANTHROPIC_API_KEY`.
+    """Name of the environment variable that holds the key; never the key itself. Default for `anthropic`
+    and `gemini`: `ANTHROPIC_API_KEY` and `GEMINI_API_KEY`.
     """
     script: Annotated[Path, AfterValidator(_absolute)] | None = None
     """The file that a `scripted` model answers from, relative to this file; required for `scripted`."""
@@ -130,8 +130,8 @@ class ModelSection(Section):
             return value
         preset, provider = value.get("preset"), value.get("provider")
         defaults = PRESETS[preset] if isinstance(preset, str) and preset in PRESETS else {}
-        if provider == "anthropic":
-            defaults = {"api_key_env": "ANTHROPIC_API_KEY", **defaults}
+        if provider in ("anthropic", "gemini"):
+            defaults = {"api_key_env": f"{provider.upper()}_API_KEY", **defaults}
         return {**defaults, **value}
 
     @property

@@ -58,6 +58,11 @@ class AnswerTimeout:
         self._left -= self._clock() - began
 
 
+def encoded(body: Mapping[str, object]) -> bytes:
+    """Return the body of a request as bytes."""
+    return json.dumps(body, ensure_ascii=False).encode()
+
+
 class Refused(Exception):
     """The provider answered with a status that is a failure; `body` is its JSON or its text."""
 
@@ -92,8 +97,8 @@ class Connection(Protocol):
         """Create the client, after `load`. Runs in a thread, because certificates are read."""
         ...
 
-    async def send(self, path: str, content: bytes) -> Reply:
-        """Send a request whose body is JSON. Raises Refused, ValueError or what `load` returned."""
+    async def send(self, path: str, body: Mapping[str, object]) -> Reply:
+        """Send a request whose body is this JSON. Raises Refused, ValueError or what `load` returned."""
         ...
 
     async def close(self) -> None:
@@ -137,7 +142,7 @@ class Endpoint:
         """Make one attempt, assembled by `answer`: yield its deltas, then the whole response. Raises ModelError."""
         await self._open()
         timeout = AnswerTimeout(self._timeouts)
-        response = await self._send(path, json.dumps(body, ensure_ascii=False).encode(), timeout)
+        response = await self._send(path, body, timeout)
         try:
             pieces = response.aiter_bytes()
             decoder = EventDecoder()
@@ -187,10 +192,10 @@ class Endpoint:
                 raise self._failures.unavailable(f"cannot be reached at its base_url: {detail}") from error
             self._is_open = True
 
-    async def _send(self, path: str, content: bytes, timeout: AnswerTimeout) -> Reply:
+    async def _send(self, path: str, body: Mapping[str, object], timeout: AnswerTimeout) -> Reply:
         try:
             async with timeout.wait():
-                return await self._connection.send(path, content)
+                return await self._connection.send(path, body)
         except TimeoutError as error:
             raise self._failures.timeout(timeout.missed, timeout.bound) from error
         except Refused as error:

@@ -17,6 +17,8 @@ from bough_server.models.anthropic.api import MessagesApi
 from bough_server.models.anthropic.transport import ANTHROPIC_BASE_URL, anthropic_endpoint
 from bough_server.models.config import REMOTE, ModelSection
 from bough_server.models.endpoint import Endpoint, Timeouts
+from bough_server.models.gemini.api import GeminiApi
+from bough_server.models.gemini.transport import GEMINI_BASE_URL, gemini_endpoint
 from bough_server.models.limiter import BreakerPolicy, ModelLimiter, RatePolicy
 from bough_server.models.local.model import LocalModel
 from bough_server.models.local.process import SLOTS
@@ -223,6 +225,11 @@ def _api(name: str, config: ModelSection, key: str) -> tuple[Api, Endpoint]:
         url = config.base_url or ANTHROPIC_BASE_URL
         messages = MessagesApi(structured_output=config.structured_output, caches=config.prompt_cache)
         return messages, anthropic_endpoint(name=name, base_url=url, key=key, timeouts=timeouts)
+    if config.provider == "gemini":
+        _require(name, "google.genai", extra="gemini")
+        url = config.base_url or GEMINI_BASE_URL
+        content = GeminiApi(path=config.model, structured_output=config.structured_output)
+        return content, gemini_endpoint(name=name, base_url=url, key=key, timeouts=timeouts)
     endpoint = openai_endpoint(name=name, base_url=config.base_url or OPENAI_BASE_URL, key=key, timeouts=timeouts)
     if config.api == "chat":
         return ChatApi(dialect=config.dialect), endpoint
@@ -232,7 +239,11 @@ def _api(name: str, config: ModelSection, key: str) -> tuple[Api, Endpoint]:
 
 def _require(name: str, package: str, *, extra: str) -> None:
     """Raise ConfigurationError if a provider's package is not installed. Does not load it."""
-    if find_spec(package) is None:
+    try:
+        is_missing = find_spec(package) is None
+    except ModuleNotFoundError:  # not even the package that it is in
+        is_missing = True
+    if is_missing:
         raise ConfigurationError(
             f"models.{name}.provider: needs the package {package}. Install it: pip install 'bough[server,{extra}]'."
         )

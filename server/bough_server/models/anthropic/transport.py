@@ -3,9 +3,10 @@
 Requests are sent with the `anthropic` client and its aiohttp transport, loaded on first use.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
-from bough_server.models.endpoint import Endpoint, Refused, Timeouts, is_loopback, long_lived
+from bough_server.models.endpoint import Endpoint, Refused, Timeouts, encoded, is_loopback, long_lived
 from bough_server.models.failures import Failures
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class AnthropicConnection:
             http_client=anthropic.DefaultAioHttpClient(timeout=None, trust_env=not is_loopback(self._base_url)),
         )
 
-    async def send(self, path: str, content: bytes) -> "httpx2.Response":
+    async def send(self, path: str, body: Mapping[str, object]) -> "httpx2.Response":
         """Send a request whose body is JSON."""
         import anthropic
         import httpx2
@@ -72,14 +73,14 @@ class AnthropicConnection:
             response: object = await self._client.post(
                 path,
                 cast_to=httpx2.Response,
-                content=content,
+                content=encoded(body),
                 options={"headers": headers},
                 stream=True,
                 stream_cls=anthropic.AsyncStream[object],
             )
         except anthropic.APIStatusError as error:
-            body = error.body if error.body is not None else error.response.text
-            raise Refused(error.status_code, body, error.response.headers) from None
+            said = error.body if error.body is not None else error.response.text
+            raise Refused(error.status_code, said, error.response.headers) from None
         return cast(httpx2.Response, response)
 
     async def close(self) -> None:
