@@ -104,6 +104,14 @@ def test_an_address_is_shown_without_what_may_be_secret(url: str, shown: str) ->
         ({"detail": "No."}, "No."),
         ({"error": "No."}, "No."),
         ({"other": 1}, '{"other": 1}'),
+        (
+            {
+                "message": {
+                    "detail": [{"type": "x", "loc": ["body", "a", 0], "msg": "No."}, {"loc": ["b"], "msg": "Nor."}]
+                }
+            },
+            "body.a.0: No.; b: Nor.",
+        ),
         ("<html>\n  Bad\n gateway</html>", "<html> Bad gateway</html>"),
         (None, "None"),
         ("a" * 400, "a" * 299 + "…"),
@@ -147,6 +155,18 @@ def test_a_sentence_holds_no_secret(secret: str) -> None:
 )
 def test_a_wish_to_be_left_alone_is_read_in_every_form(headers: dict[str, str], seconds: float | None) -> None:
     assert retry_after(headers) == seconds
+
+
+@pytest.mark.parametrize(
+    ("delay", "headers", "seconds"),
+    [("34s", {}, 34.0), ("0.5s", {}, 0.5), ("34s", {"retry-after": "7"}, 7.0), ("soon", {}, None), (5, {}, None)],
+)
+def test_a_delay_in_the_details_of_an_error_counts_if_no_header_says_one(
+    delay: object, headers: dict[str, str], seconds: float | None
+) -> None:
+    details = [{"@type": "type.googleapis.com/google.rpc.Help"}, {"@type": "x", "retryDelay": delay}]
+    body = [{"error": {"code": 429, "message": "Slow.", "status": "RESOURCE_EXHAUSTED", "details": details}}]
+    assert LARGE.status(429, body, headers).retry_after == seconds
 
 
 def test_a_rate_limit_inside_a_stream_is_told_from_other_errors() -> None:

@@ -41,6 +41,7 @@ _TOO_LONG: Final = re.compile(
     re.IGNORECASE,
 )
 """Messages of providers whose code for a request that is too long is that of any bad request."""
+_SECONDS: Final = re.compile(r"(\d{1,6}(?:\.\d{1,9})?)s")
 _NO_CREDIT: Final = re.compile(r"credit balance is too low|insufficient balance", re.IGNORECASE)
 _SECRETS: Final = re.compile(r"\b(?:sk|pk|key|gsk|xai)[-_][\w*.\-]{6,}|(?i:bearer)\s+[\w.\-~+/=*]{6,}|AIza[\w\-]{10,}")
 
@@ -65,6 +66,7 @@ class Failures:
         reason = _reason(_codes(body) | {str(code)}, _message(body))
         detail = self.sentence(body)
         after = retry_after(headers)
+        after = _retry_delay(body) if after is None else after
         if reason == error_pb2.ERROR_REASON_MODEL_RATE_LIMITED:
             what, retry = f"is rate limited: {detail}", event_pb2.RETRY_REASON_RATE_LIMITED
         elif code == 408:
@@ -198,8 +200,23 @@ def _reason(codes: set[str], message: str) -> Reason | None:
     return error_pb2.ERROR_REASON_MODEL_CONTEXT_TOO_LONG if is_bad_request and _TOO_LONG.search(message) else None
 
 
+def _retry_delay(value: object) -> float | None:
+    """Return the seconds of a google.rpc.RetryInfo, such as `{"retryDelay": "34s"}`, in an error's details."""
+    if isinstance(value, list):
+        return next((delay for each in value if (delay := _retry_delay(each)) is not None), None)
+    if not isinstance(value, dict):
+        return None
+    if match := _SECONDS.fullmatch(str(value.get("retryDelay", ""))):
+        return float(match[1])
+    return _retry_delay(value.get("error") or value.get("details"))
+
+
 def _message(value: object) -> str:
+    if isinstance(value, list):
+        return "; ".join(map(_message, value))
     if isinstance(value, dict):
+        if isinstance(place := value.get("loc"), list) and "msg" in value:  # as FastAPI says which field is wrong
+            return f"{'.'.join(map(str, place))}: {value['msg']}"
         for name in ("message", "detail", "error"):
             if inner := value.get(name):
                 return _message(inner)

@@ -30,6 +30,8 @@ from bough_server.models.scripted.model import ScriptedModel
 from bough_server.models.scripted.script import Script, read_script
 
 DEFAULT: Final = "default"
+_PACKAGES: Final = {"anthropic": "anthropic", "gemini": "google.genai"}
+"""Packages that extras install, by the providers that need them; an extra has the provider's name."""
 
 
 class ConfiguredModels:
@@ -219,14 +221,14 @@ def _remote(
 
 def _api(name: str, config: ModelSection, key: str) -> tuple[Api, Endpoint]:
     """Return a model's API and the endpoint that speaks it. Raises ConfigurationError if its package is missing."""
+    if problem := package_problem(config):
+        raise ConfigurationError(f"models.{name}.provider: {problem}")
     timeouts = Timeouts(start=config.timeouts.start, idle=config.timeouts.idle)
     if config.provider == "anthropic":
-        _require(name, "anthropic", extra="anthropic")
         url = config.base_url or ANTHROPIC_BASE_URL
         messages = MessagesApi(structured_output=config.structured_output, caches=config.prompt_cache)
         return messages, anthropic_endpoint(name=name, base_url=url, key=key, timeouts=timeouts)
     if config.provider == "gemini":
-        _require(name, "google.genai", extra="gemini")
         url = config.base_url or GEMINI_BASE_URL
         content = GeminiApi(path=config.model, structured_output=config.structured_output)
         return content, gemini_endpoint(name=name, base_url=url, key=key, timeouts=timeouts)
@@ -237,16 +239,16 @@ def _api(name: str, config: ModelSection, key: str) -> tuple[Api, Endpoint]:
     return responses, endpoint
 
 
-def _require(name: str, package: str, *, extra: str) -> None:
-    """Raise ConfigurationError if a provider's package is not installed. Does not load it."""
+def package_problem(config: ModelSection) -> str:
+    """Return what to install if a provider's package is missing; empty if it is there. Does not load it."""
+    package = _PACKAGES.get(config.provider or "")
     try:
-        is_missing = find_spec(package) is None
+        is_missing = package is not None and find_spec(package) is None
     except ModuleNotFoundError:  # not even the package that it is in
         is_missing = True
-    if is_missing:
-        raise ConfigurationError(
-            f"models.{name}.provider: needs the package {package}. Install it: pip install 'bough[server,{extra}]'."
-        )
+    if not is_missing:
+        return ""
+    return f"needs the package {package}. Install it: pip install 'bough[server,{config.provider}]'."
 
 
 def _price(config: ModelSection, currency: str) -> Price | None:
