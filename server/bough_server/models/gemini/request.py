@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
-from bough.v1 import message_pb2
+from bough.v1 import message_pb2, model_pb2
 from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.models.structured_output import (
     Body,
@@ -50,8 +50,19 @@ def gemini_body(request: ModelRequest, *, name: str, structured_output: bool = T
         body["systemInstruction"] = {"parts": [{"text": instruction}]}
     if request.tools:
         body["tools"] = [{"functionDeclarations": [_tool(tool) for tool in request.tools]}]
-    settings = request.settings
-    further = further_settings(settings.extra_json, ours=_OURS) if settings.extra_json else {}
+    further = further_settings(request.settings.extra_json, ours=_OURS) if request.settings.extra_json else {}
+    generation = _generation(request.settings, further.pop("generationConfig", None))
+    if has_format:
+        generation |= {"responseMimeType": "application/json", "responseJsonSchema": json.loads(schema)}
+    body |= further
+    if generation:
+        body["generationConfig"] = generation
+    if request.tool_choice == "required":  # overrides extra_json: the caller cannot use a text answer
+        body["toolConfig"] = {"functionCallingConfig": {"mode": "ANY"}}
+    return body
+
+
+def _generation(settings: model_pb2.ModelSettings, further: object) -> Body:
     generation: Body = {}
     if settings.HasField("temperature"):
         generation["temperature"] = settings.temperature
@@ -59,16 +70,7 @@ def gemini_body(request: ModelRequest, *, name: str, structured_output: bool = T
         generation["topP"] = settings.top_p
     if settings.HasField("max_output_tokens"):
         generation["maxOutputTokens"] = settings.max_output_tokens
-    own = further.pop("generationConfig", None)
-    generation |= own if isinstance(own, dict) else {}
-    if has_format:
-        generation |= {"responseMimeType": "application/json", "responseJsonSchema": json.loads(schema)}
-    body |= further
-    if generation:
-        body["generationConfig"] = generation
-    if request.tool_choice == "required":
-        body["toolConfig"] = {"functionCallingConfig": {"mode": "ANY"}}
-    return body
+    return {**generation, **further} if isinstance(further, dict) else generation
 
 
 def contents(messages: Sequence[message_pb2.Message], *, name: str = "") -> list[Body]:
