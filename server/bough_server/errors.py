@@ -249,7 +249,8 @@ class RunError(BoughError):
 
     `reason` is an ErrorReason or its name without the prefix, such as "BAD_ARGUMENTS"; default: TOOL_FAILED, which
     stands for a failure of a tool or of an agent's code. A caller reads it as `reason` or `reason_name`. The error
-    becomes the AgentError of an event, so its size is bounded and its text is valid Unicode.
+    becomes the AgentError of an event, so its size is bounded and its text is valid Unicode. `provider_status` is the
+    HTTP status with which a model's provider refused; 0 if none did.
 
     Raises ValueError for an unknown name.
     """
@@ -261,12 +262,14 @@ class RunError(BoughError):
         reason: Reason | str = error_pb2.ERROR_REASON_TOOL_FAILED,
         retryable: bool = False,
         details_json: str = "",
+        provider_status: int = 0,
     ) -> None:
         super().__init__(cut_text(_unicode(message), MAX_MESSAGE_BYTES))
         details_json = _unicode(details_json)
         self.reason = _reason_of(reason) if isinstance(reason, str) else reason
         self.retryable = retryable
         self.details_json = details_json if size_of(details_json) <= MAX_DETAILS_BYTES else ""
+        self.provider_status = provider_status
 
     @property
     def reason_name(self) -> str:
@@ -276,7 +279,13 @@ class RunError(BoughError):
     @classmethod
     def of(cls, error: error_pb2.AgentError) -> "RunError":
         """Return the RunError that an event's AgentError was made from."""
-        return RunError(error.message, reason=error.reason, retryable=error.retryable, details_json=error.details_json)
+        return RunError(
+            error.message,
+            reason=error.reason,
+            retryable=error.retryable,
+            details_json=error.details_json,
+            provider_status=error.provider_status,
+        )
 
     def to_agent_error(self, *, agent: str = "", invocation_id: str = "") -> error_pb2.AgentError:
         """Return the error as an event holds it, with the agent and the invocation that it happened to."""
@@ -287,6 +296,7 @@ class RunError(BoughError):
             invocation_id=invocation_id,
             retryable=self.retryable,
             details_json=self.details_json,
+            provider_status=self.provider_status,
         )
 
 
@@ -321,8 +331,9 @@ class ModelError(RunError):
         retry_after: float | None = None,
         lost_usage: usage_pb2.Usage | None = None,
         is_of_the_request: bool = False,
+        provider_status: int = 0,
     ) -> None:
-        super().__init__(message, reason=reason, retryable=retry is not None)
+        super().__init__(message, reason=reason, retryable=retry is not None, provider_status=provider_status)
         self.retry = retry
         self.retry_after = retry_after
         self.lost_usage = lost_usage

@@ -17,7 +17,7 @@ from bough import (
     collect,
     collect_sync,
 )
-from bough.v1 import error_pb2, event_pb2, execution_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, step_pb2
 from tests.clients.question_events import ask, asking, forked, hear, question, wait_for
 from tests.clients.run_events import RUN_ID, SESSION_ID, USED, Turn, desk, words
 
@@ -65,6 +65,36 @@ def test_the_answer_is_the_text_of_the_final_message() -> None:
 
 def test_turns_are_the_roots_steps() -> None:
     assert [step.step_id for step in collect_sync(desk()).root_steps] == ["step-0-of-lead", "step-1-of-lead"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_cut"),
+    [
+        (step_pb2.FINISH_REASON_STOP, False),
+        (step_pb2.FINISH_REASON_LENGTH, True),
+        (step_pb2.FINISH_REASON_CONTENT_FILTER, True),
+        (step_pb2.FINISH_REASON_REFUSAL, False),
+    ],
+)
+def test_an_answer_that_was_cut_off_is_known_by_its_last_step(
+    reason: step_pb2.FinishReason.ValueType, is_cut: bool
+) -> None:
+    steps = [
+        event_pb2.AgentEvent(
+            sequence=number,
+            step_completed=event_pb2.StepCompleted(
+                step=step_pb2.AgentStep(llm_response=step_pb2.LlmResponse(finish_reason=each))
+            ),
+        )
+        for number, each in enumerate((step_pb2.FINISH_REASON_TOOL_CALLS, reason), start=1)
+    ]
+    run = collect_sync(steps)
+    assert (run.finish_reason, run.is_cut) == (reason, is_cut)
+
+
+def test_a_run_without_steps_does_not_say_why_its_model_stopped() -> None:
+    run = collect_sync([])
+    assert (run.finish_reason, run.is_cut) == (step_pb2.FINISH_REASON_UNSPECIFIED, False)
 
 
 def test_a_run_that_goes_on_has_no_answer_yet() -> None:

@@ -52,7 +52,7 @@ def _failed(run: CollectedRun) -> str:
         ("drop-before-answer", "MODEL_UNAVAILABLE"),
         ("error-event", "MODEL_UNAVAILABLE"),
         ("server-error", "MODEL_UNAVAILABLE"),
-        ("out-of-quota", "MODEL_UNAVAILABLE"),
+        ("out-of-quota", "MODEL_QUOTA_EXCEEDED"),
         ("empty", "INVALID_OUTPUT"),
     ],
 )

@@ -101,7 +101,7 @@ def test_settings_are_in_the_reference_with_their_values_and_defaults() -> None:
     assert rows["server.port"] == "whole number, 0 to 65535 | `50051`"
     assert rows["server.drain_grace"] == "duration | `10s`"
     assert rows["storage.url"] == "text | `var/bough.db`"
-    assert rows["models.NAME.provider"] == "`openai`, `scripted` or `local` | "
+    assert rows["models.NAME.provider"] == "`openai`, `anthropic`, `gemini`, `scripted` or `local` | "
     assert rows["models.NAME.breaker.cooldown"] == "duration | `15s`"
     assert rows["limits.default.model_calls"] == "whole number | `500`"
     assert rows["runs.deltas.max_interval"] == "duration | `50ms`"

@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,11 +18,16 @@ from aiohttp import web
 from tests.support import response_scenarios
 from tests.support.model_scenarios import Ending, Reply, Request, Scenario, names, scenario
 
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+GEMINI = "/v1beta/models/{model}:streamGenerateContent"
+
 
 class ModelServer:
-    """Answers chat completions and responses by a scenario of each and counts them; tests may read the latest."""
+    """Answers the requests of each path by its scenario and counts them; tests may read the latest."""
 
-    def __init__(self, answer: Scenario, respond: Scenario, *, delta_interval: float = 0.0, delay: float = 0.0) -> None:
+    def __init__(self, scenarios: Mapping[str, Scenario], *, delta_interval: float = 0.0, delay: float = 0.0) -> None:
         self.requests: deque[Request] = deque(maxlen=64)
         self.headers: deque[dict[str, str]] = deque(maxlen=64)
         self.count = 0
@@ -34,9 +39,14 @@ class ModelServer:
         self.arrived = asyncio.Event()
         """Set when a request is there."""
         self._peers: set[object] = set()
-        self._scenarios = {"/v1/chat/completions": answer, "/v1/responses": respond}
+        self._scenarios = dict(scenarios)
         self._interval = delta_interval
         self._delay = delay
+
+    @property
+    def root(self) -> str:
+        """The address without the version of OpenAI's APIs."""
+        return self.base_url.removesuffix("/v1")
 
     @property
     def connections(self) -> int:
@@ -67,7 +77,7 @@ class ModelServer:
         try:
             if self._delay:
                 await asyncio.sleep(self._delay)
-            return await self._reply(request, self._scenarios[request.path](body))
+            return await self._reply(request, self._scenarios[_resource(request)](body))
         finally:
             self.open -= 1
 
@@ -93,20 +103,25 @@ class ModelServer:
             self.left.set()
 
 
+def _resource(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else ""
+
+
 @asynccontextmanager
 async def serving_model(
     answer: str | Scenario, *, delta_interval: float = 0.0, delay: float = 0.0, port: int = 0
 ) -> AsyncIterator[ModelServer]:
-    """Serves a scenario on loopback in this event loop; a name means that of each API.
+    """Serves a scenario on loopback in this event loop; a name means that of each of OpenAI's APIs.
 
     `delta_interval` and `delay`, before an answer, are seconds.
     """
     if isinstance(answer, str):
         is_common = answer not in response_scenarios.names()
-        given = scenario(answer if is_common else "plain"), response_scenarios.scenario(answer)
+        given = {CHAT: scenario(answer if is_common else "plain"), RESPONSES: response_scenarios.scenario(answer)}
     else:
-        given = answer, answer
-    server = ModelServer(*given, delta_interval=delta_interval, delay=delay)
+        given = dict.fromkeys((CHAT, RESPONSES, MESSAGES, GEMINI), answer)
+    server = ModelServer(given, delta_interval=delta_interval, delay=delay)
     # A handler is cancelled when its client leaves: that is how a hanging answer ends.
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import step_pb2
-from bough_server.models.openai.annotations import (
+from bough_server.models.annotations import (
     MAX_CITATIONS,
     MAX_CITED_BYTES,
     MAX_EXTRA_BYTES,

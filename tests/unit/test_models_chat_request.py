@@ -10,7 +10,7 @@ import pytest
 
 from bough.v1 import error_pb2, message_pb2, model_pb2
 from bough_server.models.model import ToolSpec
-from bough_server.models.openai.chat import chat_body, chat_messages
+from bough_server.models.openai.chat_request import chat_body, chat_messages
 from bough_server.models.openai.responses_request import responses_body
 from bough_server.models.structured_output import BadSettings, Body, result_text
 from tests.support.model_calls import asking, assistant, call, tool_result, user

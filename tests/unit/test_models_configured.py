@@ -6,6 +6,7 @@ import pytest
 
 from bough.v1 import error_pb2, model_pb2
 from bough_server.errors import ConfigurationError
+from bough_server.models import registry
 from bough_server.models.config import ModelSection, PriceSection, TimeoutSection
 from bough_server.models.model import Price, RetryPolicy
 from bough_server.models.registry import ConfiguredModels, build_models
@@ -189,3 +190,23 @@ def test_a_digest_counts_what_answers_depend_on_and_no_secret(folder: Path) -> N
     told = digest(scripted(folder))
     (folder / "desk.yaml").write_text("agents: {lead: [Goodbye.]}", encoding="utf-8")
     assert digest(scripted(folder)) != told
+
+
+@pytest.mark.parametrize("provider", ["anthropic", "gemini"])
+def test_a_provider_whose_package_is_missing_says_what_to_install(
+    folder: Path, provider: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "find_spec", lambda package: None)
+    section = ModelSection.model_validate({"provider": provider, "model": "m"})
+    with pytest.raises(ConfigurationError, match=rf"models\.a\.provider: .*pip install 'bough\[server,{provider}\]'"):
+        built(folder, a=section)
+
+
+@pytest.mark.parametrize("provider", ["anthropic", "gemini"])
+async def test_the_key_of_a_native_provider_has_its_usual_variable(folder: Path, provider: str) -> None:
+    section = ModelSection.model_validate({"provider": provider, "model": "m"})
+    _, error = await failure(built(folder, a=section).get("a"), asking())
+    variable = f"{provider.upper()}_API_KEY"
+    assert error.message == (
+        f"The model 'a' has no key: the environment variable {variable} is not set. Set it and start the server again."
+    )

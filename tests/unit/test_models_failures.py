@@ -3,7 +3,7 @@
 import pytest
 
 from bough.v1 import error_pb2, event_pb2
-from bough_server.models.failures import Failures, retry_after
+from bough_server.models.failures import Failures, public_url, retry_after
 
 LARGE = Failures(name="large", secret="my-own-secret")
 DATE = "Sat, 21 Nov 2026 03:00:00 GMT"
@@ -13,11 +13,14 @@ DATE = "Sat, 21 Nov 2026 03:00:00 GMT"
     ("code", "reason", "retry"),
     [
         (400, error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, None),
-        (401, error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, None),
-        (404, error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, None),
+        (401, error_pb2.ERROR_REASON_MODEL_AUTHENTICATION, None),
+        (402, error_pb2.ERROR_REASON_MODEL_QUOTA_EXCEEDED, None),
+        (403, error_pb2.ERROR_REASON_MODEL_AUTHENTICATION, None),
+        (404, error_pb2.ERROR_REASON_MODEL_NOT_FOUND, None),
         (408, error_pb2.ERROR_REASON_MODEL_TIMEOUT, event_pb2.RETRY_REASON_TIMEOUT),
+        (413, error_pb2.ERROR_REASON_MODEL_CONTEXT_TOO_LONG, None),
         (409, error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, event_pb2.RETRY_REASON_PROVIDER_ERROR),
-        (429, error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, event_pb2.RETRY_REASON_RATE_LIMITED),
+        (429, error_pb2.ERROR_REASON_MODEL_RATE_LIMITED, event_pb2.RETRY_REASON_RATE_LIMITED),
         (500, error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, event_pb2.RETRY_REASON_PROVIDER_ERROR),
         (529, error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, event_pb2.RETRY_REASON_PROVIDER_ERROR),
     ],
@@ -27,6 +30,70 @@ def test_a_status_says_whether_to_try_again(
 ) -> None:
     error = LARGE.status(code, {"message": "No."}, {})
     assert (error.reason, error.retry, error.retryable) == (reason, retry, retry is not None)
+    assert error.to_agent_error().provider_status == code
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "reason"),
+    [
+        (429, {"error": {"code": "insufficient_quota"}}, "QUOTA_EXCEEDED"),
+        (
+            400,
+            {"error": {"type": "invalid_request_error", "message": "Your credit balance is too low."}},
+            "QUOTA_EXCEEDED",
+        ),
+        (402, {"error": {"message": "Insufficient Balance", "type": "unknown_error"}}, "QUOTA_EXCEEDED"),
+        (400, {"error": {"code": "context_length_exceeded"}}, "CONTEXT_TOO_LONG"),
+        (
+            400,
+            {"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long: 9 > 8"}},
+            "CONTEXT_TOO_LONG",
+        ),
+        (
+            400,
+            {"error": {"message": "This model's maximum context length is 8192 tokens."}},
+            "CONTEXT_TOO_LONG",
+        ),
+        (
+            400,
+            [
+                {
+                    "error": {
+                        "code": 400,
+                        "message": "The input token count (9) exceeds the maximum",
+                        "status": "INVALID_ARGUMENT",
+                    }
+                }
+            ],
+            "CONTEXT_TOO_LONG",
+        ),
+        (
+            400,
+            {"error": {"status": "INVALID_ARGUMENT", "message": "No.", "details": [{"reason": "API_KEY_INVALID"}]}},
+            "AUTHENTICATION",
+        ),
+        (400, {"error": {"code": "model_not_found"}}, "NOT_FOUND"),
+        (529, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}, "UNAVAILABLE"),
+        (500, {"error": {"message": "The context window crashed."}}, "UNAVAILABLE"),
+    ],
+)
+def test_a_refusal_is_told_by_the_words_of_each_provider(code: int, body: object, reason: str) -> None:
+    error = LARGE.status(code, body, {})
+    assert error_pb2.ErrorReason.Name(error.reason) == f"ERROR_REASON_MODEL_{reason}"
+    assert not error.is_of_the_request
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://user:pass@models.example.org:8443/v1?key=secret#top", "https://models.example.org:8443/v1"),
+        ("http://[::1]:8000/v1", "http://[::1]:8000/v1"),
+        ("not a url", ""),
+        ("http://a:b", ""),
+    ],
+)
+def test_an_address_is_shown_without_what_may_be_secret(url: str, shown: str) -> None:
+    assert public_url(url) == shown
 
 
 @pytest.mark.parametrize(
@@ -37,6 +104,14 @@ def test_a_status_says_whether_to_try_again(
         ({"detail": "No."}, "No."),
         ({"error": "No."}, "No."),
         ({"other": 1}, '{"other": 1}'),
+        (
+            {
+                "message": {
+                    "detail": [{"type": "x", "loc": ["body", "a", 0], "msg": "No."}, {"loc": ["b"], "msg": "Nor."}]
+                }
+            },
+            "body.a.0: No.; b: Nor.",
+        ),
         ("<html>\n  Bad\n gateway</html>", "<html> Bad gateway</html>"),
         (None, "None"),
         ("a" * 400, "a" * 299 + "…"),
@@ -80,6 +155,18 @@ def test_a_sentence_holds_no_secret(secret: str) -> None:
 )
 def test_a_wish_to_be_left_alone_is_read_in_every_form(headers: dict[str, str], seconds: float | None) -> None:
     assert retry_after(headers) == seconds
+
+
+@pytest.mark.parametrize(
+    ("delay", "headers", "seconds"),
+    [("34s", {}, 34.0), ("0.5s", {}, 0.5), ("34s", {"retry-after": "7"}, 7.0), ("soon", {}, None), (5, {}, None)],
+)
+def test_a_delay_in_the_details_of_an_error_counts_if_no_header_says_one(
+    delay: object, headers: dict[str, str], seconds: float | None
+) -> None:
+    details = [{"@type": "type.googleapis.com/google.rpc.Help"}, {"@type": "x", "retryDelay": delay}]
+    body = [{"error": {"code": 429, "message": "Slow.", "status": "RESOURCE_EXHAUSTED", "details": details}}]
+    assert LARGE.status(429, body, headers).retry_after == seconds
 
 
 def test_a_rate_limit_inside_a_stream_is_told_from_other_errors() -> None:

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import step_pb2, usage_pb2
+from bough_server.models.answer import ReportedError
 from bough_server.models.model import ReasoningDelta, TextDelta, ToolCallDelta
-from bough_server.models.openai.annotations import BadChunk, ReportedError
 from bough_server.models.openai.responses import Response, usage_of
+from bough_server.models.provider_json import BadChunk
 
 
 def data(**event: object) -> bytes:

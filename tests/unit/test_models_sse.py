@@ -1,13 +1,14 @@
 """The data of server-sent events comes out the same, however the bytes are cut and their lines end."""
 
+import time
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough_server.models.openai import transport
-from bough_server.models.openai.transport import EventDecoder, EventTooLarge
+from bough_server.models import sse
+from bough_server.models.sse import EventDecoder, EventTooLarge
 
 LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 LINES = st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"").replace(b"\r", b""))
@@ -56,10 +57,29 @@ def test_events_come_as_soon_as_they_are_complete() -> None:
 
 
 def test_an_event_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "MAX_EVENT_BYTES", 100)
+    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 100)
     with pytest.raises(EventTooLarge):
         EventDecoder().feed(b"data: " + b"a" * 100)
     many_lines = EventDecoder()
     many_lines.feed(b"data: aaaaaaaaaa\n" * 10)
     with pytest.raises(EventTooLarge):
         many_lines.feed(b"data: aaaaaaaaaa\n")
+
+
+@pytest.mark.parametrize("line", [30 * 2**20, 1000])
+def test_an_event_of_30_mb_costs_as_much_as_its_bytes_however_many_pieces_it_has(line: int) -> None:
+    lines = [b"a" * line] * (30 * 2**20 // line)
+    data = b"".join(b"data: " + each + b"\n" for each in lines) + b"\n"
+    began = time.process_time()
+    (event,) = decoded([data[start : start + 1024] for start in range(0, len(data), 1024)])
+    # 30,000 pieces: where each costs what came before it, this takes minutes.
+    assert time.process_time() - began < 10
+    assert event == b"\n".join(lines)
+
+
+def test_a_larger_event_is_refused_and_the_next_one_counts_anew() -> None:
+    decoder = EventDecoder()
+    for _ in range(3):
+        assert len(decoder.feed(b"data: " + b"a" * (20 * 2**20) + b"\n\n")) == 1
+    with pytest.raises(EventTooLarge):
+        decoder.feed(b"data: " + b"a" * (33 * 2**20))

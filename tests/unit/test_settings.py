@@ -175,10 +175,10 @@ storage: 3
         f"{path}:3: server.reflection: must be true or false",
         f"{path}:5: models.a.api_key_env: must be the name of an environment variable that holds the key, not the key",
         f"{path}:5: models.a.mdel: There is no such setting. Did you mean 'model'?",
-        f"{path}:5: models.a.provider: must be 'openai', 'scripted' or 'local'",
+        f"{path}:5: models.a.provider: must be 'openai', 'anthropic', 'gemini', 'scripted' or 'local'",
         f"{path}:5: models.a.timeouts.start: must be a duration such as 10m, 50ms or 1h30m, not '10 s'",
         f"{path}:6: models.b: is an alias, which has no other fields; remove model",
-        f"{path}:7: models.d: needs a provider (openai, scripted or local) or an alias",
+        f"{path}:7: models.d: needs a provider (openai, anthropic, gemini, scripted or local) or an alias",
         f"{path}:8: models.e: needs `model`, the provider's name for the model",
         f"{path}:9: models.f: needs `script`, the path of a script file",
     ]

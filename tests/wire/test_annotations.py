@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import step_pb2
+from bough_server.models.answer import MAX_RAW_BYTES
 from bough_server.models.config import ModelSection
 from bough_server.models.model import Model
-from bough_server.models.openai.annotations import MAX_RAW_BYTES
 from bough_server.models.registry import build_models
 from tests.support import response_scenarios as responses
 from tests.support.log_readings import check_replay, having

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import event_pb2
+from bough.v1 import error_pb2, event_pb2
 from bough_server.models.config import ModelSection
 from bough_server.models.registry import build_models
 from tests.support.log_readings import answer_of, check_replay, having
@@ -77,7 +77,9 @@ async def test_a_request_that_is_wrong_is_asked_of_nobody_else(tmp_path: Path, s
     async with two_addresses(tmp_path, lambda _: refusing(status, "Bad."), scenario("plain")) as (harness, here, there):
         log = await harness.turn("p")
     assert (here.count, there.count) == (1, 0)
-    assert log[-1].run_failed.error.message == f"The model 'one' refused with status {status}: Bad."
+    error = log[-1].run_failed.error
+    assert error.message == f"The model 'one' at {here.base_url} refused with status {status}: Bad."
+    assert (error.reason, error.provider_status) == (error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, status)
 
 
 async def test_a_model_without_its_key_is_passed_over_and_counts_as_no_call(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What counts as an answer's beginning and as its next piece, on the wire: an event does, a comment does not."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,8 +9,8 @@ import pytest
 
 from bough.v1 import error_pb2, event_pb2
 from bough_server.errors import ModelError
+from bough_server.models.endpoint import Timeouts
 from bough_server.models.openai.client import OpenAIModel
-from bough_server.models.openai.transport import Timeouts
 from tests.support.model_calls import answer, asking, failure, text_of
 from tests.support.model_scenarios import DONE, TEXT, Ending, Reply, Request, chunk, ending, plain
 from tests.support.model_server import serving_model
@@ -36,23 +37,23 @@ async def answering(*pieces: bytes, ends: Ending = Ending.CLOSE, **seconds: floa
 
 
 def timeout(error: ModelError) -> tuple[bool, str]:
-    """Whether an error is a timeout that may be tried again, and its first sentence."""
+    """Whether an error is a timeout that may be tried again, and its first sentence without the port."""
     is_timeout = (error.reason, error.retry) == (error_pb2.ERROR_REASON_MODEL_TIMEOUT, event_pb2.RETRY_REASON_TIMEOUT)
-    return is_timeout, error.message.partition(". ")[0]
+    return is_timeout, re.sub(r"http://127\.0\.0\.1:\d+/v1", "URL", error.message.partition(". ")[0])
 
 
 @pytest.mark.parametrize("noise", [COMMENT, b": ", b"\n", b"event: ping\n\n", b"retry: 10\n\n"])
 async def test_an_answer_of_comments_alone_never_begins(noise: bytes) -> None:
     async with answering(*((noise,) * 10_000), start=0.05) as model:
         deltas, error = await failure(model, asking())
-    assert timeout(error) == (True, "The model 'large' sent no response for 0.05 seconds")
+    assert timeout(error) == (True, "The model 'large' at URL sent no response for 0.05 seconds")
     assert deltas == []
 
 
 async def test_comments_do_not_keep_an_answer_that_has_begun_alive() -> None:
     async with answering(b"".join(WORDS), *COMMENTS, idle=0.05) as model:
         deltas, error = await failure(model, asking())
-    assert timeout(error) == (True, "The model 'large' sent nothing more of its response for 0.05 seconds")
+    assert timeout(error) == (True, "The model 'large' at URL sent nothing more of its response for 0.05 seconds")
     assert text_of(deltas) == "one two"
 
 
@@ -101,4 +102,4 @@ async def test_the_wait_for_the_head_of_an_answer_counts_toward_its_beginning(mo
         passed += 30
         _, error = await failing
         await model.close()
-    assert timeout(error) == (True, "The model 'large' sent no response for 60 seconds")
+    assert timeout(error) == (True, "The model 'large' at URL sent no response for 60 seconds")

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from bough.v1 import error_pb2, event_pb2, model_pb2, usage_pb2
+from bough_server.models.endpoint import Timeouts
 from bough_server.models.openai.client import OpenAIModel
-from bough_server.models.openai.transport import Timeouts
 from tests.support.model_calls import answer, asking, failure, text_of
 from tests.support.model_scenarios import refusing
 from tests.support.model_server import serving_model
@@ -24,10 +24,16 @@ def model_at(base_url: str, *, key: str = "", timeouts: Timeouts | None = None) 
 @pytest.mark.parametrize(
     ("scenario", "reason", "retry", "text", "said"),
     [
-        ("rate-limited", UNAVAILABLE, event_pb2.RETRY_REASON_RATE_LIMITED, "", "Slow down."),
-        ("out-of-quota", UNAVAILABLE, None, "", "You exceeded your quota."),
+        (
+            "rate-limited",
+            error_pb2.ERROR_REASON_MODEL_RATE_LIMITED,
+            event_pb2.RETRY_REASON_RATE_LIMITED,
+            "",
+            "Slow down.",
+        ),
+        ("out-of-quota", error_pb2.ERROR_REASON_MODEL_QUOTA_EXCEEDED, None, "", "You exceeded your quota."),
         ("server-error", UNAVAILABLE, event_pb2.RETRY_REASON_PROVIDER_ERROR, "", "The server had an error."),
-        ("unauthorized", UNAVAILABLE, None, "", "Incorrect API key provided: ***"),
+        ("unauthorized", error_pb2.ERROR_REASON_MODEL_AUTHENTICATION, None, "", "Incorrect API key provided: ***"),
         ("garbage", BAD_RESPONSE, event_pb2.RETRY_REASON_BAD_RESPONSE, "", "not JSON"),
         ("page", BAD_RESPONSE, event_pb2.RETRY_REASON_BAD_RESPONSE, "", "before its answer was complete"),
         ("cut", BAD_RESPONSE, event_pb2.RETRY_REASON_BAD_RESPONSE, FIRST_WORDS, "before its answer was complete"),
@@ -147,9 +153,20 @@ async def test_a_key_that_the_provider_repeats_is_masked() -> None:
         model = model_at(server.base_url, key=key)
         _, error = await failure(model, asking())
         await model.close()
-    assert error.message == "The model 'large' refused with status 401: Bad key: ***."
+    assert error.message == f"The model 'large' at {server.base_url} refused with status 401: Bad key: ***."
     assert key not in repr(error)
     assert key not in repr(model)
+
+
+async def test_a_key_beside_a_password_in_the_address_is_a_model_error_without_either() -> None:
+    async with serving_model("plain") as server:
+        model = model_at(server.base_url.replace("://", "://user:hidden-password@"), key="not-shaped-like-a-key")
+        _, error = await failure(model, asking())
+        await model.close()
+        assert server.count == 0
+    assert (error.reason, error.retry) == (UNAVAILABLE, None)
+    assert "hidden-password" not in error.message
+    assert "not-shaped-like-a-key" not in error.message
 
 
 async def test_settings_that_cannot_be_sent_ask_nobody() -> None:

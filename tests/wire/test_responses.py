@@ -204,9 +204,15 @@ async def test_an_empty_answer_is_an_answer_without_parts() -> None:
 @pytest.mark.parametrize(
     ("scenario", "reason", "retry", "text", "said"),
     [
-        ("rate-limited", UNAVAILABLE, event_pb2.RETRY_REASON_RATE_LIMITED, "", "Slow down."),
+        (
+            "rate-limited",
+            error_pb2.ERROR_REASON_MODEL_RATE_LIMITED,
+            event_pb2.RETRY_REASON_RATE_LIMITED,
+            "",
+            "Slow down.",
+        ),
         ("server-error", UNAVAILABLE, event_pb2.RETRY_REASON_PROVIDER_ERROR, "", "The server had an error."),
-        ("unauthorized", UNAVAILABLE, None, "", "Incorrect API key provided: ***"),
+        ("unauthorized", error_pb2.ERROR_REASON_MODEL_AUTHENTICATION, None, "", "Incorrect API key provided: ***"),
         ("garbage", BAD_RESPONSE, event_pb2.RETRY_REASON_BAD_RESPONSE, "", "not JSON"),
         ("cut", BAD_RESPONSE, event_pb2.RETRY_REASON_BAD_RESPONSE, FIRST_WORDS, "before its answer was complete"),
         ("drop", UNAVAILABLE, event_pb2.RETRY_REASON_TRANSPORT, FIRST_WORDS, "could not be reached"),

@@ -39,6 +39,19 @@ class CollectedRun:
         return text_of(self.message) if self.message is not None else ""
 
     @property
+    def finish_reason(self) -> step_pb2.FinishReason.ValueType:
+        """Why the model stopped in the step that ended last, whose text the answer usually is.
+
+        LENGTH or CONTENT_FILTER if its answer was cut off; UNSPECIFIED if the view shows no step.
+        """
+        return self.steps[-1].llm_response.finish_reason if self.steps else step_pb2.FINISH_REASON_UNSPECIFIED
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether that answer was cut off, at a limit of tokens or by the provider's filter."""
+        return self.finish_reason in (step_pb2.FINISH_REASON_LENGTH, step_pb2.FINISH_REASON_CONTENT_FILTER)
+
+    @property
     def root_steps(self) -> tuple[step_pb2.AgentStep, ...]:
         """Steps of the root agent."""
         roots = {event.invocation_id for event in self.events if event.depth == 0}

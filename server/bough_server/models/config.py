@@ -3,12 +3,17 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from bough_server.documents import FieldPath, suggestion
+from bough_server.models.openai.chat_request import ChatDialect, MaxTokensField, SentReasoning, ToolChoice
+from bough_server.models.presets import PRESETS, Preset
 from bough_server.settings_sections import Count, Flag, Seconds, Section
+
+REMOTE: Final = ("openai", "anthropic", "gemini")
+"""Providers that are called over a network."""
 
 
 def _absolute(path: Path, info: ValidationInfo) -> Path:
@@ -23,7 +28,7 @@ def _variable(name: str) -> str:
 
 
 class TimeoutSection(Section):
-    """How long an `openai` model may be silent."""
+    """How long a provider may be silent."""
 
     start: Annotated[Seconds, Field(gt=0)] = 60.0
     """The time until an answer begins."""
@@ -56,26 +61,48 @@ class ModelSection(Section):
 
     alias: str = ""
     """The name of another model in this file; then nothing else is set."""
-    provider: Literal["openai", "scripted", "local"] | None = None
-    """`openai`: any server that speaks OpenAI's API. `scripted`: answers from a file. `local`: the embedded model.
-    Required unless `alias` is set.
+    provider: Literal["openai", "anthropic", "gemini", "scripted", "local"] | None = None
+    """`openai`: any server that speaks OpenAI's API. `anthropic`: Anthropic's Messages API. `gemini`: Google's
+    Gemini API. Each of these two needs the extra of its name. `scripted`: answers from a file. `local`: the embedded
+    model. Required unless `alias` is set.
+    """
+    preset: Preset | None = None
+    """A known provider that speaks Chat Completions: sets `base_url`, `api_key_env` and how requests are written.
+    Each of these fields may still be set.
     """
     api: Literal["chat", "responses"] = "chat"
     """The provider's API: `chat` for Chat Completions, `responses` for Responses."""
     structured_output: Flag = True
     """Whether the provider takes a JSON Schema for its answer; if not, the schema is part of the instruction."""
+    max_tokens_field: MaxTokensField = "max_completion_tokens"
+    """The name under which Chat Completions is sent an agent's `max_output_tokens`."""
+    tool_choice: ToolChoice = "required"
+    """How Chat Completions is asked for a tool call that an agent needs: `required`, or `any`, or not at all (`auto`),
+    for providers that refuse both. An agent that gets none asks again.
+    """
+    reasoning: SentReasoning = "as_sent"
+    """What of a model's reasoning Chat Completions gets back. `as_sent`: all, in the field that it came in. `required`:
+    and an empty `reasoning_content` with each other message that calls tools. `none`: nothing.
+    """
+    stream_usage: Flag = True
+    """Whether Chat Completions is asked for usage, by `stream_options`."""
+    prompt_cache: Flag = True
+    """Whether requests to `anthropic` mark what its cache should keep: the instruction, and all up to the last message.
+    """
     encrypted_reasoning: Flag = False
     """Whether a model of the Responses API is asked for its encrypted reasoning, which is then sent back to it."""
     model: str = ""
-    """The provider's name of the model; required for `openai`."""
+    """The provider's name of the model; required but for `scripted` and `local`."""
     base_url: Annotated[str, Field(pattern=r"^(https?://.+)?$")] = ""
-    """The URL of a server that speaks the API. Unset: OpenAI's."""
+    """The URL of a server that speaks the API. Unset: the provider's."""
     api_key_env: Annotated[str, AfterValidator(_variable)] = ""
-    """Name of the environment variable that holds the key; never the key itself."""
+    """Name of the environment variable that holds the key; never the key itself. Default for `anthropic`
+    and `gemini`: `ANTHROPIC_API_KEY` and `GEMINI_API_KEY`.
+    """
     script: Annotated[Path, AfterValidator(_absolute)] | None = None
     """The file that a `scripted` model answers from, relative to this file; required for `scripted`."""
     keep_raw: Flag = False
-    """Whether the answers of an `openai` model carry the provider's events as they came, 256 KiB at most."""
+    """Whether answers carry the provider's events as they came, 256 KiB at most; not for `scripted` and `local`."""
     timeouts: TimeoutSection = TimeoutSection()
     """How long the model may be silent."""
     retries: Annotated[Count, Field(le=10)] = 2
@@ -83,7 +110,7 @@ class ModelSection(Section):
     fallbacks: tuple[str, ...] = ()
     """The models that answer a call, in this order, if this one cannot; each with the settings of its entry."""
     max_concurrency: Annotated[Count, Field(ge=1)] | None = None
-    """Calls at the same time, for `openai` and `scripted`; further ones wait. Unset: no limit."""
+    """Calls at the same time, but for `local`; further ones wait. Unset: no limit."""
     requests_per_minute: Annotated[Count, Field(ge=1)] | None = None
     """Requests in any 60 seconds; further ones wait. Unset: no limit."""
     tokens_per_minute: Annotated[Count, Field(ge=1)] | None = None
@@ -91,9 +118,32 @@ class ModelSection(Section):
     max_wait: Seconds = 60.0
     """How long an attempt may wait because of these two rates."""
     breaker: BreakerSection | None = None
-    """When the model is not called because it fails. Unset: the defaults for `openai`, else no breaker."""
+    """When the model is not called because it fails. Unset: none for `scripted` and `local`, else the defaults."""
     price: PriceSection | None = None
     """The prices of the model's tokens. Unset: its calls have no cost."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset(cls, value: object) -> object:
+        """Fill in the fields of the preset that are not set."""
+        if not isinstance(value, dict) or "alias" in value:
+            return value
+        preset, provider = value.get("preset"), value.get("provider")
+        defaults = PRESETS[preset] if isinstance(preset, str) and preset in PRESETS else {}
+        if provider in ("anthropic", "gemini"):
+            defaults = {"api_key_env": f"{provider.upper()}_API_KEY", **defaults}
+        return {**defaults, **value}
+
+    @property
+    def dialect(self) -> ChatDialect:
+        """How requests of Chat Completions are written."""
+        return ChatDialect(
+            structured_output=self.structured_output,
+            max_tokens_field=self.max_tokens_field,
+            tool_choice=self.tool_choice,
+            reasoning=self.reasoning,
+            stream_usage=self.stream_usage,
+        )
 
     @model_validator(mode="after")
     def _check_fields(self) -> "ModelSection":
@@ -102,8 +152,8 @@ class ModelSection(Section):
             if others:
                 raise ValueError(f"is an alias, which has no other fields; remove {', '.join(sorted(others))}")
         elif self.provider is None:
-            raise ValueError("needs a provider (openai, scripted or local) or an alias")
-        elif self.provider == "openai" and not self.model:
+            raise ValueError(f"needs a provider ({', '.join(REMOTE)}, scripted or local) or an alias")
+        elif self.provider in REMOTE and not self.model:
             raise ValueError("needs `model`, the provider's name for the model")
         elif self.provider == "scripted" and self.script is None:
             raise ValueError("needs `script`, the path of a script file")

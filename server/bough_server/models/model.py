@@ -123,7 +123,7 @@ class Model(Protocol):
 
     @property
     def provider(self) -> str:
-        """Provider: "openai", "scripted" or "local"."""
+        """Provider: "openai", "anthropic", "gemini", "scripted" or "local"."""
         ...
 
     @property

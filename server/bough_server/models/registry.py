@@ -6,23 +6,32 @@ Building them opens no connection and starts no process: an unreachable provider
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from bough.v1 import model_pb2
 from bough_server.clock import Clock, SystemClock
 from bough_server.errors import ConfigurationError
-from bough_server.models.config import ModelSection
+from bough_server.models.anthropic.api import MessagesApi
+from bough_server.models.anthropic.transport import ANTHROPIC_BASE_URL, anthropic_endpoint
+from bough_server.models.config import REMOTE, ModelSection
+from bough_server.models.endpoint import Endpoint, Timeouts
+from bough_server.models.gemini.api import GeminiApi
+from bough_server.models.gemini.transport import GEMINI_BASE_URL, gemini_endpoint
 from bough_server.models.limiter import BreakerPolicy, ModelLimiter, RatePolicy
 from bough_server.models.local.model import LocalModel
 from bough_server.models.local.process import SLOTS
 from bough_server.models.model import DEFAULT_CURRENCY, Model, Price, RetryPolicy
-from bough_server.models.openai.client import Api, ChatApi, OpenAIModel, ResponsesApi
-from bough_server.models.openai.transport import OPENAI_BASE_URL, Timeouts
+from bough_server.models.openai.client import ChatApi, ResponsesApi
+from bough_server.models.openai.transport import OPENAI_BASE_URL, openai_endpoint
+from bough_server.models.remote import Api, RemoteModel
 from bough_server.models.scripted.model import ScriptedModel
 from bough_server.models.scripted.script import Script, read_script
 
 DEFAULT: Final = "default"
+_PACKAGES: Final = {"anthropic": "anthropic", "gemini": "google.genai"}
+"""Packages that extras install, by the providers that need them; an extra has the provider's name."""
 
 
 class ConfiguredModels:
@@ -128,7 +137,7 @@ def _fallbacks(name: str, configs: Mapping[str, ModelSection]) -> Sequence[str]:
 
 def _limiter(name: str, config: ModelSection, clock: Clock) -> ModelLimiter:
     """Return a model's limiter. By default only models that are called over a network have a breaker."""
-    breaker = BreakerPolicy() if config.provider == "openai" else None
+    breaker = BreakerPolicy() if config.provider in REMOTE else None
     if config.breaker is not None:
         breaker = BreakerPolicy(failures=config.breaker.failures, cooldown=config.breaker.cooldown)
     # More calls than the embedded model's process has slots would only wait inside it, on their timeouts.
@@ -148,8 +157,8 @@ def _model(
     limiter: ModelLimiter,
 ) -> Model:
     retry = RetryPolicy(retries=config.retries)
-    if config.provider == "openai":
-        return _openai(name, config, fallbacks=fallbacks, secrets=secrets, price=price, limiter=limiter)
+    if config.provider in REMOTE:
+        return _remote(name, config, fallbacks=fallbacks, secrets=secrets, price=price, limiter=limiter)
     if config.provider == "local":
         return LocalModel(
             name=name,
@@ -160,7 +169,8 @@ def _model(
             limiter=limiter,
         )
     if config.provider != "scripted":
-        raise ConfigurationError(f"models.{name}.provider: must be openai, scripted or local, not {config.provider!r}")
+        known = f"{', '.join(REMOTE)}, scripted or local"
+        raise ConfigurationError(f"models.{name}.provider: must be {known}, not {config.provider!r}")
     if config.script is None:
         raise ConfigurationError(f"models.{name}.script: is required: the path of a script file")
     script = read_script(folder / config.script)
@@ -176,7 +186,7 @@ def _model(
     )
 
 
-def _openai(
+def _remote(
     name: str,
     config: ModelSection,
     *,
@@ -184,7 +194,7 @@ def _openai(
     secrets: Mapping[str, str],
     price: Price | None,
     limiter: ModelLimiter,
-) -> OpenAIModel:
+) -> RemoteModel:
     variable = config.api_key_env
     key = secrets.get(variable, "") if variable else ""
     missing = ""
@@ -192,15 +202,15 @@ def _openai(
         missing = f"the environment variable {variable} is not set. Set it and start the server again."
     elif not variable and not config.base_url:
         missing = f"models.{name}.api_key_env does not say which environment variable holds it."
-    return OpenAIModel(
+    api, endpoint = _api(name, config, key)
+    return RemoteModel(
         name=name,
+        provider=config.provider or "",
         model=config.model,
-        api=_api(config),
+        api=api,
+        endpoint=endpoint,
         keep_raw=config.keep_raw,
-        base_url=config.base_url or OPENAI_BASE_URL,
-        key=key,
         missing_key=missing,
-        timeouts=Timeouts(start=config.timeouts.start, idle=config.timeouts.idle),
         retry=RetryPolicy(retries=config.retries),
         fallbacks=fallbacks,
         price=price,
@@ -209,10 +219,36 @@ def _openai(
     )
 
 
-def _api(config: ModelSection) -> Api:
-    if config.api == "responses":
-        return ResponsesApi(encrypted_reasoning=config.encrypted_reasoning, structured_output=config.structured_output)
-    return ChatApi(structured_output=config.structured_output)
+def _api(name: str, config: ModelSection, key: str) -> tuple[Api, Endpoint]:
+    """Return a model's API and the endpoint that speaks it. Raises ConfigurationError if its package is missing."""
+    if problem := package_problem(config):
+        raise ConfigurationError(f"models.{name}.provider: {problem}")
+    timeouts = Timeouts(start=config.timeouts.start, idle=config.timeouts.idle)
+    if config.provider == "anthropic":
+        url = config.base_url or ANTHROPIC_BASE_URL
+        messages = MessagesApi(structured_output=config.structured_output, caches=config.prompt_cache)
+        return messages, anthropic_endpoint(name=name, base_url=url, key=key, timeouts=timeouts)
+    if config.provider == "gemini":
+        url = config.base_url or GEMINI_BASE_URL
+        content = GeminiApi(path=config.model, structured_output=config.structured_output)
+        return content, gemini_endpoint(name=name, base_url=url, key=key, timeouts=timeouts)
+    endpoint = openai_endpoint(name=name, base_url=config.base_url or OPENAI_BASE_URL, key=key, timeouts=timeouts)
+    if config.api == "chat":
+        return ChatApi(dialect=config.dialect), endpoint
+    responses = ResponsesApi(encrypted_reasoning=config.encrypted_reasoning, structured_output=config.structured_output)
+    return responses, endpoint
+
+
+def package_problem(config: ModelSection) -> str:
+    """Return what to install if a provider's package is missing; empty if it is there. Does not load it."""
+    package = _PACKAGES.get(config.provider or "")
+    try:
+        is_missing = package is not None and find_spec(package) is None
+    except ModuleNotFoundError:  # not even the package that it is in
+        is_missing = True
+    if not is_missing:
+        return ""
+    return f"needs the package {package}. Install it: pip install 'bough[server,{config.provider}]'."
 
 
 def _price(config: ModelSection, currency: str) -> Price | None:

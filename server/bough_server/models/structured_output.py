@@ -105,6 +105,17 @@ def further_settings(text: str, *, ours: Collection[str]) -> Body:
     return further
 
 
+def provider_data(text: str) -> Body:
+    """Return the `provider_json` of a part, which the model's own adapter had recorded; empty for none."""
+    value: object = json.loads(text) if text else {}
+    return value if isinstance(value, dict) else {}
+
+
+def is_strict(schema_json: str) -> bool:
+    """Return whether every provider can enforce a schema."""
+    return _is_strict_schema(json.loads(schema_json))
+
+
 def chat_format(schema_json: str) -> Body:
     """Return the `response_format` of Chat Completions."""
     return {"type": "json_schema", "json_schema": _named(schema_json)}
@@ -128,10 +139,10 @@ def instruction_with_schema(instruction: str, schema_json: str) -> str:
 def _named(schema_json: str) -> Body:
     # Cached, so shared by all requests with this schema: never modified.
     schema: object = json.loads(schema_json)
-    return {"name": _NAME, "schema": schema, "strict": _is_strict(schema)}
+    return {"name": _NAME, "schema": schema, "strict": _is_strict_schema(schema)}
 
 
-def _is_strict(schema: object) -> bool:
+def _is_strict_schema(schema: object) -> bool:
     """Return whether providers can enforce a schema: its objects are closed and require all of their properties."""
     if not isinstance(schema, dict) or not schema.keys() <= _STRICT:
         return False
@@ -143,4 +154,4 @@ def _is_strict(schema: object) -> bool:
         return False
     inner = [*properties.values(), *schema.get("$defs", {}).values(), *schema.get("anyOf", [])]
     inner += [schema["items"]] if "items" in schema else []
-    return all(_is_strict(each) for each in inner)
+    return all(_is_strict_schema(each) for each in inner)

@@ -35,7 +35,7 @@ class PendingCalls:
         return bool(self._waiting)
 
     def take(self, calls: Sequence[message_pb2.ToolCall]) -> Mapping[int, message_pb2.ToolCall]:
-        """Remove calls and return them by their positions in the answer, in the order given.
+        """Remove calls and return them, without provider_json, by their positions in the answer, in the order given.
 
         Raises RunError BAD_ARGUMENTS, removing none, if one is not pending or differs from what the model asked for.
         """
@@ -49,10 +49,18 @@ class PendingCalls:
                     "What code decides by itself goes through ctx.call_tool, ctx.dispatch or ctx.step.",
                     reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
                 )
-            taken[position] = made
+            taken[position] = _without_provider_data(made)
         for call in calls:
             del self._waiting[call.call_id]
         return taken
+
+
+def _without_provider_data(call: message_pb2.ToolCall) -> message_pb2.ToolCall:
+    # Signatures have kilobytes. They are sent back with the model's message, which keeps them; events need none.
+    if call.provider_json:
+        call.ClearField("provider_json")
+        call.ClearField("model")
+    return call
 
 
 class Lane:

@@ -116,7 +116,7 @@ _Place: TypeAlias = tuple[Message, str, Message | None, str]
 """A text's message and field, and the message and flag that mark it as cut."""
 
 _TRUNCATED: Final = "truncated"
-_OBJECTS: Final = frozenset({"details_json", "metadata_json", "extra_json"})
+_OBJECTS: Final = frozenset({"details_json", "metadata_json", "extra_json", "provider_json"})
 """Fields whose text is one JSON object."""
 
 
@@ -206,12 +206,14 @@ def _places_in_part(part: message_pb2.Part) -> Iterator[_Place]:
     elif content == "reasoning":
         for field in ("text", "signature", "encrypted"):
             yield part.reasoning, field, part, _TRUNCATED
+        yield part.reasoning, "provider_json", None, ""
     elif content == "blob":
         source = part.blob.WhichOneof("source")
         if source:
             yield part.blob, source, part, _TRUNCATED
     elif content == "tool_call":
         yield part.tool_call, "arguments_json", part, _TRUNCATED
+        yield part.tool_call, "provider_json", None, ""
     elif content == "tool_result":
         yield from _places_in_result(part.tool_result)
 

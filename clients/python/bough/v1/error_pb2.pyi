@@ -38,7 +38,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_TOOL_TIMEOUT: _ErrorReason.ValueType  # 6
     """The tool did not end within its timeout."""
     ERROR_REASON_MODEL_UNAVAILABLE: _ErrorReason.ValueType  # 7
-    """The model's provider could not be reached, or refused, and retries and fallbacks are used up."""
+    """The model's provider could not be reached, or refused for none of the reasons that have a separate value, and retries and
+    fallbacks are used up.
+    """
     ERROR_REASON_MODEL_TIMEOUT: _ErrorReason.ValueType  # 8
     """The model did not start to answer, or paused, for longer than its timeouts allow."""
     ERROR_REASON_MODEL_BAD_RESPONSE: _ErrorReason.ValueType  # 9
@@ -117,6 +119,16 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_SESSION_EXISTS: _ErrorReason.ValueType  # 42
     """There already is a session of that id. Metadata: session_id."""
+    ERROR_REASON_MODEL_AUTHENTICATION: _ErrorReason.ValueType  # 43
+    """The model's provider did not accept the key, or the key does not allow the call. The operator has to change the key."""
+    ERROR_REASON_MODEL_RATE_LIMITED: _ErrorReason.ValueType  # 44
+    """The model's provider is called too often, and retries and fallbacks are used up. The same call may succeed later."""
+    ERROR_REASON_MODEL_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 45
+    """The account at the model's provider has no credit or quota left. The operator has to add some."""
+    ERROR_REASON_MODEL_CONTEXT_TOO_LONG: _ErrorReason.ValueType  # 46
+    """The request has more tokens than the model takes."""
+    ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 47
+    """The provider has no model of that name, or nothing at that address. The operator has to change the configuration."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something failed. In events it is AgentError.reason. On a failed call its name without the prefix is
@@ -142,7 +154,9 @@ ERROR_REASON_TOOL_FAILED: ErrorReason.ValueType  # 5
 ERROR_REASON_TOOL_TIMEOUT: ErrorReason.ValueType  # 6
 """The tool did not end within its timeout."""
 ERROR_REASON_MODEL_UNAVAILABLE: ErrorReason.ValueType  # 7
-"""The model's provider could not be reached, or refused, and retries and fallbacks are used up."""
+"""The model's provider could not be reached, or refused for none of the reasons that have a separate value, and retries and
+fallbacks are used up.
+"""
 ERROR_REASON_MODEL_TIMEOUT: ErrorReason.ValueType  # 8
 """The model did not start to answer, or paused, for longer than its timeouts allow."""
 ERROR_REASON_MODEL_BAD_RESPONSE: ErrorReason.ValueType  # 9
@@ -221,6 +235,16 @@ this after every recorded event. The run continues when a server is started that
 """
 ERROR_REASON_SESSION_EXISTS: ErrorReason.ValueType  # 42
 """There already is a session of that id. Metadata: session_id."""
+ERROR_REASON_MODEL_AUTHENTICATION: ErrorReason.ValueType  # 43
+"""The model's provider did not accept the key, or the key does not allow the call. The operator has to change the key."""
+ERROR_REASON_MODEL_RATE_LIMITED: ErrorReason.ValueType  # 44
+"""The model's provider is called too often, and retries and fallbacks are used up. The same call may succeed later."""
+ERROR_REASON_MODEL_QUOTA_EXCEEDED: ErrorReason.ValueType  # 45
+"""The account at the model's provider has no credit or quota left. The operator has to add some."""
+ERROR_REASON_MODEL_CONTEXT_TOO_LONG: ErrorReason.ValueType  # 46
+"""The request has more tokens than the model takes."""
+ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 47
+"""The provider has no model of that name, or nothing at that address. The operator has to change the configuration."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
@@ -235,6 +259,7 @@ class AgentError(_message.Message):
     INVOCATION_ID_FIELD_NUMBER: _builtins.int
     RETRYABLE_FIELD_NUMBER: _builtins.int
     DETAILS_JSON_FIELD_NUMBER: _builtins.int
+    PROVIDER_STATUS_FIELD_NUMBER: _builtins.int
     reason: Global___ErrorReason.ValueType
     """The kind of failure. Programs decide by it: wordings of `message` may change."""
     message: _builtins.str
@@ -247,6 +272,8 @@ class AgentError(_message.Message):
     """Whether the same again may succeed."""
     details_json: _builtins.str
     """More about it as one JSON object, or empty. Its members may change."""
+    provider_status: _builtins.int
+    """The HTTP status with which a model's provider refused; 0 if it sent none, or if the failure is not a provider's."""
     def __init__(
         self,
         *,
@@ -256,10 +283,11 @@ class AgentError(_message.Message):
         invocation_id: _builtins.str = ...,
         retryable: _builtins.bool = ...,
         details_json: _builtins.str = ...,
+        provider_status: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "details_json", b"details_json", "invocation_id", b"invocation_id", "message", b"message", "reason", b"reason", "retryable", b"retryable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "details_json", b"details_json", "invocation_id", b"invocation_id", "message", b"message", "provider_status", b"provider_status", "reason", b"reason", "retryable", b"retryable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -309,6 +309,8 @@ class Reasoning(_message.Message):
     ENCRYPTED_FIELD_NUMBER: _builtins.int
     PROVIDER_ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    PROVIDER_FIELD_FIELD_NUMBER: _builtins.int
+    PROVIDER_JSON_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The readable text; may be a summary, or empty."""
     signature: _builtins.str
@@ -318,9 +320,15 @@ class Reasoning(_message.Message):
     provider_id: _builtins.str
     """The provider's id of it, which must be sent back with it; empty for none."""
     model: _builtins.str
-    """The configured name of the model that wrote it: only that model gets signature, encrypted and provider_id back. Set if one
-    of them is.
+    """The configured name of the model that wrote it: only that model gets signature, encrypted, provider_id, provider_field and
+    provider_json back. Set if one of them is.
     """
+    provider_field: _builtins.str
+    """The field of the provider's message that `text` came in, such as "reasoning_content", under which it is sent back; empty if
+    the provider's API needs no name for it.
+    """
+    provider_json: _builtins.str
+    """What else the provider's form of it has, as one JSON object, which must be sent back unchanged; empty for nothing."""
     def __init__(
         self,
         *,
@@ -329,10 +337,12 @@ class Reasoning(_message.Message):
         encrypted: _builtins.str = ...,
         provider_id: _builtins.str = ...,
         model: _builtins.str = ...,
+        provider_field: _builtins.str = ...,
+        provider_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encrypted", b"encrypted", "model", b"model", "provider_id", b"provider_id", "signature", b"signature", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encrypted", b"encrypted", "model", b"model", "provider_field", b"provider_field", "provider_id", b"provider_id", "provider_json", b"provider_json", "signature", b"signature", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -393,6 +403,8 @@ class ToolCall(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     PROVIDER_CALL_ID_FIELD_NUMBER: _builtins.int
+    PROVIDER_JSON_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The id: the provider's, if no other call of the invocation has it, or the server's. Unique in its agent invocation."""
     name: _builtins.str
@@ -401,6 +413,12 @@ class ToolCall(_message.Message):
     """The arguments exactly as the model wrote them: JSON text, or an attempt at it. Of a call by code, JSON text."""
     provider_call_id: _builtins.str
     """The provider's id of the call, if it is not call_id; empty otherwise."""
+    provider_json: _builtins.str
+    """What else the provider's form of the call has, such as a signature, as one JSON object, which must be sent back unchanged;
+    empty for nothing. Set in a model's message only, not in the events and results of the call.
+    """
+    model: _builtins.str
+    """The configured name of the model that wrote provider_json: only that model gets it back. Set if provider_json is."""
     def __init__(
         self,
         *,
@@ -408,10 +426,12 @@ class ToolCall(_message.Message):
         name: _builtins.str = ...,
         arguments_json: _builtins.str = ...,
         provider_call_id: _builtins.str = ...,
+        provider_json: _builtins.str = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "name", b"name", "provider_call_id", b"provider_call_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "model", b"model", "name", b"name", "provider_call_id", b"provider_call_id", "provider_json", b"provider_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

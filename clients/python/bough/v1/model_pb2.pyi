@@ -76,7 +76,7 @@ class ModelInfo(_message.Message):
     name: _builtins.str
     """The name in the server's configuration: what LlmAgent.model refers to."""
     provider: _builtins.str
-    """The provider, as configured: "openai", "scripted" or "local"."""
+    """The provider, as configured: "openai", "anthropic", "gemini", "scripted" or "local"."""
     model: _builtins.str
     """The provider's own name of the model."""
     @_builtins.property

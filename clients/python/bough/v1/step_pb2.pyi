@@ -257,7 +257,7 @@ class LlmResponse(_message.Message):
     response_id: _builtins.str
     """The provider's id of the answer; may be empty."""
     provider: _builtins.str
-    """The provider that answered, as configured: "openai", "scripted", "local"."""
+    """The provider that answered, as configured: "openai", "anthropic", "gemini", "scripted", "local"."""
     model: _builtins.str
     """The model that answered, by the provider's name of it."""
     finish_reason: Global___FinishReason.ValueType

@@ -1,53 +1,34 @@
-"""Chat Completions: request bodies, and the assembly of streamed responses.
+"""Assembles streamed answers of Chat Completions: chunks in, deltas out, the whole response at the end."""
 
-Parts that the API has no field for are sent as text, so that nothing of a message is lost silently.
-"""
-
-import base64
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final
 
-from bough.v1 import message_pb2, model_pb2, step_pb2, usage_pb2
+from bough.v1 import message_pb2, step_pb2, usage_pb2
+from bough_server.models.annotations import AnnotationCollector, Content, ContentPosition
+from bough_server.models.answer import DONE, ReportedError
 from bough_server.models.model import (
     AttemptMeter,
     Delta,
-    ModelRequest,
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
-    ToolSpec,
     finish_reason_of,
 )
-from bough_server.models.openai.annotations import (
-    DONE,
-    AnnotationCollector,
+from bough_server.models.provider_json import (
     BadChunk,
-    Content,
-    ContentPosition,
-    ReportedError,
+    TextPieces,
+    compact_json,
     count,
     is_object,
     json_object,
     objects,
+    piece_of,
     string,
-)
-from bough_server.models.structured_output import (
-    Body,
-    arguments_text,
-    as_text,
-    blob_as_text,
-    chat_format,
-    content,
-    data_uri,
-    further_settings,
-    instruction_with_schema,
-    result_text,
 )
 
 _REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
+_DETAIL_TEXTS: Final = frozenset({"text", "summary", "data"})
+"""Fields of `reasoning_details` that come in pieces."""
 _READ: Final = frozenset({"id", "object", "created", "model", "choices", "usage", "obfuscation"})
 """Fields of every chunk; `obfuscation` is padding that hides the chunk's length."""
 _NOTED: Final = frozenset({"prompt_filter_results", "citations", "error"})
@@ -55,23 +36,8 @@ _NOTED: Final = frozenset({"prompt_filter_results", "citations", "error"})
 _ONLY_CONTENT: Final[Content] = ("message", 0)
 """Key of the answer's text, of which there is at most one."""
 
-_AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
-_OURS: Final = frozenset(
-    {
-        "model",
-        "models",
-        "route",
-        "provider",
-        "plugins",
-        "messages",
-        "stream",
-        "stream_options",
-        "tools",
-        "functions",
-        "n",
-    }
-)
-"""Parameters that `extra_json` may not set."""
+_CALL_FIELDS: Final = frozenset({"index", "id", "type", "function"})
+"""Fields of every tool call; what a server adds to them is sent back to it."""
 
 
 @dataclass(slots=True)
@@ -80,21 +46,33 @@ class _Call:
 
     id: str
     name: str
-    arguments: list[str] = field(default_factory=list)
+    arguments: TextPieces = field(default_factory=TextPieces)
+    further: dict[str, object] = field(default_factory=dict)
+    """Fields that the API does not have, such as `extra_content` with a signature."""
+
+    def message(self, model: str) -> message_pb2.ToolCall:
+        """Return the call as a message, whose provider data is for `model` alone."""
+        call = message_pb2.ToolCall(name=self.name, arguments_json=str(self.arguments), provider_call_id=self.id)
+        if model and self.further:
+            call.provider_json, call.model = compact_json(self.further), model
+        return call
 
 
 class Completion:
-    """One streamed answer. Only the first choice is read."""
+    """One streamed answer. Only the first choice is read. `name` is the model's name in the configuration."""
 
-    def __init__(self, meter: AttemptMeter | None = None) -> None:
+    def __init__(self, meter: AttemptMeter | None = None, *, name: str = "") -> None:
+        self._name = name
         self._meter = meter or AttemptMeter()
         self._done = False
         self._finish_reason = ""
         self._id = ""
         self._model = ""
         self._created = 0
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
+        self._text = TextPieces()
+        self._reasoning = TextPieces()
+        self._reasoning_field = ""
+        self._reasoning_details: list[dict[str, object]] = []
         self._refusal: list[str] = []
         self._calls: list[_Call] = []
         self._latest: dict[int, int] = {}
@@ -143,16 +121,14 @@ class Completion:
     def response(self, *, provider: str, model: str) -> step_pb2.LlmResponse:
         """Return the whole answer: reasoning, then text, then calls. `model` is used if the provider names none."""
         message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)
-        if self._reasoning:
-            message.parts.add().reasoning.text = "".join(self._reasoning)
+        if self._reasoning or self._reasoning_details:
+            message.parts.add().reasoning.CopyFrom(self._thought())
         positions: dict[Content, ContentPosition] = {}
         if self._text:
             positions[_ONLY_CONTENT] = ContentPosition(part_index=len(message.parts))
-            message.parts.add(text="".join(self._text))
+            message.parts.add(text=str(self._text))
         for call in self._calls:
-            message.parts.add().tool_call.CopyFrom(
-                message_pb2.ToolCall(name=call.name, arguments_json="".join(call.arguments), provider_call_id=call.id)
-            )
+            message.parts.add().tool_call.CopyFrom(call.message(self._name))
         return step_pb2.LlmResponse(
             response_id=self._id,
             provider=provider,
@@ -166,6 +142,14 @@ class Completion:
             raw_json=self._raw(model),
             annotations=self._annotations.message(positions),
         )
+
+    def _thought(self) -> message_pb2.Reasoning:
+        thought = message_pb2.Reasoning(text=str(self._reasoning))
+        if self._name:
+            thought.provider_field, thought.model = self._reasoning_field, self._name
+            if self._reasoning_details:
+                thought.provider_json = compact_json({"reasoning_details": self._reasoning_details})
+        return thought
 
     def _head(self, chunk: dict[str, object]) -> None:
         self._id = string(chunk.get("id"))
@@ -190,19 +174,17 @@ class Completion:
         if filters := choice.get("content_filter_results"):
             self._annotations.filters(filters)
         delta = choice.get("delta")
+        return self._delta(delta) if is_object(delta) else []
+
+    def _delta(self, delta: dict[str, object]) -> list[Delta]:
         deltas: list[Delta] = []
-        if not is_object(delta):
-            return deltas
-        for name in _REASONING_FIELDS:
-            if thought := string(delta.get(name)):
-                self._reasoning.append(thought)
-                deltas.append(ReasoningDelta(thought))
-                break
-        if text := string(delta.get("content")):
-            self._text.append(text)
-            deltas.append(TextDelta(text))
-        if refusal := string(delta.get("refusal")):
-            self._text.append(refusal)
+        self._think(delta, deltas)
+        for thought, text in content_pieces(delta.get("content")):
+            if shown := self._reasoning.add(thought):
+                deltas.append(ReasoningDelta(shown))
+            if shown := self._text.add(text):
+                deltas.append(TextDelta(shown))
+        if refusal := self._text.add(piece_of(delta.get("refusal"))):
             self._refusal.append(refusal)
             self._annotations.refused()
             deltas.append(TextDelta(refusal))
@@ -211,38 +193,51 @@ class Completion:
         deltas.extend(self._call(call) for call in objects(delta.get("tool_calls")))
         return deltas
 
+    def _think(self, delta: dict[str, object], deltas: list[Delta]) -> None:
+        for name in _REASONING_FIELDS:
+            if thought := piece_of(delta.get(name)):
+                self._reasoning_field = name
+                if thought := self._reasoning.add(thought):
+                    deltas.append(ReasoningDelta(thought))
+                break
+        for detail in objects(delta.get("reasoning_details")):
+            _join_detail(self._reasoning_details, detail)
+
     def _call(self, piece: dict[str, object]) -> ToolCallDelta:
         """Apply a piece of a tool call."""
         value = piece.get("function")
         function = value if is_object(value) else {}
-        name, arguments = string(function.get("name")), string(function.get("arguments"))
+        name, arguments = string(function.get("name")), piece_of(function.get("arguments"))
         call_id, index = string(piece.get("id")), piece.get("index")
+        further = {name: value for name, value in piece.items() if name not in _CALL_FIELDS and value is not None}
         key = index if isinstance(index, int) else 0
         position = self._latest.get(key)
         # Some servers send no index, or the same one for all calls: a new id then begins a new call.
         if position is None or (call_id and name and self._calls[position].id != call_id):
             position = self._latest[key] = len(self._calls)
-            self._calls.append(_Call(call_id, name, [arguments]))
+            self._calls.append(_Call(call_id, name, further=further))
+            arguments = self._calls[position].arguments.add(arguments)
             return ToolCallDelta(position, arguments, call_id, name)
         call = self._calls[position]
-        call.arguments.append(arguments)
+        arguments = call.arguments.add(arguments)
+        call.further |= further
         late_name = name if not call.name else ""
         call.name = call.name or name
         return ToolCallDelta(position, arguments, name=late_name)
 
     def _raw(self, model: str) -> str:
-        text = "".join(self._text)
+        text = str(self._text)
         message: dict[str, object] = {"role": "assistant", "content": text if text and not self._refusal else None}
         if self._refusal:
             message["refusal"] = "".join(self._refusal)
         if self._reasoning:
-            message["reasoning_content"] = "".join(self._reasoning)
+            message["reasoning_content"] = str(self._reasoning)
         if self._calls:
             message["tool_calls"] = [
                 {
                     "id": call.id,
                     "type": "function",
-                    "function": {"name": call.name, "arguments": "".join(call.arguments)},
+                    "function": {"name": call.name, "arguments": str(call.arguments)},
                 }
                 for call in self._calls
             ]
@@ -255,7 +250,7 @@ class Completion:
         }
         if self._usage_json is not None:
             whole["usage"] = self._usage_json
-        return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
+        return compact_json(whole)
 
 
 def usage_of(usage: dict[str, object]) -> usage_pb2.Usage:
@@ -270,96 +265,23 @@ def usage_of(usage: dict[str, object]) -> usage_pb2.Usage:
     )
 
 
-def chat_body(request: ModelRequest, *, model: str, structured_output: bool = True) -> Body:
-    """Build the body of a streamed chat completion. Raises BadSettings.
-
-    Without `structured_output` the instruction asks for the schema.
-    """
-    schema, instruction = request.output_schema_json, request.instruction
-    if schema and not structured_output:
-        instruction = instruction_with_schema(instruction, schema)
-    body: Body = {
-        "model": model,
-        "messages": chat_messages(instruction, request.messages),
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if request.tools:
-        body["tools"] = [_tool(tool) for tool in request.tools]
-    body |= _settings(request.settings)
-    if request.tool_choice == "required":
-        body["tool_choice"] = "required"  # overrides extra_json: the caller cannot use a text answer
-    return body | {"response_format": chat_format(schema)} if schema and structured_output else body
+def content_pieces(content: object) -> list[tuple[str, str]]:
+    """Return the reasoning and the text of a delta's content: a string, or Mistral's list of `thinking` and `text`."""
+    if not isinstance(content, list):
+        return [("", piece_of(content))]
+    return [
+        ("".join(piece_of(each.get("text")) for each in objects(piece.get("thinking"))), piece_of(piece.get("text")))
+        for piece in objects(content)
+    ]
 
 
-def chat_messages(instruction: str, messages: Sequence[message_pb2.Message]) -> list[Body]:
-    """Return the instruction and the messages in the API's format; each tool result is a separate message."""
-    bodies: list[Body] = [{"role": "system", "content": instruction}] if instruction else []
-    for message in messages:
-        if message.role == message_pb2.ROLE_ASSISTANT:
-            bodies.extend(_assistant(message))
-        elif message.role == message_pb2.ROLE_TOOL:
-            bodies.extend(_result(part.tool_result) for part in message.parts if part.HasField("tool_result"))
-        else:
-            role = "system" if message.role == message_pb2.ROLE_SYSTEM else "user"
-            bodies.append({"role": role, "content": content(message.parts, text=_text, blob=_blob)})
-    return bodies
-
-
-def _assistant(message: message_pb2.Message) -> list[Body]:
-    text = "".join(as_text(part) for part in message.parts)
-    calls = [part.tool_call for part in message.parts if part.HasField("tool_call")]
-    if not calls:
-        return [{"role": "assistant", "content": text}] if text else []
-    return [{"role": "assistant", "content": text or None, "tool_calls": [_call(call) for call in calls]}]
-
-
-def _call(call: message_pb2.ToolCall) -> Body:
-    return {
-        "id": call.call_id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": arguments_text(call.arguments_json)},
-    }
-
-
-def _result(result: message_pb2.ToolResult) -> Body:
-    return {"role": "tool", "tool_call_id": result.call.call_id, "content": result_text(result)}
-
-
-def _text(text: str) -> Body:
-    return {"type": "text", "text": text}
-
-
-def _blob(blob: message_pb2.Blob) -> Body:
-    kind = blob.media_type
-    if kind.startswith("image/"):
-        return {"type": "image_url", "image_url": {"url": blob.uri or data_uri(blob)}}
-    if not blob.data or kind.startswith("text/"):
-        return _text(blob_as_text(blob))
-    if kind in _AUDIO_FORMATS:
-        data = base64.b64encode(blob.data).decode()
-        return {"type": "input_audio", "input_audio": {"data": data, "format": _AUDIO_FORMATS[kind]}}
-    if kind.startswith(("audio/", "video/")):
-        return _text(blob_as_text(blob))
-    return {"type": "file", "file": {"filename": blob.filename or "file", "file_data": data_uri(blob)}}
-
-
-@lru_cache(maxsize=1024)
-def _tool(spec: ToolSpec) -> Body:
-    # Cached, so shared by all requests with this tool: never modified.
-    parameters: object = json.loads(spec.input_schema_json) if spec.input_schema_json else {"type": "object"}
-    return {
-        "type": "function",
-        "function": {"name": spec.name, "description": spec.description, "parameters": parameters},
-    }
-
-
-def _settings(settings: model_pb2.ModelSettings) -> Body:
-    body: Body = {}
-    if settings.HasField("temperature"):
-        body["temperature"] = settings.temperature
-    if settings.HasField("top_p"):
-        body["top_p"] = settings.top_p
-    if settings.HasField("max_output_tokens"):
-        body["max_completion_tokens"] = settings.max_output_tokens
-    return body | (further_settings(settings.extra_json, ours=_OURS) if settings.extra_json else {})
+def _join_detail(details: list[dict[str, object]], piece: dict[str, object]) -> None:
+    """Join a streamed piece of OpenRouter's `reasoning_details` to the one of its type and index before it."""
+    before = details[-1] if details else {}
+    if "index" not in piece or any(before.get(name) != piece.get(name) for name in ("type", "index")):
+        details.append(dict(piece))
+        return
+    for name, value in piece.items():
+        joined = string(before.get(name)) + string(value) if name in _DETAIL_TEXTS else value
+        if value is not None:
+            before[name] = joined

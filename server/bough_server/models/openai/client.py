@@ -1,40 +1,20 @@
-"""Models behind OpenAI's APIs, Chat Completions or Responses, at any address.
+"""Models behind OpenAI's APIs, Chat Completions or Responses, at any address."""
 
-A call is one attempt; retries and fallbacks are up to the runtime.
-"""
-
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
-from bough.v1 import step_pb2
-from bough_server.models.failures import Failures
+from bough_server.models.answer import Answer
+from bough_server.models.endpoint import Timeouts
 from bough_server.models.limiter import ModelLimiter
-from bough_server.models.model import AttemptMeter, Delta, ModelRequest, Price, RetryPolicy
-from bough_server.models.openai.annotations import Answer, RawAnswer
-from bough_server.models.openai.chat import Completion, chat_body
+from bough_server.models.model import AttemptMeter, ModelRequest, Price, RetryPolicy
+from bough_server.models.openai.chat import Completion
+from bough_server.models.openai.chat_request import OPENAI, ChatDialect, chat_body
 from bough_server.models.openai.responses import Response
 from bough_server.models.openai.responses_request import responses_body
-from bough_server.models.openai.transport import OPENAI_BASE_URL, Endpoint, Timeouts
-from bough_server.models.structured_output import BadSettings, Body
-
-
-class Api(Protocol):
-    """One of the APIs: its path, the format of its requests, and how to read its answers."""
-
-    @property
-    def path(self) -> str:
-        """Path below the base URL."""
-        ...
-
-    def body(self, request: ModelRequest, *, model: str, name: str) -> Body:
-        """Build the body of a request. Raises BadSettings."""
-        ...
-
-    def answer(self, meter: AttemptMeter, *, name: str) -> Answer:
-        """Return a new answer, to which events can be applied; `meter` receives its usage."""
-        ...
+from bough_server.models.openai.transport import OPENAI_BASE_URL, openai_endpoint
+from bough_server.models.remote import Api, RemoteModel
+from bough_server.models.structured_output import Body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +22,15 @@ class ChatApi:
     """The Chat Completions API."""
 
     path: ClassVar[str] = "/chat/completions"
-    structured_output: bool = True
-    """Whether the provider accepts a JSON schema for its answer; if not, the instruction asks for it."""
+    dialect: ChatDialect = OPENAI
 
     def body(self, request: ModelRequest, *, model: str, name: str) -> Body:
         """Build the body of a request. Raises BadSettings."""
-        return chat_body(request, model=model, structured_output=self.structured_output)
+        return chat_body(request, model=model, name=name, dialect=self.dialect)
 
     def answer(self, meter: AttemptMeter, *, name: str) -> Answer:
         """Return a new answer, to which events can be applied; `meter` receives its usage."""
-        return Completion(meter)
+        return Completion(meter, name=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +58,8 @@ class ResponsesApi:
         return Response(meter, name=name)
 
 
-class OpenAIModel:
-    """A model of one provider, at one address."""
+class OpenAIModel(RemoteModel):
+    """A model of an OpenAI-compatible provider."""
 
     def __init__(
         self,
@@ -99,44 +78,18 @@ class OpenAIModel:
         limiter: ModelLimiter | None = None,
         config_digest: str = "",
     ) -> None:
-        """Default `api`: Chat Completions. With `keep_raw` responses include the provider's raw events.
-
-        `missing_key`, if set, says what to do about a key that is required and missing; each call then fails with it.
-        """
-        self.name = name
-        self.provider = "openai"
-        self.model = model
-        self.retry = retry or RetryPolicy()
-        self.fallbacks = tuple(fallbacks)
-        self.price = price
-        self.config_digest = config_digest
-        self._failures = Failures(name=name)
-        self._missing_key = missing_key
-        self._api = api or ChatApi()
-        self._keep_raw = keep_raw
-        self._endpoint = Endpoint(name=name, base_url=base_url, key=key, timeouts=timeouts or Timeouts())
-        self._limiter = limiter or ModelLimiter(name=name)
-
-    async def stream(
-        self, request: ModelRequest, *, meter: AttemptMeter | None = None
-    ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
-        """Make one attempt, as the Model protocol specifies."""
-        if self._missing_key:
-            raise self._failures.unavailable(f"has no key: {self._missing_key}")
-        try:
-            body = self._api.body(request, model=self.model, name=self.name)
-        except BadSettings as error:
-            raise self._failures.unusable(f"cannot be called: {error}") from error
-        meter = meter or AttemptMeter()
-        async with self._limiter.admit(request, meter):
-            answer = self._api.answer(meter, name=self.name)
-            if self._keep_raw:
-                answer = RawAnswer(answer)
-            items = self._endpoint.stream(self._api.path, body, answer, provider=self.provider, model=self.model)
-            async with aclosing(items):
-                async for item in items:
-                    yield item
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._endpoint.close()
+        """Default `api`: Chat Completions. An empty `key` sends none."""
+        super().__init__(
+            name=name,
+            provider="openai",
+            model=model,
+            api=api or ChatApi(),
+            endpoint=openai_endpoint(name=name, base_url=base_url, key=key, timeouts=timeouts or Timeouts()),
+            keep_raw=keep_raw,
+            missing_key=missing_key,
+            retry=retry,
+            fallbacks=fallbacks,
+            price=price,
+            limiter=limiter,
+            config_digest=config_digest,
+        )

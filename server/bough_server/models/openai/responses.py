@@ -3,23 +3,22 @@
 The text is what was streamed. Only if nothing of an item was streamed is it taken from the item's end.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from bough.v1 import message_pb2, step_pb2, usage_pb2
+from bough_server.models.annotations import AnnotationCollector, Content, ContentPosition
+from bough_server.models.answer import DONE, ReportedError
 from bough_server.models.model import AttemptMeter, Delta, ReasoningDelta, TextDelta, ToolCallDelta, finish_reason_of
-from bough_server.models.openai.annotations import (
-    DONE,
-    AnnotationCollector,
-    Content,
-    ContentPosition,
-    ReportedError,
+from bough_server.models.provider_json import (
+    TextPieces,
+    compact_json,
     count,
     is_object,
     json_object,
     objects,
+    piece_of,
     string,
 )
 
@@ -38,7 +37,7 @@ class _Item:
     encrypted: str = ""
     position: int = 0
     """Index among the tool calls."""
-    pieces: list[str] = field(default_factory=list)
+    pieces: TextPieces = field(default_factory=TextPieces)
     lengths: dict[int, int] = field(default_factory=dict)
     """Characters of each content, by its index."""
     is_streamed: bool = False
@@ -55,7 +54,7 @@ class _Item:
 
     def part(self, model: str) -> message_pb2.Part | None:
         """Return the item as a message part; None if it is empty."""
-        text = "".join(self.pieces)
+        text = str(self.pieces)
         if self.kind == "function_call":
             call = message_pb2.ToolCall(name=self.name, arguments_json=text, provider_call_id=self.call_id)
             return message_pb2.Part(tool_call=call)
@@ -125,7 +124,7 @@ class Response:
             finish_reason=self._finish_reason(reason),
             provider_finish_reason=reason or string(self._response.get("status")),
             usage=self.usage,
-            raw_json=json.dumps(self._response, ensure_ascii=False, separators=(",", ":")),
+            raw_json=compact_json(self._response),
             annotations=self._annotations.message(positions),
         )
 
@@ -214,16 +213,17 @@ class Response:
         if not item.is_streamed and (whole := _CONTENT_OF[item.kind](data)):
             if item.kind == "message":
                 item.lengths = dict(enumerate(len(_content_text(each)) for each in objects(data.get("content"))))
-            deltas.append(self._piece(item, whole))
+            deltas += self._piece(item, whole)[0]
         return deltas
 
     def _text(self, event: _Event) -> list[Delta]:
-        piece = string(event.get("delta"))
-        if not piece:
+        delta = piece_of(event.get("delta"))
+        if not delta:
             return []
         item, index = self._item(event, "message"), _content_index(event)
+        deltas, piece = self._piece(item, delta)
         item.lengths[index] = item.lengths.get(index, 0) + len(piece)
-        return [self._piece(item, piece)]
+        return deltas
 
     def _refusal(self, event: _Event) -> list[Delta]:
         self._refuse()
@@ -235,28 +235,31 @@ class Response:
         return []
 
     def _thought(self, event: _Event) -> list[Delta]:
-        piece = string(event.get("delta"))
-        return [self._piece(self._item(event, "reasoning"), piece)] if piece else []
+        piece = piece_of(event.get("delta"))
+        return self._piece(self._item(event, "reasoning"), piece)[0] if piece else []
 
     def _next_thought(self, event: _Event) -> list[Delta]:
         """Begin a new paragraph for each further part of a summary."""
         item = self._item(event, "reasoning")
-        return [self._piece(item, "\n\n")] if item.pieces else []
+        return self._piece(item, "\n\n")[0] if item.pieces else []
 
     def _arguments(self, event: _Event) -> list[Delta]:
-        piece = string(event.get("delta"))
-        return [self._piece(self._item(event, "function_call"), piece)] if piece else []
+        piece = piece_of(event.get("delta"))
+        return self._piece(self._item(event, "function_call"), piece)[0] if piece else []
 
-    def _piece(self, item: _Item, piece: str) -> Delta:
+    def _piece(self, item: _Item, value: str) -> tuple[list[Delta], str]:
+        """Append a piece and return its delta, if anything of it can be shown now, and its text."""
         item.is_streamed = True
         if item.kind == "message":
             # The response's text must equal the text deltas in their order: should two messages ever stream in
             # alternation, all further text goes to the one that began last.
             item = next(each for each in reversed(self._items.values()) if each.kind == "message")
-        item.pieces.append(piece)
+        piece = item.pieces.add(value)
+        if not piece:
+            return [], ""
         if item.kind == "function_call":
-            return ToolCallDelta(item.position, piece)
-        return TextDelta(piece) if item.kind == "message" else ReasoningDelta(piece)
+            return [ToolCallDelta(item.position, piece)], piece
+        return [TextDelta(piece) if item.kind == "message" else ReasoningDelta(piece)], piece
 
 
 def usage_of(usage: Mapping[str, object]) -> usage_pb2.Usage:

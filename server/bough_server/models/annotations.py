@@ -1,14 +1,12 @@
-"""Annotations of an answer, its raw events, and type-checked reads of a provider's JSON."""
+"""Annotations of an answer: verdicts on safety, citations, and whatever else a provider notes."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias, TypeGuard
+from typing import Final, TypeAlias
 
-from pydantic_core import from_json
-
-from bough.v1 import step_pb2, usage_pb2
-from bough_server.models.model import Delta
+from bough.v1 import step_pb2
+from bough_server.models.provider_json import compact_json, count, is_object, objects, string
 from bough_server.truncation import size_of
 
 MAX_NOTES: Final = 64
@@ -29,12 +27,6 @@ _Subject: TypeAlias = step_pb2.SafetySubject.ValueType
 
 Content: TypeAlias = tuple[int | str, int]
 """Key of a piece of an answer: its output item, and the index of the content in that, from 0."""
-
-DONE: Final = b"[DONE]"
-"""Data of the event that ends a stream."""
-
-MAX_RAW_BYTES: Final = 256 * 1024
-"""The most bytes of raw events kept per answer; later events are only counted."""
 
 
 class AnnotationCollector:
@@ -141,7 +133,7 @@ class AnnotationCollector:
             if size > MAX_EXTRA_BYTES:
                 break
             kept[name] = value
-        return json.dumps(kept, ensure_ascii=False, separators=(",", ":")) if kept else ""
+        return compact_json(kept) if kept else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,122 +169,3 @@ def _verdict(result: Mapping[str, object]) -> _Verdict:
         return step_pb2.SAFETY_VERDICT_BLOCK
     is_noticed = result.get("detected") is True or string(result.get("severity")) not in ("", "safe")
     return step_pb2.SAFETY_VERDICT_REVIEW if is_noticed else step_pb2.SAFETY_VERDICT_ALLOW
-
-
-class BadChunk(ValueError):
-    """The data of an event is not a piece of an answer."""
-
-
-class ReportedError(Exception):
-    """The provider sent an error in its stream; `value` is its JSON."""
-
-    def __init__(self, value: object) -> None:
-        super().__init__("The provider sent an error in its stream.")
-        self.value = value
-
-
-class Answer(Protocol):
-    """A streamed answer that is being assembled: data of events in, deltas out, the whole response at the end."""
-
-    @property
-    def usage(self) -> usage_pb2.Usage | None:
-        """Usage as the provider reported it so far; None if it reported none."""
-        ...
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the provider has announced the end of the stream."""
-        ...
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the answer is complete; a stream that ends before was cut off."""
-        ...
-
-    def apply(self, data: bytes) -> list[Delta]:
-        """Apply the data of one event and return its deltas. Raises BadChunk or ReportedError."""
-        ...
-
-    def response(self, *, provider: str, model: str) -> step_pb2.LlmResponse:
-        """Return the whole answer. `model` is used if the provider names none."""
-        ...
-
-
-def json_object(data: bytes) -> dict[str, object]:
-    """Parse the data of an event as a JSON object. Raises BadChunk."""
-    try:
-        value: object = from_json(data)
-    except ValueError as error:
-        raise BadChunk("not JSON") from error
-    if not is_object(value):
-        raise BadChunk("not a JSON object")
-    return value
-
-
-def is_object(value: object) -> TypeGuard[dict[str, object]]:
-    """Return whether a JSON value is an object."""
-    return isinstance(value, dict)
-
-
-def objects(value: object) -> list[dict[str, object]]:
-    """Return the objects of a list; none if the value is no list."""
-    return [each for each in value if is_object(each)] if isinstance(value, list) else []
-
-
-def string(value: object) -> str:
-    """Return a value that is a string; empty for any other."""
-    return value if isinstance(value, str) else ""
-
-
-def count(value: object) -> int | None:
-    """Return a value that is a non-negative int64; None for any other."""
-    # JSON's true and false are ints in Python.
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        return None
-    return value
-
-
-class RawAnswer:
-    """Wraps an answer and adds its raw events."""
-
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        self._events: list[str] = []
-        self._size = 0
-        self._left_out = 0
-
-    @property
-    def usage(self) -> usage_pb2.Usage | None:
-        """Usage as the provider reported it so far; None if it reported none."""
-        return self._answer.usage
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the provider has announced the end of the stream."""
-        return self._answer.is_done
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the answer is complete."""
-        return self._answer.is_whole
-
-    def apply(self, data: bytes) -> list[Delta]:
-        """Apply the data of one event and return its deltas. Raises BadChunk or ReportedError."""
-        deltas = self._answer.apply(data)
-        if data != DONE:
-            self._keep(data)
-        return deltas
-
-    def response(self, *, provider: str, model: str) -> step_pb2.LlmResponse:
-        """Return the whole answer with its events as a JSON array; `{"left_out": 7}` at the end counts dropped ones."""
-        response = self._answer.response(provider=provider, model=model)
-        rest = [f'{{"left_out":{self._left_out}}}'] if self._left_out else []
-        response.raw_events_json = f"[{','.join([*self._events, *rest])}]"
-        return response
-
-    def _keep(self, data: bytes) -> None:
-        self._size += len(data) + 1
-        if self._left_out or self._size > MAX_RAW_BYTES:
-            self._left_out += 1
-        else:
-            self._events.append(data.decode(errors="replace"))

@@ -1,0 +1,227 @@
+"""Address of a provider: one attempt from the request to the whole answer, whatever client sends it.
+
+Requests are sent with the provider's own package, loaded on first use. Answers are read as bytes: building a typed
+object for every event costs several times the rest of a call.
+"""
+
+import asyncio
+import gc
+import json
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final, Protocol
+from urllib.parse import urlsplit
+
+from bough.v1 import step_pb2
+from bough_server.errors import ModelError
+from bough_server.models.answer import Answer, ReportedError
+from bough_server.models.failures import Failures
+from bough_server.models.model import Delta
+from bough_server.models.provider_json import BadChunk
+from bough_server.models.sse import EventDecoder, EventTooLarge
+
+_DRAIN_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Seconds until an answer begins, and between two events of it. They run only while waiting for bytes."""
+
+    start: float = 60.0
+    idle: float = 60.0
+
+
+class AnswerTimeout:
+    """Timeout of one answer: until its first event, then until each next one. SSE comments do not count as events."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._idle = timeouts.idle
+        self._clock = asyncio.get_running_loop().time
+        self._left = timeouts.start
+        self.bound = timeouts.start
+        self.missed = "sent no response"
+
+    def renew(self) -> None:
+        """Restart the timeout: an event has arrived."""
+        self.bound = self._left = self._idle
+        self.missed = "sent nothing more of its response"
+
+    @asynccontextmanager
+    async def wait(self) -> AsyncGenerator[None, None]:
+        """Limit a wait to the time that is left. Raises TimeoutError."""
+        began = self._clock()
+        async with asyncio.timeout(self._left):
+            yield
+        # Only the wait is subtracted: the time that our consumer takes between two reads is not the provider's.
+        self._left -= self._clock() - began
+
+
+def encoded(body: Mapping[str, object]) -> bytes:
+    """Return the body of a request as bytes."""
+    return json.dumps(body, ensure_ascii=False).encode()
+
+
+class ProviderRefusal(Exception):
+    """The provider answered with a status that is a failure; `body` is its JSON or its text."""
+
+    def __init__(self, status: int, body: object, headers: Mapping[str, str]) -> None:
+        super().__init__(f"The provider refused with status {status}.")
+        self.status = status
+        self.body = body
+        self.headers = headers
+        """Must ignore the case of names."""
+
+
+class Reply(Protocol):
+    """An answer whose head has arrived: server-sent events, as bytes."""
+
+    def aiter_bytes(self) -> AsyncIterator[bytes]:
+        """Yield the bytes as they arrive."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connection, or return it to be used again if all was read."""
+        ...
+
+
+class ProviderConnection(Protocol):
+    """Client of a provider, from its package; it has no timeouts and no retries."""
+
+    def load(self) -> tuple[type[Exception], ...]:
+        """Load the package and return what it raises if a connection fails. Runs in a thread, may take seconds."""
+        ...
+
+    def open(self) -> None:
+        """Create the client, after `load`. Runs in a thread, because certificates are read."""
+        ...
+
+    async def send(self, path: str, body: Mapping[str, object]) -> Reply:
+        """Send a request whose body is this JSON. Raises ProviderRefusal, ValueError or what `load` returned."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections, if there are any."""
+        ...
+
+
+@contextmanager
+def long_lived(package: str) -> Iterator[None]:
+    """Keep what is loaded inside of it out of garbage collections, if `package` was not loaded before.
+
+    A provider's package leaves tens of thousands of objects that live to the end. Every full collection would visit
+    them and stall all calls; frozen ones are skipped.
+    """
+    is_new = package not in sys.modules
+    yield
+    if is_new:
+        gc.freeze()
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether a URL is of this machine's loopback."""
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+class Endpoint:
+    """One address and the connections to it."""
+
+    def __init__(self, connection: ProviderConnection, *, failures: Failures, timeouts: Timeouts) -> None:
+        self._connection = connection
+        self._failures = failures
+        self._timeouts = timeouts
+        self._opening = asyncio.Lock()
+        self._is_open = False
+        self._broken: tuple[type[Exception], ...] = (OSError,)
+
+    async def stream(
+        self, path: str, body: Mapping[str, object], answer: Answer, *, provider: str, model: str
+    ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
+        """Make one attempt, assembled by `answer`: yield its deltas, then the whole response. Raises ModelError."""
+        await self._open()
+        timeout = AnswerTimeout(self._timeouts)
+        response = await self._send(path, body, timeout)
+        try:
+            pieces = response.aiter_bytes()
+            decoder = EventDecoder()
+            while not answer.is_done:
+                piece = await self._read(pieces, answer, timeout)
+                for data in decoder.feed(piece) if piece else decoder.finish():
+                    timeout.renew()
+                    for delta in answer.apply(data):
+                        yield delta
+                if not piece:
+                    break
+            if not answer.is_whole:
+                raise self._failures.bad_response("ended its stream before its answer was complete.")
+            await self._drain(pieces)
+            yield answer.response(provider=provider, model=model)
+        except ModelError as error:
+            error.lost_usage = answer.usage
+            raise
+        except (BadChunk, EventTooLarge, ReportedError) as error:
+            raise self._unusable(error, answer) from error
+        finally:
+            await response.aclose()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        self._is_open = False
+        await self._connection.close()
+
+    def _unusable(self, error: Exception, answer: Answer) -> ModelError:
+        if isinstance(error, ReportedError):
+            failure = self._failures.reported(error.value)
+        else:
+            failure = self._failures.bad_response(f"sent an invalid answer: {error}.")
+        failure.lost_usage = answer.usage
+        return failure
+
+    async def _open(self) -> None:
+        async with self._opening:
+            if self._is_open:
+                return
+            self._broken = await asyncio.to_thread(self._connection.load)
+            unusable: tuple[type[Exception], ...] = (ValueError, *self._broken)
+            try:
+                await asyncio.to_thread(self._connection.open)
+            except unusable as error:
+                detail = self._failures.sentence(error)
+                raise self._failures.unavailable(f"cannot be reached at its base_url: {detail}") from error
+            self._is_open = True
+
+    async def _send(self, path: str, body: Mapping[str, object], timeout: AnswerTimeout) -> Reply:
+        try:
+            async with timeout.wait():
+                return await self._connection.send(path, body)
+        except TimeoutError as error:
+            raise self._failures.timeout(timeout.missed, timeout.bound) from error
+        except ProviderRefusal as error:
+            raise self._failures.status(error.status, error.body, error.headers) from None
+        except self._broken as error:
+            raise self._failures.transport(error) from error
+        except ValueError as error:  # such as a key beside a password in the address
+            raise self._failures.unavailable(f"cannot be called: {self._failures.sentence(error)}") from error
+
+    async def _read(self, pieces: AsyncIterator[bytes], answer: Answer, timeout: AnswerTimeout) -> bytes:
+        """Return the next bytes; none at the end, or if the connection stalls or breaks after a complete answer."""
+        try:
+            async with timeout.wait():
+                return await anext(pieces, b"")
+        except TimeoutError as error:
+            if answer.is_whole:
+                return b""
+            raise self._failures.timeout(timeout.missed, timeout.bound) from error
+        except self._broken as error:
+            if answer.is_whole:
+                return b""
+            raise self._failures.transport(error) from error
+
+    async def _drain(self, pieces: AsyncIterator[bytes]) -> None:
+        """Read to the end of the body if it comes within 0.1 s: only then can the next call reuse the connection."""
+        with suppress(TimeoutError, *self._broken):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                while await anext(pieces, b""):
+                    pass

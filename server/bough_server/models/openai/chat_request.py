@@ -1,0 +1,192 @@
+"""Request bodies for Chat Completions, and how servers of that API differ.
+
+Parts that the API has no field for are sent as text, so that nothing of a message is lost silently.
+"""
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Literal, TypeAlias
+
+from bough.v1 import message_pb2, model_pb2
+from bough_server.models.model import ModelRequest, ToolSpec
+from bough_server.models.structured_output import (
+    Body,
+    arguments_text,
+    as_text,
+    blob_as_text,
+    chat_format,
+    content,
+    data_uri,
+    further_settings,
+    instruction_with_schema,
+    provider_data,
+    result_text,
+)
+
+MaxTokensField: TypeAlias = Literal["max_completion_tokens", "max_tokens"]
+ToolChoice: TypeAlias = Literal["required", "any", "auto"]
+SentReasoning: TypeAlias = Literal["as_sent", "required", "none"]
+
+_AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
+_OURS: Final = frozenset(
+    {
+        "model",
+        "models",
+        "route",
+        "provider",
+        "plugins",
+        "messages",
+        "stream",
+        "stream_options",
+        "tools",
+        "functions",
+        "n",
+    }
+)
+"""Parameters that `extra_json` may not set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatDialect:
+    """How a server's requests differ from OpenAI's, which are the defaults."""
+
+    structured_output: bool = True
+    """Whether the provider accepts a JSON schema for its answer; if not, the instruction asks for it."""
+    max_tokens_field: MaxTokensField = "max_completion_tokens"
+    tool_choice: ToolChoice = "required"
+    """How to say that the model must call a tool; `auto` leaves it to the model, for servers that refuse the others."""
+    reasoning: SentReasoning = "as_sent"
+    """Which reasoning is sent back to the model that wrote it: `required` adds an empty one to calls without any."""
+    stream_usage: bool = True
+    """Whether to ask for usage; servers that report it unasked may refuse the question."""
+
+
+OPENAI: Final = ChatDialect()
+
+
+def chat_body(request: ModelRequest, *, model: str, name: str = "", dialect: ChatDialect = OPENAI) -> Body:
+    """Build the body of a streamed chat completion. Raises BadSettings.
+
+    `name` is the model's name in the configuration: only what that model sent for itself is sent back.
+    """
+    schema, instruction = request.output_schema_json, request.instruction
+    if schema and not dialect.structured_output:
+        instruction = instruction_with_schema(instruction, schema)
+    body: Body = {
+        "model": model,
+        "messages": chat_messages(instruction, request.messages, name=name, reasoning=dialect.reasoning),
+        "stream": True,
+    }
+    if dialect.stream_usage:
+        body["stream_options"] = {"include_usage": True}
+    if request.tools:
+        body["tools"] = [_tool(tool) for tool in request.tools]
+    body |= _settings(request.settings, dialect)
+    if request.tool_choice == "required":
+        body.pop("tool_choice", None)  # what extra_json says: the caller cannot use a text answer
+        if dialect.tool_choice != "auto":
+            body["tool_choice"] = dialect.tool_choice
+    return body | {"response_format": chat_format(schema)} if schema and dialect.structured_output else body
+
+
+def chat_messages(
+    instruction: str,
+    messages: Sequence[message_pb2.Message],
+    *,
+    name: str = "",
+    reasoning: SentReasoning = "as_sent",
+) -> list[Body]:
+    """Return the instruction and the messages in the API's format; each tool result is a separate message."""
+    bodies: list[Body] = [{"role": "system", "content": instruction}] if instruction else []
+    for message in messages:
+        if message.role == message_pb2.ROLE_ASSISTANT:
+            bodies.extend(_assistant(message, name, reasoning))
+        elif message.role == message_pb2.ROLE_TOOL:
+            bodies.extend(_result(part.tool_result) for part in message.parts if part.HasField("tool_result"))
+        else:
+            role = "system" if message.role == message_pb2.ROLE_SYSTEM else "user"
+            bodies.append({"role": role, "content": content(message.parts, text=_text, blob=_blob)})
+    return bodies
+
+
+def _assistant(message: message_pb2.Message, name: str, reasoning: SentReasoning) -> list[Body]:
+    text = "".join(as_text(part) for part in message.parts)
+    calls = [part.tool_call for part in message.parts if part.HasField("tool_call")]
+    if not calls and not text:
+        return []
+    body: Body = {"role": "assistant", "content": text or None}
+    if calls:
+        body["tool_calls"] = [_call(call, name) for call in calls]
+    if reasoning != "none":
+        body |= _reasoning(message.parts, name)
+    if reasoning == "required" and calls:
+        body.setdefault("reasoning_content", "")
+    return [body]
+
+
+def _reasoning(parts: Sequence[message_pb2.Part], name: str) -> Body:
+    """Return the fields of a message in which this model had sent its reasoning."""
+    fields: Body = {}
+    texts: dict[str, str] = {}
+    for part in parts:
+        thought = part.reasoning
+        if not name or thought.model != name:
+            continue
+        if thought.provider_field:
+            texts[thought.provider_field] = texts.get(thought.provider_field, "") + thought.text
+        fields |= provider_data(thought.provider_json)
+    return {**texts, **fields}
+
+
+def _call(call: message_pb2.ToolCall, name: str) -> Body:
+    function: Body = {"name": call.name, "arguments": arguments_text(call.arguments_json)}
+    body: Body = {"id": call.call_id, "type": "function", "function": function}
+    if call.provider_json and call.model == name:
+        body = {**provider_data(call.provider_json), **body}
+    return body
+
+
+def _result(result: message_pb2.ToolResult) -> Body:
+    return {"role": "tool", "tool_call_id": result.call.call_id, "content": result_text(result)}
+
+
+def _text(text: str) -> Body:
+    return {"type": "text", "text": text}
+
+
+def _blob(blob: message_pb2.Blob) -> Body:
+    kind = blob.media_type
+    if kind.startswith("image/"):
+        return {"type": "image_url", "image_url": {"url": blob.uri or data_uri(blob)}}
+    if not blob.data or kind.startswith("text/"):
+        return _text(blob_as_text(blob))
+    if kind in _AUDIO_FORMATS:
+        data = base64.b64encode(blob.data).decode()
+        return {"type": "input_audio", "input_audio": {"data": data, "format": _AUDIO_FORMATS[kind]}}
+    if kind.startswith(("audio/", "video/")):
+        return _text(blob_as_text(blob))
+    return {"type": "file", "file": {"filename": blob.filename or "file", "file_data": data_uri(blob)}}
+
+
+@lru_cache(maxsize=1024)
+def _tool(spec: ToolSpec) -> Body:
+    # Cached, so shared by all requests with this tool: never modified.
+    parameters: object = json.loads(spec.input_schema_json) if spec.input_schema_json else {"type": "object"}
+    return {
+        "type": "function",
+        "function": {"name": spec.name, "description": spec.description, "parameters": parameters},
+    }
+
+
+def _settings(settings: model_pb2.ModelSettings, dialect: ChatDialect) -> Body:
+    body: Body = {}
+    if settings.HasField("temperature"):
+        body["temperature"] = settings.temperature
+    if settings.HasField("top_p"):
+        body["top_p"] = settings.top_p
+    if settings.HasField("max_output_tokens"):
+        body[dialect.max_tokens_field] = settings.max_output_tokens
+    return body | (further_settings(settings.extra_json, ours=_OURS) if settings.extra_json else {})
