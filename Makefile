@@ -48,7 +48,7 @@ run: $(STAMP) ## a server, one run of the desk and its tree; serves until Ctrl-C
 # Files come in their order, the slow ones first: the workers end at about the same time.
 test: $(STAMP) ## all tests, on every core; ARGS goes to pytest, "-n 0" for one process
 	@echo "all tests: about six minutes on two cores"
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	$(BIN)/ruff format --check $(SOURCES)
@@ -106,7 +106,7 @@ bench-docs: $(STAMP) ## the last bench's table, put into docs/explanation/benchm
 	@$(BIN)/python -m tests.bench --docs
 
 torture: $(STAMP) ## runs cut after every event, then a server killed KILLS times under CLIENTS clients; ARGS="--seed N"
-	@$(BIN)/python -m pytest -n auto --maxprocesses 8 -m grid --whole-grid
+	@$(BIN)/python -m pytest -n auto -m grid --whole-grid
 	@$(BIN)/python -m tests.durability.torture --kills $(KILLS) --clients $(CLIENTS) $(ARGS)
 
 clean: ## what was made, without the databases in var/

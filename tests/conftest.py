@@ -1,6 +1,7 @@
 """What every test shares: one event loop, the poller of gRPC that wakes it, a plain log, and no deadlines."""
 
 import gc
+import os
 from collections.abc import AsyncIterator
 
 import hypothesis
@@ -36,6 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "grid: at some places of some runs; at all, of more runs, with --whole-grid")
     if config.getoption("--whole-grid"):
         hypothesis.settings.load_profile("whole grid")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many processes `-n auto` starts: one more than there are cores, as many tests wait for a process."""
+    return min(8, (os.cpu_count() or 1) + 1)
 
 
 def pytest_collection_finish() -> None:
