@@ -125,7 +125,7 @@ class RunStarter:
     ) -> _Accepted:
         # Read the messages before the run is created: once it exists, no failure may keep it from being launched.
         stored = self._dependencies.store.sessions
-        session = await stored.messages(principal, session_id, through=cut.position) if cut.position else ()
+        session = await stored.history(principal, session_id, through=cut.position) if cut.position else ()
         started = self._started(admission, cut, traced)
         await self._create(principal, admission, session_id, started, cut=cut)
         return _Accepted(started=started, queued=None, session=session)

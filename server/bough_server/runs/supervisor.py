@@ -116,7 +116,7 @@ class RunSupervisor:
             return
         stored = self._dependencies.store.sessions
         cut = await stored.cut(principal, session_id)
-        session = await stored.messages(principal, session_id, through=cut.position) if cut.position else ()
+        session = await stored.history(principal, session_id, through=cut.position) if cut.position else ()
         live.begin(cut, session)
 
     async def is_elsewhere(self, record: RunRecord) -> bool:

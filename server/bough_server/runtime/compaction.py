@@ -185,10 +185,8 @@ class _Fitting:
         summary.author, summary.invocation_id = running.name, running.invocation_id
         summary.parts.add(text=text)
         summary.summary_range.from_position, summary.summary_range.to_position = plan.from_position, plan.to_position
-        is_of_branch = running.history.scope == message_pb2.HISTORY_SCOPE_BRANCH
-        summary.summary_range.scope = (
-            message_pb2.HISTORY_SCOPE_BRANCH if is_of_branch else message_pb2.HISTORY_SCOPE_SESSION
-        )
+        is_narrow = running.history.scope in (message_pb2.HISTORY_SCOPE_BRANCH, message_pb2.HISTORY_SCOPE_CALLS)
+        summary.summary_range.scope = running.history.scope if is_narrow else message_pb2.HISTORY_SCOPE_SESSION
         return event
 
     async def _measure(self, request: ModelRequest) -> int:
