@@ -145,7 +145,10 @@ class SqlSessions:
     async def history(self, principal: Principal, session_id: str, *, through: int) -> Sequence[StoredMessage]:
         """See Sessions."""
         here = {"tenant": principal.tenant_id, "session": session_id, "through": through}
-        return await self._readers.run(lambda connection: _history(connection, here))
+        messages, calls = await self._readers.run(lambda connection: _read_history(connection, here))
+        found = [*map(_stored, messages), *map(_stored_call, calls)]
+        # A stable sort: calls come after the message at their position, and stay in the order of their sequences.
+        return sorted(found, key=lambda one: one.message.position) if calls else found
 
     async def list_messages(
         self, principal: Principal, session_id: str, page: Page
@@ -179,11 +182,8 @@ class SqlSessions:
         return await self._readers.run(lambda connection: connection.execute(statement, parameters or {}).all())
 
 
-def _history(connection: Connection, here: Mapping[str, object]) -> list[StoredMessage]:
-    messages: list[StoredMessage] = [_stored(row) for row in connection.execute(_MESSAGES, here)]
-    calls = [_stored_call(row) for row in connection.execute(_CALLS, here)]
-    # A stable sort: calls come after the message at their position, and stay in the order of their sequences.
-    return sorted([*messages, *calls], key=lambda one: one.message.position) if calls else messages
+def _read_history(connection: Connection, here: Mapping[str, object]) -> tuple[Sequence[Row[Any]], Sequence[Row[Any]]]:
+    return connection.execute(_MESSAGES, here).all(), connection.execute(_CALLS, here).all()
 
 
 def _stored(row: Row[Any]) -> StoredMessage:
