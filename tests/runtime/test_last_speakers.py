@@ -13,7 +13,7 @@ from tests.runtime.test_transfers import to, transfer
 from tests.support.composite_agents import Link, sequence, supervisor, swarm
 from tests.support.fork_agents import run_of
 from tests.support.log_readings import answer_of, check_replay, having
-from tests.support.run_harness import RunHarness, names
+from tests.support.run_harness import ME, RunHarness, names
 from tests.support.session_agents import QUEUE
 from tests.support.teams import call, calls, llm, open_team, script
 
@@ -218,3 +218,74 @@ async def test_a_swarm_below_the_root_starts_with_its_entry(tmp_path: Path) -> N
         logs = await turns(harness, "outer", "money", "and now?")
     assert [log[0].run_started.starts_with for log in logs] == ["", ""]
     assert began(logs[1])[:2] == ["desk", "triage"]
+
+
+class Hold:
+    """A gate that holds the model of an agent for ever when it answers for the n-th time from now on."""
+
+    def __init__(self) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Hold no model."""
+        self.hold("", 0)
+
+    def hold(self, agent: str, number: int) -> None:
+        """Hold a model from its answer of this number, from 1."""
+        self._agent, self._left, self.reached = agent, number, asyncio.Event()
+
+    async def __call__(self, agent: str, turn: int, piece: int) -> None:
+        """Waits for ever where it is to."""
+        self._left -= agent == self._agent and piece == 0
+        if agent == self._agent and self._left <= 0:
+            self.reached.set()
+            await asyncio.Event().wait()
+
+
+async def test_a_queued_run_that_is_continued_after_a_crash_starts_with_what_is_recorded(tmp_path: Path) -> None:
+    hold = Hold()
+    hold.hold("triage", 1)
+    async with open_team(tmp_path, TURNS, *TEAM, gate=hold) as harness:
+        first = await harness.start("desk", "money")
+        queued = await harness.start("desk", "and now?", session_id=first.session_id, policy=QUEUE)
+        await hold.reached.wait()
+        await harness.crash()
+    hold.hold("refunds", 2)
+    async with open_team(tmp_path, TURNS, *TEAM, gate=hold) as harness:
+        assert await harness.runs.recover() == 2
+        await harness.log(first)
+        await hold.reached.wait()
+        await harness.crash()
+    hold.release()
+    async with open_team(tmp_path, TURNS, *TEAM, gate=hold) as harness:
+        assert await harness.runs.recover() == 1
+        log = await harness.log(queued)
+        await check_replay(harness, log)
+    assert [event.run_dequeued.starts_with for event in having(log, "run_dequeued")] == ["refunds"]
+    assert (began(log), answer_of(log)) == (["refunds"], "Refunds here.")
+
+
+async def test_the_entry_starts_if_the_run_that_gave_the_last_answer_was_deleted(tmp_path: Path) -> None:
+    """A fork that was cancelled before it answered has the answers of earlier runs, which are of another session."""
+    hold = Hold()
+    async with open_team(tmp_path, TURNS, *TEAM, gate=hold) as harness:
+        _, second = await turns(harness, "desk", "money", "and now?")
+        hold.hold("refunds", 1)
+        fork = await harness.fork(run_of(second), 1)
+        await hold.reached.wait()
+        await harness.runs.cancel(ME, fork.run_id)
+        await harness.log(fork)
+        hold.release()
+        before = await harness.turn("desk", "and now?", session_id=fork.session_id)
+    assert before[0].run_started.starts_with == "refunds"
+    async with open_team(tmp_path / "other", TURNS, *TEAM, gate=hold) as harness:
+        _, second = await turns(harness, "desk", "money", "and now?")
+        hold.hold("refunds", 1)
+        fork = await harness.fork(run_of(second), 1)
+        await hold.reached.wait()
+        await harness.runs.cancel(ME, fork.run_id)
+        await harness.log(fork)
+        hold.release()
+        await harness.store.sessions.delete(ME, second[0].session_id)
+        after = await harness.turn("desk", "and now?", session_id=fork.session_id)
+    assert (after[0].run_started.starts_with, began(after)) == ("", ["triage"])
