@@ -1,6 +1,8 @@
 """What a caller sees of the agents that it called as tools, over the turns of a session: calls and results alone."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from bough.v1 import agent_pb2, message_pb2
@@ -275,3 +277,29 @@ async def test_a_call_that_was_cancelled_is_seen_with_its_error_in_the_next_turn
     assert lines[:2] == ["USER one", 'ASSISTANT <call_clerk {"message": "Go."}>']
     assert lines[2].startswith("TOOL <call_clerk = ")
     assert lines[3:] == ["USER two"]
+
+
+async def test_calls_of_runs_from_before_the_table_of_calls_are_there_after_a_rebuild(tmp_path: Path) -> None:
+    """Until then their exchanges are seen, as with SESSION."""
+    heard: list[ModelRequest] = []
+    path = tmp_path / "bough.db"
+    async with open_team(tmp_path, READING, *TEAM, tools=[read]) as harness:
+        session_id = (await harness.turn("lead", "question 0"))[0].session_id
+        before = await harness.store.sessions.history(ME, session_id, through=99)
+    with closing(sqlite3.connect(path, isolation_level=None)) as intruder:
+        intruder.execute("DROP TABLE calls")
+        intruder.execute("UPDATE alembic_version SET version_num = '0006'")
+    async with open_team(tmp_path, READING, *TEAM, tools=[read], heard=heard) as harness:
+        await harness.turn("lead", "question 1", session_id=session_id)
+    rebuild_projections(f"sqlite:///{path}")
+    async with open_team(tmp_path, READING, *TEAM, tools=[read], heard=heard) as harness:
+        assert await harness.store.sessions.history(ME, session_id, through=before[-1].message.position) == before
+        await harness.turn("lead", "question 2", session_id=session_id)
+    asked = [shown(request) for request in heard if request.agent == "lead"]
+    first = next(lines for lines in asked if lines[-1] == "USER question 1")
+    assert first[1:3] == [
+        "USER For context: [lead] said: Look up 0..",
+        'USER For context: [clerk] called tool: `read` with arguments: {"page": "page 0"}.',
+    ]
+    last = next(lines for lines in asked if lines[-1] == "USER question 2")
+    assert last == [*exchange(0), *exchange(1), "USER question 2"]
