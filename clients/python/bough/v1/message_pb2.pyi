@@ -111,9 +111,9 @@ class _HistoryScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HistoryS
     HISTORY_SCOPE_NONE: _HistoryScope.ValueType  # 3
     """The agent's input and its own steps."""
     HISTORY_SCOPE_CALLS: _HistoryScope.ValueType  # 4
-    """As SESSION, but of an agent that was called as a tool the call and its result are seen, and nothing that was said inside: by
-    the calling agent as its own messages, in later runs as well. The agent's own earlier calls, and those that led to it, are
-    seen from within, as with SESSION.
+    """As SESSION, but of an agent that was called as a tool only the call and its result are seen, and nothing that was said inside,
+    at any depth. The calling agent sees them as its own messages, in later runs too. Calls of the agent itself and of the agents
+    above it, at the same place of the agent tree, are seen from within, as with SESSION.
     """
 
 class HistoryScope(_HistoryScope, metaclass=_HistoryScopeEnumTypeWrapper):
@@ -130,9 +130,9 @@ HISTORY_SCOPE_BRANCH: HistoryScope.ValueType  # 2
 HISTORY_SCOPE_NONE: HistoryScope.ValueType  # 3
 """The agent's input and its own steps."""
 HISTORY_SCOPE_CALLS: HistoryScope.ValueType  # 4
-"""As SESSION, but of an agent that was called as a tool the call and its result are seen, and nothing that was said inside: by
-the calling agent as its own messages, in later runs as well. The agent's own earlier calls, and those that led to it, are
-seen from within, as with SESSION.
+"""As SESSION, but of an agent that was called as a tool only the call and its result are seen, and nothing that was said inside,
+at any depth. The calling agent sees them as its own messages, in later runs too. Calls of the agent itself and of the agents
+above it, at the same place of the agent tree, are seen from within, as with SESSION.
 """
 Global___HistoryScope: _TypeAlias = HistoryScope  # noqa: Y015
 
