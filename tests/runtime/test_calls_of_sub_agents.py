@@ -303,3 +303,26 @@ async def test_calls_of_runs_from_before_the_table_of_calls_are_there_after_a_re
     ]
     last = next(lines for lines in asked if lines[-1] == "USER question 2")
     assert last == [*exchange(0), *exchange(1), "USER question 2"]
+
+
+async def test_a_request_begins_with_what_the_last_request_of_the_run_before_was(tmp_path: Path) -> None:
+    """So a provider's cache of prompts serves it: calls beside text, beside tools, and several at once included."""
+    heard: list[ModelRequest] = []
+    turns = script(
+        lead=[
+            {"when": "one", **calls(call("call_a", message="Go."), call("read", page="mine"), text="I ask.")},
+            {"when": "one", **calls(call("call_b", message="Go."), call("call_a", message="Again."))},
+            {"when": "one", **calls(call("call_b", message=""), reasoning="Once more.")},
+            {"when": "one", "text": "Done."},
+            {"when": "two", "text": "Next."},
+        ],
+        a=[calls(call("read", page="of a")), "From a."],
+        b=["From b."],
+    )
+    team = (llm("lead", links=["a", "b"], tools=["read"]), llm("a", tools=["read"]), llm("b"))
+    async with open_team(tmp_path, turns, *team, tools=[read], heard=heard) as harness:
+        first = await harness.turn("lead", "one")
+        await harness.turn("lead", "two", session_id=first[0].session_id)
+    *_, last, following = [request for request in heard if request.agent == "lead"]
+    assert len(last.messages) == 9
+    assert shown(following) == [*shown(last), "ASSISTANT Done.", "USER two"]
