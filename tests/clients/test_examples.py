@@ -194,6 +194,21 @@ async def test_a_turn_reads_as_what_happened(agent: str, turn: Callable[[str], A
     assert lines == SHOWN[agent]
 
 
+async def test_the_second_run_of_a_helpline_starts_with_the_member_that_answered_last(tmp_path: Path) -> None:
+    environment = {"BOUGH_DATABASE": str(tmp_path / "bough.db")}
+    command, session = (*CONFIG, "run", "helpline"), tuple[str, ...]()
+    logs: list[Log] = []
+    for text in (COMMANDS["helpline"], "When exactly?"):
+        ran = await bough(*command, text, *session, "--output", "json", environment=environment)
+        assert ran.code == 0, ran.err
+        logs.append([json_format.Parse(line, event_pb2.AgentEvent()) for line in ran.out.splitlines()])
+        assert failures(logs[-1]) == []
+        session = ("--session", logs[0][0].session_id)
+    assert [log[0].run_started.starts_with for log in logs] == ["", "billing"]
+    assert collect_sync(logs[1]).answer == "On Thursday at noon."
+    assert [node.name for node in fold(logs[1]).agents] == ["helpline", "billing"]
+
+
 async def test_the_definitions_are_right(tmp_path: Path) -> None:
     environment = {"BOUGH_DATABASE": str(tmp_path / "bough.db")}
     found = await bough(*CONFIG, "agents", "validate", str(KINDS / "agents"), environment=environment)

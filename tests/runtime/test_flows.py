@@ -242,7 +242,8 @@ async def test_a_break_ends_the_nearest_loop_through_a_sequence_and_not_the_one_
 
 
 async def test_a_break_inside_an_agent_called_as_a_tool_does_not_end_a_loop(tmp_path: Path) -> None:
-    turns = script(a=[calls(call("call_c", message="go")), "a goes on."], c=[BREAK])
+    asks = calls(call("call_c", message="go"))
+    turns = script(a=[asks, "a goes on.", asks, "a goes on."], c=[BREAK])
     team = (loop("l", "a", rounds=2), llm("a", links=["c"]), llm("c", tools=["break_loop"]))
     async with open_team(tmp_path, turns, *team) as harness:
         log = await harness.turn("l")

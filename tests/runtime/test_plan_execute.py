@@ -126,12 +126,18 @@ async def test_each_is_told_the_objective_and_how_far_the_plan_has_come(tmp_path
         "Else call `plan` with the steps that are left."
     )
     assert shown_to(heard, "replanner") == [
-        [f"USER: Objective: Paint it.\n\nDone so far:\n1. s1\n   Result: r1\n\nLeft of the plan:\n1. s2\n\n{replan}"],
+        ["USER: Objective: Paint it.\n\nDone so far:\n1. s1\n   Result: r1\n\nLeft of the plan:\n1. s2"],
         [
             "USER: Objective: Paint it.\n\nDone so far:\n1. s1\n   Result: r1\n2. s2\n   Result: r2\n\n"
-            f"Left of the plan:\nNothing.\n\n{replan}"
+            "Left of the plan:\nNothing."
         ],
     ]
+    instructions = {request.agent: request.instruction for request in heard}
+    assert instructions == {
+        "planner": "You are planner.",
+        "executor": "You are executor.",
+        "replanner": f"You are replanner.\n\n{replan}",
+    }
 
 
 async def test_the_planner_plans_again_where_there_is_no_replanner(tmp_path: Path) -> None:
@@ -385,3 +391,59 @@ async def test_a_plan_goes_on_however_little_room_the_state_has_left(tmp_path: P
         assert kept["plan"] == ["s2"]
         first, second = kept["executed_steps"]  # type: ignore[attr-defined]
         assert first["result"][:500] == second["result"][:500] == result[:500]
+
+
+async def test_each_sees_the_conversation_and_its_own_words_and_nothing_of_the_others(tmp_path: Path) -> None:
+    """Over two runs with two steps each, by default: no order to call a tool that an agent does not have among it."""
+    heard: list[ModelRequest] = []
+    turns = script(
+        planner=[
+            after(2, respond("All done.")),
+            after(1, plan("s2")),
+            {**plan("s1", "s2"), "when": "Paint it"},
+        ],
+        executor=EXECUTOR,
+    )
+    team = (plan_execute("lead", roles=["planner", "executor"]), llm("planner"), llm("executor"))
+    async with open_team(tmp_path, turns, *team, heard=heard) as harness:
+        first = await harness.turn("lead", "Paint it.")
+        log = await harness.turn("lead", "Paint it again.", session_id=first[0].session_id)
+        await check_replay(harness, log)
+    progress = "USER: Objective: Paint it.\n\nDone so far:\n1. s1\n   Result: r1"
+    planner = [
+        "USER: Paint it.",
+        "ASSISTANT: calls plan",
+        "TOOL: Planned.",
+        f"{progress}\n\nLeft of the plan:\n1. s2",
+        "ASSISTANT: calls plan",
+        "TOOL: Planned.",
+        f"{progress}\n2. s2\n   Result: r2\n\nLeft of the plan:\nNothing.",
+    ]
+    assert shown_to(heard, "planner")[:4] == [
+        planner[:1],
+        planner[:4],
+        planner,
+        [*planner, "ASSISTANT: calls respond", "TOOL: All done.", "ASSISTANT: All done.", "USER: Paint it again."],
+    ]
+    orders = [
+        "USER: Objective: Paint it.\n\nThe plan:\n1. s1\n2. s2\n\nDone so far:\nNothing.\n\n"
+        "Do the first step of the plan now, and no other: s1",
+        "ASSISTANT: r1",
+        "USER: Objective: Paint it.\n\nThe plan:\n1. s2\n\nDone so far:\n1. s1\n   Result: r1\n\n"
+        "Do the first step of the plan now, and no other: s2",
+    ]
+    assert shown_to(heard, "executor")[:3] == [
+        ["USER: Paint it.", orders[0]],
+        ["USER: Paint it.", *orders],
+        [
+            "USER: Paint it.",
+            *orders,
+            "ASSISTANT: r2",
+            "USER: For context: [planner] said: All done..",
+            "USER: Paint it again.",
+            orders[0].replace("Paint it.", "Paint it again."),
+        ],
+    ]
+    named = {request.agent: "\n".join(map(text_of, request.messages)) for request in heard}
+    assert "call `" not in named["planner"] + named["executor"]
+    assert [request.instruction for request in heard if request.agent == "executor"] == ["You are executor."] * 4

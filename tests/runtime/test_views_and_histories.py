@@ -143,10 +143,11 @@ TWO_TURNS = script(
 
 
 async def two_turns(folder: Path, scope: message_pb2.HistoryScope.ValueType) -> list[tuple[str, list[tuple[str, str]]]]:
-    """What the models were asked over two turns of one session, where c sees this much."""
+    """What the models were asked over two turns of one session, where c sees this much, and p the whole session."""
     heard: list[ModelRequest] = []
     link = agent_pb2.AgentLink(agent="c", history=agent_pb2.HistoryPolicy(scope=scope))
     team = (llm("p", links=[link]), llm("c", tools=["look"]))
+    team[0].history.scope = message_pb2.HISTORY_SCOPE_SESSION
     async with open_team(folder, TWO_TURNS, *team, tools=[look], heard=heard) as harness:
         first = await harness.turn("p", "first question")
         second = await harness.turn("p", "second question", session_id=first[0].session_id)

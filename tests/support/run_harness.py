@@ -181,7 +181,7 @@ class RunHarness:
     async def replay(self, log: Sequence[event_pb2.AgentEvent], *, patience: float = 30.0) -> Replayed:
         """Re-executes a run from its log with models and tools that raise when touched."""
         cut = session_cut(log)
-        session = await self.store.sessions.messages(ME, log[0].session_id, through=cut) if cut else ()
+        session = await self.store.sessions.history(ME, log[0].session_id, through=cut) if cut else ()
         ours = self.registry.resolver
         tools = {name: untouchable(tool) for name, tool in ours.tools.items()}
         resolver = replace(ours, tools=tools, models=UntouchableModels())

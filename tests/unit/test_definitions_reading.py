@@ -108,7 +108,7 @@ input_schema_json: "{}"
         "lead.yaml:10: llm.settings.max_output_tokens: must be a whole number",
         "lead.yaml:12: sub_agents[0]: must be a mapping of agent, link_mode, on_failure, history, input, limits",
         "lead.yaml:13: sub_agents[1].on_failure: must be CONTINUE or ABORT. Did you mean 'ABORT'?",
-        "lead.yaml:13: sub_agents[1].history.scope: must be SESSION or BRANCH or NONE.",
+        "lead.yaml:13: sub_agents[1].history.scope: must be SESSION or BRANCH or NONE or CALLS.",
         "lead.yaml:14: sub_agents[2].limits.wall_duration: must be a duration such as 10m, 50ms or 1h30m",
         "lead.yaml:14: sub_agents[2].limits.depth: must be a whole number that fits 32 bits",
         "lead.yaml:14: sub_agents[2].limits.model_calls: must be a whole number",

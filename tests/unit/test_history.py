@@ -6,10 +6,12 @@ from bough.v1 import error_pb2, message_pb2
 from bough_server.history.rewrite import as_context, result_text
 from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.history.visible import build
+from bough_server.store.projection import agent_chain
 
 SESSION = message_pb2.HISTORY_SCOPE_SESSION
 BRANCH = message_pb2.HISTORY_SCOPE_BRANCH
 NONE = message_pb2.HISTORY_SCOPE_NONE
+CALLS = message_pb2.HISTORY_SCOPE_CALLS
 
 
 def user(text: str, *, invocation: str = "i0") -> message_pb2.Message:
@@ -277,3 +279,84 @@ def test_a_failed_tool_s_content_is_read_with_its_error() -> None:
     (shown,) = as_context(said)
     expected = "For context: [a] `look` tool returned result: Error: It broke.\nHalf of it.."
     assert [part.text for part in shown.parts] == [expected]
+
+
+def called(caller: Transcript, name: str, *, call_id: str, invocation: str) -> Transcript:
+    """A child that a model calls and that answers, joined to its caller's transcript."""
+    caller.say(said(caller.agent, "", (call_id, f"call_{name}", "{}")))
+    child = Transcript(agent=name, chain=agent_chain(caller.chain, name), above=caller)
+    child.say(told(caller.agent, f"for {name}", invocation=invocation))
+    child.say(said(name, f"from {name}", invocation=invocation))
+    caller.join(child, by_call=True)
+    caller.say(result(caller.agent, call_id, f"call_{name}", f"from {name}", child=invocation))
+    return child
+
+
+def test_with_calls_the_calls_of_a_run_stand_for_what_was_said_inside_but_on_the_readers_own_way() -> None:
+    lead = Transcript(agent="lead", chain=agent_chain("", "lead"))
+    lead.say(user("go"))
+    called(lead, "a", call_id="c1", invocation="ia")
+    called(lead, "b", call_id="c2", invocation="ib")
+    again = Transcript(agent="a", chain=agent_chain(lead.chain, "a"), above=lead)
+    again.say(told("lead", "for a, again", invocation="ia2"))
+    assert texts(build(again, [], scope=CALLS)) == [
+        "go",
+        "for a",
+        "from a",
+        "For context: [lead] called tool: `call_b` with arguments: {}.",
+        "For context: [lead] `call_b` tool returned result: from b.",
+        "for a, again",
+    ]
+
+
+def test_with_calls_an_agent_that_calls_itself_does_not_see_the_inside_of_that() -> None:
+    root = agent_chain("", "a")
+    session = [
+        HistoryEntry(user("old"), "a", root, 1),
+        HistoryEntry(said("a", "", ("c1", "call_a", "{}")), "a", root, 1, is_call=True),
+        HistoryEntry(told("a", "to itself", invocation="ia"), "a", agent_chain(root, "a"), 2),
+        HistoryEntry(said("a", "deep", invocation="ia"), "a", agent_chain(root, "a"), 3),
+        HistoryEntry(result("a", "c1", "call_a", "deep", child="ia"), "a", root, 3, is_call=True, inside=("ia",)),
+        HistoryEntry(said("a", "done"), "a", root, 4),
+    ]
+    outer, inner = Transcript(agent="a", chain=root), Transcript(agent="a", chain=agent_chain(root, "a"))
+    assert build(outer, session, scope=CALLS) == [session[at].message for at in (0, 1, 4, 5)]
+    assert build(inner, session, scope=CALLS) == [session[at].message for at in (0, 2, 3, 5)]
+    assert build(outer, session, scope=SESSION) == [session[at].message for at in (0, 2, 3, 5)]
+
+
+def test_calls_that_no_message_holds_are_seen_with_calls_only() -> None:
+    """Their reasoning as well, which would be left of the message."""
+    asked = said("lead", "", ("c1", "call_a", "{}"))
+    asked.parts.add(reasoning=message_pb2.Reasoning(text="Ask a."))
+    chain = agent_chain("", "lead")
+    answer = result("lead", "c1", "call_a", "from a", child="ia")
+    session = [
+        HistoryEntry(asked, "lead", chain, 1, is_call=True),
+        HistoryEntry(answer, "lead", chain, 1, is_call=True, inside=("ia",)),
+    ]
+    lead = Transcript(agent="lead", chain=chain)
+    assert build(lead, session, scope=CALLS) == [asked, answer]
+    assert [build(lead, session, scope=scope) for scope in (SESSION, BRANCH, NONE)] == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [
+        (SESSION, ["one", "For context: [b] said: from b."]),
+        (CALLS, ["one", "For context: [b] said: from b."]),
+        (BRANCH, ["one", "For context: [b] said: the answer."]),
+        (NONE, []),
+    ],
+)
+def test_an_answer_that_a_root_passed_on_is_seen_once(
+    scope: message_pb2.HistoryScope.ValueType, expected: list[str]
+) -> None:
+    root = agent_chain("", "s")
+    session = [
+        HistoryEntry(user("one"), "s", root, 1),
+        HistoryEntry(said("b", "from b", invocation="ib"), "b", agent_chain(root, "b"), 2),
+        HistoryEntry(said("b", "the answer"), "s", root, 3, is_relay=True),
+    ]
+    reader = Transcript(agent="a", chain=agent_chain(root, "a"), above=Transcript(agent="s", chain=root))
+    assert texts(build(reader, session, scope=scope)) == expected

@@ -1,6 +1,7 @@
 """What a model is asked that summarizes, whose summary is whose, and how a request is counted."""
 
 import pytest
+from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from bough_server.models.tokens import FILE_TOKENS, counted, request_tokens
 
 SESSION = message_pb2.HISTORY_SCOPE_SESSION
 BRANCH = message_pb2.HISTORY_SCOPE_BRANCH
+CALLS = message_pb2.HISTORY_SCOPE_CALLS
 NONE = message_pb2.HISTORY_SCOPE_NONE
 PICTURE = message_pb2.Part(blob=message_pb2.Blob(uri="file:///oak.png", media_type="image/png", filename="oak.png"))
 
@@ -91,6 +93,12 @@ def summary(
         (summary("a", "la", saw=BRANCH), BRANCH, True),
         (summary("a", "elsewhere", saw=BRANCH), BRANCH, False),
         (summary("a", "la", saw=BRANCH), SESSION, False),
+        (summary("a", "la", saw=CALLS), CALLS, True),
+        (summary("a", "elsewhere", saw=CALLS), CALLS, False),
+        (summary("a", "elsewhere", saw=SESSION), CALLS, True),
+        (summary("a", "la", saw=BRANCH), CALLS, False),
+        (summary("a", "la", saw=CALLS), SESSION, False),
+        (summary("a", "la", saw=CALLS), BRANCH, False),
         (summary("a", "la"), NONE, False),
         (summary("a", "la", to_position=0), SESSION, False),
     ],
@@ -114,6 +122,36 @@ def test_the_policy_of_a_link_comes_before_that_of_a_definition() -> None:
     assert policy_of(definition, link) == agent_pb2.HistoryPolicy(scope=BRANCH, summarize=summarize)
     link = agent_pb2.AgentLink(history=agent_pb2.HistoryPolicy(scope=NONE))
     assert policy_of(definition, link) == agent_pb2.HistoryPolicy(scope=NONE, sliding_window=window)
+
+
+TOOL = agent_pb2.AgentLink(agent="b", link_mode=agent_pb2.LINK_MODE_TOOL)
+TRANSFER = agent_pb2.AgentLink(agent="b", link_mode=agent_pb2.LINK_MODE_TRANSFER)
+USUAL = agent_pb2.AgentLink(agent="b")
+
+
+@pytest.mark.parametrize(
+    ("kind", "links", "scope"),
+    [
+        ({"llm": agent_pb2.LlmAgent()}, [], SESSION),
+        ({"llm": agent_pb2.LlmAgent()}, [USUAL], CALLS),
+        ({"llm": agent_pb2.LlmAgent()}, [TRANSFER, TOOL], CALLS),
+        ({"llm": agent_pb2.LlmAgent()}, [TRANSFER], SESSION),
+        ({"supervisor": agent_pb2.SupervisorAgent()}, [USUAL], SESSION),
+        ({"supervisor": agent_pb2.SupervisorAgent()}, [USUAL, TOOL], CALLS),
+        ({"sequence": agent_pb2.SequenceAgent()}, [USUAL], SESSION),
+        ({"function": agent_pb2.FunctionAgent()}, [USUAL], SESSION),
+        ({}, [USUAL], SESSION),
+    ],
+)
+def test_where_no_scope_is_said_it_is_calls_for_a_model_that_calls_agents(
+    kind: dict[str, Message], links: list[agent_pb2.AgentLink], scope: message_pb2.HistoryScope.ValueType
+) -> None:
+    definition = agent_pb2.AgentDefinition(name="a", sub_agents=links, **kind)  # type: ignore[arg-type]
+    planning = agent_pb2.AgentDefinition(plan_execute=agent_pb2.PlanExecuteAgent())
+    assert policy_of(definition).scope == policy_of(definition, USUAL, definition).scope == scope
+    assert policy_of(definition, USUAL, planning).scope == BRANCH
+    said = agent_pb2.AgentLink(history=agent_pb2.HistoryPolicy(scope=NONE))
+    assert policy_of(definition, said, planning).scope == NONE
 
 
 def test_a_file_takes_tokens_wherever_it_is() -> None:

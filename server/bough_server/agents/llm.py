@@ -19,7 +19,7 @@ from bough_server.runtime.toolset import Toolset
 from bough_server.session_state import json_text
 from bough_server.templates import render
 from bough_server.tools.arguments import schema_mistakes
-from bough_server.tools.builtin import PLAN, action_of, closing_output
+from bough_server.tools.builtin import PLAN, RESPOND, action_of, closing_output
 
 OnTransfer = Callable[[Lane, action_pb2.TransferAction, str], Awaitable[Outcome | None]]
 """Performs a transfer, whose call has the given id; returns the agent's outcome, or None if the agent continues."""
@@ -37,6 +37,11 @@ MAX_STEPS: Final = 20
 """Default of the most model calls that an invocation may make."""
 
 _CONTINUE: Final = "Go on."
+
+# Not in the message of the plan_execute agent, which this agent and others see again when they do not have these tools.
+_REPLAN: Final = (
+    "If the objective is reached, call `respond` with the whole answer. Else call `plan` with the steps that are left."
+)
 
 
 class OutputRepair:
@@ -193,12 +198,18 @@ class LlmAgent:
             messages.append(user(_CONTINUE))
         return ModelRequest(
             messages=messages,
-            instruction=render(llm.instruction, {}, ctx.state, what=f"The instruction of {self.definition.name!r}"),
+            instruction=self._instruction(ctx, toolset),
             tools=ctx.offers(),
             settings=llm.settings,
             tool_choice="required" if toolset.must_close else "auto",
             output_schema_json="" if toolset.must_close else self.definition.output_schema_json,
         )
+
+    def _instruction(self, ctx: Context, toolset: Toolset) -> str:
+        what = f"The instruction of {self.definition.name!r}"
+        instruction = render(llm_of(self.definition).instruction, {}, ctx.state, what=what)
+        orders = [_REPLAN] if toolset.must_close and RESPOND in toolset.closing else []
+        return "\n\n".join([*filter(None, [instruction]), *orders])
 
 
 async def _ending(

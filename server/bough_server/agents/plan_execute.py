@@ -35,10 +35,6 @@ MAX_ITERATIONS: Final = 10
 
 _SAVED_KEYS: Final = ("plan", "executed_steps")
 
-_REPLAN: Final = (
-    "If the objective is reached, call `respond` with the whole answer. Else call `plan` with the steps that are left."
-)
-
 
 class ExecutedStep(TypedDict):
     """A step that was executed, as session state holds it."""
@@ -224,7 +220,6 @@ def _replanner(link: agent_pb2.AgentLink, number: int, progress: Progress) -> Ch
         f"Objective: {progress.objective}",
         f"Done so far:\n{facts['executed_steps']}",
         f"Left of the plan:\n{facts['plan'] or 'Nothing.'}",
-        _REPLAN,
     ]
     return _plan_child(link, f"p{number}.c2", texts, facts=facts, closing=(PLAN_SPEC, RESPOND_SPEC), iteration=number)
 

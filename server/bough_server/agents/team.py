@@ -35,8 +35,17 @@ class SupervisorAgent:
         return llm_of(self.definition).tools
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
-        """Answer as an LLM agent does; a member that exits or breaks a loop ends it as well. Raises RunError."""
+        """Answer as an LLM agent does; a member that exits or breaks a loop ends it as well. Raises RunError.
+
+        A member that spoke last in the session runs first, if the definition says so.
+        """
         members = 0
+        if first := _last_speaker(lane_of(ctx)):
+            members = 1
+            link = next(link for link in self.definition.sub_agents if link.agent == first)
+            outcome = _after_member(lane_of(ctx), first, await run_child(lane_of(ctx), Child(link=link, name="h0")))
+            if outcome is not None:
+                return outcome
 
         async def run_member(lane: Lane, transfer: action_pb2.TransferAction, call_id: str) -> Outcome | None:
             nonlocal members
@@ -48,13 +57,22 @@ class SupervisorAgent:
 
 async def _run_member(lane: Lane, transfer: action_pb2.TransferAction, call_id: str, member: int) -> Outcome | None:
     """Run a member until it ends; return the supervisor's outcome if the member ends it, else None."""
-    ended = await run_transfer(lane, transfer, call_id, member=member)
+    return _after_member(lane, transfer.agent, await run_transfer(lane, transfer, call_id, member=member))
+
+
+def _last_speaker(lane: Lane) -> str:
+    """Return the member that the root of a run starts with; empty for its usual start, and below the root."""
+    return lane.execution.starts_with if lane.running.parent is None else ""
+
+
+def _after_member(lane: Lane, member: str, ended: DispatchResult) -> Outcome | None:
+    """Return the outcome of a supervisor that its member ended; None if it continues. Raises RunError."""
     if ended.outcome is None:
         if ended.error is not None and ended.transcript is None:
             raise ended.error  # it never started: no transfers are left, or the tree is too deep
         reason = ended.error.message if ended.error is not None else ""
-        note = message_pb2.Part(text=f"For context: [{transfer.agent}] failed: {reason}")
-        lane.transcript.say(message_pb2.Message(role=message_pb2.ROLE_USER, author=transfer.agent, parts=[note]))
+        note = message_pb2.Part(text=f"For context: [{member}] failed: {reason}")
+        lane.transcript.say(message_pb2.Message(role=message_pb2.ROLE_USER, author=member, parts=[note]))
         return None
     return None if ended.outcome.action is None else passed_on(ended)
 
@@ -76,8 +94,9 @@ class SwarmAgent:
         continue; LIMIT_EXCEEDED if no transfers are left, or the members transfer in a cycle.
         """
         links = {link.agent: link for link in self.definition.sub_agents}
-        path = [self.definition.swarm.entry_agent or self.definition.sub_agents[0].agent]
         lane = lane_of(ctx)
+        entry = self.definition.swarm.entry_agent or self.definition.sub_agents[0].agent
+        path = [_last_speaker(lane) or entry]
         ended = await run_child(lane, Child(link=links[path[0]], name="h0"))
         while (outcome := _outcome_of_member(ended)).action is not None and outcome.action.HasField("transfer"):
             if ended.transcript is not None:

@@ -45,6 +45,8 @@ class Execution:
         begun = journal.dequeued.run_dequeued if journal.dequeued is not None else facts.started.run_started
         self.state_json = begun.state_json
         """The session's state as the run found it; of a queued run not known before it begins."""
+        self.starts_with = begun.starts_with
+        """The member that the root starts with, empty for its usual start; of a queued run known once it begins."""
         self.default_deltas = default_deltas or policy_pb2.DeltaPolicy()
         self.tracing = tracing
         self.clock = clock

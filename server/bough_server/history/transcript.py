@@ -3,7 +3,7 @@
 It depends on cuts only, never on time, so a replay builds the same histories.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bough.v1 import message_pb2
@@ -18,6 +18,12 @@ class HistoryEntry:
     chain: str
     position: int = 0
     """Its position in the session before the run, from 1; 0 for a message of the run."""
+    is_call: bool = False
+    """True if it stems from a StoredCall: the list of the session's messages leaves it out."""
+    is_relay: bool = False
+    """True if it is the answer of a root that relayed the words of another agent, which has said them before."""
+    inside: tuple[str, ...] = ()
+    """Of a result in the session: the invocations that ran inside the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class Transcript:
             forks.append((transcript.above, transcript.cut))
             transcript = transcript.above
         for fork, cut in reversed(forks):
-            yield from fork.flat(cut, called_children=False)
+            yield from fork.flat(cut, is_opened=lambda _: False)
 
     def lineage(self) -> "list[tuple[Transcript, int]]":
         """Return every transcript above its invocation's, the root's first, each with its cut."""
@@ -76,8 +82,11 @@ class Transcript:
         above.reverse()
         return above
 
-    def flat(self, cut: int | None = None, *, called_children: bool) -> Iterator[HistoryEntry]:
-        """Yield the messages up to a cut, with those of joined children in their places."""
+    def flat(self, cut: int | None = None, *, is_opened: "Callable[[Transcript], bool]") -> Iterator[HistoryEntry]:
+        """Yield the messages up to a cut, with those of joined children in their places.
+
+        Of children that were called as tools, only those that `is_opened` accepts.
+        """
         # An explicit stack, because children may nest deeper than Python's recursion limit.
         stack: list[Iterator[HistoryEntry | JoinedChild]] = [iter(self.entries[:cut])]
         while stack:
@@ -86,5 +95,5 @@ class Transcript:
                 stack.pop()
             elif isinstance(entry, HistoryEntry):
                 yield entry
-            elif called_children or not entry.by_call:
+            elif not entry.by_call or is_opened(entry.transcript):
                 stack.append(iter(entry.transcript.entries))

@@ -1,23 +1,32 @@
 """The messages that an agent sees: its session and transcript, under the history policy of its definition.
 
 An agent sees the session up to the run's cut, the messages of each invocation above before the call (without open
-calls), and its own. To others, calls of linked agents appear as the messages that the agents exchanged. Summaries are
-not included.
+calls), and its own. A call of a linked agent appears to its caller as the call and its result, to others as the
+messages that the agents exchanged; with scope CALLS it appears to all as the call, except to agents that it led to.
+Summaries are not included.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import Final, TypeAlias
 
-from bough.v1 import message_pb2
+from bough.v1 import agent_pb2, message_pb2
 from bough.v1.agent_pb2 import AgentDefinition, AgentLink, HistoryPolicy
 from bough_server.history.rewrite import Rewriter, as_context
 from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.messages import calls_of, copy_of
+from bough_server.store.projection import agent_chain
 from bough_server.truncation import cut_result
 
 Call = tuple[str, str]
 """The invocation that made a tool call, and the call's id."""
+
+_IsExchange: TypeAlias = Callable[[HistoryEntry, message_pb2.ToolResult], bool]
+"""True for a result that a reader does not see, as it sees the messages that caller and called agent exchanged."""
+
+CALL_PREFIX: Final = "call_"
+"""What the name of the tool that calls a linked agent begins with, before the agent's name."""
 
 NO_CALLS: Final[frozenset[Call]] = frozenset()
 
@@ -65,15 +74,70 @@ def view(
     """Return the messages of `build` with their origins. Between steps of an invocation the list only grows."""
     lines: list[HistoryEntry] = []
     if scope != message_pb2.HISTORY_SCOPE_NONE:
-        lineage = transcript.lineage()
-        lines.extend(_settled(session, others=True))
-        for above, cut in lineage:
-            lines.extend(_settled(above.flat(cut, called_children=True), others=True))
-        if scope == message_pb2.HISTORY_SCOPE_BRANCH:
-            chains = {above.chain for above, _ in lineage} | {transcript.chain}
-            lines = [line for line in lines if _is_users(line) or line.chain in chains]
-    own = _settled(transcript.own(), others=False)
+        lines = _of_others(transcript, session, scope)
+    own = _settled(transcript.own(), lambda *_: False)
     return _for_reader(lines, own, transcript.agent, rewrite)
+
+
+def _of_others(
+    transcript: Transcript, session: Iterable[HistoryEntry], scope: message_pb2.HistoryScope.ValueType
+) -> list[HistoryEntry]:
+    """Return what the reader sees of the session and of the invocations above it."""
+    lineage = transcript.lineage()
+    chains = {above.chain for above, _ in lineage} | {transcript.chain}
+    is_exchange: _IsExchange = _is_of_child
+    is_opened: Callable[[Transcript], bool] = _always
+    if scope == message_pb2.HISTORY_SCOPE_CALLS:
+        is_exchange, is_opened = partial(_is_call_on_the_way, chains), lambda child: child.chain in chains
+        session = _outside_calls(session, is_exchange)
+    else:
+        session = [line for line in session if not line.is_call]
+    lines = _settled(session, is_exchange)
+    for above, cut in lineage:
+        lines.extend(_settled(above.flat(cut, is_opened=is_opened), is_exchange))
+    if scope == message_pb2.HISTORY_SCOPE_BRANCH:
+        lines = [line for line in lines if _is_users(line) or line.chain in chains]
+    return _without_repeated(lines, all_relays=scope == message_pb2.HISTORY_SCOPE_SESSION)
+
+
+def _always(_: Transcript) -> bool:
+    return True
+
+
+def _is_of_child(_: HistoryEntry, result: message_pb2.ToolResult) -> bool:
+    return bool(result.child_invocation_id)
+
+
+def _is_call_on_the_way(chains: set[str], line: HistoryEntry, result: message_pb2.ToolResult) -> bool:
+    """True for a call of the reader, or of an agent above it, at their places in the agent tree."""
+    called = agent_chain(line.chain, result.call.name.removeprefix(CALL_PREFIX))
+    return bool(result.child_invocation_id) and called in chains
+
+
+def _outside_calls(session: Iterable[HistoryEntry], is_exchange: _IsExchange) -> list[HistoryEntry]:
+    """Return the session without what was said inside of calls, except for those whose exchange the reader sees."""
+    lines = [*session]
+    hidden: set[str] = set()
+    for line in lines:
+        result = _result_of(line.message) if line.inside else None
+        if result is not None and not is_exchange(line, result):
+            hidden.update(line.inside)
+    return [line for line in lines if line.message.invocation_id not in hidden]
+
+
+def _without_repeated(lines: Iterable[HistoryEntry], *, all_relays: bool) -> list[HistoryEntry]:
+    """Return the lines without answers that a root relayed, if the reader sees the words of their authors as well."""
+    remaining: list[HistoryEntry] = []
+    spoken: set[str] = set()
+    for line in lines:
+        if _is_users(line):
+            spoken.clear()  # a run begins
+        if line.is_relay and (all_relays or spoken.intersection(line.message.author.split(", "))):
+            continue
+        if line.message.role == message_pb2.ROLE_ASSISTANT:
+            spoken.add(line.agent)
+        remaining.append(line)
+    return remaining
 
 
 def summaries(
@@ -81,20 +145,23 @@ def summaries(
 ) -> Iterator[message_pb2.Message]:
     """Yield the agent's summaries that may replace a part of the session that it sees, the oldest first.
 
-    A summary made with BRANCH scope is used only with that scope, and at the same place of the agent tree.
+    A summary made with BRANCH or CALLS scope is used only with that scope, and at the same place of the agent tree; one
+    made with SESSION scope is used with CALLS too.
     """
     if scope == message_pb2.HISTORY_SCOPE_NONE:
         return
-    is_of_branch = scope == message_pb2.HISTORY_SCOPE_BRANCH
     lines = [*session]
     for above, cut in transcript.lineage():
-        lines.extend(above.flat(cut, called_children=True))
+        lines.extend(above.flat(cut, is_opened=_always))
     lines.extend(transcript.own())
     for line in lines:
-        stands_for = line.message.summary_range
-        is_narrow = stands_for.scope == message_pb2.HISTORY_SCOPE_BRANCH
-        is_fitting = is_narrow == is_of_branch and (not is_of_branch or line.chain == transcript.chain)
-        if is_summary(line.message) and line.agent == transcript.agent and stands_for.to_position and is_fitting:
+        replaced = line.message.summary_range
+        made_with = replaced.scope or message_pb2.HISTORY_SCOPE_SESSION
+        if made_with == message_pb2.HISTORY_SCOPE_SESSION:
+            is_fitting = scope != message_pb2.HISTORY_SCOPE_BRANCH
+        else:
+            is_fitting = made_with == scope and line.chain == transcript.chain
+        if is_summary(line.message) and line.agent == transcript.agent and replaced.to_position and is_fitting:
             yield line.message
 
 
@@ -113,13 +180,13 @@ def _result_of(message: message_pb2.Message) -> message_pb2.ToolResult | None:
     return None
 
 
-def _settled(lines: Iterable[HistoryEntry], *, others: bool) -> list[HistoryEntry]:
-    """Return the lines without calls that have no result; for `others`, also without calls of linked agents."""
+def _settled(lines: Iterable[HistoryEntry], is_exchange: _IsExchange) -> list[HistoryEntry]:
+    """Return the lines without calls that have no result, and without those whose exchange is seen instead."""
     messages = [line for line in lines if not is_summary(line.message)]
     answered: set[Call] = set()
     for line in messages:
         result = _result_of(line.message)
-        if result is not None and not (others and result.child_invocation_id):
+        if result is not None and not is_exchange(line, result):
             answered.add((line.message.invocation_id, result.call.call_id))
     settled = []
     for line in messages:
@@ -213,10 +280,32 @@ def _small(message: message_pb2.Message) -> message_pb2.Message:
     return cut
 
 
-def policy_of(definition: AgentDefinition, link: AgentLink | None = None) -> HistoryPolicy:
-    """Return the history policy of a call: scope and overflow of the link, default: the definition's, else SESSION."""
+def policy_of(
+    definition: AgentDefinition, link: AgentLink | None = None, caller: AgentDefinition | None = None
+) -> HistoryPolicy:
+    """Return the history policy of a call: scope and overflow of the link, default: the definition's.
+
+    Default of the scope: BRANCH for the agents of a plan_execute, CALLS for an agent that may call agents as tools,
+    else SESSION.
+    """
     own, called = definition.history, link.history if link is not None else HistoryPolicy()
     policy = HistoryPolicy()
     policy.CopyFrom(own if called.WhichOneof("overflow") is None else called)
-    policy.scope = called.scope or own.scope or message_pb2.HISTORY_SCOPE_SESSION
+    policy.scope = called.scope or own.scope or _usual_scope(definition, caller)
     return policy
+
+
+def _usual_scope(definition: AgentDefinition, caller: AgentDefinition | None) -> message_pb2.HistoryScope.ValueType:
+    if caller is not None and caller.HasField("plan_execute"):
+        return message_pb2.HISTORY_SCOPE_BRANCH
+    if calls_agents(definition):
+        return message_pb2.HISTORY_SCOPE_CALLS
+    return message_pb2.HISTORY_SCOPE_SESSION
+
+
+def calls_agents(definition: AgentDefinition) -> bool:
+    """True if a definition's model may call a linked agent as a tool."""
+    is_supervisor = definition.HasField("supervisor")
+    usual = agent_pb2.LINK_MODE_TRANSFER if is_supervisor else agent_pb2.LINK_MODE_TOOL
+    modes = {link.link_mode or usual for link in definition.sub_agents}
+    return (is_supervisor or definition.HasField("llm")) and agent_pb2.LINK_MODE_TOOL in modes

@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from bough.v1 import event_pb2, execution_pb2, policy_pb2
+from bough.v1 import agent_pb2, event_pb2, execution_pb2, policy_pb2
 from bough_server.engine.execution import Execution
 from bough_server.errors import Fenced, NonDeterministic, ServerStopping, StorageFailed
 from bough_server.metrics import Metrics
@@ -100,13 +100,23 @@ class LiveRun:
             request = event_pb2.CancelRequested(reason=reason)
             self._timers.append(loop.call_later(max(0.0, seconds), self.end_soon, request))
 
-    def begin(self, cut: SessionCut, session: "Iterable[StoredMessage]") -> None:
-        """Start a queued run, which holds its session now, with the session's messages and state."""
+    @property
+    def definition(self) -> agent_pb2.AgentDefinition:
+        """Definition of its root agent."""
+        return self._resolver.agents[self.execution.facts.started.run_started.agent].definition
+
+    def begin(self, cut: SessionCut, session: "Iterable[StoredMessage]", *, starts_with: str) -> None:
+        """Start a queued run, which holds its session now, with the session's messages and state.
+
+        `starts_with` is the member that its root starts with, empty for the usual start.
+        """
         if self.is_waiting and self._ending is None:
             event = self.execution.invocations.root().event("")
             event.run_dequeued.session_cut, event.run_dequeued.state_json = cut.position, cut.state_json
+            event.run_dequeued.starts_with = starts_with
             self.execution.writer.append(event)
             self.execution.session, self.execution.state_json = tuple(session), cut.state_json
+            self.execution.starts_with = starts_with
             self._bound(self._wall)
             self._may_start.set()
 

@@ -10,6 +10,7 @@ from bough_server.errors import Fenced, NotFound, SessionBusy
 from bough_server.runs.admission import Admission, record_of, run_queued, run_started, stored_definitions
 from bough_server.runs.close import close_reason, close_run
 from bough_server.runs.dependencies import RunDependencies
+from bough_server.runs.last_speaker import first_member
 from bough_server.runs.live import LiveRun
 from bough_server.runs.takeover import Launcher
 from bough_server.store.ports import (
@@ -125,8 +126,10 @@ class RunStarter:
     ) -> _Accepted:
         # Read the messages before the run is created: once it exists, no failure may keep it from being launched.
         stored = self._dependencies.store.sessions
-        session = await stored.messages(principal, session_id, through=cut.position) if cut.position else ()
+        session = await stored.history(principal, session_id, through=cut.position) if cut.position else ()
         started = self._started(admission, cut, traced)
+        definition, log = admission.agent.definition, self._dependencies.store.log
+        started.run_started.starts_with = await first_member(log, definition, session)
         await self._create(principal, admission, session_id, started, cut=cut)
         return _Accepted(started=started, queued=None, session=session)
 

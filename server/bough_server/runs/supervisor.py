@@ -16,6 +16,7 @@ from bough_server.errors import Fenced, NonDeterministic, NotFound, RunError, Ru
 from bough_server.runs.close import CloseReason, close_run, failed, read_log
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.follow import Pages
+from bough_server.runs.last_speaker import first_member
 from bough_server.runs.live import LiveRun
 from bough_server.runs.recovery import INITIAL_BACKOFF, Recovery, retry_until_stored
 from bough_server.runs.registry import RunRegistry
@@ -116,8 +117,9 @@ class RunSupervisor:
             return
         stored = self._dependencies.store.sessions
         cut = await stored.cut(principal, session_id)
-        session = await stored.messages(principal, session_id, through=cut.position) if cut.position else ()
-        live.begin(cut, session)
+        session = await stored.history(principal, session_id, through=cut.position) if cut.position else ()
+        starts_with = await first_member(self._dependencies.store.log, live.definition, session)
+        live.begin(cut, session, starts_with=starts_with)
 
     async def is_elsewhere(self, record: RunRecord) -> bool:
         """Return True if another live worker owns a run."""

@@ -245,7 +245,7 @@ class Takeover:
         cut = session_cut(log)
         if not cut:
             return ()
-        return await self._dependencies.store.sessions.messages(record.principal, record.run.session_id, through=cut)
+        return await self._dependencies.store.sessions.history(record.principal, record.run.session_id, through=cut)
 
 
 def session_cut(log: Sequence[event_pb2.AgentEvent]) -> int:

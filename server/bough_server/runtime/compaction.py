@@ -12,10 +12,12 @@ from bough_server import events
 from bough_server.engine import keys
 from bough_server.errors import RunError
 from bough_server.history.overflow import Plan, Unit, summary_of, summary_request, to_be_summarized, window
+from bough_server.messages import text_of
 from bough_server.models.model import Model, ModelRequest
 from bough_server.models.tokens import BYTES_PER_TOKEN, counted, message_tokens, request_tokens
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.model_call import Asked, ModelCallSpec, ask, check_asked
+from bough_server.truncation import size_of
 
 _TRIES: Final = 4
 """How often a request is shortened: more than once only if a tokenizer counts more than the estimate."""
@@ -164,12 +166,14 @@ class _Fitting:
 
     async def _asked(self, plan: Plan, name: str) -> ModelRequest:
         room = self._room_to_ask() * BYTES_PER_TOKEN
+        frame = _bytes_of(summary_request([], room=0, words=self._words))
         for _ in range(_TRIES):
             request = summary_request(plan.messages, room=room, words=self._words)
             over = await counted(self._model(name), request) - self._limit
             if over <= 0:
                 break
-            room -= over * BYTES_PER_TOKEN
+            # From what the conversation takes: the room may be larger, by the estimate, and cut nothing.
+            room = min(room, _bytes_of(request) - frame) - over * BYTES_PER_TOKEN
         return request
 
     def _text(self, response: step_pb2.LlmResponse) -> str:
@@ -185,10 +189,8 @@ class _Fitting:
         summary.author, summary.invocation_id = running.name, running.invocation_id
         summary.parts.add(text=text)
         summary.summary_range.from_position, summary.summary_range.to_position = plan.from_position, plan.to_position
-        is_of_branch = running.history.scope == message_pb2.HISTORY_SCOPE_BRANCH
-        summary.summary_range.scope = (
-            message_pb2.HISTORY_SCOPE_BRANCH if is_of_branch else message_pb2.HISTORY_SCOPE_SESSION
-        )
+        is_narrow = running.history.scope in (message_pb2.HISTORY_SCOPE_BRANCH, message_pb2.HISTORY_SCOPE_CALLS)
+        summary.summary_range.scope = running.history.scope if is_narrow else message_pb2.HISTORY_SCOPE_SESSION
         return event
 
     async def _measure(self, request: ModelRequest) -> int:
@@ -199,6 +201,10 @@ class _Fitting:
             return self._lane.running.resolver.model(name)
         except KeyError:
             return None  # the call itself fails with MODEL_UNAVAILABLE
+
+
+def _bytes_of(request: ModelRequest) -> int:
+    return sum(size_of(text_of(message)) for message in request.messages)
 
 
 def _sizes(parts: Sequence[Unit]) -> list[int]:

@@ -192,7 +192,7 @@ class RunningAgent:
             budget=budget,
             toolset=self._toolset_of(call_site),
             model_name=llm_of(definition).model or self.model_name,
-            history=policy_of(definition, call_site.link),
+            history=policy_of(definition, call_site.link, self.agent.definition),
             delta_coalescing=delta_coalescing([policy.deltas, definition.deltas, execution.default_deltas]),
             transcript=self._transcript_of(call_site),
             state=call_site.state,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from bough.v1 import agent_pb2
+from bough_server.history.visible import CALL_PREFIX
 from bough_server.models.model import ToolSpec
 from bough_server.runtime.agent import Resolver, llm_of
 from bough_server.tools import builtin
@@ -129,5 +130,6 @@ def _agent_offer(link: agent_pb2.AgentLink, resolver: Resolver) -> ToolOffer:
     child = resolver.agents[link.agent].definition
     schema = child.input_schema_json or _MESSAGE_SCHEMA
     return ToolOffer(
-        spec=ToolSpec(name=f"call_{link.agent}", description=child.description, input_schema_json=schema), link=link
+        spec=ToolSpec(name=f"{CALL_PREFIX}{link.agent}", description=child.description, input_schema_json=schema),
+        link=link,
     )

@@ -19,7 +19,7 @@ from bough_server.history.visible import VisibleMessage, summaries, view
 from bough_server.messages import copy_of
 from bough_server.runtime.agent import llm_of
 from bough_server.runtime.running_agent import RunningAgent
-from bough_server.store.ports import StoredMessage
+from bough_server.store.ports import StoredCall, StoredMessage
 from bough_server.tools.builtin import TRANSFER
 
 
@@ -80,7 +80,7 @@ class VisibleHistory:
 
     def shown(self) -> list[VisibleMessage]:
         """Return all visible messages with their origins, also inside `narrowed`."""
-        session = [_entry(one) for one in self._execution.session if not _is_relayed(one)]
+        session = [_entry(one) for one in self._execution.session]
         active = self.active_summary(session)
         if active is not None:
             through = active.summary.summary_range.to_position
@@ -125,10 +125,13 @@ class VisibleHistory:
 
 
 def _entry(stored: StoredMessage) -> HistoryEntry:
-    return HistoryEntry(stored.message, stored.agent, stored.chain, stored.message.position)
-
-
-def _is_relayed(stored: StoredMessage) -> bool:
-    """True if an agent only relayed another's message, which is in the session under its author as well."""
     message = stored.message
-    return message.role == message_pb2.ROLE_ASSISTANT and message.author != stored.agent
+    return HistoryEntry(
+        message,
+        stored.agent,
+        stored.chain,
+        message.position,
+        is_call=isinstance(stored, StoredCall),
+        is_relay=message.role == message_pb2.ROLE_ASSISTANT and message.author != stored.agent,
+        inside=stored.inside if isinstance(stored, StoredCall) else (),
+    )

@@ -268,6 +268,19 @@ class StoredMessage:
     """Hash of the agents' names from the root to that agent; see projection.agent_chain."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCall(StoredMessage):
+    """Calls of linked agents that a model made, or the result of one, which are not in the list of messages.
+
+    The list has the messages that the agents exchanged instead. `message` has the position of the one before it.
+    """
+
+    sequence: int
+    """Sequence of the event of its run that recorded it."""
+    inside: tuple[str, ...] = ()
+    """Of a result: ids of the called invocation and of all that were below it."""
+
+
 class SessionCut(NamedTuple):
     """The point in a session at which a run starts."""
 
@@ -330,6 +343,10 @@ class Sessions(Protocol):
         Names and values must have been checked. Raises NotFound, SessionBusy while a run holds the session, and
         InvalidRequest if the state would be too large.
         """
+        ...
+
+    async def history(self, principal: Principal, session_id: str, *, through: int) -> Sequence[StoredMessage]:
+        """Return the messages up to a position, and the calls of linked agents among them as StoredCall, in order."""
         ...
 
     async def messages(self, principal: Principal, session_id: str, *, through: int) -> Sequence[StoredMessage]:

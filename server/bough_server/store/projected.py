@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bough_server.run_state import RunState
-from bough_server.store.ports import StoredMessage, UsageEntry
+from bough_server.store.ports import StoredCall, StoredMessage, UsageEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,10 @@ class Projected:
     shared: Sequence[StoredMessage] = ()
     """For a fork: the run's messages from before the fork point. Creating a fork copies them to its session, so only a
     rebuild writes them."""
+    calls: Sequence[StoredCall] = ()
+    """Calls of linked agents and their results, which are not among `messages`."""
+    shared_calls: Sequence[StoredCall] = ()
+    """For a fork: the run's calls from before the fork point, as `shared`."""
 
 
 NOTHING: Final = Projected(start=None, messages=(), usage=(), end=None)

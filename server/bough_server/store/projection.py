@@ -18,7 +18,8 @@ from bough_server.messages import calls_of, copy_of
 from bough_server.run_state import RunStateFold
 from bough_server.session_state import json_of
 from bough_server.session_state_fold import StateFold
-from bough_server.store.ports import Record, StoredMessage, UsageEntry
+from bough_server.store.linked_calls import LinkedCalls
+from bough_server.store.ports import Record, StoredCall, StoredMessage, UsageEntry
 from bough_server.store.projected import NOTHING, LogAddress, Projected, RunEnd, RunStart
 from bough_server.store.usage_so_far import COUNTED, UsageSoFar
 from bough_server.usage import Sums
@@ -64,6 +65,9 @@ class RunFold:
         self._begin_time_ns: int | None = None
         self._messages: list[StoredMessage] = []
         self._shared: list[StoredMessage] = []
+        self._linked_calls = LinkedCalls()
+        self._calls: list[StoredCall] = []
+        self._shared_calls: list[StoredCall] = []
         self._results: list[tuple[StoredMessage, str]] = []
         """The messages made from tool results, with their effect keys."""
         self._usage: list[UsageEntry] = []
@@ -104,7 +108,7 @@ class RunFold:
 
     def _projected(self) -> Projected:
         run_state, used = self._run_state.change(), self._used.change()
-        has_changes = self._messages or self._usage or self._start or self._end or self._is_state_new
+        has_changes = self._messages or self._calls or self._usage or self._start or self._end or self._is_state_new
         if not (has_changes or run_state or used is not None):
             return NOTHING
         projected = Projected(
@@ -117,9 +121,12 @@ class RunFold:
             tree_usage=used,
             begin_time_ns=self._begin_time_ns,
             shared=self._shared,
+            calls=tuple(self._calls),
+            shared_calls=tuple(self._shared_calls),
         )
         self._start, self._end, self._begin_time_ns = None, None, None
         self._messages, self._usage, self._shared, self._results = [], [], [], []
+        self._calls, self._shared_calls = [], []
         self._is_state_new = False
         return projected
 
@@ -167,11 +174,13 @@ class RunFold:
             for stored, effect_key in self._results:
                 stored.message.message_id = ids.message_id(forked.origin.run_id, effect_key, "TOOL")
         self._shared += self._messages
+        self._shared_calls += self._calls
         if forked.changes.HasField("input") and self._shared:
             self._waiting = _with_content(self._shared[0], forked.changes.input, event.record_time)
             self._position = self._shared[0].message.position - 1
             self._shared = []
         self._messages, self._usage, self._results, self._begin_time_ns = [], [], [], None
+        self._calls = []
         self._message_root = self._address.run_id  # from here on ids must differ from those of the origin
         self._shared_position = self._position
         self._is_state_new = bool(self._state.values)
@@ -183,6 +192,7 @@ class RunFold:
     def _sub_agent_started(self, event: event_pb2.AgentEvent) -> None:
         _, above = self._chains.get(event.parent_invocation_id, ("", ""))
         self._chains[event.invocation_id] = (event.agent, agent_chain(above, event.agent))
+        self._linked_calls.apply_start(event)
         self._store(event, event.sub_agent_started.input)
 
     def _sub_agent_completed(self, event: event_pb2.AgentEvent) -> None:
@@ -206,6 +216,8 @@ class RunFold:
         self._models.pop(event.effect_key, None)
         if self._store(event, response.message):
             self._stored_calls.update((event.invocation_id, call.call_id) for call in calls_of(response.message))
+        elif self._linked_calls.apply_unstored(event, response.message):
+            self._store_call(event, response.message)
 
     def _llm_failed(self, event: event_pb2.AgentEvent) -> None:
         self._models.pop(event.effect_key, None)
@@ -252,20 +264,23 @@ class RunFold:
     def _answer(self, event: event_pb2.AgentEvent, result: message_pb2.ToolResult) -> None:
         """Store a tool's result as a message if the message with its call is stored.
 
-        Results of agents are left out: the session holds the agents' own messages.
+        Results of agents are no messages, as the session holds the agents' own; they are stored as calls.
         """
         call = (event.invocation_id, result.call.call_id)
-        if result.child_invocation_id or not event.effect_key or call not in self._stored_calls:
-            return
-        self._stored_calls.discard(call)
         message = message_pb2.Message(
-            message_id=ids.message_id(self._message_root, event.effect_key, "TOOL"),
             role=message_pb2.ROLE_TOOL,
-            kind=message_pb2.MESSAGE_KIND_TOOL,
             author=result.agent,
             parts=[message_pb2.Part(tool_result=result)],
             invocation_id=event.invocation_id,
         )
+        if result.child_invocation_id or not event.effect_key or call not in self._stored_calls:
+            inside = self._linked_calls.apply_result(result, call)
+            if inside is not None:
+                self._store_call(event, message, inside=inside)
+            return
+        self._stored_calls.discard(call)
+        message.message_id = ids.message_id(self._message_root, event.effect_key, "TOOL")
+        message.kind = message_pb2.MESSAGE_KIND_TOOL
         if self._store(event, message):
             self._results.append((self._messages[-1], event.effect_key))
 
@@ -280,6 +295,23 @@ class RunFold:
         agent, chain = self._chains.get(event.invocation_id, (event.agent, ""))
         self._messages.append(StoredMessage(message=stored, run_id=self._address.run_id, agent=agent, chain=chain))
         return True
+
+    def _store_call(
+        self, event: event_pb2.AgentEvent, message: message_pb2.Message, *, inside: tuple[str, ...] = ()
+    ) -> None:
+        stored = copy_of(message)
+        stored.position = self._position
+        agent, chain = self._chains.get(event.invocation_id, (event.agent, ""))
+        self._calls.append(
+            StoredCall(
+                message=stored,
+                run_id=self._address.run_id,
+                agent=agent,
+                chain=chain,
+                sequence=event.sequence,
+                inside=inside,
+            )
+        )
 
     def _store_waiting(self) -> None:
         """Store the message that was held back, at the next position."""

@@ -5,6 +5,7 @@ from typing import Final
 from tests.durability.prefixes.calls import BOUNDED, DEEP, PLAIN, RETRYING, SUB_AGENTS, TOOLS
 from tests.durability.prefixes.cancellation import ABORTING, CANCELLED, OVERTIME
 from tests.durability.prefixes.code_agents import CALLING, CODED
+from tests.durability.prefixes.conversations import STAYING
 from tests.durability.prefixes.histories import REMEMBERING
 from tests.durability.prefixes.limits import ONE_AT_A_TIME, SPENT, UNSAID
 from tests.durability.prefixes.questions import (
@@ -42,4 +43,5 @@ SCENARIOS: Final = (
     CALLING,
     PAYING_BY_CODE,
     DISMISSED_BY_CODE,
+    STAYING,
 )

@@ -77,6 +77,36 @@ PARALLEL_FAILURE_POLICY_FAIL_FAST: ParallelFailurePolicy.ValueType  # 2
 """They are cancelled."""
 Global___ParallelFailurePolicy: _TypeAlias = ParallelFailurePolicy  # noqa: Y015
 
+class _NextRunStart:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _NextRunStartEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NextRunStart.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    NEXT_RUN_START_UNSPECIFIED: _NextRunStart.ValueType  # 0
+    """ENTRY."""
+    NEXT_RUN_START_ENTRY: _NextRunStart.ValueType  # 1
+    """The supervisor itself; the entry member of a swarm."""
+    NEXT_RUN_START_LAST_SPEAKER: _NextRunStart.ValueType  # 2
+    """The member whose answer was the last one of this agent in the session, so that a conversation stays with the member that it
+    was handed to. ENTRY if there is no such answer, or if the member is not linked as a member any more. Determined when the
+    run starts, and recorded in its run_started or run_dequeued.
+    """
+
+class NextRunStart(_NextRunStart, metaclass=_NextRunStartEnumTypeWrapper):
+    """Which agent starts a run whose root is a supervisor or a swarm. Ignored for a supervisor or a swarm below the root."""
+
+NEXT_RUN_START_UNSPECIFIED: NextRunStart.ValueType  # 0
+"""ENTRY."""
+NEXT_RUN_START_ENTRY: NextRunStart.ValueType  # 1
+"""The supervisor itself; the entry member of a swarm."""
+NEXT_RUN_START_LAST_SPEAKER: NextRunStart.ValueType  # 2
+"""The member whose answer was the last one of this agent in the session, so that a conversation stays with the member that it
+was handed to. ENTRY if there is no such answer, or if the member is not linked as a member any more. Determined when the
+run starts, and recorded in its run_started or run_dequeued.
+"""
+Global___NextRunStart: _TypeAlias = NextRunStart  # noqa: Y015
+
 class _LinkMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -185,7 +215,7 @@ class AgentDefinition(_message.Message):
 
     @_builtins.property
     def history(self) -> Global___HistoryPolicy:
-        """What it sees of its session. Default: all of it."""
+        """What it sees of its session. Default: see HistoryScope."""
 
     @_builtins.property
     def deltas(self) -> _policy_pb2.DeltaPolicy:
@@ -474,6 +504,11 @@ class SupervisorAgent(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LLM_FIELD_NUMBER: _builtins.int
+    NEXT_RUN_STARTS_WITH_FIELD_NUMBER: _builtins.int
+    next_run_starts_with: Global___NextRunStart.ValueType
+    """Which agent a run of this one starts with. LAST_SPEAKER is a member only if the supervisor's last answer in the session was
+    that member's, by an exit; when the member has ended without one, the supervisor continues.
+    """
     @_builtins.property
     def llm(self) -> Global___LlmAgent:
         """The model, its instruction and its tools."""
@@ -482,10 +517,11 @@ class SupervisorAgent(_message.Message):
         self,
         *,
         llm: Global___LlmAgent | None = ...,
+        next_run_starts_with: Global___NextRunStart.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["llm", b"llm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["llm", b"llm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["llm", b"llm", "next_run_starts_with", b"next_run_starts_with"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -500,16 +536,20 @@ class SwarmAgent(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENTRY_AGENT_FIELD_NUMBER: _builtins.int
+    NEXT_RUN_STARTS_WITH_FIELD_NUMBER: _builtins.int
     entry_agent: _builtins.str
     """The member that starts; empty for the first one."""
+    next_run_starts_with: Global___NextRunStart.ValueType
+    """Which member a run of this agent starts with: the entry, or the one that spoke last."""
     def __init__(
         self,
         *,
         entry_agent: _builtins.str = ...,
+        next_run_starts_with: Global___NextRunStart.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_agent", b"entry_agent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_agent", b"entry_agent", "next_run_starts_with", b"next_run_starts_with"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -624,6 +624,7 @@ class RunStarted(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
+    STARTS_WITH_FIELD_NUMBER: _builtins.int
     invocation_id: _builtins.str
     """The root's invocation id, which is also this event's."""
     key_root: _builtins.str
@@ -646,6 +647,10 @@ class RunStarted(_message.Message):
     """A digest of the request without its `follow`; empty without a request id. Opaque."""
     user_id: _builtins.str
     """The user whose token started the run."""
+    starts_with: _builtins.str
+    """The member that a supervisor or a swarm starts with because it spoke last, as next_run_starts_with says. Empty if the root
+    starts as usual, and for a queued run, whose run_dequeued has it.
+    """
     @_builtins.property
     def run_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The names of the agents on the way here: the root's only."""
@@ -695,10 +700,11 @@ class RunStarted(_message.Message):
         request_id: _builtins.str = ...,
         request_digest: _builtins.str = ...,
         user_id: _builtins.str = ...,
+        starts_with: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time", "input", b"input", "policy", b"policy", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "deadline_time", b"deadline_time", "definition_refs", b"definition_refs", "input", b"input", "invocation_id", b"invocation_id", "key_root", b"key_root", "kind", b"kind", "labels", b"labels", "policy", b"policy", "request_digest", b"request_digest", "request_id", b"request_id", "run_path", b"run_path", "session_cut", b"session_cut", "state_json", b"state_json", "user_id", b"user_id", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "deadline_time", b"deadline_time", "definition_refs", b"definition_refs", "input", b"input", "invocation_id", b"invocation_id", "key_root", b"key_root", "kind", b"kind", "labels", b"labels", "policy", b"policy", "request_digest", b"request_digest", "request_id", b"request_id", "run_path", b"run_path", "session_cut", b"session_cut", "starts_with", b"starts_with", "state_json", b"state_json", "user_id", b"user_id", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1531,19 +1537,23 @@ class RunDequeued(_message.Message):
 
     SESSION_CUT_FIELD_NUMBER: _builtins.int
     STATE_JSON_FIELD_NUMBER: _builtins.int
+    STARTS_WITH_FIELD_NUMBER: _builtins.int
     session_cut: _builtins.int
     """The position of the session's last message now; 0 for none."""
     state_json: _builtins.str
     """The session's values now, as one JSON object; empty for none."""
+    starts_with: _builtins.str
+    """As RunStarted.starts_with."""
     def __init__(
         self,
         *,
         session_cut: _builtins.int = ...,
         state_json: _builtins.str = ...,
+        starts_with: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_cut", b"session_cut", "state_json", b"state_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_cut", b"session_cut", "starts_with", b"starts_with", "state_json", b"state_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

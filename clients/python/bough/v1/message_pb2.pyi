@@ -101,25 +101,39 @@ class _HistoryScope:
 class _HistoryScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HistoryScope.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     HISTORY_SCOPE_UNSPECIFIED: _HistoryScope.ValueType  # 0
-    """Inherited: the link's scope, else the definition's, else SESSION."""
+    """Inherited: the link's scope, else the definition's. If neither says one: BRANCH for the agents of a plan_execute, CALLS for an
+    llm or a supervisor that may call a linked agent as a tool, else SESSION.
+    """
     HISTORY_SCOPE_SESSION: _HistoryScope.ValueType  # 1
     """Everything up to the moment at which the agent was called."""
     HISTORY_SCOPE_BRANCH: _HistoryScope.ValueType  # 2
     """Of that, the user's messages and those of the agent's ancestors and of the agent itself."""
     HISTORY_SCOPE_NONE: _HistoryScope.ValueType  # 3
     """The agent's input and its own steps."""
+    HISTORY_SCOPE_CALLS: _HistoryScope.ValueType  # 4
+    """As SESSION, but of an agent that was called as a tool only the call and its result are seen, and nothing that was said inside,
+    at any depth. The calling agent sees them as its own messages, in later runs too. Calls of the agent itself and of the agents
+    above it, at the same place of the agent tree, are seen from within, as with SESSION.
+    """
 
 class HistoryScope(_HistoryScope, metaclass=_HistoryScopeEnumTypeWrapper):
     """How much of a session an agent sees."""
 
 HISTORY_SCOPE_UNSPECIFIED: HistoryScope.ValueType  # 0
-"""Inherited: the link's scope, else the definition's, else SESSION."""
+"""Inherited: the link's scope, else the definition's. If neither says one: BRANCH for the agents of a plan_execute, CALLS for an
+llm or a supervisor that may call a linked agent as a tool, else SESSION.
+"""
 HISTORY_SCOPE_SESSION: HistoryScope.ValueType  # 1
 """Everything up to the moment at which the agent was called."""
 HISTORY_SCOPE_BRANCH: HistoryScope.ValueType  # 2
 """Of that, the user's messages and those of the agent's ancestors and of the agent itself."""
 HISTORY_SCOPE_NONE: HistoryScope.ValueType  # 3
 """The agent's input and its own steps."""
+HISTORY_SCOPE_CALLS: HistoryScope.ValueType  # 4
+"""As SESSION, but of an agent that was called as a tool only the call and its result are seen, and nothing that was said inside,
+at any depth. The calling agent sees them as its own messages, in later runs too. Calls of the agent itself and of the agents
+above it, at the same place of the agent tree, are seen from within, as with SESSION.
+"""
 Global___HistoryScope: _TypeAlias = HistoryScope  # noqa: Y015
 
 @_typing.final
@@ -214,8 +228,8 @@ class SummaryRange(_message.Message):
     to_position: _builtins.int
     """The position of the last of them; 0 if it replaces none of the session."""
     scope: Global___HistoryScope.ValueType
-    """What its author saw of the session: SESSION or BRANCH. An agent that sees the whole session does not use a summary of a
-    branch.
+    """What its author saw of the session: SESSION, BRANCH or CALLS. An agent uses a summary made with its scope, and with CALLS one
+    made with SESSION too. One made with BRANCH or CALLS is used at its author's place in the agent tree only.
     """
     def __init__(
         self,

@@ -28,7 +28,16 @@ from bough_server.store.ports import Record
 from bough_server.store.projected import NOTHING, Projected
 from bough_server.store.sql import tables
 from bough_server.store.sql.jobs import Append
-from bough_server.store.sql.rows import Row, end_row, message_rows, run_state_row, state_row, usage_row, usage_rows
+from bough_server.store.sql.rows import (
+    Row,
+    call_rows,
+    end_row,
+    message_rows,
+    run_state_row,
+    state_row,
+    usage_row,
+    usage_rows,
+)
 
 
 def run_time(moved: BindParameter[int]) -> ColumnElement[int]:
@@ -67,6 +76,9 @@ _INSERT_EVENTS: Final = _text(insert(tables.events), "run_id", "sequence", "kind
 
 
 INSERT_MESSAGES: Final = insert(tables.messages)
+
+
+INSERT_CALLS: Final = insert(tables.calls)
 
 
 INSERT_USAGE: Final = insert(tables.usage_entries)
@@ -161,10 +173,11 @@ class DriverStatement:
             cursor.executemany(self._text, [{**self._fixed, **row} for row in rows] if self._fixed else rows)
 
 
-_MESSAGES, _USAGE, _POSITION, _RUN_STATE, _TREE_USAGE, _END, _RELEASE, _RUN_TIME, _DROP, _SESSION_STATE = (
+_MESSAGES, _CALLS, _USAGE, _POSITION, _RUN_STATE, _TREE_USAGE, _END, _RELEASE, _RUN_TIME, _DROP, _SESSION_STATE = (
     DriverStatement(each)
     for each in (
         INSERT_MESSAGES,
+        INSERT_CALLS,
         INSERT_USAGE,
         _EXTEND_SESSION,
         MOVE_RUN,
@@ -263,6 +276,7 @@ class _Derived:
 
     def __init__(self) -> None:
         self._messages: list[Row] = []
+        self._calls: list[Row] = []
         self._usage: list[Row] = []
         self._positions: list[Row] = []
         self._run_states: list[Row] = []
@@ -279,6 +293,8 @@ class _Derived:
         if projected.messages:
             self._messages += message_rows(one.tenant_id, one.session_id, projected.messages)
             self._positions.append({**session, "position": projected.messages[-1].message.position})
+        if projected.calls:
+            self._calls += call_rows(one.tenant_id, one.session_id, projected.calls)
         if projected.run_state is not None:
             self._run_states.append(run_state_row(run_id, projected.run_state))
         if projected.begin_time_ns is not None:
@@ -300,6 +316,7 @@ class _Derived:
         the next run in the queue, which must not be one that ends in the same batch.
         """
         _MESSAGES.write(cursor, self._messages)
+        _CALLS.write(cursor, self._calls)
         _USAGE.write(cursor, self._usage)
         _POSITION.write(cursor, self._positions)
         _RUN_STATE.write(cursor, self._run_states)

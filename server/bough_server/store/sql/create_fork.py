@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, case, insert, select
+from sqlalchemy import Connection, bindparam, case, insert, or_, select
 
 from bough_server import events
 from bough_server.errors import ForkRefused, NotFound
@@ -19,7 +19,7 @@ from bough_server.store.sql.append import FirstRecords, write_first
 from bough_server.store.sql.create_run import check_request, insert_run, insert_session, is_accepted
 from bough_server.store.sql.log_heads import Head, LogHeads, stored_records
 
-_runs, _events, _messages = tables.runs.c, tables.events.c, tables.messages.c
+_runs, _events, _messages, _calls = tables.runs.c, tables.events.c, tables.messages.c, tables.calls.c
 
 _ORIGIN: Final = select(_runs.session_id).where(
     _runs.run_id == bindparam("origin"),
@@ -41,6 +41,22 @@ _COPY_MESSAGES: Final = insert(tables.messages).from_select(
         _messages.tenant_id == bindparam("tenant"),
         _messages.session_id == bindparam("its_session"),
         _messages.position <= bindparam("shared_position"),
+    ),
+)
+_COPIED_OF_CALLS: Final = (
+    *(_calls.tenant_id, _calls.position, _calls.sequence, _calls.agent, _calls.chain, _calls.inside, _calls.data),
+)
+_IS_OF_ORIGIN: Final = _calls.run_id == bindparam("origin")
+_COPY_CALLS: Final = insert(tables.calls).from_select(
+    ["session_id", "run_id", *(column.name for column in _COPIED_OF_CALLS)],
+    select(
+        bindparam("own_session"), case((_IS_OF_ORIGIN, bindparam("fork")), else_=_calls.run_id), *_COPIED_OF_CALLS
+    ).where(
+        _calls.tenant_id == bindparam("tenant"),
+        _calls.session_id == bindparam("its_session"),
+        _calls.position <= bindparam("shared_position"),
+        # Positions do not say which calls of the origin are shared: several events can follow one message.
+        or_(~_IS_OF_ORIGIN, _calls.sequence <= bindparam("sequence")),
     ),
 )
 
@@ -103,7 +119,10 @@ def accept_fork(connection: Connection, heads: LogHeads, folded: FoldedFork) -> 
         "tenant": folded.address.tenant_id,
     }
     copied |= {"fork": new_fork.run_id, "cut": folded.fold.session_cut}
-    connection.execute(_COPY_MESSAGES, {**copied, "shared_position": folded.fold.shared_position})
+    copied["shared_position"] = folded.fold.shared_position
+    connection.execute(_COPY_MESSAGES, copied)
+    del copied["cut"]
+    connection.execute(_COPY_CALLS, {**copied, **_origin(new_fork)})
     first = FirstRecords(
         run_id=new_fork.run_id,
         tenant_id=folded.address.tenant_id,

@@ -10,6 +10,7 @@ from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import (
     END_RUN,
+    INSERT_CALLS,
     INSERT_MESSAGES,
     INSERT_USAGE,
     MOVE_RUN,
@@ -19,7 +20,15 @@ from bough_server.store.sql.append import (
 from bough_server.store.sql.create_run import start_values
 from bough_server.store.sql.database import database_status, exclusive_engine, migrate, opening
 from bough_server.store.sql.log_heads import stored_records
-from bough_server.store.sql.rows import end_row, message_rows, run_state_row, state_row, usage_row, usage_rows
+from bough_server.store.sql.rows import (
+    call_rows,
+    end_row,
+    message_rows,
+    run_state_row,
+    state_row,
+    usage_row,
+    usage_rows,
+)
 
 _runs, _sessions, _messages = tables.runs.c, tables.sessions.c, tables.messages.c
 
@@ -32,12 +41,15 @@ _ADDRESSES: Final = select(
 )
 _LAST: Final = select(func.max(tables.events.c.sequence)).where(tables.events.c.run_id == bindparam("run"))
 _START_RUN: Final = update(tables.runs).where(_runs.run_id == bindparam("run"))
-_FORGET_MESSAGES: Final = delete(tables.messages).where(
-    exists().where(
-        _runs.run_id == _messages.run_id,
-        _runs.tenant_id == _messages.tenant_id,
-        _runs.session_id == _messages.session_id,
+_FORGET: Final = tuple(
+    delete(table).where(
+        exists().where(
+            _runs.run_id == table.c.run_id,
+            _runs.tenant_id == table.c.tenant_id,
+            _runs.session_id == table.c.session_id,
+        )
     )
+    for table in (tables.messages, tables.calls)
 )
 _NEWEST_MESSAGE: Final = (
     select(func.coalesce(func.max(_messages.position), 0))
@@ -78,7 +90,8 @@ def rebuild_projections(url: str) -> int:
 
 def _rebuild(connection: Connection) -> int:
     addresses = connection.execute(_ADDRESSES).all()
-    connection.execute(_FORGET_MESSAGES)
+    for statement in _FORGET:
+        connection.execute(statement)
     connection.execute(delete(tables.run_definitions))
     known = select(_runs.run_id)
     connection.execute(delete(tables.usage_entries).where(tables.usage_entries.c.run_id.in_(known)))
@@ -98,6 +111,8 @@ def _rebuild_run(connection: Connection, row: "Row[tuple[str, str, str, str, boo
     _restore_row(connection, address, projected)
     if rows := message_rows(tenant_id, session_id, [*projected.shared, *projected.messages]):
         connection.execute(INSERT_MESSAGES, rows)
+    if rows := call_rows(tenant_id, session_id, [*projected.shared_calls, *projected.calls]):
+        connection.execute(INSERT_CALLS, rows)
     if rows := usage_rows(projected):
         connection.execute(INSERT_USAGE, rows)
     if makes_state:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from bough_server.run_state import RunState
-from bough_server.store.ports import StoredMessage
+from bough_server.store.ports import StoredCall, StoredMessage
 from bough_server.store.projected import Projected, RunEnd
 from bough_server.store.sql.usage import usage_values
 
@@ -23,6 +23,14 @@ def message_rows(tenant_id: str, session_id: str, messages: Sequence[StoredMessa
             "data": stored.message.SerializeToString(deterministic=True),
         }
         for stored in messages
+    ]
+
+
+def call_rows(tenant_id: str, session_id: str, calls: Sequence[StoredCall]) -> list[Row]:
+    """Return rows of the table of calls."""
+    return [
+        {**row, "sequence": call.sequence, "inside": " ".join(call.inside)}
+        for row, call in zip(message_rows(tenant_id, session_id, calls), calls, strict=True)
     ]
 
 

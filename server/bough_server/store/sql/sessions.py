@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, liter
 from bough.v1 import message_pb2, session_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, RequestIdReused, SessionExists
 from bough_server.session_state import MAX_STATE_BYTES, applied, fits, json_of, values_of, write_of
-from bough_server.store.ports import Page, Principal, SessionCut, StoredMessage
+from bough_server.store.ports import Page, Principal, SessionCut, StoredCall, StoredMessage
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import SET_STATE
 from bough_server.store.sql.create_run import labels_text, session_busy
@@ -40,6 +40,13 @@ _MESSAGES: Final = (
     .where(*_ITS_MESSAGES, _messages.position <= bindparam("through"))
     .order_by(_messages.position)
 )
+_calls = tables.calls.c
+_ITS_CALLS: Final = (_calls.tenant_id == bindparam("tenant"), _calls.session_id == bindparam("session"))
+_CALLS: Final = (
+    select(*(column for column in _calls if column.name not in ("tenant_id", "session_id")))
+    .where(*_ITS_CALLS, _calls.position <= bindparam("through"))
+    .order_by(_calls.position, _calls.sequence)
+)
 _RUN_IDS: Final = select(_runs.run_id).where(*_ITS_RUNS)
 _DELETIONS: Final = (
     delete(tables.run_commands).where(tables.run_commands.c.run_id.in_(_RUN_IDS)),
@@ -47,6 +54,7 @@ _DELETIONS: Final = (
     delete(tables.run_definitions).where(tables.run_definitions.c.run_id.in_(_RUN_IDS)),
     delete(tables.runs).where(*_ITS_RUNS),
     delete(tables.messages).where(*_ITS_MESSAGES),
+    delete(tables.calls).where(*_ITS_CALLS),
     delete(tables.sessions).where(*_WHERE),
 )
 _UNNAMED: Final = delete(tables.definitions).where(
@@ -132,14 +140,16 @@ class SqlSessions:
 
     async def messages(self, principal: Principal, session_id: str, *, through: int) -> Sequence[StoredMessage]:
         """See Sessions."""
-        here = {"tenant": principal.tenant_id, "session": session_id}
-        rows = await self._rows(_MESSAGES, {**here, "through": through})
-        return [
-            StoredMessage(
-                message=message_pb2.Message.FromString(row.data), run_id=row.run_id, agent=row.agent, chain=row.chain
-            )
-            for row in rows
-        ]
+        here = {"tenant": principal.tenant_id, "session": session_id, "through": through}
+        return list(map(_stored, await self._rows(_MESSAGES, here)))
+
+    async def history(self, principal: Principal, session_id: str, *, through: int) -> Sequence[StoredMessage]:
+        """See Sessions."""
+        here = {"tenant": principal.tenant_id, "session": session_id, "through": through}
+        messages, calls = await self._readers.run(lambda connection: _read_history(connection, here))
+        found = [*map(_stored, messages), *map(_stored_call, calls)]
+        # A stable sort: calls come after the message at their position, and stay in the order of their sequences.
+        return sorted(found, key=lambda one: one.message.position) if calls else found
 
     async def list_messages(
         self, principal: Principal, session_id: str, page: Page
@@ -171,6 +181,26 @@ class SqlSessions:
 
     async def _rows(self, statement: Select[Any], parameters: dict[str, object] | None = None) -> Sequence[Row[Any]]:
         return await self._readers.run(lambda connection: connection.execute(statement, parameters or {}).all())
+
+
+def _read_history(connection: Connection, here: Mapping[str, object]) -> tuple[Sequence[Row[Any]], Sequence[Row[Any]]]:
+    return connection.execute(_MESSAGES, here).all(), connection.execute(_CALLS, here).all()
+
+
+def _stored(row: Row[Any]) -> StoredMessage:
+    message = message_pb2.Message.FromString(row.data)
+    return StoredMessage(message=message, run_id=row.run_id, agent=row.agent, chain=row.chain)
+
+
+def _stored_call(row: Row[Any]) -> StoredCall:
+    return StoredCall(
+        message=message_pb2.Message.FromString(row.data),
+        run_id=row.run_id,
+        agent=row.agent,
+        chain=row.chain,
+        sequence=row.sequence,
+        inside=tuple(row.inside.split()),
+    )
 
 
 def _size_of_session(row: Row[Any]) -> int:

@@ -129,6 +129,26 @@ class MessageRow(_Row, table=True):
     data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
 
 
+class CallRow(_Row, table=True):
+    """Calls of linked agents that a model made in a session, or the result of one; see StoredCall.
+
+    `inside` are ids of invocations with a space between. What MessageRow says of runs of other sessions holds here too.
+    """
+
+    __tablename__ = "calls"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    tenant_id: str = Field(primary_key=True)
+    session_id: str = Field(primary_key=True)
+    position: int = Field(primary_key=True)
+    run_id: str = Field(primary_key=True)
+    sequence: int = Field(primary_key=True)
+    agent: str
+    chain: str
+    inside: str
+    data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+
+
 class UsageRow(_Row, table=True):
     """A line of the usage ledger, one for each attempt that was sent to a model; it outlives its run.
 
@@ -229,6 +249,7 @@ events: Final[Table] = metadata.tables["events"]
 runs: Final[Table] = metadata.tables["runs"]
 sessions: Final[Table] = metadata.tables["sessions"]
 messages: Final[Table] = metadata.tables["messages"]
+calls: Final[Table] = metadata.tables["calls"]
 usage_entries: Final[Table] = metadata.tables["usage_entries"]
 definitions: Final[Table] = metadata.tables["definitions"]
 run_definitions: Final[Table] = metadata.tables["run_definitions"]
