@@ -36,7 +36,7 @@ class Attentive:
     """A model that says what it can read in its request, calls a clerk once a turn, and keeps what it was asked."""
 
     name, provider, model, config_digest = "default", "scripted", "attentive", ""
-    retry, price = RetryPolicy(retries=0), Price(input=1_000_000, output=1_000_000)
+    retry, price = RetryPolicy(retries=0), Price(input_per_million=1, output_per_million=1)
     fallbacks: Sequence[str] = ()
 
     def __init__(self) -> None:

@@ -106,7 +106,7 @@ class Scripts:
             script=_parsed(self._scripts[name]) if name in self._scripts else self._script,
             fallbacks=self._fallbacks.get(name, ()),
             retry=self._retry,
-            price=Price(input=1_000_000, output=2_000_000),
+            price=Price(input_per_million=1, output_per_million=2),
             gate=self._gate,
             limiter=ModelLimiter(name=name, max_concurrency=self._max_concurrency),
         )

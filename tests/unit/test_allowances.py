@@ -157,7 +157,7 @@ def test_a_refused_call_takes_nothing() -> None:
 
 def test_an_estimate_is_the_request_and_the_most_that_may_be_written() -> None:
     model = Scripts(script(p=["hi"])).get("default")
-    assert model.price == Price(input=1_000_000, output=2_000_000)
+    assert model.price == Price(input_per_million=1, output_per_million=2)
     request = ModelRequest(messages=(), instruction="x" * 40)
     assert estimated(request, model) == Amount(tokens=10, cost_nanos=10_000)
     request.settings.max_output_tokens = 100

@@ -61,7 +61,8 @@ SETTINGS_FORMS = [
     "server: {drain_grace: 30}\nruns: {disconnect_grace: 0.5, deltas: {max_interval: 1s500ms}}",
     "storage: {durability: process}",
     "models: {default: {alias: a}, a: {provider: local}}",
-    "models: {a: {provider: openai, model: m, timeouts: {start: 1m}, price: {input: 1, output: 2.5}, breaker: }}",
+    "models: {a: {provider: openai, model: m, timeouts: {start: 1m}, breaker: }}",
+    "models: {a: {provider: openai, model: m, price: {input_per_million: 1, output_per_million: 2.5}}}",
     "limits: {default: {tokens: 5, wall_duration: }, maximum: {concurrency: 1}}",
     "telemetry: {prometheus_port: }\nlog_level: debug\ncurrency: EUR\naddress: ",
 ]

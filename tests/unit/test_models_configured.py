@@ -63,20 +63,22 @@ def test_the_list_has_every_name_in_order(folder: Path) -> None:
 
 
 def test_prices_are_in_the_currency_of_the_configuration(folder: Path) -> None:
-    price = PriceSection(input=1, output=2)
+    price = PriceSection(input_per_million=1, output_per_million=2)
     told = ModelSection(provider="scripted", script=folder / "desk.yaml", price=price)
     local = ModelSection(provider="local", price=price)
     configs = {"openai": openai(price=price.model_dump()), "local": local, "told": told}
     for currency in ("USD", "EUR"):
         models = build_models(configs, secrets={}, folder=folder, currency=currency)
-        assert {models.get(name).price for name in configs} == {Price(input=1, output=2, currency_code=currency)}
+        assert {models.get(name).price for name in configs} == {
+            Price(input_per_million=1, output_per_million=2, currency_code=currency)
+        }
 
 
 def test_retries_and_prices_are_the_configured_ones(folder: Path) -> None:
-    price = PriceSection(input=1, output=2, cached_input=0.5)
+    price = PriceSection(input_per_million=1, output_per_million=2, cached_input_per_million=0.5)
     model = built(folder, a=openai(retries=5, price=price)).get("a")
     assert model.retry == RetryPolicy(retries=5)
-    assert model.price == Price(input=1, output=2, cached_input=0.5)
+    assert model.price == Price(input_per_million=1, output_per_million=2, cached_input_per_million=0.5)
     assert (model.name, model.provider, model.model) == ("a", "openai", "large-1")
 
 

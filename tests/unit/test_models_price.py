@@ -10,31 +10,43 @@ from bough_server.models.model import Price, cost_of
 TOKENS = st.integers(0, 10**9)
 
 
+def _price(input: float, output: float, *, cached: float | None = None) -> Price:
+    return Price(input_per_million=input, output_per_million=output, cached_input_per_million=cached)
+
+
 @pytest.mark.parametrize(
     ("price", "usage", "nanos"),
     [
-        (Price(input=2_500_000, output=10_000_000), {"input_tokens": 1000, "output_tokens": 100}, 3_500_000),
-        (Price(input=150_000, output=0), {"input_tokens": 10, "output_tokens": 0}, 1_500),
-        (Price(input=20_000, output=0), {"input_tokens": 10, "output_tokens": 0}, 200),
-        (Price(input=1, output=0), {"input_tokens": 499, "output_tokens": 0}, 0),
-        (Price(input=1, output=0), {"input_tokens": 500, "output_tokens": 0}, 1),
-        (Price(input=0.1, output=0), {"input_tokens": 5_000, "output_tokens": 0}, 1),
-        (Price(input=10, output=0), {"input_tokens": 10**6, "cached_input_tokens": 10**6, "output_tokens": 0}, 10_000),
+        (_price(2.5, 10), {"input_tokens": 1000, "output_tokens": 100}, 3_500_000),
+        (_price(0.15, 0), {"input_tokens": 10, "output_tokens": 0}, 1_500),
+        (_price(0.02, 0), {"input_tokens": 10, "output_tokens": 0}, 200),
+        (_price(1e-06, 0), {"input_tokens": 499, "output_tokens": 0}, 0),
+        (_price(1e-06, 0), {"input_tokens": 500, "output_tokens": 0}, 1),
+        (_price(1e-07, 0), {"input_tokens": 5_000, "output_tokens": 0}, 1),
         (
-            Price(input=10, output=0, cached_input=1),
+            _price(1e-05, 0),
+            {"input_tokens": 10**6, "cached_input_tokens": 10**6, "output_tokens": 0},
+            10_000,
+        ),
+        (
+            _price(1e-05, 0, cached=1e-06),
             {"input_tokens": 10**6, "cached_input_tokens": 10**6, "output_tokens": 0},
             1_000,
         ),
         (
-            Price(input=10, output=0, cached_input=0),
+            _price(1e-05, 0, cached=0),
             {"input_tokens": 10**6, "cached_input_tokens": 2 * 10**6, "output_tokens": 0},
             0,
         ),
-        (Price(input=1e18, output=1e18), {"input_tokens": 10**9, "output_tokens": 10**9}, 2**63 - 1),
-        (Price(input=1, output=1), {"input_tokens": 0, "output_tokens": 0}, 0),
-        (Price(input=1, output=1), {"input_tokens": 5}, None),
-        (Price(input=1, output=1), {"output_tokens": 5}, None),
-        (Price(input=1, output=1), {"total_tokens": 5}, None),
+        (
+            _price(1000000000000, 1000000000000),
+            {"input_tokens": 10**9, "output_tokens": 10**9},
+            2**63 - 1,
+        ),
+        (_price(1e-06, 1e-06), {"input_tokens": 0, "output_tokens": 0}, 0),
+        (_price(1e-06, 1e-06), {"input_tokens": 5}, None),
+        (_price(1e-06, 1e-06), {"output_tokens": 5}, None),
+        (_price(1e-06, 1e-06), {"total_tokens": 5}, None),
     ],
 )
 def test_a_cost_is_whole_billionths_half_rounded_up_and_unknown_where_tokens_are(
@@ -45,7 +57,7 @@ def test_a_cost_is_whole_billionths_half_rounded_up_and_unknown_where_tokens_are
 
 @given(TOKENS, TOKENS, TOKENS)
 def test_a_cost_never_falls_when_tokens_are_added(input_tokens: int, output_tokens: int, more: int) -> None:
-    price = Price(input=0.3, output=1.7)
+    price = _price(3e-07, 1.7e-06)
     less = cost_of(usage_pb2.Usage(input_tokens=input_tokens, output_tokens=output_tokens), price)
     dearer = cost_of(usage_pb2.Usage(input_tokens=input_tokens, output_tokens=output_tokens + more), price)
     assert less is not None

@@ -43,7 +43,11 @@ class Models:
         return [model_pb2.ModelInfo(name=name, provider="scripted") for name in self._models]
 
 
-MODELS = Models(Configured("small", "d1", Price(input=1, output=2)), Configured("large", "d2"), default="small")
+MODELS = Models(
+    Configured("small", "d1", Price(input_per_million=1, output_per_million=2)),
+    Configured("large", "d2"),
+    default="small",
+)
 
 
 @tool
@@ -141,7 +145,7 @@ def test_versions_are_of_what_a_run_can_reach(registry: Registry) -> None:
 
 def test_the_hash_of_prices_is_of_their_currency_too() -> None:
     def prices(currency: str) -> str:
-        price = Price(input=1, output=2, currency_code=currency)
+        price = Price(input_per_million=1, output_per_million=2, currency_code=currency)
         models = Models(Configured("small", "d1", price), default="small")
         return versions_of(Registry([define("alone")], models=models).resolver, "alone").prices
 

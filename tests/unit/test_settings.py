@@ -17,7 +17,8 @@ python: [desk_tools]
 models:
   default: {alias: scripted}
   scripted: {provider: scripted, script: scripts/desk.yaml}
-  openai: {provider: openai, model: m, api_key_env: DESK_KEY, timeouts: {start: 10s}, price: {input: 1, output: 2.5}}
+  openai: {provider: openai, model: m, api_key_env: DESK_KEY, timeouts: {start: 10s},
+    price: {input_per_million: 1, output_per_million: 2.5}}
 limits: {default: {wall_duration: 10m}, maximum: {model_calls: 900}}
 runs: {deltas: {max_interval: 100ms}, on_disconnect: continue}
 log_level: debug

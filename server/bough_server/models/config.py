@@ -37,14 +37,14 @@ class TimeoutSection(Section):
 
 
 class PriceSection(Section):
-    """Prices per million tokens, in millionths of `currency`."""
+    """Prices in `currency`, as providers list them."""
 
-    input: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    """The price of a million input tokens, in millionths of `currency`: 150000 is 0.15 USD."""
-    output: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    input_per_million: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """The price of a million input tokens, such as 0.15."""
+    output_per_million: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """The price of a million output tokens."""
-    cached_input: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """The price of a million input tokens that the provider had cached. Unset: that of `input`."""
+    cached_input_per_million: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """The price of a million input tokens that the provider had cached. Unset: that of other input."""
 
 
 class BreakerSection(Section):

@@ -8,8 +8,8 @@ from typing import Final, Literal, Protocol
 
 from bough.v1 import message_pb2, model_pb2, step_pb2, usage_pb2
 
-_NANOS: Final = Fraction(1_000, 1_000_000)
-"""Billionths of the currency that one token costs if a million tokens cost one millionth of it."""
+_NANOS: Final = 1_000
+"""Billionths of the currency that one token costs if a million tokens cost one unit of it."""
 
 _LARGEST_COST: Final = 2**63 - 1
 
@@ -95,11 +95,11 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Prices per million tokens, in millionths of the currency; cached input costs `cached_input` if that is set."""
+    """Prices of a million tokens in units of the currency; cached input costs as much as other input if it has none."""
 
-    input: float
-    output: float
-    cached_input: float | None = None
+    input_per_million: float
+    output_per_million: float
+    cached_input_per_million: float | None = None
     currency_code: str = DEFAULT_CURRENCY
 
 
@@ -173,16 +173,16 @@ class Model(Protocol):
 def cost_of(usage: usage_pb2.Usage, price: Price) -> int | None:
     """Return the cost in billionths of the price's currency, rounded half up, at most 2^63 - 1.
 
-    Return None if the input or the output tokens are unknown. Cached input tokens cost `cached_input` if the price has
-    one, else as much as other input tokens.
+    Return None if the input or the output tokens are unknown. Cached input tokens cost
+    `cached_input_per_million` if the price has it, else as much as other input tokens.
     """
     if not usage.HasField("input_tokens") or not usage.HasField("output_tokens"):
         return None
-    cached = min(usage.cached_input_tokens, usage.input_tokens) if price.cached_input is not None else 0
+    cached = min(usage.cached_input_tokens, usage.input_tokens) if price.cached_input_per_million is not None else 0
     exact = _NANOS * (
-        (usage.input_tokens - cached) * _exact(price.input)
-        + cached * _exact(price.cached_input or 0.0)
-        + usage.output_tokens * _exact(price.output)
+        (usage.input_tokens - cached) * _exact(price.input_per_million)
+        + cached * _exact(price.cached_input_per_million or 0.0)
+        + usage.output_tokens * _exact(price.output_per_million)
     )
     return min(int(exact + Fraction(1, 2)), _LARGEST_COST)
 

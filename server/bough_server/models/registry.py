@@ -255,9 +255,9 @@ def _price(config: ModelSection, currency: str) -> Price | None:
     if config.price is None:
         return None
     return Price(
-        input=config.price.input,
-        output=config.price.output,
-        cached_input=config.price.cached_input,
+        input_per_million=config.price.input_per_million,
+        output_per_million=config.price.output_per_million,
+        cached_input_per_million=config.price.cached_input_per_million,
         currency_code=currency,
     )
 
