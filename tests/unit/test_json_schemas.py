@@ -27,6 +27,7 @@ AGENT_FORMS = [
     "llm: {max_steps: 3.0, settings: {temperature: 1, extra: {reasoning: {effort: low}}}}",
     "llm: {settings: {extra_json: '{\"a\": 1}', topP: 0.5}}",
     "llm: {tools: [{name: a, timeout: 1h30m}, {name: b, timeout: 1.5s, maxCallsPerRun: 2}]}",
+    "llm: {tools: [search, {name: read}]}\nsub_agents: [writer, {agent: editor}]",
     "llm: {}\nhistory: {scope: NONE}",
     "llm: {}\nhistory: {scope: HISTORY_SCOPE_BRANCH, sliding_window: {max_tokens: 100}}",
     "llm: {}\nhistory: {scope: UNSPECIFIED, summarize: {maxTokens: 100}}",
@@ -44,7 +45,8 @@ AGENT_FORMS = [
 AGENT_MISTAKES = [
     ("llms: {}", "llms"),
     ("llm: {max_step: 3}", "max_step"),
-    ("llm: {tools: [search]}", "search"),
+    ("llm: {tools: [7]}", "7"),
+    ("llm: {tools: search}", "search"),
     ("llm: {tools: [{name: search, time_out: 1s}]}", "time_out"),
     ("llm: {}\nhistory: {scope: none}", "none"),
     ("llm: {}\nlimits: {wall_duration: 10}", "10"),
