@@ -65,7 +65,7 @@ SETTINGS_FORMS = [
     "models: {default: {alias: a}, a: {provider: local}}",
     "models: {a: {provider: openai, model: m, timeouts: {start: 1m}, price: {input: 1, output: 2.5}, breaker: }}",
     "limits: {default: {tokens: 5, wall_duration: }, maximum: {concurrency: 1}}",
-    "telemetry: {prometheus_port: }\nlog_level: debug\ncurrency: EUR\naddress: ",
+    "telemetry: {prometheus_port: }\nlog_level: debug\nlog_format: json\ncurrency: EUR\naddress: ",
 ]
 SETTINGS_MISTAKES = [
     ("servers: {}", "servers"),
@@ -79,6 +79,7 @@ SETTINGS_MISTAKES = [
     ("models: {a: {provider: local, modell: x}}", "modell"),
     ("limits: {maximum: {depth: -1}}", "-1"),
     ("log_level: loud", "loud"),
+    ("log_format: xml", "xml"),
 ]
 
 

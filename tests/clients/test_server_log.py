@@ -1,0 +1,108 @@
+"""The server's log: starts, runs, refusals and exceptions of agents, in text and in JSON, without local variables."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc import aio
+
+from tests.support.processes import serving
+from tests.support.projects import llm, write_project
+from tests.support.wire_client import connected
+
+CODE = '''
+from bough_server import Context, agent, condition, tool
+
+
+@agent(name="broken", description="Breaks.", agents=["helper"], tools=["fails"])
+async def broken(ctx: Context, input: str) -> str:
+    password = "hunter2-of-an-agent"
+    await ctx.dispatch("helper", "Help.")
+    try:
+        await ctx.call_tool("fails")
+    except Exception:
+        pass
+    try:
+        await ctx.step("look", look)
+    except Exception:
+        pass
+    raise KeyError("no such drawer")
+
+
+async def look():
+    key = "hunter2-of-a-step"
+    raise OSError("the shelf is gone")
+
+
+@tool
+def fails() -> str:
+    """Fails."""
+    token = "hunter2-of-a-tool"
+    raise ValueError("out of paper")
+'''
+
+
+async def logged(folder: Path, **settings: object) -> tuple[str, dict[str, str]]:
+    """What a server logs of a run that succeeds, one that breaks and a call that it refuses; and ids by their names."""
+    (folder / "broken_agents.py").write_text(CODE, encoding="utf-8")
+    script = {"helper": ["Here."], "alone": ["Yes."]}
+    config = write_project(
+        folder, llm("helper"), llm("alone"), script=script, python=["team_tools", "broken_agents"], **settings
+    )
+    async with serving(config) as server, connected(server.address) as remote:
+        good = await remote.begin("alone").to_the_end()
+        bad = await remote.begin("broken").to_the_end()
+        with pytest.raises(aio.AioRpcError):
+            await remote.run("00000000-0000-4000-8000-000000000000")
+        address = server.address
+    started = bad.events[0]
+    ids = {"good": good.events[0].run_id, "bad": started.run_id, "root": started.invocation_id, "address": address}
+    return server.said, ids
+
+
+async def test_json_is_one_object_a_line_with_every_start_end_refusal_and_exception(tmp_path: Path) -> None:
+    said, ids = await logged(tmp_path, log_format="json", log_level="debug")
+    lines: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines()]
+    assert [line["event"] for line in lines if line["level"] == "info"] == [
+        "serving",
+        *("run started", "run ended", "run started", "run ended"),
+        "call refused",
+        "stopping",
+    ]
+    serving_line, first, first_end, second, second_end, refused, _ = [line for line in lines if line["level"] == "info"]
+    assert (serving_line["address"], serving_line["database"]) == (ids["address"], str(tmp_path / "bough.db"))
+    assert (first["run_id"], first["agent"], first_end["state"]) == (ids["good"], "alone", "succeeded")
+    assert (second["run_id"], second["agent"]) == (ids["bad"], "broken")
+    assert (second_end["run_id"], second_end["state"], second_end["error"]) == (ids["bad"], "failed", "INTERNAL")
+    assert (refused["method"], refused["code"], refused["reason"]) == (
+        "/bough.v1.AgentService/GetRun",
+        "NOT_FOUND",
+        "NOT_FOUND",
+    )
+    debug = [line for line in lines if line["level"] == "debug"]
+    assert [(line["event"], line["branch"], line["run_id"]) for line in debug] == [
+        ("sub-agent started", "broken/helper", ids["bad"]),
+        ("sub-agent ended", "broken/helper", ids["bad"]),
+    ]
+    failures = [line for line in lines if line["level"] in ("warning", "error")]
+    assert [line["event"] for line in failures] == ["tool failed", "step failed", "agent failed"]
+    own = {"run_id": ids["bad"], "agent": "broken", "invocation_id": ids["root"]}
+    assert [own | line for line in failures] == failures
+    for line, words, function in zip(
+        failures,
+        ("ValueError: out of paper", "OSError: the shelf is gone", "KeyError: 'no such drawer'"),
+        ("in fails", "in look", "in broken"),
+        strict=True,
+    ):
+        assert line["exception"].splitlines()[-1] == words
+        assert function in line["exception"]
+    assert "hunter2" not in said
+
+
+async def test_text_is_for_people_with_the_same_lines(tmp_path: Path) -> None:
+    said, ids = await logged(tmp_path)
+    assert f"run_id={ids['bad']}" in said
+    assert [said.count(words) for words in ("run started", "run ended", "call refused", "sub-agent")] == [2, 2, 1, 0]
+    assert "KeyError: 'no such drawer'" in said
+    assert "hunter2" not in said
