@@ -26,7 +26,7 @@ _SERVICE = "bough.v1.AgentService"
 _EXPLICIT_TIMEOUT = 5.0
 _LOCAL_TIMEOUT = 1.0
 
-_CONNECT_SECONDS: Final = 1.0
+_CONNECT_SECONDS: Final = 0.8
 """Seconds that a connection may take; the gRPC library makes it, also on a machine that is too busy to answer soon."""
 
 _IN_USE_SECONDS: Final = 3.0
