@@ -1,6 +1,7 @@
 """Which server a command uses: the one that has its database, also with --embedded; a wrong address fails at once."""
 
 import os
+import shutil
 import signal
 import socket
 import time
@@ -21,6 +22,7 @@ from tests.clients.stream_server import Call, LoopbackService, client_of, listen
 from tests.support.processes import serving
 from tests.support.projects import llm, write_project
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 T = TypeVar("T")
 
 READING = (
@@ -74,6 +76,23 @@ async def test_a_command_uses_the_server_that_has_its_database(tmp_path: Path, f
     note = [f"The server at {server.address} has this database open: using it."] if flags else []
     assert ran.err.splitlines()[1:] == note
     assert listed.out.count('"runId"') == 1
+
+
+@pytest.mark.parametrize(
+    ("example", "command", "code"),
+    [
+        ("desk", ("lead", "Why do leaves turn red?"), 0),
+        ("kinds", ("haiku", "A garden in autumn."), 0),
+        ("approvals", ("lead", "Orders 1001 and 1002 come back."), 3),
+    ],
+)
+async def test_every_example_works_while_the_desk_is_served(
+    tmp_path: Path, example: str, command: tuple[str, ...], code: int
+) -> None:
+    shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("var", "__pycache__"))
+    async with serving(tmp_path / "desk" / "bough.yaml"):
+        ran = await bough("--config", str(tmp_path / example / "bough.yaml"), "--embedded", "run", *command)
+    assert (ran.code, "✗" in ran.out) == (code, False)
 
 
 async def test_a_server_of_another_project_is_left_alone(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from tests.support.processes import serving
+from tests.support.processes import run_program, serving
 from tests.support.projects import llm, write_project
 from tests.support.wire_client import connected
 
@@ -28,6 +28,20 @@ async def broken(ctx: Context, input: str) -> str:
     except Exception:
         pass
     raise KeyError("no such drawer")
+
+
+@agent(name="torn", description="Does two things at once.")
+async def torn(ctx: Context, input: str) -> str:
+    await ctx.gather(left, right)
+    return "unreached"
+
+
+async def left(ctx):
+    raise ValueError("left")
+
+
+async def right(ctx):
+    raise ValueError("right")
 
 
 async def look():
@@ -106,3 +120,37 @@ async def test_text_is_for_people_with_the_same_lines(tmp_path: Path) -> None:
     assert [said.count(words) for words in ("run started", "run ended", "call refused", "sub-agent")] == [2, 2, 1, 0]
     assert "KeyError: 'no such drawer'" in said
     assert "hunter2" not in said
+
+
+async def test_of_paths_that_fail_at_the_same_time_each_is_logged_once(tmp_path: Path) -> None:
+    (tmp_path / "broken_agents.py").write_text(CODE, encoding="utf-8")
+    config = write_project(tmp_path, llm("helper"), script={}, python=["team_tools", "broken_agents"])
+    async with serving(config) as server, connected(server.address) as remote:
+        await remote.begin("torn").to_the_end()
+    assert [server.said.count(words) for words in ("\nValueError: left\n", "\nValueError: right\n")] == [1, 1]
+
+
+LIBRARY = """
+import logging
+
+from bough_server.logs import configure_logging
+
+configure_logging("info", "json")
+logging.getLogger("library").warning("slow: %s", "disk")
+logging.getLogger("library").info("unheard")
+try:
+    secret = "hunter2"
+    raise ValueError("gone")
+except ValueError:
+    logging.getLogger("library").exception("failed")
+"""
+
+
+async def test_lines_of_libraries_are_json_as_well(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(LIBRARY, encoding="utf-8")
+    ended = await run_program(str(program), folder=tmp_path)
+    slow, failed = [json.loads(line) for line in ended.err.splitlines()]
+    assert (slow["event"], slow["level"], slow["logger"]) == ("slow: disk", "warning", "library")
+    assert failed["exception"].splitlines()[-1] == "ValueError: gone"
+    assert "hunter2" not in ended.err
