@@ -12,7 +12,12 @@ from tests.support.projects import llm, write_project
 from tests.support.wire_client import connected
 
 CODE = '''
-from bough_server import Context, agent, condition, tool
+from bough_server import Context, agent, rewriter, tool
+
+
+@rewriter
+def spoils(messages):
+    raise LookupError("no such page")
 
 
 @agent(name="broken", description="Breaks.", agents=["helper"], tools=["fails"])
@@ -128,6 +133,20 @@ async def test_of_paths_that_fail_at_the_same_time_each_is_logged_once(tmp_path:
     async with serving(config) as server, connected(server.address) as remote:
         await remote.begin("torn").to_the_end()
     assert [server.said.count(words) for words in ("\nValueError: left\n", "\nValueError: right\n")] == [1, 1]
+
+
+async def test_a_function_of_a_definition_that_raises_is_logged_with_its_stack(tmp_path: Path) -> None:
+    (tmp_path / "broken_agents.py").write_text(CODE, encoding="utf-8")
+    reader = {**llm("reader"), "llm": {"instruction": "Read.", "history_rewriter": "spoils"}}
+    chain = {"name": "chain", "description": "Helps.", "sequence": {}, "sub_agents": ["helper", "reader"]}
+    script = {"helper": ["Here."], "reader": ["Unreached."]}
+    config = write_project(
+        tmp_path, chain, reader, llm("helper"), script=script, python=["team_tools", "broken_agents"]
+    )
+    async with serving(config) as server, connected(server.address) as remote:
+        await remote.begin("chain").to_the_end()
+    assert (server.said.count("agent failed"), server.said.count("\nLookupError: no such page\n")) == (1, 1)
+    assert "in spoils" in server.said
 
 
 LIBRARY = """

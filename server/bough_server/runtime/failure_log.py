@@ -22,7 +22,12 @@ def log_failure(what: str, error: BaseException, **names: str) -> None:
 
 def _is_unexpected(error: BaseException) -> bool:
     """True for an exception that is no RunError, also if one was made of it to be recorded."""
-    if not isinstance(error, RunError):
-        return True
-    cause = error.__cause__
-    return error.reason == error_pb2.ERROR_REASON_INTERNAL and cause is not None and _is_unexpected(cause)
+    seen: list[BaseException] = []
+    while isinstance(error, RunError):
+        cause = error.__cause__
+        seen.append(error)
+        # A RunError that was raised from itself is its own cause.
+        if error.reason != error_pb2.ERROR_REASON_INTERNAL or cause is None or cause in seen:
+            return False
+        error = cause
+    return True
