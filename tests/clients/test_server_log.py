@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from grpc import aio
 
+from tests.clients.cli_process import bough
 from tests.support.processes import run_program, serving
 from tests.support.projects import llm, write_project
 from tests.support.wire_client import connected
@@ -47,6 +48,11 @@ async def left(ctx):
 
 async def right(ctx):
     raise ValueError("right")
+
+
+@agent(name="curious", description="Asks.")
+async def curious(ctx: Context, input: str) -> str:
+    return str(await ctx.ask("Which one?"))
 
 
 async def look():
@@ -147,6 +153,21 @@ async def test_a_function_of_a_definition_that_raises_is_logged_with_its_stack(t
         await remote.begin("chain").to_the_end()
     assert (server.said.count("agent failed"), server.said.count("\nLookupError: no such page\n")) == (1, 1)
     assert "in spoils" in server.said
+
+
+async def test_a_run_that_waits_is_logged_so_and_so_is_its_end_by_a_call(tmp_path: Path) -> None:
+    (tmp_path / "broken_agents.py").write_text(CODE, encoding="utf-8")
+    config = write_project(
+        tmp_path, llm("helper"), script={}, python=["team_tools", "broken_agents"], log_format="json"
+    )
+    async with serving(config) as server, connected(server.address) as remote:
+        waiting = await remote.begin("curious").to_the_end()
+        cancelled = await bough("--address", server.address, "cancel", "last")
+    assert (waiting.events[-1].WhichOneof("payload"), cancelled.code) == ("run_interrupted", 0)
+    lines = [json.loads(line) for line in server.said.splitlines()]
+    waits, ended = [line for line in lines if line["event"] in ("run waits for input", "run ended")]
+    assert (waits["run_id"], waits["requests"]) == (waiting.events[0].run_id, 1)
+    assert (ended["run_id"], ended["state"], ended["reason"]) == (waiting.events[0].run_id, "cancelled", "caller")
 
 
 LIBRARY = """
