@@ -44,7 +44,6 @@ def main() -> int:
         print(NOTES["fallback" if flags.fallback else "asked"], flush=True)
     desk = {"BOUGH_CONFIG": str(HERE / "desk" / "bough.yaml"), "BOUGH_DEFAULT_MODEL": flags.model}
     environment = os.environ | desk
-    environment.setdefault("BOUGH_DATABASE", "var/bough.db")
     environment.setdefault("BOUGH_LOG_LEVEL", "warning")
     code = INTERRUPTED
     try:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
+from bough_server.agents.definition import SHORTHANDS
 from bough_server.documents import DURATION
 from docs.generate.definitions import Definitions, Enum, Field, Message
 from docs.generate.text import Json, anchor, cell, link_to_editors
@@ -52,6 +53,8 @@ history: {scope: NONE}
 
 - A field that is left out, or has no value, is not set.
 - A duration is a text such as `10m`, `50ms` or `1h30m`.
+- A tool in `tools` and an agent in `sub_agents` can be its name alone: `search` is `{name: search}`, or
+  `{agent: search}`.
 - The values of an enum can be written with or without their prefix: `NONE` or `HISTORY_SCOPE_NONE`.
 - `output_schema`, `input_schema` and `extra` hold JSON values as plain YAML. Under the names that the schema
   has, such as `output_schema_json`, they hold the same as text.
@@ -165,7 +168,8 @@ def _message_schema(message: Message, definitions: Definitions) -> dict[str, Jso
 
 def _field_schema(field: Field, definitions: Definitions) -> dict[str, Json]:
     if field.kind == "message":
-        schema: Json = {"$ref": f"#/definitions/{field.type}"}
+        reference: Json = {"$ref": f"#/definitions/{field.type}"}
+        schema: Json = {"anyOf": [{"type": "string"}, reference]} if field.type in SHORTHANDS else reference
     elif field.kind == "enum":
         schema = _enum_schema(definitions.enums[field.type])
     else:

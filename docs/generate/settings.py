@@ -10,8 +10,9 @@ _INTRODUCTION: Final = """# bough.yaml
 
 Every setting of the server and the commands. This page is generated from the settings by `make docs`.
 
-The file is `--config`, else `BOUGH_CONFIG`, else `./bough.yaml` if it exists. Paths in it are relative to it. Flags
-take precedence over environment variables, these over the file, that over defaults. An unknown key is an error.
+The file is `--config`, else `BOUGH_CONFIG`, else `bough.yaml` in the working directory or in the nearest folder above
+it. Paths in it are relative to it. Flags take precedence over environment variables, these over the file, that over
+defaults. An unknown key is an error.
 
 ```yaml
 # bough.yaml

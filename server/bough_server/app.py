@@ -6,11 +6,10 @@ It is the only module that knows every part, and contains no behavior that a cal
 import asyncio
 import gc
 import ipaddress
-import logging
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -32,13 +31,15 @@ from bough_server.errors import ConfigurationError
 from bough_server.ids import new_uuid7
 from bough_server.interceptors.auth import current_principal
 from bough_server.interceptors.chain import interceptors
+from bough_server.logs import configure_logging
 from bough_server.metrics import Metrics, open_metrics
 from bough_server.models.registry import ConfiguredModels, build_models
 from bough_server.runs.admission import RunDefaults
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.runs import Runs
 from bough_server.settings import Settings
-from bough_server.settings_sections import LogLevel, ServerSection
+from bough_server.settings_sections import ServerSection
+from bough_server.store.sql.database import database_path
 from bough_server.store.sql.store import Store, open_store
 from bough_server.telemetry import Tracing, make_provider
 
@@ -55,6 +56,9 @@ _OPTIONS: Final = (
     # With the default of five minutes the server closes quiet streams whose clients ping to keep them alive.
     ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
 )
+
+_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+"""The address of this machine for a server that listens on all of its addresses."""
 
 _log = structlog.get_logger(__name__)
 
@@ -77,12 +81,12 @@ class App:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Settings, *, clock: Clock | None = None, recover: bool = True
+        cls, settings: Settings, *, clock: Clock | None = None, recover: bool = True, is_embedded: bool = False
     ) -> "AsyncIterator[App]":
         """Open a server that serves until the context exits.
 
         Runs that an earlier server left open are recovered while calls are served; a server that only reads passes
-        `recover` as False. Raises ConfigurationError.
+        `recover` as False. `is_embedded` for a server inside a command. Raises ConfigurationError.
         """
         _check_host(settings.server)
         async with AsyncExitStack() as stack:
@@ -111,6 +115,8 @@ class App:
             # Before start(), so that a failed start is undone as well.
             stack.push_async_callback(app.stop)
             await app.start()
+            if recover or not is_embedded:  # a command that only reads ends before another one could use its server
+                store.publish(_reached_at(app.address), is_passing=is_embedded)
             yield app
 
     async def start(self) -> None:
@@ -145,6 +151,7 @@ class App:
             # Objects loaded for serving live to the end: exempt them from every later collection.
             gc.collect()
             gc.freeze()
+            self._log_start()
             if ready_file is not None:
                 _write_whole(ready_file, f"{self.address}\n")
             if announce is not None:
@@ -159,6 +166,17 @@ class App:
                 await asyncio.wait({hurry})
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
+
+    def _log_start(self) -> None:
+        _log.info(
+            "serving",
+            address=self.address,
+            version=version("bough"),
+            database=str(database_path(self.settings.storage.url)),
+            agents=len(self.registry.resolver.agents),
+            models=", ".join(self.settings.models),
+            metrics=self.metrics_address or "none",
+        )
 
     async def _end_grace(self, signals: "asyncio.Queue[None]") -> None:
         """Wait for a second signal and end the grace period that the first one started."""
@@ -175,42 +193,29 @@ class App:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait({self._watching})
+        self.store.publish("")
         # In this order: load balancers stop sending calls, runs end, and their streams can still send the ends.
         await self._health.stopping()
         await self.runs.drain(grace)
         await self._server.stop(CLOSE_SECONDS)
 
 
-def configure_logging(level: LogLevel) -> None:
-    """Log to stderr from this level on. Stacks are printed without local variables, which may be secret."""
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-    )
-    logging.basicConfig(stream=sys.stderr, level=max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING))
-
-
 @asynccontextmanager
-async def serving(settings: Settings, *, clock: Clock | None = None, recover: bool = True) -> AsyncIterator[str]:
+async def serving(
+    settings: Settings, *, clock: Clock | None = None, recover: bool = True, is_embedded: bool = False
+) -> AsyncIterator[str]:
     """Yield the address of a server that serves while the context is open; see App.open."""
-    async with App.open(settings, clock=clock, recover=recover) as app:
+    async with App.open(settings, clock=clock, recover=recover, is_embedded=is_embedded) as app:
         yield app.address
 
 
 def serve(config: Path | None = None) -> None:
     """Serve a configuration until SIGINT or SIGTERM; for programs that bring their own agents."""
     settings = Settings.load(config)
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
 
     async def until_stopped() -> None:
         async with App.open(settings) as app:
-            _log.info("serving", address=app.address)
             await app.serve()
 
     asyncio.run(until_stopped())
@@ -291,6 +296,12 @@ def _check_host(section: ServerSection) -> None:
             f"{section.host} is not a loopback address, and calls would travel unencrypted and unauthenticated: "
             "listen on 127.0.0.1, or pass --allow-insecure."
         )
+
+
+def _reached_at(address: str) -> str:
+    """Return the address at which a process on this machine reaches a server that listens at `address`."""
+    host, _, port = address.rpartition(":")
+    return f"{_LOOPBACK.get(host, host)}:{port}"
 
 
 def _write_whole(path: Path, text: str) -> None:

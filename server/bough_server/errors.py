@@ -24,6 +24,7 @@ BoughError
 │   ├── ModelError            a provider's failure, and whether to retry it
 │   └── NonDeterministic      replay asked for something other than the log holds
 ├── ConfigurationError        a mistake that the operator has to fix; the CLI's exit code 2
+│   └── DatabaseInUse         another process has the database
 └── Fenced                    another owner writes this run's log now
 """
 
@@ -349,6 +350,10 @@ class NonDeterministic(RunError):
 
 class ConfigurationError(BoughError):
     """A mistake that the operator has to fix; the message names the file, line and field if there are any."""
+
+
+class DatabaseInUse(ConfigurationError):
+    """A database that another process has open."""
 
 
 class Fenced(BoughError):

@@ -20,6 +20,7 @@ from bough_server.models.model import DEFAULT_CURRENCY
 from bough_server.settings_sections import (
     Currency,
     LimitsSection,
+    LogFormat,
     LogLevel,
     RunsSection,
     Section,
@@ -44,6 +45,7 @@ class Flags(TypedDict, total=False):
     database: str | None
     default_model: str | None
     log_level: str | None
+    log_format: str | None
     address: str | None
 
 
@@ -55,6 +57,7 @@ _PLACES: Final[Mapping[str, FieldPath]] = {
     "database": ("storage", "url"),
     "default_model": ("models", "default"),
     "log_level": ("log_level",),
+    "log_format": ("log_format",),
     "address": ("address",),
 }
 """The path in the settings of each flag and variable."""
@@ -68,7 +71,7 @@ class Environment(BaseSettings):
     )
 
     config: Path | None = None
-    """The configuration file; default: `bough.yaml` in the working directory, if there is one."""
+    """The configuration file; default: `bough.yaml` in the working directory or in the nearest folder above it."""
     address: str | None = None
     """Sets `address`."""
     database: str | None = None
@@ -79,6 +82,8 @@ class Environment(BaseSettings):
     """Sets `server.reflection`: 0 or 1."""
     log_level: str | None = None
     """Sets `log_level`."""
+    log_format: str | None = None
+    """Sets `log_format`."""
 
 
 class _OpenTelemetry(BaseSettings):
@@ -157,8 +162,12 @@ class Settings(Section):
     """Traces and metrics."""
     log_level: LogLevel = "info"
     """The least severe messages that the server logs."""
+    log_format: LogFormat = "text"
+    """`text`: lines for people. `json`: one JSON object on each line."""
     address: str | None = None
-    """The server that commands speak to. Unset: 127.0.0.1:50051 if it answers, else a server inside the command."""
+    """The server that commands speak to. Unset: the one that serves the database, else 127.0.0.1:50051 if it answers,
+    else a server inside the command.
+    """
 
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
     _secrets: Secrets = PrivateAttr(default_factory=lambda: Secrets({}))
@@ -212,8 +221,9 @@ class Settings(Section):
     def load(cls, config: Path | None = None, **flags: Unpack[Flags]) -> "Settings":
         """Read flags, environment and file, in this order of precedence.
 
-        Without `config` the file is BOUGH_CONFIG, else ./bough.yaml if it exists. Raises ConfigurationError with every
-        mistake, each with its file and line, its variable or its flag.
+        Without `config` the file is BOUGH_CONFIG, else bough.yaml in the working directory or the nearest folder above
+        it, if there is one. Raises ConfigurationError with every mistake, each with its file and line, its variable or
+        its flag.
         """
         environment = _environment()
         document = _document(config or environment.config)
@@ -249,9 +259,9 @@ def _environment() -> Environment:
 
 
 def _document(config: Path | None) -> Document:
-    """Return the configuration; an empty one if no file is named and the default does not exist."""
-    path = config or Path(DEFAULT_FILE)
-    if config is None and not path.exists():
+    """Return the configuration; an empty one if no file is named and none is found."""
+    path = config or _found()
+    if path is None:
         return Document(path=DEFAULT_FILE, value={}, lines={})
     documents = read_documents(path)
     if len(documents) > 1:
@@ -260,6 +270,23 @@ def _document(config: Path | None) -> Document:
     if not isinstance(document.value, dict):
         raise_problems([document.problem((), "must be a mapping, such as `server: {port: 50051}`")])
     return document
+
+
+def _found() -> Path | None:
+    """Return bough.yaml in the working directory or in the nearest folder above it; None if there is none.
+
+    Raises ConfigurationError for a file above the working directory that another user owns: a configuration names code
+    that commands run, and a shared folder such as /tmp may hold anyone's.
+    """
+    if Path(DEFAULT_FILE).exists():
+        return Path(DEFAULT_FILE)
+    path = next((each for folder in Path.cwd().parents if (each := folder / DEFAULT_FILE).is_file()), None)
+    if path is not None and path.stat().st_uid not in (0, os.geteuid()):
+        raise ConfigurationError(
+            f"{path} belongs to another user and is not in the working directory: name it with --config to use it, or "
+            "name another file."
+        )
+    return path
 
 
 def _merged(
@@ -303,11 +330,13 @@ def _put(values: dict[str, Value], place: FieldPath, value: Value) -> None:
 
 
 def _resolve_database(values: dict[str, Value], origins: Mapping[FieldPath, str], folder: Path) -> None:
-    """Make the database a URL: a path from the file is relative to it, any other to the working directory."""
+    """Make the database a URL: by default beside the file; a path from a variable or a flag is relative to the working
+    directory.
+    """
     storage = values.setdefault("storage", {})
     if not isinstance(storage, dict):
         return
-    is_the_files = "url" in storage and ("storage", "url") not in origins
+    is_the_files = ("storage", "url") not in origins
     given = storage.get("url", DEFAULT_DATABASE)
     if isinstance(given, str) and given:
         storage["url"] = database_url(given, folder if is_the_files else Path.cwd())

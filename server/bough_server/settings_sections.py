@@ -12,6 +12,7 @@ from bough.v1 import policy_pb2
 from bough_server.documents import DURATION, FieldPath, parse_duration, suggestion
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+LogFormat: TypeAlias = Literal["text", "json"]
 
 _LARGEST_INT32: Final = 2**31 - 1
 _LARGEST_INT64: Final = 2**63 - 1
@@ -71,8 +72,8 @@ class StorageSection(Section):
     """The database that holds the logs of all runs."""
 
     url: Annotated[str, Field(min_length=1)]
-    """The database file: a path, or `sqlite:///` and a path. A path in the file is relative to the file's folder, any
-    other to the working directory.
+    """The database file: a path, or `sqlite:///` and a path. The default and a path in the file are relative to the
+    file's folder, any other to the working directory.
     """
     durability: Literal["disk", "process"] = "disk"
     """`disk`: what a client has seen survives a power cut. `process`: it survives a killed process only."""

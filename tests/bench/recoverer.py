@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from bough_server import events
-from bough_server.app import configure_logging
+from bough_server.logs import configure_logging
 from bough_server.runs.close import read_log
 from tests.bench.lines import answer_lines
 from tests.bench.open_runs import Silence, leave_open, open_run_ids, team_house

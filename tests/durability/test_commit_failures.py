@@ -238,7 +238,7 @@ async def test_a_database_that_cannot_be_written_for_a_while_refuses_runs_and_th
             with capture_logs() as logged:
                 await _refused(begin(server, "echo", LARGE, labels=LABELS))
             assert (await watch(server, await before.run_id()).to_the_end()).events == before.events
-        assert {entry["event"] for entry in logged} == {"commit failed", "write given up"}
+        assert {entry["event"] for entry in logged} == {"commit failed", "write given up", "call refused"}
         assert "whispered" not in str(logged), "the log says what failed, not what was to be written"
         after = await begin(server, "echo", LARGE).to_the_end()
         GATES[kind].set()

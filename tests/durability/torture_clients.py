@@ -16,7 +16,7 @@ TURN_SECONDS: Final = 120.0
 
 _WATCHED_EVERY: Final = 4
 
-REJOINING: Final = Rejoining(first_delay=0.02, longest_delay=0.5, timeout=TURN_SECONDS)
+REJOINING: Final = Rejoining(first_delay=0.02, longest_delay=0.5, timeout=TURN_SECONDS, connect_timeout=TURN_SECONDS)
 
 Events = list[event_pb2.AgentEvent]
 

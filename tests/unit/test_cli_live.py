@@ -96,7 +96,7 @@ def test_a_retry_is_said_and_drops_the_unfinished_line() -> None:
     turn.add("lead", llm_output_text_delta=delta("Owls are fi"))
     turn.add("lead", attempt=2, llm_retrying=event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_TIMEOUT))
     turn.model("lead", "Owls are birds.", attempt=2)
-    assert shown(turn.events) == ["● lead", "│ ↻ trying again, attempt 2: timeout", "│ Owls are birds."]
+    assert shown(turn.events) == ["● lead", "│ ↻ retry 1: timeout", "│ Owls are birds."]
 
 
 def test_a_retry_says_that_lines_on_the_screen_do_not_count() -> None:
@@ -111,7 +111,7 @@ def test_a_retry_says_that_lines_on_the_screen_do_not_count() -> None:
     assert shown(turn.events) == [
         "● lead",
         "│ Owls are fish.",
-        "│ ↻ trying again, attempt 2: transport: The connection was cut.",
+        "│ ↻ retry 1: transport: The connection was cut.",
         "│   the text of this step so far is discarded",
         "│ Owls are birds.",
     ]
@@ -135,7 +135,7 @@ def test_branches_of_one_agent_with_the_same_step_numbers_lose_no_text() -> None
         said(branch, attempt, llm_completed=event_pb2.LlmCompleted(response=response))
     assert shown(turn.events)[1:] == [
         "│ Owls are fish.",
-        "│ ↻ trying again, attempt 2: timeout",
+        "│ ↻ retry 1: timeout",
         "│   the text of this step so far is discarded",
         "│ Bats are",
         "│ Owls are birds.",
@@ -175,8 +175,73 @@ def test_failures_say_why() -> None:
         "│ → search",
         "│ ✗ search  TOOL_FAILED: No network.  0.4 s",
         "│ ✗ model: MODEL_TIMEOUT: It was silent for 60 s.",
-        "✗ lead  MODEL_TIMEOUT: It was silent for 60 s.",
+        "✗ lead  MODEL_TIMEOUT",
     ]
+
+
+LONG = " ".join(f"Cause {number} of it." for number in range(1, 20))
+
+
+def failing(message: str) -> list[AgentEvent]:
+    turn = Turn()
+    turn.start()
+    turn.tool_start("lead", "search", call="c1")
+    turn.tool_end("lead", "search", call="c1", error=f"The search failed. {message}")
+    error = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_MODEL_TIMEOUT, message=message)
+    retrying = event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_TIMEOUT, error=error)
+    turn.add("lead", attempt=2, llm_retrying=retrying)
+    turn.add("lead", attempt=2, llm_failed=event_pb2.LlmFailed(error=error))
+    turn.add("lead", run_failed=event_pb2.RunFailed(error=error, end_reason=execution_pb2.END_REASON_FAILED))
+    return turn.events
+
+
+def test_errors_are_whole_on_one_line_in_a_pipe_and_on_several_in_a_terminal() -> None:
+    pipe = LiveView(80, is_pipe=True)
+    lines = [line.plain for event in failing(LONG) for line in pipe.feed(event)]
+    assert lines[2:4] == [
+        f"│ ✗ search  TOOL_FAILED: The search failed. {LONG}  0.4 s",
+        f"│ ↻ retry 1: timeout: {LONG}",
+    ]
+    terminal = shown(failing(LONG))
+    assert max(map(cell_len, terminal)) <= 80
+    said = " ".join(line.removeprefix("│ ") for line in terminal)
+    assert f"TOOL_FAILED: The search failed. {LONG}  0.4 s" in said
+
+
+def test_an_error_that_ends_an_agent_and_its_callers_is_said_once() -> None:
+    turn = Turn()
+    turn.start()
+    turn.child_start("lead/writer", "Write.")
+    error = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_MODEL_TIMEOUT, message="It was silent.")
+    turn.add("lead/writer", llm_failed=event_pb2.LlmFailed(error=error))
+    turn.add("lead/writer", sub_agent_failed=event_pb2.SubAgentFailed(error=error))
+    above = error_pb2.AgentError(
+        reason=error_pb2.ERROR_REASON_SUB_AGENT_FAILED, message="The agent 'writer' failed: It was silent."
+    )
+    turn.add("lead", run_failed=event_pb2.RunFailed(error=above))
+    lines = shown(turn.events)
+    assert [line for line in lines if "✗" in line] == [
+        "│ │ ✗ model: MODEL_TIMEOUT: It was silent.",
+        "│ ✗ writer  MODEL_TIMEOUT",
+        "✗ lead  SUB_AGENT_FAILED: The agent 'writer' failed",
+    ]
+
+
+def test_the_wait_before_a_retry_is_shown_and_counted_down() -> None:
+    turn = Turn()
+    turn.start()
+    error = error_pb2.AgentError(message="Too many requests.")
+    retrying = event_pb2.LlmRetrying(
+        reason=event_pb2.RETRY_REASON_RATE_LIMITED, error=error, delay=duration_pb2.Duration(seconds=120)
+    )
+    for attempt in (2, 3):
+        turn.add("lead", attempt=attempt, llm_retrying=retrying)
+    assert shown(turn.events)[1:] == [
+        "│ ↻ retry 1 in 2 m 00 s: rate limited: Too many requests.",
+        "│ ↻ retry 2 in 2 m 00 s: rate limited",
+    ]
+    assert status(turn.events, now=3.0) == ["│ … lead: retry 2 in 1 m 57 s: rate limited"]
+    assert status(turn.events, now=121.0) == ["│ … lead: retry 2 1.0 s"]
 
 
 def test_an_answer_that_was_cut_off_says_so() -> None:
@@ -269,7 +334,7 @@ def test_what_was_lost_with_a_server_is_taken_back() -> None:
     assert shown(turn.events)[2:] == [
         "│ Whole line.",
         "│ ↻ continued after its server was lost",
-        "│ ↻ trying again, attempt 2: recovered",
+        "│ ↻ retry 1: recovered",
         "│   the text of this step so far is discarded",
         "│ Once more.",
         "✓ lead  9.0 s, 1,204 tokens",

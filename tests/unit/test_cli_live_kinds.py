@@ -128,7 +128,7 @@ def test_a_model_that_summarizes_is_waited_for_and_not_quoted() -> None:
     response = step_pb2.LlmResponse(message=words("A summary."))
     outside(turn.add("lead", attempt=2, llm_completed=event_pb2.LlmCompleted(response=response)))
     turn.add("lead", step=1, llm_output_text_delta=delta("Next.\n"))
-    assert shown(turn.events)[1:] == ["│ Shown.", "│ ↻ trying again, attempt 2: timeout", "│ Next."]
+    assert shown(turn.events)[1:] == ["│ Shown.", "│ ↻ retry 1: timeout", "│ Next."]
 
 
 def test_a_call_that_goes_on_with_another_model_names_it() -> None:
@@ -145,9 +145,9 @@ def test_a_call_that_goes_on_with_another_model_names_it() -> None:
     turn.end("Whole.")
     assert shown(turn.events)[1:] == [
         "│ Half an",
-        "│ ↻ trying again, attempt 2: bad_response: It broke off.",
+        "│ ↻ retry 1: bad response: It broke off.",
         "│   the text of this step so far is discarded",
-        "│ ↻ continuing with second, attempt 3: bad_response: It broke off.",
+        "│ ↻ continuing with second: bad response",
         "│ Whole.",
         "✓ lead  9.0 s, 1,204 tokens",
     ]

@@ -58,7 +58,7 @@ def test_how_they_are_written_is_judged_over_all_files(desk: Path) -> None:
 def test_what_cannot_be_read_is_not_said_to_be_missing_as_well(desk: Path) -> None:
     broken = desk / "agents" / "c.yaml"
     broken.write_text(
-        "name: c\ndescription: C.\nloop: {max_iterations: many}\nsub_agents: [writer, {agent: gone}]\n---\n- a list\n"
+        "name: c\ndescription: C.\nloop: {max_iterations: many}\nsub_agents: [7, {agent: gone}]\n---\n- a list\n"
     )
     sources, problems = read_sources([broken])
     judged = not_yet_reported(source_problems(sources, Known(models=["default"])), problems)

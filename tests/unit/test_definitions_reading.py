@@ -90,7 +90,7 @@ llm:
   parallel_tools: yes
   settings: {temperature: hot, max_output_tokens: 1.5}
 sub_agents:
-  - researcher
+  - 7
   - {agent: writer, on_failure: ABRT, history: {scope: 7}}
   - {agent: critic, limits: {wall_duration: 10, depth: 99999999999, model_calls: true}}
 deltas: {passthrough: {}, aggregated: {}}
@@ -106,7 +106,8 @@ input_schema_json: "{}"
         "lead.yaml:9: llm.parallel_tools: must be true or false",
         "lead.yaml:10: llm.settings.temperature: must be a number",
         "lead.yaml:10: llm.settings.max_output_tokens: must be a whole number",
-        "lead.yaml:12: sub_agents[0]: must be a mapping of agent, link_mode, on_failure, history, input, limits",
+        "lead.yaml:12: sub_agents[0]: "
+        "must be a name, or a mapping of agent, link_mode, on_failure, history, input, limits",
         "lead.yaml:13: sub_agents[1].on_failure: must be CONTINUE or ABORT. Did you mean 'ABORT'?",
         "lead.yaml:13: sub_agents[1].history.scope: must be SESSION or BRANCH or NONE or CALLS.",
         "lead.yaml:14: sub_agents[2].limits.wall_duration: must be a duration such as 10m, 50ms or 1h30m",
@@ -115,6 +116,20 @@ input_schema_json: "{}"
         "lead.yaml:15: deltas.aggregated: excludes 'passthrough': there can be only one mode",
         "lead.yaml:17: input_schema_json: is the same field as 'input_schema'; remove one of the two",
     ]
+
+
+def test_a_tool_and_a_sub_agent_can_be_their_names_alone() -> None:
+    source, problems = read(
+        "name: lead\nllm:\n  tools: [search, {name: read}]\nsub_agents:\n- writer\n- agent: editor\n"
+    )
+    assert problems == []
+    assert source.definition == agent_pb2.AgentDefinition(
+        name="lead",
+        llm=agent_pb2.LlmAgent(tools=[agent_pb2.ToolLink(name="search"), agent_pb2.ToolLink(name="read")]),
+        sub_agents=[agent_pb2.AgentLink(agent="writer"), agent_pb2.AgentLink(agent="editor")],
+    )
+    fields = ("llm.tools[0].name", "sub_agents[0].agent", "sub_agents[1].agent")
+    assert [source.problem(field, "").line for field in fields] == [3, 5, 6]
 
 
 def test_approval_is_required_or_not_and_nothing_between() -> None:

@@ -27,6 +27,7 @@ AGENT_FORMS = [
     "llm: {max_steps: 3.0, settings: {temperature: 1, extra: {reasoning: {effort: low}}}}",
     "llm: {settings: {extra_json: '{\"a\": 1}', topP: 0.5}}",
     "llm: {tools: [{name: a, timeout: 1h30m}, {name: b, timeout: 1.5s, maxCallsPerRun: 2}]}",
+    "llm: {tools: [search, {name: read}]}\nsub_agents: [writer, {agent: editor}]",
     "llm: {}\nhistory: {scope: NONE}",
     "llm: {}\nhistory: {scope: HISTORY_SCOPE_BRANCH, sliding_window: {max_tokens: 100}}",
     "llm: {}\nhistory: {scope: UNSPECIFIED, summarize: {maxTokens: 100}}",
@@ -44,7 +45,8 @@ AGENT_FORMS = [
 AGENT_MISTAKES = [
     ("llms: {}", "llms"),
     ("llm: {max_step: 3}", "max_step"),
-    ("llm: {tools: [search]}", "search"),
+    ("llm: {tools: [7]}", "7"),
+    ("llm: {tools: search}", "search"),
     ("llm: {tools: [{name: search, time_out: 1s}]}", "time_out"),
     ("llm: {}\nhistory: {scope: none}", "none"),
     ("llm: {}\nlimits: {wall_duration: 10}", "10"),
@@ -64,7 +66,7 @@ SETTINGS_FORMS = [
     "models: {a: {provider: openai, model: m, timeouts: {start: 1m}, breaker: }}",
     "models: {a: {provider: openai, model: m, price: {input_per_million: 1, output_per_million: 2.5}}}",
     "limits: {default: {tokens: 5, wall_duration: }, maximum: {concurrency: 1}}",
-    "telemetry: {prometheus_port: }\nlog_level: debug\ncurrency: EUR\naddress: ",
+    "telemetry: {prometheus_port: }\nlog_level: debug\nlog_format: json\ncurrency: EUR\naddress: ",
 ]
 SETTINGS_MISTAKES = [
     ("servers: {}", "servers"),
@@ -78,6 +80,7 @@ SETTINGS_MISTAKES = [
     ("models: {a: {provider: local, modell: x}}", "modell"),
     ("limits: {maximum: {depth: -1}}", "-1"),
     ("log_level: loud", "loud"),
+    ("log_format: xml", "xml"),
 ]
 
 

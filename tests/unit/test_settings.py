@@ -1,5 +1,6 @@
 """Settings: precedence, strictness, paths and secrets."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ log_level: debug
 
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CONFIG", "ADDRESS", "DATABASE", "DEFAULT_MODEL", "REFLECTION", "LOG_LEVEL"):
+    for name in ("CONFIG", "ADDRESS", "DATABASE", "DEFAULT_MODEL", "REFLECTION", "LOG_LEVEL", "LOG_FORMAT"):
         monkeypatch.delenv(f"BOUGH_{name}", raising=False)
     monkeypatch.chdir(tmp_path)
 
@@ -74,6 +75,40 @@ def test_the_file_in_the_working_directory_is_read_unless_another_is_named(
     assert Settings.load(tmp_path / "bough.yaml").server.port == 2222
 
 
+def test_the_file_of_the_nearest_folder_above_is_found_and_the_database_lies_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path / "desk" / "agents" / "old"
+    inner.mkdir(parents=True)
+    (tmp_path / "bough.yaml").write_text("server: {port: 2222}\n")
+    monkeypatch.chdir(inner)
+    settings = Settings.load()
+    assert (settings.server.port, settings.folder) == (2222, tmp_path)
+    assert settings.storage.url == f"sqlite:///{tmp_path}/var/bough.db"
+    (tmp_path / "desk" / "bough.yaml").write_text("storage: {durability: process}\n")
+    settings = Settings.load()
+    assert (settings.server.port, settings.folder) == (50051, tmp_path / "desk")
+    assert settings.storage.url == f"sqlite:///{tmp_path}/desk/var/bough.db"
+    monkeypatch.setenv("BOUGH_DATABASE", "mine.db")
+    assert Settings.load().storage.url == f"sqlite:///{inner}/mine.db"
+
+
+def test_a_file_above_that_another_user_owns_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, inner = tmp_path / "bough.yaml", tmp_path / "inner"
+    file.write_text("server: {port: 2222}\n")
+    inner.mkdir()
+    if os.geteuid() == 0:
+        os.chown(file, 12345, -1)  # what root owns is trusted
+    monkeypatch.setattr("bough_server.settings.os.geteuid", lambda: 54321)
+    assert Settings.load().server.port == 2222
+    monkeypatch.chdir(inner)
+    assert refusal() == [
+        f"{file} belongs to another user and is not in the working directory: name it with --config to use it, or name "
+        "another file."
+    ]
+    assert Settings.load(file).server.port == 2222
+
+
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,10 +118,12 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(
     monkeypatch.setenv("BOUGH_DEFAULT_MODEL", "openai")
     monkeypatch.setenv("BOUGH_REFLECTION", "0")
     monkeypatch.setenv("BOUGH_LOG_LEVEL", "error")
+    monkeypatch.setenv("BOUGH_LOG_FORMAT", "json")
     monkeypatch.setenv("BOUGH_ADDRESS", "127.0.0.1:9")
     settings = Settings.load(config)
     assert settings.models["default"].alias == "openai"
     assert (settings.server.reflection, settings.log_level, settings.address) == (False, "error", "127.0.0.1:9")
+    assert settings.log_format == "json"
     assert settings.storage.url == f"sqlite:///{tmp_path}/other.db"
     settings = Settings.load(config, default_model="scripted", database="third.db", port=0, allow_insecure=False)
     assert settings.models["default"].alias == "scripted"

@@ -1,13 +1,14 @@
 """Unary calls and paged lists, with an event loop and without one: timeouts, and gRPC errors as CallFailed."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import grpc
 from grpc import aio
 
 from bough.errors import from_rpc_error
+from bough.rejoining import Contact
 
 
 class _PagedRequest(Protocol):
@@ -30,17 +31,23 @@ PAGE_SIZE = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """Options of every unary call: `timeout` in seconds, and whether to wait for a server that is not reachable yet."""
+    """Options of every unary call: `timeout` in seconds, and whether to wait for a server that is not reachable yet.
+
+    `contact` says whether any call of the client has reached its server.
+    """
 
     timeout: float | None
     wait_for_ready: bool | None
+    contact: Contact = field(default_factory=Contact)
 
     async def call(self, method: aio.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
         """Make a call and return its response; raises CallFailed."""
         try:
-            return await method(request, timeout=self.timeout, wait_for_ready=self.wait_for_ready)
+            response = await method(request, timeout=self.timeout, wait_for_ready=self.wait_for_ready)
         except aio.AioRpcError as error:
             raise from_rpc_error(error) from None
+        self.contact.is_made = True
+        return response
 
     async def pages(
         self,
@@ -64,13 +71,16 @@ class SyncCalls:
 
     timeout: float | None
     wait_for_ready: bool | None
+    contact: Contact = field(default_factory=Contact)
 
     def call(self, method: "grpc.UnaryUnaryMultiCallable[Request, Response]", request: Request) -> Response:
         """Make a call and return its response; raises CallFailed."""
         try:
-            return method(request, timeout=self.timeout, wait_for_ready=self.wait_for_ready)
+            response = method(request, timeout=self.timeout, wait_for_ready=self.wait_for_ready)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
+        self.contact.is_made = True
+        return response
 
     def pages(
         self,

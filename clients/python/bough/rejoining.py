@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +11,9 @@ from bough.errors import CallFailed, Unavailable, deadline_exceeded
 _OF_THE_RUN: Final = frozenset({"STORAGE_FAILED", "RUN_PARKED"})
 """Reasons why a reachable server cannot continue a run."""
 
+_NO_CONNECTION: Final = ("failed to connect to all addresses", "DNS resolution failed")
+"""How the messages begin that the gRPC library has for a server that cannot be reached."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejoining:
@@ -17,12 +21,16 @@ class Rejoining:
 
     A delay is random between 0 and a bound that doubles from `first_delay` to `longest_delay` until the stream makes
     progress ("full jitter": many clients of one restarted server spread out). `timeout` is how long in all the server
-    may be unreachable, or unable to continue the run; 0 never rejoins, as in `NO_REJOINING`.
+    may be unreachable, or unable to continue the run; 0 never rejoins, as in `NO_REJOINING`. `connect_timeout` is the
+    same for a client that has never reached its server, whose address is probably wrong. `on_drop` is called with the
+    error when a stream begins to rejoin, once in each outage.
     """
 
     first_delay: float = 0.1
     longest_delay: float = 5.0
     timeout: float = 60.0
+    connect_timeout: float = 0.5
+    on_drop: Callable[[CallFailed], None] | None = None
 
     def bound(self, attempt: int) -> float:
         """Return the longest delay before an attempt, counted from 0."""
@@ -33,11 +41,24 @@ NO_REJOINING: Final = Rejoining(timeout=0.0)
 """For callers that rejoin by themselves: the error that drops a stream is raised."""
 
 
+class Contact:
+    """Whether a client has ever reached its server."""
+
+    def __init__(self) -> None:
+        self.is_made = False
+
+    def failed(self, error: CallFailed) -> None:
+        """Record a failed call: any error but that of a connection that could not be made shows a server."""
+        is_from_grpc = isinstance(error, Unavailable) and not error.reason
+        self.is_made = self.is_made or not (is_from_grpc and error.message.startswith(_NO_CONNECTION))
+
+
 class RejoinBackoff:
     """Drops of one stream: attempts without progress, since when the server is unavailable, and the deadline."""
 
-    def __init__(self, rejoining: Rejoining, *, timeout: float | None) -> None:
+    def __init__(self, rejoining: Rejoining, *, timeout: float | None, contact: Contact | None = None) -> None:
         self._rejoining = rejoining
+        self._contact = contact or Contact()
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._attempt = 0
         self._gone_since: float | None = None
@@ -54,11 +75,13 @@ class RejoinBackoff:
 
     def answered(self) -> None:
         """Record that the server is reachable; ignored while it cannot continue the run."""
+        self._contact.is_made = True
         if not self._is_stuck:
             self._gone_since = None
 
     def progressed(self) -> None:
         """Record that the stream received a response."""
+        self._contact.is_made = True
         self._attempt = 0
         self._gone_since = None
         self._is_stuck = False
@@ -69,18 +92,27 @@ class RejoinBackoff:
         Only UNAVAILABLE is retried: every other status is final. The server's retry delay is a lower bound, itself
         bounded by `longest_delay`.
         """
+        self._contact.failed(error)
         if not isinstance(error, Unavailable):
             raise error
         # Until another server takes such a run over, a reachable server is no better than an unreachable one.
         self._is_stuck = error.reason in _OF_THE_RUN
         now = time.monotonic()
-        if self._gone_since is None:
-            self._gone_since = now
+        is_new = self._gone_since is None
+        gone_since = now if self._gone_since is None else self._gone_since
+        self._gone_since = gone_since
         delay = random.uniform(0, self._rejoining.bound(self._attempt))
         delay = max(delay, min(error.status.retry_delay or 0.0, self._rejoining.longest_delay))
         self._attempt += 1
-        if now + delay - self._gone_since >= self._rejoining.timeout:
+        if now + delay - gone_since >= self._timeout():
             raise error
         if self._deadline is not None and now + delay >= self._deadline:
             raise deadline_exceeded(f"The server did not become available in time: {error.message}") from error
+        if is_new and self._rejoining.on_drop is not None:
+            self._rejoining.on_drop(error)
         return delay
+
+    def _timeout(self) -> float:
+        """Return how long in all the server may be unavailable, in seconds."""
+        timeout = self._rejoining.timeout
+        return timeout if self._contact.is_made else min(timeout, self._rejoining.connect_timeout)

@@ -134,7 +134,7 @@ class RunStream(AsyncIterator[event_pb2.AgentEvent]):
 
     async def _open(self) -> AsyncIterator[Response]:
         if self._backoff is None:
-            self._backoff = RejoinBackoff(self._rejoining, timeout=self._timeout)
+            self._backoff = RejoinBackoff(self._rejoining, timeout=self._timeout, contact=self._calls.contact)
         # Kept in a local: another task may close the stream, which clears self._call, while this one waits.
         call = self._call = self._begin(self._position.next_request(), self._backoff.remaining())
         metadata = await call.initial_metadata()

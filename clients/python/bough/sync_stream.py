@@ -39,7 +39,7 @@ class SyncRunStream(Iterator[event_pb2.AgentEvent]):
     ) -> None:
         self._stub, self._calls = stub, calls
         self._position = Position(request)
-        self._backoff = RejoinBackoff(rejoining or Rejoining(), timeout=timeout)
+        self._backoff = RejoinBackoff(rejoining or Rejoining(), timeout=timeout, contact=calls.contact)
         self._events: deque[event_pb2.AgentEvent] = deque()
         self._call: _Call | None = self._begin(request, timeout)
         self._responses: _Call | None = None

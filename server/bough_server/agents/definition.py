@@ -1,8 +1,8 @@
 """Agent definitions as YAML and JSON documents, in both directions.
 
-Reading follows protobuf's JSON mapping and accepts more: enum values without their prefix, durations such as `10m`, and
-every `*_json` field as plain values under its name without the suffix. validation.py checks whether a definition makes
-sense.
+Reading follows protobuf's JSON mapping and accepts more: enum values without their prefix, durations such as `10m`, the
+names of tools and sub-agents in place of links, and every `*_json` field as plain values under its name without the
+suffix. validation.py checks whether a definition makes sense.
 """
 
 import hashlib
@@ -22,6 +22,9 @@ from bough_server.errors import Problem
 
 _INT_BITS: Final = {FieldDescriptor.CPPTYPE_INT32: 31, FieldDescriptor.CPPTYPE_INT64: 63}
 _FLOATS: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
+
+SHORTHANDS: Final[Mapping[str, str]] = {"AgentLink": "agent", "ToolLink": "name"}
+"""Messages that a document may write as a text, and the field that the text sets; all other fields stay unset."""
 
 _Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | None"
 
@@ -182,9 +185,18 @@ class _DefinitionReader:
         elif isinstance(value, dict):
             self.message(value, message, *places)
         else:
-            raise _Wrong(
-                f"must be a mapping of {', '.join(_shown_names(cast(Descriptor, message.DESCRIPTOR))) or 'nothing: {}'}"
-            )
+            self._from_text(value, message, places)
+
+    def _from_text(self, value: Value, message: Message, places: tuple[FieldPath, str]) -> None:
+        """Fill a message from the text that its shorthand allows."""
+        schema = cast(Descriptor, message.DESCRIPTOR)
+        named = SHORTHANDS.get(schema.name, "")
+        if not named or not isinstance(value, str):
+            name = "a name, or " if named else ""
+            raise _Wrong(f"must be {name}a mapping of {', '.join(_shown_names(schema)) or 'nothing: {}'}")
+        path, schema_path = places
+        setattr(message, named, value)
+        self.lines[f"{schema_path}.{named}"] = self.document.line(path)
 
 
 def _shown_names(descriptor: Descriptor) -> list[str]:

@@ -1,25 +1,41 @@
 """Connections to a server, running or embedded, and lookup of runs by short ids."""
 
+import asyncio
 import re
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bough import AsyncClient
+from bough import AsyncClient, CallFailed, Rejoining
 from bough.channel import DEFAULT_ADDRESS
 from bough_server.cli.exit_codes import print_stderr
 from bough_server.cli.options import Target
-from bough_server.errors import ConfigurationError
+from bough_server.errors import ConfigurationError, DatabaseInUse
 from bough_server.settings import Settings
+from bough_server.store.sql.database import database_path
+from bough_server.store.sql.file_lock import serving_owner
 
 _SERVICE = "bough.v1.AgentService"
 _EXPLICIT_TIMEOUT = 5.0
 _LOCAL_TIMEOUT = 1.0
+
+_CONNECT_SECONDS: Final = 0.8
+"""Seconds that a connection may take; the gRPC library makes it, also on a machine that is too busy to answer soon."""
+
+_IN_USE_SECONDS: Final = 3.0
+"""Seconds for which a command waits for a database that another process has, but does not serve."""
+
+_AGAIN_SECONDS: Final = 0.1
+
+_REJOINING_SECONDS: Final = 60.0
+"""Seconds for which a command tries to rejoin its run."""
 
 _FULL_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _MIN_SUFFIX: Final = 6
@@ -36,46 +52,103 @@ class Connection:
     note: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """A server that answers, and whether it has the configured database open."""
+
+    address: str
+    serves_database: bool = False
+
+
 @asynccontextmanager
 async def connected(
-    target: Target, *, default_model: str | None = None, is_silent: bool = False, is_reading: bool = False
+    target: Target,
+    *,
+    default_model: str | None = None,
+    is_silent: bool = False,
+    is_reading: bool = False,
+    needs_runs: bool = False,
 ) -> AsyncIterator[Connection]:
     """Connect to the server that the flags select, for as long as the context is open.
 
-    A server named by its address is never replaced by another. Without an address, the server at 127.0.0.1:50051 is
-    used if it answers, else an embedded one is opened for as long as the command lasts. A note about that is printed
-    on standard error; with `is_silent` the caller prints it. With `is_reading` the embedded server resumes no runs:
-    looking at runs must neither execute them nor count as an attempt to recover them. Raises ConfigurationError if
-    the flags exclude each other, or if no server answers at the address.
+    A server named by its address is never replaced by another. Without an address, the server that has the configured
+    database open is used, also with --embedded; else the one at 127.0.0.1:50051 if it answers; else an embedded one is
+    opened for as long as the command lasts. A note about that is printed on standard error; with `is_silent` the caller
+    prints it. With `is_reading` the embedded server resumes no runs: looking at runs must neither execute them nor
+    count as an attempt to recover them. A command that reads, or one that `needs_runs`, creates no database. Raises
+    ConfigurationError if the flags exclude each other, or if no server answers at the address.
     """
     if target.embedded and target.address is not None:
         raise ConfigurationError("--embedded and --address exclude each other: omit one of them.")
-    address = None if target.embedded else await _running_server(target, default_model)
-    if address is None:
-        async with _embedded(target, default_model, recover=not is_reading) as connection:
-            if connection.note and not is_silent:
-                print_stderr(connection.note)
-            yield connection
-        return
-    if default_model is not None:
-        raise ConfigurationError(
-            f"--default-model applies only to an embedded server, and a server runs at {address}: "
-            "add --embedded, or pass it to `bough serve`."
+    async with AsyncExitStack() as stack:
+        connection = await _connect(
+            stack,
+            target,
+            default_model,
+            recover=not is_reading,
+            is_starting=not is_reading and not needs_runs,
         )
-    async with AsyncClient(address, timeout=None) as client:
-        yield Connection(client=client, command=target.command)
+        if connection.note and not is_silent:
+            print_stderr(connection.note)
+        yield connection
 
 
-async def _running_server(target: Target, default_model: str | None) -> str | None:
+async def _connect(
+    stack: AsyncExitStack, target: Target, default_model: str | None, *, recover: bool, is_starting: bool
+) -> Connection:
+    give_up = time.monotonic() + _IN_USE_SECONDS
+    while True:
+        found = await _running_server(target, default_model, is_starting=is_starting)
+        if found is not None:
+            return await _to_server(stack, target, found, default_model)
+        try:
+            return await _to_embedded(stack, target, default_model, recover=recover, creates=is_starting)
+        except DatabaseInUse:
+            # A server that starts will publish its address, and a command that reads will end.
+            if time.monotonic() > give_up:
+                raise
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+
+async def _to_server(stack: AsyncExitStack, target: Target, found: _Found, default_model: str | None) -> Connection:
+    if default_model is not None:
+        way_out = "stop it first" if found.serves_database else "add --embedded"
+        raise ConfigurationError(
+            f"--default-model applies only to an embedded server, and a server runs at {found.address}: "
+            f"{way_out}, or pass it to `bough serve`."
+        )
+    rejoining = Rejoining(timeout=_REJOINING_SECONDS, on_drop=_report_drop)
+    client = await stack.enter_async_context(AsyncClient(found.address, timeout=None, rejoining=rejoining))
+    note = f"The server at {found.address} has this database open: using it." if target.embedded else ""
+    return Connection(client=client, command=target.command, note=note)
+
+
+def _report_drop(error: CallFailed) -> None:
+    # With an ErrorReason it is a sentence of the server; without one, words of the gRPC library.
+    what = error.message if error.reason else "The connection to the server was lost."
+    print_stderr(f"{what} Rejoining the run for up to {_REJOINING_SECONDS:g} s.")
+
+
+async def _running_server(target: Target, default_model: str | None, *, is_starting: bool) -> _Found | None:
     # With --address the configuration is not read: it may be invalid, or belong to another server.
-    address = target.address
-    if address is None:
-        address = Settings.load(target.config, default_model=default_model).address
-    if address is None:
-        return DEFAULT_ADDRESS if await _is_ours(DEFAULT_ADDRESS) else None
+    if target.address is not None:
+        return await _explicit(target.address)
+    settings = Settings.load(target.config, default_model=default_model)
+    if settings.address is not None and not target.embedded:
+        return await _explicit(settings.address)
+    # Before the default address: a server there may serve another project.
+    owner = serving_owner(database_path(settings.storage.url))
+    if owner is not None and not (owner.is_passing and is_starting) and await _is_ours(owner.address):
+        return _Found(address=owner.address, serves_database=True)
+    if not target.embedded and await _is_ours(DEFAULT_ADDRESS):
+        return _Found(address=DEFAULT_ADDRESS)
+    return None
+
+
+async def _explicit(address: str) -> _Found:
     if not await answers(address, timeout=_EXPLICIT_TIMEOUT):
         raise ConfigurationError(f"No server answers at {address}: start one there, or omit the address.")
-    return address
+    return _Found(address=address)
 
 
 async def answers(address: str, *, timeout: float) -> bool:
@@ -91,6 +164,8 @@ async def _is_ours(address: str) -> bool:
 
 async def _health(address: str, timeout: float) -> grpc.StatusCode:
     async with aio.insecure_channel(address) as channel:
+        if not await _connects(channel):
+            return grpc.StatusCode.UNAVAILABLE
         check = health_pb2_grpc.HealthStub(channel).Check
         try:
             await check(health_pb2.HealthCheckRequest(service=_SERVICE), timeout=timeout)
@@ -99,17 +174,40 @@ async def _health(address: str, timeout: float) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-@asynccontextmanager
-async def _embedded(target: Target, default_model: str | None, *, recover: bool) -> AsyncIterator[Connection]:
-    from bough_server.app import configure_logging, serving
+async def _connects(channel: aio.Channel) -> bool:
+    """Return whether a channel reaches a server of gRPC, at the first attempt."""
+    state = channel.get_state(try_to_connect=True)
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            while state not in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE):
+                await channel.wait_for_state_change(state)
+                state = channel.get_state()
+    except TimeoutError:
+        return False
+    return state is grpc.ChannelConnectivity.READY
+
+
+async def _to_embedded(
+    stack: AsyncExitStack, target: Target, default_model: str | None, *, recover: bool, creates: bool
+) -> Connection:
+    from bough_server.app import serving
+    from bough_server.logs import configure_logging
 
     # A free port on loopback: a `bough serve` with the same configuration may use the configured one.
     settings = Settings.load(target.config, host="127.0.0.1", port=0, default_model=default_model)
+    if not creates and not database_path(settings.storage.url).exists():
+        # Without a database there are no runs; an empty one that vanishes says so in the words of each command.
+        folder = stack.enter_context(TemporaryDirectory(prefix="bough-"))
+        settings = Settings.load(
+            target.config, host="127.0.0.1", port=0, default_model=default_model, database=f"{folder}/bough.db"
+        )
     # The server's log would mix with the command's output: only warnings, unless the level is configured.
-    configure_logging(settings.log_level if "log_level" in settings.model_fields_set else "warning")
+    level = settings.log_level if "log_level" in settings.model_fields_set else "warning"
+    configure_logging(level, settings.log_format)
     note = "" if target.embedded else f"No server answers at {DEFAULT_ADDRESS}: using one embedded in this command."
-    async with serving(settings, recover=recover) as address, AsyncClient(address, timeout=None) as client:
-        yield Connection(client=client, command=target.command, note=note)
+    address = await stack.enter_async_context(serving(settings, recover=recover, is_embedded=True))
+    client = await stack.enter_async_context(AsyncClient(address, timeout=None))
+    return Connection(client=client, command=target.command, note=note)
 
 
 async def resolve_run(client: AsyncClient, text: str) -> str:

@@ -150,8 +150,11 @@ def _model_problem(settings: "Settings", name: str) -> str:
 async def _server(target: Target, settings: "Settings") -> Finding:
     from bough.channel import DEFAULT_ADDRESS
     from bough_server.cli.connection import answers
+    from bough_server.store.sql.database import database_path
+    from bough_server.store.sql.file_lock import serving_owner
 
-    address = target.address or settings.address
+    owner = serving_owner(database_path(settings.storage.url))
+    address = target.address or settings.address or (owner.address if owner is not None else None)
     if await answers(address or DEFAULT_ADDRESS, timeout=2.0):
         return Finding(name="server", is_right=True, words=f"{address or DEFAULT_ADDRESS} answers")
     words = f"no server answers at {address or DEFAULT_ADDRESS}"

@@ -1,15 +1,25 @@
 """Follow a run to its end and print its outcome."""
 
 import asyncio
+import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import Final, Protocol
 
 from rich.text import Text
 
-from bough import AsyncClient, CallFailed, CollectedRun, DeadlineExceeded, RunStream, collect_sync, text_of
+from bough import (
+    AsyncClient,
+    CallFailed,
+    CollectedRun,
+    DeadlineExceeded,
+    RunStream,
+    Unavailable,
+    collect_sync,
+    text_of,
+)
 from bough.v1 import event_pb2, execution_pb2, follow_pb2, invocation_pb2
 from bough_server.cli.connection import Connection
 from bough_server.cli.exit_codes import ExitCode, print_stderr
@@ -20,6 +30,7 @@ from bough_server.cli.render.notes import cancelled_text
 from bough_server.cli.render.plain import plain_line
 from bough_server.cli.render.questions import waiting_lines
 from bough_server.cli.render.tree import tree_lines
+from bough_server.errors import BoughError
 
 _CODES: Final = {
     execution_pb2.EXECUTION_STATE_SUCCEEDED: ExitCode.YES,
@@ -107,23 +118,66 @@ async def follow_to_the_end(client: AsyncClient, stream: RunStream, sink: Sink, 
 async def follow_and_report(connection: Connection, stream: RunStream, display: Display) -> ExitCode:
     """Follow a run that this command started or resumed, and print its outcome; Ctrl-C cancels the run."""
     async with stream, interruptible(stream) as interrupted:
-        print_stderr(f"run {await stream.started()}")
-        if connection.note:
-            print_stderr(connection.note)
-        async with sink_of(display.output) as sink:
-            ended = await follow_to_the_end(connection.client, stream, sink, display.view)
-        code = await print_outcome(connection, stream.run_id, ended, display.output, tree=display.tree)
+        with rejoinable(connection, stream):
+            return await _follow_and_report(connection, stream, display, interrupted)
+
+
+async def _follow_and_report(
+    connection: Connection, stream: RunStream, display: Display, interrupted: asyncio.Event
+) -> ExitCode:
+    print_stderr(f"run {await stream.started()}")
+    if connection.note:
+        print_stderr(connection.note)
+    async with sink_of(display.output) as sink:
+        ended = await follow_to_the_end(connection.client, stream, sink, display.view)
+    code = await print_outcome(connection, stream.run_id, ended, display.output, tree=display.tree, said=said_by(sink))
     return ExitCode.INTERRUPTED if interrupted.is_set() else code
 
 
+class ConnectionLost(BoughError):
+    """The connection to a run's server, which did not come back."""
+
+
+@contextmanager
+def rejoinable(connection: Connection, stream: RunStream) -> Iterator[None]:
+    """Raise ConnectionLost, with the command that rejoins the run, if the server of an accepted run is gone."""
+    try:
+        yield
+    except Unavailable as error:
+        if not stream.run_id:
+            raise
+        what = error.message if error.reason else "The connection to the server was lost, and it did not come back."
+        after = f" --after {stream.through_sequence}" if stream.through_sequence else ""
+        raise ConnectionLost(
+            f"{what}\n  run: {stream.run_id}\nThe run may go on there. To rejoin it: "
+            f"{connection.command} watch {stream.run_id}{after}"
+        ) from error
+
+
+def said_by(sink: Sink) -> Sequence[str]:
+    """Return the messages of errors that a sink has shown to people."""
+    return sink.said if isinstance(sink, Screen) else ()
+
+
+def _is_one_place() -> bool:
+    """Return whether standard output and standard error are the same terminal, pipe or file."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+
+
 async def print_outcome(
-    connection: Connection, run_id: str, run: CollectedRun, output: Output, *, tree: bool
+    connection: Connection, run_id: str, run: CollectedRun, output: Output, *, tree: bool, said: Sequence[str] = ()
 ) -> ExitCode:
-    """Print the answer, or on standard error why there is none yet, then the tree; return the exit code."""
+    """Print the answer, or on standard error why there is none yet, then the tree; return the exit code.
+
+    Errors that are on standard output already, `said`, are not repeated there.
+    """
     if run.message is not None and output in (Output.LIVE, Output.ANSWER):
         _print_answer(text_of(run.message), apart=output is Output.LIVE)
     if run.state == execution_pb2.EXECUTION_STATE_FAILED and run.error is not None:
-        print_stderr(f"The run failed: {error_text(run.error)}")
+        print_stderr(f"The run failed: {error_text(run.error, said if _is_one_place() else ())}")
     if run.state == execution_pb2.EXECUTION_STATE_CANCELLED:
         print_stderr(f"The run was {cancelled_text(run.cancel_reason)}.")
     if run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
@@ -132,7 +186,7 @@ async def print_outcome(
     if tree and output is Output.LIVE:
         if run.message is None:
             print_line("")
-        await _print_tree(connection.client, run_id)
+        await _print_tree(connection.client, run_id, said)
     return code_of(run.state)
 
 
@@ -153,13 +207,14 @@ def _print_answer(text: str, *, apart: bool) -> None:
         print_line("")
 
 
-async def _print_tree(client: AsyncClient, run_id: str) -> None:
+async def _print_tree(client: AsyncClient, run_id: str, said: Sequence[str]) -> None:
     try:
         invocation = await client.get_tree(run_id, options=TREE_OPTIONS)
     except CallFailed as error:
         print_stderr(f"The tree could not be read: {error.message}")
         return
-    print_lines(tree_lines(invocation, width=terminal().width))
+    console = terminal()
+    print_lines(tree_lines(invocation, width=console.width, is_pipe=not console.is_terminal, said=said))
 
 
 @asynccontextmanager

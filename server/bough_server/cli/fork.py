@@ -122,7 +122,7 @@ async def _fork(target: Target, arguments: ForkArguments, display: Display, *, d
         tool_results=arguments.tool_results,
         input_text=arguments.input_text,
     )
-    async with connected(target, default_model=default_model, is_silent=True) as connection:
+    async with connected(target, default_model=default_model, is_silent=True, needs_runs=True) as connection:
         client = connection.client
         origin_id = await resolve_run(client, arguments.run)
         stream = client.fork(
@@ -153,7 +153,8 @@ async def _print_both(client: "AsyncClient", origin_id: str, fork_id: str) -> No
         print_stderr(f"The trees could not be read: {error.message}")
         return
     titled = (f"origin {origin_id}", origin), (f"fork {fork_id}", forked)
-    print_lines(trees_beside(*titled, width=terminal().width))
+    console = terminal()
+    print_lines(trees_beside(*titled, width=console.width, is_pipe=not console.is_terminal))
 
 
 def changes_of(

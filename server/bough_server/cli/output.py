@@ -77,7 +77,7 @@ class Screen:
 
     def __init__(self) -> None:
         self._console = terminal()
-        self._view = LiveView(self._console.width)
+        self._view = LiveView(self._console.width, is_pipe=not self._console.is_terminal)
         self._live: Live | None = None
         self._redrawing: asyncio.Task[None] | None = None
 
@@ -101,6 +101,11 @@ class Screen:
             # stop() draws once more.
             self._live.update(Group())
             self._live.stop()
+
+    @property
+    def said(self) -> Sequence[str]:
+        """The messages of the errors on the screen."""
+        return self._view.said
 
     def show(self, event: event_pb2.AgentEvent) -> None:
         """Print the lines that an event completes."""

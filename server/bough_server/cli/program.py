@@ -49,7 +49,9 @@ def flags(
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", metavar="PATH", help="The configuration file.  [default: BOUGH_CONFIG, else ./bough.yaml]"
+            "--config",
+            metavar="PATH",
+            help="The configuration file.  [default: BOUGH_CONFIG, else bough.yaml here or in a folder above]",
         ),
     ] = None,
     address: Annotated[
@@ -57,11 +59,13 @@ def flags(
         typer.Option(
             "--address",
             metavar="HOST:PORT",
-            help="The server to use.  [default: BOUGH_ADDRESS; 127.0.0.1:50051 if Bough answers there; --embedded]",
+            help="The server to use.  [default: BOUGH_ADDRESS; the one that serves the database; 127.0.0.1:50051 if "
+            "Bough answers there; --embedded]",
         ),
     ] = None,
     embedded: Annotated[
-        bool, typer.Option("--embedded", help="Use a server inside this command, on the configured database.")
+        bool,
+        typer.Option("--embedded", help="Use a server inside this command, unless one serves the configured database."),
     ] = False,
     _: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)

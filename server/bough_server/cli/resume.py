@@ -83,7 +83,7 @@ async def _resume(
     from bough_server.cli.follow import follow_and_report
     from bough_server.cli.options import view_of
 
-    async with connected(target, default_model=default_model, is_silent=True) as connection:
+    async with connected(target, default_model=default_model, is_silent=True, needs_runs=True) as connection:
         client = connection.client
         run = await client.get_run(await resolve_run(client, run_text))
         answers = await _answers(connection, run, texts)

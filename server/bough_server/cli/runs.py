@@ -80,10 +80,10 @@ async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None
     if json:
         print_line(json_text(invocation))
         return ExitCode.YES
-    width = terminal().width
-    print_lines(tree_lines(invocation, width=width))
+    console = terminal()
+    print_lines(tree_lines(invocation, width=console.width, is_pipe=not console.is_terminal))
     for line in open_request_lines(run) if run is not None else ():
-        print_line(clip(line, width))
+        print_line(clip(line, console.width) if console.is_terminal else line)
     return ExitCode.YES
 
 
@@ -92,7 +92,7 @@ async def _cancel(target: Target, text: str) -> ExitCode:
     from bough_server.cli.output import print_line
     from bough_server.cli.render.format import state_text
 
-    async with connected(target) as connection:
+    async with connected(target, needs_runs=True) as connection:
         run_id = await resolve_run(connection.client, text)
         before = await connection.client.get_run(run_id)
         run = await connection.client.cancel(run_id)

@@ -55,8 +55,9 @@ async def _serve(
     default_model: str | None,
     allow_insecure: bool,
 ) -> ExitCode:
-    from bough_server.app import App, configure_logging
+    from bough_server.app import App
     from bough_server.cli.output import print_line
+    from bough_server.logs import configure_logging
     from bough_server.settings import Settings
 
     settings = Settings.load(
@@ -64,7 +65,7 @@ async def _serve(
     )
     if ready_file is not None:
         _check_ready_file(ready_file)
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     async with App.open(settings) as app:
         await app.serve(ready_file=ready_file, announce=lambda address: print_line(f"serving {address}"))
     return ExitCode.YES

@@ -19,7 +19,8 @@ from bough_server.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from bough import AsyncClient, CollectedRun
+    from bough import CollectedRun
+    from bough_server.cli.connection import Connection
     from bough_server.cli.follow import Sink
 
 
@@ -59,33 +60,35 @@ def events(
 
 async def _watch(target: Target, text: str, *, after: int, view: View, output: Output, is_following: bool) -> ExitCode:
     from bough_server.cli.connection import connected, resolve_run
-    from bough_server.cli.follow import print_outcome, sink_of
+    from bough_server.cli.follow import print_outcome, said_by, sink_of
 
-    async with connected(target, is_reading=not is_following) as connection:
+    async with connected(target, is_reading=not is_following, needs_runs=True) as connection:
         client = connection.client
         run_id = await resolve_run(client, text)
         async with sink_of(output) as sink:
-            ended = await _show(client, run_id, sink, after=after, view=view, is_following=is_following)
+            ended = await _show(connection, run_id, sink, after=after, view=view, is_following=is_following)
         if not ended.events:
             # The run ended before `after`, or has not ended: its state is in the run, not in these events.
             run = await client.get_run(run_id)
             error = run.error if run.HasField("error") else None
             ended = replace(ended, state=run.state, error=error, open_requests=tuple(run.open_requests))
-        return await print_outcome(connection, run_id, ended, output, tree=True)
+        return await print_outcome(connection, run_id, ended, output, tree=True, said=said_by(sink))
 
 
 async def _show(
-    client: "AsyncClient", run_id: str, sink: "Sink", *, after: int, view: View, is_following: bool
+    connection: "Connection", run_id: str, sink: "Sink", *, after: int, view: View, is_following: bool
 ) -> "CollectedRun":
     """Show a run to its end or its open interruption, continuing past interruptions that have been answered."""
     from bough.v1 import execution_pb2, follow_pb2
-    from bough_server.cli.follow import follow
+    from bough_server.cli.follow import follow, rejoinable
     from bough_server.cli.options import view_of
 
+    client = connection.client
     until = follow_pb2.WATCH_UNTIL_INTERRUPTED if is_following else follow_pb2.WATCH_UNTIL_CURRENT
     while True:
         async with client.watch(run_id, after_sequence=after, until=until, view=view_of(view)) as stream:
-            ended = await follow(stream, sink)
+            with rejoinable(connection, stream):
+                ended = await follow(stream, sink)
         if not is_following or ended.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             return ended
         after = ended.last_sequence

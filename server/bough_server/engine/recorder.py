@@ -13,6 +13,7 @@ from typing import Final
 from bough.v1 import event_pb2
 from bough_server import events
 from bough_server.clock import Clock
+from bough_server.engine.run_log import log_events
 from bough_server.store.ports import EventLog, Record
 
 MAX_PENDING_BYTES: Final = 1024 * 1024
@@ -88,6 +89,7 @@ class Recorder:
                 self.flush(event.effect_key)
                 self._begun.pop(event.effect_key, None)
         self._append(batch)
+        log_events(self._run_id, batch)
 
     def delta(self, chunk: DeltaChunk, coalescing: DeltaCoalescing, make: Callable[[], event_pb2.AgentEvent]) -> bool:
         """Buffer a chunk of streamed text; return True if the producer has to await `room` before the next.

@@ -31,6 +31,9 @@ _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 _EARLY: Final = 0.1
 """Seconds by which the caller's deadline may pass before ours: the time that the call took to arrive."""
 
+_LOGGED_FIELDS: Final = 10
+"""The most fields of a refused request that the log names."""
+
 _log = structlog.get_logger(__name__)
 
 DETAILS_KEY: Final = "grpc-status-details-bin"
@@ -109,10 +112,20 @@ async def _abort(error: Exception, context: Context) -> Never:
         _log.error("a call failed", exc_info=error)
         # The exception's own text stays in the log: it may contain secrets.
         error = CallError("The server failed unexpectedly. Its log has the details.")
+    else:
+        _log.info("call refused", **_refusal(error))
     status = status_of(error)
     # abort() replaces the trailing metadata that the handler has set, so it is passed on.
     trailing = (*(context.trailing_metadata() or ()), (DETAILS_KEY, status.SerializeToString()))
     await context.abort(_STATUS[error.code], status.message, trailing)
+
+
+def _refusal(error: CallError) -> dict[str, str]:
+    """Return what the log says of a refused call; the values of the request stay out of it, they may be secret."""
+    facts = {"code": code_pb2.Code.Name(error.code), "reason": _name(error.reason)}
+    if isinstance(error, InvalidRequest):
+        facts["fields"] = ", ".join(_cut(each.field) for each in error.violations[:_LOGGED_FIELDS])
+    return facts
 
 
 def _mark_cancelled(context: Context) -> None:

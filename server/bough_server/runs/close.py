@@ -9,6 +9,7 @@ from bough_server import events
 from bough_server.engine.cancellation import closing
 from bough_server.engine.journal import Journal
 from bough_server.engine.open_invocations import Invocations
+from bough_server.engine.run_log import log_events
 from bough_server.engine.run_metrics import RunMetrics
 from bough_server.errors import RunError
 from bough_server.runs.dependencies import RunDependencies
@@ -127,6 +128,7 @@ async def close_run(dependencies: RunDependencies, record: RunRecord, reason: Cl
     await dependencies.store.log.take_over(
         record.run.run_id, epoch=record.epoch + 1, owner=dependencies.worker, records=records
     )
+    log_events(record.run.run_id, made)
     if dependencies.metrics is not None:
         measuring = RunMetrics(dependencies.metrics, invocations, journal)
         for event in made:

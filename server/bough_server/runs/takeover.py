@@ -9,6 +9,7 @@ from bough_server.engine.execution import Execution
 from bough_server.engine.journal import Journal
 from bough_server.engine.keys import RunInfo
 from bough_server.engine.recorder import Recorder
+from bough_server.engine.run_log import log_start
 from bough_server.errors import RunError
 from bough_server.messages import copy_of
 from bough_server.run_state import folded
@@ -88,6 +89,7 @@ class Launcher:
             metrics=self._dependencies.metrics,
         )
         self._live_runs.add(live)
+        log_start(facts.run_id, facts.session_id, log)
         deadline = folded(log).deadline_ns
         bounds = [deadline_bound(deadline, self._dependencies.clock.now_ns())] if deadline is not None else []
         live.launch(bounds, self._wall(execution, resolver, is_queued=is_queued))

@@ -13,19 +13,25 @@ from bough_server.errors import RunError
 from bough_server.messages import copy_of
 from bough_server.runtime.agent import Agent, Outcome
 from bough_server.runtime.dispatch import Dispatch, Transfer
+from bough_server.runtime.failure_log import log_failure
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.running_agent import CallSite, RunningAgent, branch_below, run_path_below
 from bough_server.telemetry import Traced
 
 
-def outcome_of(task: "asyncio.Task[Outcome]", running: RunningAgent) -> tuple[Outcome | None, RunError | None]:
-    """Return an agent's outcome or its error."""
+def outcome_of(
+    execution: Execution, task: "asyncio.Task[Outcome]", running: RunningAgent
+) -> tuple[Outcome | None, RunError | None]:
+    """Return an agent's outcome or its error. An exception of its code is logged, but not again in a replay."""
     raised = None if task.cancelled() else task.exception()
     if running.abort is not None:  # its code may have caught the Abort, but cannot undo it
         return None, running.abort
     if task.cancelled():
         return None, RunError("The agent's code cancelled itself.", reason=error_pb2.ERROR_REASON_CANCELLED)
     if raised is not None:
+        if running.scope not in execution.journal.ends:
+            names = {"agent": running.name, "invocation_id": running.invocation_id}
+            log_failure("agent failed", raised, run_id=execution.facts.run_id, **names)
         return None, as_run_error(raised)
     return task.result(), None
 

@@ -19,6 +19,7 @@ from bough_server.runtime.compaction import fitted
 from bough_server.runtime.dispatch import Dispatch
 from bough_server.runtime.dispatcher import dispatch
 from bough_server.runtime.effects import Value, record_value
+from bough_server.runtime.failure_log import log_failure
 from bough_server.runtime.lane import Lane, PendingCalls
 from bough_server.runtime.model_call import ModelCallSpec, ask
 from bough_server.runtime.questions import question
@@ -295,11 +296,14 @@ async def _in_lanes(lane: Lane, group: str, codes: Sequence[Callable[[Context], 
     for task in tasks:
         running.lanes.pop(task, None)
     _join(lane, lanes)
-    failures = [task.exception() for task in tasks if not task.cancelled()]
+    failures = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    if execution.barrier.live:
+        for error in failures[1:]:  # only the first one is raised
+            log_failure("parallel path failed", error)
     if running.abort is not None:
         raise running.abort
-    if first := next(filter(None, failures), None):
-        raise first
+    if failures:
+        raise failures[0]
     return [task.result() for task in tasks]
 
 

@@ -26,6 +26,7 @@ from bough_server.runtime.child_events import (
 )
 from bough_server.runtime.child_input import build_child_input
 from bough_server.runtime.dispatch import Abort, Dispatch, DispatchResult, child_input, child_timeout, wait_for_child
+from bough_server.runtime.failure_log import bind_invocation
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.running_agent import RunningAgent
 from bough_server.truncation import MAX_TEXT_BYTES, fits
@@ -150,7 +151,7 @@ async def _end_child(
     execution.cancellation.raise_if_cancelled(work.key)
     await cancel_remaining(execution, running)
     execution.cancellation.raise_if_cancelled(work.key)
-    outcome, error = outcome_of(task, running)
+    outcome, error = outcome_of(execution, task, running)
     abort = None
     if error is not None:
         try:
@@ -199,7 +200,7 @@ async def dispatch_root(execution: Execution, resolver: Resolver, context: Calla
     await cancel_remaining(execution, running)
     if execution.cancellation.is_closed(""):
         return
-    outcome, error = outcome_of(task, running)
+    outcome, error = outcome_of(execution, task, running)
     execution.emit(*finish(execution, running, outcome, error))
     close_span(execution, running, outcome, error)
     await execution.writer.committed()
@@ -207,6 +208,7 @@ async def dispatch_root(execution: Execution, resolver: Resolver, context: Calla
 
 async def _body(lane: Lane, message: message_pb2.Message) -> Outcome:
     running = lane.running
+    bind_invocation(lane.run_id, running)
     with running.traced.attached():
         try:
             outcome = await lane.run_agent(message)

@@ -8,6 +8,7 @@ from bough.v1 import error_pb2, event_pb2
 from bough_server.engine import keys
 from bough_server.engine.execution import as_run_error
 from bough_server.errors import RunError
+from bough_server.runtime.failure_log import log_failure
 from bough_server.runtime.lane import Lane
 from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
@@ -59,6 +60,7 @@ async def _made(value: Value, work: Callable[[], Awaitable[str]]) -> str | RunEr
             raise
         return RunError(f"The step {value.name!r} cancelled itself.", reason=error_pb2.ERROR_REASON_TOOL_FAILED)
     except (Exception, SystemExit) as raised:
+        log_failure("step failed", raised, step=value.name)
         cause = as_run_error(raised).message
         return RunError(f"The step {value.name!r} failed: {cause}", reason=error_pb2.ERROR_REASON_TOOL_FAILED)
     if size_of(made) > MAX_TEXT_BYTES:

@@ -67,6 +67,8 @@ def _made(running: RunningAgent, effect: ModelCallSpec, request: Asked) -> Model
     agent = running.name if effect.index is not None else f"{running.name}.summary"
     try:
         return replace(request() if callable(request) else request, agent=agent)
+    except RunError:
+        raise
     except Exception as error:
         raise as_run_error(error) from error
 
@@ -122,6 +124,8 @@ async def _ask(
         execution.emit(ended)
         execution.spans.pop(key).end(error=ended.llm_failed.error, input=request.messages)
         await execution.writer.committed()
+        if error is raised:
+            raise  # from itself, it would lose its cause
         raise error from raised
     _attribute(execution, running, effect, response.message)
     ended.attempt = call.attempt

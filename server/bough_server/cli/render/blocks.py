@@ -8,8 +8,8 @@ from typing import Final, Literal, TypeAlias
 from rich.cells import cell_len
 from rich.text import Text
 
-from bough.v1 import event_pb2, execution_pb2
-from bough_server.cli.render.format import clip, depth_style, printable, seconds_text
+from bough.v1 import error_pb2, event_pb2, execution_pb2
+from bough_server.cli.render.format import clip, depth_style, error_text, one_line, printable, seconds_text
 
 Mode = Literal["text", "reasoning"]
 STARTING: Final = "starting"
@@ -83,9 +83,15 @@ class AgentLane:
     kind: execution_pb2.AgentKind.ValueType = execution_pb2.AGENT_KIND_UNSPECIFIED
     model: str = ""
     """The configured name of the model that the last attempt calls; empty if it is not known."""
+    retried: str = ""
+    """The message of the last attempt that was made again."""
     mode: Mode = "text"
     activity: str = ""
     since: float = 0.0
+    until: float = 0.0
+    """When a wait of known length ends, on the viewer's clock; 0 for any other wait."""
+    reason: str = ""
+    """Why it waits, if it waits until a known time."""
     step_id: str = ""
     """The step whose text arrived last; branches of an agent that run in parallel take turns."""
     attempts: "dict[str, Attempt]" = field(default_factory=dict)
@@ -95,9 +101,10 @@ class AgentLane:
     """When its run was forked, in nanoseconds since the Unix epoch; 0 if it is not a fork, as far as known."""
     tools: dict[str, "Running"] = field(default_factory=dict)
 
-    def wait_for(self, what: str, now: float) -> None:
-        """Set the activity that the agent waits for from now on."""
+    def wait_for(self, what: str, now: float, *, seconds: float = 0.0, reason: str = "") -> None:
+        """Set the activity that the agent waits for from now on, and how long and why it waits, if that is known."""
         self.activity, self.since = what, now
+        self.until, self.reason = (now + seconds if seconds > 0 else 0.0), reason
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,10 +154,12 @@ def bars(levels: int) -> Text:
 
 
 class AgentBlocks:
-    """Blocks of agents on a terminal of `width` cells, written as lines."""
+    """Blocks of agents on a terminal of `width` cells, written as lines; in a pipe errors are on one line each."""
 
-    def __init__(self, width: int) -> None:
-        self._width = width
+    def __init__(self, width: int, *, is_pipe: bool = False) -> None:
+        self._width, self._is_pipe = width, is_pipe
+        self.said: list[str] = []
+        """The messages of all errors that were written, the longest first."""
         self._lanes: dict[str, AgentLane] = {}
         self._branches: Counter[str] = Counter()
         self._current = ""
@@ -200,20 +209,52 @@ class AgentBlocks:
         line.append(lane.name, style=f"bold {depth_style(lane.depth)}")
         line.append(f"  {words}" if words else "", style="dim" if mark == "✓" else style)
         self._lines.append(fitted(line, self._width))
+        self._leave(lane)
+
+    def fail(self, lane: AgentLane, error: error_pb2.AgentError) -> None:
+        """End a lane's block with an error."""
+        self.flush(lane)
+        for piece in self._pieces(f"✗ {lane.name}  {self.say(error)}", self._width - bars(lane.depth).cell_len):
+            self._lines.append(bars(lane.depth).append(piece, style="red"))
+        self._leave(lane)
+
+    def _leave(self, lane: AgentLane) -> None:
         # Right below this block the caller can continue without a label; anywhere else the next line needs one.
         self._current = lane.parent if self._current == lane.invocation_id else ""
         lane.has_ended = True
 
     def write_line(self, lane: AgentLane, text: str, style: str = "") -> None:
         """Write a line into a lane's block, below a label with its branch if another lane wrote last."""
+        self._write(lane, clip(text, self.room(lane)), style)
+
+    def write_error(self, lane: AgentLane, text: str, style: str = "red") -> None:
+        """Write a text with an error as `write_line` does, but whole: on as many lines of a terminal as it needs."""
+        for piece in self._pieces(text, self.room(lane)):
+            self._write(lane, piece, style)
+
+    def _write(self, lane: AgentLane, text: str, style: str) -> None:
         if self._current != lane.invocation_id:
             label = bars(lane.depth).append(f"▸ {lane.branch}", style=f"dim {depth_style(lane.depth)}")
             self._lines.append(fitted(label, self._width))
             self._current = lane.invocation_id
         line = bars(lane.depth + 1)
-        line.append(clip(text, self.room(lane)), style=style)
+        line.append(text, style=style)
         line.rstrip()
         self._lines.append(line)
+
+    def _pieces(self, text: str, width: int) -> list[str]:
+        if self._is_pipe:
+            return [text]
+        wrapper = TextWrapper(max(_NARROWEST, width))
+        return [*wrapper.add(text), *wrapper.finish()]
+
+    def say(self, error: error_pb2.AgentError) -> str:
+        """Return an error as text, without messages that were said before; from now on its message counts as said."""
+        text = error_text(error, self.said)
+        message = one_line(error.message)
+        if message and message not in self.said:
+            self.said = sorted([*self.said, message], key=len, reverse=True)
+        return text
 
     def flush(self, lane: AgentLane) -> None:
         """Write a lane's incomplete line."""
@@ -281,9 +322,16 @@ def _in_progress(lane: AgentLane, now: float) -> list[Text]:
     if lane.text.pending:
         lines.append(bars(lane.depth + 1).append(lane.text.pending, style=STYLES[lane.mode]))
     elif lane.activity:
-        waited = seconds_text(now - lane.since)
-        lines.append(bars(lane.depth + 1).append(f"… {lane.name}: {lane.activity} {waited}", style="dim"))
+        lines.append(bars(lane.depth + 1).append(f"… {lane.name}: {_activity(lane, now)}", style="dim"))
     for tool in lane.tools.values():
         text = f"… {lane.name}: {tool.name} {seconds_text(now - tool.since)}"
         lines.append(bars(lane.depth + 1).append(text, style="dim"))
     return lines
+
+
+def _activity(lane: AgentLane, now: float) -> str:
+    """Describe what an agent waits for: how long it has waited, or how long it still will, if that is known."""
+    if now >= lane.until:
+        return f"{lane.activity} {seconds_text(now - max(lane.since, lane.until))}"
+    reason = f": {lane.reason}" if lane.reason else ""
+    return f"{lane.activity} in {seconds_text(lane.until - now)}{reason}"

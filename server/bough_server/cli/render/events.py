@@ -6,7 +6,7 @@ from typing import Final
 from bough import text_of
 from bough.v1 import event_pb2, execution_pb2, message_pb2
 from bough_server.cli.render.blocks import STARTING, AgentBlocks, AgentLane, Handlers, Running, TextWrapper
-from bough_server.cli.render.format import clip, counted, duration_text, error_text, one_line
+from bough_server.cli.render.format import clip, counted, duration_text, one_line, seconds_text
 from bough_server.cli.render.notes import (
     cancelling_text,
     changes_text,
@@ -16,6 +16,7 @@ from bough_server.cli.render.notes import (
     forked_text,
     interrupted_text,
     iteration_text,
+    parts_text,
     queued_text,
     received_text,
     request_text,
@@ -166,12 +167,20 @@ def _retrying(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: floa
     retrying = event.llm_retrying
     is_another = bool(retrying.next_model and lane.model and retrying.next_model != lane.model)
     lane.model = retrying.next_model or lane.model
-    what = f"continuing with {retrying.next_model}" if is_another else "trying again"
-    text = f"↻ {what}, attempt {event.attempt}: {retry_text(retrying.reason)}: {one_line(retrying.error.message)}"
-    blocks.write_line(lane, text.rstrip(": "), "yellow")
+    what = f"continuing with {retrying.next_model}" if is_another else f"retry {event.attempt - 1}"
+    seconds = retrying.delay.ToTimedelta().total_seconds()
+    wait = f" in {seconds_text(seconds)}" if seconds > 0 else ""
+    why = retry_text(retrying.reason).replace("_", " ")
+    message = one_line(retrying.error.message)
+    shown = "" if message == lane.retried else message
+    lane.retried = message
+    blocks.write_error(lane, f"↻ {what}{wait}: {why}: {shown}".rstrip(": "), "yellow")
     if event.step_id:  # otherwise it is the call of a summary, whose text is not shown
         blocks.begin_again(event, lane)
-    lane.wait_for(f"waiting for {retrying.next_model}" if is_another else "waiting to try again", now)
+    if seconds > 0:
+        lane.wait_for(what, now, seconds=seconds, reason=why)
+    else:
+        lane.wait_for(f"waiting for {retrying.next_model}" if is_another else "waiting to try again", now)
 
 
 def _model_completed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
@@ -189,7 +198,7 @@ def _model_completed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, no
 
 def _model_failed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     blocks.flush(lane)
-    blocks.write_line(lane, f"✗ model: {error_text(event.llm_failed.error)}", "red")
+    blocks.write_error(lane, f"✗ model: {blocks.say(event.llm_failed.error)}")
     lane.activity = ""
 
 
@@ -213,22 +222,34 @@ def _tool_completed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now
     if result.call.name == TRANSFER:
         lane.tools.pop(result.call.call_id, None)  # the transfer itself comes next
     else:
-        _tool_ended(blocks, lane, result, mark="←", style="blue")
+        _tool_ended(blocks, lane, result)
 
 
 def _tool_failed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    _tool_ended(blocks, lane, event.tool_failed.result, mark="✗", style="red")
+    result = event.tool_failed.result
+    _end_output(blocks, lane, result)
+    parts = one_line(parts_text(result))
+    text = f"✗ {result.call.name}  {blocks.say(result.error)}{f'; {parts}' if parts else ''}"
+    blocks.write_error(lane, text + _took(result))
 
 
-def _tool_ended(blocks: AgentBlocks, lane: AgentLane, result: message_pb2.ToolResult, *, mark: str, style: str) -> None:
+def _tool_ended(blocks: AgentBlocks, lane: AgentLane, result: message_pb2.ToolResult) -> None:
+    _end_output(blocks, lane, result)
+    took = _took(result)
+    # The answer of a sub-agent is right above, in its own block.
+    shown = "" if result.child_invocation_id else one_line(result_text(result))
+    text = clip(f"{result.call.name}  {shown}".rstrip(), blocks.room(lane) - len(took) - 2)
+    blocks.write_line(lane, f"← {text}{took}", "blue")
+
+
+def _end_output(blocks: AgentBlocks, lane: AgentLane, result: message_pb2.ToolResult) -> None:
     running = lane.tools.pop(result.call.call_id, None)
     for line in running.output.finish() if running else ():
         blocks.write_line(lane, f"┊ {line}", "dim")
-    took = f"  {duration_text(result.duration)}" if result.HasField("duration") else ""
-    # The answer of a sub-agent is right above, in its own block.
-    shown = "" if result.child_invocation_id and not result.HasField("error") else one_line(result_text(result))
-    text = clip(f"{result.call.name}  {shown}".rstrip(), blocks.room(lane) - len(mark) - len(took) - 1)
-    blocks.write_line(lane, f"{mark} {text}{took}", style)
+
+
+def _took(result: message_pb2.ToolResult) -> str:
+    return f"  {duration_text(result.duration)}" if result.HasField("duration") else ""
 
 
 CALL_EVENTS: Final[Handlers] = {

@@ -1,6 +1,7 @@
 """Formatting of numbers, durations, states and free text for a terminal."""
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from google.protobuf import duration_pb2, timestamp_pb2
@@ -144,6 +145,9 @@ def reason_text(reason: error_pb2.ErrorReason.ValueType) -> str:
     return error_pb2.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")
 
 
-def error_text(error: error_pb2.AgentError) -> str:
-    """Format an error on one line, its reason first."""
-    return ": ".join(part for part in (reason_text(error.reason), one_line(error.message)) if part) or "no reason given"
+def error_text(error: error_pb2.AgentError, said: Iterable[str] = ()) -> str:
+    """Format an error on one line, its reason first; without the messages that the reader has `said` before it."""
+    message = one_line(error.message)
+    for each in said:
+        message = message.replace(each, "").rstrip(": ")
+    return ": ".join(part for part in (reason_text(error.reason), message) if part) or "no reason given"

@@ -1,5 +1,6 @@
 """Live view of a run: begins and ends the agents' blocks, and passes other events to their handlers."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from google.protobuf import duration_pb2
@@ -8,18 +9,26 @@ from rich.text import Text
 from bough.v1 import event_pb2, execution_pb2, usage_pb2
 from bough_server.cli.render.blocks import STARTING, AgentBlocks, AgentLane, Handlers, status_lines
 from bough_server.cli.render.events import CALL_EVENTS, CONTROL_EVENTS
-from bough_server.cli.render.format import error_text, seconds_text, tokens, tokens_text
+from bough_server.cli.render.format import seconds_text, tokens, tokens_text
 from bough_server.cli.render.notes import cancelled_text, ending_text, kind_text
 
 AgentEvent = event_pb2.AgentEvent
 
 
 class LiveView:
-    """Turns events into lines of at most `width` cells; `status` describes the work in progress."""
+    """Turns events into lines of at most `width` cells; `status` describes the work in progress.
 
-    def __init__(self, width: int = 80) -> None:
+    Errors are never cut: a terminal gets them on several lines, a pipe on one long line. Each is said once.
+    """
+
+    def __init__(self, width: int = 80, *, is_pipe: bool = False) -> None:
         self._width = width
-        self._blocks = AgentBlocks(width)
+        self._blocks = AgentBlocks(width, is_pipe=is_pipe)
+
+    @property
+    def said(self) -> Sequence[str]:
+        """The messages of all errors that were shown, the longest first."""
+        return self._blocks.said
 
     def feed(self, event: AgentEvent, now: float = 0.0) -> list[Text]:
         """Return the lines that an event completes. `now` is in seconds on any clock, the same one as for `status`."""
@@ -55,7 +64,7 @@ def _failed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float)
     if end.end_reason == execution_pb2.END_REASON_CANCELLED:
         blocks.close(lane, "■", "yellow", cancelled_text(event.sub_agent_failed.cancel_reason))
     else:
-        blocks.close(lane, "✗", "red", error_text(end.error))
+        blocks.fail(lane, end.error)
 
 
 def _cancelled(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:

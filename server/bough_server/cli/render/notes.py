@@ -116,6 +116,11 @@ def outcome_text(outcome: message_pb2.ToolOutcome) -> str:
     return _with_parts(failure, outcome.parts)
 
 
+def parts_text(result: message_pb2.ToolResult) -> str:
+    """Return what a tool returned as text, without its error."""
+    return text_of(message_pb2.Message(parts=result.parts))
+
+
 def _with_parts(failure: str, parts: Sequence[message_pb2.Part]) -> str:
     text = text_of(message_pb2.Message(parts=parts))
     return f"{failure}; {text}" if failure and text else failure or text

@@ -29,6 +29,10 @@ from bough_server.events import name_of
 
 AgentEvent = event_pb2.AgentEvent
 _WIDTH: Final = 160
+_ERRORS: Final = frozenset(
+    {"run_failed", "run_cancelled", "sub_agent_failed", "llm_retrying", "llm_failed", "tool_failed", "step_failed"}
+)
+"""Payloads whose gist is an error."""
 
 
 def plain_line(event: AgentEvent) -> str:
@@ -39,7 +43,9 @@ def plain_line(event: AgentEvent) -> str:
     name = name_of(event) or "unknown"
     moment = event.record_time.ToDatetime().strftime("%H:%M:%S.%f")[:-3]
     line = f"{event.sequence:>5} {moment} {event.branch or '-'} {name}{attempt}"
-    return f"{line} {clip(one_line(gist), _WIDTH)}".rstrip()
+    # An error is what a reader looks for in a log: it is never cut.
+    text = one_line(gist) if event.WhichOneof("payload") in _ERRORS else clip(one_line(gist), _WIDTH)
+    return f"{line} {text}".rstrip()
 
 
 def _retrying(event: AgentEvent) -> str:

@@ -1,5 +1,6 @@
 """The agent tree of a run as a table, alone or beside another tree."""
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -51,8 +52,14 @@ _BETWEEN: Final = " │ "
 Titled = tuple[str, invocation_pb2.Invocation]
 
 
-def tree_lines(invocation: invocation_pb2.Invocation, *, width: int = 80) -> list[Text]:
-    """Return the tree, its totals and its anomalies as lines of at most `width` cells."""
+def tree_lines(
+    invocation: invocation_pb2.Invocation, *, width: int = 80, is_pipe: bool = False, said: Sequence[str] = ()
+) -> list[Text]:
+    """Return the tree, its totals and its anomalies as lines of at most `width` cells; in a pipe errors are not cut.
+
+    Messages of errors that the reader has `said` before it are left out.
+    """
+    room = sys.maxsize if is_pipe else width
     columns = _columns(invocation)
     name_width = max(_NARROWEST_NAME, width - _sizes(columns))
     lines = [_row("agent", _heads(invocation, columns), columns, name_width, style="dim")]
@@ -66,16 +73,16 @@ def tree_lines(invocation: invocation_pb2.Invocation, *, width: int = 80) -> lis
         if agent.invocation_id in unfinished:
             lines.append(_note(below, f"· finish reason {unfinished[agent.invocation_id]}", "yellow", width))
         if agent.HasField("error") and agent.state != execution_pb2.EXECUTION_STATE_CANCELLED:
-            lines.append(_note(below, f"✗ {error_text(agent.error)}", state_style(agent.state), width))
+            lines.append(_note(below, f"✗ {error_text(agent.error, said)}", state_style(agent.state), room))
     if (more := invocation.agents_total - len(invocation.agents)) > 0:
         lines.append(Text(f"… and {counted(more, 'more agent')}", style="dim"))
     lines += [Text(line, style="bold") for line in _joined(_totals(invocation), width)]
     if invocation.HasField("forked_from"):
         lines += [Text(line, style="dim") for line in _joined(_origin(invocation), width)]
     if not invocation.agents and invocation.HasField("error"):
-        lines.append(Text(clip(f"✗ {error_text(invocation.error)}", width), style="red"))
+        lines.append(Text(clip(f"✗ {error_text(invocation.error, said)}", room), style="red"))
     anomalies = [*invocation.anomalies, *(each for agent in invocation.agents for each in agent.anomalies)]
-    return lines + [Text(clip(f"! {one_line(each.message)}", width), style="yellow") for each in anomalies]
+    return lines + [Text(clip(f"! {one_line(each.message)}", room), style="yellow") for each in anomalies]
 
 
 def narrowest_tree(invocation: invocation_pb2.Invocation) -> int:
@@ -247,17 +254,21 @@ def _origin(invocation: invocation_pb2.Invocation) -> list[str]:
     return parts
 
 
-def trees_beside(left: Titled, right: Titled, *, width: int) -> list[Text]:
-    """Return both trees under their titles, side by side if their columns fit into `width` cells, else in sequence."""
+def trees_beside(left: Titled, right: Titled, *, width: int, is_pipe: bool = False) -> list[Text]:
+    """Return both trees under their titles, side by side if their columns fit into `width` cells, else in sequence.
+
+    In a pipe errors are not cut, so trees with errors are in sequence there.
+    """
     half = (width - len(_BETWEEN)) // 2
-    if half < max(narrowest_tree(left[1]), narrowest_tree(right[1])):
-        return [*_titled(left, width), Text(""), *_titled(right, width)]
+    has_whole_errors = is_pipe and any(agent.HasField("error") for _, tree in (left, right) for agent in tree.agents)
+    if has_whole_errors or half < max(narrowest_tree(left[1]), narrowest_tree(right[1])):
+        return [*_titled(left, width, is_pipe=is_pipe), Text(""), *_titled(right, width, is_pipe=is_pipe)]
     return [_beside(one, other, half) for one, other in zip_longest(_titled(left, half), _titled(right, half))]
 
 
-def _titled(titled: Titled, width: int) -> Sequence[Text]:
+def _titled(titled: Titled, width: int, *, is_pipe: bool = False) -> Sequence[Text]:
     title, invocation = titled
-    return [Text(title, style="bold"), *tree_lines(invocation, width=width)]
+    return [Text(title, style="bold"), *tree_lines(invocation, width=width, is_pipe=is_pipe)]
 
 
 def _beside(left: Text | None, right: Text | None, half: int) -> Text:

@@ -1,7 +1,5 @@
-"""The SQLite database: its engines, its schema and migrations, and the lock of the process that owns it."""
+"""The SQLite database: its engines, its schema and migrations, and the revision of a file."""
 
-import fcntl
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from bough_server.errors import ConfigurationError
+from bough_server.store.sql.file_lock import FileLock
 from bough_server.store.sql.migrations import FIRST, HEAD
 from bough_server.store.sql.tables import metadata
 
@@ -239,35 +238,3 @@ def reader_engine(path: Path, *, connections: int, busy_timeout: float) -> Engin
         connection.execute("PRAGMA query_only = ON")
 
     return engine
-
-
-class FileLock:
-    """An advisory lock of the operating system on FILE.lock; the system releases it however the process ends."""
-
-    def __init__(self, database: Path) -> None:
-        """Acquire the lock. Raises ConfigurationError if another process holds it or the file cannot be created."""
-        path = database.with_name(database.name + ".lock")
-        try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise ConfigurationError(
-                f"The folder {str(database.parent)!r} cannot be written ({error.strerror}): "
-                "make it writable, or name another database."
-            ) from error
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            owner = os.pread(self._descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
-            os.close(self._descriptor)
-            raise ConfigurationError(
-                f"The database {str(database)!r} is in use by process {owner}: "
-                "stop that process, reach it with --address, or name another database; only one process may use a file."
-            ) from error
-        pid = f"{os.getpid()}\n".encode()
-        os.pwrite(self._descriptor, pid, 0)
-        if os.fstat(self._descriptor).st_size > len(pid):  # a longer number was there; truncating costs a disk flush
-            os.ftruncate(self._descriptor, len(pid))
-
-    def release(self) -> None:
-        """Release the lock. The file stays: deleting it could let two processes hold locks on different files."""
-        os.close(self._descriptor)

@@ -8,7 +8,6 @@ from sqlalchemy import Connection
 from bough_server.store.sql.agents import SqlAgents, SqlCatalog
 from bough_server.store.sql.database import (
     Durability,
-    FileLock,
     database_path,
     make_folder,
     migrate,
@@ -16,6 +15,7 @@ from bough_server.store.sql.database import (
     writer_engine,
 )
 from bough_server.store.sql.event_log import SqlEventLog
+from bough_server.store.sql.file_lock import FileLock
 from bough_server.store.sql.mailbox import SqlMailbox
 from bough_server.store.sql.ownership import SqlLease, end_leases
 from bough_server.store.sql.readers import Readers
@@ -69,6 +69,13 @@ class Store:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def publish(self, address: str, *, is_passing: bool = False) -> None:
+        """Name the address that serves the file in its lock, for commands that find it locked; empty: none does.
+
+        `is_passing` for a server inside a command, which ends with that.
+        """
+        self._lock.publish(address, is_passing=is_passing)
 
     async def write(self, run: Callable[[Connection], T]) -> T:
         """Run a transaction on the writing connection, in order with all other writes, and return its result."""
