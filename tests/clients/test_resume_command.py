@@ -10,7 +10,7 @@ from google.protobuf import json_format
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
 from tests.clients.cli_process import Finished, bough, started
-from tests.clients.run_events import RUN_ID
+from tests.clients.run_events import RUN_ID, SESSION_ID
 from tests.clients.stream_server import listening
 from tests.clients.waiting_run_server import (
     APPROVAL_ID,
@@ -49,7 +49,7 @@ async def served(service: WaitingService, *arguments: str) -> Finished:
 async def test_a_run_that_waits_exits_3_with_what_it_asks_and_the_command_that_answers() -> None:
     service = WaitingService(interrupted(approval(), question()))
     ran = await served(service, "run", "lead", "hi", "--no-tree")
-    assert (ran.code, ran.err) == (3, f"run {RUN_ID}\n{WAITS}")
+    assert (ran.code, ran.err) == (3, f"run {RUN_ID}\nsession {SESSION_ID}\n{WAITS}")
     assert ran.out.splitlines() == [
         "● lead",
         "│ One moment.",
