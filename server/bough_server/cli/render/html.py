@@ -153,7 +153,7 @@ def _message(title: str, message: message_pb2.Message) -> Iterator[str]:
     reasoning = "\n".join(part.reasoning.text for part in message.parts if part.reasoning.text)
     if reasoning:
         yield from _block(f"{title}, reasoning", reasoning)
-    if text := text_of(message):
+    if text := "".join(part.text for part in message.parts):
         yield from _block(title, text)
     for part in message.parts:
         if part.data_json:
