@@ -280,8 +280,8 @@ async def test_help_and_version_need_no_server() -> None:
     assert (shown.code, "Run agents, follow their runs" in shown.out) == (0, True)
     version = await bough_cold("--version")
     assert (version.code, version.out.startswith("bough "), version.err) == (0, True, "")
-    turns = ("run", "resume", "fork", "replay", "watch", "tree", "events", "runs", "cancel")
-    for command in (*turns, "serve", "agents", "models", "sessions", "db", "doctor", "schema"):
+    turns = ("init", "run", "chat", "resume", "fork", "replay", "watch", "tree", "events", "runs", "cancel")
+    for command in (*turns, "serve", "agents", "models", "sessions", "db", "prune", "doctor", "schema"):
         assert f"\n  {command} " in shown.out
 
 
