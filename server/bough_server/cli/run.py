@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bough.v1 import policy_pb2
 from bough_server.cli.chat import session_of
 from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import (
@@ -30,6 +31,7 @@ from bough_server.cli.options import (
     TimeoutOption,
     View,
     ViewOption,
+    policy_of,
     target_of,
 )
 
@@ -75,17 +77,14 @@ DefinitionsOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunArguments:
-    """The arguments of `bough run`; `timeout` is in seconds."""
+    """The arguments of `bough run`."""
 
     agent: str
     text: str
     session: str
     create_session: bool
     request_id: str
-    delta: Delta | None
-    timeout: float
-    on_disconnect: OnDisconnect | None
-    on_busy: OnBusy | None
+    policy: policy_pb2.RunPolicy
     definitions: Sequence[Path] = ()
     model: str = ""
 
@@ -114,8 +113,7 @@ def run(
     """Run an agent and follow the run.
 
     The first line on standard error is "run RUN_ID". At a terminal it asks for what the run waits for. Ctrl-C cancels
-    the run, and a second one leaves at once. The exit code is 0 if the run answered, 1 if it failed, 3 if it waits for
-    input, 4 if it was cancelled, and 130 after Ctrl-C.
+    the run, twice leaves at once. Exit code: 0 it answered, 1 failed, 3 waits for input, 4 was cancelled, 130 Ctrl-C.
     """
     arguments = RunArguments(
         agent=agent,
@@ -123,10 +121,7 @@ def run(
         session=session_of(session, continues=continues),
         create_session=create_session,
         request_id=request_id,
-        delta=delta,
-        timeout=timeout,
-        on_disconnect=on_disconnect,
-        on_busy=on_busy,
+        policy=policy_of(delta, on_disconnect, on_busy),
         definitions=definitions or (),
         model=model,
     )
@@ -148,7 +143,7 @@ def _read_input() -> str:
 async def _run(target: Target, arguments: RunArguments, display: Display, *, default_model: str | None) -> ExitCode:
     from bough_server.cli.connection import connected
     from bough_server.cli.follow import follow_and_report
-    from bough_server.cli.options import policy_of, view_of
+    from bough_server.cli.options import view_of
 
     text = _read_input() if arguments.text == "-" else arguments.text
     sources = _sources(arguments.definitions)
@@ -161,9 +156,9 @@ async def _run(target: Target, arguments: RunArguments, display: Display, *, def
             on_missing_session=_on_missing_session(arguments),
             request_id=arguments.request_id,
             definitions=await _definitions(client, arguments, sources),
-            policy=policy_of(arguments.delta, arguments.on_disconnect, arguments.on_busy),
+            policy=arguments.policy,
             view=view_of(display.view),
-            timeout=arguments.timeout,
+            timeout=display.timeout,
         )
         with _located_in(sources):
             return await follow_and_report(connection, stream, display)
