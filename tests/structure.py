@@ -22,8 +22,11 @@ OWN: Final = ("bough_server", "bough")
 
 MAX_LINES: Final = 500
 
-_LAZY: Final = ("cli/", "__init__.py")
-"""Where imports of the own package may be delayed: commands start quickly, and authors load only what they use."""
+_LAZY: Final = ("cli/", "__init__.py", "testing/__init__.py")
+"""Where imports of the own package may be delayed: commands start quickly, and authors load only what they use.
+
+pytest loads the plugin in every session, wherever Bough is installed.
+"""
 
 
 def problems(name: str, source: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from google.protobuf import json_format
 
 from bough.v1 import agent_service_pb2, error_pb2, event_pb2, execution_pb2
 from tests.clients.cli_process import Finished, bough, bough_cold, started
-from tests.clients.run_events import RUN_ID, Turn, desk
+from tests.clients.run_events import RUN_ID, SESSION_ID, Turn, desk
 from tests.clients.stream_server import Call, LoopbackService, listening
 
 
@@ -26,7 +26,7 @@ async def served(service: LoopbackService, *arguments: str, said: str = "") -> F
 async def test_a_turn_is_shown_live_with_its_answer_and_its_tree() -> None:
     ended = await served(LoopbackService(desk()), "run", "lead", "Write about owls.")
     assert ended.code == 0
-    assert ended.err == f"run {RUN_ID}\n"
+    assert ended.err == f"run {RUN_ID}\nsession {SESSION_ID}\n"
     lines = ended.out.splitlines()
     assert lines[:2] == ["● lead", "│ The researcher knows."]
     assert lines[12:16] == ["✓ lead  9.0 s, 1,204 tokens", "", "Owls hunt at night.", ""]
@@ -112,7 +112,7 @@ async def test_a_cancelled_run_exits_4_and_says_why() -> None:
         turn.start()
         turn.add("lead", run_cancelled=cancelled)
         ended = await served(LoopbackService(turn.events), "run", "lead", "hi")
-        assert (ended.code, ended.err) == (4, f"run {RUN_ID}\nThe run was {words}.\n")
+        assert (ended.code, ended.err) == (4, f"run {RUN_ID}\nsession {SESSION_ID}\nThe run was {words}.\n")
 
 
 async def test_a_refused_call_is_a_sentence_and_exit_code_2() -> None:
@@ -280,8 +280,8 @@ async def test_help_and_version_need_no_server() -> None:
     assert (shown.code, "Run agents, follow their runs" in shown.out) == (0, True)
     version = await bough_cold("--version")
     assert (version.code, version.out.startswith("bough "), version.err) == (0, True, "")
-    turns = ("run", "resume", "fork", "replay", "watch", "tree", "events", "runs", "cancel")
-    for command in (*turns, "serve", "agents", "models", "sessions", "db", "doctor", "schema"):
+    turns = ("init", "run", "chat", "resume", "fork", "replay", "watch", "tree", "events", "runs", "cancel")
+    for command in (*turns, "serve", "agents", "models", "sessions", "db", "prune", "doctor", "schema"):
         assert f"\n  {command} " in shown.out
 
 

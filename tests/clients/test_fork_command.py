@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bough.v1 import agent_service_pb2, fork_pb2, message_pb2
 from tests.clients.cli_process import Finished, bough
-from tests.clients.run_events import RUN_ID, desk
+from tests.clients.run_events import RUN_ID, Turn, desk
 from tests.clients.stream_server import listening
 from tests.clients.waiting_run_server import FORK_ID, WaitingService, approval, ended, interrupted
 
@@ -49,6 +49,41 @@ async def test_a_fork_sends_its_changes_and_is_followed(tmp_path: Path) -> None:
     assert request == agent_service_pb2.ForkRunRequest(
         request_id="mine", run_id=RUN_ID, after_sequence=1, changes=changes, allow_open_effects=True
     )
+
+
+async def test_a_result_is_that_of_the_call_whose_event_has_the_sequence() -> None:
+    service = WaitingService(desk(), ended())
+    [started, completed] = [
+        event.sequence
+        for event in desk()
+        if event.invocation_id.endswith("researcher")
+        and (event.HasField("tool_started") or event.HasField("tool_completed"))
+    ]
+    for sequence in (started, completed):
+        await served(service, "fork", RUN_ID, "--after", "20", "--tool-result", f'{sequence}="Owls are cats."')
+    outcome = message_pb2.ToolOutcome(parts=[message_pb2.Part(text="Owls are cats.")])
+    edited = fork_pb2.EditedResult(call_id="c2", invocation_id="id-of-lead/researcher", outcome=outcome)
+    assert [list(request.changes.tool_results) for request in service.forked] == [[edited], [edited]]
+
+
+async def test_a_number_that_is_the_id_of_a_call_is_that_call() -> None:
+    turn = Turn()
+    turn.start()
+    turn.tool_start("lead", "search", call="1")
+    turn.tool_end("lead", "search", "Owls.", call="1")
+    turn.end("Owls.")
+    service = WaitingService(turn.events, ended())
+    await served(service, "fork", RUN_ID, "--after", "2", "--tool-result", '1="Cats."')
+    assert [(each.call_id, each.invocation_id) for each in service.forked[0].changes.tool_results] == [("1", "")]
+
+
+async def test_a_sequence_that_is_not_of_a_tool_call_is_a_sentence() -> None:
+    service = WaitingService(desk(), ended())
+    forked = await served(service, "fork", RUN_ID, "--after", "20", "--tool-result", '1="Cats."')
+    words = (
+        f"Event 1 of run {RUN_ID} is not of a tool call: `bough events {RUN_ID} --types 'tool.*'` shows which are.\n"
+    )
+    assert (forked, service.forked) == (Finished(code=2, out="", err=words), [])
 
 
 async def test_both_trees_come_after_the_answer_side_by_side_on_a_wide_terminal() -> None:

@@ -1,17 +1,15 @@
 """Runs that wait for input: how `bough run`, `watch` and `resume` show them, and how they are answered."""
 
-import asyncio
-import os
-import pty
 import signal
 from dataclasses import replace
 
 from google.protobuf import json_format
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
-from tests.clients.cli_process import Finished, bough, started
-from tests.clients.run_events import RUN_ID
+from tests.clients.cli_process import Finished, bough
+from tests.clients.run_events import RUN_ID, SESSION_ID
 from tests.clients.stream_server import listening
+from tests.clients.terminals import at_a_terminal
 from tests.clients.waiting_run_server import (
     APPROVAL_ID,
     CARD_ID,
@@ -49,7 +47,7 @@ async def served(service: WaitingService, *arguments: str) -> Finished:
 async def test_a_run_that_waits_exits_3_with_what_it_asks_and_the_command_that_answers() -> None:
     service = WaitingService(interrupted(approval(), question()))
     ran = await served(service, "run", "lead", "hi", "--no-tree")
-    assert (ran.code, ran.err) == (3, f"run {RUN_ID}\n{WAITS}")
+    assert (ran.code, ran.err) == (3, f"run {RUN_ID}\nsession {SESSION_ID}\n{WAITS}")
     assert ran.out.splitlines() == [
         "● lead",
         "│ One moment.",
@@ -167,44 +165,16 @@ async def test_a_turn_says_what_is_to_happen_where_its_session_is_busy() -> None
     assert request.policy == policy_pb2.RunPolicy(on_busy_session=policy_pb2.BUSY_SESSION_POLICY_CANCEL_INTERRUPTED)
 
 
-class Terminal:
-    """A command at its own terminal, where a user types after a prompt."""
-
-    def __init__(self, descriptor: int, process: asyncio.subprocess.Process) -> None:
-        self.descriptor, self.process, self.seen = descriptor, process, ""
-
-    async def until(self, prompt: str) -> None:
-        """Read until the output ends with the prompt."""
-        while prompt not in self.seen:
-            self.seen += (await asyncio.to_thread(os.read, self.descriptor, 65536)).decode()
-        self.seen = ""
-
-    def type(self, line: bytes) -> None:
-        os.write(self.descriptor, line)
-
-
-async def at_a_terminal(*arguments: str, port: int) -> Terminal:
-    ours, its = pty.openpty()
-    process = await started(*arguments, port=port, stdin=its, stderr=its)
-    os.close(its)
-    return Terminal(ours, process)
-
-
 async def test_a_terminal_is_asked_one_request_after_the_other() -> None:
     service = WaitingService(interrupted(approval(), question(), card()), ended())
-    async with listening(service) as port:
-        terminal = await at_a_terminal("resume", RUN_ID, "--output", "answer", port=port)
+    async with listening(service) as port, at_a_terminal("resume", RUN_ID, "--output", "answer", port=port) as terminal:
         await terminal.until("Approve?")
-        terminal.type(b"n too much\n")
+        terminal.type("n too much\n")
         await terminal.until("Your answer")
-        terminal.type("défectueux\n".encode())
+        terminal.type("défectueux\n")
         await terminal.until("Its result")
-        terminal.type(b"error: no reader\n")
-        assert terminal.process.stdout is not None
-        out = await terminal.process.stdout.read()
-        code = await terminal.process.wait()
-        os.close(terminal.descriptor)
-    assert (code, out.decode()) == (0, "All done.\n")
+        terminal.type("error: no reader\n")
+        assert await terminal.end() == (0, "All done.\n")
     refused = input_pb2.ApprovalDecision(approved=False, note="too much")
     failure = message_pb2.ToolFailure(message="no reader")
     assert list(service.resumed[0].answers) == [
@@ -214,24 +184,32 @@ async def test_a_terminal_is_asked_one_request_after_the_other() -> None:
     ]
 
 
+async def test_a_terminal_is_asked_again_if_the_run_waits_again() -> None:
+    service = WaitingService(interrupted(approval()), interrupted(question())[-2:])
+    async with listening(service) as port, at_a_terminal("resume", RUN_ID, "--output", "answer", port=port) as terminal:
+        await terminal.until("Approve?")
+        terminal.type("y\n")
+        await terminal.until("Your answer")
+        service.rest = list(ended())
+        terminal.type("it is broken\n")
+        assert await terminal.end() == (0, "All done.\n")
+    assert [request.answers[0].input_id for request in service.resumed] == [APPROVAL_ID, QUESTION_ID]
+
+
 async def test_ctrl_c_at_a_question_leaves_the_run_waiting() -> None:
     service = WaitingService(interrupted(approval()))
-    async with listening(service) as port:
-        terminal = await at_a_terminal("resume", RUN_ID, port=port)
+    async with listening(service) as port, at_a_terminal("resume", RUN_ID, port=port) as terminal:
         await terminal.until("Approve?")
         terminal.process.send_signal(signal.SIGINT)
-        code = await terminal.process.wait()
-        os.close(terminal.descriptor)
+        code, _ = await terminal.end()
     assert (code, service.resumed, service.cancelled_runs) == (130, [], [])
 
 
-async def test_somebody_who_answers_nothing_leaves_the_run_waiting() -> None:
+async def test_a_user_who_answers_nothing_leaves_the_run_waiting() -> None:
     service = WaitingService(interrupted(approval()))
-    async with listening(service) as port:
-        terminal = await at_a_terminal("resume", RUN_ID, port=port)
+    async with listening(service) as port, at_a_terminal("resume", RUN_ID, port=port) as terminal:
         await terminal.until("Approve?")
-        terminal.type(b"\n")
+        terminal.type("\n")
         await terminal.until("No request was answered: the run still waits.")
-        code = await terminal.process.wait()
-        os.close(terminal.descriptor)
+        code, _ = await terminal.end()
     assert (code, service.resumed) == (3, [])

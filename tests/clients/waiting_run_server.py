@@ -15,6 +15,7 @@ from bough.v1 import (
     message_pb2,
     run_pb2,
 )
+from bough_server.events import name_of
 from tests.clients.run_events import RUN_ID, AgentEvent, Turn, batch_of
 from tests.clients.stream_server import LoopbackService
 
@@ -98,7 +99,7 @@ class WaitingService(LoopbackService):
         for event in self.events_of(request.run_id):
             if event.sequence <= request.after_sequence:
                 continue
-            if not request.follow.event_names or event.HasField("input_requested"):
+            if not request.follow.event_names or name_of(event) in request.follow.event_names:
                 yield agent_service_pb2.WatchRunResponse(batch=batch_of([event]))
             is_last = event.HasField("run_interrupted") and request.until == follow_pb2.WATCH_UNTIL_INTERRUPTED
             if is_last:

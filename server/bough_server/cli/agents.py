@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from bough_server.cli.commands import command
 from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import JsonOption, Target, target_of
 
@@ -13,13 +14,13 @@ agents = typer.Typer(help="List, show and check agents.", no_args_is_help=True)
 models = typer.Typer(help="List models.", no_args_is_help=True)
 
 
-@agents.command("list")
+@command(agents, "list")
 def list_agents(context: typer.Context, json: JsonOption = False) -> None:
     """List the agents that a server runs."""
     finish(_list_agents(target_of(context), json=json))
 
 
-@agents.command("show")
+@command(agents, "show")
 def show(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The agent's name.")],
@@ -32,7 +33,7 @@ def show(
     finish(_show(target_of(context), name, revision=revision, json=json))
 
 
-@agents.command("validate")
+@command(agents, "validate")
 def validate(
     context: typer.Context,
     paths: Annotated[
@@ -105,7 +106,7 @@ def _group() -> None:
     """List models."""
 
 
-@models.command("list")
+@command(models, "list")
 def list_models(context: typer.Context, json: JsonOption = False) -> None:
     """List the models that definitions may name, each with its fallbacks in order."""
     finish(_list_models(target_of(context), json=json))

@@ -1,10 +1,10 @@
-"""Connections to a server, running or embedded, and lookup of runs by short ids."""
+"""Connections to a server, running or embedded, and lookup of runs and sessions by short ids."""
 
 import asyncio
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -13,7 +13,7 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bough import AsyncClient, CallFailed, Rejoining
+from bough import AsyncClient, CallFailed, NotFound, Rejoining
 from bough.channel import DEFAULT_ADDRESS
 from bough_server.cli.exit_codes import print_stderr
 from bough_server.cli.options import Target
@@ -234,3 +234,34 @@ async def resolve_run(client: AsyncClient, text: str) -> str:
             f"{len(found)} run ids end in {text!r}, such as {found[0]} and {found[1]}: use more characters."
         )
     return found[0]
+
+
+async def resolve_session(client: AsyncClient, text: str) -> str:
+    """Return the id of the session that an id, `last` or a unique suffix of an id names.
+
+    `last` is the session of the newest run. Raises ConfigurationError if there is no such session, or more than one.
+    """
+    if text == "last":
+        return await _last_session(client)
+    # Callers choose ids of sessions: a short text can only be a whole id.
+    if _FULL_ID.fullmatch(text) or len(text) < _MIN_SUFFIX:
+        return text
+    with suppress(NotFound):
+        return (await client.sessions.get(text)).session_id
+    ids = [session.session_id async for session in client.sessions.list(page_size=_PAGE_SIZE)]
+    found = [each for each in ids if each.endswith(text)]
+    if not found:
+        raise ConfigurationError(
+            f"There is no session whose id is {text!r} or ends in it: `bough sessions list` lists sessions."
+        )
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"{len(found)} session ids end in {text!r}, such as {found[0]} and {found[1]}: use more characters."
+        )
+    return found[0]
+
+
+async def _last_session(client: AsyncClient) -> str:
+    async for run in client.list_runs(page_size=1):
+        return run.session_id
+    raise ConfigurationError("There is no session yet: `bough run` and `bough chat` begin one.")

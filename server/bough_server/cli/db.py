@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from bough_server.cli.commands import command
 from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import JsonOption, Target, target_of
 
@@ -13,19 +14,19 @@ if TYPE_CHECKING:
 db = typer.Typer(help="Inspect, upgrade and rebuild the database, without a server.", no_args_is_help=True)
 
 
-@db.command("status")
+@command(db, "status")
 def status(context: typer.Context, json: JsonOption = False) -> None:
     """Report the revision of the database's schema; exit with 1 if this version needs another one."""
     finish(_status(target_of(context), json=json))
 
 
-@db.command("upgrade")
+@command(db, "upgrade")
 def upgrade(context: typer.Context) -> None:
     """Create the database, or upgrade its schema to this version."""
     finish(_upgrade(target_of(context)))
 
 
-@db.command("rebuild")
+@command(db, "rebuild")
 def rebuild(context: typer.Context) -> None:
     """Rebuild messages, usage and the lists of runs from the logs, which are only read."""
     finish(_rebuild(target_of(context)))

@@ -1,10 +1,12 @@
 """`bough doctor`: read-only checks of the installation, each with what to do if it fails."""
 
+import asyncio
 import platform
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,7 +14,12 @@ from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import JsonOption, Target, target_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bough_server.models.model import Model
     from bough_server.settings import Settings
+
+_PROBE_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,21 +32,26 @@ class Finding:
     is_optional: bool = False
 
 
-def doctor(context: typer.Context, json: JsonOption = False) -> None:
+ProbeOption = Annotated[
+    bool, typer.Option("--probe", help="Call each model once with a short question, which may cost money.")
+]
+
+
+def doctor(context: typer.Context, json: JsonOption = False, probe: ProbeOption = False) -> None:
     """Report which parts of this installation work, and what to do about the rest.
 
-    Checks the configuration, the agents, the database, the models and the server. The exit code is 1 if something has
-    to be done; each line says what.
+    Checks the configuration, the agents, the database, the models and the server; calls nothing, except with --probe.
+    The exit code is 1 if something has to be done; each line says what.
     """
-    finish(_doctor(target_of(context), json=json))
+    finish(_doctor(target_of(context), json=json, probe=probe))
 
 
-async def _doctor(target: Target, *, json: bool) -> ExitCode:
+async def _doctor(target: Target, *, json: bool, probe: bool) -> ExitCode:
     import json as json_module
 
     from bough_server.cli.output import print_line
 
-    findings = await examine(target)
+    findings = await examine(target, probe=probe)
     for finding in findings:
         if json:
             print_line(json_module.dumps(asdict(finding), ensure_ascii=False))
@@ -49,8 +61,11 @@ async def _doctor(target: Target, *, json: bool) -> ExitCode:
     return ExitCode.YES if all(each.is_right or each.is_optional for each in findings) else ExitCode.FAILED
 
 
-async def examine(target: Target) -> list[Finding]:
-    """Run all checks, or only the first two if the configuration is invalid: the others depend on it."""
+async def examine(target: Target, *, probe: bool = False) -> list[Finding]:
+    """Run all checks, or only the first two if the configuration is invalid: the others depend on it.
+
+    With `probe` each model is called once.
+    """
     from bough_server.errors import ConfigurationError
     from bough_server.settings import Settings
 
@@ -64,7 +79,8 @@ async def examine(target: Target) -> list[Finding]:
     findings.append(_configuration(settings))
     findings.append(_checked("agents", lambda: _agents(settings)))
     findings.append(_checked("database", lambda: _database(settings, target.command)))
-    findings += [_model(settings, name) for name in settings.models]
+    models = [_model(settings, name) for name in settings.models]
+    findings += await probed(settings, models) if probe else models
     findings.append(await _server(target, settings))
     return findings
 
@@ -145,6 +161,62 @@ def _model_problem(settings: "Settings", name: str) -> str:
     if model.api_key_env and model.api_key_env not in settings.secrets:
         return f"set the environment variable {model.api_key_env} to its key"
     return ""
+
+
+async def probed(settings: "Settings", findings: "Sequence[Finding]") -> list[Finding]:
+    """Call each model in which no check has found a problem, and report whether it answered.
+
+    Aliases are not called: they are as good as their models. Scripted models are read only, they answer by agent.
+    """
+    from bough_server.errors import ConfigurationError
+    from bough_server.models.registry import build_models
+
+    try:
+        models = build_models(
+            settings.models, folder=settings.folder, secrets=settings.secrets, currency=settings.currency
+        )
+    except ConfigurationError as error:
+        return [*findings, Finding(name="models", is_right=False, words=str(error))]
+    by_name = dict(zip(settings.models, findings, strict=True))
+    try:
+        for name, finding in by_name.items():
+            if finding.is_right and settings.models[name].provider in ("openai", "local"):
+                by_name[name] = await _probe(finding, models.get(name))
+    finally:
+        await models.close()
+    return [_like_its_model(name, by_name, settings) for name in by_name]
+
+
+async def _probe(finding: Finding, model: "Model") -> Finding:
+    from bough import text_of, user_message
+    from bough.v1 import step_pb2
+    from bough_server.cli.render.format import clip, one_line, seconds_text
+    from bough_server.errors import ModelError
+    from bough_server.models.model import ModelRequest
+
+    began, answer = time.monotonic(), ""
+    try:
+        async with asyncio.timeout(_PROBE_SECONDS):
+            async for delta in model.stream(ModelRequest(messages=[user_message("Answer with one word: ready.")])):
+                if isinstance(delta, step_pb2.LlmResponse):
+                    answer = text_of(delta.message)
+    except ModelError as error:
+        return replace(finding, is_right=False, words=f"{finding.words}; does not answer: {error.message}")
+    except TimeoutError:
+        return replace(finding, is_right=False, words=f"{finding.words}; no answer within {_PROBE_SECONDS:.0f} s")
+    spent = seconds_text(time.monotonic() - began)
+    return replace(finding, words=f"{finding.words}; answered in {spent}: {clip(one_line(answer), 40)!r}")
+
+
+def _like_its_model(name: str, findings: "Mapping[str, Finding]", settings: "Settings") -> Finding:
+    """Return a model's finding; an alias of a model that does not answer is not right either."""
+    target = name
+    while alias := settings.models[target].alias:
+        target = alias
+    finding = findings[name]
+    if target == name or findings[target].is_right:
+        return finding
+    return replace(finding, is_right=False, words=f"{finding.words}; {target} does not answer")
 
 
 async def _server(target: Target, settings: "Settings") -> Finding:

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from rich.text import Text
@@ -20,11 +21,12 @@ from bough import (
     collect_sync,
     text_of,
 )
-from bough.v1 import event_pb2, execution_pb2, follow_pb2, invocation_pb2
+from bough.v1 import event_pb2, execution_pb2, follow_pb2, input_pb2, invocation_pb2
 from bough_server.cli.connection import Connection
 from bough_server.cli.exit_codes import ExitCode, print_stderr
 from bough_server.cli.options import Display, Output, View, view_of
 from bough_server.cli.output import Screen, forgive_encoding, json_line, print_line, print_lines, terminal
+from bough_server.cli.prompts import Dialog, TerminalDialog, ask_all, is_terminal
 from bough_server.cli.render.format import error_text, printable
 from bough_server.cli.render.notes import cancelled_text
 from bough_server.cli.render.plain import plain_line
@@ -117,21 +119,109 @@ async def follow_to_the_end(client: AsyncClient, stream: RunStream, sink: Sink, 
 
 async def follow_and_report(connection: Connection, stream: RunStream, display: Display) -> ExitCode:
     """Follow a run that this command started or resumed, and print its outcome; Ctrl-C cancels the run."""
-    async with stream, interruptible(stream) as interrupted:
-        with rejoinable(connection, stream):
-            return await _follow_and_report(connection, stream, display, interrupted)
+    dialog = TerminalDialog() if display.asks and is_terminal() else None
+    followed = await follow_turn(connection, stream, display, dialog, note=connection.note)
+    code = await print_followed(connection, followed, display)
+    return ExitCode.INTERRUPTED if followed.is_interrupted else code
 
 
-async def _follow_and_report(
-    connection: Connection, stream: RunStream, display: Display, interrupted: asyncio.Event
-) -> ExitCode:
-    print_stderr(f"run {await stream.started()}")
-    if connection.note:
-        print_stderr(connection.note)
-    async with sink_of(display.output) as sink:
-        ended = await follow_to_the_end(connection.client, stream, sink, display.view)
-    code = await print_outcome(connection, stream.run_id, ended, display.output, tree=display.tree, said=said_by(sink))
-    return ExitCode.INTERRUPTED if interrupted.is_set() else code
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """A run up to its end or to where it waits for input that the user did not give."""
+
+    run_id: str
+    session_id: str
+    run: CollectedRun
+    is_interrupted: bool
+    """Whether the user pressed Ctrl-C while it was followed."""
+    is_answer_shown: bool
+    """Whether the live view has shown the answer."""
+    said: Sequence[str] = ()
+    """The messages of errors that the live view has shown."""
+
+
+async def follow_turn(
+    connection: Connection, stream: RunStream, display: Display, dialog: Dialog | None, *, note: str | None = None
+) -> Followed:
+    """Follow a run; with a dialog, ask for what it waits for and follow it on. Ctrl-C cancels the run.
+
+    `note` is printed below the id of the run; None: neither is printed.
+    """
+    sinks, said = sink_of(display.output), _LastText()
+    while True:
+        async with stream, interruptible(stream) as interrupted:
+            if note is not None:
+                _print_ids(await stream.started(), note)
+            with rejoinable(connection, stream):
+                async with sinks as sink:
+                    live = display.output is Output.LIVE
+                    both = _Both(sink, said, announces_session=live and note is not None)
+                    run = await follow_to_the_end(connection.client, stream, both, display.view)
+        answers = await _answers(run, dialog) if dialog is not None and not interrupted.is_set() else []
+        if not answers:
+            break
+        view = view_of(display.view)
+        note, stream = None, connection.client.resume(stream.run_id, answers, view=view, timeout=display.timeout)
+    shown = display.output is Output.LIVE and run.message is not None and said.text == text_of(run.message)
+    return Followed(
+        run_id=stream.run_id,
+        session_id=stream.session_id,
+        run=run,
+        is_interrupted=interrupted.is_set(),
+        is_answer_shown=shown,
+        said=said_by(sink),
+    )
+
+
+def _print_ids(run_id: str, note: str) -> None:
+    print_stderr(f"run {run_id}")
+    if note:
+        print_stderr(note)
+
+
+async def _answers(run: CollectedRun, dialog: Dialog) -> list[input_pb2.InputAnswer]:
+    if run.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
+        return []
+    return await ask_all(run.open_requests, dialog)
+
+
+class _LastText:
+    """The text of the root's last answer so far."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def add(self, event: event_pb2.AgentEvent) -> None:
+        if event.depth == 0 and event.HasField("llm_completed"):
+            self.text = text_of(event.llm_completed.response.message)
+
+
+class _Both:
+    """Shows events on a sink, keeps the root's last text, and names the session before the first event if asked to."""
+
+    def __init__(self, sink: Sink, said: _LastText, *, announces_session: bool) -> None:
+        self._sink, self._said, self._announces_session = sink, said, announces_session
+
+    def show(self, event: event_pb2.AgentEvent) -> None:
+        if self._announces_session and event.session_id:
+            print_stderr(f"session {event.session_id}")
+        self._announces_session = False
+        self._said.add(event)
+        self._sink.show(event)
+
+
+async def print_followed(connection: Connection, followed: Followed, display: Display) -> ExitCode:
+    """Print the outcome of a followed run, its answer only if that is wanted again; return the exit code."""
+    is_answer_known = followed.is_answer_shown and not display.answer
+    return await print_outcome(
+        connection,
+        followed.run_id,
+        followed.run,
+        display.output,
+        tree=display.tree,
+        answer=not is_answer_known,
+        said=followed.said,
+    )
 
 
 class ConnectionLost(BoughError):
@@ -168,13 +258,20 @@ def _is_one_place() -> bool:
 
 
 async def print_outcome(
-    connection: Connection, run_id: str, run: CollectedRun, output: Output, *, tree: bool, said: Sequence[str] = ()
+    connection: Connection,
+    run_id: str,
+    run: CollectedRun,
+    output: Output,
+    *,
+    tree: bool,
+    answer: bool = True,
+    said: Sequence[str] = (),
 ) -> ExitCode:
     """Print the answer, or on standard error why there is none yet, then the tree; return the exit code.
 
     Errors that are on standard output already, `said`, are not repeated there.
     """
-    if run.message is not None and output in (Output.LIVE, Output.ANSWER):
+    if run.message is not None and answer and output in (Output.LIVE, Output.ANSWER):
         _print_answer(text_of(run.message), apart=output is Output.LIVE)
     if run.state == execution_pb2.EXECUTION_STATE_FAILED and run.error is not None:
         print_stderr(f"The run failed: {error_text(run.error, said if _is_one_place() else ())}")
@@ -184,7 +281,7 @@ async def print_outcome(
         for line in waiting_lines(run_id, run.open_requests, connection.command):
             print_stderr(line)
     if tree and output is Output.LIVE:
-        if run.message is None:
+        if run.message is None or not answer:
             print_line("")
         await _print_tree(connection.client, run_id, said)
     return code_of(run.state)

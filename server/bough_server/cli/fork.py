@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bough.v1 import fork_pb2
+from bough.v1 import event_pb2, fork_pb2, message_pb2
 from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import (
     DefaultModelOption,
     Display,
+    NoInputOption,
     NoTreeOption,
     Output,
     OutputOption,
@@ -44,8 +45,9 @@ ToolResultOption = Annotated[
     typer.Option(
         "--tool-result",
         metavar="CALL=JSON",
-        help='Another result of a call, or {"error": "…"}, or both as {"error": "…", "result": …}; INVOCATION/CALL if '
-        "the call id is not unique. The fork begins right before the first of these results.",
+        help='Another result of a call, or {"error": "…"}, or both as {"error": "…", "result": …}. CALL is the '
+        "sequence of one of its events, or its id; INVOCATION/CALL if the id is not unique. The fork begins right "
+        "before the first of these results.",
     ),
 ]
 InputOption = Annotated[str | None, typer.Option("--input", metavar="TEXT", help="Another input; only with --after 1.")]
@@ -56,6 +58,8 @@ OpenEffectsOption = Annotated[
         help="Fork even if a tool is running there that must not be run again without permission.",
     ),
 ]
+
+_CALL_EVENTS: Final = ("agent.tool.started", "agent.tool.completed", "agent.tool.failed")
 
 _CALL_OF_INVOCATION: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/(.+)", re.IGNORECASE)
 
@@ -90,6 +94,7 @@ def fork(
     default_model: DefaultModelOption = None,
     output: OutputOption = Output.LIVE,
     no_tree: NoTreeOption = False,
+    no_input: NoInputOption = False,
 ) -> None:
     """Start a run that shares the beginning of another run's log, and follow it.
 
@@ -107,7 +112,7 @@ def fork(
         request_id=request_id,
         timeout=timeout,
     )
-    display = Display(output=output, view=view, tree=not no_tree)
+    display = Display(output=output, view=view, tree=not no_tree, asks=not no_input, timeout=timeout)
     finish(_fork(target_of(context), arguments, display, default_model=default_model))
 
 
@@ -125,6 +130,7 @@ async def _fork(target: Target, arguments: ForkArguments, display: Display, *, d
     async with connected(target, default_model=default_model, is_silent=True, needs_runs=True) as connection:
         client = connection.client
         origin_id = await resolve_run(client, arguments.run)
+        await _find_calls(client, origin_id, changes)
         stream = client.fork(
             origin_id,
             arguments.after,
@@ -139,6 +145,43 @@ async def _fork(target: Target, arguments: ForkArguments, display: Display, *, d
         if display.tree and display.output is Output.LIVE:
             await _print_both(client, origin_id, stream.run_id)
         return code
+
+
+async def _find_calls(client: "AsyncClient", origin_id: str, changes: fork_pb2.ForkChanges) -> None:
+    """Replace the sequences that name tool calls by the calls. Raises ConfigurationError for one that is no call's."""
+    from bough.v1 import follow_pb2
+
+    by_sequence = [edited for edited in changes.tool_results if edited.call_id.isdecimal() and not edited.invocation_id]
+    if not by_sequence:
+        return
+    calls: dict[int, tuple[str, str]] = {}
+    until = follow_pb2.WATCH_UNTIL_CURRENT
+    async with client.watch(origin_id, until=until, event_names=_CALL_EVENTS) as stream:
+        async for event in stream:
+            if call := _call_of(event):
+                calls[event.sequence] = (event.invocation_id, call.call_id)
+    ids = {call_id for _, call_id in calls.values()}
+    for edited in by_sequence:
+        if edited.call_id in ids:
+            continue  # a provider's ids may be numbers, too
+        if int(edited.call_id) not in calls:
+            raise ConfigurationError(
+                f"Event {edited.call_id} of run {origin_id} is not of a tool call: "
+                f"`bough events {origin_id} --types 'tool.*'` shows which are."
+            )
+        edited.invocation_id, edited.call_id = calls[int(edited.call_id)]
+
+
+def _call_of(event: event_pb2.AgentEvent) -> message_pb2.ToolCall | None:
+    """Return the tool call that an event is about; None for other events."""
+    match event.WhichOneof("payload"):
+        case "tool_started":
+            return event.tool_started.call
+        case "tool_completed":
+            return event.tool_completed.result.call
+        case "tool_failed":
+            return event.tool_failed.result.call
+    return None
 
 
 async def _print_both(client: "AsyncClient", origin_id: str, fork_id: str) -> None:

@@ -53,11 +53,18 @@ class OnBusy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Display:
-    """How a command shows the run that it follows; with `tree`, the agent tree comes after the answer."""
+    """How a command follows a run."""
 
     output: Output
     view: View
     tree: bool
+    """Whether the agent tree comes after the answer."""
+    answer: bool = True
+    """Whether the answer is printed if the live view has shown it already."""
+    asks: bool = False
+    """Whether the user is asked, at a terminal, for what the run waits for."""
+    timeout: float | None = None
+    """The deadline of the run after an answer, in seconds; None: unbounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +76,16 @@ class Target:
     embedded: bool = False
 
     @property
+    def arguments(self) -> list[str]:
+        """The global flags as they are typed."""
+        words = ["--config", str(self.config)] if self.config is not None else []
+        words += ["--address", self.address] if self.address is not None else []
+        return words + (["--embedded"] if self.embedded else [])
+
+    @property
     def command(self) -> str:
         """`bough` with the same global flags, quoted for a shell: begins a command to the same server."""
-        words = ["bough"]
-        words += ["--config", str(self.config)] if self.config is not None else []
-        words += ["--address", self.address] if self.address is not None else []
-        words += ["--embedded"] if self.embedded else []
-        return shlex.join(words)
+        return shlex.join(["bough", *self.arguments])
 
 
 def target_of(context: typer.Context) -> Target:
@@ -97,12 +107,73 @@ def seconds(text: str) -> float:
     return nanoseconds / 1e9
 
 
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="PATH",
+        help="The configuration file.  [default: BOUGH_CONFIG, else bough.yaml here or in a folder above]",
+    ),
+]
+
+
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="The server to use.  [default: BOUGH_ADDRESS; the one that serves the database; 127.0.0.1:50051 if "
+        "Bough answers there; --embedded]",
+    ),
+]
+
+
+EmbeddedOption = Annotated[
+    bool,
+    typer.Option("--embedded", help="Use a server inside this command, unless one serves the configured database."),
+]
+
+
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run: its full id, `last`, or a unique suffix of 6 or more characters.")
 ]
 
 
-SessionArgument = Annotated[str, typer.Argument(metavar="ID", help="The session's id.")]
+SessionArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SESSION", help="A session: its id, `last` for that of the newest run, or a unique suffix of 6 or more."
+    ),
+]
+
+
+SessionOption = Annotated[
+    str,
+    typer.Option(
+        "--session",
+        metavar="SESSION",
+        help="The session to continue: its id, `last`, or a unique suffix.  [default: a new one]",
+    ),
+]
+
+
+ContinueOption = Annotated[
+    bool, typer.Option("--continue", help="Continue the session of the newest run, as --session last does.")
+]
+
+
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="NAME", help="The configured model of all agents of the run.  [default: their own]"
+    ),
+]
+
+
+NoInputOption = Annotated[
+    bool,
+    typer.Option("--no-input", help="Never ask, even at a terminal: a run that waits for input exits with 3."),
+]
 
 
 ViewOption = Annotated[
@@ -147,6 +218,11 @@ TimeoutOption = Annotated[
 
 
 NoTreeOption = Annotated[bool, typer.Option("--no-tree", help="Omit the tree after the answer.")]
+
+
+NoAnswerOption = Annotated[
+    bool, typer.Option("--no-answer", help="Do not repeat the answer if the live view has shown it.")
+]
 
 
 LimitOption = Annotated[

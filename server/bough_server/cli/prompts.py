@@ -54,7 +54,7 @@ class TerminalDialog:
         print(f"{prompt} ", end="", file=sys.stderr, flush=True)
         descriptor = sys.stdin.fileno()
         # input() would block the event loop, and with it Ctrl-C.
-        await _readable(descriptor)
+        await readable(descriptor)
         # In canonical mode, a read from a terminal returns one whole line.
         typed = os.read(descriptor, _MAX_LINE_BYTES)
         if not typed:
@@ -68,7 +68,8 @@ def is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-async def _readable(descriptor: int) -> None:
+async def readable(descriptor: int) -> None:
+    """Wait until a descriptor has something to read. Raises PermissionError for a regular file."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(descriptor, ready.set)

@@ -8,6 +8,7 @@ from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import (
     DefaultModelOption,
     Display,
+    NoInputOption,
     NoTreeOption,
     Output,
     OutputOption,
@@ -49,14 +50,15 @@ def resume(
     default_model: DefaultModelOption = None,
     output: OutputOption = Output.LIVE,
     no_tree: NoTreeOption = False,
+    no_input: NoInputOption = False,
 ) -> None:
     """Answer a run's open requests, and follow the run.
 
-    Without --answer it asks in the terminal; without a terminal it prints the open requests and exits with 3.
-    Otherwise the exit code is that of `bough run`: 3 if the run waits for input again. Ctrl-C cancels the run once it
-    continues.
+    Without --answer it asks at the terminal, also for what the run waits for later; without a terminal it prints the
+    open requests and exits with 3. Otherwise the exit code is that of `bough run`: 3 if the run waits for input again.
+    Ctrl-C cancels the run once it continues.
     """
-    display = Display(output=output, view=view, tree=not no_tree)
+    display = Display(output=output, view=view, tree=not no_tree, asks=not no_input, timeout=timeout)
     work = _resume(
         target_of(context),
         run,
@@ -86,7 +88,7 @@ async def _resume(
     async with connected(target, default_model=default_model, is_silent=True, needs_runs=True) as connection:
         client = connection.client
         run = await client.get_run(await resolve_run(client, run_text))
-        answers = await _answers(connection, run, texts)
+        answers = await _answers(connection, run, texts, asks=display.asks)
         if not answers:
             return ExitCode.INPUT_REQUIRED
         stream = client.resume(run.run_id, answers, request_id=request_id, view=view_of(display.view), timeout=timeout)
@@ -94,7 +96,7 @@ async def _resume(
 
 
 async def _answers(
-    connection: "Connection", run: "run_pb2.Run", texts: "Sequence[str]"
+    connection: "Connection", run: "run_pb2.Run", texts: "Sequence[str]", *, asks: bool
 ) -> "list[input_pb2.InputAnswer]":
     """Return the answers that are given as options or typed; empty if there are none yet."""
     from bough_server.cli.output import print_line
@@ -107,7 +109,7 @@ async def _answers(
         return answers_of(texts, await _answerable(connection.client, run, texts))
     if not run.open_requests:
         raise ConfigurationError(f"Run {run.run_id} has no open requests: its state is {state_text(run.state)}.")
-    if not is_terminal():
+    if not asks or not is_terminal():
         for line in waiting_lines(run.run_id, run.open_requests, connection.command):
             print_line(line)
         return []

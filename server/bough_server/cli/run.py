@@ -9,26 +9,36 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bough.v1 import policy_pb2
+from bough_server.cli.chat import session_of
 from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import (
+    ContinueOption,
     DefaultModelOption,
     Delta,
     Display,
+    ModelOption,
+    NoAnswerOption,
+    NoInputOption,
     NoTreeOption,
     OnBusy,
     OnDisconnect,
     Output,
     OutputOption,
     RequestIdOption,
+    SessionOption,
     Target,
     TimeoutOption,
     View,
     ViewOption,
+    policy_of,
     target_of,
 )
 
 if TYPE_CHECKING:
+    from bough import AsyncClient
     from bough.requests import MissingSession
+    from bough.v1 import agent_pb2
     from bough_server.agents.definition import Source
 
 AgentArgument = Annotated[
@@ -36,9 +46,6 @@ AgentArgument = Annotated[
 ]
 TextArgument = Annotated[
     str, typer.Argument(metavar="TEXT", help="The message to the agent; - reads it from standard input.")
-]
-SessionOption = Annotated[
-    str, typer.Option("--session", metavar="ID", help="The session to continue.  [default: a new one]")
 ]
 CreateSessionOption = Annotated[
     bool, typer.Option("--create-session", help="Create the session of --session if it does not exist.")
@@ -70,18 +77,16 @@ DefinitionsOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunArguments:
-    """The arguments of `bough run`; `timeout` is in seconds."""
+    """The arguments of `bough run`."""
 
     agent: str
     text: str
     session: str
     create_session: bool
     request_id: str
-    delta: Delta | None
-    timeout: float
-    on_disconnect: OnDisconnect | None
-    on_busy: OnBusy | None
+    policy: policy_pb2.RunPolicy
     definitions: Sequence[Path] = ()
+    model: str = ""
 
 
 def run(
@@ -89,6 +94,7 @@ def run(
     agent: AgentArgument,
     text: TextArgument,
     session: SessionOption = "",
+    continues: ContinueOption = False,
     create_session: CreateSessionOption = False,
     request_id: RequestIdOption = "",
     view: ViewOption = View.FULL,
@@ -97,28 +103,31 @@ def run(
     on_disconnect: OnDisconnectOption = None,
     on_busy: OnBusyOption = None,
     definitions: DefinitionsOption = None,
+    model: ModelOption = "",
     default_model: DefaultModelOption = None,
     output: OutputOption = Output.LIVE,
     no_tree: NoTreeOption = False,
+    no_answer: NoAnswerOption = False,
+    no_input: NoInputOption = False,
 ) -> None:
     """Run an agent and follow the run.
 
-    The first line on standard error is "run RUN_ID". Ctrl-C cancels the run, and a second one leaves at once. The exit
-    code is 0 if the run answered, 1 if it failed, 3 if it waits for input, 4 if it was cancelled, and 130 after Ctrl-C.
+    The first line on standard error is "run RUN_ID". At a terminal it asks for what the run waits for. Ctrl-C cancels
+    the run, twice leaves at once. Exit code: 0 it answered, 1 failed, 3 waits for input, 4 was cancelled, 130 Ctrl-C.
     """
     arguments = RunArguments(
         agent=agent,
         text=text,
-        session=session,
+        session=session_of(session, continues=continues),
         create_session=create_session,
         request_id=request_id,
-        delta=delta,
-        timeout=timeout,
-        on_disconnect=on_disconnect,
-        on_busy=on_busy,
+        policy=policy_of(delta, on_disconnect, on_busy),
         definitions=definitions or (),
+        model=model,
     )
-    display = Display(output=output, view=view, tree=not no_tree)
+    display = Display(
+        output=output, view=view, tree=not no_tree, answer=not no_answer, asks=not no_input, timeout=timeout
+    )
     finish(_run(target_of(context), arguments, display, default_model=default_model))
 
 
@@ -134,24 +143,45 @@ def _read_input() -> str:
 async def _run(target: Target, arguments: RunArguments, display: Display, *, default_model: str | None) -> ExitCode:
     from bough_server.cli.connection import connected
     from bough_server.cli.follow import follow_and_report
-    from bough_server.cli.options import policy_of, view_of
+    from bough_server.cli.options import view_of
 
     text = _read_input() if arguments.text == "-" else arguments.text
     sources = _sources(arguments.definitions)
     async with connected(target, default_model=default_model, is_silent=True) as connection:
-        stream = connection.client.run(
+        client = connection.client
+        stream = client.run(
             arguments.agent,
             text,
-            session_id=arguments.session,
+            session_id=await _session_id(client, arguments),
             on_missing_session=_on_missing_session(arguments),
             request_id=arguments.request_id,
-            definitions=[source.definition for source in sources],
-            policy=policy_of(arguments.delta, arguments.on_disconnect, arguments.on_busy),
+            definitions=await _definitions(client, arguments, sources),
+            policy=arguments.policy,
             view=view_of(display.view),
-            timeout=arguments.timeout,
+            timeout=display.timeout,
         )
         with _located_in(sources):
             return await follow_and_report(connection, stream, display)
+
+
+async def _session_id(client: "AsyncClient", arguments: RunArguments) -> str:
+    from bough_server.cli.connection import resolve_session
+
+    if not arguments.session or arguments.create_session:
+        return arguments.session
+    return await resolve_session(client, arguments.session)
+
+
+async def _definitions(
+    client: "AsyncClient", arguments: RunArguments, sources: "Sequence[Source]"
+) -> "list[agent_pb2.AgentDefinition]":
+    """Return the definitions to send; those of files come first, so that violations can be located in the files."""
+    definitions = [source.definition for source in sources]
+    if not arguments.model:
+        return definitions
+    from bough_server.cli.model_override import with_model
+
+    return await with_model(client, arguments.agent, arguments.model, definitions)
 
 
 def _on_missing_session(arguments: RunArguments) -> "MissingSession":

@@ -10,7 +10,10 @@ from bough_server.cli.options import JsonOption, LimitOption, RunArgument, Targe
 
 def runs(
     context: typer.Context,
-    session: Annotated[str, typer.Option("--session", metavar="ID", help="Only runs of this session.")] = "",
+    session: Annotated[
+        str,
+        typer.Option("--session", metavar="SESSION", help="Only runs of this session; `last`: of the newest run's."),
+    ] = "",
     state: Annotated[
         str, typer.Option("--state", metavar="S", help="Only runs in this state, such as running or input_required.")
     ] = "",
@@ -25,6 +28,9 @@ def tree(
     context: typer.Context,
     run: RunArgument,
     json: JsonOption = False,
+    html: Annotated[
+        bool, typer.Option("--html", help="Print one HTML page with inputs, answers and tool calls.")
+    ] = False,
     max_agents: Annotated[
         int | None,
         typer.Option("--max-agents", min=0, metavar="N", help="How many agents of the tree to show.  [default: 1000]"),
@@ -34,7 +40,9 @@ def tree(
 
     It says who called whom, how each agent ended, and what each used itself; the last line has the totals.
     """
-    finish(_tree(target_of(context), run, json=json, max_agents=max_agents))
+    if json and html:
+        raise typer.BadParameter("--json and --html exclude each other: omit one of them.")
+    finish(_tree(target_of(context), run, json=json, html=html, max_agents=max_agents))
 
 
 def cancel(context: typer.Context, run: RunArgument) -> None:
@@ -46,7 +54,7 @@ def cancel(context: typer.Context, run: RunArgument) -> None:
 
 
 async def _runs(target: Target, *, session: str, state: str, limit: int, json: bool) -> ExitCode:
-    from bough_server.cli.connection import connected
+    from bough_server.cli.connection import connected, resolve_session
     from bough_server.cli.options import state_of
     from bough_server.cli.output import print_table
     from bough_server.cli.render.tables import runs_table
@@ -54,7 +62,9 @@ async def _runs(target: Target, *, session: str, state: str, limit: int, json: b
     states = [state_of(state)] if state else []
     found = []
     async with connected(target, is_reading=True) as connection:
-        async for run in connection.client.list_runs(session_id=session, states=states, page_size=min(limit, 1000)):
+        client = connection.client
+        session_id = await resolve_session(client, session) if session else ""
+        async for run in client.list_runs(session_id=session_id, states=states, page_size=min(limit, 1000)):
             found.append(run)
             if len(found) == limit:
                 break
@@ -62,11 +72,12 @@ async def _runs(target: Target, *, session: str, state: str, limit: int, json: b
     return ExitCode.YES
 
 
-async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None) -> ExitCode:
+async def _tree(target: Target, text: str, *, json: bool, html: bool, max_agents: int | None) -> ExitCode:
     from bough.v1 import invocation_pb2
     from bough_server.cli.connection import connected, resolve_run
     from bough_server.cli.output import json_text, print_line, print_lines, terminal
     from bough_server.cli.render.format import clip
+    from bough_server.cli.render.html import tree_page
     from bough_server.cli.render.questions import open_request_lines
     from bough_server.cli.render.tree import tree_lines
 
@@ -79,6 +90,9 @@ async def _tree(target: Target, text: str, *, json: bool, max_agents: int | None
         run = None if invocation.complete else await connection.client.get_run(run_id)
     if json:
         print_line(json_text(invocation))
+        return ExitCode.YES
+    if html:
+        print_line(tree_page(invocation))
         return ExitCode.YES
     console = terminal()
     print_lines(tree_lines(invocation, width=console.width, is_pipe=not console.is_terminal))

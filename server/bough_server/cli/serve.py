@@ -28,11 +28,17 @@ def serve(
     allow_insecure: Annotated[
         bool, typer.Option("--allow-insecure", help="Listen beyond loopback, although nothing is encrypted.")
     ] = False,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Start again when a file of the configuration changes; for development.")
+    ] = False,
 ) -> None:
     """Serve agents over gRPC until SIGINT or SIGTERM.
 
     Prints "serving HOST:PORT" on standard output once it accepts calls.
     """
+    if reload:
+        arguments = _arguments(host=host, port=port, default_model=default_model, allow_insecure=allow_insecure)
+        finish(_serve_reloading(target_of(context), arguments, ready_file))
     finish(
         _serve(
             target_of(context),
@@ -69,6 +75,22 @@ async def _serve(
     async with App.open(settings) as app:
         await app.serve(ready_file=ready_file, announce=lambda address: print_line(f"serving {address}"))
     return ExitCode.YES
+
+
+def _arguments(*, host: str | None, port: int | None, default_model: str | None, allow_insecure: bool) -> list[str]:
+    """Return the options of a server as they are typed."""
+    words = ["--host", host] if host is not None else []
+    words += ["--port", str(port)] if port is not None else []
+    words += ["--default-model", default_model] if default_model is not None else []
+    return words + (["--allow-insecure"] if allow_insecure else [])
+
+
+async def _serve_reloading(target: Target, arguments: list[str], ready_file: Path | None) -> ExitCode:
+    from bough_server.cli.reload import serve_reloading
+
+    if ready_file is not None:
+        _check_ready_file(ready_file)
+    return await serve_reloading(target, arguments, ready_file)
 
 
 def _check_ready_file(ready_file: Path) -> None:

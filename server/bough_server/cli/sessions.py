@@ -5,6 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
+from bough_server.cli.commands import command
 from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import JsonOption, LimitOption, SessionArgument, Target, target_of
 from bough_server.errors import ConfigurationError
@@ -17,19 +18,19 @@ _JSON_SPACE: Final = str.maketrans("\r\n\t", "   ")
 sessions = typer.Typer(help="List and show sessions, their messages and their state.", no_args_is_help=True)
 
 
-@sessions.command("list")
+@command(sessions, "list")
 def list_sessions(context: typer.Context, limit: LimitOption = 20, json: JsonOption = False) -> None:
     """List sessions, newest first."""
     finish(_list(target_of(context), limit=limit, json=json))
 
 
-@sessions.command("show")
+@command(sessions, "show")
 def show(context: typer.Context, session: SessionArgument, json: JsonOption = False) -> None:
     """Show one session and its runs."""
     finish(_show(target_of(context), session, json=json))
 
 
-@sessions.command("messages")
+@command(sessions, "messages")
 def messages(
     context: typer.Context,
     session: SessionArgument,
@@ -42,13 +43,13 @@ def messages(
     finish(_messages(target_of(context), session, limit=limit, json=json))
 
 
-@sessions.command("state")
+@command(sessions, "state")
 def state(context: typer.Context, session: SessionArgument, json: StateJsonOption = False) -> None:
     """Print the session state, including the changes of a run in progress."""
     finish(_state(target_of(context), session, json=json))
 
 
-@sessions.command("set")
+@command(sessions, "set")
 def set_state(
     context: typer.Context,
     session: SessionArgument,
@@ -78,12 +79,13 @@ async def _list(target: Target, *, limit: int, json: bool) -> ExitCode:
     return ExitCode.YES
 
 
-async def _show(target: Target, session_id: str, *, json: bool) -> ExitCode:
-    from bough_server.cli.connection import connected
+async def _show(target: Target, text: str, *, json: bool) -> ExitCode:
+    from bough_server.cli.connection import connected, resolve_session
     from bough_server.cli.output import json_text, print_line, print_lines, terminal
     from bough_server.cli.render.tables import runs_table, session_lines
 
     async with connected(target, is_reading=True) as connection:
+        session_id = await resolve_session(connection.client, text)
         session = await connection.client.sessions.get(session_id)
         runs = [run async for run in connection.client.list_runs(session_id=session_id)]
     if json:
@@ -94,13 +96,14 @@ async def _show(target: Target, session_id: str, *, json: bool) -> ExitCode:
     return ExitCode.YES
 
 
-async def _messages(target: Target, session_id: str, *, limit: int, json: bool) -> ExitCode:
-    from bough_server.cli.connection import connected
+async def _messages(target: Target, text: str, *, limit: int, json: bool) -> ExitCode:
+    from bough_server.cli.connection import connected, resolve_session
     from bough_server.cli.output import json_line, print_line, print_lines, terminal
     from bough_server.cli.render.tables import message_lines
 
     found = []
     async with connected(target, is_reading=True) as connection:
+        session_id = await resolve_session(connection.client, text)
         async for message in connection.client.sessions.list_messages(session_id):
             found.append(message)
             if len(found) == limit:
@@ -115,22 +118,22 @@ async def _messages(target: Target, session_id: str, *, limit: int, json: bool) 
     return ExitCode.YES
 
 
-async def _state(target: Target, session_id: str, *, json: bool) -> ExitCode:
-    from bough_server.cli.connection import connected
+async def _state(target: Target, text: str, *, json: bool) -> ExitCode:
+    from bough_server.cli.connection import connected, resolve_session
 
     async with connected(target, is_reading=True) as connection:
+        session_id = await resolve_session(connection.client, text)
         state_json = await connection.client.sessions.get_state(session_id)
     _print_state(state_json, json=json)
     return ExitCode.YES
 
 
-async def _set(
-    target: Target, session_id: str, *, values: Sequence[str], deleted: Sequence[str], json: bool
-) -> ExitCode:
-    from bough_server.cli.connection import connected
+async def _set(target: Target, text: str, *, values: Sequence[str], deleted: Sequence[str], json: bool) -> ExitCode:
+    from bough_server.cli.connection import connected, resolve_session
 
     changes = _changes(values, deleted)
     async with connected(target, is_reading=True) as connection:
+        session_id = await resolve_session(connection.client, text)
         state_json = await connection.client.sessions.update_state(session_id, changes)
     _print_state(state_json, json=json)
     return ExitCode.YES

@@ -66,7 +66,7 @@ def tree_lines(
     tools, unfinished = _tools_by_agent(invocation), _unfinished_by_agent(invocation)
     for agent, (head, below) in zip(invocation.agents, _connectors(invocation.agents), strict=True):
         lines.append(_agent_row(agent, head, columns, name_width))
-        if description := _kind_and_end(agent):
+        if description := kind_and_end(agent):
             lines.append(_note(below, f"· {description}", "dim", width))
         if agent.invocation_id in tools:
             lines.append(_note(below, f"· {tools[agent.invocation_id]}", "dim", width))
@@ -76,9 +76,9 @@ def tree_lines(
             lines.append(_note(below, f"✗ {error_text(agent.error, said)}", state_style(agent.state), room))
     if (more := invocation.agents_total - len(invocation.agents)) > 0:
         lines.append(Text(f"… and {counted(more, 'more agent')}", style="dim"))
-    lines += [Text(line, style="bold") for line in _joined(_totals(invocation), width)]
+    lines += [Text(line, style="bold") for line in _joined(totals(invocation), width)]
     if invocation.HasField("forked_from"):
-        lines += [Text(line, style="dim") for line in _joined(_origin(invocation), width)]
+        lines += [Text(line, style="dim") for line in _joined(origin_parts(invocation), width)]
     if not invocation.agents and invocation.HasField("error"):
         lines.append(Text(clip(f"✗ {error_text(invocation.error, said)}", room), style="red"))
     anomalies = [*invocation.anomalies, *(each for agent in invocation.agents for each in agent.anomalies)]
@@ -142,7 +142,7 @@ def _agent_row(
     return row
 
 
-def _kind_and_end(agent: invocation_pb2.AgentInvocation) -> str:
+def kind_and_end(agent: invocation_pb2.AgentInvocation) -> str:
     """Describe an agent's kind and how it ended; empty for a model that simply answered."""
     is_explained = agent.cancel_reason != execution_pb2.CANCEL_REASON_UNSPECIFIED
     cancelled = cancelled_text(agent.cancel_reason) if is_explained else ""
@@ -224,7 +224,8 @@ def _joined(parts: Sequence[str], width: int) -> list[str]:
     return lines
 
 
-def _totals(invocation: invocation_pb2.Invocation) -> list[str]:
+def totals(invocation: invocation_pb2.Invocation) -> list[str]:
+    """Return the run's state and its sums: agents, calls, tokens, cost, time."""
     usage = invocation.tree_usage
     parts = [
         state_text(invocation.state),
@@ -243,7 +244,8 @@ def _totals(invocation: invocation_pb2.Invocation) -> list[str]:
     return parts
 
 
-def _origin(invocation: invocation_pb2.Invocation) -> list[str]:
+def origin_parts(invocation: invocation_pb2.Invocation) -> list[str]:
+    """Return a fork's origin and what it inherited from it."""
     origin, inherited = invocation.forked_from, invocation.inherited_usage
     parts = [f"fork of run {origin.run_id} after {origin.sequence}"]
     if inherited.model_calls or inherited.tool_calls:

@@ -1,0 +1,123 @@
+"""`bough serve --reload`: a server in a child process, started again when a file of its configuration changes."""
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from bough_server.agents.loading import definition_files
+from bough_server.cli.exit_codes import ExitCode, print_stderr
+from bough_server.cli.options import Target
+from bough_server.errors import ConfigurationError
+from bough_server.settings import Settings
+
+_LOOK_SECONDS: Final = 0.5
+_SUFFIXES: Final = (".yaml", ".yml", ".json", ".py")
+
+Files: TypeAlias = Mapping[Path, tuple[int, int]]
+"""Files with their modification times in nanoseconds and their sizes."""
+
+
+async def serve_reloading(target: Target, arguments: Sequence[str], ready_file: Path | None) -> ExitCode:
+    """Serve in a child process until SIGINT or SIGTERM, with a new child whenever a file has changed.
+
+    `arguments` are those of `bough serve`, without --reload. The first child chooses the port for all. A child that
+    cannot start says why, and the next change tries again.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        ready = ready_file or Path(folder) / "ready"
+        command = [sys.executable, "-m", "bough_server.cli", *target.arguments, "serve", *arguments]
+        command += ["--ready-file", str(ready)]
+        port: list[str] = []
+        async with _stopping() as stop:
+            while not stop.is_set():
+                ready.unlink(missing_ok=True)
+                before = files_of(target)
+                child = await asyncio.create_subprocess_exec(*command, *port)
+                changed = await _until_changed(target, before, child, stop)
+                await _end(child)
+                if changed is not None:
+                    print_stderr(f"{changed} has changed: starting again.")
+                if ready.exists():
+                    port = ["--port", _port_of(ready)]  # of two options the last one counts
+    return ExitCode.YES
+
+
+@asynccontextmanager
+async def _stopping() -> AsyncIterator[asyncio.Event]:
+    """Yield an event that SIGINT and SIGTERM set."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield stop
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+async def _until_changed(target: Target, before: Files, child: Process, stop: asyncio.Event) -> Path | None:
+    """Wait until a file has changed and return it; None if the server is to stop."""
+    is_running = True
+    while not stop.is_set():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await stop.wait()
+        after = files_of(target)
+        if changed := [path for path in after.keys() | before.keys() if after.get(path) != before.get(path)]:
+            return min(changed)
+        if is_running and child.returncode is not None:
+            is_running = False
+            print_stderr(f"The server ended with exit code {child.returncode}; it starts again when a file changes.")
+    return None
+
+
+async def _end(child: Process) -> None:
+    if child.returncode is None:
+        child.terminate()
+    await child.wait()
+
+
+def _port_of(ready: Path) -> str:
+    return ready.read_text(encoding="utf-8").strip().rpartition(":")[2]
+
+
+def files_of(target: Target) -> Files:
+    """Return the files that a server of this configuration reads, and the Python files beside it."""
+    return {path: (status.st_mtime_ns, status.st_size) for path in _paths(target) if (status := _status(path))}
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def _paths(target: Target) -> Iterator[Path]:
+    try:
+        settings = Settings.load(target.config)
+    except ConfigurationError:
+        # What is named by a file that cannot be read is unknown until that file has changed.
+        folder = target.config.parent if target.config is not None else Path.cwd()
+        yield from _beside(folder)
+        return
+    yield from _beside(settings.folder)
+    for name in settings.python:
+        yield from (settings.folder / name.partition(".")[0]).rglob("*.py")
+    yield from (model.script for model in settings.models.values() if model.script is not None)
+    for pattern in settings.agents:
+        try:
+            yield from definition_files([pattern], settings.folder)
+        except ConfigurationError:
+            continue  # it matches no file yet
+
+
+def _beside(folder: Path) -> Iterator[Path]:
+    yield from (path for path in folder.iterdir() if path.suffix in _SUFFIXES)
