@@ -38,7 +38,8 @@ async def port(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[int]:
         llm("asker", calls=["cashier"]),
         script={
             "cashier": [
-                {"when": "pay", "calls": [{"name": "pay", "arguments": {"amount": 5}}]},
+                {"when": "twice", "calls": [{"name": "pay", "arguments": {"amount": one}} for one in (5, 6)]},
+                {"when": "pay him", "calls": [{"name": "pay", "arguments": {"amount": 5}}]},
                 {"when": "pay", "text": "It is paid."},
                 {"when": "hello", "text": "Hello yourself."},
                 {"when": "slow", "text": "One two.", "delay_ms": 600_000},
@@ -145,6 +146,25 @@ async def test_ctrl_c_cancels_a_turn_and_the_conversation_continues(port: int) -
         terminal.type("\x04")
         code, out = await terminal.end()
     assert (code, "agent.run.cancelled" in out) == (0, True)
+
+
+async def test_ctrl_c_at_the_second_question_takes_the_first_answer_back(port: int) -> None:
+    async with at_a_terminal("chat", "cashier", "--output", "answer", port=port) as terminal:
+        await terminal.until("> ")
+        terminal.type("pay twice\n")
+        await terminal.until("Approve?")
+        terminal.type("y\n")
+        await terminal.until("2/2")
+        await terminal.until("Approve?")
+        terminal.process.send_signal(signal.SIGINT)
+        await terminal.until("The run was cancelled.")
+        await terminal.until("> ")
+        terminal.type("\x04")
+        session = session_in(await terminal.until("\r\n") + await terminal.until("\r\n"))
+        assert await terminal.end() == (0, "")
+    assert await states_of(port, session) == ["CANCELLED"]
+    events = await bough("events", "last", "--types", "control.input_received,tool.completed", port=port)
+    assert (events.code, events.out) == (0, "")
 
 
 async def test_ctrl_c_at_a_question_cancels_the_run_and_at_the_prompt_does_nothing(port: int) -> None:

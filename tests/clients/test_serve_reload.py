@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.clients.cli_process import bough
+from tests.clients.cli_process import bough, started
 from tests.support.processes import PATIENCE_SECONDS
 from tests.support.projects import llm, write_project
 
@@ -81,6 +81,22 @@ async def test_a_mistake_is_reported_and_its_repair_is_served(tmp_path: Path) ->
         config.write_text(right, encoding="utf-8")
         assert await port_of(server) == port
         assert await answer(port) == "First.\n"
+
+
+async def test_a_second_signal_ends_the_time_that_runs_have(tmp_path: Path) -> None:
+    slow = [{"text": "One two.", "delay_ms": 600_000}]
+    config = write_project(tmp_path, llm("alone"), script={"alone": slow}, server={"drain_grace": "10m"})
+    async with reloading(config) as server:
+        port = await port_of(server)
+        run = await started("run", "alone", "hi", "--output", "plain", port=port)
+        assert run.stdout is not None
+        while b"llm.started" not in await run.stdout.readline():
+            pass
+        server.send_signal(signal.SIGINT)
+        await said(server, "stopping")
+    # Leaving the context sends the second signal.
+    await run.communicate()
+    assert run.returncode != 0
 
 
 async def test_a_new_file_of_python_or_of_agents_counts_and_others_do_not(tmp_path: Path) -> None:

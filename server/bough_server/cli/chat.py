@@ -174,7 +174,7 @@ class Conversation:
         if run is None or not run.open_requests:
             return None
         answers = await ask_all(run.open_requests, self._dialog)
-        if not answers:
+        if not answers or self._dialog.is_interrupted:
             return ExitCode.INPUT_REQUIRED
         stream = client.resume(run_id, answers, view=view_of(self._display.view), timeout=self._display.timeout)
         return await self._report(await follow_turn(self._connection, stream, self._display, self._dialog))

@@ -15,6 +15,9 @@ _MAX_PIECE_BYTES = 65536
 class PipedDialog:
     """Lines of standard input that is no terminal: a pipe or a file. Prompts are not shown."""
 
+    is_interrupted = False
+    """Ctrl-C ends the command."""
+
     def __init__(self) -> None:
         self._buffer = b""
         self._has_ended = False

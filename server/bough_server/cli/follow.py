@@ -182,7 +182,8 @@ def _print_ids(run_id: str, note: str) -> None:
 async def _answers(run: CollectedRun, dialog: Dialog) -> list[input_pb2.InputAnswer]:
     if run.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
         return []
-    return await ask_all(run.open_requests, dialog)
+    answers = await ask_all(run.open_requests, dialog)
+    return [] if dialog.is_interrupted else answers
 
 
 class _LastText:

@@ -32,6 +32,11 @@ _FAILURES: Final = ({"error"}, {"error", "result"})
 class Dialog(Protocol):
     """A user who can be asked."""
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the user ended the last question by Ctrl-C, so that answers to earlier ones do not count either."""
+        ...
+
     def show(self, lines: Iterable[str]) -> None:
         """Show lines."""
         ...
@@ -43,6 +48,9 @@ class Dialog(Protocol):
 
 class TerminalDialog:
     """The user at this process's terminal. Standard output is kept for the command's result."""
+
+    is_interrupted = False
+    """Ctrl-C ends the command."""
 
     def show(self, lines: Iterable[str]) -> None:
         """Show lines on standard error."""

@@ -18,6 +18,7 @@ from bough_server.errors import ConfigurationError
 from bough_server.settings import Settings
 
 _LOOK_SECONDS: Final = 0.5
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SUFFIXES: Final = (".yaml", ".yml", ".json", ".py")
 
 Files: TypeAlias = Mapping[Path, tuple[int, int]]
@@ -35,13 +36,14 @@ async def serve_reloading(target: Target, arguments: Sequence[str], ready_file: 
         command = [sys.executable, "-m", "bough_server.cli", *target.arguments, "serve", *arguments]
         command += ["--ready-file", str(ready)]
         port: list[str] = []
-        async with _stopping() as stop:
+        async with _stopping() as (stop, hurry):
             while not stop.is_set():
                 ready.unlink(missing_ok=True)
                 before = files_of(target)
-                child = await asyncio.create_subprocess_exec(*command, *port)
+                # In a separate process group the child gets signals from here only, and each once.
+                child = await asyncio.create_subprocess_exec(*command, *port, process_group=0)
                 changed = await _until_changed(target, before, child, stop)
-                await _end(child)
+                await _end(child, hurry)
                 if changed is not None:
                     print_stderr(f"{changed} has changed: starting again.")
                 if ready.exists():
@@ -50,15 +52,19 @@ async def serve_reloading(target: Target, arguments: Sequence[str], ready_file: 
 
 
 @asynccontextmanager
-async def _stopping() -> AsyncIterator[asyncio.Event]:
-    """Yield an event that SIGINT and SIGTERM set."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+async def _stopping() -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
+    """Yield an event that the first signal to stop sets, and one that the second sets."""
+    loop, stop, hurry = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal)
     try:
-        yield stop
+        yield stop, hurry
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _SIGNALS:
             loop.remove_signal_handler(number)
 
 
@@ -78,10 +84,17 @@ async def _until_changed(target: Target, before: Files, child: Process, stop: as
     return None
 
 
-async def _end(child: Process) -> None:
+async def _end(child: Process, hurry: asyncio.Event) -> None:
+    """Stop a child and wait for its end; `hurry` ends the time that its runs have."""
+    ended = asyncio.create_task(child.wait())
+    hurried = asyncio.create_task(hurry.wait())
     if child.returncode is None:
         child.terminate()
-    await child.wait()
+    await asyncio.wait({ended, hurried}, return_when=asyncio.FIRST_COMPLETED)
+    if child.returncode is None:
+        child.terminate()
+    hurried.cancel()
+    await asyncio.wait({ended, hurried})
 
 
 def _port_of(ready: Path) -> str:
