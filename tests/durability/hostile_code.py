@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import NoReturn
 
-from bough_server import Context, Message, Snapshot, agent, condition, input_builder, rewriter, tool
+from bough_server import Context, Message, Part, Snapshot, agent, condition, input_builder, rewriter, tool
 
 
 class Bare(BaseException):
@@ -137,7 +137,7 @@ async def _nan() -> float:
 @agent(description="Answers what is no JSON.")
 async def unspeakable(ctx: Context, input: Message) -> Message:
     """Answers NaN."""
-    return Message(parts=[{"data_json": json.dumps(float("nan"))}])  # type: ignore[list-item]
+    return Message(parts=[Part(data_json=json.dumps(float("nan")))])
 
 
 @agent(description="Ignores its cancellation.")
