@@ -91,7 +91,7 @@ class Store:
     async def watch_file(self) -> None:
         """Report writes as impossible whenever the database file has been deleted or replaced, until cancelled.
 
-        SQLite goes on writing to the file that it has open, and all of that would be lost with the process.
+        SQLite continues to write to the file that it has open, and all of that would be lost with the process.
         """
         was_lost = False
         while True:
