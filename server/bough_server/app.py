@@ -6,7 +6,6 @@ It is the only module that knows every part, and contains no behavior that a cal
 import asyncio
 import gc
 import ipaddress
-import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
@@ -34,6 +33,9 @@ from bough_server.interceptors.chain import interceptors
 from bough_server.logs import configure_logging
 from bough_server.metrics import Metrics, open_metrics
 from bough_server.models.registry import ConfiguredModels, build_models
+from bough_server.process.loop import ServerRunner
+from bough_server.process.stop_signals import StopSignals
+from bough_server.process.watchdog import Watchdog
 from bough_server.runs.admission import RunDefaults
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.runs import Runs
@@ -49,12 +51,20 @@ RECEIVE_BYTES: Final = 8 * 1024 * 1024
 CLOSE_SECONDS: Final = 1.0
 """Seconds that streams have to send their last messages after the runs have ended."""
 
+MAX_PENDING_CALLS: Final = 1_000_000
+"""The most calls that may wait for the event loop to take them; their requests are not read before."""
+
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", RECEIVE_BYTES),
     # Two servers on one port would start without an error and share its calls.
     ("grpc.so_reuseport", 0),
     # With the default of five minutes the server closes quiet streams whose clients ping to keep them alive.
     ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
+    # Calls that arrive faster than the event loop takes them wait. With the defaults of 1,000 calls and 30 seconds gRPC
+    # ends those beyond with a bare CANCELLED, which no client can tell from its own cancellation.
+    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+    ("grpc.server_max_unrequested_time_in_server", 600),
 )
 
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
@@ -66,11 +76,21 @@ _log = structlog.get_logger(__name__)
 class App:
     """A serving server, created by `App.open`."""
 
-    def __init__(self, *, settings: Settings, store: Store, registry: Registry, runs: Runs, server: aio.Server) -> None:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        store: Store,
+        registry: Registry,
+        runs: Runs,
+        server: aio.Server,
+        watchdog: Watchdog,
+    ) -> None:
         self.settings, self.store, self.registry, self.runs = settings, store, registry, runs
+        self.watchdog = watchdog
         self._server, self._health = server, Health()
         self._stopping: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: set[asyncio.Task[None]] = set()
         self.address = ""
         """HOST:PORT with the port that was bound."""
         self.metrics: Metrics | None = None
@@ -102,6 +122,7 @@ class App:
             dependencies = _run_dependencies(
                 settings, store=store, registry=registry, tracing=tracing, metrics=metrics, clock=clock
             )
+            watchdog = stack.enter_context(Watchdog(metrics.loop_blocked if metrics is not None else None))
             runs = Runs(dependencies)
             stack.push_async_callback(runs.close)
             if recover and (found := await runs.recover()):
@@ -110,7 +131,7 @@ class App:
             _add_services(server, runs=runs, store=store, dependencies=dependencies)
             if settings.server.reflection:
                 add_reflection(server)
-            app = cls(settings=settings, store=store, registry=registry, runs=runs, server=server)
+            app = cls(settings=settings, store=store, registry=registry, runs=runs, server=server, watchdog=watchdog)
             app.metrics, app.metrics_address = metrics, metrics_address
             # Before start(), so that a failed start is undone as well.
             stack.push_async_callback(app.stop)
@@ -134,7 +155,10 @@ class App:
         await self._server.start()
         self.address = f"{host}:{port}"
         await self._health.serving()
-        self._watching = asyncio.create_task(self._health.follow(self.store.write_health.changes()))
+        self._watching = {
+            asyncio.create_task(self.store.watch_file()),
+            asyncio.create_task(self._health.follow(self.store.write_health.changes())),
+        }
 
     async def serve(self, *, ready_file: Path | None = None, announce: Callable[[str], None] | None = None) -> None:
         """Serve until SIGINT or SIGTERM, then drain; a second signal ends the drain's grace period.
@@ -142,12 +166,7 @@ class App:
         The address is written to `ready_file`, then passed to `announce`. By then the server is SERVING and handles
         signals.
         """
-        loop = asyncio.get_running_loop()
-        signals: asyncio.Queue[None] = asyncio.Queue()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, signals.put_nowait, None)
-        hurry = None
-        try:
+        with StopSignals(self.watchdog.blocked_seconds) as signals:
             # Objects loaded for serving live to the end: exempt them from every later collection.
             gc.collect()
             gc.freeze()
@@ -156,16 +175,14 @@ class App:
                 _write_whole(ready_file, f"{self.address}\n")
             if announce is not None:
                 announce(self.address)
-            await signals.get()
+            await signals.wait()
             _log.info("stopping", grace=self.settings.server.drain_grace)
             hurry = asyncio.create_task(self._end_grace(signals))
-            await self.stop(self.settings.server.drain_grace)
-        finally:
-            if hurry is not None:
+            try:
+                await self.stop(self.settings.server.drain_grace)
+            finally:
                 hurry.cancel()
                 await asyncio.wait({hurry})
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
 
     def _log_start(self) -> None:
         _log.info(
@@ -178,9 +195,9 @@ class App:
             metrics=self.metrics_address or "none",
         )
 
-    async def _end_grace(self, signals: "asyncio.Queue[None]") -> None:
+    async def _end_grace(self, signals: StopSignals) -> None:
         """Wait for a second signal and end the grace period that the first one started."""
-        await signals.get()
+        await signals.wait()
         await self.runs.drain(0)
 
     async def stop(self, grace: float = 0.0) -> None:
@@ -190,9 +207,10 @@ class App:
         await asyncio.shield(self._stopping)
 
     async def _stop(self, grace: float) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait({self._watching})
+        for watching in self._watching:
+            watching.cancel()
+        if self._watching:
+            await asyncio.wait(self._watching)
         self.store.publish("")
         # In this order: load balancers stop sending calls, runs end, and their streams can still send the ends.
         await self._health.stopping()
@@ -218,7 +236,7 @@ def serve(config: Path | None = None) -> None:
         async with App.open(settings) as app:
             await app.serve()
 
-    asyncio.run(until_stopped())
+    ServerRunner().run(until_stopped())
 
 
 def _open_models(settings: Settings, stack: AsyncExitStack, clock: Clock) -> ConfiguredModels:

@@ -310,6 +310,14 @@ def _reason_of(name: str) -> Reason:
     return _REASONS[name.removeprefix(_REASON)]
 
 
+def text_of_error(error: BaseException) -> str:
+    """Return an exception's own text; empty if that cannot be made."""
+    try:
+        return str(error)
+    except BaseException:  # a broken __str__ must not hide the failure, whatever it raises
+        return ""
+
+
 def _unicode(text: str) -> str:
     """Replace unpaired surrogates, which file names may contain and events may not."""
     return text if text.isascii() else text.encode(errors="replace").decode()

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar, overload
 
 from bough.v1 import error_pb2, message_pb2
-from bough_server.errors import RunError
+from bough_server.errors import RunError, text_of_error
 from bough_server.messages import copy_of
 
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -252,8 +252,8 @@ def _call(asked: Function, function: Callable[[Given], Made], given: Given) -> M
         return function(given)
     except RunError as error:
         raise RunError(f"The {asked.kind} {asked.name!r} failed: {error.message}", reason=error.reason) from error
-    except (Exception, SystemExit) as error:  # SystemExit too: a function must not end the server
-        raise _refused(asked, f"raised {type(error).__name__}: {error}"[:2000]) from error
+    except BaseException as error:  # whatever its class: a function must not end the server, or cancel its agent
+        raise _refused(asked, f"raised {type(error).__name__}: {text_of_error(error)}"[:2000]) from error
 
 
 def _wrong(asked: Function, answer: object, wanted: str) -> RunError:

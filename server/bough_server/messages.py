@@ -1,5 +1,7 @@
 """Read, make and copy messages: their text, their tool calls, and messages of one text."""
 
+import json
+from contextlib import suppress
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -20,6 +22,18 @@ def text_of(message: message_pb2.Message | message_pb2.ToolResult) -> str:
 def calls_of(message: message_pb2.Message) -> list[message_pb2.ToolCall]:
     """Return the tool calls of a model's message, in their order."""
     return [part.tool_call for part in message.parts if part.HasField("tool_call")]
+
+
+def constant_in(data_json: str) -> str:
+    """Return NaN, Infinity or -Infinity if it is a value in a JSON text; else empty text.
+
+    Python reads and writes these constants. JSON has none of them, and other readers of a log would stop there.
+    """
+    found: list[str] = []
+    if "NaN" in data_json or "Infinity" in data_json:  # cheap, and almost never true
+        with suppress(ValueError, RecursionError):
+            json.loads(data_json, parse_constant=found.append)
+    return found[0] if found else ""
 
 
 def user(text: str) -> message_pb2.Message:

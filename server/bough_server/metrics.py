@@ -85,6 +85,11 @@ class Metrics:
             unit="{billionth}",
             description="Cost of an agent's model calls, in billionths of the prices' currency.",
         )
+        self._blocked = meter.create_counter(
+            "bough.event_loop.blocks",
+            unit="{block}",
+            description="Times that the event loop did not turn for a second.",
+        )
 
         def histogram(name: str, unit: str, description: str, bounds: tuple[float, ...]) -> Histogram:
             return meter.create_histogram(
@@ -129,6 +134,10 @@ class Metrics:
     def model_called(self, call: "ModelCalled") -> None:
         """Record a lost attempt or the end of a model call."""
         self._enqueue(self._write_model, call)
+
+    def loop_blocked(self) -> None:
+        """Record that the event loop has not turned for a second; any thread may call it."""
+        self._enqueue(self._blocked.add, 1)
 
     @property
     def pending(self) -> int:

@@ -126,3 +126,26 @@ async def test_a_server_whose_disk_does_not_answer_refuses_runs_at_once_and_goes
         await health.turns(SERVING)
         await asyncio.gather(going.to_the_end(), begin(server, "echo", "after").to_the_end())
     assert going.kinds[-1] == "run_completed"
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_a_database_file_that_is_deleted_or_replaced_is_noticed_within_a_second(
+    tmp_path: Path, is_replaced: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    database, aside = tmp_path / "bough.db", tmp_path / "aside.db"
+    async with served(settings(tmp_path)) as server:
+        watching = aiter(HealthStub(server.channel).Watch(HealthCheckRequest()))
+        assert (await anext(watching)).status == SERVING
+        database.rename(aside)
+        if is_replaced:
+            database.write_bytes(aside.read_bytes())
+        async with asyncio.timeout(1.5):
+            assert (await anext(watching)).status == NOT_SERVING
+        with pytest.raises(aio.AioRpcError) as refused:
+            await begin(server, "echo", "hi").to_the_end()
+        aside.replace(database)
+        async with asyncio.timeout(1.5):
+            assert (await anext(watching)).status == SERVING
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert "deleted or replaced" in (refused.value.details() or "")
+    assert status_details(refused.value)[0] == ErrorInfo(reason="STORAGE_FAILED", domain="bough.dev")

@@ -29,3 +29,17 @@ async def test_a_call_and_its_tasks_know_their_caller_and_log_its_names_for_the_
     method = "/bough.v1.AgentService/GetRun"
     named = {"method": method, "x_request_id": "7", "bough_client": "cli"}
     assert seen == [(LOCAL, named)] * 2 + [(LOCAL, {"method": method})] * 2
+
+
+async def test_metadata_can_neither_flood_the_log_nor_put_secrets_into_it() -> None:
+    seen: list[Any] = []
+
+    async def get_run(request: pb.GetRunRequest, context: Any) -> pb.GetRunResponse:
+        seen.append(get_contextvars())
+        return pb.GetRunResponse()
+
+    many = tuple((f"bough-key-{number}", "sk-secret") for number in range(40))
+    metadata = (("bough-token", "sk-secret"), ("x-request-id", "secret" * 20), ("bough-client", "a b c"), *many)
+    async with behaving(add_AgentServiceServicer_to_server, GetRun=get_run) as channel:
+        await AgentServiceStub(channel).GetRun(pb.GetRunRequest(run_id="r"), metadata=metadata)
+    assert seen == [{"method": "/bough.v1.AgentService/GetRun"}]

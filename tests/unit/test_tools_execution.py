@@ -2,16 +2,20 @@
 
 import asyncio
 import contextvars
+import gc
+import json
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
 
 from bough.v1 import error_pb2, message_pb2
 from bough_server.errors import RunError
-from bough_server.tools.execution import execute
+from bough_server.tasks import AbandonedTasks
+from bough_server.tools.execution import CANCEL_SECONDS, execute
 from bough_server.tools.tool import Tool, ToolContext, tool
 
 Part = message_pb2.Part
@@ -393,3 +397,74 @@ async def test_more_calls_than_threads_all_end() -> None:
 async def test_a_tool_without_hints_read_takes_its_values_as_they_are() -> None:
     bare = Tool(name="bare", description="", input_schema_json='{"type": "object"}', function=lambda a: sys.intern(a))
     assert await run(bare, '{"a": "x"}') == [Part(text="x")]
+
+
+async def test_a_tool_that_swallows_its_cancellation_ends_with_its_timeout_and_stays_referenced() -> None:
+    go_on, said, abandoned = asyncio.Event(), Stream(), AbandonedTasks()
+
+    @tool
+    async def stubborn() -> AsyncIterator[str]:
+        """Never ends."""
+        yield "before"
+        while not go_on.is_set():
+            with suppress(asyncio.CancelledError):
+                await go_on.wait()
+        yield "after"
+
+    with pytest.raises(RunError) as failed:
+        await execute(stubborn, arguments_json="{}", context=Call(), emit=said, timeout=0.01, abandoned=abandoned)
+    assert failed.value.reason == error_pb2.ERROR_REASON_TOOL_TIMEOUT
+    gc.collect()
+    (task,) = [task for task in asyncio.all_tasks() if task.get_name() == "tool:stubborn"]
+    assert len(abandoned) == 1
+    go_on.set()
+    await asyncio.wait({task})
+    assert said.pieces == ["before"]
+    assert len(abandoned) == 0
+
+
+async def test_a_cancelled_call_of_a_tool_that_swallows_it_is_abandoned() -> None:
+    started, abandoned = asyncio.Event(), AbandonedTasks()
+
+    @tool
+    async def stubborn() -> str:
+        """Ends late."""
+        with suppress(asyncio.CancelledError):
+            started.set()
+            await asyncio.Event().wait()
+        await asyncio.sleep(CANCEL_SECONDS * 2)
+        return "late"
+
+    calling = execute(stubborn, arguments_json="{}", context=Call(), emit=Stream(), abandoned=abandoned)
+    running = asyncio.create_task(calling)
+    await started.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len(abandoned) == 1
+    while len(abandoned):
+        await asyncio.wait({task for task in asyncio.all_tasks() if task.get_name() == "tool:stubborn"})
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+async def test_a_number_that_json_does_not_have_is_the_tools_failure(number: float) -> None:
+    @tool
+    async def measure() -> dict[str, float]:
+        """Measures."""
+        return {"size": number}
+
+    @tool
+    async def part() -> message_pb2.Part:
+        """Makes its own JSON."""
+        return Part(data_json=json.dumps([number]))
+
+    @tool
+    async def text() -> dict[str, str]:
+        """Speaks of it."""
+        return {"size": "NaN or Infinity"}
+
+    for made in (measure, part):
+        failed = await failure(made)
+        assert failed.reason == error_pb2.ERROR_REASON_TOOL_FAILED
+        assert failed.message == f"TypeError: {json.dumps(number)} is not JSON; return null or a text instead"
+    assert await run(text) == [Part(data_json='{"size":"NaN or Infinity"}')]

@@ -141,7 +141,7 @@ def _import(module_name: str, folder: Path) -> ModuleType:
     try:
         with _importing_from(folder):
             return importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without `if __name__ == "__main__"` may exit
         raise ConfigurationError(str(_problem(module_name, folder, error))) from error
 
 
@@ -170,7 +170,7 @@ def _forget_other(module_name: str, folder: Path) -> None:
             del sys.modules[name]
 
 
-def _problem(module_name: str, folder: Path, error: Exception) -> Problem:
+def _problem(module_name: str, folder: Path, error: BaseException) -> Problem:
     """Locate an import error at the innermost line of the operator's code."""
     text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
     if isinstance(error, SyntaxError):

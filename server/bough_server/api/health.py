@@ -1,7 +1,7 @@
 """Health of each service and of the whole server, and reflection, as operators' tools expect of a gRPC server."""
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -17,11 +17,27 @@ SERVICES: Final[Sequence[str]] = tuple(
 """The services of the schema."""
 
 
+class _Servicer(health.aio.HealthServicer):  # type: ignore[misc]  # untyped package
+    """The servicer of grpcio-health-checking, which has no List."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.statuses: dict[str, health_pb2.HealthCheckResponse.ServingStatus] = {}
+
+    async def List(
+        self, request: health_pb2.HealthListRequest, context: aio.ServicerContext[Any, Any]
+    ) -> health_pb2.HealthListResponse:
+        """Return the status of every service."""
+        listed = {name: health_pb2.HealthCheckResponse(status=status) for name, status in self.statuses.items()}
+        return health_pb2.HealthListResponse(statuses=listed)
+
+
 class Health:
     """The health status of every service and of "", the whole server."""
 
     def __init__(self) -> None:
-        self._servicer = health.aio.HealthServicer()
+        self._servicer = _Servicer()
+        self._is_stopping = False
 
     async def start(self, server: aio.Server) -> None:
         """Add the health service; every status is NOT_SERVING at first."""
@@ -41,10 +57,14 @@ class Health:
     async def stopping(self) -> None:
         """Set NOT_SERVING permanently."""
         # Later calls of set() have no effect, so follow() cannot undo it.
+        self._is_stopping = True
+        self._servicer.statuses.update(dict.fromkeys(("", *SERVICES), health_pb2.HealthCheckResponse.NOT_SERVING))
         await self._servicer.enter_graceful_shutdown()
 
     async def _set_all(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for service in ("", *SERVICES):
+            if not self._is_stopping:
+                self._servicer.statuses[service] = status
             await self._servicer.set(service, status)
 
 

@@ -20,8 +20,9 @@ from bough_server.engine.journal import Journal
 from bough_server.engine.keys import RunInfo
 from bough_server.engine.recorder import Recorder
 from bough_server.engine.scheduler import Scheduler
-from bough_server.errors import NonDeterministic, RunError, ServerStopping
+from bough_server.errors import NonDeterministic, RunError, ServerStopping, text_of_error
 from bough_server.metrics import Metrics
+from bough_server.tasks import AbandonedTasks
 from bough_server.telemetry import Traced, Tracing
 
 
@@ -38,6 +39,7 @@ class Execution:
         recorder: Recorder | None,
         default_deltas: policy_pb2.DeltaPolicy | None = None,
         metrics: Metrics | None = None,
+        abandoned: AbandonedTasks | None = None,
     ) -> None:
         self.facts = facts
         self.session = facts.session
@@ -51,7 +53,7 @@ class Execution:
         self.tracing = tracing
         self.clock = clock
         self.journal = journal
-        self.scheduler = Scheduler(facts.run_id, self._quiet)
+        self.scheduler = Scheduler(facts.run_id, self._quiet, abandoned)
         self.scheduler.is_replaying = not journal.is_empty
         self.concurrency = ConcurrencyLimiter(self.scheduler)
         self.writer = EventWriter(
@@ -290,4 +292,5 @@ def as_run_error(error: BaseException) -> RunError:
     """Return any exception of agent or tool code as an error that an event can carry, without its stack."""
     if isinstance(error, RunError):
         return error
-    return RunError(f"{type(error).__name__}: {error}"[:2000], reason=error_pb2.ERROR_REASON_INTERNAL, retryable=False)
+    message = f"{type(error).__name__}: {text_of_error(error)}"[:2000]
+    return RunError(message, reason=error_pb2.ERROR_REASON_INTERNAL, retryable=False)

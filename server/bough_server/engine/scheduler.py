@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 import structlog
 
 from bough_server.engine import keys
+from bough_server.tasks import AbandonedTasks
 
 T = TypeVar("T")
 
@@ -81,7 +82,9 @@ class Waiter(Generic[T]):
 class Scheduler:
     """Every task of one run; `on_quiet` is called whenever all of them rest."""
 
-    def __init__(self, run_id: str, on_quiet: Callable[[], None]) -> None:
+    def __init__(self, run_id: str, on_quiet: Callable[[], None], abandoned: AbandonedTasks | None = None) -> None:
+        self.abandoned_tasks = AbandonedTasks() if abandoned is None else abandoned
+        """Tasks that ignore their cancellation; they may outlive the run."""
         self._run_id = run_id
         self._on_quiet = on_quiet
         self._scopes: dict[asyncio.Task[Any], str] = {}
@@ -128,6 +131,7 @@ class Scheduler:
         """Stop counting a task that ignores its cancellation: it must not keep the run from being quiet."""
         if task in self._scopes and task not in self._disowned:
             self._disowned.add(task)
+            self.abandoned_tasks.add(task)
             self.rest()
 
     async def join(self, *futures: "asyncio.Future[Any]", first: bool = False) -> None:

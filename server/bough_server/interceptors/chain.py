@@ -1,5 +1,6 @@
 """The interceptors of every call, in order, with tracing and the context of log lines."""
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -12,10 +13,18 @@ from structlog import contextvars
 from bough_server.interceptors.auth import Authentication
 from bough_server.interceptors.errors import Errors
 from bough_server.interceptors.handlers import Continuation, Handler, is_ours
+from bough_server.interceptors.parsing import Parsing
 from bough_server.interceptors.streams import StreamOwner, StreamWriter
 from bough_server.interceptors.validation import Validation
 
-_LONGEST: Final = 128
+_LOGGED: Final = ("x-request-id", "bough-client")
+"""The metadata that lines of the log name; any other may be secret, and there may be any number of them."""
+
+_LOGGED_VALUE: Final = re.compile(r"[A-Za-z0-9._:/@+-]{1,64}")
+"""Values that are names. What is longer may be a secret, and would be one still if it were cut."""
+
+_LONGEST_METHOD: Final = 128
+"""Callers choose it, if there is no such method."""
 
 
 def interceptors(provider: TracerProvider) -> Sequence[aio.ServerInterceptor]:
@@ -32,6 +41,7 @@ def interceptors(provider: TracerProvider) -> Sequence[aio.ServerInterceptor]:
         Errors(),
         Authentication(),
         Validation(),
+        Parsing(),
     )
 
 
@@ -47,7 +57,7 @@ def call_tracing(provider: TracerProvider) -> aio.ServerInterceptor:
 
 
 class LogContext(aio.ServerInterceptor):
-    """Binds `method`, `x-request-id` and every textual `bough-*` metadata of a call to the context of log lines.
+    """Binds `method`, `x-request-id` and `bough-client` of a call to the context of log lines.
 
     Tasks that the call starts inherit the context.
     """
@@ -56,11 +66,11 @@ class LogContext(aio.ServerInterceptor):
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
         named = {
-            key.replace("-", "_"): value[:_LONGEST]
+            key.replace("-", "_"): value
             for key, value in handler_call_details.invocation_metadata
-            if isinstance(value, str) and (key == "x-request-id" or key.startswith("bough-"))
+            if key in _LOGGED and isinstance(value, str) and _LOGGED_VALUE.fullmatch(value)
         }
         # Without this a call would log the values that an earlier call on the same task left behind.
         contextvars.clear_contextvars()
-        contextvars.bind_contextvars(**{**named, "method": handler_call_details.method})
+        contextvars.bind_contextvars(**{**named, "method": handler_call_details.method[:_LONGEST_METHOD]})
         return await continuation(handler_call_details)

@@ -114,6 +114,11 @@ async def _abort(error: Exception, context: Context) -> Never:
         error = CallError("The server failed unexpectedly. Its log has the details.")
     else:
         _log.info("call refused", **_refusal(error))
+    await abort(error, context)
+
+
+async def abort(error: CallError, context: Context) -> Never:
+    """End a call with the status of an error."""
     status = status_of(error)
     # abort() replaces the trailing metadata that the handler has set, so it is passed on.
     trailing = (*(context.trailing_metadata() or ()), (DETAILS_KEY, status.SerializeToString()))

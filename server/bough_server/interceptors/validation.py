@@ -32,6 +32,7 @@ from bough_server.interceptors.handlers import (
     streaming_behavior,
     unary_behavior,
 )
+from bough_server.interceptors.parsing import Unparsed
 from bough_server.interceptors.request_limits import TooLarge, bounded, excess
 from bough_server.views import unknown_name
 
@@ -105,16 +106,18 @@ def schema() -> DescriptorPool:
     return pool
 
 
-def _checked(request: Message | TooLarge) -> Message:
+def _checked(request: Message | TooLarge | Unparsed) -> Message:
     if isinstance(request, TooLarge):
         raise InvalidRequest([request.violation()])
+    if isinstance(request, Unparsed):
+        raise request.error()
     found = violations(request)
     if found:
         raise InvalidRequest(found)
     return request
 
 
-async def _checked_each(requests: AsyncIterator[Message | TooLarge]) -> AsyncIterator[Message]:
+async def _checked_each(requests: AsyncIterator[Message | TooLarge | Unparsed]) -> AsyncIterator[Message]:
     async for request in requests:
         yield _checked(request)
 

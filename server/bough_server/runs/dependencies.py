@@ -18,6 +18,7 @@ from bough_server.runs.admission import RunDefaults
 from bough_server.runtime.agent import Resolver
 from bough_server.store.ports import Principal
 from bough_server.store.worker_ports import RunStore
+from bough_server.tasks import AbandonedTasks
 from bough_server.telemetry import Tracing
 
 
@@ -54,3 +55,5 @@ class RunDependencies:
     """The process's metrics; None if they are disabled."""
     session_locks: SessionLocks = field(default_factory=SessionLocks)
     """Shared by starting runs and calls that change session state."""
+    abandoned: AbandonedTasks = field(default_factory=AbandonedTasks)
+    """Tasks of agents' and tools' code that ignore their cancellation."""

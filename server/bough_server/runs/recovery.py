@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from operator import itemgetter
 from typing import Any, Final
 
 import structlog
@@ -22,7 +23,11 @@ MAX_BACKOFF: Final = 60.0
 
 
 class Recovery:
-    """Background tasks that continue runs; `close` ends them all."""
+    """Background tasks that continue runs; `close` ends them all.
+
+    `losses` returns how many servers were lost with a run since its last progress; `settled` waits until a run that was
+    continued makes progress.
+    """
 
     def __init__(
         self,
@@ -31,11 +36,15 @@ class Recovery:
         *,
         revive: Callable[[RunRecord], Awaitable[None]],
         expire: Callable[[str], Awaitable[None]],
+        losses: Callable[[RunRecord], Awaitable[int]],
+        settled: Callable[[RunRecord], Awaitable[None]],
     ) -> None:
         self._index = index
         self._clock = clock
         self._revive = revive
         self._expire = expire
+        self._losses = losses
+        self._settled = settled
         self._tasks: set[asyncio.Task[None]] = set()
         self._interrupted = asyncio.Event()
         self._backoffs: dict[str, float] = {}
@@ -89,7 +98,19 @@ class Recovery:
         await self.try_now(record)
 
     async def _revive_all(self, found: list[RunRecord]) -> None:
+        suspects = await self._revive_others(found)
+        if suspects:
+            _log.warning("continuing one at a time the runs that have lost several servers", runs=len(suspects))
+        # The least suspicious first: all but the one that kills its servers make progress, and their losses no longer
+        # count. Together, each of them would end with RECOVERY_LIMIT because of that one.
+        for _, record in sorted(suspects, key=itemgetter(0)):
+            await self.try_now(record)
+            await self._settled(record)
+
+    async def _revive_others(self, found: list[RunRecord]) -> list[tuple[int, RunRecord]]:
+        """Continue the runs that have lost one server at most; return the others, with their losses before that one."""
         slots = asyncio.Semaphore(AT_ONCE)
+        suspects: list[tuple[int, RunRecord]] = []
 
         async def revive(record: RunRecord) -> None:
             try:
@@ -99,8 +120,12 @@ class Recovery:
 
         async with asyncio.TaskGroup() as group:
             for record in found:
+                if losses := await self._losses(record):
+                    suspects.append((losses, record))
+                    continue
                 await slots.acquire()  # before the task is created, so that the runs start oldest first
                 group.create_task(revive(record))
+        return suspects
 
     async def try_now(self, record: RunRecord) -> None:
         """Continue a run, and log an error that keeps it from being continued."""

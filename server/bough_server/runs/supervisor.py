@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import structlog
 
@@ -20,7 +20,7 @@ from bough_server.runs.last_speaker import first_member
 from bough_server.runs.live import LiveRun
 from bough_server.runs.recovery import INITIAL_BACKOFF, Recovery, retry_until_stored
 from bough_server.runs.registry import RunRegistry
-from bough_server.runs.takeover import Launcher, Takeover
+from bough_server.runs.takeover import PROGRESS, Launcher, Takeover, losses_of
 from bough_server.store.ports import Principal, RunMoved, RunRecord
 
 T = TypeVar("T")
@@ -28,6 +28,12 @@ T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 _TRIES = 5
+
+SUSPECT_SECONDS: Final = 60.0
+"""Seconds that a run which has lost several servers may take for progress before the next of them is continued."""
+
+FIRST_EPOCH: Final = 1
+"""The epoch of a run under its first owner."""
 
 
 class RunSupervisor:
@@ -38,7 +44,14 @@ class RunSupervisor:
         self.live_runs = RunRegistry()
         self.launcher = Launcher(dependencies, self.live_runs, on_end=self._ended)
         self.takeover = Takeover(dependencies, self.launcher)
-        self.recovery = Recovery(dependencies.store.runs, dependencies.clock, revive=self._revive, expire=self._expire)
+        self.recovery = Recovery(
+            dependencies.store.runs,
+            dependencies.clock,
+            revive=self._revive,
+            expire=self._expire,
+            losses=self._losses,
+            settled=self._settled,
+        )
         self._holders = SessionWatcher(dependencies, spawn=self.recovery.spawn, on_end=self.call_next)
         self.parked: dict[str, str] = {}
         """Runs that cannot be executed here, with a message on what is missing."""
@@ -148,6 +161,38 @@ class RunSupervisor:
         else:
             if live is not None and not live.is_waiting:
                 await live.lived()  # keeps the slot of Recovery until then, which bounds concurrent replays
+
+    async def _losses(self, record: RunRecord) -> int:
+        """Return how many servers were lost with a run since its last progress, without the last one."""
+        if record.epoch <= FIRST_EPOCH:
+            return 0  # it has had one server: its log need not be read
+        try:
+            return losses_of(await read_log(self._dependencies.store.log, record.run.run_id))
+        except (NotFound, StorageFailed):
+            return 0  # continuing it finds that out as well, and handles it
+
+    async def _settled(self, record: RunRecord) -> None:
+        """Wait until a run that was continued has made progress, is no longer live, or SUSPECT_SECONDS are over."""
+        live = self.live_runs.at_hand(record.run.run_id)
+        if live is None or live.is_waiting:
+            return
+        progress = asyncio.ensure_future(self._progress(record))
+        over = asyncio.ensure_future(live.over())
+        try:
+            await asyncio.wait({progress, over}, timeout=SUSPECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            progress.cancel()
+            over.cancel()
+            await asyncio.wait({progress, over})
+
+    async def _progress(self, record: RunRecord) -> None:
+        """Wait until a run has recorded the result of an effect, or its log has ended."""
+        tail = cast(Pages, self._dependencies.store.log.tail(record.run.run_id, after=record.run.last_sequence))
+        with suppress(StorageFailed, Fenced, RunParked, ServerStopping):
+            async with aclosing(tail):
+                async for page in tail:
+                    if any(stored.kind in PROGRESS for stored in page):
+                        return
 
     async def park(self, record: RunRecord, missing: str) -> None:
         """Park a run that cannot be executed here, and end its readers, unless it was taken over meanwhile."""

@@ -37,7 +37,7 @@ OnEnd = Callable[[LiveRun, BaseException | None], None]
 MOST_RESUMED = 5
 """How often a run is recovered from crashes without a new result of an effect in between, before it is failed."""
 
-_PROGRESS = frozenset(
+PROGRESS = frozenset(
     {
         events.LLM_COMPLETED,
         events.LLM_FAILED,
@@ -112,6 +112,7 @@ class Launcher:
             recorder=recorder,
             default_deltas=dependencies.defaults.deltas,
             metrics=dependencies.metrics,
+            abandoned=dependencies.abandoned,
         )
 
     def _wall(self, execution: Execution, resolver: Resolver, *, is_queued: bool) -> list[Bound]:
@@ -207,7 +208,7 @@ class Takeover:
         deadline = folded(log).deadline_ns
         if deadline is not None and deadline <= self._dependencies.clock.now_ns():
             return close_reason(event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_DEADLINE))
-        if _resumed_in_vain(log) >= MOST_RESUMED:
+        if losses_of(log) >= MOST_RESUMED:
             return failed(overrun())
         return None
 
@@ -256,8 +257,8 @@ def session_cut(log: Sequence[event_pb2.AgentEvent]) -> int:
     return dequeued[0] if dequeued else log[0].run_started.session_cut
 
 
-def _resumed_in_vain(log: Sequence[event_pb2.AgentEvent]) -> int:
-    """Count the crashes of a run's servers since its last progress.
+def losses_of(log: Sequence[event_pb2.AgentEvent]) -> int:
+    """Count the recorded crashes of a run's servers since its last progress.
 
     Those while it was queued do not count: it cannot make progress then.
     """
@@ -267,7 +268,7 @@ def _resumed_in_vain(log: Sequence[event_pb2.AgentEvent]) -> int:
             is_waiting = event.HasField("run_queued")
         elif event.HasField("run_resumed"):
             count += not is_waiting and event.run_resumed.cause == event_pb2.RESUME_CAUSE_RECOVERY
-        elif events.kind_of(event) in _PROGRESS:
+        elif events.kind_of(event) in PROGRESS:
             count = 0
     return count
 

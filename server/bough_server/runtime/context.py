@@ -228,7 +228,7 @@ class LaneContext:
         """Run other work with side effects and return its value."""
 
         async def do() -> str:
-            return json.dumps(await work())
+            return json.dumps(await work(), allow_nan=False)
 
         return json.loads(await self._value(Value(self._lane.next_key(key), event_pb2.VALUE_KIND_STEP, name), do))
 
@@ -313,7 +313,7 @@ async def _in_lane(lane: Lane, code: Callable[[Context], Awaitable[T]]) -> T:
         result = await code(LaneContext(lane))
         await lane.record_state()
         return result
-    except SystemExit as error:  # it would end the server's event loop
+    except (KeyboardInterrupt, SystemExit) as error:  # they would end the server's event loop
         raise as_run_error(error) from error
 
 

@@ -13,7 +13,7 @@ from bough_server.engine import keys
 from bough_server.engine.execution import Execution, as_run_error
 from bough_server.engine.limits import check_hops
 from bough_server.errors import RunError
-from bough_server.messages import text_of
+from bough_server.messages import constant_in, text_of
 from bough_server.runtime.agent import Agent, Context, Outcome, Resolver, value_of
 from bough_server.runtime.child_events import (
     cancel_remaining,
@@ -216,12 +216,18 @@ async def _body(lane: Lane, message: message_pb2.Message) -> Outcome:
             if output_key and isinstance(outcome, Outcome) and fits(outcome.output) and not _is_transfer(outcome):
                 lane.state.keep_text(output_key, value_of(outcome.output))
             await lane.settle()
-        except SystemExit as error:  # asyncio would let it end the event loop, and every run of the server with it
+        # asyncio would let them end the event loop, and every run of the server with it.
+        except (KeyboardInterrupt, SystemExit) as error:
             raise as_run_error(error) from error
     if not isinstance(outcome, Outcome):
         raise RunError(
             f"The agent {running.name!r} returned {type(outcome).__name__}; it must return an Outcome.",
             reason=error_pb2.ERROR_REASON_INTERNAL,
+        )
+    if constant := next(filter(None, (constant_in(part.data_json) for part in outcome.output.parts)), ""):
+        raise RunError(
+            f"The answer of {running.name!r} has {constant} in its JSON, which has no such value. Use null or a text.",
+            reason=error_pb2.ERROR_REASON_INVALID_OUTPUT,
         )
     if outcome.action is not None and _is_transfer(outcome):
         _check_peer(running, outcome.action.transfer.agent)

@@ -10,6 +10,7 @@ from bough_server.engine.execution import as_run_error
 from bough_server.errors import RunError
 from bough_server.runtime.failure_log import log_failure
 from bough_server.runtime.lane import Lane
+from bough_server.tasks import is_collected
 from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
 
@@ -51,18 +52,21 @@ async def _recorded(lane: Lane, value: Value, work: Callable[[], Awaitable[str]]
 
 
 async def _made(value: Value, work: Callable[[], Awaitable[str]]) -> str | RunError:
+    task = asyncio.current_task()
+    cancels = task.cancelling() if task is not None else 0
     try:
         made = await work()
-    except asyncio.CancelledError:
-        # cancelling() is 0 if nothing cancelled this task: then the work itself raised CancelledError and has failed.
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+    except BaseException as raised:  # whatever its class: it fails the step, and must not end the server
+        if is_collected(raised, task):
+            raise
+        if not isinstance(raised, asyncio.CancelledError):
+            log_failure("step failed", raised, step=value.name)
+            cause = as_run_error(raised).message
+            return RunError(f"The step {value.name!r} failed: {cause}", reason=error_pb2.ERROR_REASON_TOOL_FAILED)
+        # If nothing has cancelled this task, the work itself raised CancelledError and has failed.
+        if task is not None and task.cancelling() > cancels:
             raise
         return RunError(f"The step {value.name!r} cancelled itself.", reason=error_pb2.ERROR_REASON_TOOL_FAILED)
-    except (Exception, SystemExit) as raised:
-        log_failure("step failed", raised, step=value.name)
-        cause = as_run_error(raised).message
-        return RunError(f"The step {value.name!r} failed: {cause}", reason=error_pb2.ERROR_REASON_TOOL_FAILED)
     if size_of(made) > MAX_TEXT_BYTES:
         return RunError(
             f"The value of the step {value.name!r} is longer than {MAX_TEXT_BYTES // 1024} KiB as JSON. "

@@ -57,6 +57,7 @@ async def ask(lane: Lane, effect: ModelCallSpec, request: Asked, name: str) -> s
             event = running.record.in_step(running.event(key), index)
             event.effect_digest = _DIGEST
             event.llm_failed.error.CopyFrom(_error(running, refusal))
+            event.llm_failed.not_sent = True
             execution.emit(event)
             raise
         return await _ask(lane, effect, made, models=models, amount=amount)

@@ -259,7 +259,12 @@ class ToolCallEffect:
                 await self._output(call.call_id, text[start : start + _CHUNK_CHARACTERS])
 
         return await tool_execution.execute(
-            offer.tool, arguments_json=call.arguments_json, context=context, emit=emit, timeout=offer.timeout
+            offer.tool,
+            arguments_json=call.arguments_json,
+            context=context,
+            emit=emit,
+            timeout=offer.timeout,
+            abandoned=self._execution.scheduler.abandoned_tasks,
         )
 
     async def _output(self, call_id: str, text: str) -> None:

@@ -11,7 +11,8 @@ import structlog
 from pydantic import ValidationError
 
 from bough.v1 import error_pb2, message_pb2
-from bough_server.errors import RunError
+from bough_server.errors import RunError, text_of_error
+from bough_server.tasks import AbandonedTasks, is_collected
 from bough_server.tools.arguments import bad_arguments, parse_arguments, value_path
 from bough_server.tools.output import Excerpt, result_parts
 from bough_server.tools.threads import ThreadLimit, pull
@@ -22,6 +23,9 @@ Emit: TypeAlias = Callable[[str], Awaitable[None]]
 
 THREADS: Final = ThreadLimit(64)
 """Thread pool for all tools of this process; no thread is started before the first plain function runs."""
+
+CANCEL_SECONDS: Final = 0.75
+"""Seconds that a cancelled tool may take to end; after that it is abandoned."""
 
 _LONGEST_MESSAGE: Final = 2_000
 _log = structlog.get_logger(__name__)
@@ -36,33 +40,103 @@ class _EmitFailed(Exception):
 
 
 async def execute(
-    tool: Tool, *, arguments_json: str, context: ToolContext, emit: Emit, timeout: float | None = None
+    tool: Tool,
+    *,
+    arguments_json: str,
+    context: ToolContext,
+    emit: Emit,
+    timeout: float | None = None,
+    abandoned: AbandonedTasks | None = None,
 ) -> list[message_pb2.Part]:
     """Run a tool and return its result as parts.
 
     `timeout` is in seconds and overrides the tool's own. On timeout or cancellation an async tool is cancelled and a
-    generator closed; the thread of a plain function cannot be killed: it continues, and its late result is dropped. A
+    generator closed; one that ignores that for CANCEL_SECONDS is added to `abandoned`, and what it still does is
+    dropped. The thread of a plain function cannot be killed: it continues, and its late result is dropped. A
     generator's text goes to `emit` piece by piece. An async one continues only when `emit` returns; a plain one may be
     up to 16 pieces ahead.
 
     Raises RunError: BAD_ARGUMENTS before the tool runs, TOOL_TIMEOUT, TOOL_FAILED with "Type: message" in one line, or
     OUTPUT_TOO_LARGE. Exceptions of `emit` are raised unchanged.
     """
-    arguments = _arguments(tool, arguments_json, context)
+    arguments = parse_arguments(arguments_json, tool.input_schema_json)
     seconds = tool.timeout if timeout is None else timeout
+    # In a separate task: a tool that ignores its cancellation must not keep its caller waiting.
+    call = _ToolCall(tool, emit)
+    task = asyncio.get_running_loop().create_task(call.run(arguments, context), name=f"tool:{tool.name}")
     try:
-        async with asyncio.timeout(seconds):
-            return await _run(tool, arguments, emit)
-    except TimeoutError:
+        await asyncio.wait({task}, timeout=seconds)
+    finally:
+        if not task.done():
+            await call.end(task, abandoned)
+    if call.is_over:
         raise RunError(
             f"The tool {tool.name} did not end within {seconds:g} s.", reason=error_pb2.ERROR_REASON_TOOL_TIMEOUT
-        ) from None
+        )
+    try:
+        return task.result()
     except _EmitFailed as failed:
         raise failed.error from failed.error.__cause__
 
 
-def _arguments(tool: Tool, arguments_json: str, context: ToolContext) -> dict[str, Any]:
-    arguments = parse_arguments(arguments_json, tool.input_schema_json)
+class _ToolCall:
+    """One call of a tool, in its own task."""
+
+    def __init__(self, tool: Tool, emit: Emit) -> None:
+        self._tool = tool
+        self._emit = emit
+        self.is_over = False
+        """True if its caller no longer waits for it, because of its timeout or a cancellation."""
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> list[message_pb2.Part]:
+        """Run the tool. Raises RunError for every exception of its code, whatever its class.
+
+        asyncio would let a KeyboardInterrupt or a SystemExit end the event loop.
+        """
+        task = asyncio.current_task()
+        try:
+            given = _converted(self._tool, arguments, context)
+            return await _result(await _started(self._tool.function, given), self._guarded)
+        except (_EmitFailed, RunError):
+            raise
+        except BaseException as error:
+            if is_collected(error, task):
+                raise
+            if self.is_over:
+                raise asyncio.CancelledError from error
+            # Without a request to cancel this task, a CancelledError is the tool's own.
+            raise _failure(self._tool, error) from None
+
+    async def end(self, task: "asyncio.Task[list[message_pb2.Part]]", abandoned: AbandonedTasks | None) -> None:
+        """Cancel the tool, and abandon it if it ignores that."""
+        self.is_over = True
+        task.add_done_callback(_retrieve)
+        task.cancel()
+        try:
+            await asyncio.wait({task}, timeout=CANCEL_SECONDS)
+        finally:
+            if not task.done():
+                _log.warning("tool ignores its cancellation", tool=self._tool.name)
+                if abandoned is not None:
+                    abandoned.add(task)
+
+    async def _guarded(self, text: str) -> None:
+        if self.is_over:
+            raise asyncio.CancelledError  # a tool that ignored its cancellation streams nothing more
+        if not text:
+            return
+        try:
+            await self._emit(text.encode("utf-8", "replace").decode())  # protobuf strings cannot hold lone surrogates
+        except Exception as error:
+            raise _EmitFailed(error) from error
+
+
+def _retrieve(task: "asyncio.Task[list[message_pb2.Part]]") -> None:
+    if not task.cancelled():
+        task.exception()  # mark it as retrieved: no one waits for it, and asyncio would log it
+
+
+def _converted(tool: Tool, arguments: dict[str, Any], context: ToolContext) -> dict[str, Any]:
     if tool.arguments is not None:
         try:
             arguments = tool.arguments.convert(arguments)
@@ -71,24 +145,6 @@ def _arguments(tool: Tool, arguments_json: str, context: ToolContext) -> dict[st
     if tool.context_parameter:
         arguments[tool.context_parameter] = context
     return arguments
-
-
-async def _run(tool: Tool, arguments: dict[str, Any], emit: Emit) -> list[message_pb2.Part]:
-    """Run the tool. All its exceptions become RunError, so that a TimeoutError in `execute` is always our timeout."""
-    task = asyncio.current_task()
-    cancels = task.cancelling() if task else 0
-    try:
-        parts = await _result(await _started(tool.function, arguments), _guarded(emit))
-    except (_EmitFailed, RunError):
-        raise
-    except (Exception, SystemExit, asyncio.CancelledError) as error:
-        if task and task.cancelling() > cancels:
-            raise asyncio.CancelledError from error
-        # Without a request to cancel this task, a CancelledError is the tool's: something it awaited was cancelled.
-        raise _failure(tool, error) from None
-    if task and task.cancelling() > cancels:
-        raise asyncio.CancelledError  # a tool that caught its cancellation is cancelled all the same
-    return parts
 
 
 async def _started(function: Callable[..., Any], arguments: dict[str, Any]) -> object:
@@ -119,25 +175,10 @@ async def _streamed(generator: AsyncGenerator[object, None], emit: Emit) -> Exce
     return streamed
 
 
-def _guarded(emit: Emit) -> Emit:
-    async def guarded(text: str) -> None:
-        if not text:
-            return
-        try:
-            await emit(text.encode("utf-8", "replace").decode())  # protobuf strings cannot hold lone surrogates
-        except Exception as error:
-            raise _EmitFailed(error) from error
-
-    return guarded
-
-
 def _failure(tool: Tool, error: BaseException) -> RunError:
     """Log a tool's exception with its stack, and return the error that the model sees: one line without the stack."""
     _log.warning("tool failed", tool=tool.name, exc_info=error)
-    try:
-        detail = " ".join(str(error).split())
-    except Exception:  # a broken __str__ must not hide the failure
-        detail = ""
+    detail = " ".join(text_of_error(error).split())
     message = f"{type(error).__name__}: {detail}" if detail else type(error).__name__
     return RunError(message[:_LONGEST_MESSAGE], reason=error_pb2.ERROR_REASON_TOOL_FAILED)
 
@@ -152,7 +193,7 @@ def needs_approval(tool: Tool, arguments: Mapping[str, Any]) -> bool:
         return tool.approval
     try:
         decision: object = tool.approval(copy.deepcopy(dict(arguments)))
-    except (Exception, SystemExit):
+    except BaseException:  # whatever its class: the predicate must not end the server
         _log.warning("approval predicate failed: approval is required", tool=tool.name, exc_info=True)
         return True
     if isinstance(decision, bool):

@@ -11,6 +11,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from bough.v1 import error_pb2, message_pb2
 from bough_server.errors import RunError
+from bough_server.messages import constant_in
 from bough_server.truncation import MAX_TEXT_BYTES, cut_text
 
 _PARTS_LIMIT: Final = 1024 * 1024
@@ -58,7 +59,8 @@ def result_parts(value: object) -> list[message_pb2.Part]:
     """Return a tool's return value as parts.
 
     A str is a text, None an empty text, parts are kept, and any other value is JSON or, if that is too long, a
-    truncated text. Raises TypeError for values that are not JSON, RunError OUTPUT_TOO_LARGE for blobs that do not fit.
+    truncated text. Raises TypeError for values that are not JSON, such as NaN, and RunError OUTPUT_TOO_LARGE for blobs
+    that do not fit.
     """
     if isinstance(value, message_pb2.Part):
         return _fitted([value])
@@ -74,9 +76,15 @@ def result_parts(value: object) -> list[message_pb2.Part]:
         data_json = to_json(value).decode()
     except (PydanticSerializationError, ValueError) as error:
         raise TypeError(f"a {type(value).__name__} is neither text nor JSON ({error})") from error
+    _check_json(data_json)
     if len(data_json) <= MAX_TEXT_BYTES and len(data_json.encode()) <= MAX_TEXT_BYTES:
         return [message_pb2.Part(data_json=data_json)]
     return [text_part(data_json)]
+
+
+def _check_json(data_json: str) -> None:
+    if constant := constant_in(data_json):
+        raise TypeError(f"{constant} is not JSON; return null or a text instead")
 
 
 def _fitted(parts: Sequence[message_pb2.Part]) -> list[message_pb2.Part]:
@@ -86,6 +94,8 @@ def _fitted(parts: Sequence[message_pb2.Part]) -> list[message_pb2.Part]:
         content = part.WhichOneof("content")
         if content not in _WITHOUT_CALLS:
             raise TypeError(f"a part of a result holds text, data or a blob, not {content or 'nothing'}")
+        if content == "data_json":
+            _check_json(part.data_json)
         if content in ("text", "data_json"):
             text = part.text if content == "text" else part.data_json
             size = len(text.encode())

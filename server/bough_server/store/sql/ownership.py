@@ -26,7 +26,10 @@ _TAKE: Final = (
 
 _workers = tables.workers.c
 
-_ALL: Final = select(_workers.worker, _workers.counter)
+_CRASHED: Final = -1
+"""The counter of a worker that died without releasing its lease, kept while it owns runs that have not ended."""
+
+_ALL: Final = select(_workers.worker, _workers.counter).where(_workers.counter != _CRASHED)
 _RENEW: Final = (
     upsert(tables.workers)
     .values(worker=bindparam("worker"), counter=1)
@@ -108,11 +111,16 @@ class SqlLease:
 
 
 def end_leases(connection: Connection) -> frozenset[str]:
-    """End the leases of all workers and return their names.
+    """End the leases of all workers, and return the names of those that died without releasing one.
 
-    Call it only while holding the file's lock: then no other process uses the file, so these workers are dead.
+    Call it only while holding the file's lock: then no other process uses the file, so these workers are dead. A name
+    is kept, for servers to come, until all its runs have ended or have another owner: this server may be lost as well
+    before it has taken them over.
     """
-    return frozenset(connection.execute(delete(tables.workers).returning(_workers.worker)).scalars())
+    connection.execute(update(tables.workers).values(counter=_CRASHED))
+    owners = select(_runs.owner).where(~_runs.ended)
+    connection.execute(delete(tables.workers).where(_workers.worker.not_in(owners)))
+    return frozenset(connection.execute(select(_workers.worker)).scalars())
 
 
 def _write(connection: Connection, *, statement: Insert | Delete, worker: str) -> None:

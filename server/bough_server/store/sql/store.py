@@ -1,8 +1,11 @@
 """A SQLite file as the server's store: open, lock and migrate it, and close everything in order."""
 
+import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final, Self, TypeVar
 
+import structlog
 from sqlalchemy import Connection
 
 from bough_server.store.sql.agents import SqlAgents, SqlCatalog
@@ -34,10 +37,15 @@ READER_THREADS: Final = 4
 BUSY_TIMEOUT: Final = 2.0
 """Seconds that SQLite waits for a lock of another connection."""
 
+_FILE_SECONDS: Final = 0.5
+"""Seconds between two looks at the database file's name."""
+
 RETRY_DELAYS: Final = (0.05, 0.2, 0.5)
 """Seconds before each retry of a failed commit."""
 
 T = TypeVar("T")
+
+_log = structlog.get_logger(__name__)
 
 
 class Store:
@@ -45,6 +53,7 @@ class Store:
 
     def __init__(
         self,
+        path: Path,
         lock: FileLock,
         queue: WriteQueue,
         readers: Readers,
@@ -63,6 +72,7 @@ class Store:
         self.mailbox = SqlMailbox(queue, readers)
         self.write_health = write_health
         self._lock, self._queue, self._readers = lock, queue, readers
+        self._path, self._file = path, _identity(path)
 
     async def __aenter__(self) -> Self:
         return self
@@ -84,6 +94,26 @@ class Store:
     async def synchronous(self) -> int:
         """Return `PRAGMA synchronous` of the writing connection: 2 survives a power cut, 1 only a killed process."""
         return await self.write(_synchronous)
+
+    async def watch_file(self) -> None:
+        """Report writes as impossible whenever the database file has been deleted or replaced, until cancelled.
+
+        SQLite continues to write to the file that it has open, and all of that would be lost with the process.
+        """
+        was_lost = False
+        while True:
+            is_lost = _identity(self._path) != self._file
+            if is_lost and not was_lost:
+                _log.error(
+                    "the database file was deleted or replaced while the server uses it: "
+                    "put it back, or stop the server; what it writes now is lost",
+                    path=str(self._path),
+                )
+            elif was_lost and not is_lost:
+                _log.warning("the database file is back", path=str(self._path))
+            was_lost = is_lost
+            self.write_health.report_lost(is_lost)
+            await asyncio.sleep(_FILE_SECONDS)
 
     async def close(self) -> None:
         """Write all queued jobs, end readers with ServerStopping, and release the file."""
@@ -129,7 +159,16 @@ def open_store(
     write_health = WriteHealth(stall_seconds=stall_seconds)
     queue = WriteQueue(engine, windows, write_health, retry_delays=retry_delays, hooks=hooks or CommitHooks())
     readers = Readers(path, threads=READER_THREADS, busy_timeout=busy_timeout)
-    return Store(lock, queue, readers, windows=windows, write_health=write_health, crashed=crashed)
+    return Store(path, lock, queue, readers, windows=windows, write_health=write_health, crashed=crashed)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return the device and the number of the file that has a path; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _synchronous(connection: Connection) -> int:

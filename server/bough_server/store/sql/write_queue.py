@@ -33,17 +33,22 @@ class WriteHealth:
         self._stall_seconds = stall_seconds
         self._jobs = 0
         self._since = 0.0
-        self._is_failing = self._is_stalled = False
+        self._is_failing = self._is_stalled = self._is_lost = False
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
 
     @property
     def is_possible(self) -> bool:
-        """True if the last write succeeded and none has been waiting too long."""
-        return not (self._is_failing or self._is_stalled)
+        """True if the last write succeeded, none has been waiting too long, and the database file is in its place."""
+        return not (self._is_failing or self._is_stalled or self._is_lost)
 
     def check(self) -> None:
-        """Raise StorageFailed if queued writes have been waiting too long."""
+        """Raise StorageFailed if queued writes have been waiting too long, or would go to a file without a name."""
+        if self._is_lost:
+            raise StorageFailed(
+                "The server's database file was deleted or replaced: nothing new is accepted. Its operator has to put "
+                "the file back, or to restart the server."
+            )
         if self._is_stalled:
             raise StorageFailed(
                 "The server's storage does not respond: nothing new is accepted until it does. Try again later."
@@ -67,6 +72,12 @@ class WriteHealth:
     def report_health(self, is_failing: bool) -> None:
         """Set whether the last write failed."""
         self._set_health(is_failing=is_failing, is_stalled=self._is_stalled)
+
+    def report_lost(self, is_lost: bool) -> None:
+        """Set whether the database file has been deleted or replaced."""
+        if is_lost != self._is_lost:
+            self._is_lost = is_lost
+            self._notify()
 
     async def changes(self) -> AsyncIterator[bool]:
         """Yield whether writing is possible: now, and at every change."""
@@ -104,6 +115,9 @@ class WriteHealth:
         if (is_failing, is_stalled) == (self._is_failing, self._is_stalled):
             return
         self._is_failing, self._is_stalled = is_failing, is_stalled
+        self._notify()
+
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()  # a new one for the next change, so that nothing needs to clear it
 

@@ -1,0 +1,108 @@
+"""Run a server's coroutine on an event loop that tasks of operators' code cannot end."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar, cast
+
+import structlog
+
+T = TypeVar("T")
+
+END_SECONDS: Final = 1.0
+"""Seconds that tasks and threads of operators' code may take to end with the server; then it ends without them."""
+
+_log = structlog.get_logger(__name__)
+
+
+class _Surviving:
+    """Mixin of an event loop that continues when a task raises KeyboardInterrupt or SystemExit.
+
+    Such an exception leaves run_forever(). The runtime catches those of agents and tools in their own tasks; this is
+    for tasks and callbacks that operators' code creates by itself.
+    """
+
+    main: "asyncio.Task[Any] | None" = None
+    """The task whose end ends the loop, whatever it raises."""
+
+    def run_forever(self) -> None:
+        """See asyncio."""
+        while True:
+            try:
+                super().run_forever()  # type: ignore[misc]  # an event loop is mixed in
+            except (KeyboardInterrupt, SystemExit) as error:
+                if self.main is None or self.main.done():
+                    raise
+                _log.error("a task or callback of operators' code tried to end the server", exc_info=error)
+            # uvloop stops once more, without an exception, if two were raised in one turn.
+            if self.main is None or self.main.done():
+                return
+
+
+class _PlainLoop(_Surviving, asyncio.SelectorEventLoop):
+    pass
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """Return a new event loop, of uvloop if it is installed: a run costs a server a sixth less on it."""
+    try:
+        import uvloop
+    except ImportError:
+        return _PlainLoop()
+
+    # Made by type(), because uvloop's annotations differ from asyncio's.
+    return cast(asyncio.AbstractEventLoop, type("FastLoop", (_Surviving, uvloop.Loop), {})())
+
+
+class ServerRunner:
+    """Runs one coroutine like asyncio.Runner, but does not wait for code that ignores its cancellation.
+
+    `has_leftovers` is True if there was such code when the coroutine had ended: then the process has to leave by
+    os._exit, because an ordinary exit of the interpreter waits for threads and collects tasks.
+    """
+
+    def __init__(self) -> None:
+        self.has_leftovers = False
+        self._executor = ThreadPoolExecutor(thread_name_prefix="bough-default")
+        self._before = set(threading.enumerate())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end on a new event loop. SIGINT cancels it until it handles signals itself."""
+        runner = asyncio.Runner(loop_factory=_new_loop)
+        try:
+            runner.get_loop().set_default_executor(self._executor)
+            return runner.run(_as_main(work))
+        finally:
+            self._end(runner)
+
+    def _end(self, runner: asyncio.Runner) -> None:
+        loop = runner.get_loop()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:  # also a task that raises KeyboardInterrupt now must not end the loop
+            loop.run_until_complete(_as_main(asyncio.wait(tasks, timeout=END_SECONDS)))
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        left = sorted(task.get_name() for task in asyncio.all_tasks(loop))
+        left += self._threads_left(time.monotonic() + END_SECONDS)
+        self.has_leftovers = bool(left)
+        if left:
+            _log.warning("leaving without code that does not end", left=left)
+        else:
+            runner.close()
+
+    def _threads_left(self, deadline: float) -> list[str]:
+        """Return the names of the new threads that the interpreter would wait for; wait for them to the deadline."""
+        started = [thread for thread in threading.enumerate() if thread not in self._before and not thread.daemon]
+        for thread in started:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return [thread.name for thread in started if thread.is_alive()]
+
+
+async def _as_main(work: Coroutine[Any, Any, T]) -> T:
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, _Surviving):
+        loop.main = asyncio.current_task()
+    return await work

@@ -1,0 +1,97 @@
+"""A server whose event loop is blocked by an agent, and servers that are killed by one again and again."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from grpc import aio
+
+from bough.v1 import agent_service_pb2 as pb
+from bough.v1 import error_pb2, event_pb2
+from tests.support.log_laws import check_laws
+from tests.support.log_readings import having
+from tests.support.processes import Serving, serving
+from tests.support.projects import llm, write_project
+from tests.support.wire_client import Remote, connected
+
+CODE = ["tests.durability.hostile_code"]
+
+
+def _project(folder: Path, **sections: object) -> Path:
+    return write_project(folder, llm("talker"), script={"talker": ["Hello."]}, python=CODE, **sections)
+
+
+async def _until_said(server: Serving, text: str) -> None:
+    async with asyncio.timeout(30):
+        while text not in server.said:  # noqa: ASYNC110 # the file of another process has no event to wait for
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("how", ["sleep", "python"])
+async def test_a_blocked_loop_is_named_in_the_log_and_a_second_signal_stops_the_server(
+    tmp_path: Path, how: str
+) -> None:
+    config = _project(tmp_path)
+    async with serving(config) as server, connected(server.address) as remote:
+        turn = remote.begin("blocker", how)  # a blocked server cannot tell its client anything
+        await _until_said(server, "the event loop is blocked")
+        assert "in blocker" in server.said
+        server.send(signal.SIGTERM)
+        await _until_said(server, "send the signal again")
+        began = time.monotonic()
+        server.send(signal.SIGTERM)
+        code = await server.end()
+        turn.call.cancel()
+    assert code == 128 + signal.SIGTERM
+    assert time.monotonic() - began < 10
+    async with serving(config, environment={"HOSTILE_PEACE": "1"}) as server, connected(server.address) as remote:
+        (run,) = (await remote.agents.ListRuns(pb.ListRunsRequest())).runs
+        log = await remote.log(run.run_id)
+    check_laws(log)
+    assert log[-1].HasField("run_completed")
+    # It was lost, and so is counted, although it had been asked to stop.
+    assert [event.run_resumed.cause for event in having(log, "run_resumed")] == [event_pb2.RESUME_CAUSE_RECOVERY]
+
+
+async def test_a_server_stops_although_code_ignores_its_end(tmp_path: Path) -> None:
+    config = _project(tmp_path, server={"drain_grace": "0s"})
+    async with serving(config) as server, connected(server.address) as remote:
+        await remote.begin("immortal").until("run_started")
+        server.send(signal.SIGTERM)
+        assert await server.end() == 0
+    assert "task ignores its cancellation" in server.said
+
+
+async def test_one_run_that_kills_its_servers_ends_and_takes_no_other_with_it(tmp_path: Path) -> None:
+    config = _project(tmp_path)
+    runs: list[str] = []
+    async with serving(config) as server, connected(server.address) as remote:
+        runs = [await (await remote.begin("innocent").until("run_started")).run_id() for _ in range(3)]
+        killing = remote.begin("killer")
+        assert await server.end() == 9
+        killing.call.cancel()
+    for _ in range(12):
+        async with serving(config) as server, connected(server.address) as remote:
+            logs = await _ended(remote, server, runs)
+            if logs is not None:
+                break
+    else:
+        pytest.fail("the run that kills its servers never ended")
+    for log in logs:
+        check_laws(log)
+    assert [log[-1].WhichOneof("payload") for log in logs] == [*["run_completed"] * 3, "run_failed"]
+    assert logs[-1][-1].run_failed.error.reason == error_pb2.ERROR_REASON_RECOVERY_LIMIT
+
+
+async def _ended(remote: Remote, server: Serving, first: Sequence[str]) -> list[list[event_pb2.AgentEvent]] | None:
+    """Return the logs of all runs, some of them first, once all have ended; None if the server has ended before."""
+    try:
+        listed = (await remote.agents.ListRuns(pb.ListRunsRequest())).runs
+        others = [run.run_id for run in listed if run.run_id not in first]
+        return [await remote.log(run_id) for run_id in (*first, *others)]
+    except aio.AioRpcError:
+        assert await server.end() == 9
+        return None
