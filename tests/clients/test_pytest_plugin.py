@@ -44,6 +44,8 @@ async def test_a_team_answers_by_the_script_of_the_project_or_of_the_test(tmp_pa
     write_shop(
         tmp_path,
         """
+import pathlib
+
 import bough
 from bough_server.testing import Teams
 
@@ -68,7 +70,8 @@ def test_a_run_that_waits_is_answered(bough_team):
 
 
 def test_a_session_has_several_runs_and_teams_share_nothing(bough_team):
-    team, other = bough_team(), bough_team({"desk": ["Other."]})
+    file = pathlib.Path(__file__).parent / "bough.yaml"
+    team, other = bough_team(), bough_team({"desk": ["Other."]}, config=file)
     first = team.run("desk", "Hello.")
     second = team.run("desk", "Again.", session_id=first.session_id)
     assert first.session_id == second.session_id != other.run("desk", "Hello.").session_id

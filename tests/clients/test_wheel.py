@@ -73,7 +73,7 @@ async def check_service(python: str, bough: str, folder: Path) -> None:
     project = folder / "demo"
     answered = await run(bough, "run", "guide", "Hello.", "--embedded", "--output", "answer", folder=project)
     read = await run(bough, "tree", "last", "--embedded", "--json", folder=project)
-    tested = await run(python, "-m", "pytest", "-q", folder=project)
+    tested = await run(python, "-m", "pytest", "-q", "-W", "error", folder=project)
     schema = await run(bough, "schema", "agent", folder=project)
     assert made[0] == 0, made[1]
     assert (answered[0], answered[1].splitlines()[-1]) == (
