@@ -22,7 +22,7 @@ shown = { { { PYTHONUNBUFFERED=1 $(PIP) $(1); echo $$? >&3; } | \
 SOURCES := server clients tests examples proto docs
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test check fmt proto docs bench bench-docs torture clean
+.PHONY: help venv run test wheel check fmt proto docs bench bench-docs torture clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -53,6 +53,9 @@ run: $(STAMP) ## a server, one run of the desk and its tree; serves until Ctrl-C
 test: $(STAMP) ## all tests, on every core; ARGS goes to pytest, "-n 0" for one process
 	@echo "all tests: about six minutes on two cores"
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+
+wheel: $(STAMP) ## the wheel, built and installed as README says, into an empty environment
+	@$(BIN)/python -m pytest -m wheel tests/clients/test_wheel.py
 
 check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	$(BIN)/ruff format --check $(SOURCES)

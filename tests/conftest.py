@@ -35,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker of tests that grow with the whole grid, and load its number of examples."""
     config.addinivalue_line("markers", "grid: at some places of some runs; at all, of more runs, with --whole-grid")
+    config.addinivalue_line("markers", "wheel: builds the wheel and installs it, which `make wheel` does")
     if config.getoption("--whole-grid"):
         hypothesis.settings.load_profile("whole grid")
 

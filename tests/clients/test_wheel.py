@@ -15,7 +15,7 @@ NOT_REACHED = re.compile(
 )
 """What pip says if neither an index nor its cache has a package."""
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.wheel]
 
 
 async def run(*command: str, folder: Path) -> tuple[int | None, str]:
