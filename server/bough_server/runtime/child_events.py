@@ -24,7 +24,8 @@ def outcome_of(task: "asyncio.Task[Outcome]", running: RunningAgent) -> tuple[Ou
     if running.abort is not None:  # its code may have caught the Abort, but cannot undo it
         return None, running.abort
     if task.cancelled():
-        return None, RunError("The agent's code cancelled itself.", reason=error_pb2.ERROR_REASON_CANCELLED)
+        # A cancellation that was asked for is recorded by the one who asked, and never comes here.
+        return None, RunError("The agent's code cancelled itself.", reason=error_pb2.ERROR_REASON_INTERNAL)
     if raised is not None:
         return None, as_run_error(raised)
     return task.result(), None
