@@ -97,12 +97,13 @@ class App:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Settings, *, clock: Clock | None = None, recover: bool = True
+        cls, settings: Settings, *, clock: Clock | None = None, recover: bool = True, is_embedded: bool = False
     ) -> "AsyncIterator[App]":
         """Open a server that serves until the context exits.
 
         Runs that an earlier server left open are recovered while calls are served; a server that only reads passes
-        `recover` as False. Raises ConfigurationError.
+        `recover` as False. The event loop of an embedded server is its program's, and is not watched. Raises
+        ConfigurationError.
         """
         _check_host(settings.server)
         async with AsyncExitStack() as stack:
@@ -118,7 +119,9 @@ class App:
             dependencies = _run_dependencies(
                 settings, store=store, registry=registry, tracing=tracing, metrics=metrics, clock=clock
             )
-            watchdog = stack.enter_context(Watchdog(metrics.loop_blocked if metrics is not None else None))
+            watchdog = Watchdog(metrics.loop_blocked if metrics is not None else None)
+            if not is_embedded:  # before runs are recovered: one of them may block the loop at once
+                stack.enter_context(watchdog)
             runs = Runs(dependencies)
             stack.push_async_callback(runs.close)
             if recover and (found := await runs.recover()):
@@ -217,7 +220,7 @@ def configure_logging(level: LogLevel) -> None:
 @asynccontextmanager
 async def serving(settings: Settings, *, clock: Clock | None = None, recover: bool = True) -> AsyncIterator[str]:
     """Yield the address of a server that serves while the context is open; see App.open."""
-    async with App.open(settings, clock=clock, recover=recover) as app:
+    async with App.open(settings, clock=clock, recover=recover, is_embedded=True) as app:
         yield app.address
 
 
