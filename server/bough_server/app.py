@@ -101,12 +101,19 @@ class App:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Settings, *, clock: Clock | None = None, recover: bool = True, is_embedded: bool = False
+        cls,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        recover: bool = True,
+        is_embedded: bool = False,
+        is_watched: bool = True,
     ) -> "AsyncIterator[App]":
         """Open a server that serves until the context exits.
 
         Runs that an earlier server left open are recovered while calls are served; a server that only reads passes
-        `recover` as False. `is_embedded` for a server inside a command. Raises ConfigurationError.
+        `recover` as False. `is_embedded` for a server inside a command; `is_watched` False if the event loop is another
+        program's. Raises ConfigurationError.
         """
         _check_host(settings.server)
         async with AsyncExitStack() as stack:
@@ -122,7 +129,9 @@ class App:
             dependencies = _run_dependencies(
                 settings, store=store, registry=registry, tracing=tracing, metrics=metrics, clock=clock
             )
-            watchdog = stack.enter_context(Watchdog(metrics.loop_blocked if metrics is not None else None))
+            watchdog = Watchdog(metrics.loop_blocked if metrics is not None else None)
+            if is_watched:  # before runs are recovered: one of them may block the loop at once
+                stack.enter_context(watchdog)
             runs = Runs(dependencies)
             stack.push_async_callback(runs.close)
             if recover and (found := await runs.recover()):
@@ -223,7 +232,7 @@ async def serving(
     settings: Settings, *, clock: Clock | None = None, recover: bool = True, is_embedded: bool = False
 ) -> AsyncIterator[str]:
     """Yield the address of a server that serves while the context is open; see App.open."""
-    async with App.open(settings, clock=clock, recover=recover, is_embedded=is_embedded) as app:
+    async with App.open(settings, clock=clock, recover=recover, is_embedded=is_embedded, is_watched=False) as app:
         yield app.address
 
 

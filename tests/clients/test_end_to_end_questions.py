@@ -21,6 +21,7 @@ from bough_server.settings import Settings
 from tests.rpc.run_server import served, settings
 from tests.support.cutting_proxy import proxying
 from tests.support.log_laws import check_laws
+from tests.support.log_readings import failures
 
 SOON = Rejoining(first_delay=0.01, longest_delay=0.05, timeout=30.0)
 
@@ -53,6 +54,7 @@ async def test_a_run_is_answered_over_restarts_and_its_streams_make_its_log(tmp_
             assert run == log
     assert prompts == [["first?", "second?"], ["second?"], ["third?"], []]
     assert (run.state, run.answer) == (execution_pb2.EXECUTION_STATE_SUCCEEDED, "to first?, to second?, to third?")
+    assert failures(run.events) == []
     check_laws(run.events)
 
 

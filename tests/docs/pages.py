@@ -20,6 +20,8 @@ class Page:
     """The folder that is copied."""
     into: str = ""
     """The folder of the copy, below the page's; default: the page's."""
+    failures: frozenset[str] = frozenset()
+    """What fails in the runs of the page because it shows failures, as "agent: event: reason"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,16 +5,19 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from bough.v1 import error_pb2, event_pb2
+from bough_server import events
 from tests.docs import commands, pages
 from tests.docs.pages import Block, Page
 from tests.support import cli_forwarder, processes
@@ -72,6 +75,15 @@ class Project:
         judged = await processes.run_program("tests.docs.judge", *self._modules, folder=self._folder)
         if judged.code != 0:
             pytest.fail(self._placed(judged.out or judged.err), pytrace=False)
+
+    def failures(self) -> set[str]:
+        """What failed in the runs of the page so far, as "agent: event: reason"."""
+        found: set[str] = set()
+        for database in self._folder.rglob("*.db"):
+            with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+                rows = connection.execute("SELECT data FROM events").fetchall()
+            found |= {failure for (data,) in rows if (failure := _failure(event_pb2.AgentEvent.FromString(data)))}
+        return found
 
     async def _yaml(self, block: Block) -> None:
         name = _named(block)
@@ -239,3 +251,12 @@ def _first_line_missing(excerpt: str, files: Sequence[str]) -> str:
         prefix = [line for line, there in zip(wanted, found, strict=False) if line == there]
         longest = max(longest, prefix, key=len)
     return wanted[len(longest)]
+
+
+def _failure(event: event_pb2.AgentEvent) -> str:
+    name = events.name_of(event)
+    if not name.endswith(".failed"):
+        return ""
+    payload = getattr(event, str(event.WhichOneof("payload")))
+    error = payload.result.error if event.HasField("tool_failed") else payload.error
+    return f"{event.agent}: {name}: {error_pb2.ErrorReason.Name(error.reason).removeprefix('ERROR_REASON_')}"

@@ -21,6 +21,8 @@ async def test_the_blocks_of_a_page_are_what_they_say(path: str, tmp_path: Path)
         for block in pages.blocks(path, (pages.ROOT / path).read_text(encoding="utf-8")):
             await project.take(block)
         await project.judge()
+        failed = project.failures()
+    assert failed <= page.failures
 
 
 def test_every_registered_page_exists() -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.docs import pages
 from tests.docs.pages import Page
 from tests.docs.project import Project
+from tests.support.teams import call, calls, llm, open_team, script
 
 TEAM = """
 ```yaml
@@ -219,3 +220,11 @@ async def test_an_excerpt_of_the_schema_has_its_lines_in_their_order(tmp_path: P
 def test_a_page_in_a_folder_that_is_not_registered_is_not_tried() -> None:
     assert pages.page_of("docs/how-to/tools.md") == Page()
     assert pages.page_of("docs/somewhere/else.md") is None
+
+
+async def test_what_failed_in_a_run_of_a_page_is_found(tmp_path: Path) -> None:
+    turns = script(p=[calls(call("nothing")), "Done."])
+    async with open_team(tmp_path, turns, llm("p")) as harness:
+        await harness.turn("p")
+    async with Project(tmp_path, Page()) as project:
+        assert project.failures() == {"p: agent.tool.failed: UNKNOWN_TOOL"}

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,10 @@ async def test_bounds_that_mean_nothing_are_refused(tmp_path: Path, limits: poli
         with pytest.raises(aio.AioRpcError) as refused:
             await begin(server, "desk", "hi", policy=policy).to_the_end()
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_block_of_the_event_loop_is_counted_once(tmp_path: Path) -> None:
+    async with served(settings(tmp_path, telemetry={"prometheus_port": 0})) as server:
+        time.sleep(2.0)  # noqa: ASYNC251 # that is the point
+        page = await asyncio.to_thread(scraped, server.app.metrics_address)
+    assert page["bough_event_loop_blocks_total"] == 1

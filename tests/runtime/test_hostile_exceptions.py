@@ -131,7 +131,7 @@ async def test_whatever_an_agent_raises_fails_it_and_its_caller_continues(
         alone = await harness.turn("hostile")
         check_laws(alone)
     assert answer_of(log) == "SUB_AGENT_FAILED"
-    assert alone[-1].HasField("run_failed") or kind is asyncio.CancelledError
+    assert alone[-1].HasField("run_failed")
 
 
 @pytest.mark.parametrize("kind", RAISED)
@@ -148,7 +148,7 @@ async def test_whatever_a_lane_raises_fails_its_agent(tmp_path: Path, kind: type
     async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[hostile]) as harness:
         log = await harness.turn("hostile")
         check_laws(log)
-    assert log[-1].HasField("run_failed") or kind is asyncio.CancelledError
+    assert log[-1].HasField("run_failed")
 
 
 @pytest.mark.parametrize("kind", RAISED)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from operator import itemgetter
 from typing import Any, Final
 
 import structlog
@@ -103,7 +102,7 @@ class Recovery:
             _log.warning("continuing one at a time the runs that have lost several servers", runs=len(suspects))
         # The least suspicious first: all but the one that kills its servers make progress, and their losses no longer
         # count. Together, each of them would end with RECOVERY_LIMIT because of that one.
-        for _, record in sorted(suspects, key=itemgetter(0)):
+        for _, record in sorted(suspects, key=lambda one: (one[0], one[1].run.create_time.ToNanoseconds())):
             await self.try_now(record)
             await self._settled(record)
 
@@ -114,15 +113,15 @@ class Recovery:
 
         async def revive(record: RunRecord) -> None:
             try:
-                await self.try_now(record)
+                if losses := await self._losses(record):
+                    suspects.append((losses, record))
+                else:
+                    await self.try_now(record)
             finally:
                 slots.release()
 
         async with asyncio.TaskGroup() as group:
             for record in found:
-                if losses := await self._losses(record):
-                    suspects.append((losses, record))
-                    continue
                 await slots.acquire()  # before the task is created, so that the runs start oldest first
                 group.create_task(revive(record))
         return suspects

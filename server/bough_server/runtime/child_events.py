@@ -27,7 +27,8 @@ def outcome_of(
     if running.abort is not None:  # its code may have caught the Abort, but cannot undo it
         return None, running.abort
     if task.cancelled():
-        return None, RunError("The agent's code cancelled itself.", reason=error_pb2.ERROR_REASON_CANCELLED)
+        # A cancellation that was asked for is recorded by the one who asked, and never comes here.
+        return None, RunError("The agent's code cancelled itself.", reason=error_pb2.ERROR_REASON_INTERNAL)
     if raised is not None:
         if running.scope not in execution.journal.ends:
             names = {"agent": running.name, "invocation_id": running.invocation_id}
