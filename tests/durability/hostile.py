@@ -2,8 +2,8 @@
 
 Turns with every agent and tool of hostile_code run at once, again and again, beside calls that are no protobuf, calls
 by the thousand and cancellations. The server has to live and to answer its health all the time, every run has to end as
-it should and keep the laws of a log, and the server's memory may not grow. The last line counts what went wrong; the
-exit code is 1 if anything did.
+it should and keep the laws of a log, and the server's memory and open files may not grow. The last line
+counts what went wrong; the exit code is 1 if anything did.
 """
 
 import argparse
@@ -34,6 +34,9 @@ from tests.support.wire_client import Remote, connected
 _AT_ONCE: Final = 8
 _HEALTH_SECONDS: Final = 10.0
 """How long the health of a server may take, whose loop is blocked now and then for a second and a half."""
+
+_BOUND_FILES: Final = 16
+"""How many more files and connections it may have open then."""
 
 _BOUND_BYTES: Final = 96 * 1024 * 1024
 """How much the server's memory may grow after the first tenth of the time."""
@@ -110,12 +113,14 @@ async def torment(folder: Path, *, seconds: float, seed: int) -> Report:
     async with serving(write_hostile(folder)) as server, connected(server.address) as remote:
         until = time.monotonic() + seconds
         watching = asyncio.create_task(_watch_health(remote, report))
-        settled = await _rounds(remote, report, chance, server, until)
+        settled, opened = await _rounds(remote, report, chance, server, until)
         watching.cancel()
         await asyncio.wait({watching})
         if not watching.cancelled() and watching.exception() is not None:
             report.faults.append(f"health failed: {watching.exception()!r}")
         report.grown = max(0, server.resident_bytes() - settled)
+        if (left := _open_files(server) - opened) > _BOUND_FILES:
+            report.faults.append(f"{left} more files are open")
         await _look_back(remote, report)
         code = await _stopped(server)
     if report.grown > _BOUND_BYTES:
@@ -130,9 +135,11 @@ async def _stopped(server: Serving) -> int:
     return await server.end()
 
 
-async def _rounds(remote: Remote, report: Report, chance: random.Random, server: Serving, until: float) -> int:
-    """Take turns with all agents until the time is over; return the memory after the first tenth of it."""
-    settled, began = 0, time.monotonic()
+async def _rounds(
+    remote: Remote, report: Report, chance: random.Random, server: Serving, until: float
+) -> tuple[int, int]:
+    """Take turns with all agents until the time is over; return memory and open files after the first tenth of it."""
+    settled, opened, began = 0, 0, time.monotonic()
     while not settled or time.monotonic() < until:
         names = chance.sample(sorted(AGENTS), len(AGENTS))
         slots = asyncio.Semaphore(_AT_ONCE)
@@ -141,8 +148,12 @@ async def _rounds(remote: Remote, report: Report, chance: random.Random, server:
                 group.create_task(_take(remote, report, slots, name, chance.choice(sorted(KINDS))))
             group.create_task(_misbehave(remote, report))
         if not settled and time.monotonic() - began >= (until - began) / 10:
-            settled = server.resident_bytes()
-    return settled
+            settled, opened = server.resident_bytes(), _open_files(server)
+    return settled, opened
+
+
+def _open_files(server: Serving) -> int:
+    return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
 
 
 async def _take(remote: Remote, report: Report, slots: asyncio.Semaphore, name: str, kind: str) -> None:

@@ -39,7 +39,7 @@ class StopSignals:
         self._received: asyncio.Queue[None] = asyncio.Queue()
         self._handled = self._read = self._delivered = 0
         self._number = int(signal.SIGTERM)
-        self._closing = self._is_advised = False
+        self._closing = self._is_advised = self._is_exiting = False
         self._reader, self._writer = socket.socketpair()
         self._thread = threading.Thread(target=self._follow, name="bough-signals", daemon=True)
         self._before: dict[signal.Signals, Any] = {}
@@ -93,7 +93,8 @@ class StopSignals:
         if self._delivered < self._count():
             self._loop.call_soon_threadsafe(self._deliver)
         blocked = self._blocked_seconds()
-        if self._count() > 1 and blocked >= BLOCKED_SECONDS:
+        if self._count() > 1 and blocked >= BLOCKED_SECONDS and not self._is_exiting:
+            self._is_exiting = True
             # Not print(): a signal handler may interrupt a write to the same stream.
             os.write(2, f"The event loop has been blocked for {blocked:.1f} s: exiting at once.\n".encode())
             faulthandler.dump_traceback(all_threads=True)
