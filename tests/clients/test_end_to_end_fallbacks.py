@@ -101,7 +101,7 @@ async def test_the_commands_print_the_answer_once_and_say_what_happened(tmp_path
         ["second", "openai", "m", "-"],
     ]
     lines = ran.out.splitlines()
-    assert (lines[0], lines[1][:45]) == ("● talker", "│ ↻ continuing with second: bad response: The i")
+    assert (lines[0], lines[1][:45]) == ("● talker", "│ ↻ continuing with second: bad response: The")
     # Once in the agent's block, line by line, and once below it as the answer, whole.
     assert (ran.out.count(TEXT.strip()), ran.out.count("word0 "), ran.out.count("word49")) == (1, 2, 2)
     (retried,) = [line for line in plain.out.splitlines() if "llm.retrying" in line]

@@ -49,7 +49,7 @@ def desk(folder: Path, **changes: Any) -> Any:
             "default": {
                 "provider": "scripted",
                 "script": str(folder / "turns.yaml"),
-                "price": {"input": 1_000_000, "output": 2_000_000},
+                "price": {"input_per_million": 1, "output_per_million": 2},
             }
         },
         **changes,

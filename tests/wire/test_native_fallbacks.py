@@ -43,7 +43,7 @@ def overloaded_after_one(rules: Scenario) -> Scenario:
 
 
 def section(provider: str, server: ModelServer, **fields: object) -> ModelSection:
-    price = {"input": 1_000_000, "output": 2_000_000, "cached_input": 0}
+    price = {"input_per_million": 1, "output_per_million": 2, "cached_input_per_million": 0}
     facts: dict[str, object] = {"model": "m", "api_key_env": "", "retries": 0, "price": price, **fields}
     if provider == "deepseek":
         return ModelSection.model_validate({"preset": provider, "base_url": server.base_url, **facts})
