@@ -51,7 +51,7 @@ run: $(STAMP) ## a server, one run of the desk and its tree; serves until Ctrl-C
 
 # Files come in their order, the slow ones first: the workers end at about the same time.
 test: $(STAMP) ## all tests, on every core; ARGS goes to pytest, "-n 0" for one process
-	@echo "all tests: about four and a half minutes on two cores"
+	@echo "all tests: about four minutes on two cores"
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 wheel: $(STAMP) ## the wheel, built and installed as README says, into an empty environment

@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 from grpc import aio
+from opentelemetry.sdk.trace import TracerProvider
 
 from bough.v1 import agent_service_pb2_grpc, catalog_service_pb2_grpc, eval_service_pb2_grpc, session_service_pb2_grpc
 from bough_server.agents.catalog import AgentCatalog
@@ -121,10 +122,7 @@ class App:
             registry = _registry(settings, _open_models(settings, stack, clock))
             store = open_store(settings.storage.url, durability=settings.storage.durability)
             stack.push_async_callback(store.close)
-            provider = make_provider(export=settings.exports_traces)
-            tracing = Tracing(provider, capture_content=settings.telemetry.capture_content)
-            # In a thread: exporting the remaining spans blocks.
-            stack.push_async_callback(asyncio.to_thread, tracing.close)
+            provider, tracing = _open_tracing(settings, stack)
             metrics, metrics_address = await stack.enter_async_context(_open_metrics(settings))
             dependencies = _run_dependencies(
                 settings, store=store, registry=registry, tracing=tracing, metrics=metrics, clock=clock
@@ -137,9 +135,7 @@ class App:
             if recover and (found := await runs.recover()):
                 _log.info("recovering runs that an earlier server left open", runs=found)
             server = aio.server(interceptors=interceptors(provider), options=_OPTIONS)
-            _add_services(server, runs=runs, store=store, dependencies=dependencies)
-            if settings.server.reflection:
-                add_reflection(server)
+            _add_services(settings, server, runs=runs, store=store, dependencies=dependencies)
             app = cls(settings=settings, store=store, registry=registry, runs=runs, server=server, watchdog=watchdog)
             app.metrics, app.metrics_address = metrics, metrics_address
             # Before start(), so that a failed start is undone as well.
@@ -256,6 +252,14 @@ def _open_models(settings: Settings, stack: AsyncExitStack, clock: Clock) -> Con
     return models
 
 
+def _open_tracing(settings: Settings, stack: AsyncExitStack) -> tuple[TracerProvider, Tracing]:
+    provider = make_provider(export=settings.exports_traces)
+    tracing = Tracing(provider, capture_content=settings.telemetry.capture_content)
+    # In a thread: exporting the remaining spans blocks.
+    stack.push_async_callback(asyncio.to_thread, tracing.close)
+    return provider, tracing
+
+
 def _open_metrics(settings: Settings) -> AbstractAsyncContextManager[tuple[Metrics | None, str]]:
     telemetry = settings.telemetry
     return open_metrics(host=telemetry.prometheus_host, port=telemetry.prometheus_port, export=settings.exports_metrics)
@@ -293,7 +297,9 @@ def _defaults(settings: Settings) -> RunDefaults:
     )
 
 
-def _add_services(server: aio.Server, *, runs: Runs, store: Store, dependencies: RunDependencies) -> None:
+def _add_services(
+    settings: Settings, server: aio.Server, *, runs: Runs, store: Store, dependencies: RunDependencies
+) -> None:
     clock, agents = dependencies.clock, dependencies.agents
     agent = AgentService(runs=runs, principal=current_principal, clock=clock)
     agent_service_pb2_grpc.add_AgentServiceServicer_to_server(agent, server)
@@ -310,6 +316,8 @@ def _add_services(server: aio.Server, *, runs: Runs, store: Store, dependencies:
         sessions=store.sessions, changing=dependencies.session_locks, principal=current_principal, clock=clock
     )
     session_service_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
+    if settings.server.reflection:
+        add_reflection(server)
 
 
 def _check_host(section: ServerSection) -> None:

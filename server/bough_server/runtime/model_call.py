@@ -117,11 +117,7 @@ async def _ask(
     except Exception as raised:  # not CancelledError: the cancellation records the end, from what the call noted
         error = as_run_error(raised)
         ended.attempt = call.attempt
-        ended.llm_failed.error.CopyFrom(_error(running, error))
-        ended.llm_failed.not_sent = not call.is_sent
-        used = getattr(raised, "lost_usage", None)
-        if used is not None:
-            ended.llm_failed.lost_usage.CopyFrom(used)
+        ended.llm_failed.CopyFrom(_failed(running, error, raised, is_sent=call.is_sent))
         execution.emit(ended)
         execution.spans.pop(key).end(error=ended.llm_failed.error, input=request.messages)
         await execution.writer.committed()
@@ -135,6 +131,12 @@ async def _ask(
     execution.spans.pop(key).end(response=response, input=request.messages, output=[response.message])
     _complete_step(lane, effect, response)
     return response
+
+
+def _failed(running: RunningAgent, error: RunError, raised: Exception, *, is_sent: bool) -> event_pb2.LlmFailed:
+    return event_pb2.LlmFailed(
+        error=_error(running, error), not_sent=not is_sent, lost_usage=getattr(raised, "lost_usage", None)
+    )
 
 
 def _begun(request: ModelRequest, model: Model, amount: Amount) -> event_pb2.LlmStarted:
