@@ -113,7 +113,7 @@ bench-docs: $(STAMP) ## the last bench's table, put into docs/explanation/benchm
 	@$(BIN)/python -m tests.bench --docs
 
 torture: $(STAMP) ## runs cut after every event, then a server killed KILLS times under CLIENTS clients; ARGS="--seed N"
-	@$(BIN)/python -m pytest -n auto -m grid --whole-grid
+	@$(BIN)/python -m pytest -n auto -m grid --whole-grid --timeout 1200
 	@$(BIN)/python -m tests.durability.torture --kills $(KILLS) --clients $(CLIENTS) $(ARGS)
 
 clean: ## what was made, without the databases in var/
