@@ -114,11 +114,11 @@ class Silence:
         if not self._left:
             self.reached.set()
         await asyncio.get_running_loop().create_future()
-        raise AssertionError("nobody answers")
+        raise AssertionError("no model answers")
 
 
 @asynccontextmanager
-async def team_house(folder: Path, silence: Silence) -> AsyncIterator[RunHarness]:
+async def team_harness(folder: Path, silence: Silence) -> AsyncIterator[RunHarness]:
     """The team on the database of a folder."""
     async with open_harness(folder, models=_Mind(silence.gate), definitions=_team(), tools=[lookup]) as harness:
         yield harness
@@ -130,7 +130,7 @@ async def leave_open(folder: Path, count: int) -> Counter[int]:
     Gives how many events of each kind their logs have.
     """
     silence = Silence(0)
-    async with team_house(folder, silence) as harness:
+    async with team_harness(folder, silence) as harness:
         for first in range(0, count, _AT_ONCE):
             numbers = range(first, min(count, first + _AT_ONCE))
             silence.expect(len(numbers))

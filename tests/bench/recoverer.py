@@ -18,7 +18,7 @@ from bough_server import events
 from bough_server.logs import configure_logging
 from bough_server.runs.close import read_log
 from tests.bench.lines import answer_lines
-from tests.bench.open_runs import Silence, leave_open, open_run_ids, team_house
+from tests.bench.open_runs import Silence, leave_open, open_run_ids, team_harness
 from tests.bench.programs import memory_megabytes
 from tests.support.run_harness import RunHarness
 
@@ -51,7 +51,7 @@ async def measured(
     """Does the work on a database once."""
     silence = Silence(runs)
     start, cpu = time.perf_counter(), time.process_time()
-    async with team_house(folder, silence) as harness:
+    async with team_harness(folder, silence) as harness:
         await work(harness, silence)
         told = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
         return {**told, "megabytes": memory_megabytes("self", "VmHWM")}

@@ -117,7 +117,7 @@ async def test_a_cancelled_run_exits_4_and_says_why() -> None:
 
 async def test_a_refused_call_is_a_sentence_and_exit_code_2() -> None:
     service = LoopbackService([], [Call(silent=True, code=grpc.StatusCode.NOT_FOUND)])
-    assert await served(service, "run", "nobody", "hi") == Finished(code=2, out="", err="silent\n")
+    assert await served(service, "run", "absent", "hi") == Finished(code=2, out="", err="silent\n")
 
 
 async def test_a_named_address_where_nobody_answers_is_never_replaced() -> None:

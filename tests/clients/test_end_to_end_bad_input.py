@@ -138,7 +138,7 @@ async def test_definitions_with_mistakes_are_judged_all_at_once_and_nothing_is_s
             name="narcissus",
             description="Looks at itself.",
             llm=agent_pb2.LlmAgent(),
-            sub_agents=[link(agent="nobody")],
+            sub_agents=[link(agent="absent")],
         ),
         agent_pb2.AgentDefinition(name="9lives", llm=agent_pb2.LlmAgent(model="none", tools=[])),
     ]

@@ -96,7 +96,7 @@ async def test_what_cannot_be_answered_says_why(tmp_path: Path) -> None:
             await client.ask("asker", "what?")
         run_id, request = raised.value.run_id, raised.value.requests[0]
         with pytest.raises(InvalidRequest, match="has no request with this id"):
-            await collect(client.resume(run_id, [reply("nobody", "this")]))
+            await collect(client.resume(run_id, [reply("absent", "this")]))
         assert (await collect(client.resume(run_id, [reply(request, "this")]))).answer == "this"
         with pytest.raises(AlreadyAnswered, match="another answer"):
             await collect(client.resume(run_id, [reply(request, "that")]))

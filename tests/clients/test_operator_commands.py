@@ -115,7 +115,7 @@ async def test_the_flag_for_the_default_model_wins_over_its_variable_before_a_se
 ) -> None:
     config = write_project(tmp_path, llm("alone"), script={"alone": ["Hm."]})
     async with listening(LoopbackService([])) as port:
-        environment = {"BOUGH_DEFAULT_MODEL": "nobody", "BOUGH_ADDRESS": f"127.0.0.1:{port}"}
+        environment = {"BOUGH_DEFAULT_MODEL": "absent", "BOUGH_ADDRESS": f"127.0.0.1:{port}"}
         ended = await bough(
             "--config", str(config), "run", "alone", "hi", "--default-model", "default", environment=environment
         )

@@ -38,7 +38,7 @@ async def test_the_client_reads_and_changes_values(server: Served) -> None:
         with pytest.raises(InvalidRequest):
             await client.sessions.update_state(session_id, {"b": "x"})
         with pytest.raises(NotFound):
-            await client.sessions.get_state("nobody")
+            await client.sessions.get_state("absent")
 
 
 async def test_values_are_printed_by_name_and_as_json(server: Served) -> None:

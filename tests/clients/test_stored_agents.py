@@ -66,7 +66,7 @@ async def test_refusals_have_their_classes(client: AsyncClient) -> None:
     with pytest.raises(AgentLinked) as linked:
         await client.catalog.delete_agent("poet")
     with pytest.raises(InvalidRequest) as wrong:
-        await client.catalog.create_agent(define("trainer", links=["nobody"], tools=["nothing"]))
+        await client.catalog.create_agent(define("trainer", links=["absent"], tools=["nothing"]))
     assert linked.value.linked_by == ("coach",)
     assert [each.field for each in wrong.value.violations] == [
         "definition.llm.tools[0].name",

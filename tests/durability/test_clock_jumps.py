@@ -52,7 +52,7 @@ def _team(folder: Path, clock: HeldClock, look: Tool) -> AbstractAsyncContextMan
     return open_team(folder, said, llm("root", tools=["look"]), tools=[look], clock=clock)
 
 
-def _house(folder: Path, clock: HeldClock) -> AbstractAsyncContextManager[RunHarness]:
+def _harness(folder: Path, clock: HeldClock) -> AbstractAsyncContextManager[RunHarness]:
     return open_harness(folder, models=Scripts("agents: {}"), code_agents=[sleeper, asker], clock=clock)
 
 
@@ -105,13 +105,13 @@ async def test_a_run_of_an_hour_from_now_is_recovered(tmp_path: Path) -> None:
 
 async def test_a_sleep_ends_at_its_time_on_the_next_servers_clock(tmp_path: Path) -> None:
     clock = HeldClock(START_NS)
-    async with _house(tmp_path, clock) as harness:
+    async with _harness(tmp_path, clock) as harness:
         run = await harness.start("sleeper")
         async with aclosing(harness.follow(run, after=1)) as log:
             assert (await anext(log)).HasField("value_recorded")
         await harness.crash()
     clock = _back(clock)
-    async with _house(tmp_path, clock) as harness:
+    async with _harness(tmp_path, clock) as harness:
         await harness.runs.recover()
         assert await clock.next_sleep() == HOUR + 10
         clock.advance(HOUR + 10)
@@ -122,12 +122,12 @@ async def test_a_sleep_ends_at_its_time_on_the_next_servers_clock(tmp_path: Path
 
 async def test_a_question_is_open_until_its_time_on_the_next_servers_clock(tmp_path: Path) -> None:
     clock = HeldClock(START_NS)
-    async with _house(tmp_path, clock) as harness:
+    async with _harness(tmp_path, clock) as harness:
         expiring, answered = await harness.start("asker"), await harness.start("asker")
         for run in (expiring, answered):
             await harness.until_interrupted(run)
     clock = _back(clock)
-    async with _house(tmp_path, clock) as harness:
+    async with _harness(tmp_path, clock) as harness:
         await harness.runs.recover()
         assert await clock.next_sleep() == HOUR + 60
         request = (await harness.until_interrupted(answered))[-1].run_interrupted.requests[0]

@@ -24,7 +24,7 @@ def _folder(path: Path, name: str) -> Path:
 
 async def test_definitions_that_make_no_sense_are_refused_with_file_line_and_field(tmp_path: Path) -> None:
     folder = _folder(tmp_path, "team")
-    team = (llm("narcissus", calls=["narcissus"]), llm("lonely", calls=["nobody"]))
+    team = (llm("narcissus", calls=["narcissus"]), llm("lonely", calls=["absent"]))
     config = write_project(folder, *team)
     typos = tmp_path / "typos.yaml"
     typos.write_text("name: typist\ndescription: Types.\nllm:\n  instruktion: Type.\n", encoding="utf-8")
@@ -37,7 +37,7 @@ async def test_definitions_that_make_no_sense_are_refused_with_file_line_and_fie
     assert [line.partition(": ")[0] for line in refused] == [f"{agents}:2", f"{agents}:4"]
     assert [line.split(": ")[1] for line in refused] == ["sub_agents[0].agent"] * 2
     assert "itself" in refused[0]
-    assert "'nobody'" in refused[1]
+    assert "'absent'" in refused[1]
     assert not (folder / "bough.db").exists()
     assert validated.code == 1
     assert validated.out.startswith(f"{typos}:4: llm.instruktion: ")

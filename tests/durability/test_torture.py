@@ -24,7 +24,7 @@ async def test_clients_of_a_server_that_is_killed_see_every_event_once_and_nothi
         (_ask_a_model_again, "duplicates"),
         (_run_no_tool, "lost"),
     ):
-        assert kind in await _found_after(tamper, evidence), f"nobody noticed: {tamper.__name__}"
+        assert kind in await _found_after(tamper, evidence), f"the judge did not notice: {tamper.__name__}"
 
 
 async def _found_after(tamper: Callable[[Evidence], None], evidence: Evidence) -> dict[str, int]:

@@ -46,7 +46,7 @@ async def judge(evidence: Evidence, faults: Faults) -> int:
     by_run = {turn.events[0].run_id: turn for turn in evidence.turns if turn.events}
     for run_id, _ in rows:
         if run_id not in by_run:
-            faults.add("duplicates", f"{run_id}: nobody asked for this run")
+            faults.add("duplicates", f"{run_id}: no client asked for this run")
     lines = _lines(evidence.effects)
     resolver_here, tracing = registry_of(settings).resolver, Tracing(make_provider(export=False))
     async with open_store(str(database)) as store:

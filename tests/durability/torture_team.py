@@ -112,7 +112,7 @@ def _read(request: Request) -> tuple[str, str, list[str]]:
             said.insert(0, content)
         elif message["role"] == "user" and not content.startswith("For context:"):
             return name, content, said
-    raise AssertionError(f"nobody told {name} anything: {rest}")
+    raise AssertionError(f"{name} was told nothing: {rest}")
 
 
 def _arguments(called: str, told: str) -> str:

@@ -29,7 +29,7 @@ async def pay(label: str, context: ToolContext) -> str:
 @tool(execution="client")
 async def read_card(label: str) -> str:
     """Reads a card where the client is."""
-    raise AssertionError("nobody runs this in a server")
+    raise AssertionError("no server runs this tool")
 
 
 @agent(description="Sends two scouts at once, takes a note, and asks for a word.", agents=["scout"])

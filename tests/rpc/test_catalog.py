@@ -44,11 +44,11 @@ async def test_agents_are_listed_by_name_in_pages(server: Served) -> None:
 
 async def test_an_unknown_agent_is_not_found(server: Served) -> None:
     with pytest.raises(aio.AioRpcError) as caught:
-        await server.catalog.GetAgent(pb.GetAgentRequest(name="nobody"))
+        await server.catalog.GetAgent(pb.GetAgentRequest(name="absent"))
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
     assert status_details(caught.value) == (
         ErrorInfo(reason="UNKNOWN_AGENT", domain="bough.dev"),
-        ResourceInfo(resource_type="agent", resource_name="nobody"),
+        ResourceInfo(resource_type="agent", resource_name="absent"),
     )
 
 

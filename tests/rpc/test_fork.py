@@ -130,16 +130,16 @@ async def test_a_fork_of_no_run_is_not_found(server: Served) -> None:
 async def test_changes_that_fit_nothing_name_all_their_fields(server: Served) -> None:
     origin = await begin(server, "lead", "hi").to_the_end()
     changes = fork_pb2.ForkChanges()
-    changes.agents["nobody"].model = "nothing"
+    changes.agents["absent"].model = "nothing"
     changes.agents["echo"].instruction = "{{input}}"
     error = await refused(fork(server, await origin.run_id(), 1, changes=changes))
     _, bad = status_details(error)
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert [(violation.field, violation.reason) for violation in bad.field_violations] == [
+        ('changes.agents["absent"].model', "INVALID_REQUEST"),
+        ('changes.agents["absent"]', "UNKNOWN_AGENT"),
         ('changes.agents["echo"].instruction', "INVALID_REQUEST"),
         ('changes.agents["echo"]', "INVALID_REQUEST"),
-        ('changes.agents["nobody"].model', "INVALID_REQUEST"),
-        ('changes.agents["nobody"]', "UNKNOWN_AGENT"),
     ]
 
 

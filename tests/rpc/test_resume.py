@@ -114,7 +114,7 @@ async def test_answers_that_do_not_fit_are_named_by_their_fields(server: Served)
     turn = await begin(server, CHIEF, "go").to_the_end()
     run_id, requests = await turn.run_id(), asked(turn)
     wrong = input_pb2.InputAnswer(input_id=requests["second?"].input_id, value_json="{")
-    error = await refusal(answer(server, run_id, reply(requests["first?"], 1), wrong, reply("nobody", 1)))
+    error = await refusal(answer(server, run_id, reply(requests["first?"], 1), wrong, reply("absent", 1)))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     (bad,) = [one for one in status_details(error) if hasattr(one, "field_violations")]
     assert [violation.field for violation in bad.field_violations] == ["answers[1].value_json", "answers[2].input_id"]
@@ -127,12 +127,12 @@ async def test_another_answer_an_ended_run_and_a_foreign_one_are_refused_with_re
     ended = await answer(server, run_id, reply(request, "this"), request_id="mine").to_the_end()
     again = await answer(server, run_id, reply(request, "this"), request_id="mine").to_the_end()
     assert again.events == ended.events
-    other, late = reply(request, "that"), reply("nobody", 1)
+    other, late = reply(request, "that"), reply("absent", 1)
     wrong = grpc.StatusCode.FAILED_PRECONDITION
     refused = [
         (answer(server, run_id, other), wrong, "ALREADY_ANSWERED", {"input_id": request.input_id}),
         (answer(server, run_id, late), wrong, "RUN_ENDED", {"run_id": run_id}),
-        (answer(server, "nobody's", reply(request, "this")), grpc.StatusCode.NOT_FOUND, "NOT_FOUND", {}),
+        (answer(server, "absent's", reply(request, "this")), grpc.StatusCode.NOT_FOUND, "NOT_FOUND", {}),
         (
             answer(server, run_id, other, request_id="mine"),
             grpc.StatusCode.ALREADY_EXISTS,

@@ -92,7 +92,7 @@ async def test_a_quiet_stream_has_heartbeats(server: Served) -> None:
 @pytest.mark.parametrize(
     ("request_", "reason", "kind", "name"),
     [
-        (pb.RunRequest(agent="nobody", input=said("hi")), "UNKNOWN_AGENT", "agent", "nobody"),
+        (pb.RunRequest(agent="absent", input=said("hi")), "UNKNOWN_AGENT", "agent", "absent"),
         (pb.RunRequest(agent="echo", session_id="none", input=said("hi")), "NOT_FOUND", "session", "none"),
     ],
 )

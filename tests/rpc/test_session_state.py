@@ -69,7 +69,7 @@ async def test_what_a_call_changes_is_kept_as_it_was_written(server: Served) -> 
     ]
     changed = await _update(server, session_id, *changes)
     assert changed == await _state(server, session_id) == '{"a.b":{"z":1,  "a":2},"price":1.50}'
-    delete, absent = SessionStateChange(key="a.b"), SessionStateChange(key="nobody")
+    delete, absent = SessionStateChange(key="a.b"), SessionStateChange(key="absent")
     assert await _update(server, session_id, delete, absent, changes[0]) == '{"price":1.50}'
 
 

@@ -198,4 +198,4 @@ async def test_a_run_whose_log_is_handed_back_is_drained_at_once(tmp_path: Path)
         log = await harness.log(run)
         await check_replay(harness, log)
     assert answer_of(log) == "Done."
-    assert [event.attempt for event in having(log, "llm_retrying")] == [2], "the drained one asked nobody"
+    assert [event.attempt for event in having(log, "llm_retrying")] == [2], "the drained one asked no model"

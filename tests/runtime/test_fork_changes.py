@@ -131,9 +131,9 @@ async def test_two_results_of_one_step_may_be_edited_at_once(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"agents": {"nobody": fork_pb2.AgentOverride(model="other")}}, 'changes.agents["nobody"]'),
+        ({"agents": {"absent": fork_pb2.AgentOverride(model="other")}}, 'changes.agents["absent"]'),
         ({"agents": {"p": fork_pb2.AgentOverride(model="unknown")}}, 'changes.agents["p"].model'),
-        ({"agents": {"nobody": fork_pb2.AgentOverride(instruction="x")}}, 'changes.agents["nobody"]'),
+        ({"agents": {"absent": fork_pb2.AgentOverride(instruction="x")}}, 'changes.agents["absent"]'),
         ({"agents": {"p": fork_pb2.AgentOverride(instruction="{{input}}")}}, 'changes.agents["p"].instruction'),
         ({"tool_results": [edited("x", "nothing")]}, "changes.tool_results[0].call_id"),
         ({"tool_results": [edited("x", "call_0_0")]}, "changes.tool_results[0].call_id"),

@@ -28,7 +28,7 @@ Request = input_pb2.InputRequest
 
 
 WRONG: dict[str, Callable[[dict[str, Request]], input_pb2.InputAnswer]] = {
-    "has no request with this id": lambda _: reply("nobody", 1),
+    "has no request with this id": lambda _: reply("absent", 1),
     "value_json, not with approval": lambda asked: approve(asked["c?"]),
     "value_json, not with tool_outcome": lambda asked: tool_outcome(asked["c?"], "3"),
     "is not of type 'integer'": lambda asked: reply(asked["c?"], "three"),
@@ -219,7 +219,7 @@ async def test_a_repeated_resume_follows_from_the_same_place_and_its_id_takes_no
         await check_replay(it, log)
         assert await since(it, run, b, request_id="two") == other
         with pytest.raises(RunEnded):
-            await it.resume(run, reply("nobody", "x"))
+            await it.resume(run, reply("absent", "x"))
     assert answer_of(log) == "A B"
 
 

@@ -229,7 +229,7 @@ async def test_an_agents_own_policy_on_failures_wins_over_the_runs(tmp_path: Pat
     ids=lambda part: part.WhichOneof("content"),
 )
 async def test_code_tells_a_child_no_call_and_no_result(tmp_path: Path, part: message_pb2.Part) -> None:
-    @agent(description="Tells what nobody is told.", agents=["b"])
+    @agent(description="Tells what no user is told.", agents=["b"])
     async def lead(ctx: Context, input: message_pb2.Message) -> str:
         told = message_pb2.Message(parts=[message_pb2.Part(text="Go on."), part])
         try:

@@ -47,7 +47,7 @@ def table() -> dict[str, list[int]]:
     [
         (call("nothing"), error_pb2.ERROR_REASON_UNKNOWN_TOOL),
         (call("call_c", message="hi"), error_pb2.ERROR_REASON_NOT_LINKED),
-        (call("call_nobody", message="hi"), error_pb2.ERROR_REASON_NOT_LINKED),
+        (call("call_absent", message="hi"), error_pb2.ERROR_REASON_NOT_LINKED),
         ({"name": "add", "arguments_json": '{"first": 1, '}, error_pb2.ERROR_REASON_BAD_ARGUMENTS),
         (call("add", first=1, second="two"), error_pb2.ERROR_REASON_BAD_ARGUMENTS),
         (call("add", first=1), error_pb2.ERROR_REASON_BAD_ARGUMENTS),

@@ -84,8 +84,8 @@ async def test_an_unknown_session_or_agent_is_not_found(tmp_path: Path) -> None:
     async with open_team(tmp_path, DONE, llm("p")) as harness:
         with pytest.raises(NotFound, match="session 'nowhere'"):
             await harness.start("p", session_id="nowhere")
-        with pytest.raises(NotFound, match="agent 'nobody'"):
-            await harness.start("nobody")
+        with pytest.raises(NotFound, match="agent 'absent'"):
+            await harness.start("absent")
         assert await harness.store.runs.open_runs() == []
 
 

@@ -14,7 +14,7 @@ async def test_a_worker_that_lives_raises_its_counter(store: Store) -> None:
 async def test_a_worker_that_released_its_lease_has_none(store: Store) -> None:
     await asyncio.gather(*(store.leases.renew(worker) for worker in ("a", "b")))
     await store.leases.release("a")
-    await store.leases.release("nobody")
+    await store.leases.release("absent")
     assert await store.leases.counters() == {"b": 1}
 
 

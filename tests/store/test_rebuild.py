@@ -27,7 +27,7 @@ _DAMAGE = """
     );
     DELETE FROM usage_entries;
     DELETE FROM run_definitions;
-    UPDATE sessions SET last_position = 99, current_run_id = 'nobody', last_run_time_ns = 7;
+    UPDATE sessions SET last_position = 99, current_run_id = 'absent', last_run_time_ns = 7;
     UPDATE sessions SET state_json = 'lost' WHERE state_run_id != '';
     UPDATE runs SET last_sequence = 99, ended = NOT ended, agent = '', state = 0, labels = '{}', input_excerpt = 'x',
         start_time_ns = 0, end_time_ns = 7, deadline_time_ns = 7, error = x'00', tree_usage = x'00', request_id = '',

@@ -103,7 +103,7 @@ async def test_the_next_expiry_is_the_first_of_all_runs_that_wait(store: Store) 
         requests = [request(f"q{number}", run, expires=time) for number, time in enumerate(expires)]
         await store.log.append(run.run_id, epoch=1, records=run.next(*map(asked, requests)))
         assert await store.runs.next_expiry() is None
-    assert await store.runs.next_expiry() is None, "nobody waits yet"
+    assert await store.runs.next_expiry() is None, "no run waits yet"
     expected = []
     for run, first_time in zip(runs, (40, 30, 0), strict=True):
         listed = [request("q", run, expires=first_time)]

@@ -219,7 +219,7 @@ async def test_a_run_of_any_tenant_is_found_by_its_executor(store: Store) -> Non
     run = Made(principal=BERT)
     await store.log.create(run.new())
     assert await store.runs.find(run.run_id) == await store.runs.get(BERT, run.run_id)
-    assert await store.runs.find("nobody's") is None
+    assert await store.runs.find("absent's") is None
 
 
 async def test_a_session_that_a_run_holds_is_not_deleted(store: Store) -> None:

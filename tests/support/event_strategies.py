@@ -79,7 +79,7 @@ def forked(label: str, agent: str) -> AgentEvent:
 TOKENS = st.none() | st.integers(0, 50)
 CALL_IDS = st.sampled_from(("", "1", "2"))
 REQUEST_IDS = st.sampled_from(("", "p", "q"))
-REQUESTS = st.builds(request, REQUEST_IDS, CALL_IDS, st.sampled_from(("", "nobody", *IDS)))
+REQUESTS = st.builds(request, REQUEST_IDS, CALL_IDS, st.sampled_from(("", "absent", *IDS)))
 TOLD = st.one_of(
     st.sampled_from(("", *PAYLOADS)).map(lambda payload: named(payload) if payload else AgentEvent()),
     TOKENS.map(used),
@@ -113,7 +113,7 @@ def events_of(draw: st.DrawFn, invocation_id: str, parents: Sequence[str]) -> li
 @st.composite
 def stories(draw: st.DrawFn) -> Story:
     """Invocations with links of any kind: to none, to themselves, around in a ring."""
-    parents = (*IDS, "nobody")
+    parents = (*IDS, "absent")
     return {one: draw(events_of(one, parents)) for one in draw(st.permutations(IDS))[: draw(st.integers(1, len(IDS)))]}
 
 

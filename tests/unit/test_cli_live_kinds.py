@@ -67,8 +67,8 @@ def test_a_transfer_to_nobody_says_why() -> None:
     turn = Turn()
     turn.start()
     turn.tool_start("lead", "transfer_to_agent", call="c1")
-    turn.tool_end("lead", "transfer_to_agent", call="c1", error="There is no nobody.")
-    assert shown(turn.events)[-1] == "│ ✗ transfer_to_agent  TOOL_FAILED: There is no nobody.  0.4 s"
+    turn.tool_end("lead", "transfer_to_agent", call="c1", error="There is no absent.")
+    assert shown(turn.events)[-1] == "│ ✗ transfer_to_agent  TOOL_FAILED: There is no absent.  0.4 s"
 
 
 def test_a_plan_is_a_list_of_which_a_long_one_is_cut() -> None:

@@ -14,7 +14,7 @@ def desk(tmp_path: Path) -> Path:
     folder = tmp_path / "agents"
     folder.mkdir()
     (folder / "a.yaml").write_text(
-        "name: lead\ndescription: Leads.\nllm: {model: default}\nsub_agents:\n- agent: writer\n- agent: nobody\n"
+        "name: lead\ndescription: Leads.\nllm: {model: default}\nsub_agents:\n- agent: writer\n- agent: absent\n"
     )
     (folder / "b.yaml").write_text("name: writer\ndescription: Writes.\nllm: {}\n---\nname: editor\nllm: {}\n")
     return tmp_path
@@ -36,7 +36,7 @@ def test_what_definitions_mean_is_judged_over_all_files_with_their_lines(desk: P
     sources = load_sources(definition_files(["agents/*.yaml"], desk))
     assert [source.definition.name for source in sources] == ["lead", "writer", "editor"]
     assert [str(problem) for problem in source_problems(sources, Known(models=["default"]))] == [
-        f"{desk}/agents/a.yaml:6: sub_agents[1].agent: There is no agent 'nobody'. There is editor, lead, writer.",
+        f"{desk}/agents/a.yaml:6: sub_agents[1].agent: There is no agent 'absent'. There is editor, lead, writer.",
         f"{desk}/agents/b.yaml:5: description: is required: models choose the agent by it.",
     ]
 

@@ -85,9 +85,9 @@ def test_sensible_definitions_have_no_violations() -> None:
         (agent(sub_agents=links("")), "sub_agents[0].agent", "is required."),
         (agent(sub_agents=links("lead")), "sub_agents[0].agent", "An agent cannot link to itself."),
         (
-            agent(sub_agents=links("nobody")),
+            agent(sub_agents=links("absent")),
             "sub_agents[0].agent",
-            "There is no agent 'nobody'. There is lead.",
+            "There is no agent 'absent'. There is lead.",
         ),
         (agent(llm=llm(max_steps=0)), "llm.max_steps", "must be at least 1."),
         (
@@ -160,7 +160,7 @@ def test_a_mistake_names_its_field_and_what_to_do(
 def test_all_mistakes_are_told_at_once_with_their_agents_and_reasons() -> None:
     lead = agent(
         llm=llm(model="none", tools=[agent_pb2.ToolLink(name="hammer")], max_steps=-1),
-        sub_agents=[*links("nobody"), agent_pb2.AgentLink(agent="writer", limits=limits(depth=-1))],
+        sub_agents=[*links("absent"), agent_pb2.AgentLink(agent="writer", limits=limits(depth=-1))],
     )
     found = violations([lead, agent("writer", llm=tools("hammer"))], KNOWN)
     assert [(each.agent, each.field, each.reason) for each in found] == [
@@ -215,7 +215,7 @@ def test_no_model_is_fine_where_there_is_a_default_or_a_caller_has_one() -> None
 
 
 def test_an_agent_in_code_is_judged_by_what_it_calls() -> None:
-    coded = agent_pb2.AgentDefinition(name="coded", description="Codes.", sub_agents=links("nobody"))
+    coded = agent_pb2.AgentDefinition(name="coded", description="Codes.", sub_agents=links("absent"))
     found = validate_code_agent(coded, [agent_pb2.ToolLink(name="hammer")], [agent()], KNOWN)
     assert [(mistake.field, mistake.description) for mistake in found] == [
         (
@@ -223,7 +223,7 @@ def test_an_agent_in_code_is_judged_by_what_it_calls() -> None:
             "There is no tool 'hammer'. "
             "There is break_loop, call_writer, exit, final_answer, get_state, search, set_state.",
         ),
-        ("sub_agents[0].agent", "There is no agent 'nobody'. There is lead."),
+        ("sub_agents[0].agent", "There is no agent 'absent'. There is lead."),
     ]
 
 
@@ -286,7 +286,7 @@ def test_agents_that_definitions_reach_are_judged_for_what_they_would_make_of_th
         return definition
 
     lead, writer, poet = agent(sub_agents=links("writer")), unmodelled("writer", "poet"), unmodelled("poet")
-    broken = agent("broken", sub_agents=links("nobody"))
+    broken = agent("broken", sub_agents=links("absent"))
     known = Known(models=["default"], has_default_model=False, definitions=[lead, writer, poet, broken])
     taken = unmodelled("lead", "writer", "broken")
     found = [(each.agent, each.field) for each in violations([taken], known)]

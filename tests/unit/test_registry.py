@@ -102,10 +102,10 @@ def test_names_lead_to_agents_tools_and_models(registry: Registry) -> None:
 
 def test_an_unknown_name_stands_for_nothing(registry: Registry) -> None:
     resolver = registry.resolver
-    assert "nobody" not in {*resolver.agents, *resolver.tools, *resolver.functions}
-    assert resolver.model("nobody") is None
+    assert "absent" not in {*resolver.agents, *resolver.tools, *resolver.functions}
+    assert resolver.model("absent") is None
     with pytest.raises(KeyError):
-        resolver.models.get("nobody")
+        resolver.models.get("absent")
 
 
 def test_agents_have_the_revisions_of_their_definitions_and_those_in_code_their_versions(registry: Registry) -> None:
@@ -188,7 +188,7 @@ def test_everything_is_listed_by_name(registry: Registry) -> None:
 
 def test_definitions_are_judged_against_the_catalog(registry: Registry) -> None:
     good = define("lead", model="default", tools=["search"], links=["writer", "coder"])
-    bad = define("coder", model="huge", links=["nobody"])
+    bad = define("coder", model="huge", links=["absent"])
     assert violations([good], registry.known([good])) == []
     found = violations([good, bad], registry.known([good, bad]))
     assert [(each.agent, each.field, each.reason) for each in found] == [
@@ -228,8 +228,8 @@ def test_the_place_of_an_agent_is_a_file_or_code(registry: Registry) -> None:
     source = Source(definition=define("reader", model="large"), path="/srv/team/agents/reader.yaml")
     team = Registry([source], models=MODELS)
     assert team.place("reader") == "the file reader.yaml"
-    assert (registry.place("coder"), registry.place("nobody")) == ("Python code", "")
-    assert [each.source(name) for each, name in ((team, "reader"), (registry, "coder"), (registry, "nobody"))] == [
+    assert (registry.place("coder"), registry.place("absent")) == ("Python code", "")
+    assert [each.source(name) for each, name in ((team, "reader"), (registry, "coder"), (registry, "absent"))] == [
         agent_pb2.AGENT_SOURCE_FILE,
         agent_pb2.AGENT_SOURCE_CODE,
         agent_pb2.AGENT_SOURCE_UNSPECIFIED,
@@ -237,11 +237,11 @@ def test_the_place_of_an_agent_is_a_file_or_code(registry: Registry) -> None:
 
 
 def test_a_catalog_with_mistakes_is_refused_with_all_of_them() -> None:
-    lead = Source(definition=define("lead", links=["nobody"]), path="lead.yaml", lines={"": 1, "sub_agents[0]": 7})
+    lead = Source(definition=define("lead", links=["absent"]), path="lead.yaml", lines={"": 1, "sub_agents[0]": 7})
     with pytest.raises(ConfigurationError) as refused:
         Registry([lead, define("writer", tools=["serch"])], models=MODELS, tools=[search], code_agents=[coder])
     assert refused.value.message.splitlines() == [
-        "lead.yaml:7: sub_agents[0].agent: There is no agent 'nobody'. There is coder, lead, writer.",
+        "lead.yaml:7: sub_agents[0].agent: There is no agent 'absent'. There is coder, lead, writer.",
         "agents: llm.tools[0].name: There is no tool 'serch'. Did you mean 'search'?",
         "agent coder: tools[0].name: There is no tool 'forget'. "
         "There is break_loop, exit, get_state, search, set_state.",

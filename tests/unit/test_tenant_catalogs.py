@@ -220,7 +220,7 @@ async def test_an_agent_is_shown_with_where_it_is_defined_and_found_by_its_revis
     )
     assert catalog.list_agents() == [stored(poet), of_file]
     assert [catalog.current(name) for name in ("poet", "writer")] == [stored(poet), of_file]
-    assert [catalog.in_force(name, revision(poet)) for name in ("poet", "writer", "nobody")] == [
+    assert [catalog.in_force(name, revision(poet)) for name in ("poet", "writer", "absent")] == [
         stored(poet),
         None,
         None,

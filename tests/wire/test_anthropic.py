@@ -3,8 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,73 +11,33 @@ from typing import Any
 import pytest
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, model_pb2, step_pb2, usage_pb2
-from bough_server import tool
-from bough_server.models.config import ModelSection
 from bough_server.models.model import (
     AttemptMeter,
-    Model,
     ModelRequest,
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
     ToolSpec,
 )
-from bough_server.models.registry import build_models
 from tests.support import anthropic_rules as fake
 from tests.support.anthropic_rules import ANSWER
 from tests.support.log_readings import answer_of, check_replay, failures, having
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, failure, text_of, tool_result, user
-from tests.support.model_scenarios import Ending, Reply, Scenario
-from tests.support.model_server import ModelServer, serving_model
-from tests.support.run_harness import RunHarness, open_harness
-from tests.support.teams import llm
+from tests.support.model_scenarios import Ending, Reply
+from tests.support.native_models import KEY, NativeProvider
 
 THINKING = '{"thinking": {"type": "enabled", "budget_tokens": 2048}}'
-KEY = "not-shaped-like-a-key"
 USAGE = usage_pb2.Usage(
     input_tokens=100, cached_input_tokens=60, output_tokens=25, reasoning_tokens=7, total_tokens=125
 )
 
 
-def section(server: ModelServer, **fields: object) -> ModelSection:
-    facts = {"provider": "anthropic", "model": "claude-1", "base_url": server.root, "api_key_env": "KEY"}
-    return ModelSection.model_validate({**facts, **fields})
-
-
-@asynccontextmanager
-async def talking(
-    folder: Path, scenario: Scenario = fake.rules, **fields: object
-) -> AsyncIterator[tuple[Model, ModelServer]]:
-    """A fake and a model `large` that talks to it."""
-    async with serving_model(scenario) as server:
-        models = build_models({"large": section(server, **fields)}, secrets={"KEY": KEY}, folder=folder)
-        try:
-            yield models.get("large"), server
-        finally:
-            await models.close()
-
-
-@asynccontextmanager
-async def house_at(folder: Path, extra_json: str) -> AsyncIterator[tuple[RunHarness, ModelServer]]:
-    """A harness whose agent `p` has a tool and a Claude."""
-
-    @tool
-    def lookup(query: str) -> str:
-        """Look a word up."""
-        return f"{query}: a tree"
-
-    async with serving_model(fake.rules) as server:
-        models = build_models({"m": section(server)}, secrets={"KEY": KEY}, folder=folder)
-        settings = model_pb2.ModelSettings(extra_json=extra_json)
-        team = [llm("p", model="m", tools=["lookup"], settings=settings)]
-        async with open_harness(folder, models=models, definitions=team, tools=[lookup]) as harness:
-            yield harness, server
-        await models.close()
+PROVIDER = NativeProvider("anthropic", "claude-1", fake.rules)
 
 
 @pytest.mark.parametrize("extra", ["", THINKING, '{"thinking": {"type": "adaptive"}}'])
 async def test_two_turns_of_calls_are_answered_by_the_rules_of_the_api(tmp_path: Path, extra: str) -> None:
-    async with house_at(tmp_path, extra) as (harness, server):
+    async with PROVIDER.harness(tmp_path, extra_json=extra) as (harness, server):
         first = await harness.turn("p", "What is an oak?")
         logs = [first, await harness.turn("p", "What is an oak?", session_id=first[0].session_id)]
         for log in logs:
@@ -88,7 +47,7 @@ async def test_two_turns_of_calls_are_answered_by_the_rules_of_the_api(tmp_path:
 
 
 async def test_thinking_comes_back_with_its_signature_before_the_calls_it_led_to(tmp_path: Path) -> None:
-    async with house_at(tmp_path, THINKING) as (harness, server):
+    async with PROVIDER.harness(tmp_path, extra_json=THINKING) as (harness, server):
         await harness.turn("p", "What is an oak?")
     _, first, _, second, _ = server.requests[2]["messages"]
     thought = "I think of oak."
@@ -99,7 +58,7 @@ async def test_thinking_comes_back_with_its_signature_before_the_calls_it_led_to
 
 async def test_an_answer_streams_and_ends_with_the_whole_message(tmp_path: Path) -> None:
     settings = model_pb2.ModelSettings(extra_json=THINKING)
-    async with talking(tmp_path) as (model, _):
+    async with PROVIDER.talking(tmp_path) as (model, _):
         deltas, response = await answer(model, asking(tools=[LOOKUP], settings=settings))
     (_, _, made) = response.message.parts
     call_id = made.tool_call.provider_call_id
@@ -141,7 +100,7 @@ async def test_a_request_carries_instruction_history_tools_settings_and_marks_fo
         settings=settings,
     )
     cached = {"cache_control": {"type": "ephemeral"}}
-    async with talking(tmp_path) as (model, server):
+    async with PROVIDER.talking(tmp_path) as (model, server):
         await answer(model, request)
     assert server.requests[0] == {
         "model": "claude-1",
@@ -218,7 +177,7 @@ IMAGE = message_pb2.Part(blob=message_pb2.Blob(data=b"png", media_type="image/pn
     ],
 )
 async def test_whatever_a_history_is_like_the_rules_are_kept(tmp_path: Path, request_: ModelRequest) -> None:
-    async with talking(tmp_path) as (model, server):
+    async with PROVIDER.talking(tmp_path) as (model, server):
         _, response = await answer(model, request_)
         assert server.count == 1
     assert response.message.parts
@@ -228,7 +187,7 @@ async def test_thinking_of_another_model_is_not_sent(tmp_path: Path) -> None:
     said = assistant("Yes.")
     thought = message_pb2.Reasoning(text="Hm.", signature="not Anthropic's", model="another")
     said.parts.insert(0, message_pb2.Part(reasoning=thought))
-    async with talking(tmp_path) as (model, server):
+    async with PROVIDER.talking(tmp_path) as (model, server):
         await answer(model, asking(user("a"), said, user("b")))
     assert server.requests[0]["messages"][1]["content"] == [{"type": "text", "text": "Yes."}]
 
@@ -237,7 +196,7 @@ async def test_a_failed_result_is_marked_and_its_image_sent(tmp_path: Path) -> N
     made = call("c1", "lookup", "{}")
     failed = message_pb2.ToolResult(call=made, parts=[IMAGE], error=error_pb2.AgentError(message="No such word."))
     results = message_pb2.Message(role=message_pb2.ROLE_TOOL, parts=[message_pb2.Part(tool_result=failed)])
-    async with talking(tmp_path, prompt_cache=False) as (model, server):
+    async with PROVIDER.talking(tmp_path, prompt_cache=False) as (model, server):
         await answer(model, asking(user("a"), assistant("", made), results, tools=[LOOKUP]))
     (sent,) = server.requests[0]["messages"][2]["content"]
     assert sent == {
@@ -254,7 +213,7 @@ async def test_a_failed_result_is_marked_and_its_image_sent(tmp_path: Path) -> N
 async def test_a_schema_is_sent_as_a_format_beside_other_output_settings(tmp_path: Path) -> None:
     schema = '{"type":"object","properties":{"a":{"type":"string"}},"required":["a"],"additionalProperties":false}'
     settings = model_pb2.ModelSettings(extra_json='{"output_config": {"effort": "low"}}')
-    async with talking(tmp_path) as (model, server):
+    async with PROVIDER.talking(tmp_path) as (model, server):
         await answer(model, replace(asking(settings=settings), output_schema_json=schema))
     form = {"type": "json_schema", "schema": json.loads(schema)}
     assert server.requests[0]["output_config"] == {"effort": "low", "format": form}
@@ -275,7 +234,7 @@ async def test_why_it_stopped_is_told_in_one_vocabulary(
     tmp_path: Path, reason: str, finish: step_pb2.FinishReason.ValueType
 ) -> None:
     reply = Reply(pieces=(fake.begin(), *fake.text_block(0, "Well"), *fake.end(reason)))
-    async with talking(tmp_path, lambda _: reply) as (model, _):
+    async with PROVIDER.talking(tmp_path, lambda _: reply) as (model, _):
         _, response = await answer(model, asking())
     assert (response.finish_reason, response.provider_finish_reason) == (finish, reason)
     assert bool(response.annotations.safety) == (reason == "refusal")
@@ -341,7 +300,7 @@ STARTED = (fake.begin(), *fake.text_block(0, "Well"))
 async def test_a_fault_is_a_model_error_with_status_and_address_and_without_the_key(
     tmp_path: Path, reply: Reply, reason: str, retry: event_pb2.RetryReason.ValueType | None, status: int, said: str
 ) -> None:
-    async with talking(tmp_path, lambda _: reply) as (model, server):
+    async with PROVIDER.talking(tmp_path, lambda _: reply) as (model, server):
         deltas, error = await failure(model, asking())
         assert server.count == 1
     assert error_pb2.ErrorReason.Name(error.reason) == f"ERROR_REASON_MODEL_{reason}"
@@ -359,7 +318,7 @@ async def test_a_fault_is_a_model_error_with_status_and_address_and_without_the_
 async def test_usage_is_known_while_an_answer_streams_and_leaving_closes_the_connection(tmp_path: Path) -> None:
     meter = AttemptMeter()
     reply = Reply(pieces=STARTED, ending=Ending.HANG)
-    async with talking(tmp_path, lambda _: reply) as (model, server):
+    async with PROVIDER.talking(tmp_path, lambda _: reply) as (model, server):
         async with aclosing(model.stream(asking(), meter=meter)) as items:  # type: ignore[type-var]
             assert await anext(items) == TextDelta("Well")
         await server.left.wait()
@@ -369,14 +328,14 @@ async def test_usage_is_known_while_an_answer_streams_and_leaving_closes_the_con
 
 async def test_an_answer_that_does_not_begin_is_a_timeout(tmp_path: Path) -> None:
     reply = Reply(ending=Ending.HANG, starts=False)
-    async with talking(tmp_path, lambda _: reply, timeouts={"start": 0.3}) as (model, server):
+    async with PROVIDER.talking(tmp_path, lambda _: reply, timeouts={"start": 0.3}) as (model, server):
         _, error = await failure(model, asking())
         await server.left.wait()
     assert (error.reason, error.retry) == (error_pb2.ERROR_REASON_MODEL_TIMEOUT, event_pb2.RETRY_REASON_TIMEOUT)
 
 
 async def test_calls_one_after_the_other_share_a_connection(tmp_path: Path) -> None:
-    async with talking(tmp_path) as (model, server):
+    async with PROVIDER.talking(tmp_path) as (model, server):
         for _ in range(3):
             await answer(model, asking())
         assert server.connections == 1
@@ -385,7 +344,7 @@ async def test_calls_one_after_the_other_share_a_connection(tmp_path: Path) -> N
 async def test_no_key_sends_none_to_an_address_that_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
         monkeypatch.setenv(variable, "from-the-environment")
-    async with talking(tmp_path, api_key_env="") as (model, server):
+    async with PROVIDER.talking(tmp_path, api_key_env="") as (model, server):
         await answer(model, asking())
     sent = {name.lower() for name in server.headers[0]}
     assert not {"authorization", "x-api-key"} & sent
@@ -399,7 +358,7 @@ async def test_citations_and_halves_of_characters_are_joined_to_their_text(tmp_p
         {"type": "text_delta", "text": "\udd89"},
     ]
     pieces = (fake.begin(), *fake.block(0, {"type": "text", "text": ""}, *deltas), *fake.end("end_turn"))
-    async with talking(tmp_path, lambda _: Reply(pieces=pieces)) as (model, _):
+    async with PROVIDER.talking(tmp_path, lambda _: Reply(pieces=pieces)) as (model, _):
         _, response = await answer(model, asking())
     assert response.message.parts[0].text == "an \U0001f989"
     assert list(response.annotations.citations) == [
@@ -408,7 +367,7 @@ async def test_citations_and_halves_of_characters_are_joined_to_their_text(tmp_p
 
 
 async def test_events_are_kept_as_they_came_if_configured(tmp_path: Path) -> None:
-    async with talking(tmp_path, keep_raw=True) as (model, _):
+    async with PROVIDER.talking(tmp_path, keep_raw=True) as (model, _):
         _, response = await answer(model, asking())
     kinds = [event["type"] for event in json.loads(response.raw_events_json)]
     assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")

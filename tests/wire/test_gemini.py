@@ -3,8 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,70 +11,31 @@ from typing import Any
 import pytest
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, model_pb2, step_pb2, usage_pb2
-from bough_server import tool
-from bough_server.models.config import ModelSection
 from bough_server.models.gemini.request import FOREIGN_SIGNATURE
 from bough_server.models.model import (
     AttemptMeter,
-    Model,
     ModelRequest,
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
     ToolSpec,
 )
-from bough_server.models.registry import build_models
 from tests.support import gemini_rules as fake
 from tests.support.gemini_rules import ANSWER, USAGE
 from tests.support.log_readings import answer_of, check_replay, failures, having
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, failure, text_of, tool_result, user
-from tests.support.model_scenarios import Ending, Reply, Scenario, event
-from tests.support.model_server import ModelServer, serving_model
-from tests.support.run_harness import RunHarness, open_harness
-from tests.support.teams import llm
+from tests.support.model_scenarios import Ending, Reply, event
+from tests.support.native_models import KEY, NativeProvider
 
-KEY = "not-shaped-like-a-key"
 USED = usage_pb2.Usage(input_tokens=100, cached_input_tokens=60, output_tokens=25, reasoning_tokens=7, total_tokens=125)
 IMAGE = message_pb2.Part(blob=message_pb2.Blob(data=b"png", media_type="image/png"))
 
 
-def section(server: ModelServer, **fields: object) -> ModelSection:
-    facts = {"provider": "gemini", "model": "gemini-3", "base_url": server.root, "api_key_env": "KEY"}
-    return ModelSection.model_validate({**facts, **fields})
-
-
-@asynccontextmanager
-async def talking(
-    folder: Path, scenario: Scenario = fake.rules, **fields: object
-) -> AsyncIterator[tuple[Model, ModelServer]]:
-    """A fake and a model `large` that talks to it."""
-    async with serving_model(scenario) as server:
-        models = build_models({"large": section(server, **fields)}, secrets={"KEY": KEY}, folder=folder)
-        try:
-            yield models.get("large"), server
-        finally:
-            await models.close()
-
-
-@asynccontextmanager
-async def house_at(folder: Path) -> AsyncIterator[tuple[RunHarness, ModelServer]]:
-    """A harness whose agent `p` has a tool and a Gemini."""
-
-    @tool
-    def lookup(query: str) -> str:
-        """Look a word up."""
-        return f"{query}: a tree"
-
-    async with serving_model(fake.rules) as server:
-        models = build_models({"m": section(server)}, secrets={"KEY": KEY}, folder=folder)
-        team = [llm("p", model="m", tools=["lookup"])]
-        async with open_harness(folder, models=models, definitions=team, tools=[lookup]) as harness:
-            yield harness, server
-        await models.close()
+PROVIDER = NativeProvider("gemini", "gemini-3", fake.rules)
 
 
 async def test_two_turns_of_calls_are_answered_by_the_rules_of_the_api(tmp_path: Path) -> None:
-    async with house_at(tmp_path) as (harness, server):
+    async with PROVIDER.harness(tmp_path) as (harness, server):
         first = await harness.turn("p", "What is an oak?")
         logs = [first, await harness.turn("p", "What is an oak?", session_id=first[0].session_id)]
         for log in logs:
@@ -89,7 +49,7 @@ async def test_two_turns_of_calls_are_answered_by_the_rules_of_the_api(tmp_path:
 
 
 async def test_an_answer_streams_and_ends_with_the_whole_content(tmp_path: Path) -> None:
-    async with talking(tmp_path) as (model, server):
+    async with PROVIDER.talking(tmp_path) as (model, server):
         deltas, response = await answer(model, asking(tools=[LOOKUP]))
         _, last = await answer(model, asking())
     made = [part.tool_call for part in response.message.parts[1:]]
@@ -127,7 +87,7 @@ async def test_a_request_carries_instruction_history_tools_and_settings(tmp_path
         tools=[ToolSpec(name="lookup", description="Looks.", input_schema_json=json.dumps(schema))],
         settings=settings,
     )
-    async with talking(tmp_path) as (model, server):
+    async with PROVIDER.talking(tmp_path) as (model, server):
         await answer(model, replace(request, tool_choice="required"))
     assert server.requests[0] == {
         "systemInstruction": {"parts": [{"text": "Be brief."}]},
@@ -186,7 +146,7 @@ OTHER = call("c2", "lookup", "{}")
     ],
 )
 async def test_whatever_a_history_is_like_the_rules_are_kept(tmp_path: Path, request_: ModelRequest) -> None:
-    async with talking(tmp_path) as (model, server):
+    async with PROVIDER.talking(tmp_path) as (model, server):
         _, response = await answer(model, request_)
         assert server.count == 1
     assert response.message.parts
@@ -194,7 +154,7 @@ async def test_whatever_a_history_is_like_the_rules_are_kept(tmp_path: Path, req
 
 async def test_a_call_of_another_model_says_that_its_signature_is_not_to_be_checked(tmp_path: Path) -> None:
     request = asking(user("a"), assistant("", FOREIGN, OTHER), tool_result(FOREIGN, "x"), tool_result(OTHER, "y"))
-    async with talking(tmp_path) as (model, server):
+    async with PROVIDER.talking(tmp_path) as (model, server):
         await answer(model, request)
     first, second = server.requests[0]["contents"][1]["parts"]
     assert (first["thoughtSignature"], "thoughtSignature" in second) == (FOREIGN_SIGNATURE, False)
@@ -204,7 +164,7 @@ async def test_a_failed_result_and_its_image_are_sent_apart(tmp_path: Path) -> N
     made = call("c1", "lookup", "{}")
     failed = message_pb2.ToolResult(call=made, parts=[IMAGE], error=error_pb2.AgentError(message="No such word."))
     results = message_pb2.Message(role=message_pb2.ROLE_TOOL, parts=[message_pb2.Part(tool_result=failed)])
-    async with talking(tmp_path) as (model, server):
+    async with PROVIDER.talking(tmp_path) as (model, server):
         await answer(model, asking(user("a"), assistant("", made), results, tools=[LOOKUP]))
     result, files = server.requests[0]["contents"][2:]
     said = "Error: No such word.\n[image/png of 3 bytes, not shown]"
@@ -217,7 +177,7 @@ async def test_a_failed_result_and_its_image_are_sent_apart(tmp_path: Path) -> N
 
 async def test_a_schema_is_sent_as_a_format_where_no_tools_are(tmp_path: Path) -> None:
     schema = '{"type": "object"}'
-    async with talking(tmp_path) as (model, server):
+    async with PROVIDER.talking(tmp_path) as (model, server):
         await answer(model, odd(user("a"), output_schema_json=schema))
         await answer(model, odd(user("a"), output_schema_json=schema, tools=[LOOKUP]))
     form = {"responseMimeType": "application/json", "responseJsonSchema": {"type": "object"}}
@@ -240,7 +200,7 @@ async def test_why_it_stopped_is_told_in_one_vocabulary(
     tmp_path: Path, reason: str, finish: step_pb2.FinishReason.ValueType
 ) -> None:
     reply = Reply(pieces=(fake.chunk({"text": "Well"}, finish=reason),))
-    async with talking(tmp_path, lambda _: reply) as (model, _):
+    async with PROVIDER.talking(tmp_path, lambda _: reply) as (model, _):
         _, response = await answer(model, asking())
     assert (response.finish_reason, response.provider_finish_reason) == (finish, reason)
     assert bool(response.annotations.safety) == (finish == step_pb2.FINISH_REASON_CONTENT_FILTER)
@@ -250,7 +210,7 @@ async def test_a_blocked_prompt_is_an_empty_answer_that_was_filtered(tmp_path: P
     rating = {"category": "HARM_CATEGORY_HARASSMENT", "probability": "HIGH", "blocked": True}
     feedback = {"blockReason": "SAFETY", "safetyRatings": [rating]}
     reply = Reply(pieces=(event({"promptFeedback": feedback, "usageMetadata": {"promptTokenCount": 4}}),))
-    async with talking(tmp_path, lambda _: reply) as (model, _):
+    async with PROVIDER.talking(tmp_path, lambda _: reply) as (model, _):
         deltas, response = await answer(model, asking())
     assert (deltas, list(response.message.parts)) == ([], [])
     assert response.finish_reason == step_pb2.FINISH_REASON_CONTENT_FILTER
@@ -345,7 +305,7 @@ FAILED = event({"error": {"code": 503, "message": "The model is overloaded.", "s
 async def test_a_fault_is_a_model_error_with_status_and_address_and_without_the_key(
     tmp_path: Path, reply: Reply, reason: str, retry: event_pb2.RetryReason.ValueType | None, status: int, said: str
 ) -> None:
-    async with talking(tmp_path, lambda _: reply) as (model, server):
+    async with PROVIDER.talking(tmp_path, lambda _: reply) as (model, server):
         deltas, error = await failure(model, asking())
         assert server.count == 1
     assert error_pb2.ErrorReason.Name(error.reason) == f"ERROR_REASON_MODEL_{reason}"
@@ -360,7 +320,7 @@ async def test_a_fault_is_a_model_error_with_status_and_address_and_without_the_
 async def test_usage_is_known_while_an_answer_streams_and_leaving_closes_the_connection(tmp_path: Path) -> None:
     meter = AttemptMeter()
     reply = Reply(pieces=(STARTED,), ending=Ending.HANG)
-    async with talking(tmp_path, lambda _: reply) as (model, server):
+    async with PROVIDER.talking(tmp_path, lambda _: reply) as (model, server):
         async with aclosing(model.stream(asking(), meter=meter)) as items:  # type: ignore[type-var]
             assert await anext(items) == TextDelta("Well")
         await server.left.wait()
@@ -369,14 +329,14 @@ async def test_usage_is_known_while_an_answer_streams_and_leaving_closes_the_con
 
 async def test_an_answer_that_does_not_begin_is_a_timeout(tmp_path: Path) -> None:
     reply = Reply(ending=Ending.HANG, starts=False)
-    async with talking(tmp_path, lambda _: reply, timeouts={"start": 0.3}) as (model, server):
+    async with PROVIDER.talking(tmp_path, lambda _: reply, timeouts={"start": 0.3}) as (model, server):
         _, error = await failure(model, asking())
         await server.left.wait()
     assert (error.reason, error.retry) == (error_pb2.ERROR_REASON_MODEL_TIMEOUT, event_pb2.RETRY_REASON_TIMEOUT)
 
 
 async def test_calls_one_after_the_other_share_a_connection(tmp_path: Path) -> None:
-    async with talking(tmp_path) as (model, server):
+    async with PROVIDER.talking(tmp_path) as (model, server):
         for _ in range(3):
             await answer(model, asking())
         assert server.connections == 1
@@ -386,7 +346,7 @@ async def test_no_key_sends_none_to_an_address_that_is_set(tmp_path: Path, monke
     for variable in ("GEMINI_API_KEY", "GOOGLE_API_KEY"):
         monkeypatch.setenv(variable, "from-the-environment")
     monkeypatch.setenv("GOOGLE_GENAI_USE_VERTEXAI", "true")
-    async with talking(tmp_path, api_key_env="") as (model, server):
+    async with PROVIDER.talking(tmp_path, api_key_env="") as (model, server):
         await answer(model, asking())
     assert not {"authorization", "x-goog-api-key"} & {name.lower() for name in server.headers[0]}
 
@@ -394,7 +354,7 @@ async def test_no_key_sends_none_to_an_address_that_is_set(tmp_path: Path, monke
 async def test_sources_are_citations(tmp_path: Path) -> None:
     grounding = {"groundingChunks": [{"web": {"uri": "https://a.example", "title": "Oaks"}}]}
     candidate = {"content": {"parts": [{"text": "An oak"}]}, "finishReason": "STOP", "groundingMetadata": grounding}
-    async with talking(tmp_path, lambda _: Reply(pieces=(event({"candidates": [candidate]}),))) as (model, _):
+    async with PROVIDER.talking(tmp_path, lambda _: Reply(pieces=(event({"candidates": [candidate]}),))) as (model, _):
         _, response = await answer(model, asking())
     assert list(response.annotations.citations) == [
         step_pb2.CitationRef(label="Oaks", url="https://a.example", part_index=0)
@@ -403,7 +363,7 @@ async def test_sources_are_citations(tmp_path: Path) -> None:
 
 
 async def test_events_are_kept_as_they_came_if_configured(tmp_path: Path) -> None:
-    async with talking(tmp_path, keep_raw=True) as (model, _):
+    async with PROVIDER.talking(tmp_path, keep_raw=True) as (model, _):
         _, response = await answer(model, asking())
     assert [each["responseId"] for each in json.loads(response.raw_events_json)] == ["resp-1"] * 5
 

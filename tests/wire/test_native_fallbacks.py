@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import error_pb2, event_pb2
-from bough_server import tool
 from bough_server.models.config import ModelSection
 from bough_server.models.registry import build_models
 from tests.support import anthropic_rules, chat_rules, gemini_rules
 from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.model_scenarios import Reply, Request, Scenario
 from tests.support.model_server import ModelServer, serving_model
+from tests.support.native_models import lookup
 from tests.support.run_harness import open_harness
 from tests.support.teams import llm
 
@@ -22,12 +22,6 @@ RULES: Mapping[str, Scenario] = {
     "gemini": gemini_rules.rules,
     "deepseek": chat_rules.deepseek,
 }
-
-
-@tool
-def lookup(query: str) -> str:
-    """Look a word up."""
-    return f"{query}: a tree"
 
 
 def overloaded_after_one(rules: Scenario) -> Scenario:

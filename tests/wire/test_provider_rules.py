@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import message_pb2, model_pb2
-from bough_server import tool
 from bough_server.models.config import ModelSection
 from bough_server.models.presets import PRESETS
 from bough_server.models.registry import build_models
@@ -19,6 +18,7 @@ from tests.support.log_readings import answer_of, check_replay, failures, having
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, failure, reasoning_of, tool_result, user
 from tests.support.model_scenarios import Scenario
 from tests.support.model_server import ModelServer, serving_model
+from tests.support.native_models import lookup
 from tests.support.run_harness import RunHarness, open_harness
 from tests.support.teams import llm
 
@@ -29,14 +29,8 @@ RULES: Mapping[str, Scenario] = {
 }
 
 
-@tool
-def lookup(query: str) -> str:
-    """Look a word up."""
-    return f"{query}: a tree"
-
-
 @asynccontextmanager
-async def house_at(folder: Path, preset: str, **fields: object) -> AsyncIterator[tuple[RunHarness, ModelServer]]:
+async def harness_at(folder: Path, preset: str, **fields: object) -> AsyncIterator[tuple[RunHarness, ModelServer]]:
     """A harness whose agent `p` has a tool and a model at a server that keeps a provider's rules."""
     async with serving_model(RULES[preset]) as server:
         section = {"preset": preset, "model": "m", "base_url": server.base_url, "api_key_env": "", **fields}
@@ -50,7 +44,7 @@ async def house_at(folder: Path, preset: str, **fields: object) -> AsyncIterator
 
 @pytest.mark.parametrize("preset", RULES)
 async def test_two_turns_of_calls_are_answered_by_the_rules_of_the_provider(tmp_path: Path, preset: str) -> None:
-    async with house_at(tmp_path, preset) as (harness, server):
+    async with harness_at(tmp_path, preset) as (harness, server):
         first = await harness.turn("p", "What is an oak?")
         logs = [first, await harness.turn("p", "What is an oak?", session_id=first[0].session_id)]
         for log in logs:
@@ -71,13 +65,13 @@ async def test_two_turns_of_calls_are_answered_by_the_rules_of_the_provider(tmp_
 async def test_every_field_of_a_preset_can_be_set_and_the_rules_are_real(
     tmp_path: Path, preset: str, fields: Mapping[str, object], said: str
 ) -> None:
-    async with house_at(tmp_path, preset, **fields) as (harness, _):
+    async with harness_at(tmp_path, preset, **fields) as (harness, _):
         log = await harness.turn("p", "What is an oak?")
     assert said in log[-1].run_failed.error.message
 
 
 async def test_signatures_are_in_the_models_message_and_in_no_event_of_the_call(tmp_path: Path) -> None:
-    async with house_at(tmp_path, "gemini") as (harness, server):
+    async with harness_at(tmp_path, "gemini") as (harness, server):
         log = await harness.turn("p", "What is an oak?")
     (made,) = having(log, "llm_completed")[0].llm_completed.response.message.parts
     signature = '{"extra_content":{"google":{"thought_signature":"signed/oak=="}}}'

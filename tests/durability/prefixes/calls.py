@@ -81,7 +81,7 @@ BOUNDED: Final = Scenario(
     turns={
         "lead": [
             asks(*(call("look", what=what) for what in ("leaf", "bark", "root")), call("call_child", message="go")),
-            asks(call("call_child", message="once more"), call("stranger"), call("call_nobody", message="go")),
+            asks(call("call_child", message="once more"), call("stranger"), call("call_absent", message="go")),
             asks(call("final_answer", answer=""), call("look", what="moss")),
             said(""),
             asks(call("final_answer", answer="It is red."), call("call_child", message="too late")),

@@ -39,7 +39,7 @@ def _agents(world: World) -> list[Agent]:
 
         parts = await ctx.gather(think, suffer)
         with suppress(RunError):
-            await ctx.dispatch("nobody", "go")
+            await ctx.dispatch("absent", "go")
         try:
             await ctx.dispatch("strict", "go")
         except RunError as error:

@@ -39,7 +39,7 @@ SPENT: Final = _bounded(
 """Four calls and what was lost are 4,090 tokens."""
 
 UNSAID: Final = _bounded(
-    "bounded cost that nobody reports",
+    "bounded cost that no provider reports",
     {
         "lead": [calls(call("call_a", message="go")), calls(call("look", what="bark")), {"text": "never"}],
         "a": [calls(call("look", what="leaf")), {"text": "The leaf is red."}],

@@ -42,7 +42,7 @@ class Finished:
 async def record(scenario: Scenario, folder: Path, *, is_cancelled: bool) -> Finished:
     """Executes a run from its beginning to its end, cancelled where its scenario says so and the caller wants it."""
     world = World(HeldClock(), is_patient=not scenario.cancelled_at or is_cancelled)
-    async with _house(scenario, folder, world) as harness:
+    async with _harness(scenario, folder, world) as harness:
         past = await harness.start(scenario.root) if scenario.has_past else run_pb2.Run()
         if scenario.has_past:
             await _follow(harness, past, scenario.answer)
@@ -60,7 +60,7 @@ async def recover(whole: Finished, through: int, folder: Path) -> Finished:
     cut(whole, through, folder)
     clock = HeldClock(prefix[-1].record_time.ToNanoseconds() + 10**9)
     world = World(clock, is_patient=not scenario.cancelled_at)
-    async with _house(scenario, folder, world, failed=_failed(prefix)) as harness:
+    async with _harness(scenario, folder, world, failed=_failed(prefix)) as harness:
         run = run_pb2.Run(run_id=prefix[0].run_id, session_id=prefix[0].session_id)
         await harness.runs.recover()
         await _follow(harness, run, scenario.answer)
@@ -102,7 +102,7 @@ def _script(scenario: Scenario, failed: int) -> str:
 
 
 @asynccontextmanager
-async def _house(scenario: Scenario, folder: Path, world: World, *, failed: int = 0) -> AsyncIterator[RunHarness]:
+async def _harness(scenario: Scenario, folder: Path, world: World, *, failed: int = 0) -> AsyncIterator[RunHarness]:
     team = scenario.team(world)
     async with open_team(
         folder,

@@ -72,14 +72,14 @@ class Team:
     functions: Sequence[Function] = ()
 
 
-def nobody(_: World) -> Team:
+def no_team(_: World) -> Team:
     """A team without agents."""
     return Team()
 
 
 def no_answer(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:
     """Raises: the run was to ask nothing."""
-    raise AssertionError(f"nobody was to be asked: {request.prompt}")
+    raise AssertionError(f"the run asked, which it must not: {request.prompt}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Scenario:
     root: str = "lead"
     turns: Mapping[str, Sequence[object]] = field(default_factory=dict)
     """What the model of each agent says, turn by turn."""
-    team: Callable[[World], Team] = nobody
+    team: Callable[[World], Team] = no_team
     answer: Answer = no_answer
     cancelled_at: str = ""
     """Where an agent has to arrive for the run to be cancelled, or "its questions"; empty for never."""
