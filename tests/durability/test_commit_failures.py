@@ -136,7 +136,9 @@ async def test_a_run_whose_storage_failed_is_ended_when_it_is_cancelled_and_lets
     assert after.kinds[-1] == "run_completed"
 
 
-async def test_a_wish_that_cannot_be_stored_is_refused_and_may_be_made_again(tmp_path: Path, commits: Commits) -> None:
+async def test_a_cancellation_that_cannot_be_stored_is_refused_and_may_be_requested_again(
+    tmp_path: Path, commits: Commits
+) -> None:
     async with served(settings(tmp_path)) as server:
         turn = await begin(server, "waiter", "never opened", policy=KEEPS_ON).until("run_started")
         request = pb.CancelRunRequest(run_id=await turn.run_id())

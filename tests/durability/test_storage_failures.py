@@ -108,7 +108,7 @@ async def test_a_database_that_another_program_locks_is_waited_for_and_then_give
         await store.log.append(other.run_id, epoch=1, records=other.next(delta()))
 
 
-async def test_a_lock_that_is_let_go_in_time_is_not_noticed(path: Path) -> None:
+async def test_a_lock_that_is_released_in_time_is_not_noticed(path: Path) -> None:
     run = Made()
     async with open_store(str(path), busy_timeout=10) as store:
         await store.log.create(run.new())

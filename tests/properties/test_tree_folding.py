@@ -74,7 +74,7 @@ def starts(event: AgentEvent) -> bool:
 
 
 @given(told_logs())
-def test_nobody_is_lost_and_nobody_is_twice(log: list[AgentEvent]) -> None:
+def test_no_agent_is_lost_and_none_is_twice(log: list[AgentEvent]) -> None:
     record = fold(log, EVERYTHING)
     ids = [agent.invocation_id for agent in record.agents]
     assert sorted(ids) == sorted(first_appearances(log))

@@ -23,7 +23,7 @@ WHOLE_TURNS = st.sampled_from((desk(), asking_desk()))
 
 
 @given(told_logs())
-def test_every_prefix_of_anybody_s_log_has_a_record(log: Log) -> None:
+def test_every_prefix_of_any_log_has_a_record(log: Log) -> None:
     tree = Tree(EVERYTHING)
     for length, event in enumerate(log, start=1):
         tree.add(event)

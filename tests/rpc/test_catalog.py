@@ -62,7 +62,7 @@ async def test_validating_answers_well_with_everything_that_is_wrong(server: Ser
     assert {"description", "sub_agents[0].agent"} <= fields
 
 
-async def test_judging_many_schemas_keeps_nobody_else_waiting(server: Served) -> None:
+async def test_validating_many_schemas_keeps_no_other_call_waiting(server: Served) -> None:
     schema = json.dumps({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(200)}})
     team = [
         agent_pb2.AgentDefinition(

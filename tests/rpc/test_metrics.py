@@ -115,7 +115,7 @@ async def test_metrics_go_out_by_otlp_where_that_is_configured(tmp_path: Path, m
     assert {"bough.agent.invocations", "gen_ai.client.token.usage", "bough.runs.active"} <= set(sent)
 
 
-async def test_nothing_is_counted_where_nobody_asks(tmp_path: Path) -> None:
+async def test_nothing_is_counted_while_metrics_are_off(tmp_path: Path) -> None:
     async with served(desk(tmp_path)) as server:
         turn = await begin(server, "desk", "hi").to_the_end()
         assert server.app.metrics_address == ""

@@ -188,7 +188,7 @@ async def test_a_background_run_outlives_its_call(server: Served) -> None:
     assert not watched.events[0].run_started.HasField("deadline_time")
 
 
-async def test_a_run_that_nobody_follows_is_cancelled_after_its_grace(server: Served) -> None:
+async def test_a_run_without_followers_is_cancelled_after_its_grace(server: Served) -> None:
     turn = await begin(server, "waiter", "alone", policy=_NO_GRACE).until("run_started")
     watched = watch(server, await turn.run_id())
     await watched.until("run_started")

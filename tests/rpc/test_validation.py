@@ -316,7 +316,7 @@ def test_an_input_has_a_part_with_content(part: message_pb2.Part, counts: bool) 
 
 
 @pytest.mark.parametrize("field", ["input", "changes.input"])
-def test_a_part_that_nobody_can_say_is_named(field: str) -> None:
+def test_an_invalid_part_is_named(field: str) -> None:
     parts = [
         message_pb2.Part(text="hi"),
         message_pb2.Part(reasoning=message_pb2.Reasoning(text="so")),

@@ -46,7 +46,7 @@ async def test_effects_of_a_task_that_code_made_are_refused_and_take_no_key(tmp_
     assert [event.effect_key for event in having(log, "value_recorded")] == ["e0"]
 
 
-async def test_a_task_that_nobody_waits_for_changes_nothing(tmp_path: Path) -> None:
+async def test_a_task_that_is_not_awaited_changes_nothing(tmp_path: Path) -> None:
     strays: list[asyncio.Future[object]] = []
 
     @agent(description="Waits.")

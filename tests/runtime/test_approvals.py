@@ -75,7 +75,7 @@ async def test_edited_arguments_are_checked_and_are_what_the_tool_is_given(tmp_p
     assert request.call.arguments_json == '{"amount": 7}'
 
 
-async def test_a_call_below_the_predicate_asks_nobody(tmp_path: Path) -> None:
+async def test_a_call_that_the_predicate_accepts_needs_no_approval(tmp_path: Path) -> None:
     till = Till()
     async with team(tmp_path, PAY, till.pay(approval=lambda arguments: arguments["amount"] > 100)) as it:
         log = await it.turn("p")
@@ -270,7 +270,9 @@ async def test_a_wait_of_days_goes_through_restarts_and_counts_against_no_time(t
 
 @pytest.mark.parametrize("when", ["interrupted", "down"])
 @pytest.mark.parametrize("name", ["pay", "scan"])
-async def test_what_nobody_answers_in_time_is_a_failed_result(tmp_path: Path, name: str, when: str) -> None:
+async def test_an_approval_that_is_not_answered_in_time_is_a_failed_result(
+    tmp_path: Path, name: str, when: str
+) -> None:
     clock, till = HeldClock(), Till()
     turns = PAY if name == "pay" else SCAN
     tools = [till.pay(approval=True, answer_within=DAY) if name == "pay" else scan]

@@ -98,7 +98,7 @@ async def test_cancelling_a_run_that_has_ended_changes_nothing(tmp_path: Path) -
     assert record.run.state == execution_pb2.EXECUTION_STATE_SUCCEEDED
 
 
-async def test_nobody_elses_run_is_cancelled(tmp_path: Path) -> None:
+async def test_another_tenants_run_is_not_found_by_a_cancellation(tmp_path: Path) -> None:
     hold = Hold("p")
     async with open_team(tmp_path, script(p=["never"]), llm("p"), gate=hold) as harness:
         run = await harness.start("p")
@@ -108,7 +108,7 @@ async def test_nobody_elses_run_is_cancelled(tmp_path: Path) -> None:
         assert (await harness.runs.get(ME, run.run_id)).run.state == execution_pb2.EXECUTION_STATE_RUNNING
 
 
-async def test_a_wish_is_durable_when_it_is_answered(tmp_path: Path) -> None:
+async def test_a_cancellation_is_durable_when_it_is_answered(tmp_path: Path) -> None:
     hold = Hold("p")
     async with open_team(tmp_path, script(p=["never"]), llm("p"), gate=hold) as harness:
         run = await harness.start("p")
@@ -128,7 +128,7 @@ async def test_a_run_whose_time_is_up_before_it_begins_ends_by_it(tmp_path: Path
     assert having(log, "cancel_requested")[0].cancel_requested.reason == execution_pb2.CANCEL_REASON_DEADLINE
 
 
-async def test_no_delta_follows_the_wish_to_stop(tmp_path: Path) -> None:
+async def test_no_delta_follows_a_cancellation(tmp_path: Path) -> None:
     """A model that has its next piece ready when the run is sealed, in the very turn of the loop."""
     harnesses: list[RunHarness] = []
     begun = asyncio.Event()

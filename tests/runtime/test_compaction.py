@@ -141,7 +141,7 @@ async def test_the_next_summary_is_made_of_the_last_one_and_what_came_after_it(t
     assert [(one.from_position, one.to_position) for one in stood_for] == [(1, 4), (1, 9), (1, 14)]
 
 
-async def test_a_failing_summary_fails_nobody(tmp_path: Path) -> None:
+async def test_a_failing_summary_fails_no_agent(tmp_path: Path) -> None:
     heard: list[ModelRequest] = []
     fault = {"text": "x", "error": {"reason": "UNAVAILABLE", "usage": {"input_tokens": 2}}}
     turns = script(**{"p": [f"answer {LONG}"], "p.summary": [fault]})

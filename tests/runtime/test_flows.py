@@ -121,7 +121,7 @@ async def test_a_child_that_sees_no_history_is_told_what_its_sequence_was_told(t
     assert heard_by(heard, "b") == [[("USER", "Go.")]]
 
 
-async def test_an_exit_ends_a_sequence_with_its_result_and_nobody_after_it_is_asked(tmp_path: Path) -> None:
+async def test_an_exit_ends_a_sequence_with_its_result_and_no_later_agent_is_called(tmp_path: Path) -> None:
     team = (sequence("s", "t", "c"), sequence("t", "a", "b"), llm("a", tools=["exit"]), llm("b"), llm("c"))
     async with open_team(tmp_path, script(a=[EXIT]), *team) as harness:
         log = await harness.turn("s")
@@ -273,7 +273,7 @@ async def test_children_of_a_sequence_inherit_its_callers_tools_and_model(tmp_pa
     assert text_of(having(log, "tool_completed")[0].tool_completed.result) == "leaf is red"
 
 
-async def test_whoever_follows_a_child_that_ran_out_of_time_comes_after_those_who_spoke_in_it(tmp_path: Path) -> None:
+async def test_an_agent_after_a_child_that_ran_out_of_time_comes_after_those_that_spoke_in_it(tmp_path: Path) -> None:
     clock = HeldClock()
     short = agent_pb2.AgentLink(agent="inner", on_failure=CONTINUE)
     short.limits.wall_duration.FromSeconds(5)

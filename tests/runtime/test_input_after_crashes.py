@@ -52,7 +52,7 @@ async def asked_in(harness: RunHarness, run: run_pb2.Run, count: int = 1) -> lis
 
 
 @pytest.mark.parametrize("recovers", [False, True])
-async def test_an_answer_to_a_run_that_nobody_executes_yet_takes_it_over(tmp_path: Path, recovers: bool) -> None:
+async def test_an_answer_to_a_run_that_is_not_being_executed_takes_it_over(tmp_path: Path, recovers: bool) -> None:
     done = asyncio.Event()
     async with harness(tmp_path, beside(done)) as it:
         run = await it.start("busy")

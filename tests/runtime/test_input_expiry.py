@@ -71,7 +71,7 @@ async def asked_in(harness: RunHarness, run: run_pb2.Run) -> input_pb2.InputRequ
 
 @pytest.mark.parametrize(("name", "said"), [("patient", "none"), ("strict", "INPUT_EXPIRED")])
 @pytest.mark.parametrize("when", ["live", "interrupted", "down"])
-async def test_a_question_that_nobody_answers_in_time_has_its_default_or_fails(
+async def test_a_question_that_is_not_answered_in_time_has_its_default_or_fails(
     tmp_path: Path, name: str, said: str, when: str
 ) -> None:
     clock, done = HeldClock(), asyncio.Event()
@@ -142,7 +142,7 @@ async def test_answers_and_the_expiry_at_once_leave_one_answer(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("is_background", [False, True])
-async def test_the_deadline_of_whoever_answers_is_the_run_s_unless_it_is_in_the_background(
+async def test_the_deadline_of_the_answering_call_is_the_runs_unless_it_is_in_the_background(
     tmp_path: Path, is_background: bool
 ) -> None:
     clock = HeldClock()
@@ -248,7 +248,7 @@ async def test_limits_and_money_go_on_where_they_stood_after_restarts(tmp_path: 
     assert sum(entry.usage.input_tokens for entry in ledger) == 30
 
 
-async def test_a_run_that_goes_on_waits_for_somebody_to_follow_it(tmp_path: Path) -> None:
+async def test_a_run_that_goes_on_waits_for_a_follower(tmp_path: Path) -> None:
     @agent(description="Works after it was answered.")
     async def worker(ctx: Context, input: Message) -> str:
         await ctx.ask("a?")

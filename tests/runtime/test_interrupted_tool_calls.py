@@ -51,7 +51,7 @@ async def test_a_call_that_was_running_and_must_not_run_twice_fails(tmp_path: Pa
 
 @pytest.mark.parametrize("said", ["again", "edited", "no", "result", "error"])
 @pytest.mark.parametrize("crashes", [False, True])
-async def test_somebody_says_what_becomes_of_a_call_that_was_running(tmp_path: Path, said: str, crashes: bool) -> None:
+async def test_an_answer_decides_about_a_call_that_was_running(tmp_path: Path, said: str, crashes: bool) -> None:
     till, heard = Till(), list[ModelRequest]()
     tools = [till.pay(waits=True, on_recovery="ask")]
     run = await lost(tmp_path, till, *tools)

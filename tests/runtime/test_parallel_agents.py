@@ -64,7 +64,7 @@ async def test_lanes_see_what_was_before_them_and_their_own_and_afterwards_all_i
     )
 
 
-async def test_the_answer_of_lanes_is_theirs_in_their_order_whoever_was_first(tmp_path: Path) -> None:
+async def test_answers_of_parallel_agents_stand_in_the_order_of_the_list(tmp_path: Path) -> None:
     b_is_done = asyncio.Event()
 
     async def gate(agent: str, turn: int, chunk: int) -> None:

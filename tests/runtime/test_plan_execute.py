@@ -180,7 +180,7 @@ async def test_the_work_so_far_reaches_the_root_through_what_the_plan_is_in(tmp_
     assert json.loads(error.details_json) == {"plan": ["s2"], "executed_steps": [{"step": "s1", "result": "r1"}]}
 
 
-async def test_ten_steps_are_done_where_nobody_says_how_many(tmp_path: Path) -> None:
+async def test_ten_steps_are_the_default(tmp_path: Path) -> None:
     turns = script(planner=[plan("s1")], executor=[{"text": "r1"}], replanner=[plan("s1")])
     links = [agent_pb2.AgentLink(agent=name, history=BLIND) for name in ROLES]
     async with open_team(tmp_path, turns, plan_execute("lead", *links), *TEAM[1:]) as harness:

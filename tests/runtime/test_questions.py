@@ -131,7 +131,7 @@ async def test_what_is_not_answered_asks_again_under_its_id_and_is_recorded_once
         ({"enum": ["x" * 600_000]}, "512 KiB"),
     ],
 )
-async def test_a_question_that_nobody_could_answer_is_refused_at_once(
+async def test_a_question_that_could_not_be_answered_is_refused_at_once(
     tmp_path: Path, schema: dict[str, object], words: str
 ) -> None:
     @agent(description="Asks for the impossible.")

@@ -48,7 +48,7 @@ async def test_a_run_that_waits_for_input_gives_way_to_one_that_may_cancel_it(tm
     assert log[-1].run_cancelled.error.message == "The run was cancelled because another run took over its session."
 
 
-async def test_a_run_that_is_going_gives_way_to_nobody(tmp_path: Path, floor: Floor) -> None:
+async def test_a_run_that_is_executing_does_not_give_way(tmp_path: Path, floor: Floor) -> None:
     async with harness(tmp_path, floor) as it:
         holder = await it.start("speaker", "a")
         with pytest.raises(SessionBusy) as refused:
@@ -58,7 +58,7 @@ async def test_a_run_that_is_going_gives_way_to_nobody(tmp_path: Path, floor: Fl
     assert refused.value.details["run_id"] == holder.run_id
 
 
-async def test_a_run_with_others_behind_it_gives_way_to_nobody(tmp_path: Path, floor: Floor) -> None:
+async def test_a_run_with_others_queued_behind_it_does_not_give_way(tmp_path: Path, floor: Floor) -> None:
     floor.let("b", "c")
     async with harness(tmp_path, floor) as it:
         holder = await it.start("asker", "a")

@@ -167,7 +167,7 @@ async def test_a_deadline_that_passes_while_no_server_is_there_ends_a_queued_run
     assert not having(log, "run_dequeued")
 
 
-async def test_a_queued_run_that_nobody_follows_any_more_is_cancelled(tmp_path: Path, floor: Floor) -> None:
+async def test_a_queued_run_that_is_not_followed_any_more_is_cancelled(tmp_path: Path, floor: Floor) -> None:
     policy = policy_pb2.RunPolicy(on_busy_session=policy_pb2.BUSY_SESSION_POLICY_QUEUE, disconnect_grace=Duration())
     async with harness(tmp_path, floor) as it:
         holder = await it.start("speaker", "a")

@@ -168,7 +168,7 @@ async def test_lanes_do_not_see_each_other_and_the_later_one_wins(tmp_path: Path
     assert list(tree.anomalies) == [invocation_pb2.Anomaly(kind=kind, message=said)]
 
 
-async def test_parallel_agents_have_lanes_and_whoever_follows_sees_all(tmp_path: Path) -> None:
+async def test_parallel_agents_do_not_see_each_others_writes_and_the_next_agent_sees_all(tmp_path: Path) -> None:
     @agent(description="Adds its letter.", name="a")
     async def a(ctx: Context, input: Message) -> str:
         ctx.state["seen"] = [*ctx.state.get("seen", []), "a"]

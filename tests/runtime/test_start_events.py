@@ -64,7 +64,7 @@ async def test_who_answers_in_its_callers_place_was_transferred_to_by_it(tmp_pat
     assert transferred(log) == [("b", "a"), ("c", "b")]
 
 
-async def test_who_is_called_was_transferred_to_by_nobody(tmp_path: Path) -> None:
+async def test_a_called_agent_has_no_agent_that_it_was_transferred_from(tmp_path: Path) -> None:
     async with open_forked(tmp_path, World()) as harness:
         log = await turn(harness, "p")
     assert transferred(log) == [("c", "")]

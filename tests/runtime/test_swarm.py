@@ -106,7 +106,7 @@ async def test_a_supervisor_hands_over_to_another_member_when_its_own_have_come_
     assert (answer_of(log), moves(log)) == ("From b.", [("a", "m", "call_0_0"), ("a", "b", "call_1_0")])
 
 
-async def test_nobody_hands_over_to_itself_or_to_a_stranger(tmp_path: Path) -> None:
+async def test_an_agent_cannot_hand_over_to_itself_or_to_an_unknown_agent(tmp_path: Path) -> None:
     turns = script(a=[calls(transfer("a"), transfer("z"), transfer("b"))], b=["From b."])
     team = (swarm("s", "a", "b"), llm("a"), llm("b"), llm("z"))
     async with open_team(tmp_path, turns, *team) as harness:

@@ -135,7 +135,7 @@ async def test_two_children_at_once_do_not_both_take_the_last_tokens(tmp_path: P
     assert len([result for result in results_of(log) if result.HasField("error")]) == 1
 
 
-async def test_what_nobody_reports_counts_as_it_was_reserved(tmp_path: Path) -> None:
+async def test_usage_that_is_not_reported_counts_as_it_was_reserved(tmp_path: Path) -> None:
     turns = script(p=[calls(call("look")), calls(call("look")), "Done."])
     reserved = await _reserved(made(tmp_path / "plenty"), turns, llm("p", tools=["look"]))
     for most in (1, 2, 3):

@@ -91,7 +91,9 @@ async def test_an_agent_hands_back_to_who_handed_over_to_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("is_called", [False, True])
-async def test_an_agent_that_may_not_or_was_called_hands_back_to_nobody(tmp_path: Path, is_called: bool) -> None:
+async def test_an_agent_that_was_called_or_is_not_allowed_to_does_not_transfer_back(
+    tmp_path: Path, is_called: bool
+) -> None:
     heard: list[ModelRequest] = []
     made = calls(call("call_c", message="go") if is_called else transfer("c"))
     link = "c" if is_called else to("c")
@@ -127,7 +129,7 @@ async def test_in_the_next_turn_transfers_are_shown_to_those_that_do_not_skip_th
     ]
 
 
-async def test_a_transfer_to_nobody_names_who_there_is_and_the_model_may_try_again(tmp_path: Path) -> None:
+async def test_a_transfer_to_an_unknown_agent_lists_the_known_ones_and_the_model_may_try_again(tmp_path: Path) -> None:
     turns = script(r=[calls(transfer("x")), calls(transfer("c"))], c=["From c."])
     async with open_team(tmp_path, turns, llm("r", links=[to("c"), to("d")]), llm("c"), llm("d")) as harness:
         log = await harness.turn("r")

@@ -292,7 +292,7 @@ async def test_a_start_that_looked_for_its_request_while_the_server_began_to_sto
         (True, execution_pb2.CANCEL_REASON_DEADLINE, "run_failed"),
     ],
 )
-async def test_a_run_that_was_asked_to_end_before_its_server_died_ends_by_that_wish(
+async def test_a_run_whose_cancellation_was_requested_before_its_server_died_ends_cancelled(
     tmp_path: Path, deadline: bool, reason: execution_pb2.CancelReason.ValueType, end: str
 ) -> None:
     release = asyncio.Event()
@@ -321,7 +321,7 @@ async def test_a_run_that_was_asked_to_end_before_its_server_died_ends_by_that_w
     assert log[1].cancel_requested.reason == reason
 
 
-async def test_what_a_request_says_in_fields_that_nobody_knows_is_not_recorded(tmp_path: Path) -> None:
+async def test_unknown_fields_of_a_request_are_not_recorded(tmp_path: Path) -> None:
     unknown = b"\xfa\x3e\x80\x08" + b"x" * 1024  # field 1007, 1,024 bytes
     request = agent_service_pb2.RunRequest(
         agent="p", input=message_pb2.Message(parts=[message_pb2.Part(text="hello")]), policy=policy_pb2.RunPolicy()

@@ -56,7 +56,7 @@ async def test_last_is_the_newest_run() -> None:
         assert await resolve_run(client, "last") == "run-0"
 
 
-async def test_a_full_id_is_asked_of_nobody() -> None:
+async def test_a_full_id_needs_no_call() -> None:
     async with connected(LoopbackService([])) as client:
         await client.close()
         full = "0193D6B4-0000-7000-8000-00000000ABCD"

@@ -63,7 +63,7 @@ def test_a_transfer_is_said_once_and_names_who_hands_over_where_that_is_another_
     assert status(turn.events, now=1.0) == ["│ │ … rooms: starting 1.0 s"]
 
 
-def test_a_transfer_to_nobody_says_why() -> None:
+def test_a_refused_transfer_says_why() -> None:
     turn = Turn()
     turn.start()
     turn.tool_start("lead", "transfer_to_agent", call="c1")

@@ -137,7 +137,7 @@ async def answers(requests: Iterable[input_pb2.InputRequest], *typed: str) -> li
     return await ask_all(list(requests), Typist(*typed))
 
 
-async def test_somebody_sees_who_asks_what_for_and_until_when() -> None:
+async def test_a_prompt_shows_who_asks_what_for_and_until_when() -> None:
     typist = Typist("y", "4")
     await ask_all([approval(), question('{"type": "integer"}')], typist)
     assert typist.shown == [
@@ -197,7 +197,7 @@ async def test_a_value_that_does_not_fit_is_asked_again() -> None:
     assert len(typist.shown) == 4
 
 
-async def test_what_is_left_out_stays_open_and_nobody_is_asked_after_the_end() -> None:
+async def test_a_skipped_question_stays_open_and_nothing_is_asked_after_the_end() -> None:
     assert await answers([approval(), question()], "", "why") == [
         input_pb2.InputAnswer(input_id=QUESTION_ID, value_json='"why"')
     ]

@@ -154,7 +154,7 @@ async def test_an_effect_that_was_ended_holds_no_place_whatever_its_code_still_d
         assert crowd.inside == ["c"]
 
 
-async def test_nobody_gets_a_place_once_they_are_held_back() -> None:
+async def test_no_call_is_admitted_while_calls_are_held_back() -> None:
     run = run_of(1)
     async with crowd_of() as crowd:
         crowd.come("a", run)

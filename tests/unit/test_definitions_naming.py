@@ -130,7 +130,7 @@ def test_code_that_is_not_there_has_a_reason_of_its_own() -> None:
         swarm("s", filled("{{message}}")),
     ],
 )
-def test_a_template_knows_the_message_where_somebody_says_one(definition: agent_pb2.AgentDefinition) -> None:
+def test_a_template_knows_the_message_of_its_caller(definition: agent_pb2.AgentDefinition) -> None:
     assert mistakes(definition, llm("a")) == []
 
 

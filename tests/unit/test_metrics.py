@@ -23,7 +23,7 @@ def test_agents_that_requests_bring_do_not_grow_the_metrics_without_bound() -> N
     assert by_agent[(OTHER,)] == 50
 
 
-def test_what_nobody_collects_is_bounded_and_is_not_lost() -> None:
+def test_what_is_not_collected_is_bounded_and_is_not_lost() -> None:
     counted = Counted()
     for _ in range(10_000):
         tell_of(counted.metrics, "a")

@@ -153,7 +153,7 @@ def test_a_sentence_holds_no_secret(secret: str) -> None:
         ({"retry-after": "inf"}, None),
     ],
 )
-def test_a_wish_to_be_left_alone_is_read_in_every_form(headers: dict[str, str], seconds: float | None) -> None:
+def test_retry_after_is_read_in_every_form(headers: dict[str, str], seconds: float | None) -> None:
     assert retry_after(headers) == seconds
 
 

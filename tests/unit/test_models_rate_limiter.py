@@ -55,7 +55,7 @@ class AttemptQueue:
         self.went.append((number, self.clock.monotonic()))
 
 
-async def test_without_rates_nobody_waits() -> None:
+async def test_without_rates_no_call_waits() -> None:
     queue = AttemptQueue()
     for number in range(100):
         await queue.come(number, tokens=1_000_000)
@@ -114,7 +114,7 @@ async def test_an_attempt_that_was_not_made_gives_its_turn_back() -> None:
     assert queue.went == [(0, 0.0), (1, 0.0)]
 
 
-async def test_whoever_leaves_the_line_lets_the_next_go_in_its_place() -> None:
+async def test_a_call_that_stops_waiting_lets_the_next_go() -> None:
     queue = AttemptQueue(requests=1, max_wait=200.0)
     for number in range(4):
         await queue.come(number)

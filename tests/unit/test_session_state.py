@@ -188,7 +188,7 @@ def test_an_event_that_says_nothing_of_the_state_is_said_to() -> None:
         max_size=6,
     )
 )
-def test_anybodys_events_are_taken(log: list[event_pb2.AgentEvent]) -> None:
+def test_events_of_any_log_are_folded(log: list[event_pb2.AgentEvent]) -> None:
     fold = StateFold()
     for event in log:
         fold.apply(event)

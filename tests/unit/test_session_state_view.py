@@ -40,7 +40,7 @@ def test_a_number_is_one_that_a_double_can_hold() -> None:
     assert (is_value("1" + "0" * 308), is_value("1" + "0" * 309), is_value(f'"{"1" * 400}"')) == (True, False, True)
 
 
-def test_what_was_written_and_deleted_before_anybody_heard_of_it_is_no_change() -> None:
+def test_a_value_written_and_deleted_before_it_was_sent_is_no_change() -> None:
     view = StateView(LaneState(values_of('{"old":1}')))
     for number in range(1000):
         view[f"k{number}"] = number

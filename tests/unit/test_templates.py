@@ -73,7 +73,7 @@ def test_a_missing_value_is_named_with_what_to_write_instead() -> None:
     assert "{{state.name.first}}" in refusal("{{state.name.first}}")
 
 
-def test_a_name_that_nobody_judged_is_an_error_too() -> None:
+def test_a_name_that_was_not_validated_is_an_error_too() -> None:
     assert refusal("{{nothing}}") == "The text names {{nothing}}, which is unknown there."
 
 

@@ -119,7 +119,7 @@ def test_an_error_in_a_child_marks_the_child_and_keeps_the_tree() -> None:
     assert record.state == execution_pb2.EXECUTION_STATE_SUCCEEDED
 
 
-def test_a_model_error_that_was_followed_by_another_call_marks_nobody() -> None:
+def test_a_model_error_that_was_followed_by_another_call_marks_no_agent() -> None:
     error = failure(error_pb2.ERROR_REASON_MODEL_UNAVAILABLE)
     record = tree_of(
         AgentEvent(invocation_id="R", llm_failed=event_pb2.LlmFailed(error=error)),

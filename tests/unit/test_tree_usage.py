@@ -71,7 +71,7 @@ def test_a_failed_child_s_usage_is_in_the_tree() -> None:
     assert record.tree_usage == tokens(9, 1)
 
 
-def test_a_tree_usage_that_somebody_claims_is_not_added_up() -> None:
+def test_a_tree_usage_that_an_event_claims_is_not_added_up() -> None:
     ended = event_pb2.RunCompleted(usage=tokens(1, 1), tree_usage=tokens(1_000, 1_000))
     assert fold([AgentEvent(invocation_id="R", run_completed=ended)]).tree_usage == tokens(1, 1)
 

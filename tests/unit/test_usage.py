@@ -19,7 +19,7 @@ def cost(nanos: int, currency: str = "USD", **rest: int) -> usage_pb2.Usage:
     return usage
 
 
-def test_a_number_that_nobody_reported_is_absent_and_a_zero_is_one() -> None:
+def test_a_number_that_was_not_reported_is_absent_and_a_zero_is_a_number() -> None:
     total = summed([Usage(input_tokens=3), Usage(input_tokens=0, output_tokens=0), Usage(model_calls=1)])
     assert total == Usage(input_tokens=3, output_tokens=0, model_calls=1)
     assert not total.HasField("cost_nanos")

@@ -177,7 +177,7 @@ def test_a_star_behind_the_root_of_all_names_shows_every_known_event() -> None:
 
 
 @pytest.mark.parametrize("name", ["agent.tool", "agent", "agent.to.*", "agent.nothing.*", "agent.tool.start"])
-def test_a_name_that_is_nobody_s_shows_only_run_events(name: str) -> None:
+def test_an_unknown_agent_name_shows_only_run_events(name: str) -> None:
     assert names(masked(name), desk()) == ["lead agent.run.started", "lead agent.run.completed"]
 
 
