@@ -166,9 +166,11 @@ async def test_a_run_that_was_answered_is_cancelled_when_its_last_follower_leave
     run_id, requests = await turn.run_id(), asked(turn)
     answering = await answer(server, run_id, reply(requests["before?"], "A")).until("input_received")
     answering.call.cancel()
+    while (await get(server, run_id)).state != execution_pb2.EXECUTION_STATE_CANCELLED:
+        pass  # a stream of our own would follow it, and keep it running
     ended = await watch(server, run_id, after_sequence=turn.through).to_the_end()
-    (wish,) = [event.cancel_requested for event in ended.events if event.HasField("cancel_requested")]
-    assert (wish.reason, ended.kinds[-1]) == (execution_pb2.CANCEL_REASON_DISCONNECTED, "run_cancelled")
+    (request,) = [event.cancel_requested for event in ended.events if event.HasField("cancel_requested")]
+    assert (request.reason, ended.kinds[-1]) == (execution_pb2.CANCEL_REASON_DISCONNECTED, "run_cancelled")
 
 
 async def test_the_deadline_of_who_answers_ends_the_run(server: Served) -> None:
