@@ -148,7 +148,7 @@ def _plain(value_json: str) -> str:
     """Return the content of a JSON string, and any other JSON unchanged."""
     try:
         value = json.loads(value_json)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value_json
     return value if isinstance(value, str) else value_json
 
