@@ -40,10 +40,10 @@ def fits_the_sign(snapshot: Snapshot) -> bool:
 
 
 @input_builder
-def brief(situation: Snapshot) -> str:
+def brief(snapshot: Snapshot) -> str:
     """What the copywriter is told: the order, and from the second iteration on what was wrong with the last slogan."""
-    order = text_of(situation.input)
-    last = situation.state.get("slogan", "")
+    order = text_of(snapshot.input)
+    last = snapshot.state.get("slogan", "")
     if len(last) <= LONGEST:
         return f"A slogan for {order}"
     return f"{last!r} has {len(last)} letters and may have {LONGEST}. Write a shorter slogan for {order}"

@@ -54,9 +54,6 @@ SESSION_STATE_CHANGED: Final = KIND_OF_FIELD["session_state_changed"]
 VALUE_RECORDED: Final = KIND_OF_FIELD["value_recorded"]
 CANCEL_REQUESTED: Final = KIND_OF_FIELD["cancel_requested"]
 HISTORY_COMPACTED: Final = KIND_OF_FIELD["history_compacted"]
-LOOP_ITERATION_STARTED: Final = KIND_OF_FIELD["loop_iteration_started"]
-PLAN_MADE: Final = KIND_OF_FIELD["plan_made"]
-PLAN_REVISED: Final = KIND_OF_FIELD["plan_revised"]
 
 DELTA_KINDS: Final = frozenset({LLM_OUTPUT_TEXT_DELTA, LLM_REASONING_DELTA, LLM_TOOL_CALL_DELTA, TOOL_OUTPUT})
 """Parts of a value that a later event holds completely."""

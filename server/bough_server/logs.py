@@ -1,12 +1,13 @@
 """The server's log on standard error, as lines for people or as JSON; stacks never show local variables."""
 
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 import structlog
-from structlog.types import Processor
+from structlog.types import EventDict, Processor, WrappedLogger
 
 from bough_server.settings_sections import LogFormat, LogLevel
 
@@ -15,6 +16,17 @@ _FIRST: Final[Sequence[Processor]] = (
     structlog.processors.add_log_level,
     structlog.processors.TimeStamper(fmt="iso"),
 )
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters except tabs and line feeds, which stacks have."""
+
+
+class _Lines(structlog.dev.ConsoleRenderer):
+    """Renders lines for people. What models and users wrote may be in an exception: it must not control a terminal."""
+
+    def __call__(self, logger: WrappedLogger, name: str, event_dict: EventDict) -> str:
+        line = super().__call__(logger, name, event_dict)
+        return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", line)
 
 
 def configure_logging(level: LogLevel, log_format: LogFormat = "text") -> None:
@@ -37,7 +49,7 @@ def configure_logging(level: LogLevel, log_format: LogFormat = "text") -> None:
 
 
 def _text() -> list[Processor]:
-    return [structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)]
+    return [_Lines(colors=False, exception_formatter=structlog.dev.plain_traceback)]
 
 
 def _json() -> list[Processor]:

@@ -147,11 +147,11 @@ class Conflicts:
         self._noted = 0
         self._began: dict[int, int] = {}
         self._ended: dict[int, int] = {}
-        self._taken = 0
+        self._applied = 0
 
-    def take(self, event: event_pb2.AgentEvent, kind: int) -> None:
+    def apply(self, event: event_pb2.AgentEvent, kind: int) -> None:
         """Apply an event."""
-        self._taken += 1
+        self._applied += 1
         write = changes_of(event)
         is_call = kind in _BEGIN or kind in events.TOOL_END_KINDS
         key = event.effect_key.removesuffix(".ok")
@@ -159,11 +159,11 @@ class Conflicts:
         # A call of a step is a lane itself. One of code lies in a lane that does not end with it.
         is_lane = is_call and bool(lanes) and _LANE.search(key.rpartition("/")[2]) is not None
         if kind in _BEGIN and is_lane:
-            self._began.setdefault(lanes[-1][2], self._taken)
+            self._began.setdefault(lanes[-1][2], self._applied)
         for group, number, lane in lanes:
             self._note(group, number, lane, write)
         if kind in events.TOOL_END_KINDS and is_lane:
-            self._ended[lanes[-1][2]] = self._taken
+            self._ended[lanes[-1][2]] = self._applied
 
     def names(self) -> list[str]:
         """Return the keys of the conflicting values, sorted."""
@@ -194,7 +194,7 @@ class Conflicts:
 
     def _met(self, one: int, other: int) -> bool:
         """Return whether neither lane had ended when the other began."""
-        never = self._taken + 1
+        never = self._applied + 1
         return self._began.get(one, 0) < self._ended.get(other, never) and self._began.get(other, 0) < self._ended.get(
             one, never
         )

@@ -115,8 +115,8 @@ HOUSE_CODE = """\
 from bough_server import agent, condition
 
 @condition
-def enough(situation):
-    return situation.iteration == 1
+def enough(snapshot):
+    return snapshot.iteration == 1
 
 @agent(version="3")
 async def counts(ctx, input):

@@ -4,7 +4,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from tests.clients.cli_process import bough
+from tests.support import anthropic_rules, gemini_rules
+from tests.support.model_scenarios import Scenario
 from tests.support.model_server import serving_model
 from tests.support.projects import llm, openai_model, write_project
 
@@ -43,3 +47,15 @@ async def test_a_model_that_does_not_answer_fails_the_doctor_if_it_is_the_defaul
     assert (code, code_of_other) == (1, 0)
     assert found["model default"] == (False, "alias of real; real does not answer")
     assert (found["model real"][0], found["model real"][1].startswith("openai; does not answer: ")) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("provider", "scenario"), [("anthropic", anthropic_rules.rules), ("gemini", gemini_rules.rules)]
+)
+async def test_models_of_native_providers_are_called_too(tmp_path: Path, provider: str, scenario: Scenario) -> None:
+    async with serving_model(scenario) as server:
+        native = {"provider": provider, "model": "m-1", "base_url": server.root, "api_key_env": ""}
+        code, found = await findings(write(tmp_path, {"default": native}), "--probe")
+        calls = server.count
+    is_right, words = found["model default"]
+    assert (code, is_right, words.startswith(f"{provider}; answered in "), calls) == (0, True, True, 1)

@@ -57,10 +57,25 @@ async def keeper(ctx: Context, input: message_pb2.Message) -> str:
     return f"turn {ctx.state['turns']}"
 """
 
+HISTORIAN = """
+from bough_server import Context, agent, text_of
+
+
+@agent
+async def historian(ctx: Context, input: str) -> str:
+    '''Says what it sees.'''
+    seen = " | ".join(map(text_of, ctx.history()))
+
+    async def work() -> str:
+        return seen
+
+    return await ctx.step(f"read {seen}", work)
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Team:
-    """A lead with a writer, an agent that makes a step and one that keeps a number; and their server."""
+    """A lead with a writer, both in a sequence, agents in code, and their server."""
 
     config: Path
     port: int
@@ -99,8 +114,13 @@ def write_team(folder: Path) -> Path:
     """The configuration of the team."""
     (folder / "keeper.py").write_text(KEEPER, encoding="utf-8")
     (folder / "coder.py").write_text(CODER.format(version="1", step="first"), encoding="utf-8")
+    (folder / "historian.py").write_text(HISTORIAN, encoding="utf-8")
     lead, writer = llm("lead", calls=["writer"], tools=["look_up"]), llm("writer")
-    return write_project(folder, lead, writer, script=SCRIPT, python=["team_tools", "keeper", "coder"])
+    both = {"name": "both", "description": "Runs both.", "sequence": {}, "sub_agents": [{"agent": "lead"}]}
+    reader = {"name": "reader", "description": "Reads.", "function": {"function": "historian"}}
+    agents = [lead, writer, both, {**reader, "history": {"scope": "CALLS"}}]
+    python = ["team_tools", "keeper", "coder", "historian"]
+    return write_project(folder, *agents, script=SCRIPT, python=python)
 
 
 def write_coder(folder: Path, *, version: str, step: str) -> Path:
@@ -139,6 +159,20 @@ async def test_a_run_replays_with_the_values_that_it_began_with(team: Team) -> N
     assert (changed.code, changed.out) == (0, "turns=9\n")
     replayed = await team("replay", second[0].run_id)
     assert (replayed.code, "nothing diverged" in replayed.out) == (0, True), replayed.out
+
+
+@pytest.mark.parametrize("agent", ["historian", "reader"])
+async def test_code_that_reads_the_history_replays_with_what_it_has_seen(team: Team, agent: str) -> None:
+    first = await recorded(team, "both")
+    second = await recorded(team, agent, "--session", first[0].session_id)
+    seen = second[-1].run_completed.final_answer.parts[0].text
+    assert "Owls, as written." in seen
+    assert ("call_writer" in seen) == (agent == "reader")
+    replayed = await team("replay", second[0].run_id)
+    assert (replayed.code, "nothing diverged" in replayed.out) == (0, True), replayed.out
+    forked = await team("fork", second[0].run_id, "--after", "1", "--input", "Again.", "--output", "answer")
+    replayed = await team("replay", "last")
+    assert (forked.code, replayed.code, "nothing diverged" in replayed.out) == (0, 0, True), replayed.out
 
 
 async def test_an_agent_that_changed_is_named_with_both_revisions_and_tried_by_force(

@@ -91,7 +91,7 @@ class Run:
 
     def _written(self, key: str, writes: Sequence[Write], state: LaneState) -> event_pb2.AgentEvent:
         changes = [write.change() for write in writes]
-        state.take(changes)
+        state.apply(changes)
         if ".t" in key.rpartition("/")[2]:
             return event_pb2.AgentEvent(effect_key=key, tool_completed=event_pb2.ToolCompleted(state_changes=changes))
         return event_pb2.AgentEvent(

@@ -4,15 +4,15 @@ from bough_server import Context, Message, Snapshot, agent, condition, input_bui
 
 
 @condition
-def enough(situation: Snapshot) -> bool:
+def enough(snapshot: Snapshot) -> bool:
     """Whether there were two rounds."""
-    return situation.iteration == 1
+    return snapshot.iteration == 1
 
 
 @input_builder
-def in_capitals(situation: Snapshot) -> str:
+def in_capitals(snapshot: Snapshot) -> str:
     """What the caller was told, louder."""
-    return "".join(part.text for part in situation.input.parts).upper()
+    return "".join(part.text for part in snapshot.input.parts).upper()
 
 
 @rewriter

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2, usage_pb2
 from bough_server import events
 from bough_server.agents.function import agent
 from bough_server.errors import NotFound
@@ -306,3 +306,32 @@ async def test_a_cancelled_model_call_is_charged_what_its_provider_had_said(tmp_
     assert (entry.sequence, entry.usage.input_tokens, entry.usage.output_tokens) == (failed.sequence, 7, 2)
     used = log[-1].run_cancelled.tree_usage
     assert (used.model_calls, used.model_calls_without_usage, used.input_tokens) == (1, 0, 7)
+
+
+async def test_a_model_call_that_is_cancelled_before_its_first_attempt_was_not_sent(tmp_path: Path) -> None:
+    begun, released = threading.Event(), threading.Event()
+    commits = iter(range(100))
+
+    def before() -> None:
+        if next(commits) == 2:  # after those of the worker's lease and of the run's start
+            begun.set()
+            released.wait(30)
+
+    hooks = CommitHooks(before=before)
+    async with open_team(tmp_path, script(p=["never"]), llm("p"), hooks=hooks) as harness:
+        run = await harness.start("p")
+        live = harness.live(run.run_id)
+        assert live is not None
+        await asyncio.to_thread(begun.wait)
+        cancelling = asyncio.create_task(harness.runs.cancel(ME, run.run_id))
+        for _ in range(3):
+            await harness.runs.get(ME, run.run_id)
+        assert live.is_over
+        released.set()
+        await cancelling
+        log = await harness.log(run)
+        entries = await harness.store.usage.of_run(run.run_id)
+        await check_replay(harness, log)
+    (failed,) = having(log, "llm_failed")
+    assert (having(log, "llm_started") != [], failed.llm_failed.not_sent, list(entries)) == (True, True, [])
+    assert log[-1].run_cancelled.usage == usage_pb2.Usage()

@@ -68,10 +68,10 @@ async def test_a_call_of_a_model_is_the_message_of_its_builder(tmp_path: Path) -
     seen: list[Snapshot] = []
 
     @input_builder
-    def build(situation: Snapshot) -> str:
-        seen.append(situation)
-        assert [text_of(one) for one in situation.history] == ["Go.", "Both."]
-        return f"{situation.agent}: {text_of(situation.message or message_pb2.Message())}"
+    def build(snapshot: Snapshot) -> str:
+        seen.append(snapshot)
+        assert [text_of(one) for one in snapshot.history] == ["Go.", "Both."]
+        return f"{snapshot.agent}: {text_of(snapshot.message or message_pb2.Message())}"
 
     lead = llm("lead", links=[link("a", function="build"), link("b", "<{{message}}>")])
     turns = script(
@@ -93,7 +93,7 @@ async def test_a_call_of_a_model_is_the_message_of_its_builder(tmp_path: Path) -
 async def test_arguments_of_a_schema_of_the_childs_own_reach_its_builder(tmp_path: Path) -> None:
     child = llm("a")
     child.input_schema_json = '{"type": "object", "properties": {"topic": {"type": "string"}}, "required": ["topic"]}'
-    build = input_builder(name="build")(lambda situation: f"About {situation.arguments['topic']}.")
+    build = input_builder(name="build")(lambda snapshot: f"About {snapshot.arguments['topic']}.")
     turns = script(lead=[calls(call("call_a", subject="x")), calls(call("call_a", topic="trees")), "Done."], a=["A."])
     async with open_team(
         tmp_path, turns, llm("lead", links=[link("a", function="build")]), child, functions=[build]
@@ -184,8 +184,8 @@ async def test_a_value_that_is_missing_is_a_failed_result_that_the_model_sees(tm
 
 async def test_a_builder_that_raises_fails_a_sequence_and_the_replay_says_the_same(tmp_path: Path) -> None:
     @input_builder
-    def broken(situation: Snapshot) -> str:
-        return str(situation.state["nothing"])
+    def broken(snapshot: Snapshot) -> str:
+        return str(snapshot.state["nothing"])
 
     async with open_team(
         tmp_path, script(), sequence("s", link("a", function="broken")), llm("a"), functions=[broken]
@@ -259,9 +259,9 @@ async def test_a_plans_agents_are_told_what_is_planned_and_done(tmp_path: Path) 
     seen: list[tuple[str, str, str]] = []
 
     @input_builder
-    def note(situation: Snapshot) -> str:
-        seen.append((situation.plan, situation.step, situation.executed_steps))
-        assert situation.message is not None
+    def note(snapshot: Snapshot) -> str:
+        seen.append((snapshot.plan, snapshot.step, snapshot.executed_steps))
+        assert snapshot.message is not None
         return "Plan again."
 
     lead = plan_execute(

@@ -38,11 +38,11 @@ async def test_a_loop_ends_after_the_round_whose_condition_holds(tmp_path: Path)
     asked: list[tuple[int | None, int]] = []
 
     @condition
-    def enough(situation: Snapshot) -> bool:
-        asked.append((situation.iteration, situation.state["count"]))
-        assert situation.message is None
-        assert text_of(situation.history[-1]).startswith("For context: [counts] said: Round")
-        return text_of(situation.input) == "Go." and bool(situation.state["count"] == 3)
+    def enough(snapshot: Snapshot) -> bool:
+        asked.append((snapshot.iteration, snapshot.state["count"]))
+        assert snapshot.message is None
+        assert text_of(snapshot.history[-1]).startswith("For context: [counts] said: Round")
+        return text_of(snapshot.input) == "Go." and bool(snapshot.state["count"] == 3)
 
     parts = {"code_agents": [counts], "functions": [enough]}
     async with open_team(tmp_path, script(), until("counts", predicate="enough"), **parts) as harness:
@@ -58,15 +58,15 @@ async def test_what_a_condition_is_shown_stays_as_it_was_when_it_was_asked(tmp_p
     kept: list[Snapshot] = []
 
     @condition
-    def enough(situation: Snapshot) -> bool:
-        kept.append(situation)
-        return situation.iteration == 2
+    def enough(snapshot: Snapshot) -> bool:
+        kept.append(snapshot)
+        return snapshot.iteration == 2
 
     parts = {"code_agents": [counts], "functions": [enough]}
     async with open_team(tmp_path, script(), until("counts", predicate="enough"), **parts) as harness:
         await harness.turn("l", "Go.")
-    assert [len(situation.history) for situation in kept] == [2, 3, 4]
-    assert [situation.state["count"] for situation in kept] == [1, 2, 3]
+    assert [len(snapshot.history) for snapshot in kept] == [2, 3, 4]
+    assert [snapshot.state["count"] for snapshot in kept] == [1, 2, 3]
 
 
 async def test_a_loop_ends_after_the_round_that_makes_a_path_true(tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ async def test_the_last_round_that_is_done_is_no_round_too_few(tmp_path: Path) -
 
 async def test_a_condition_that_raises_fails_its_loop_and_its_replay(tmp_path: Path) -> None:
     @condition
-    def broken(situation: Snapshot) -> bool:
-        return bool(situation.state["nothing"])
+    def broken(snapshot: Snapshot) -> bool:
+        return bool(snapshot.state["nothing"])
 
     team = [composite("s", ["l"], sequence=agent_pb2.SequenceAgent()), until("counts", predicate="broken")]
     async with open_team(tmp_path, script(), *team, code_agents=[counts], functions=[broken]) as harness:

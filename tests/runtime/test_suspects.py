@@ -4,11 +4,14 @@ import asyncio
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+from sqlalchemy import update
+
 from bough.v1 import event_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.runtime.agent import Context
+from bough_server.store.sql import tables
 from tests.support.log_laws import check_laws
-from tests.support.log_readings import having
+from tests.support.log_readings import answer_of, having
 from tests.support.run_harness import RunHarness, open_harness
 from tests.support.teams import Scripts
 
@@ -85,3 +88,26 @@ async def test_a_loss_counts_although_the_next_server_is_lost_before_it_has_cont
         log = await it.log(run)
     causes = [event.run_resumed.cause for event in having(log, "run_resumed")]
     assert causes == [event_pb2.RESUME_CAUSE_RECOVERY]
+
+
+async def test_a_log_that_cannot_be_read_keeps_no_other_run_from_being_continued(tmp_path: Path) -> None:
+    first = Desk()
+    async with server(tmp_path, first, "first") as it:
+        damaged, whole = [await it.start("waiting") for _ in range(2)]
+        await first.until_begun(2)
+        await it.crash()
+    second = Desk()
+    async with server(tmp_path, second, "second") as it:
+        await it.runs.recover()
+        await second.until_begun(2)
+        await it.crash()
+    third = Desk()
+    async with server(tmp_path, third, "third") as it:
+        damage = update(tables.events).where(tables.events.c.run_id == damaged.run_id).values(data=b"\xff")
+        await it.store.write(lambda connection: connection.execute(damage))
+        await it.runs.recover()
+        async with asyncio.timeout(10):
+            await third.until_begun(1)
+        third.go_on[whole.run_id].set()
+        log = await it.log(whole)
+    assert (third.begun, answer_of(log)) == ([whole.run_id], "done")

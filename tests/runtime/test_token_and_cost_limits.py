@@ -88,7 +88,7 @@ async def test_a_bound_of_a_link_holds_for_each_call_and_nesting_resets_none(tmp
     assert [event.agent for event in having(log, "llm_started")] == ["p", "c", "p", "c", "p"]
     failed = [event.sub_agent_failed for event in having(log, "sub_agent_failed")]
     assert [(end.error.reason, end.end_reason) for end in failed] == [(EXCEEDED, execution_pb2.END_REASON_LIMIT)] * 2
-    assert all("for each call of the agent 'c'" in words for words in refusals(log))
+    assert ["for each call of the agent 'c'" in words for words in refusals(log)] == [True] * 2
 
 
 async def test_a_link_cannot_give_more_than_the_run_has_left(tmp_path: Path) -> None:
@@ -221,9 +221,11 @@ async def test_a_fork_counts_what_its_origin_used_before(tmp_path: Path) -> None
 
 async def _with_a_child_cut(folder: Path, limit: int, *, crashes: bool) -> list[event_pb2.AgentEvent]:
     """A run whose child's time is up while its model is asked; no usage is reported."""
-    clock, is_held = HeldClock(), crashes
+    clock, is_held, is_asked = HeldClock(), crashes, asyncio.Event()
 
     async def gate(agent: str, turn: int, chunk: int) -> None:
+        if agent == "c":
+            is_asked.set()
         if agent == "c" or (is_held and turn == 1):
             await asyncio.Event().wait()
 
@@ -234,6 +236,7 @@ async def _with_a_child_cut(folder: Path, limit: int, *, crashes: bool) -> list[
     async with open_team(folder, turns, *team, tools=[look], gate=gate, clock=clock) as harness:
         run = await harness.start("p", policy=within(tokens=limit))
         await clock.next_sleep()
+        await is_asked.wait()
         clock.advance(5)
         if not crashes:
             log = await harness.log(run)

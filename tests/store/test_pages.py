@@ -102,4 +102,5 @@ async def test_every_filter_is_read_through_an_index(url: str) -> None:
     connection.close()
     for index, plan in zip(used, plans, strict=True):
         searched = {step for step in plan if step.startswith(("SEARCH runs", "SCAN runs"))}
+        assert searched, plan
         assert all("USING" in step and (f"INDEX {index} " in step or "run_id=?" in step) for step in searched), plan

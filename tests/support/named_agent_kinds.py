@@ -62,15 +62,15 @@ def _counting(world: World) -> Agent:
 
 
 @condition
-def twice(situation: Snapshot) -> bool:
+def twice(snapshot: Snapshot) -> bool:
     """Whether there were two rounds."""
-    return bool(situation.iteration == 1 and situation.state["count"] == 2)
+    return bool(snapshot.iteration == 1 and snapshot.state["count"] == 2)
 
 
 @input_builder
-def in_short(situation: Snapshot) -> str:
+def in_short(snapshot: Snapshot) -> str:
     """The agent that asks, and how many messages there are."""
-    return f"{situation.agent} after {len(situation.history)}"
+    return f"{snapshot.agent} after {len(snapshot.history)}"
 
 
 @rewriter

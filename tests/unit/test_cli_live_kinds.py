@@ -1,6 +1,7 @@
 """The live view of agents that run agents: kinds, iterations, transfers, plans, summaries, values, and other models."""
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, message_pb2, session_pb2, step_pb2, usage_pb2
+from bough_server.cli.render.plain import plain_line
 from tests.clients.run_events import AgentEvent, Turn, words
 from tests.unit.test_cli_live import delta, shown, status
 
@@ -43,6 +44,23 @@ def test_a_loop_that_ran_out_says_so() -> None:
     begin(turn, "lead/haiku", "loop")
     end(turn, "lead/haiku", execution_pb2.END_REASON_ITERATIONS_EXHAUSTED)
     assert shown(turn.events)[-1] == "│ ✓ haiku  iterations used up, 0 ms"
+
+
+def test_a_run_that_starts_with_the_last_speaker_says_so_also_after_it_has_waited() -> None:
+    turn = Turn()
+    swarm = execution_pb2.AGENT_KIND_SWARM
+    started = turn.add("team", run_started=event_pb2.RunStarted(agent="team", kind=swarm, starts_with="booking"))
+    waited = turn.add("team", run_dequeued=event_pb2.RunDequeued(starts_with="rooms"))
+    assert shown(turn.events) == [
+        "● team  swarm",
+        "│ ⇢ starts with booking, who spoke last",
+        "│ … its session is free",
+        "│ ⇢ starts with rooms, who spoke last",
+    ]
+    assert [plain_line(event).partition(" team ")[2] for event in (started, waited)] == [
+        "agent.run.started (swarm, starts with booking, who spoke last)",
+        "agent.run.dequeued starts with rooms, who spoke last",
+    ]
 
 
 def test_a_transfer_is_said_once_and_names_who_hands_over_where_that_is_another_one() -> None:

@@ -60,6 +60,7 @@ def test_a_request_that_expires_says_when_and_what_then() -> None:
         (input_pb2.InputAnswer(value_json='"it is\\nbroken"'), "answered: it is broken"),
         (input_pb2.InputAnswer(value_json="[1]"), "answered: [1]"),
         (input_pb2.InputAnswer(value_json="not json"), "answered: not json"),
+        (input_pb2.InputAnswer(value_json="[" * 5_000), f"answered: {'[' * 5_000}"),
         (
             input_pb2.InputAnswer(tool_outcome=message_pb2.ToolOutcome(parts=[message_pb2.Part(text="4242")])),
             "result: 4242",

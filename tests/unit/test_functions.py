@@ -10,7 +10,7 @@ from bough_server.errors import RunError
 from bough_server.functions import Rewriter, Snapshot, Values, condition, input_builder, rewriter
 
 HELLO = message_pb2.Message(parts=[message_pb2.Part(text="hello")])
-SITUATION = Snapshot(agent="lead", state=Values({"x": "[1]"}), input=HELLO, user=HELLO, read_history=lambda: [HELLO])
+SNAPSHOT = Snapshot(agent="lead", state=Values({"x": "[1]"}), input=HELLO, user=HELLO, read_history=lambda: [HELLO])
 
 
 def message(
@@ -36,17 +36,17 @@ def refusal(ask: Callable[[], object]) -> tuple[str, str]:
 
 def test_a_function_keeps_its_name_and_is_still_callable() -> None:
     @condition
-    def done(situation: Snapshot) -> bool:
-        return situation.state["x"] == [1]
+    def done(snapshot: Snapshot) -> bool:
+        return snapshot.state["x"] == [1]
 
     @input_builder(name="other")
-    def build(situation: Snapshot) -> str:
-        return situation.agent
+    def build(snapshot: Snapshot) -> str:
+        return snapshot.agent
 
     assert (done.name, build.name) == ("done", "other")
-    assert (done(SITUATION), build(SITUATION)) == (True, "lead")
-    assert done.holds(SITUATION)
-    assert build.built(SITUATION) == message_pb2.Message(parts=[text("lead")])
+    assert (done(SNAPSHOT), build(SNAPSHOT)) == (True, "lead")
+    assert done.holds(SNAPSHOT)
+    assert build.built(SNAPSHOT) == message_pb2.Message(parts=[text("lead")])
 
 
 def test_authors_import_them_from_the_package() -> None:
@@ -55,14 +55,14 @@ def test_authors_import_them_from_the_package() -> None:
 
 
 def _waits() -> object:
-    async def waits(situation: Snapshot) -> bool:
+    async def waits(snapshot: Snapshot) -> bool:
         return True
 
     return waits
 
 
 def _yields() -> object:
-    def yields(situation: Snapshot) -> object:
+    def yields(snapshot: Snapshot) -> object:
         yield True
 
     return yields
@@ -73,7 +73,7 @@ def _yields() -> object:
     [
         (_waits(), "'waits' must be a plain `def`: replay calls it again"),
         (_yields(), "'yields' must return its result, not yield it"),
-        (lambda situation: True, "'<lambda>' is not a valid name of a function in a definition"),
+        (lambda snapshot: True, "'<lambda>' is not a valid name of a function in a definition"),
         (7, "@condition takes a function, not a int"),
     ],
 )
@@ -93,10 +93,10 @@ def test_a_function_takes_one_thing() -> None:
 
 def test_a_condition_that_raises_is_an_error_with_its_name() -> None:
     @condition
-    def breaks(situation: Snapshot) -> bool:
-        return bool(situation.state["nothing"])
+    def breaks(snapshot: Snapshot) -> bool:
+        return bool(snapshot.state["nothing"])
 
-    assert refusal(lambda: breaks.holds(SITUATION)) == (
+    assert refusal(lambda: breaks.holds(SNAPSHOT)) == (
         "The condition 'breaks' raised KeyError: 'nothing'.",
         "INTERNAL",
     )
@@ -104,10 +104,10 @@ def test_a_condition_that_raises_is_an_error_with_its_name() -> None:
 
 def test_an_error_that_a_function_raises_on_purpose_keeps_its_reason() -> None:
     @input_builder
-    def picky(situation: Snapshot) -> str:
+    def picky(snapshot: Snapshot) -> str:
         raise RunError("There is no plan.", reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
 
-    assert refusal(lambda: picky.built(SITUATION)) == (
+    assert refusal(lambda: picky.built(SNAPSHOT)) == (
         "The input builder 'picky' failed: There is no plan.",
         "BAD_ARGUMENTS",
     )
@@ -117,15 +117,13 @@ def test_a_function_that_exits_ends_no_server() -> None:
     def exits(_: Snapshot) -> bool:
         raise SystemExit(2)
 
-    assert "raised SystemExit: 2" in refusal(lambda: condition(exits).holds(SITUATION))[0]
+    assert "raised SystemExit: 2" in refusal(lambda: condition(exits).holds(SNAPSHOT))[0]
 
 
 @pytest.mark.parametrize("answer", [None, 1, "yes"])
 def test_a_condition_says_true_or_false(answer: object) -> None:
     says = condition(name="says")(lambda _: answer)  # type: ignore[arg-type, return-value]
-    assert (
-        f"returned {type(answer).__name__}; it must return True or False" in refusal(lambda: says.holds(SITUATION))[0]
-    )
+    assert f"returned {type(answer).__name__}; it must return True or False" in refusal(lambda: says.holds(SNAPSHOT))[0]
 
 
 def test_a_coroutine_in_disguise_is_a_wrong_answer() -> None:
@@ -133,16 +131,16 @@ def test_a_coroutine_in_disguise_is_a_wrong_answer() -> None:
         return True
 
     disguised = condition(name="disguised")(lambda _: later())  # type: ignore[arg-type, return-value]
-    assert "returned coroutine" in refusal(lambda: disguised.holds(SITUATION))[0]
+    assert "returned coroutine" in refusal(lambda: disguised.holds(SNAPSHOT))[0]
 
 
 def test_a_builder_gives_a_text_or_parts_that_can_be_said() -> None:
     blob = message_pb2.Part(blob=message_pb2.Blob(media_type="image/png", data=b"x"))
     made = input_builder(name="made")(lambda _: message(text("a"), blob))
-    assert made.built(SITUATION) == message_pb2.Message(parts=[text("a"), blob])
+    assert made.built(SNAPSHOT) == message_pb2.Message(parts=[text("a"), blob])
     for wrong, words in [(message(CALL), "parts other than text, JSON and files"), ([HELLO], "a text or a Message")]:
         builder = input_builder(name="wrong")(lambda _, wrong=wrong: wrong)  # type: ignore[misc, arg-type]
-        assert words in refusal(lambda builder=builder: builder.built(SITUATION))[0]  # type: ignore[misc]
+        assert words in refusal(lambda builder=builder: builder.built(SNAPSHOT))[0]  # type: ignore[misc]
 
 
 def test_a_rewriter_is_given_a_copy_without_what_its_author_thought() -> None:
@@ -184,9 +182,9 @@ def test_a_rewriter_gives_a_list_of_messages(answer: object) -> None:
 
 
 def test_what_a_situation_gives_are_copies() -> None:
-    SITUATION.state["x"].append(2)
-    assert dict(SITUATION.state) == {"x": [1]}
-    SITUATION.history[0].parts[0].text = "changed"
+    SNAPSHOT.state["x"].append(2)
+    assert dict(SNAPSHOT.state) == {"x": [1]}
+    SNAPSHOT.history[0].parts[0].text = "changed"
     assert HELLO.parts[0].text == "hello"
     with pytest.raises(TypeError):
-        SITUATION.state["x"] = 3  # type: ignore[index]
+        SNAPSHOT.state["x"] = 3  # type: ignore[index]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from bough.v1 import error_pb2, model_pb2
 from bough_server.errors import ConfigurationError
@@ -212,3 +213,11 @@ async def test_the_key_of_a_native_provider_has_its_usual_variable(folder: Path,
     assert error.message == (
         f"The model 'a' has no key: the environment variable {variable} is not set. Set it and start the server again."
     )
+
+
+@pytest.mark.parametrize("provider", ["anthropic", "gemini", "scripted", "local"])
+def test_a_preset_is_refused_beside_a_provider_that_does_not_speak_chat_completions(provider: str) -> None:
+    section = {"preset": "gemini", "provider": provider, "model": "m", "script": "script.yaml"}
+    with pytest.raises(ValidationError, match=f"`preset` is for Chat Completions, and `provider` is {provider}: "):
+        ModelSection.model_validate(section)
+    assert ModelSection.model_validate({**section, "provider": "openai"}).provider == "openai"

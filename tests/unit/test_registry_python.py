@@ -64,11 +64,11 @@ FUNCTIONS = """
 from bough_server import condition, input_builder, rewriter
 
 @condition
-def enough(situation):
+def enough(snapshot):
     return True
 
 @input_builder(name="build")
-def built(situation):
+def built(snapshot):
     return ""
 
 bare = rewriter(name="bare")(lambda message: [message])
@@ -94,7 +94,7 @@ def test_two_functions_of_one_name_are_refused_whatever_they_are(tmp_path: Path)
 
 
 def test_a_function_that_waits_is_refused_with_its_line(tmp_path: Path) -> None:
-    text = "from bough_server import condition\n\n@condition\nasync def later(situation):\n    return True\n"
+    text = "from bough_server import condition\n\n@condition\nasync def later(snapshot):\n    return True\n"
     write(tmp_path, "desk_later.py", text)
     assert refusal(tmp_path, "desk_later").startswith(f"{tmp_path}/desk_later.py:3: TypeError: 'later' must be a plain")
 

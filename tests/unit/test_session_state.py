@@ -65,7 +65,7 @@ def conflicts(*log: event_pb2.AgentEvent) -> list[str]:
     """The names that several gave values at once."""
     found = Conflicts()
     for event in log:
-        found.take(event, events.kind_of(event))
+        found.apply(event, events.kind_of(event))
     return found.names()
 
 

@@ -55,13 +55,13 @@ def test_a_state_is_as_large_as_it_may_be_to_the_byte_however_it_came_to_be() ->
     for text in ("x" * 1000, "y", "x" * 100_000):
         view["a"], view["é".encode().hex()] = text, text
         del view["a"]
-        state.take(view.taken())
+        state.apply(view.taken())
     view["b"] = "z"
     left = MAX_STATE_BYTES - len(json_of({**state.values, "b": '"z"'}))
     view["b"] = "z" * (left + 1)
     with pytest.raises(RunError, match="larger"):
         view["b"] = "z" * (left + 2)
-    state.take(view.taken())
+    state.apply(view.taken())
     assert len(json_of(state.values)) == MAX_STATE_BYTES
     with pytest.raises(RunError, match="larger"):
         view["c"] = 1

@@ -6,10 +6,10 @@ from contextlib import aclosing, asynccontextmanager
 
 from bough_server.models.limiter import ModelLimiter
 from bough_server.models.model import TextDelta
-from bough_server.models.openai.client import OpenAIModel
 from tests.support.model_calls import answer, asking, failure, user
 from tests.support.model_scenarios import TEXT, Reply, Request, plain, scenario
 from tests.support.model_server import ModelServer, serving_model
+from tests.support.openai_models import OpenAIModel
 
 
 class Arrivals:

@@ -9,8 +9,8 @@ from pathlib import Path
 import aiohttp
 
 from bough_server.models.model import ToolSpec
-from bough_server.models.openai.client import OpenAIModel
 from tests.support.model_calls import answer, asking, assistant, call, tool_result, user
+from tests.support.openai_models import OpenAIModel
 
 
 async def test_the_program_serves_the_desk_until_it_is_told_to_stop(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 from bough.v1 import error_pb2, event_pb2
 from bough_server.errors import ModelError
 from bough_server.models.endpoint import Timeouts
-from bough_server.models.openai.client import OpenAIModel
 from tests.support.model_calls import answer, asking, failure, text_of
 from tests.support.model_scenarios import DONE, TEXT, Ending, Reply, Request, chunk, ending, plain
 from tests.support.model_server import serving_model
+from tests.support.openai_models import OpenAIModel
 
 COMMENT = b": keep-alive\n\n"
 COMMENTS = (COMMENT,) * 10_000

@@ -10,10 +10,10 @@ from contextlib import aclosing, asynccontextmanager
 from bough.v1 import message_pb2, model_pb2, step_pb2, usage_pb2
 from bough_server.models.limiter import ModelLimiter
 from bough_server.models.model import AttemptMeter, ReasoningDelta, TextDelta, ToolCallDelta
-from bough_server.models.openai.client import OpenAIModel
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, failure, reasoning_of, tool_result, user
 from tests.support.model_scenarios import TEXT
 from tests.support.model_server import ModelServer, serving_model
+from tests.support.openai_models import OpenAIModel
 
 USAGE = usage_pb2.Usage(input_tokens=20, cached_input_tokens=5, output_tokens=50, reasoning_tokens=3, total_tokens=70)
 

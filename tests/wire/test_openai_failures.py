@@ -6,10 +6,10 @@ import pytest
 
 from bough.v1 import error_pb2, event_pb2, model_pb2, usage_pb2
 from bough_server.models.endpoint import Timeouts
-from bough_server.models.openai.client import OpenAIModel
 from tests.support.model_calls import answer, asking, failure, text_of
 from tests.support.model_scenarios import refusing
 from tests.support.model_server import serving_model
+from tests.support.openai_models import OpenAIModel
 
 UNAVAILABLE = error_pb2.ERROR_REASON_MODEL_UNAVAILABLE
 BAD_RESPONSE = error_pb2.ERROR_REASON_MODEL_BAD_RESPONSE

@@ -10,13 +10,14 @@ import pytest
 from bough.v1 import error_pb2, event_pb2, message_pb2, model_pb2, step_pb2, usage_pb2
 from bough_server.models.config import ModelSection
 from bough_server.models.model import ModelRequest, ReasoningDelta, TextDelta, ToolCallDelta
-from bough_server.models.openai.client import OpenAIModel, ResponsesApi
+from bough_server.models.openai.client import ResponsesApi
 from bough_server.models.registry import build_models
 from bough_server.tools.tool import tool
 from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, failure, text_of, tool_result, user
 from tests.support.model_scenarios import TEXT, Reply, Request, Scenario, refusing
 from tests.support.model_server import ModelServer, serving_model
+from tests.support.openai_models import OpenAIModel
 from tests.support.response_scenarios import failing, plain
 from tests.support.run_harness import open_harness
 from tests.support.teams import llm

@@ -7,11 +7,12 @@ import pytest
 
 from bough.v1 import message_pb2
 from bough_server.models.model import ReasoningDelta, TextDelta, ToolCallDelta
-from bough_server.models.openai.client import ChatApi, OpenAIModel, ResponsesApi
+from bough_server.models.openai.client import ChatApi, ResponsesApi
 from tests.support import response_scenarios as responses
 from tests.support.model_calls import answer, asking
 from tests.support.model_scenarios import Reply, chunk, ending
 from tests.support.model_server import serving_model
+from tests.support.openai_models import OpenAIModel
 
 OWL = "\U0001f989"
 HALVES = ("\ud83e", "\udd89")

@@ -2,11 +2,11 @@
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
 
+from bough_server.cli.loop import on_interrupt
 from bough_server.cli.prompts import Dialog, readable
 
 _MAX_PIECE_BYTES = 65536
@@ -61,18 +61,16 @@ class InterruptibleDialog:
     async def ask(self, prompt: str) -> str | None:
         """Ask for a line; None at the end of input and after Ctrl-C."""
         self.is_interrupted = False
-        loop = asyncio.get_running_loop()
         asking = asyncio.ensure_future(self._dialog.ask(prompt))
 
-        def on_interrupt() -> None:
+        def interrupt() -> None:
             self.is_interrupted = True
             asking.cancel()
 
-        loop.add_signal_handler(signal.SIGINT, on_interrupt)
         try:
-            await asyncio.wait({asking})
+            with on_interrupt(interrupt):
+                await asyncio.wait({asking})
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
             asking.cancel()
             await asyncio.wait({asking})
         return None if asking.cancelled() else asking.result()

@@ -169,6 +169,7 @@ async def probed(settings: "Settings", findings: "Sequence[Finding]") -> list[Fi
     Aliases are not called: they are as good as their models. Scripted models are read only, they answer by agent.
     """
     from bough_server.errors import ConfigurationError
+    from bough_server.models.config import REMOTE
     from bough_server.models.registry import build_models
 
     try:
@@ -180,7 +181,7 @@ async def probed(settings: "Settings", findings: "Sequence[Finding]") -> list[Fi
     by_name = dict(zip(settings.models, findings, strict=True))
     try:
         for name, finding in by_name.items():
-            if finding.is_right and settings.models[name].provider in ("openai", "local"):
+            if finding.is_right and settings.models[name].provider in (*REMOTE, "local"):
                 by_name[name] = await _probe(finding, models.get(name))
     finally:
         await models.close()

@@ -1,6 +1,5 @@
 """Exit codes of commands, and errors printed as sentences on standard error."""
 
-import asyncio
 import os
 import sys
 from collections.abc import Coroutine, Iterator
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import typer
 
+from bough_server.cli.loop import run_command
 from bough_server.errors import BoughError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def finish(work: Coroutine[None, None, ExitCode], *, is_server: bool = False) ->
 
     runner = _server_runner() if is_server else None
     try:
-        code = runner.run(work) if runner is not None else asyncio.run(work)
+        code = runner.run(work) if runner is not None else run_command(work)
     except (ClientError, BoughError) as error:
         for line in sentences(error):
             print_stderr(line)

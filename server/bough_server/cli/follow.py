@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
@@ -24,6 +23,7 @@ from bough import (
 from bough.v1 import event_pb2, execution_pb2, follow_pb2, input_pb2, invocation_pb2
 from bough_server.cli.connection import Connection
 from bough_server.cli.exit_codes import ExitCode, print_stderr
+from bough_server.cli.loop import on_interrupt
 from bough_server.cli.options import Display, Output, View, view_of
 from bough_server.cli.output import Screen, forgive_encoding, json_line, print_line, print_lines, terminal
 from bough_server.cli.prompts import Dialog, TerminalDialog, ask_all, is_terminal
@@ -318,12 +318,12 @@ async def _print_tree(client: AsyncClient, run_id: str, said: Sequence[str]) -> 
 @asynccontextmanager
 async def interruptible(stream: RunStream) -> AsyncIterator[asyncio.Event]:
     """Cancel the stream's run on the first Ctrl-C, and leave on the second. Yields an event that the first one sets."""
-    loop, main = asyncio.get_running_loop(), asyncio.current_task()
+    main = asyncio.current_task()
     assert main is not None, "a command runs in a task"
     interrupted = asyncio.Event()
     cancelling: list[asyncio.Task[None]] = []
 
-    def on_interrupt() -> None:
+    def interrupt() -> None:
         # Before the run has an id there is nothing to cancel.
         if interrupted.is_set() or not stream.run_id:
             interrupted.set()
@@ -333,16 +333,15 @@ async def interruptible(stream: RunStream) -> AsyncIterator[asyncio.Event]:
         print_stderr("Cancelling the run; Ctrl-C again to leave at once.")
         cancelling.append(asyncio.create_task(_cancel(stream)))
 
-    loop.add_signal_handler(signal.SIGINT, on_interrupt)
     try:
-        yield interrupted
+        with on_interrupt(interrupt):
+            yield interrupted
     except asyncio.CancelledError:
         if not interrupted.is_set():
             raise
         # Our own cancellation of the command's task: report it as the interrupt that caused it.
         raise KeyboardInterrupt from None
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
         # The stream can end before the Cancel call returns; no task may outlive the command.
         for task in cancelling:
             task.cancel()

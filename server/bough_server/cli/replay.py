@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bough import AsyncClient
-    from bough.v1 import agent_pb2, event_pb2
+    from bough.v1 import agent_pb2, event_pb2, message_pb2
     from bough_server.agents.registry import Registry
     from bough_server.runtime.agent import Resolver
     from bough_server.store.ports import StoredMessage
@@ -62,16 +62,21 @@ async def _replay(target: Target, text: str, *, is_forced: bool) -> ExitCode:
 
 async def _log(client: "AsyncClient", run_id: str) -> "Sequence[event_pb2.AgentEvent]":
     """Read the log of a run that has ended or waits for input. Raises ConfigurationError if it is still running."""
-    from bough.v1 import follow_pb2
     from bough_server.errors import ConfigurationError
     from bough_server.events import RUN_INTERRUPTED, TERMINAL_KINDS, kind_of
 
-    view, until = follow_pb2.EVENT_VIEW_FULL, follow_pb2.WATCH_UNTIL_CURRENT
-    async with client.watch(run_id, until=until, view=view) as stream:
-        log = [event async for event in stream]
+    log = await _events(client, run_id)
     if not log or kind_of(log[-1]) not in {*TERMINAL_KINDS, RUN_INTERRUPTED}:
         raise ConfigurationError(f"Run {run_id} is still running: replay it when it has ended or waits for input.")
     return log
+
+
+async def _events(client: "AsyncClient", run_id: str) -> "Sequence[event_pb2.AgentEvent]":
+    from bough.v1 import follow_pb2
+
+    view, until = follow_pb2.EVENT_VIEW_FULL, follow_pb2.WATCH_UNTIL_CURRENT
+    async with client.watch(run_id, until=until, view=view) as stream:
+        return [event async for event in stream]
 
 
 async def _agents(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]", registry: "Registry") -> "Resolver":
@@ -89,12 +94,37 @@ async def _agents(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]", 
 
 
 async def _session(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]") -> "Sequence[StoredMessage]":
-    """Read the messages of the session that the run could see, up to its cut, oldest first."""
-    from bough_server.store.ports import StoredMessage
-
+    """Return what the run could see of its session, up to its cut, in order: messages and calls of linked agents."""
     cut = max(event.run_started.session_cut or event.run_dequeued.session_cut for event in log)
     if not cut:
         return []
-    messages = client.sessions.list_messages(log[0].session_id, page_size=_PAGE_SIZE)
-    seen = [message async for message in messages if message.position <= cut]
-    return [StoredMessage(message=each, run_id=each.run_id, agent=each.author, chain="") for each in reversed(seen)]
+    session_id = log[0].session_id
+    by_run: dict[str, list[message_pb2.Message]] = {}
+    async for message in client.sessions.list_messages(session_id, page_size=_PAGE_SIZE):
+        if message.position <= cut:
+            by_run.setdefault(message.run_id, []).append(message)
+    found = [each for run_id, said in by_run.items() for each in await _said_in(client, run_id, session_id, said)]
+    return sorted(found, key=lambda one: one.message.position)  # stable: calls come after the message before them
+
+
+async def _said_in(
+    client: "AsyncClient", run_id: str, session_id: str, listed: "Sequence[message_pb2.Message]"
+) -> "Sequence[StoredMessage]":
+    """Return the messages and calls that a run has left in its session, read from its log as the server does.
+
+    `listed` are its messages, newest first; they are used alone if a fork outlived the run.
+    """
+    from bough import NotFound
+    from bough_server.events import kind_of
+    from bough_server.store.ports import Record, StoredMessage
+    from bough_server.store.projected import LogAddress
+    from bough_server.store.projection import RunFold
+
+    try:
+        log = await _events(client, run_id)
+    except NotFound:
+        return [StoredMessage(message=each, run_id=run_id, agent=each.author, chain="") for each in reversed(listed)]
+    fold = RunFold(LogAddress(run_id=run_id, tenant_id="", user_id="", session_id=session_id))
+    records = [Record(sequence=event.sequence, kind=kind_of(event), data=b"", event=event) for event in log]
+    said = fold.project(records)
+    return [*said.shared, *said.messages, *said.shared_calls, *said.calls]

@@ -238,7 +238,7 @@ class EventWriter:
     def _measure(self, recorded: Sequence[event_pb2.AgentEvent]) -> None:
         if self._run_metrics is not None:
             for event in recorded:
-                self._run_metrics.take(event)
+                self._run_metrics.report(event)
 
     def _holds(self, event: event_pb2.AgentEvent) -> bool:
         recorded = self.journal.recorded.get(identity_of(event))

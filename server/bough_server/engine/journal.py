@@ -53,12 +53,12 @@ class Forks:
         self._forks: list[event_pb2.AgentEvent] = []
         self._roots: dict[tuple[str, int], str] = {}
 
-    def take(self, event: event_pb2.AgentEvent) -> None:
-        """Take in a run_forked."""
+    def apply(self, event: event_pb2.AgentEvent) -> None:
+        """Apply a run_forked."""
         self._forks.append(event)
 
     def share(self, recorded: Mapping[EventIdentity, event_pb2.AgentEvent]) -> None:
-        """Take note of which run recorded each message that a replay makes again."""
+        """Note which run recorded each message that a replay makes again."""
         for (key, kind, _), event in recorded.items() if self._forks else ():
             following = next((fork for fork in self._forks if event.sequence < fork.sequence), None)
             if kind in _WITH_MESSAGES and following is not None:
@@ -182,7 +182,7 @@ class Journal:
         if kind == events.RUN_DEQUEUED:
             self.dequeued = event
         elif kind == events.RUN_FORKED:
-            self.forks.take(event)
+            self.forks.apply(event)
             self.shared_through = event.run_forked.origin.sequence
             self.fork_ns = event.record_time.ToNanoseconds()
             if event.run_forked.changes.HasField("input"):

@@ -29,7 +29,7 @@ class RunMetrics:
     def __init__(self, metrics: Metrics, invocations: Invocations, journal: Journal) -> None:
         self._metrics, self._invocations, self._journal = metrics, invocations, journal
 
-    def take(self, event: event_pb2.AgentEvent) -> None:
+    def report(self, event: event_pb2.AgentEvent) -> None:
         """Report an event if it is the end of an agent, a model attempt or a tool."""
         kind = events.kind_of(event)
         if kind in events.AGENT_END_KINDS:

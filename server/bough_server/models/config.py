@@ -151,6 +151,8 @@ class ModelSection(Section):
             others = self.model_fields_set - {"alias"}
             if others:
                 raise ValueError(f"is an alias, which has no other fields; remove {', '.join(sorted(others))}")
+        elif self.preset is not None and self.provider != "openai":
+            raise ValueError(f"`preset` is for Chat Completions, and `provider` is {self.provider}: remove one of them")
         elif self.provider is None:
             raise ValueError(f"needs a provider ({', '.join(REMOTE)}, scripted or local) or an alias")
         elif self.provider in REMOTE and not self.model:

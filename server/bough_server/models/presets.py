@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
-Preset: TypeAlias = Literal["openai", "deepseek", "mistral", "gemini", "groq", "openrouter", "ollama", "vllm"]
+Preset: TypeAlias = Literal[
+    "openai", "deepseek", "mistral", "gemini", "groq", "openrouter", "together", "ollama", "vllm"
+]
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = MappingProxyType(
     {
@@ -47,6 +49,12 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = MappingProxyType(
             "provider": "openai",
             "base_url": "https://openrouter.ai/api/v1",
             "api_key_env": "OPENROUTER_API_KEY",
+            "max_tokens_field": "max_tokens",
+        },
+        "together": {
+            "provider": "openai",
+            "base_url": "https://api.together.ai/v1",
+            "api_key_env": "TOGETHER_API_KEY",
             "max_tokens_field": "max_tokens",
         },
         "ollama": {

@@ -27,7 +27,7 @@ class Watchdog:
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._on_blocked = on_blocked
-        self._asked = self._turned = time.monotonic()
+        self._asked = time.monotonic()
         self._is_asked = self._is_reported = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="bough-watchdog", daemon=True)

@@ -132,7 +132,7 @@ async def close_run(dependencies: RunDependencies, record: RunRecord, reason: Cl
     if dependencies.metrics is not None:
         measuring = RunMetrics(dependencies.metrics, invocations, journal)
         for event in made:
-            measuring.take(event)
+            measuring.report(event)
 
 
 def cancel_of(log: Iterable[event_pb2.AgentEvent]) -> event_pb2.CancelRequested | None:

@@ -168,8 +168,8 @@ class RunSupervisor:
             return 0  # it has had one server: its log need not be read
         try:
             return losses_of(await read_log(self._dependencies.store.log, record.run.run_id))
-        except (NotFound, StorageFailed):
-            return 0  # continuing it finds that out as well, and handles it
+        except Exception:  # one bad log must not keep the others from being continued
+            return 0  # continuing it finds that out as well, and handles or logs it
 
     async def _settled(self, record: RunRecord) -> None:
         """Wait until a run that was continued has made progress, is no longer live, or SUSPECT_SECONDS are over."""

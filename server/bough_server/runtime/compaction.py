@@ -92,7 +92,7 @@ class _Fitting:
             return ""
         if compacted is None:
             return self._text(response)
-        self._lane.visible_history.take(compacted)
+        self._lane.visible_history.apply(compacted)
         return ""
 
     async def _summarized(self, plan: Plan | None) -> None:
@@ -113,13 +113,13 @@ class _Fitting:
         except RunError:
             return
         for event in made:
-            self._lane.visible_history.take(event.history_compacted)
+            self._lane.visible_history.apply(event.history_compacted)
 
     def _compact(self, text: str, plan: Plan | None) -> None:
         if plan is not None:
             event = self._event(text, plan)
             self._lane.execution.emit(event)
-            self._lane.visible_history.take(event.history_compacted)
+            self._lane.visible_history.apply(event.history_compacted)
 
     async def _windowed(self, made: ModelRequest, size: int) -> ModelRequest:
         """Return the request without as many of its oldest units as do not fit."""

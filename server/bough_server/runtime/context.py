@@ -318,7 +318,7 @@ async def _in_lane(lane: Lane, code: Callable[[Context], Awaitable[T]]) -> T:
 
 
 def _join(lane: Lane, lanes: Sequence[Lane]) -> None:
-    """Take in what lanes of an agent's code saw, said and wrote, after their ends."""
+    """Apply what lanes of an agent's code saw, said and wrote, after their ends."""
     lane.wake_ns = max([lane.wake_ns, *(below.wake_ns for below in lanes)])
     for below in lanes:
         lane.transcript.entries.extend(below.transcript.entries)

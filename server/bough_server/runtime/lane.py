@@ -224,7 +224,7 @@ class Lane:
         if changes := self.state.taken():
             key = self.next_key("")
             await self._record_changes(key, changes)
-            self.lane_state.take(changes)
+            self.lane_state.apply(changes)
 
     async def _record_changes(self, key: str, changes: Sequence[session_pb2.SessionStateChange]) -> None:
         parts = [part for one in changes for part in (one.key, str(one.HasField("value_json")), one.value_json)]

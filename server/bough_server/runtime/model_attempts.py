@@ -119,6 +119,7 @@ class ModelAttempts:
 
     async def answer(self, request: ModelRequest) -> step_pb2.LlmResponse:
         """Stream attempts, of the model and then of its fallbacks, until one answers. Raises the last ModelError."""
+        self._running.record.unsent.discard(self._key)
         try:
             while True:
                 self._meter = AttemptMeter()

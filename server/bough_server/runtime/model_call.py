@@ -110,6 +110,7 @@ async def _ask(
         started.effect_digest, started.attempt = _DIGEST, 1
         started.llm_started.CopyFrom(_begun(request, model, amount))
         execution.emit(started)
+    running.record.unsent.add(key)  # until the first attempt: a cancellation may come before it
     await execution.writer.committed()
     ended = running.record.in_step(running.event(key, traced=traced), index)
     try:

@@ -38,7 +38,7 @@ class LaneState:
         """Return the values of a lane that starts now, in a group of parallel lanes."""
         return LaneState(self.values, self._writes.lane(group, number))
 
-    def take(self, changes: Iterable[session_pb2.SessionStateChange]) -> None:
+    def apply(self, changes: Iterable[session_pb2.SessionStateChange]) -> None:
         """Apply changes that are recorded."""
         if made := write_of(changes):
             self._writes.add(made)

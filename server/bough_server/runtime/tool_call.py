@@ -109,7 +109,7 @@ class ToolCallEffect:
     async def replayed(self, waiter: Waiter[event_pb2.AgentEvent]) -> message_pb2.ToolResult:
         """Wait for its recorded result and return it."""
         event = await self._lane.received(self._key, waiter)
-        self._state.take(event.tool_completed.state_changes)
+        self._state.apply(event.tool_completed.state_changes)
         return events.tool_result_of(event)
 
     def _admitted(self, offer: ToolOffer | None) -> ToolOffer:
@@ -201,7 +201,7 @@ class ToolCallEffect:
         if written and error is None:
             ended.tool_completed.state_changes.extend(written)
         self._execution.emit(ended)
-        self._state.take(ended.tool_completed.state_changes)
+        self._state.apply(ended.tool_completed.state_changes)
         return result
 
     async def _run(self, call: message_pb2.ToolCall, offer: ToolOffer, idempotency_key: str) -> message_pb2.ToolResult:

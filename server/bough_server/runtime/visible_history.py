@@ -109,7 +109,7 @@ class VisibleHistory:
         newest = list(summaries(self._transcript, session, scope=history.scope))[-1:]
         return Compaction(summary=newest[0]) if newest else None
 
-    def take(self, compacted: event_pb2.HistoryCompacted) -> None:
+    def apply(self, compacted: event_pb2.HistoryCompacted) -> None:
         """Replace the history before a new summary by it."""
         self.compaction = Compaction(summary=compacted.summary, run_message_count=compacted.run_message_count)
         self._transcript.say(compacted.summary)

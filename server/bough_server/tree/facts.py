@@ -70,7 +70,7 @@ class TreeState:
         if not node.is_known:
             node.apply_envelope(event)
         if kind in CONCERNED:
-            self.conflicts.take(event, kind)
+            self.conflicts.apply(event, kind)
         reader = _READERS.get(kind)
         if reader is not None:
             reader(self, node, event, kind, sequence)

@@ -13,6 +13,7 @@ from bough_server.cli.render.notes import (
     compacted_text,
     expiry_text,
     finish_text,
+    first_member_text,
     forked_text,
     interrupted_text,
     iteration_text,
@@ -52,6 +53,8 @@ def _queued(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float)
 
 def _dequeued(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     blocks.write_line(lane, "… its session is free", "dim")
+    if event.run_dequeued.starts_with:
+        blocks.write_line(lane, f"⇢ {first_member_text(event.run_dequeued.starts_with)}", "cyan")
     lane.wait_for(STARTING, now)
 
 

@@ -165,9 +165,9 @@ def _json(title: str, text: str, *, is_cut: bool) -> Iterator[str]:
         return
     try:
         value = json.loads(text)
-    except ValueError:  # what was cut is no JSON
-        value = text
-    shown = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+        shown = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):  # what was cut is no JSON, and deep nesting is too much for both functions
+        shown = text
     yield from _block(f"{title}, cut" if is_cut else title, shown)
 
 

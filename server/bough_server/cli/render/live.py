@@ -10,7 +10,7 @@ from bough.v1 import event_pb2, execution_pb2, usage_pb2
 from bough_server.cli.render.blocks import STARTING, AgentBlocks, AgentLane, Handlers, status_lines
 from bough_server.cli.render.events import CALL_EVENTS, CONTROL_EVENTS
 from bough_server.cli.render.format import seconds_text, tokens, tokens_text
-from bough_server.cli.render.notes import cancelled_text, ending_text, kind_text
+from bough_server.cli.render.notes import cancelled_text, ending_text, first_member_text, kind_text
 
 AgentEvent = event_pb2.AgentEvent
 
@@ -49,6 +49,8 @@ def _started(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float
         caller.activity = ""  # it calls no model itself, so it would show "starting" until its end
     lane.kind = started.kind
     blocks.open(lane, kind_text(started.kind))
+    if event.run_started.starts_with:
+        blocks.write_line(lane, f"⇢ {first_member_text(event.run_started.starts_with)}", "cyan")
     lane.wait_for(STARTING, now)
 
 

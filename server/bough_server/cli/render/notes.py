@@ -29,6 +29,11 @@ _FINISHED: Final = (
 """Finish reasons of answers that the model completed."""
 
 
+def first_member_text(member: str) -> str:
+    """Say which member a run starts with instead of its usual start."""
+    return f"starts with {member}, who spoke last"
+
+
 def queued_text(queued: event_pb2.RunQueued) -> str:
     """Describe what a queued run waits for."""
     return f"waits for its session, behind run {queued.behind_run_id}"
@@ -148,7 +153,7 @@ def _plain(value_json: str) -> str:
     """Return the content of a JSON string, and any other JSON unchanged."""
     try:
         value = json.loads(value_json)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value_json
     return value if isinstance(value, str) else value_json
 

@@ -13,6 +13,7 @@ from bough_server.cli.render.notes import (
     ending_text,
     expiry_text,
     finish_text,
+    first_member_text,
     forked_text,
     interrupted_text,
     iteration_text,
@@ -59,6 +60,11 @@ def _noted(note: str, text: str) -> str:
     return f"({note}) {text}" if note else text
 
 
+def _start(started: event_pb2.RunStarted) -> str:
+    first = first_member_text(started.starts_with) if started.starts_with else ""
+    return ", ".join(filter(None, [kind_text(started.kind), first]))
+
+
 def _cancelled(reason: execution_pb2.CancelReason.ValueType, error: error_pb2.AgentError) -> str:
     known = reason != execution_pb2.CANCEL_REASON_UNSPECIFIED
     return _noted(enum_text(execution_pb2.CancelReason.DESCRIPTOR, reason) if known else "", error_text(error))
@@ -74,7 +80,8 @@ def _requested(event: AgentEvent) -> str:
 
 
 _GISTS: Final[Mapping[str, Callable[[AgentEvent], str]]] = {
-    "run_started": lambda e: _noted(kind_text(e.run_started.kind), text_of(e.run_started.input)),
+    "run_started": lambda e: _noted(_start(e.run_started), text_of(e.run_started.input)),
+    "run_dequeued": lambda e: first_member_text(e.run_dequeued.starts_with) if e.run_dequeued.starts_with else "",
     "run_queued": lambda e: queued_text(e.run_queued),
     "run_resumed": lambda e: resumed_text(e.run_resumed),
     "run_forked": lambda e: forked_text(e.run_forked),

@@ -1,19 +1,14 @@
-"""Models behind OpenAI's APIs, Chat Completions or Responses, at any address."""
+"""OpenAI's APIs, Chat Completions and Responses: their paths, the format of their requests, and how to read answers."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from bough_server.models.answer import Answer
-from bough_server.models.endpoint import Timeouts
-from bough_server.models.limiter import ModelLimiter
-from bough_server.models.model import AttemptMeter, ModelRequest, Price, RetryPolicy
+from bough_server.models.model import AttemptMeter, ModelRequest
 from bough_server.models.openai.chat import Completion
 from bough_server.models.openai.chat_request import OPENAI, ChatDialect, chat_body
 from bough_server.models.openai.responses import Response
 from bough_server.models.openai.responses_request import responses_body
-from bough_server.models.openai.transport import OPENAI_BASE_URL, openai_endpoint
-from bough_server.models.remote import Api, RemoteModel
 from bough_server.models.structured_output import Body
 
 
@@ -56,40 +51,3 @@ class ResponsesApi:
     def answer(self, meter: AttemptMeter, *, name: str) -> Answer:
         """Return a new answer, to which events can be applied; `meter` receives its usage."""
         return Response(meter, name=name)
-
-
-class OpenAIModel(RemoteModel):
-    """A model of an OpenAI-compatible provider."""
-
-    def __init__(
-        self,
-        *,
-        name: str,
-        model: str,
-        api: Api | None = None,
-        keep_raw: bool = False,
-        base_url: str = OPENAI_BASE_URL,
-        key: str = "",
-        missing_key: str = "",
-        timeouts: Timeouts | None = None,
-        retry: RetryPolicy | None = None,
-        fallbacks: Sequence[str] = (),
-        price: Price | None = None,
-        limiter: ModelLimiter | None = None,
-        config_digest: str = "",
-    ) -> None:
-        """Default `api`: Chat Completions. An empty `key` sends none."""
-        super().__init__(
-            name=name,
-            provider="openai",
-            model=model,
-            api=api or ChatApi(),
-            endpoint=openai_endpoint(name=name, base_url=base_url, key=key, timeouts=timeouts or Timeouts()),
-            keep_raw=keep_raw,
-            missing_key=missing_key,
-            retry=retry,
-            fallbacks=fallbacks,
-            price=price,
-            limiter=limiter,
-            config_digest=config_digest,
-        )
