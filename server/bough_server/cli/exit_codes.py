@@ -1,6 +1,5 @@
 """Exit codes of commands, and errors printed as sentences on standard error."""
 
-import asyncio
 import os
 import sys
 from collections.abc import Coroutine, Iterator
@@ -8,8 +7,6 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import typer
-
-from bough_server.errors import BoughError
 
 if TYPE_CHECKING:
     from bough_server.process.loop import ServerRunner
@@ -39,7 +36,10 @@ def finish(work: Coroutine[None, None, ExitCode], *, is_server: bool = False) ->
 
     A server ends without code of agents and tools that does not end with it.
     """
+    import asyncio
+
     from bough import BoughError as ClientError
+    from bough_server.errors import BoughError
 
     runner = _server_runner() if is_server else None
     try:

@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from bough_server.errors import ConfigurationError
+from bough_server.store.sql.database_path import database_path
 from bough_server.store.sql.file_lock import FileLock
 from bough_server.store.sql.migrations import FIRST, HEAD
 from bough_server.store.sql.tables import metadata
@@ -173,25 +174,6 @@ def _upgrade(connection: Connection, path: Path, found: str) -> None:
             "version of bough knows: use the newer version, or name another database."
         )
     command.upgrade(config, "head")
-
-
-def database_path(url: str) -> Path:
-    """Return the file of a storage URL: a path, or `sqlite:///` and a path.
-
-    Raises ConfigurationError for anything else.
-    """
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        path = url
-    elif scheme == "sqlite" and rest.startswith("/"):
-        path = rest[1:]
-    else:
-        raise ConfigurationError(
-            f"The storage URL {url!r} is not supported: use a path such as ./var/bough.db, or sqlite:/// and a path."
-        )
-    if path in ("", ":memory:"):
-        raise ConfigurationError("The storage URL names no file: use a path such as ./var/bough.db.")
-    return Path(path)
 
 
 def writer_engine(path: Path, *, durability: Durability, busy_timeout: float) -> Engine:
