@@ -1,17 +1,20 @@
 """The SQLite database: its engines, its schema and migrations, and the revision of a file."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final, Literal
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import Connection, Engine, create_engine, create_mock_engine, event, text
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
+from sqlalchemy.schema import ExecutableDDLElement
 
 from bough_server.errors import ConfigurationError
 from bough_server.store.sql.database_path import database_path
@@ -134,7 +137,9 @@ def exclusive_engine(url: str) -> Iterator[tuple[Engine, Path]]:
 
 
 def _revision(connection: Connection, path: Path) -> str | None:
-    names = inspect(connection).get_table_names()
+    names = (
+        connection.execute(text("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")).scalars().all()
+    )
     if not names:
         return None
     if "alembic_version" not in names:
@@ -152,9 +157,22 @@ def _revision(connection: Connection, path: Path) -> str | None:
 
 def _make(connection: Connection) -> None:
     """Create a new database's schema without loading Alembic; a test checks that the migrations lead to the same."""
-    metadata.create_all(connection)
-    connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
+    cursor = connection.connection.cursor()
+    for statement in _schema():
+        cursor.execute(statement)
     connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
+
+
+@cache
+def _schema() -> Sequence[str]:
+    """Compile the schema's statements, which takes most of the time that a new database does."""
+    statements: list[str] = []
+
+    def collect(statement: ExecutableDDLElement, *_: object, **__: object) -> None:
+        statements.append(str(statement.compile(dialect=sqlite.dialect())))
+
+    metadata.create_all(create_mock_engine("sqlite://", collect), checkfirst=False)
+    return (*statements, "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
 
 
 def _upgrade(connection: Connection, path: Path, found: str) -> None:
