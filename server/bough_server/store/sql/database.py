@@ -6,15 +6,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from sqlalchemy import Connection, Engine, create_engine, create_mock_engine, event, text
-from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects import registry, sqlite
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 from sqlalchemy.schema import ExecutableDDLElement
+from sqlalchemy.util import LRUCache
 
 from bough_server.errors import ConfigurationError
 from bough_server.store.sql.database_path import database_path
@@ -41,6 +43,28 @@ _CHECKPOINT_PAGES: Final = 4_000
 
 Each checkpoint costs two flushes to disk; SQLite's default is 1,000 pages.
 """
+
+
+_COMPILED: Final[LRUCache[Any, Any]] = LRUCache(1_000)
+"""The statements that this process has compiled, shared by its engines.
+
+To compile one takes longer than to execute it, and engines would compile each their own.
+"""
+
+
+class SharedDialect(SQLiteDialect_pysqlite):
+    """SQLite by the standard driver; equal to any other instance, because they all compile a statement to one text."""
+
+    supports_statement_cache = True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SharedDialect)
+
+    def __hash__(self) -> int:
+        return hash(SharedDialect)
+
+
+registry.register("sqlite.shared", __name__, "SharedDialect")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +221,9 @@ def _upgrade(connection: Connection, path: Path, found: str) -> None:
 def writer_engine(path: Path, *, durability: Durability, busy_timeout: float) -> Engine:
     """Create an engine with one connection, for one thread; its transactions take the write lock as they begin."""
     engine = create_engine(
-        URL.create("sqlite", database=str(path)),
+        URL.create("sqlite+shared", database=str(path)),
         poolclass=StaticPool,
+        execution_options={"compiled_cache": _COMPILED},
         connect_args={"timeout": busy_timeout, "check_same_thread": False},
     )
 
@@ -224,8 +249,9 @@ def reader_engine(path: Path, *, connections: int, busy_timeout: float) -> Engin
     No read transaction outlives its statement, so none keeps the write-ahead log from being checkpointed.
     """
     engine = create_engine(
-        URL.create("sqlite", database=str(path)),
+        URL.create("sqlite+shared", database=str(path)),
         poolclass=QueuePool,
+        execution_options={"compiled_cache": _COMPILED},
         pool_size=connections,
         max_overflow=0,
         isolation_level="AUTOCOMMIT",
