@@ -2,12 +2,15 @@
 
 import gc
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 
 import hypothesis
 import pytest
 import structlog
 from grpc._cython import cygrpc
+
+# What is imported lives to the end: while the tests are collected, the collector would only go over it again and again.
+gc.disable()
 
 # A machine that is busy with something else is no failure; what is stuck meets the timeout of pytest.
 hypothesis.settings.register_profile("bough", deadline=None)
@@ -45,10 +48,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(8, (os.cpu_count() or 1) + 1)
 
 
-def pytest_collection_finish() -> None:
-    """Exempt what is loaded by now from every later collection, as a server does."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exempt what is loaded by now from every later collection, as a server does, and let the collector begin."""
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,7 @@ from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.runs import Runs
 from bough_server.settings import Settings
 from bough_server.settings_sections import ServerSection
-from bough_server.store.sql.database import database_path
+from bough_server.store.sql.database_path import database_path
 from bough_server.store.sql.store import Store, open_store
 from bough_server.telemetry import Tracing, make_provider
 

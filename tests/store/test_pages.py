@@ -9,7 +9,7 @@ from sqlalchemy import Engine, event
 from bough.v1 import execution_pb2
 from bough_server.store.ports import Page, RunFilter
 from bough_server.store.sql import pages
-from bough_server.store.sql.database import database_path
+from bough_server.store.sql.database_path import database_path
 from bough_server.store.sql.store import Store, open_store
 from tests.store.logs import ANNE, START_NS, Made, completed
 

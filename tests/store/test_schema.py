@@ -10,16 +10,12 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
+from sqlalchemy.sql.compiler import SQLCompiler
 
 from bough_server.errors import ConfigurationError
 from bough_server.store.sql import migrations
-from bough_server.store.sql.database import (
-    DatabaseStatus,
-    database_path,
-    database_status,
-    exclusive_engine,
-    upgrade_database,
-)
+from bough_server.store.sql.database import DatabaseStatus, database_status, exclusive_engine, upgrade_database
+from bough_server.store.sql.database_path import database_path
 from bough_server.store.sql.rebuild import rebuild_projections
 from bough_server.store.sql.store import open_store
 from bough_server.store.sql.tables import metadata
@@ -124,6 +120,19 @@ async def test_the_status_is_told_while_a_server_runs(url: str) -> None:
         assert database_status(url).is_current
         with pytest.raises(ConfigurationError, match="in use by process"):
             upgrade_database(url)
+
+
+async def test_a_process_compiles_each_statement_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def open_and_use(name: str) -> None:
+        store = open_store(str(tmp_path / name))
+        try:
+            assert await store.runs.open_runs() == []
+        finally:
+            await store.close()
+
+    await open_and_use("first.db")
+    monkeypatch.setattr(SQLCompiler, "__init__", None)
+    await open_and_use("second.db")
 
 
 async def test_opening_makes_the_folder_and_the_tables(url: str) -> None:

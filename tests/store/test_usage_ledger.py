@@ -3,7 +3,7 @@
 import sqlite3
 
 from bough.v1 import event_pb2, usage_pb2
-from bough_server.store.sql.database import database_path
+from bough_server.store.sql.database_path import database_path
 from bough_server.store.sql.store import open_store
 from tests.store.logs import ANNE, BERT, Made, completed
 

@@ -20,19 +20,9 @@ from bough.v1 import (
 )
 from bough_server.agents.definition import definition_yaml, parse_definition
 from bough_server.cli.connection import resolve_run
+from bough_server.cli.conversions import event_names_of, is_named, policy_of, state_of, view_of
 from bough_server.cli.exit_codes import sentences
-from bough_server.cli.options import (
-    Delta,
-    OnBusy,
-    OnDisconnect,
-    View,
-    event_names_of,
-    is_named,
-    policy_of,
-    seconds,
-    state_of,
-    view_of,
-)
+from bough_server.cli.options import Delta, OnBusy, OnDisconnect, View, seconds
 from bough_server.cli.render.format import state_text
 from bough_server.cli.render.tables import (
     agent_lines,

@@ -123,3 +123,30 @@ except SystemExit as end:
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.splitlines()[-1] == "0 0"
+
+
+def loaded(code: str) -> set[str]:
+    """Return the packages that a new interpreter has loaded after some code, by their first names."""
+    code = f"import sys\n{code}\nprint(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return {name.partition(".")[0] for name in said.splitlines()[-1].split()}
+
+
+def test_the_help_and_a_shells_completion_load_neither_client_nor_server() -> None:
+    code = """
+import bough_server.cli as cli
+sys.argv = ["bough", "--help"]
+try:
+    cli.main()
+except SystemExit:
+    pass
+"""
+    found = loaded(code)
+    assert "typer" in found
+    assert not found & {"asyncio", "bough", "google", "grpc", "pydantic", "rich", "sqlalchemy", "yaml"}
+
+
+def test_a_command_to_a_running_server_loads_neither_the_database_nor_the_server() -> None:
+    found = loaded("import bough_server.cli.connection, bough_server.cli.follow")
+    assert "grpc" in found
+    assert not found & {"alembic", "jsonschema", "openai", "opentelemetry", "protovalidate", "sqlalchemy", "sqlmodel"}

@@ -145,8 +145,9 @@ class Conversation:
             return ExitCode.IMPOSSIBLE
 
     async def _turn(self, text: str) -> ExitCode:
+        from bough_server.cli.conversions import policy_of, view_of
         from bough_server.cli.follow import follow_turn
-        from bough_server.cli.options import OnBusy, policy_of, view_of
+        from bough_server.cli.options import OnBusy
 
         stream = self._connection.client.run(
             self._agent,
@@ -164,8 +165,8 @@ class Conversation:
 
     async def _answer_open_requests(self) -> ExitCode | None:
         """Ask for what the session's run waits for, if it does; return the code of the run."""
+        from bough_server.cli.conversions import view_of
         from bough_server.cli.follow import follow_turn
-        from bough_server.cli.options import view_of
         from bough_server.cli.prompts import ask_all
 
         client = self._connection.client

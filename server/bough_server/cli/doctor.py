@@ -1,11 +1,9 @@
 """`bough doctor`: read-only checks of the installation, each with what to do if it fails."""
 
-import asyncio
 import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -66,6 +64,8 @@ async def examine(target: Target, *, probe: bool = False) -> list[Finding]:
 
     With `probe` each model is called once.
     """
+    from importlib.metadata import version
+
     from bough_server.errors import ConfigurationError
     from bough_server.settings import Settings
 
@@ -189,6 +189,8 @@ async def probed(settings: "Settings", findings: "Sequence[Finding]") -> list[Fi
 
 
 async def _probe(finding: Finding, model: "Model") -> Finding:
+    import asyncio
+
     from bough import text_of, user_message
     from bough.v1 import step_pb2
     from bough_server.cli.render.format import clip, one_line, seconds_text
@@ -223,7 +225,7 @@ def _like_its_model(name: str, findings: "Mapping[str, Finding]", settings: "Set
 async def _server(target: Target, settings: "Settings") -> Finding:
     from bough.channel import DEFAULT_ADDRESS
     from bough_server.cli.connection import answers
-    from bough_server.store.sql.database import database_path
+    from bough_server.store.sql.database_path import database_path
     from bough_server.store.sql.file_lock import serving_owner
 
     owner = serving_owner(database_path(settings.storage.url))

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import typer
 
-from bough_server.cli.loop import run_command
-from bough_server.errors import BoughError
-
 if TYPE_CHECKING:
     from bough_server.process.loop import ServerRunner
 
@@ -40,6 +37,8 @@ def finish(work: Coroutine[None, None, ExitCode], *, is_server: bool = False) ->
     A server ends without code of agents and tools that does not end with it.
     """
     from bough import BoughError as ClientError
+    from bough_server.cli.loop import run_command
+    from bough_server.errors import BoughError
 
     runner = _server_runner() if is_server else None
     try:

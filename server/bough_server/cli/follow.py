@@ -22,9 +22,10 @@ from bough import (
 )
 from bough.v1 import event_pb2, execution_pb2, follow_pb2, input_pb2, invocation_pb2
 from bough_server.cli.connection import Connection
+from bough_server.cli.conversions import view_of
 from bough_server.cli.exit_codes import ExitCode, print_stderr
 from bough_server.cli.loop import on_interrupt
-from bough_server.cli.options import Display, Output, View, view_of
+from bough_server.cli.options import Display, Output, View
 from bough_server.cli.output import Screen, forgive_encoding, json_line, print_line, print_lines, terminal
 from bough_server.cli.prompts import Dialog, TerminalDialog, ask_all, is_terminal
 from bough_server.cli.render.format import error_text, printable

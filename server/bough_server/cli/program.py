@@ -1,7 +1,6 @@
 """The command line as a whole: the global flags and the list of commands."""
 
 import sys
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -57,6 +56,8 @@ for group, name in ((agents, "agents"), (models, "models"), (sessions, "sessions
 
 def _print_version(is_requested: bool) -> None:
     if is_requested:
+        from importlib.metadata import version  # slow to import
+
         print(f"bough {version('bough')}")
         raise typer.Exit
 

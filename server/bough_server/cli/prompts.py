@@ -13,7 +13,6 @@ from pydantic import JsonValue
 from bough.v1 import input_pb2, message_pb2
 from bough_server.cli.render.questions import headline, question_lines, takes_text
 from bough_server.errors import ConfigurationError
-from bough_server.tools.arguments import schema_mistakes
 
 _MAX_LINE_BYTES = 65536
 
@@ -182,7 +181,11 @@ def value_of(typed: str, request: input_pb2.InputRequest) -> tuple[str, list[str
 
 
 def _problems(request: input_pb2.InputRequest, value: object) -> list[str]:
-    return schema_mistakes(value, request.answer_schema_json) if request.answer_schema_json else []
+    if not request.answer_schema_json:
+        return []
+    from bough_server.tools.arguments import schema_mistakes
+
+    return schema_mistakes(value, request.answer_schema_json)
 
 
 def _typed_outcome(typed: str) -> message_pb2.ToolOutcome:

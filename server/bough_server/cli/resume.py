@@ -82,8 +82,8 @@ async def _resume(
     default_model: str | None,
 ) -> ExitCode:
     from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.conversions import view_of
     from bough_server.cli.follow import follow_and_report
-    from bough_server.cli.options import view_of
 
     async with connected(target, default_model=default_model, is_silent=True, needs_runs=True) as connection:
         client = connection.client

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bough.v1 import policy_pb2
 from bough_server.cli.chat import session_of
 from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import (
@@ -31,14 +30,13 @@ from bough_server.cli.options import (
     TimeoutOption,
     View,
     ViewOption,
-    policy_of,
     target_of,
 )
 
 if TYPE_CHECKING:
     from bough import AsyncClient
     from bough.requests import MissingSession
-    from bough.v1 import agent_pb2
+    from bough.v1 import agent_pb2, policy_pb2
     from bough_server.agents.definition import Source
 
 AgentArgument = Annotated[
@@ -84,7 +82,7 @@ class RunArguments:
     session: str
     create_session: bool
     request_id: str
-    policy: policy_pb2.RunPolicy
+    policy: "policy_pb2.RunPolicy"
     definitions: Sequence[Path] = ()
     model: str = ""
 
@@ -115,6 +113,8 @@ def run(
     The first line on standard error is "run RUN_ID". At a terminal it asks for what the run waits for. Ctrl-C cancels
     the run, twice leaves at once. Exit code: 0 it answered, 1 failed, 3 waits for input, 4 was cancelled, 130 Ctrl-C.
     """
+    from bough_server.cli.conversions import policy_of
+
     arguments = RunArguments(
         agent=agent,
         text=text,
@@ -142,8 +142,8 @@ def _read_input() -> str:
 
 async def _run(target: Target, arguments: RunArguments, display: Display, *, default_model: str | None) -> ExitCode:
     from bough_server.cli.connection import connected
+    from bough_server.cli.conversions import view_of
     from bough_server.cli.follow import follow_and_report
-    from bough_server.cli.options import view_of
 
     text = _read_input() if arguments.text == "-" else arguments.text
     sources = _sources(arguments.definitions)

@@ -55,7 +55,7 @@ def cancel(context: typer.Context, run: RunArgument) -> None:
 
 async def _runs(target: Target, *, session: str, state: str, limit: int, json: bool) -> ExitCode:
     from bough_server.cli.connection import connected, resolve_session
-    from bough_server.cli.options import state_of
+    from bough_server.cli.conversions import state_of
     from bough_server.cli.output import print_table
     from bough_server.cli.render.tables import runs_table
 

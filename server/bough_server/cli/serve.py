@@ -8,7 +8,6 @@ import typer
 
 from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import DefaultModelOption, Target, target_of
-from bough_server.errors import ConfigurationError
 
 
 def serve(
@@ -95,6 +94,8 @@ async def _serve_reloading(target: Target, arguments: list[str], ready_file: Pat
 
 def _check_ready_file(ready_file: Path) -> None:
     """Raise ConfigurationError for a ready file that cannot be written, before the server announces itself."""
+    from bough_server.errors import ConfigurationError
+
     if ready_file.is_dir():
         raise ConfigurationError(f"The ready file {str(ready_file)!r} is a folder: name a file in it.")
     folder = ready_file.parent

@@ -8,7 +8,6 @@ import typer
 from bough_server.cli.commands import command
 from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import JsonOption, LimitOption, SessionArgument, Target, target_of
-from bough_server.errors import ConfigurationError
 
 StateJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -142,6 +141,7 @@ async def _set(target: Target, text: str, *, values: Sequence[str], deleted: Seq
 def _changes(values: Sequence[str], deleted: Sequence[str]) -> dict[str, str | None]:
     """Parse changes of the session state by name, None to delete. Raises ConfigurationError for an invalid change."""
     from bough_server.cli.prompts import json_of
+    from bough_server.errors import ConfigurationError
 
     changes: dict[str, str | None] = {}
     for text in values:
@@ -158,6 +158,8 @@ def _changes(values: Sequence[str], deleted: Sequence[str]) -> dict[str, str | N
 
 
 def _add(changes: dict[str, str | None], name: str, value: str | None) -> None:
+    from bough_server.errors import ConfigurationError
+
     if name in changes:
         raise ConfigurationError(f"The value {name!r} is changed twice: change it once.")
     changes[name] = value

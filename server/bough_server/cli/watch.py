@@ -80,8 +80,8 @@ async def _show(
 ) -> "CollectedRun":
     """Show a run to its end or its open interruption, continuing past interruptions that have been answered."""
     from bough.v1 import execution_pb2, follow_pb2
+    from bough_server.cli.conversions import view_of
     from bough_server.cli.follow import follow, rejoinable
-    from bough_server.cli.options import view_of
 
     client = connection.client
     until = follow_pb2.WATCH_UNTIL_INTERRUPTED if is_following else follow_pb2.WATCH_UNTIL_CURRENT
@@ -100,8 +100,8 @@ async def _show(
 async def _events(target: Target, text: str, *, json: bool, after: int, view: View, types: str) -> ExitCode:
     from bough.v1 import follow_pb2
     from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.conversions import event_names_of, is_named, view_of
     from bough_server.cli.follow import JsonLines, PlainLines
-    from bough_server.cli.options import event_names_of, is_named, view_of
     from bough_server.cli.output import forgive_encoding
     from bough_server.events import name_of
 

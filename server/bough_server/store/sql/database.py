@@ -1,19 +1,25 @@
 """The SQLite database: its engines, its schema and migrations, and the revision of a file."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import Connection, Engine, create_engine, create_mock_engine, event, text
+from sqlalchemy.dialects import registry, sqlite
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
+from sqlalchemy.schema import ExecutableDDLElement
+from sqlalchemy.util import LRUCache
 
 from bough_server.errors import ConfigurationError
+from bough_server.store.sql.database_path import database_path
 from bough_server.store.sql.file_lock import FileLock
 from bough_server.store.sql.migrations import FIRST, HEAD
 from bough_server.store.sql.tables import metadata
@@ -37,6 +43,28 @@ _CHECKPOINT_PAGES: Final = 4_000
 
 Each checkpoint costs two flushes to disk; SQLite's default is 1,000 pages.
 """
+
+
+_COMPILED: Final[LRUCache[Any, Any]] = LRUCache(1_000)
+"""The statements that this process has compiled, shared by its engines.
+
+To compile one takes longer than to execute it, and engines would compile each their own.
+"""
+
+
+class SharedDialect(SQLiteDialect_pysqlite):
+    """SQLite by the standard driver; equal to any other instance, because they all compile a statement to one text."""
+
+    supports_statement_cache = True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SharedDialect)
+
+    def __hash__(self) -> int:
+        return hash(SharedDialect)
+
+
+registry.register("sqlite.shared", __name__, "SharedDialect")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +161,9 @@ def exclusive_engine(url: str) -> Iterator[tuple[Engine, Path]]:
 
 
 def _revision(connection: Connection, path: Path) -> str | None:
-    names = inspect(connection).get_table_names()
+    names = (
+        connection.execute(text("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")).scalars().all()
+    )
     if not names:
         return None
     if "alembic_version" not in names:
@@ -151,9 +181,22 @@ def _revision(connection: Connection, path: Path) -> str | None:
 
 def _make(connection: Connection) -> None:
     """Create a new database's schema without loading Alembic; a test checks that the migrations lead to the same."""
-    metadata.create_all(connection)
-    connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
+    cursor = connection.connection.cursor()
+    for statement in _schema():
+        cursor.execute(statement)
     connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
+
+
+@cache
+def _schema() -> Sequence[str]:
+    """Compile the schema's statements, which takes most of the time that a new database does."""
+    statements: list[str] = []
+
+    def collect(statement: ExecutableDDLElement, *_: object, **__: object) -> None:
+        statements.append(str(statement.compile(dialect=sqlite.dialect())))
+
+    metadata.create_all(create_mock_engine("sqlite://", collect), checkfirst=False)
+    return (*statements, "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
 
 
 def _upgrade(connection: Connection, path: Path, found: str) -> None:
@@ -175,30 +218,12 @@ def _upgrade(connection: Connection, path: Path, found: str) -> None:
     command.upgrade(config, "head")
 
 
-def database_path(url: str) -> Path:
-    """Return the file of a storage URL: a path, or `sqlite:///` and a path.
-
-    Raises ConfigurationError for anything else.
-    """
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        path = url
-    elif scheme == "sqlite" and rest.startswith("/"):
-        path = rest[1:]
-    else:
-        raise ConfigurationError(
-            f"The storage URL {url!r} is not supported: use a path such as ./var/bough.db, or sqlite:/// and a path."
-        )
-    if path in ("", ":memory:"):
-        raise ConfigurationError("The storage URL names no file: use a path such as ./var/bough.db.")
-    return Path(path)
-
-
 def writer_engine(path: Path, *, durability: Durability, busy_timeout: float) -> Engine:
     """Create an engine with one connection, for one thread; its transactions take the write lock as they begin."""
     engine = create_engine(
-        URL.create("sqlite", database=str(path)),
+        URL.create("sqlite+shared", database=str(path)),
         poolclass=StaticPool,
+        execution_options={"compiled_cache": _COMPILED},
         connect_args={"timeout": busy_timeout, "check_same_thread": False},
     )
 
@@ -224,8 +249,9 @@ def reader_engine(path: Path, *, connections: int, busy_timeout: float) -> Engin
     No read transaction outlives its statement, so none keeps the write-ahead log from being checkpointed.
     """
     engine = create_engine(
-        URL.create("sqlite", database=str(path)),
+        URL.create("sqlite+shared", database=str(path)),
         poolclass=QueuePool,
+        execution_options={"compiled_cache": _COMPILED},
         pool_size=connections,
         max_overflow=0,
         isolation_level="AUTOCOMMIT",

@@ -11,12 +11,12 @@ from sqlalchemy import Connection
 from bough_server.store.sql.agents import SqlAgents, SqlCatalog
 from bough_server.store.sql.database import (
     Durability,
-    database_path,
     make_folder,
     migrate,
     opening,
     writer_engine,
 )
+from bough_server.store.sql.database_path import database_path
 from bough_server.store.sql.event_log import SqlEventLog
 from bough_server.store.sql.file_lock import FileLock
 from bough_server.store.sql.mailbox import SqlMailbox
