@@ -155,5 +155,6 @@ def _invocations_in(entries: Iterable[HistoryEntry]) -> set[str]:
 
 
 def _size_of(shown: Sequence[VisibleMessage], as_they_are: set[int]) -> int:
-    rewritten = (one.message.ByteSize() for one in shown if id(one.message) not in as_they_are)
-    return sum(rewritten) + _OVERHEAD * len(shown)
+    """Return the bytes of the messages as JSON, and again of those that are not the session's own messages."""
+    sizes = [one.message.ByteSize() * (1 if id(one.message) in as_they_are else 2) for one in shown]
+    return sum(sizes) + _OVERHEAD * len(shown)
