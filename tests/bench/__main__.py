@@ -30,6 +30,8 @@ CASES: Final = {
     "fold": "fold",
     "recover": "recover",
     "waiting": "waiting",
+    "growth": "growth",
+    "followers": "followers",
 }
 REPORT: Final = Path("var/bench.json")
 PROFILE: Final = Path("var/bench.prof")

@@ -15,6 +15,7 @@ from bough_server.api.streaming import StreamPosition, responses
 from bough_server.clock import SystemClock
 from bough_server.events import kind_of, stamp
 from bough_server.store.ports import StoredEvent
+from bough_server.store.window import SharedPage
 from bough_server.views import Selection
 
 _RUN, _SESSION = "run", "session"
@@ -86,6 +87,33 @@ def test_the_responses_of_a_page_are_the_events_of_the_view_in_order(
     taken = _taken(place, page)
     assert taken == ([_response(expected, len(events))] if expected else [])
     assert place.is_behind == (bool(events) and not expected)
+
+
+@pytest.mark.parametrize("view", [follow_pb2.EVENT_VIEW_FULL, follow_pb2.EVENT_VIEW_SUMMARY])
+def test_streams_that_get_one_page_send_the_same_bytes(view: follow_pb2.EventView.ValueType) -> None:
+    one, other = _delta("a"), _delta("b")
+    page = SharedPage(_log([one, other]))
+    masked = Selection(view, ["agent.tool.*"])
+    places = [_following(Selection(view)), _following(Selection(view)), _following(masked)]
+    (first,), (second,), none = ([*place.advance(page)] for place in places)
+    assert first is second
+    assert pb.RunResponse.FromString(first) == _response([_stamped(event) for event in (one, other)], 2)
+    assert none == []
+    assert [(place.sent_through, place.is_behind) for place in places] == [(2, False), (2, False), (0, True)]
+
+
+@given(_events, st.lists(st.booleans(), min_size=1, max_size=4))
+def test_streams_that_share_pages_send_what_each_would_send_alone(
+    events: list[event_pb2.AgentEvent], summaries: list[bool]
+) -> None:
+    views = [follow_pb2.EVENT_VIEW_SUMMARY if one else follow_pb2.EVENT_VIEW_FULL for one in summaries]
+    log = _log(events)
+    shared = [SharedPage(log[:20]), SharedPage(log[20:])]
+    places = [_following(Selection(view)) for view in views]
+    sent = [[list(place.advance(page)) for place in places] for page in shared]
+    alone = [_following(Selection(view)) for view in views]
+    assert sent == [[list(place.advance(page)) for place in alone] for page in (log[:20], log[20:])]
+    assert [place.sent_through for place in places] == [place.sent_through for place in alone]
 
 
 @pytest.mark.parametrize("kind", [pb.RunResponse, pb.WatchRunResponse, pb.ResumeRunResponse, pb.ForkRunResponse])

@@ -14,6 +14,19 @@ def test_a_window_gives_what_is_after_a_sequence() -> None:
     assert [list(window.page(after)) for after in range(5)] == [[], whole, whole[1:], whole[2:], []]
 
 
+def test_readers_at_one_place_get_one_page_and_those_that_come_later_all_that_there_is() -> None:
+    run, windows = Made(), RecentEventsOfRuns(1 << 20)
+    first, more = run.next(delta("a"), delta("b")), run.next(delta("c"))
+    windows.add(run.run_id, first)
+    window = windows.of(run.run_id)
+    page = window.page(1)
+    assert window.page(1) is page
+    assert list(window.page(2)) == as_stored(first[1:])
+    windows.add(run.run_id, more)
+    assert list(page) == as_stored(first)
+    assert list(window.page(1)) == as_stored([*first, *more])
+
+
 def test_a_page_ends_at_a_mebibyte() -> None:
     run, windows = Made(), RecentEventsOfRuns(1 << 30)
     made = run.next(*(delta("x" * (PAGE_BYTES // 3)) for _ in range(4)))

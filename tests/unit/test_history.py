@@ -3,9 +3,9 @@
 import pytest
 
 from bough.v1 import error_pb2, message_pb2
+from bough_server.history.growing import build
 from bough_server.history.rewrite import as_context, result_text
 from bough_server.history.transcript import HistoryEntry, Transcript
-from bough_server.history.visible import build
 from bough_server.store.projection import agent_chain
 
 SESSION = message_pb2.HISTORY_SCOPE_SESSION

@@ -192,12 +192,14 @@ class LlmAgent:
 
     def _request(self, ctx: Context, toolset: Toolset, repair: OutputRepair) -> ModelRequest:
         llm = llm_of(self.definition)
-        messages = [*ctx.history(), *repair.repair_messages()]
+        visible = lane_of(ctx).visible_history.visible()
+        messages = [*(one.message for one in visible), *repair.repair_messages()]
         if not messages or messages[-1].role == message_pb2.ROLE_ASSISTANT:
             # For example in the next iteration of a loop; many providers require a user message at the end.
             messages.append(user(_CONTINUE))
         return ModelRequest(
             messages=messages,
+            forms=[one.forms for one in visible],
             instruction=self._instruction(ctx, toolset),
             tools=ctx.offers(),
             settings=llm.settings,

@@ -12,7 +12,7 @@ from typing import Final
 from bough_server.clock import Clock
 from bough_server.events import parse
 from bough_server.store.ports import StoredEvent
-from bough_server.store.window import data_of
+from bough_server.store.window import SharedPage, data_of
 from bough_server.views import Selection
 
 MAX_EVENTS: Final = 256
@@ -60,25 +60,39 @@ class StreamPosition:
 
     def advance(self, page: Sequence[StoredEvent]) -> Iterator[bytes]:
         """Yield the responses for a page; none if the view shows none of it."""
-        if self._selection.takes_all and page:
+        if not page:
+            return
+        # They depend on the run, the page and the view alone: one stream makes them, the others send the same bytes.
+        shared = page.responses if isinstance(page, SharedPage) else {}
+        made = shared.get(self._selection)
+        if made is None:
+            made = shared[self._selection] = list(self._made(page))
+        for response, through in made:
+            self._considered = self.sent_through = through
+            yield response
+        self._considered = page[-1].sequence
+
+    def _made(self, page: Sequence[StoredEvent]) -> Iterator[tuple[bytes, int]]:
+        """Yield the responses for a page, each with its through_sequence."""
+        if self._selection.takes_all:
             data = data_of(page)
             if len(data) <= MAX_EVENTS and sum(map(len, data)) <= MAX_BYTES:
-                yield self._joined(data, page[-1].sequence)
+                yield self._joined(data, page[-1].sequence), page[-1].sequence
                 return
         entries: list[bytes] = []
-        size = 0
+        size, through = 0, 0
         for stored in page:
             shown = self._shown(stored)
             if shown is not None:
                 # Before this event counts as considered: the response covers the events before it.
                 if entries and (len(entries) == MAX_EVENTS or size + len(shown) > MAX_BYTES):
-                    yield self._response(entries)
+                    yield _response(entries, through), through
                     entries, size = [], 0
                 entries.append(shown)
                 size += len(shown)
-            self._considered = stored.sequence
+            through = stored.sequence
         if entries:
-            yield self._response(entries)
+            yield _response(entries, through), through
 
     def _joined(self, data: Sequence[bytes], last: int) -> bytes:
         """Return the response for a whole page in the FULL view, without touching its events one by one in Python."""
@@ -86,17 +100,12 @@ class StreamPosition:
         # Slice assignment and map() keep the loop in C: this is the hot path of catching up.
         fields[::2] = map(self._prefixes.__getitem__, map(len, data))
         fields[1::2] = data
-        self._considered = self.sent_through = last
         return _batched(fields, last)
 
     def empty(self) -> bytes:
         """Return a response without events: a heartbeat, or the sequence up to which the log was considered."""
-        return self._response([])
-
-    def _response(self, entries: Sequence[bytes]) -> bytes:
         self.sent_through = self._considered
-        fields = [part for entry in entries for part in (_EVENTS_TAG, _varint(len(entry)), entry)]
-        return _batched(fields, self.sent_through)
+        return _response([], self.sent_through)
 
     def _shown(self, stored: StoredEvent) -> bytes | None:
         """Return the serialized event with its stamp as the view shows it; None if the view hides it."""
@@ -161,6 +170,11 @@ async def _ticking(pages: Pages, time_left: Callable[[], float]) -> Pages:
 
 async def _next(pages: Pages) -> Sequence[StoredEvent] | None:
     return await anext(pages, None)
+
+
+def _response(entries: Sequence[bytes], through: int) -> bytes:
+    fields = [part for entry in entries for part in (_EVENTS_TAG, _varint(len(entry)), entry)]
+    return _batched(fields, through)
 
 
 def _batched(fields: list[bytes], through: int) -> bytes:

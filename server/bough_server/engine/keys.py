@@ -2,12 +2,11 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from bough.v1 import event_pb2
-from bough_server.store.ports import StoredMessage
+from bough_server.history.session import SessionHistory
 
 _ABOUT: Final = re.compile(r"\.(ok|again[0-9]+)\Z")
 _FREE: Final = re.compile(r"(?![egs][0-9]+\Z)[A-Za-z0-9_-]{1,64}")
@@ -58,7 +57,7 @@ class RunInfo:
     session_id: str
     user_id: str
     started: event_pb2.AgentEvent
-    session: Sequence[StoredMessage] = ()
+    session: SessionHistory = field(default_factory=SessionHistory)
 
     @property
     def key_root(self) -> str:

@@ -62,13 +62,22 @@ class Transcript:
 
     def own(self) -> Iterator[HistoryEntry]:
         """Yield the messages of its invocation, for a lane those before its fork first; without called children's."""
-        forks: list[tuple[Transcript, int | None]] = [(self, None)]
+        yield from self.before_fork()
+        yield from self.since(0)
+
+    def before_fork(self) -> Iterator[HistoryEntry]:
+        """Yield those messages of its invocation that were there when its lane started; none if it is no lane."""
+        forks: list[tuple[Transcript, int]] = []
         transcript = self
         while transcript.is_lane and transcript.above is not None:
             forks.append((transcript.above, transcript.cut))
             transcript = transcript.above
         for fork, cut in reversed(forks):
             yield from fork.flat(cut, is_opened=lambda _: False)
+
+    def since(self, begin: int, end: int | None = None) -> Iterator[HistoryEntry]:
+        """Yield the messages of its entries from one number to another; without called children's."""
+        return self.flat(end, begin=begin, is_opened=lambda _: False)
 
     def lineage(self) -> "list[tuple[Transcript, int]]":
         """Return every transcript above its invocation's, the root's first, each with its cut."""
@@ -82,13 +91,15 @@ class Transcript:
         above.reverse()
         return above
 
-    def flat(self, cut: int | None = None, *, is_opened: "Callable[[Transcript], bool]") -> Iterator[HistoryEntry]:
-        """Yield the messages up to a cut, with those of joined children in their places.
+    def flat(
+        self, cut: int | None = None, *, begin: int = 0, is_opened: "Callable[[Transcript], bool]"
+    ) -> Iterator[HistoryEntry]:
+        """Yield the messages from the entry `begin` up to a cut, with those of joined children in their places.
 
         Of children that were called as tools, only those that `is_opened` accepts.
         """
         # An explicit stack, because children may nest deeper than Python's recursion limit.
-        stack: list[Iterator[HistoryEntry | JoinedChild]] = [iter(self.entries[:cut])]
+        stack: list[Iterator[HistoryEntry | JoinedChild]] = [iter(self.entries[begin:cut])]
         while stack:
             entry = next(stack[-1], None)
             if entry is None:

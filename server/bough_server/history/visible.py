@@ -7,7 +7,7 @@ Summaries are not included.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -16,6 +16,7 @@ from bough.v1.agent_pb2 import AgentDefinition, AgentLink, HistoryPolicy
 from bough_server.history.rewrite import Rewriter, as_context
 from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.messages import calls_of, copy_of
+from bough_server.models.forms import MessageForms
 from bough_server.store.projection import agent_chain
 from bough_server.truncation import cut_result
 
@@ -46,6 +47,48 @@ class VisibleMessage:
     """The calls in its source, even if the rewritten message does not name them."""
     answers: Call | None = None
     """The call whose result its source is."""
+    forms: MessageForms = field(init=False, repr=False, compare=False)
+    """What requests compute from `message`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "forms", MessageForms(self.message))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """The agent that sees a history: its place in the agent tree, its scope, and how it sees others' messages."""
+
+    agent: str
+    chains: frozenset[str]
+    """Its own chain, and those of the invocations above it."""
+    scope: message_pb2.HistoryScope.ValueType
+    rewrite: Rewriter = as_context
+    trim: Callable[[message_pb2.Message], list[message_pb2.Message]] | None = None
+    """Returns what it sees of a message that it sees, if that is not the message itself."""
+
+    @property
+    def opens(self) -> "Callable[[Transcript], bool]":
+        """Return whether it sees what was said inside of a call."""
+        is_narrow = self.scope == message_pb2.HISTORY_SCOPE_CALLS
+        return (lambda child: child.chain in self.chains) if is_narrow else _always
+
+    @property
+    def is_exchange(self) -> _IsExchange:
+        """Return whether it sees the messages that caller and called agent exchanged, and not the call's result."""
+        is_narrow = self.scope == message_pb2.HISTORY_SCOPE_CALLS
+        return partial(_is_call_on_the_way, self.chains) if is_narrow else _is_of_child
+
+
+def reader_of(
+    transcript: Transcript,
+    *,
+    scope: message_pb2.HistoryScope.ValueType,
+    rewrite: Rewriter = as_context,
+    trim: Callable[[message_pb2.Message], list[message_pb2.Message]] | None = None,
+) -> Reader:
+    """Return the reader whose transcript this is."""
+    chains = frozenset([transcript.chain, *(above.chain for above, _ in transcript.lineage())])
+    return Reader(agent=transcript.agent, chains=chains, scope=scope, rewrite=rewrite, trim=trim)
 
 
 def is_summary(message: message_pb2.Message) -> bool:
@@ -53,51 +96,43 @@ def is_summary(message: message_pb2.Message) -> bool:
     return message.kind == message_pb2.MESSAGE_KIND_SUMMARY
 
 
-def build(
-    transcript: Transcript,
-    session: Iterable[HistoryEntry],
-    *,
-    scope: message_pb2.HistoryScope.ValueType,
-    rewrite: Rewriter = as_context,
-) -> list[message_pb2.Message]:
-    """Return the messages for the model of an invocation, as its agent sees them; every call has its result."""
-    return [one.message for one in view(transcript, session, scope=scope, rewrite=rewrite)]
+def shown_of_session(reader: Reader, lines: Sequence[HistoryEntry], spoken: set[str]) -> list[VisibleMessage]:
+    """Return what a reader sees of messages of the session, which must be all of their runs.
 
-
-def view(
-    transcript: Transcript,
-    session: Iterable[HistoryEntry],
-    *,
-    scope: message_pb2.HistoryScope.ValueType,
-    rewrite: Rewriter = as_context,
-) -> list[VisibleMessage]:
-    """Return the messages of `build` with their origins. Between steps of an invocation the list only grows."""
-    lines: list[HistoryEntry] = []
-    if scope != message_pb2.HISTORY_SCOPE_NONE:
-        lines = _of_others(transcript, session, scope)
-    own = _settled(transcript.own(), lambda *_: False)
-    return _for_reader(lines, own, transcript.agent, rewrite)
-
-
-def _of_others(
-    transcript: Transcript, session: Iterable[HistoryEntry], scope: message_pb2.HistoryScope.ValueType
-) -> list[HistoryEntry]:
-    """Return what the reader sees of the session and of the invocations above it."""
-    lineage = transcript.lineage()
-    chains = {above.chain for above, _ in lineage} | {transcript.chain}
-    is_exchange: _IsExchange = _is_of_child
-    is_opened: Callable[[Transcript], bool] = _always
-    if scope == message_pb2.HISTORY_SCOPE_CALLS:
-        is_exchange, is_opened = partial(_is_call_on_the_way, chains), lambda child: child.chain in chains
-        session = _outside_calls(session, is_exchange)
+    `spoken` are the agents that have spoken in the run that the first line continues; they are updated.
+    """
+    if reader.scope == message_pb2.HISTORY_SCOPE_NONE:
+        return []
+    if reader.scope == message_pb2.HISTORY_SCOPE_CALLS:
+        seen = _outside_calls(lines, reader.is_exchange)
     else:
-        session = [line for line in session if not line.is_call]
-    lines = _settled(session, is_exchange)
-    for above, cut in lineage:
-        lines.extend(_settled(above.flat(cut, is_opened=is_opened), is_exchange))
-    if scope == message_pb2.HISTORY_SCOPE_BRANCH:
-        lines = [line for line in lines if _is_users(line) or line.chain in chains]
-    return _without_repeated(lines, all_relays=scope == message_pb2.HISTORY_SCOPE_SESSION)
+        seen = [line for line in lines if not line.is_call]
+    return _of_others(reader, _settled(seen, reader.is_exchange), spoken)
+
+
+def shown_from_above(reader: Reader, transcript: Transcript, spoken: set[str]) -> list[VisibleMessage]:
+    """Return what a reader sees of the invocations above its own; `spoken` is as for `shown_of_session`."""
+    if reader.scope == message_pb2.HISTORY_SCOPE_NONE:
+        return []
+    shown: list[VisibleMessage] = []
+    for above, cut in transcript.lineage():
+        lines = _settled(above.flat(cut, is_opened=reader.opens), reader.is_exchange)
+        shown.extend(_of_others(reader, lines, spoken))
+    return shown
+
+
+def shown_of_own(reader: Reader, lines: Iterable[HistoryEntry]) -> list[VisibleMessage]:
+    """Return what a reader sees of messages of its invocation."""
+    settled = _settled(lines, lambda *_: False)
+    return _in_order(reader, [one for line in settled for one in _shown(line, reader, is_native=_is_by(line, reader))])
+
+
+def _of_others(reader: Reader, lines: Iterable[HistoryEntry], spoken: set[str]) -> list[VisibleMessage]:
+    if reader.scope == message_pb2.HISTORY_SCOPE_BRANCH:
+        lines = [line for line in lines if _is_users(line) or line.chain in reader.chains]
+    remaining = _without_repeated(lines, spoken, all_relays=reader.scope == message_pb2.HISTORY_SCOPE_SESSION)
+    shown = (_shown(line, reader, is_native=_is_users(line) or _is_by(line, reader)) for line in remaining)
+    return _in_order(reader, [one for each in shown for one in each])
 
 
 def _always(_: Transcript) -> bool:
@@ -108,15 +143,14 @@ def _is_of_child(_: HistoryEntry, result: message_pb2.ToolResult) -> bool:
     return bool(result.child_invocation_id)
 
 
-def _is_call_on_the_way(chains: set[str], line: HistoryEntry, result: message_pb2.ToolResult) -> bool:
+def _is_call_on_the_way(chains: frozenset[str], line: HistoryEntry, result: message_pb2.ToolResult) -> bool:
     """True for a call of the reader, or of an agent above it, at their places in the agent tree."""
     called = agent_chain(line.chain, result.call.name.removeprefix(CALL_PREFIX))
     return bool(result.child_invocation_id) and called in chains
 
 
-def _outside_calls(session: Iterable[HistoryEntry], is_exchange: _IsExchange) -> list[HistoryEntry]:
+def _outside_calls(lines: Sequence[HistoryEntry], is_exchange: _IsExchange) -> list[HistoryEntry]:
     """Return the session without what was said inside of calls, except for those whose exchange the reader sees."""
-    lines = [*session]
     hidden: set[str] = set()
     for line in lines:
         result = _result_of(line.message) if line.inside else None
@@ -125,10 +159,9 @@ def _outside_calls(session: Iterable[HistoryEntry], is_exchange: _IsExchange) ->
     return [line for line in lines if line.message.invocation_id not in hidden]
 
 
-def _without_repeated(lines: Iterable[HistoryEntry], *, all_relays: bool) -> list[HistoryEntry]:
+def _without_repeated(lines: Iterable[HistoryEntry], spoken: set[str], *, all_relays: bool) -> list[HistoryEntry]:
     """Return the lines without answers that a root relayed, if the reader sees the words of their authors as well."""
     remaining: list[HistoryEntry] = []
-    spoken: set[str] = set()
     for line in lines:
         if _is_users(line):
             spoken.clear()  # a run begins
@@ -154,14 +187,14 @@ def summaries(
     for above, cut in transcript.lineage():
         lines.extend(above.flat(cut, is_opened=_always))
     lines.extend(transcript.own())
-    for line in lines:
+    for line in filter(lambda line: is_summary(line.message), lines):
         replaced = line.message.summary_range
         made_with = replaced.scope or message_pb2.HISTORY_SCOPE_SESSION
         if made_with == message_pb2.HISTORY_SCOPE_SESSION:
             is_fitting = scope != message_pb2.HISTORY_SCOPE_BRANCH
         else:
             is_fitting = made_with == scope and line.chain == transcript.chain
-        if is_summary(line.message) and line.agent == transcript.agent and replaced.to_position and is_fitting:
+        if line.agent == transcript.agent and replaced.to_position and is_fitting:
             yield line.message
 
 
@@ -171,6 +204,13 @@ def _is_users(line: HistoryEntry) -> bool:
 
 def _call_ids(message: message_pb2.Message) -> list[str]:
     return [call.call_id for call in calls_of(message)]
+
+
+def calls_in(line: HistoryEntry) -> list[Call]:
+    """Return the calls that a message asks for, or the call that it answers."""
+    result = _result_of(line.message)
+    ids = [result.call.call_id] if result is not None else _call_ids(line.message)
+    return [(line.message.invocation_id, call_id) for call_id in ids]
 
 
 def _result_of(message: message_pb2.Message) -> message_pb2.ToolResult | None:
@@ -213,35 +253,23 @@ def _without_calls(message: message_pb2.Message, dropped: set[str]) -> message_p
     return shortened
 
 
-def _for_reader(
-    lines: Sequence[HistoryEntry], own: Sequence[HistoryEntry], reader: str, rewrite: Rewriter
-) -> list[VisibleMessage]:
-    shown: list[VisibleMessage] = []
-    for line in lines:
-        shown.extend(_shown(line, rewrite, is_native=_is_native(line, reader)))
-    for line in own:
-        shown.extend(_shown(line, rewrite, is_native=line.agent == reader))
-    ordered = _results_after_calls(shown)
-    return [one if (small := _small(one.message)) is one.message else replace(one, message=small) for one in ordered]
+def _is_by(line: HistoryEntry, reader: Reader) -> bool:
+    return line.agent == reader.agent
 
 
-def _is_native(line: HistoryEntry, reader: str) -> bool:
-    return _is_users(line) or line.agent == reader
-
-
-def _shown(line: HistoryEntry, rewrite: Rewriter, *, is_native: bool) -> list[VisibleMessage]:
+def _shown(line: HistoryEntry, reader: Reader, *, is_native: bool) -> list[VisibleMessage]:
     """Return a line as its reader sees it: unchanged if it is the reader's own or the user's, else rewritten."""
     message = line.message
-    result = _result_of(message)
+    result, calls = _result_of(message), _call_ids(message)
     return [
         VisibleMessage(
             message=one,
             position=line.position,
             starts_exchange=is_native and _starts_exchange(message),
-            asks=frozenset((message.invocation_id, call) for call in _call_ids(message)),
+            asks=frozenset((message.invocation_id, call) for call in calls) if calls else NO_CALLS,
             answers=(message.invocation_id, result.call.call_id) if result is not None else None,
         )
-        for one in ([message] if is_native else rewrite(message))
+        for one in ([message] if is_native else reader.rewrite(message))
     ]
 
 
@@ -252,8 +280,19 @@ def _starts_exchange(message: message_pb2.Message) -> bool:
     return is_input and bool(message.kind or message.invocation_id)
 
 
+def _in_order(reader: Reader, shown: Sequence[VisibleMessage]) -> list[VisibleMessage]:
+    """Return the messages with each call's results right after it, in call order, as providers require; long ones cut.
+
+    A call and its result are always in one invocation, so what is shown of others is ordered apart.
+    """
+    ordered = _results_after_calls(shown)
+    small = [one if (cut := _small(one.message)) is one.message else replace(one, message=cut) for one in ordered]
+    if reader.trim is None:
+        return small
+    return [replace(one, message=rest) for one in small for rest in reader.trim(one.message)]
+
+
 def _results_after_calls(shown: Sequence[VisibleMessage]) -> list[VisibleMessage]:
-    """Return the messages with each call's results right after it, in call order, as providers require."""
     results: dict[Call, VisibleMessage] = {}
     for one in shown:
         if one.answers is not None and _result_of(one.message) is not None:

@@ -6,7 +6,6 @@ object for every event costs several times the rest of a call.
 
 import asyncio
 import gc
-import json
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -56,11 +55,6 @@ class AnswerTimeout:
             yield
         # Only the wait is subtracted: the time that our consumer takes between two reads is not the provider's.
         self._left -= self._clock() - began
-
-
-def encoded(body: Mapping[str, object]) -> bytes:
-    """Return the body of a request as bytes."""
-    return json.dumps(body, ensure_ascii=False).encode()
 
 
 class ProviderRefusal(Exception):

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
 from bough.v1 import message_pb2, model_pb2, step_pb2, usage_pb2
+from bough_server.models.forms import MessageForms
 
 _NANOS: Final = 1_000
 """Billionths of the currency that one token costs if a million tokens cost one unit of it."""
@@ -53,6 +54,8 @@ class ModelRequest:
     settings: model_pb2.ModelSettings = field(default_factory=model_pb2.ModelSettings)
     output_schema_json: str = ""
     """JSON Schema of a text answer; empty: none. The caller checks whether the answer matches it."""
+    forms: Sequence[MessageForms] = field(default=(), repr=False, compare=False)
+    """Kept forms of the first messages, which are the same in the next request; see `forms_of`."""
     agent: str = ""
     """The calling agent. Never sent to a provider; the scripted model selects its turns by it."""
 
@@ -111,6 +114,15 @@ class AttemptMeter:
     """Usage as the provider reported it so far; None if it reported none."""
     is_sent: bool = False
     """Whether the attempt passed the limiter and went to the provider; False while it waits, or if it was refused."""
+
+
+def forms_of(request: ModelRequest) -> Sequence[MessageForms]:
+    """Return the forms of all messages of a request: those that it has, and new ones for other messages."""
+    kept = [
+        form if form.message is message else MessageForms(message)
+        for form, message in zip(request.forms, request.messages, strict=False)
+    ]
+    return [*kept, *map(MessageForms, request.messages[len(kept) :])]
 
 
 class Model(Protocol):

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import Final, Protocol, runtime_checkable
 
 from bough.v1 import message_pb2
-from bough_server.models.model import Model, ModelRequest
+from bough_server.models.forms import MessageForms
+from bough_server.models.model import Model, ModelRequest, forms_of
 from bough_server.truncation import size_of
 
 BYTES_PER_TOKEN: Final = 4
@@ -52,11 +53,18 @@ def message_tokens(message: message_pb2.Message) -> int:
     return FRAME_TOKENS + _parts_tokens(message.parts)
 
 
+def form_tokens(form: MessageForms) -> int:
+    """Return the estimated tokens of a message, which is counted once."""
+    if form.tokens is None:
+        form.tokens = message_tokens(form.message)
+    return form.tokens
+
+
 def request_tokens(request: ModelRequest) -> int:
     """Return the estimated input tokens of a request, tools included; its answer comes on top of them."""
     tools = (tool.name + tool.description + tool.input_schema_json for tool in request.tools)
     texts = text_tokens(request.instruction) + text_tokens(request.output_schema_json)
-    return texts + sum(map(text_tokens, tools)) + sum(map(message_tokens, request.messages))
+    return texts + sum(map(text_tokens, tools)) + sum(map(form_tokens, forms_of(request)))
 
 
 def _parts_tokens(parts: Iterable[message_pb2.Part]) -> int:

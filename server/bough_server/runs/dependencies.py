@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.clock import Clock
+from bough_server.history.session import SessionHistories, SessionHistory
 from bough_server.metrics import Metrics
 from bough_server.runs.admission import RunDefaults
 from bough_server.runtime.agent import Resolver
@@ -55,5 +56,11 @@ class RunDependencies:
     """The process's metrics; None if they are disabled."""
     session_locks: SessionLocks = field(default_factory=SessionLocks)
     """Shared by starting runs and calls that change session state."""
+    session_histories: SessionHistories = field(default_factory=SessionHistories)
+    """The messages of the sessions that had runs last."""
     abandoned: AbandonedTasks = field(default_factory=AbandonedTasks)
     """Tasks of agents' and tools' code that ignore their cancellation."""
+
+    async def session_history(self, principal: Principal, session_id: str, *, through: int) -> SessionHistory:
+        """Return the messages of a session up to the cut of a run."""
+        return await self.session_histories.read(self.store.sessions, principal, session_id, through=through)

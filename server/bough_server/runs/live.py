@@ -10,12 +10,13 @@ import structlog
 from bough.v1 import agent_pb2, event_pb2, execution_pb2, policy_pb2
 from bough_server.engine.execution import Execution
 from bough_server.errors import Fenced, NonDeterministic, ServerStopping, StorageFailed
+from bough_server.history.session import SessionHistory
 from bough_server.metrics import Metrics
 from bough_server.runs.close import Bound, wall_owner, why_ended
 from bough_server.runtime.agent import Resolver
 from bough_server.runtime.context import LaneContext
 from bough_server.runtime.dispatcher import dispatch_root
-from bough_server.store.ports import RunRecord, SessionCut, StoredMessage
+from bough_server.store.ports import RunRecord, SessionCut
 
 _log = structlog.get_logger(__name__)
 
@@ -105,7 +106,7 @@ class LiveRun:
         """Definition of its root agent."""
         return self._resolver.agents[self.execution.facts.started.run_started.agent].definition
 
-    def begin(self, cut: SessionCut, session: "Iterable[StoredMessage]", *, starts_with: str) -> None:
+    def begin(self, cut: SessionCut, session: SessionHistory, *, starts_with: str) -> None:
         """Start a queued run, which holds its session now, with the session's messages and state.
 
         `starts_with` is the member that its root starts with, empty for the usual start.
@@ -115,7 +116,7 @@ class LiveRun:
             event.run_dequeued.session_cut, event.run_dequeued.state_json = cut.position, cut.state_json
             event.run_dequeued.starts_with = starts_with
             self.execution.writer.append(event)
-            self.execution.session, self.execution.state_json = tuple(session), cut.state_json
+            self.execution.session, self.execution.state_json = session, cut.state_json
             self.execution.starts_with = starts_with
             self._bound(self._wall)
             self._may_start.set()

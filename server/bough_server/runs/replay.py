@@ -14,6 +14,7 @@ from bough_server.engine.execution import Execution
 from bough_server.engine.journal import Journal
 from bough_server.engine.keys import RunInfo
 from bough_server.errors import ConfigurationError, NonDeterministic
+from bough_server.history.session import SessionHistory
 from bough_server.runs.fork import changed_definitions
 from bough_server.runtime.agent import Agent, Resolver, llm_of
 from bough_server.runtime.context import LaneContext
@@ -84,7 +85,7 @@ def _facts_of(log: Sequence[event_pb2.AgentEvent], session: Sequence[StoredMessa
         session_id=started.session_id,
         user_id=users[-1] if users else started.run_started.user_id,
         started=started,
-        session=session,
+        session=SessionHistory(session),
     )
 
 

@@ -1,12 +1,13 @@
 """Start runs: hold the session or join its queue, create the run with its first events, and launch it."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, policy_pb2
 from bough_server import events, ids
 from bough_server.errors import Fenced, NotFound, SessionBusy
+from bough_server.history.session import SessionHistory
 from bough_server.runs.admission import Admission, record_of, run_queued, run_started, stored_definitions
 from bough_server.runs.close import close_reason, close_run
 from bough_server.runs.dependencies import RunDependencies
@@ -23,7 +24,6 @@ from bough_server.store.ports import (
     RunRecord,
     SessionCut,
     SessionMoved,
-    StoredMessage,
 )
 from bough_server.telemetry import Parent, Traced
 
@@ -34,7 +34,7 @@ _TRIES: Final = 5
 class _Accepted:
     started: event_pb2.AgentEvent
     queued: event_pb2.AgentEvent | None
-    session: Sequence[StoredMessage]
+    session: SessionHistory
 
 
 class RunStarter:
@@ -125,11 +125,10 @@ class RunStarter:
         self, cut: SessionCut, principal: Principal, admission: Admission, session_id: str, *, traced: Traced
     ) -> _Accepted:
         # Read the messages before the run is created: once it exists, no failure may keep it from being launched.
-        stored = self._dependencies.store.sessions
-        session = await stored.history(principal, session_id, through=cut.position) if cut.position else ()
+        session = await self._dependencies.session_history(principal, session_id, through=cut.position)
         started = self._started(admission, cut, traced)
         definition, log = admission.agent.definition, self._dependencies.store.log
-        started.run_started.starts_with = await first_member(log, definition, session)
+        started.run_started.starts_with = await first_member(log, definition, session.stored)
         await self._create(principal, admission, session_id, started, cut=cut)
         return _Accepted(started=started, queued=None, session=session)
 
@@ -140,7 +139,7 @@ class RunStarter:
         started = self._started(admission, cut, traced)
         queued = run_queued(started, holder.run.run_id)
         await self._create(principal, admission, session_id, started, cut=cut, queued=queued)
-        return _Accepted(started=started, queued=queued, session=())
+        return _Accepted(started=started, queued=queued, session=SessionHistory())
 
     def _started(self, admission: Admission, cut: SessionCut, traced: Traced) -> event_pb2.AgentEvent:
         event = run_started(admission, session_cut=cut.position, trace_id=traced.trace_id, span_id=traced.span_id)

@@ -128,10 +128,9 @@ class RunSupervisor:
             self._holders.watch(holder)
         if live is None or not live.is_waiting:
             return
-        stored = self._dependencies.store.sessions
-        cut = await stored.cut(principal, session_id)
-        session = await stored.history(principal, session_id, through=cut.position) if cut.position else ()
-        starts_with = await first_member(self._dependencies.store.log, live.definition, session)
+        cut = await self._dependencies.store.sessions.cut(principal, session_id)
+        session = await self._dependencies.session_history(principal, session_id, through=cut.position)
+        starts_with = await first_member(self._dependencies.store.log, live.definition, session.stored)
         live.begin(cut, session, starts_with=starts_with)
 
     async def is_elsewhere(self, record: RunRecord) -> bool:

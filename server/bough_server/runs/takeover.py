@@ -11,6 +11,7 @@ from bough_server.engine.keys import RunInfo
 from bough_server.engine.recorder import Recorder
 from bough_server.engine.run_log import log_start
 from bough_server.errors import RunError
+from bough_server.history.session import SessionHistory
 from bough_server.messages import copy_of
 from bough_server.run_state import folded
 from bough_server.runs.close import (
@@ -29,7 +30,7 @@ from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
 from bough_server.runs.registry import RunRegistry
 from bough_server.runtime.agent import Resolver
-from bough_server.store.ports import RunRecord, StoredMessage
+from bough_server.store.ports import RunRecord
 from bough_server.telemetry import Parent, Traced
 
 OnEnd = Callable[[LiveRun, BaseException | None], None]
@@ -66,7 +67,7 @@ class Launcher:
         log: Sequence[event_pb2.AgentEvent],
         *,
         resolver: Resolver,
-        session: Sequence[StoredMessage],
+        session: SessionHistory,
         traced: Traced,
         is_queued: bool = False,
     ) -> LiveRun:
@@ -236,7 +237,7 @@ class Takeover:
     ) -> LiveRun:
         """Launch a run that this worker already owns, from its log without deltas. Raises MissingVersion."""
         started, resolver = log[0], resolver or await self.resolver(log)
-        session = () if is_queued else await self._session(record, log)
+        session = SessionHistory() if is_queued else await self._session(record, log)
         definition = resolver.agents[started.run_started.agent].definition
         parent = Parent.recorded(started.trace_id, started.span_id)
         traced = self._launcher.span(record, definition, started.invocation_id, parent)
@@ -244,11 +245,10 @@ class Takeover:
             record, log, resolver=resolver, session=session, traced=traced, is_queued=is_queued
         )
 
-    async def _session(self, record: RunRecord, log: Sequence[event_pb2.AgentEvent]) -> Sequence[StoredMessage]:
-        cut = session_cut(log)
-        if not cut:
-            return ()
-        return await self._dependencies.store.sessions.history(record.principal, record.run.session_id, through=cut)
+    async def _session(self, record: RunRecord, log: Sequence[event_pb2.AgentEvent]) -> SessionHistory:
+        return await self._dependencies.session_history(
+            record.principal, record.run.session_id, through=session_cut(log)
+        )
 
 
 def session_cut(log: Sequence[event_pb2.AgentEvent]) -> int:

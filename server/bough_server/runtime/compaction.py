@@ -14,7 +14,7 @@ from bough_server.errors import RunError
 from bough_server.history.overflow import Plan, Unit, summary_of, summary_request, to_be_summarized, window
 from bough_server.messages import text_of
 from bough_server.models.model import Model, ModelRequest
-from bough_server.models.tokens import BYTES_PER_TOKEN, counted, message_tokens, request_tokens
+from bough_server.models.tokens import BYTES_PER_TOKEN, counted, form_tokens, request_tokens
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.model_call import Asked, ModelCallSpec, ask, check_asked
 from bough_server.truncation import size_of
@@ -208,4 +208,4 @@ def _bytes_of(request: ModelRequest) -> int:
 
 
 def _sizes(parts: Sequence[Unit]) -> list[int]:
-    return [sum(message_tokens(one.message) for one in unit) for unit in parts]
+    return [sum(form_tokens(one.forms) for one in unit) for unit in parts]

@@ -79,7 +79,8 @@ class LaneContext:
 
     def history(self) -> list[message_pb2.Message]:
         """Return what this agent sees of the session and the run so far."""
-        return self._lane.visible_history.messages()
+        # Copies: the messages are shared by the runs of the session, and code may change what it is given.
+        return [copy_of(message) for message in self._lane.visible_history.messages()]
 
     def offers(self) -> list[ToolSpec]:
         """Return the tools and linked agents that may still be called."""

@@ -3,23 +3,22 @@
 If a request is longer than the policy allows, it is built without some units; that is not recorded.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 from bough.v1 import event_pb2, message_pb2
 from bough_server.engine.execution import Execution
 from bough_server.functions import Rewriter
+from bough_server.history.growing import SessionView, TranscriptView
 from bough_server.history.overflow import Compaction, Unit, in_its_place, units
 from bough_server.history.rewrite import Rewriter as Rewrite
 from bough_server.history.rewrite import as_context
-from bough_server.history.transcript import HistoryEntry, Transcript
-from bough_server.history.visible import VisibleMessage, summaries, view
+from bough_server.history.transcript import Transcript
+from bough_server.history.visible import Reader, VisibleMessage, reader_of, summaries
 from bough_server.messages import copy_of
 from bough_server.runtime.agent import llm_of
 from bough_server.runtime.running_agent import RunningAgent
-from bough_server.store.ports import StoredCall, StoredMessage
 from bough_server.tools.builtin import TRANSFER
 
 
@@ -48,6 +47,10 @@ def without_transfers(messages: Iterable[message_pb2.Message]) -> list[message_p
     return remaining
 
 
+def _without_transfers_in(message: message_pb2.Message) -> list[message_pb2.Message]:
+    return without_transfers([message])
+
+
 def _is_of_transfer(part: message_pb2.Part) -> bool:
     return TRANSFER in (part.tool_call.name, part.tool_result.call.name)
 
@@ -64,15 +67,19 @@ class VisibleHistory:
         self.compaction = compaction
         self._narrowed: Sequence[Unit] | None = None
         """The units to show instead of all, inside `narrowed`."""
+        self._view: TranscriptView | None = None
 
     def frozen(self) -> "VisibleHistory":
         """Return a copy that does not see messages added from now on."""
         return VisibleHistory(self._execution, self._running, self._transcript.lane(), self.compaction)
 
     def messages(self) -> list[message_pb2.Message]:
-        """Return the messages that the agent sees now."""
-        shown = self.shown() if self._narrowed is None else [one for unit in self._narrowed for one in unit]
-        return [one.message for one in shown]
+        """Return the messages that the agent sees now. They are shared with later runs of the session: not changed."""
+        return [one.message for one in self.visible()]
+
+    def visible(self) -> Sequence[VisibleMessage]:
+        """Return the messages that the agent sees now, with their origins."""
+        return self.shown() if self._narrowed is None else [one for unit in self._narrowed for one in unit]
 
     def units(self) -> list[Unit]:
         """Return all visible messages in units, between which the history may be cut."""
@@ -80,15 +87,25 @@ class VisibleHistory:
 
     def shown(self) -> list[VisibleMessage]:
         """Return all visible messages with their origins, also inside `narrowed`."""
-        session = [_entry(one) for one in self._execution.session]
-        active = self.active_summary(session)
-        if active is not None:
-            through = active.summary.summary_range.to_position
-            session = [one for one in session if one.position > through]
-        shown = view(self._transcript, session, scope=self._running.history.scope, rewrite=self._rewrite())
-        if llm_of(self._running.agent.definition).skip_transfer_messages:
-            shown = [replace(one, message=rest) for one in shown for rest in without_transfers([one.message])]
+        active = self.active_summary()
+        after = active.summary.summary_range.to_position if active is not None else 0
+        reader = self._reader()
+        if self._view is None:
+            self._view = TranscriptView(self._transcript, reader)
+        session = self._execution.session.view(self._key(reader, after), lambda: SessionView(reader, after=after))
+        shown = self._view.below(session)
         return shown if active is None else in_its_place(shown, active)
+
+    def _reader(self) -> Reader:
+        llm, scope = llm_of(self._running.agent.definition), self._running.history.scope
+        rewrite, trim = self._rewrite(), _without_transfers_in if llm.skip_transfer_messages else None
+        return reader_of(self._transcript, scope=scope, rewrite=rewrite, trim=trim)
+
+    def _key(self, reader: Reader, after: int) -> Hashable:
+        """Return what tells the views of a session apart, by equality."""
+        llm = llm_of(self._running.agent.definition)
+        function = self._running.resolver.functions[llm.history_rewriter] if llm.history_rewriter else None
+        return reader.agent, reader.chains, reader.scope, function, llm.skip_transfer_messages, after
 
     def _rewrite(self) -> Rewrite:
         """Return the function that rewrites other agents' messages for this one."""
@@ -99,14 +116,12 @@ class VisibleHistory:
             rewrite = function.rewritten
         return partial(skip_transfers, rewrite=rewrite) if llm.skip_transfer_messages else rewrite
 
-    def active_summary(self, session: Sequence[HistoryEntry] | None = None) -> Compaction | None:
+    def active_summary(self) -> Compaction | None:
         """Return the summary that replaces a part of the history, or None."""
         history = self._running.history
         if self.compaction is not None or not history.HasField("summarize"):
             return self.compaction
-        if session is None:
-            session = [_entry(one) for one in self._execution.session]
-        newest = list(summaries(self._transcript, session, scope=history.scope))[-1:]
+        newest = list(summaries(self._transcript, self._execution.session.summaries, scope=history.scope))[-1:]
         return Compaction(summary=newest[0]) if newest else None
 
     def apply(self, compacted: event_pb2.HistoryCompacted) -> None:
@@ -122,16 +137,3 @@ class VisibleHistory:
             yield
         finally:
             self._narrowed = None
-
-
-def _entry(stored: StoredMessage) -> HistoryEntry:
-    message = stored.message
-    return HistoryEntry(
-        message,
-        stored.agent,
-        stored.chain,
-        message.position,
-        is_call=isinstance(stored, StoredCall),
-        is_relay=message.role == message_pb2.ROLE_ASSISTANT and message.author != stored.agent,
-        inside=stored.inside if isinstance(stored, StoredCall) else (),
-    )

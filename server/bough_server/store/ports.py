@@ -345,8 +345,13 @@ class Sessions(Protocol):
         """
         ...
 
-    async def history(self, principal: Principal, session_id: str, *, through: int) -> Sequence[StoredMessage]:
-        """Return the messages up to a position, and the calls of linked agents among them as StoredCall, in order."""
+    async def history(
+        self, principal: Principal, session_id: str, *, through: int, since: int = 0
+    ) -> Sequence[StoredMessage]:
+        """Return the messages from one position to another, both included, and the calls among them as StoredCall.
+
+        They are in order. The messages are one consistent read.
+        """
         ...
 
     async def messages(self, principal: Principal, session_id: str, *, through: int) -> Sequence[StoredMessage]:

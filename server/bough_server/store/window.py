@@ -5,11 +5,11 @@ Readers pull: there is no list of readers and no queue per reader. Everything he
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import count
 from operator import attrgetter, itemgetter
 from typing import Final, overload
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from bough_server import events
 from bough_server.store.ports import Record, StoredEvent
@@ -55,6 +55,17 @@ def pages_of(stored: Sequence[StoredEvent]) -> Iterator[Sequence[StoredEvent]]:
         first += len(page)
 
 
+class SharedPage(list[StoredEvent]):
+    """A page that readers at the same place of a log get as one object, with what is sent for it."""
+
+    __slots__ = ("__weakref__", "responses")
+
+    def __init__(self, stored: Iterable[StoredEvent]) -> None:
+        super().__init__(stored)
+        self.responses: dict[Hashable, Sequence[tuple[bytes, int]]] = {}
+        """By view, the responses that show it, each with the sequence up to which it covers the log."""
+
+
 class _Chunk:
     """Consecutive events, which are dropped together."""
 
@@ -68,7 +79,7 @@ class _Chunk:
 class RecentEvents:
     """The last committed events of a run, and its last committed sequence."""
 
-    __slots__ = ("__weakref__", "_changed", "_chunks", "_starts", "failure", "head", "is_ended", "size")
+    __slots__ = ("__weakref__", "_changed", "_chunks", "_latest", "_starts", "failure", "head", "is_ended", "size")
 
     def __init__(self) -> None:
         self.head = 0
@@ -80,6 +91,8 @@ class RecentEvents:
         self._chunks: list[_Chunk] = []
         self._starts: list[int] = []
         self._changed: asyncio.Event | None = None
+        self._latest: ref[SharedPage] | None = None
+        """The last page that a reader got, as long as one has it."""
 
     @property
     def changed(self) -> asyncio.Event:
@@ -98,7 +111,13 @@ class RecentEvents:
             self.head, self.is_ended = last_sequence, self.is_ended or is_ended
 
     def page(self, after: int) -> Sequence[StoredEvent]:
-        """Return a page of events after a sequence; empty if the next event is not in memory."""
+        """Return a page of events after a sequence; empty if the next event is not in memory.
+
+        Readers at the same place get the same object, as long as one of them has it and no longer page can be had.
+        """
+        latest = self._latest() if self._latest is not None else None
+        if latest is not None and latest[0].sequence == after + 1 and self._is_longest(latest):
+            return latest
         index = bisect_right(self._starts, after + 1) - 1
         if index < 0:
             return ()
@@ -110,7 +129,13 @@ class RecentEvents:
         while len(taken) < PAGE_EVENTS and index < len(self._chunks):
             taken.extend(self._chunks[index].stored[skipped:])
             skipped, index = 0, index + 1
-        return page_of(taken)
+        page = SharedPage(page_of(taken))
+        self._latest = ref(page)
+        return page
+
+    def _is_longest(self, page: SharedPage) -> bool:
+        # A message costs ten times as much as joining its events: who comes later gets all that there is by then.
+        return page[-1].sequence == self.head or len(page) == PAGE_EVENTS
 
     def add(self, records: Sequence[Record]) -> None:
         """Add committed events that directly follow those here."""

@@ -6,8 +6,9 @@ Requests are sent with the `anthropic` client and its aiohttp transport, loaded 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
-from bough_server.models.endpoint import Endpoint, ProviderRefusal, Timeouts, encoded, is_loopback, long_lived
+from bough_server.models.endpoint import Endpoint, ProviderRefusal, Timeouts, is_loopback, long_lived
 from bough_server.models.failures import Failures
+from bough_server.models.forms import encoded
 
 if TYPE_CHECKING:
     import anthropic

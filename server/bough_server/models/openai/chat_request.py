@@ -7,11 +7,12 @@ import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias
 
 from bough.v1 import message_pb2, model_pb2
-from bough_server.models.model import ModelRequest, ToolSpec
+from bough_server.models.forms import JsonItems, encoded
+from bough_server.models.model import ModelRequest, ToolSpec, forms_of
 from bough_server.models.structured_output import (
     Body,
     arguments_text,
@@ -77,7 +78,7 @@ def chat_body(request: ModelRequest, *, model: str, name: str = "", dialect: Cha
         instruction = instruction_with_schema(instruction, schema)
     body: Body = {
         "model": model,
-        "messages": chat_messages(instruction, request.messages, name=name, reasoning=dialect.reasoning),
+        "messages": _messages_of(request, instruction, name, dialect.reasoning),
         "stream": True,
     }
     if dialect.stream_usage:
@@ -92,6 +93,19 @@ def chat_body(request: ModelRequest, *, model: str, name: str = "", dialect: Cha
     return body | {"response_format": chat_format(schema)} if schema and dialect.structured_output else body
 
 
+def _messages_of(
+    request: ModelRequest, instruction: str, name: str, reasoning: SentReasoning
+) -> list[Body] | JsonItems:
+    """Return the messages; as JSON that is kept from one request to the next if the request's forms keep it."""
+    if not request.forms:
+        return chat_messages(instruction, request.messages, name=name, reasoning=reasoning)
+    make, format = partial(_bodies, name=name, reasoning=reasoning), ("chat", name, reasoning)
+    items = [encoded(body) for body in chat_messages(instruction, ())]
+    for form in forms_of(request):
+        items.extend(form.json(format, make))
+    return JsonItems(items)
+
+
 def chat_messages(
     instruction: str,
     messages: Sequence[message_pb2.Message],
@@ -102,14 +116,17 @@ def chat_messages(
     """Return the instruction and the messages in the API's format; each tool result is a separate message."""
     bodies: list[Body] = [{"role": "system", "content": instruction}] if instruction else []
     for message in messages:
-        if message.role == message_pb2.ROLE_ASSISTANT:
-            bodies.extend(_assistant(message, name, reasoning))
-        elif message.role == message_pb2.ROLE_TOOL:
-            bodies.extend(_result(part.tool_result) for part in message.parts if part.HasField("tool_result"))
-        else:
-            role = "system" if message.role == message_pb2.ROLE_SYSTEM else "user"
-            bodies.append({"role": role, "content": content(message.parts, text=_text, blob=_blob)})
+        bodies.extend(_bodies(message, name=name, reasoning=reasoning))
     return bodies
+
+
+def _bodies(message: message_pb2.Message, *, name: str, reasoning: SentReasoning) -> list[Body]:
+    if message.role == message_pb2.ROLE_ASSISTANT:
+        return _assistant(message, name, reasoning)
+    if message.role == message_pb2.ROLE_TOOL:
+        return [_result(part.tool_result) for part in message.parts if part.HasField("tool_result")]
+    role = "system" if message.role == message_pb2.ROLE_SYSTEM else "user"
+    return [{"role": role, "content": content(message.parts, text=_text, blob=_blob)}]
 
 
 def _assistant(message: message_pb2.Message, name: str, reasoning: SentReasoning) -> list[Body]:

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from bough.v1 import message_pb2, model_pb2
-from bough_server.models.model import ModelRequest, ToolSpec
+from bough_server.models.forms import JsonItems
+from bough_server.models.model import ModelRequest, ToolSpec, forms_of
 from bough_server.models.structured_output import (
     Body,
     arguments_text,
@@ -54,7 +55,7 @@ def responses_body(
     schema, instruction = request.output_schema_json, request.instruction
     if schema and not structured_output:
         instruction = instruction_with_schema(instruction, schema)
-    body: Body = {"model": model, "input": input_items(request.messages, name=name), "stream": True, "store": False}
+    body: Body = {"model": model, "input": _input_of(request, name), "stream": True, "store": False}
     if instruction:
         body["instructions"] = instruction
     if encrypted_reasoning:
@@ -70,18 +71,26 @@ def responses_body(
     return body
 
 
+def _input_of(request: ModelRequest, name: str) -> list[Body] | JsonItems:
+    """Return the input; as JSON that is kept from one request to the next if the request's forms keep it."""
+    if not request.forms:
+        return input_items(request.messages, name=name)
+    make, format = partial(_items_of, name=name), ("responses", name)
+    return JsonItems([item for form in forms_of(request) for item in form.json(format, make)])
+
+
 def input_items(messages: Sequence[message_pb2.Message], *, name: str = "") -> list[Body]:
     """Return the messages as input items; each tool call and each result is a separate item."""
-    items: list[Body] = []
-    for message in messages:
-        if message.role == message_pb2.ROLE_ASSISTANT:
-            items.extend(_assistant(message.parts, name))
-        elif message.role == message_pb2.ROLE_TOOL:
-            items.extend(_result(part.tool_result) for part in message.parts if part.HasField("tool_result"))
-        else:
-            role = "system" if message.role == message_pb2.ROLE_SYSTEM else "user"
-            items.append({"role": role, "content": content(message.parts, text=_text, blob=_blob)})
-    return items
+    return [item for message in messages for item in _items_of(message, name=name)]
+
+
+def _items_of(message: message_pb2.Message, *, name: str) -> list[Body]:
+    if message.role == message_pb2.ROLE_ASSISTANT:
+        return _assistant(message.parts, name)
+    if message.role == message_pb2.ROLE_TOOL:
+        return [_result(part.tool_result) for part in message.parts if part.HasField("tool_result")]
+    role = "system" if message.role == message_pb2.ROLE_SYSTEM else "user"
+    return [{"role": role, "content": content(message.parts, text=_text, blob=_blob)}]
 
 
 def _assistant(parts: Sequence[message_pb2.Part], name: str) -> list[Body]:

@@ -211,10 +211,13 @@ def current_turn(messages: Sequence[message_pb2.Message]) -> Sequence[message_pb
     That is the last one that is stored in the session, which has a kind; if there is none, the last one that is not
     another agent's ("For context:"). So a question that the runtime adds opens no turn. Without either: all messages.
     """
-    plain = [index for index, message in enumerate(messages) if _is_plain(message)]
-    stored = [index for index in plain if messages[index].kind != message_pb2.MESSAGE_KIND_UNSPECIFIED]
-    opening = (stored or plain or [0])[-1]
-    return messages[opening:]
+    opening: int | None = None
+    for index in range(len(messages) - 1, -1, -1):
+        if _is_plain(messages[index]):
+            if messages[index].kind != message_pb2.MESSAGE_KIND_UNSPECIFIED:
+                return messages[index:]
+            opening = index if opening is None else opening
+    return messages[opening or 0 :]
 
 
 def step_of(turn: Sequence[message_pb2.Message]) -> int:

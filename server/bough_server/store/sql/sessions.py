@@ -37,14 +37,14 @@ _ITS_MESSAGES: Final = (_messages.tenant_id == bindparam("tenant"), _messages.se
 _ITS_RUNS: Final = (_runs.tenant_id == bindparam("tenant"), _runs.session_id == bindparam("session"))
 _MESSAGES: Final = (
     select(_messages.run_id, _messages.agent, _messages.chain, _messages.data)
-    .where(*_ITS_MESSAGES, _messages.position <= bindparam("through"))
+    .where(*_ITS_MESSAGES, _messages.position >= bindparam("since"), _messages.position <= bindparam("through"))
     .order_by(_messages.position)
 )
 _calls = tables.calls.c
 _ITS_CALLS: Final = (_calls.tenant_id == bindparam("tenant"), _calls.session_id == bindparam("session"))
 _CALLS: Final = (
     select(*(column for column in _calls if column.name not in ("tenant_id", "session_id")))
-    .where(*_ITS_CALLS, _calls.position <= bindparam("through"))
+    .where(*_ITS_CALLS, _calls.position >= bindparam("since"), _calls.position <= bindparam("through"))
     .order_by(_calls.position, _calls.sequence)
 )
 _RUN_IDS: Final = select(_runs.run_id).where(*_ITS_RUNS)
@@ -140,12 +140,14 @@ class SqlSessions:
 
     async def messages(self, principal: Principal, session_id: str, *, through: int) -> Sequence[StoredMessage]:
         """See Sessions."""
-        here = {"tenant": principal.tenant_id, "session": session_id, "through": through}
+        here = {"tenant": principal.tenant_id, "session": session_id, "since": 0, "through": through}
         return list(map(_stored, await self._rows(_MESSAGES, here)))
 
-    async def history(self, principal: Principal, session_id: str, *, through: int) -> Sequence[StoredMessage]:
+    async def history(
+        self, principal: Principal, session_id: str, *, through: int, since: int = 0
+    ) -> Sequence[StoredMessage]:
         """See Sessions."""
-        here = {"tenant": principal.tenant_id, "session": session_id, "through": through}
+        here = {"tenant": principal.tenant_id, "session": session_id, "since": since, "through": through}
         messages, calls = await self._readers.run(lambda connection: _read_history(connection, here))
         found = [*map(_stored, messages), *map(_stored_call, calls)]
         # A stable sort: calls come after the message at their position, and stay in the order of their sequences.
