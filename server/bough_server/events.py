@@ -58,11 +58,19 @@ HISTORY_COMPACTED: Final = KIND_OF_FIELD["history_compacted"]
 DELTA_KINDS: Final = frozenset({LLM_OUTPUT_TEXT_DELTA, LLM_REASONING_DELTA, LLM_TOOL_CALL_DELTA, TOOL_OUTPUT})
 """Parts of a value that a later event holds completely."""
 
+RUN_KINDS: Final = frozenset(
+    {RUN_STARTED, RUN_QUEUED, RUN_DEQUEUED, RUN_RESUMED, RUN_FORKED, RUN_INTERRUPTED, CANCEL_REQUESTED}
+)
+"""Events that say what becomes of a run as a whole, but for its end: few in any log. Some cancel requests are not."""
+
 TERMINAL_KINDS: Final = frozenset({RUN_COMPLETED, RUN_FAILED, RUN_CANCELLED})
 """The last event of a log."""
 
 AGENT_END_KINDS: Final = frozenset({SUB_AGENT_COMPLETED, SUB_AGENT_FAILED, *TERMINAL_KINDS})
 """The last event of an invocation, the root's included."""
+
+STEP_END_KINDS: Final = frozenset({STEP_COMPLETED, STEP_FAILED})
+"""The last event of a step, which holds it completely."""
 
 TOOL_END_KINDS: Final = frozenset({TOOL_COMPLETED, TOOL_FAILED})
 """The last event of a tool call, which holds its result."""

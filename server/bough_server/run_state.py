@@ -195,7 +195,8 @@ class RunStateFold:
         self._is_changed |= self.requests.answer(event.input_received.answer.input_id)
 
     def _call_ended(self, event: event_pb2.AgentEvent) -> None:
-        self._is_changed |= self.requests.end((event.invocation_id, events.tool_result_of(event).call.call_id))
+        if self.requests:
+            self._is_changed |= self.requests.end((event.invocation_id, events.tool_result_of(event).call.call_id))
 
     def _invocation_ended(self, event: event_pb2.AgentEvent) -> None:
         self._is_changed |= self.requests.end_invocation(event.invocation_id)

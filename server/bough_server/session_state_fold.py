@@ -51,7 +51,7 @@ class Writes:
                 break
             if last.name == group:
                 return last.lanes.setdefault(number, Writes())
-            if any(lane.in_order() for lane in last.lanes.values()):
+            if any(lane._entries and lane.in_order() for lane in last.lanes.values()):
                 break
             self._entries.pop()  # no lane of it wrote anything, so it would only separate the groups around it
         made = _Group(group)

@@ -52,7 +52,9 @@ class ReplayBarrier:
 
     def expect(self, key: str) -> Waiter[event_pb2.AgentEvent]:
         """Return the waiter to which the recorded result of an effect will be delivered."""
-        waiter = self._waiters[key] = Waiter[event_pb2.AgentEvent](self._scheduler)
+        # Not Waiter[...](): a subscript costs as much as all else here, for every replayed result.
+        waiter: Waiter[event_pb2.AgentEvent] = Waiter(self._scheduler)
+        self._waiters[key] = waiter
         return waiter
 
     async def result(self, key: str) -> event_pb2.AgentEvent:

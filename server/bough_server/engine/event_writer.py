@@ -172,16 +172,23 @@ class EventWriter:
 
     def observe(self, event: event_pb2.AgentEvent) -> None:
         """Apply an event, recorded now or read from the log, to the open invocations."""
-        self.invocations.observe(event)
+        self._observe(event, identity_of(event))
+
+    def _observe(self, event: event_pb2.AgentEvent, identity: EventIdentity) -> None:
+        self.invocations.observe(event, identity[1])
         if not self.is_live:
-            self._observed.add(identity_of(event))
+            self._observed.add(identity)
 
     def observe_recorded(self, key: str) -> None:
         """Apply the log's events of an effect; not the end of its step, which the replay emits again."""
         for event in self.journal.of_effect.get(key, ()):
-            is_step_end = event.HasField("step_completed") or event.HasField("step_failed")
-            if identity_of(event) not in self._observed and not is_step_end and not self.journal.is_cancelled(event):
-                self.observe(event)
+            identity = identity_of(event)
+            if (
+                identity not in self._observed
+                and identity[1] not in events.STEP_END_KINDS
+                and not self.journal.is_cancelled(event)
+            ):
+                self._observe(event, identity)
 
     def ends_again(self, step: OpenStep) -> bool:
         """Apply the recorded end of a step; return False if there is none and it has to be emitted.
@@ -200,7 +207,7 @@ class EventWriter:
         if self.is_live:
             return
         for identity, event in self.journal.recorded.items():
-            if keys.covers(scope, event.effect_key) and identity not in self._observed:
+            if identity not in self._observed and keys.covers(scope, event.effect_key):
                 self.observe(event)
 
     async def committed(self) -> None:

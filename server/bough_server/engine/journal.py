@@ -24,10 +24,8 @@ _RESULTS: Final = frozenset(
     }
 )
 _STARTS: Final = frozenset({events.LLM_STARTED, events.TOOL_STARTED, events.SUB_AGENT_STARTED, events.RUN_STARTED})
-_STEP_ENDS: Final = frozenset({events.STEP_COMPLETED, events.STEP_FAILED})
 _WITH_MESSAGES: Final = frozenset({events.SUB_AGENT_STARTED, events.SUB_AGENT_COMPLETED, *events.TOOL_END_KINDS})
 """Events whose messages a replay builds again, ids included."""
-_OF_THE_RUN: Final = frozenset({events.RUN_QUEUED, events.RUN_DEQUEUED, events.RUN_RESUMED, events.RUN_FORKED})
 
 EventIdentity = tuple[str, int, int]
 """Effect key, payload kind and attempt: what makes an event the same event on both sides of a replay."""
@@ -116,14 +114,25 @@ class Journal:
         self.changed_input: message_pb2.Message | None = None
         """The input that replaces the origin's in a fork; None if unchanged."""
         self.forks = Forks()
+        self.of_the_run: list[event_pb2.AgentEvent] = []
+        """The events of RUN_KINDS, in log order."""
         self.last_sequence = 0
         self.todo: deque[event_pb2.AgentEvent] = deque()
         """Events that are still to be delivered to the run's coroutines, in log order."""
         self._requested_again: set[str] = set()
         """Effects that the replay has asked for."""
-        self._last_ns = 0
+        before: event_pb2.AgentEvent | None = None
         for event in log:
-            self._read(event)
+            kind = events.kind_of(event)
+            if kind in events.RUN_KINDS:
+                self._read_of_the_run(event, kind, before)
+            elif kind and kind not in events.DELTA_KINDS:
+                self._read(event, kind)
+            before = event
+        if before is not None:
+            self.last_sequence = before.sequence
+            # Any later event, such as a run_resumed, ends the interruption: only the last event counts.
+            self.is_interrupted = before.HasField("run_interrupted")
         self.forks.share(self.recorded)
         self.todo.extend(self._delivered())
 
@@ -139,27 +148,14 @@ class Journal:
         """True if nothing but the start of the run is recorded."""
         return len(self.recorded) <= 1
 
-    def _read(self, event: event_pb2.AgentEvent) -> None:
-        kind = events.kind_of(event)
-        self.last_sequence = event.sequence
-        now_ns = event.record_time.ToNanoseconds()
-        if kind in (events.RUN_RESUMED, events.RUN_FORKED):
-            self.gaps.append(Downtime(self._last_ns, max(self._last_ns, now_ns)))
-        self._last_ns = now_ns
-        # Any later event, such as a run_resumed, ends the interruption: only the last event counts.
-        self.is_interrupted = kind == events.RUN_INTERRUPTED
-        if kind in events.DELTA_KINDS or not kind or kind == events.RUN_INTERRUPTED:
-            return
-        if kind in _OF_THE_RUN:
-            self._read_of_the_run(event, kind)
-            return
-        key = event.effect_key
-        self.recorded.setdefault((key, kind, event.attempt), event)
+    def _read(self, event: event_pb2.AgentEvent, kind: int) -> None:
+        key, attempt = event.effect_key, event.attempt
+        self.recorded.setdefault((key, kind, attempt), event)
         self.of_effect.setdefault(key, []).append(event)
         if kind in _STARTS:
             self.started.setdefault(key, event)
-        if event.attempt:
-            self.attempts[key] = max(event.attempt, self.attempts.get(key, 0))
+        if attempt:
+            self.attempts[key] = max(attempt, self.attempts.get(key, 0))
         if kind == events.SUB_AGENT_STARTED:
             self.dispatched.add(key)
         if kind in events.AGENT_END_KINDS:
@@ -178,7 +174,17 @@ class Journal:
             ):
                 self.cut_short[event.sequence] = event
 
-    def _read_of_the_run(self, event: event_pb2.AgentEvent, kind: int) -> None:
+    def _read_of_the_run(self, event: event_pb2.AgentEvent, kind: int, before: event_pb2.AgentEvent | None) -> None:
+        self.of_the_run.append(event)
+        if kind in (events.RUN_STARTED, events.CANCEL_REQUESTED):
+            self._read(event, kind)
+        elif kind != events.RUN_INTERRUPTED:
+            self._read_change(event, kind, before)
+
+    def _read_change(self, event: event_pb2.AgentEvent, kind: int, before: event_pb2.AgentEvent | None) -> None:
+        if kind in (events.RUN_RESUMED, events.RUN_FORKED):
+            begin_ns = before.record_time.ToNanoseconds() if before is not None else 0
+            self.gaps.append(Downtime(begin_ns, max(begin_ns, event.record_time.ToNanoseconds())))
         if kind == events.RUN_DEQUEUED:
             self.dequeued = event
         elif kind == events.RUN_FORKED:
@@ -247,7 +253,7 @@ class Journal:
 
     def is_step_cut_off(self, key: str) -> bool:
         """True if a step was ended by a cancellation, whatever results it had."""
-        ends = (event for event in self.of_effect.get(key, ()) if events.kind_of(event) in _STEP_ENDS)
+        ends = (event for event in self.of_effect.get(key, ()) if events.kind_of(event) in events.STEP_END_KINDS)
         return bool(self.cancelled) and any(self.is_cancelled(event) for event in ends)
 
     def is_cancelled(self, event: event_pb2.AgentEvent) -> bool:
@@ -272,7 +278,9 @@ class Journal:
 
         Those in cancelled scopes stay: a cancellation that a crash cut short continues from them.
         """
-        done = {key for key in (*self.results, *self.ends) if not self.is_in_cancelled(key)}
+        done = {*self.results, *self.ends}
+        if self.cancelled:
+            done = {key for key in done if not self.is_in_cancelled(key)}
         for key in done:
             for of_effect in (self.of_effect, self.started, self.results, self.ends):
                 of_effect.pop(key, None)

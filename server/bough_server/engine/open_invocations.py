@@ -93,7 +93,7 @@ class OpenInvocation:
         )
         step.start_time.FromNanoseconds(opened.start_ns)
         if opened.response is not None:
-            step.llm_response.CopyFrom(opened.response)
+            step.llm_response.CopyFrom(without_raw(opened.response))
             if opened.response.HasField("annotations"):
                 step.annotations.CopyFrom(opened.response.annotations)
         # By number, not by text: "t10" comes after "t9".
@@ -170,9 +170,9 @@ class Invocations:
         """Return the scopes of the open children of an invocation."""
         return [one.key for one in self._open.values() if one.template.parent_invocation_id == invocation_id]
 
-    def observe(self, event: event_pb2.AgentEvent) -> None:
-        """Apply an event, recorded now or read from the log."""
-        kind = events.kind_of(event)
+    def observe(self, event: event_pb2.AgentEvent, kind: int = 0) -> None:
+        """Apply an event, recorded now or read from the log; `kind` is that of its payload, if it is known already."""
+        kind = kind or events.kind_of(event)
         if kind in (events.RUN_STARTED, events.SUB_AGENT_STARTED):
             self._begin(event, is_root=kind == events.RUN_STARTED)
             return
@@ -184,7 +184,7 @@ class Invocations:
             return
         if kind in events.AGENT_END_KINDS:
             self._end(opened)
-        elif kind in (events.STEP_COMPLETED, events.STEP_FAILED):
+        elif kind in events.STEP_END_KINDS:
             opened.steps.pop(event.effect_key, None)
             opened.last_step_id = event.step_id
         else:
@@ -332,7 +332,7 @@ def _apply_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int
         _count_attempt(opened, event.llm_completed.response.usage)
         if (step := opened.steps.get(key)) is not None:
             step.attempt = event.attempt
-            step.response = without_raw(event.llm_completed.response)
+            step.response = event.llm_completed.response
     elif kind == events.LLM_FAILED:
         # A refused call fails without having started: it was no attempt.
         if opened.effects.pop(key, None) is not None and not event.llm_failed.not_sent:

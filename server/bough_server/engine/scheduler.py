@@ -33,7 +33,7 @@ class Waiter(Generic[T]):
     def __init__(self, scheduler: "Scheduler") -> None:
         self._scheduler = scheduler
         self._values: list[T] = []  # empty or one: None is a value too
-        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._future: asyncio.Future[None] | None = None  # made to wait: in a replay the value is often there before
         self._is_resting = False
         self._is_over = False
 
@@ -46,7 +46,7 @@ class Waiter(Generic[T]):
         if self._values or self._is_over:
             return False
         self._values.append(value)
-        if not self._future.done():
+        if self._future is not None and not self._future.done():
             self._future.set_result(None)
         was_resting = self._is_resting
         # Counted as awake now, not when the loop runs it: until then the run would look quiet.
@@ -60,14 +60,15 @@ class Waiter(Generic[T]):
             self._scheduler.rest_now()
         try:
             while not self._values:
+                # A new one each time: a future that was cancelled cannot be awaited again.
+                self._future = asyncio.get_running_loop().create_future()
                 try:
                     await self._future
                 except asyncio.CancelledError:
                     if not (self._scheduler.is_replaying and self._scheduler.is_cancelled_by_code()):
                         raise
                     # The code's own timeout fired during the replay, but its result is in the log: the first execution
-                    # was in time. Swallow the cancellation and wait on; the cancelled future cannot be used again.
-                    self._future = asyncio.get_running_loop().create_future()
+                    # was in time. Swallow the cancellation and wait on.
             return self._values[0]
         finally:
             self._is_over = True

@@ -1,7 +1,9 @@
 """Recover open runs in the background, expire overdue requests, and retry with backoff."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import gc
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import structlog
@@ -19,6 +21,31 @@ AT_ONCE: Final = 16
 INITIAL_BACKOFF: Final = 1.0
 MAX_BACKOFF: Final = 60.0
 """Bounds of the seconds between two tries."""
+
+YOUNG_OBJECTS: Final = 100_000
+"""How many objects may be created between two garbage collections while runs are replayed; CPython's default is 700.
+
+It bounds the garbage in cycles to some ten megabytes.
+"""
+
+_usual: Final[list[int]] = []
+"""What is restored at the end, once for every `rare_collections` that is open."""
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Collect garbage rarely inside the block. Blocks may overlap: the last one restores what was there before.
+
+    Almost everything that a replay creates lives on, so collections find nothing, and visit it again and again.
+    """
+    _usual.append(_usual[0] if _usual else gc.get_threshold()[0])
+    gc.set_threshold(YOUNG_OBJECTS)
+    try:
+        yield
+    finally:
+        before = _usual.pop()
+        if not _usual:
+            gc.set_threshold(before)
 
 
 class Recovery:
@@ -120,10 +147,11 @@ class Recovery:
             finally:
                 slots.release()
 
-        async with asyncio.TaskGroup() as group:
-            for record in found:
-                await slots.acquire()  # before the task is created, so that the runs start oldest first
-                group.create_task(revive(record))
+        with rare_collections():
+            async with asyncio.TaskGroup() as group:
+                for record in found:
+                    await slots.acquire()  # before the task is created, so that the runs start oldest first
+                    group.create_task(revive(record))
         return suspects
 
     async def try_now(self, record: RunRecord) -> None:

@@ -269,14 +269,15 @@ async def _end_open_calls(lane: Lane) -> None:
 def _tool_message(lane: Lane, position: int, result: message_pb2.ToolResult) -> message_pb2.Message:
     key = lane.step_key(f"t{position}")
     recorded_by = events.TOOL_FAILED if result.HasField("error") else events.TOOL_COMPLETED
-    return message_pb2.Message(
+    message = message_pb2.Message(
         message_id=lane.execution.message_id(key, recorded_by, "TOOL"),
         role=message_pb2.ROLE_TOOL,
         kind=message_pb2.MESSAGE_KIND_TOOL,
         author=lane.running.name,
         invocation_id=lane.running.invocation_id,
-        parts=[message_pb2.Part(tool_result=result)],
     )
+    message.parts.add().tool_result.CopyFrom(result)  # a part that is passed to Message() is copied twice
+    return message
 
 
 def _bound(fn: Callable[..., Awaitable[T]], *arguments: object) -> Callable[[Context], Awaitable[T]]:
