@@ -25,6 +25,7 @@ from tests.bench.machine import machine, versions
 
 CASES: Final = {
     "desk": "desk",
+    "first-piece": "first_piece",
     "catch-up": "catch_up",
     "append": "append",
     "fold": "fold",
