@@ -22,7 +22,7 @@ shown = { { { PYTHONUNBUFFERED=1 $(PIP) $(1); echo $$? >&3; } | \
 SOURCES := server clients tests examples proto docs
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test wheel check fmt proto docs bench bench-docs torture clean
+.PHONY: help venv run test wheel check fmt proto docs bench bench-peers bench-docs torture clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -109,13 +109,17 @@ generate:
 bench: $(STAMP) ## what Bough costs, beside floors measured in the same run; ARGS="desk append" selects
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-bench-docs: $(STAMP) ## the last bench's table, put into docs/explanation/benchmarks.md
+bench-peers: $(STAMP) ## Bough beside other frameworks, installed apart in .bench/; ARGS="langgraph" selects
+	@$(BIN)/python -m tests.bench.peers $(ARGS)
+
+bench-docs: $(STAMP) ## the tables of the last bench and bench-peers, put into docs/explanation/benchmarks.md
 	@$(BIN)/python -m tests.bench --docs
+	@$(BIN)/python -m tests.bench.peers --docs
 
 torture: $(STAMP) ## runs cut after every event, then a server killed KILLS times under CLIENTS clients; ARGS="--seed N"
 	@$(BIN)/python -m pytest -n auto -m grid --whole-grid --timeout 1200
 	@$(BIN)/python -m tests.durability.torture --kills $(KILLS) --clients $(CLIENTS) $(ARGS)
 
 clean: ## what was made, without the databases in var/
-	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

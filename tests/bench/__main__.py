@@ -25,6 +25,7 @@ from tests.bench.machine import machine, versions
 
 CASES: Final = {
     "desk": "desk",
+    "first-piece": "first_piece",
     "catch-up": "catch_up",
     "append": "append",
     "fold": "fold",
@@ -50,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := set(arguments.cases) - CASES.keys():
         parser.error(f"there is no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     if arguments.docs:
+        if not REPORT.exists():
+            print(f"There is no {REPORT}: its table stays as it is. Run make bench first.", file=sys.stderr)
+            return 0
         report: Report = json.loads(REPORT.read_text(encoding="utf-8"))
         PAGE.write_text(table.rewritten(PAGE.read_text(encoding="utf-8"), report), encoding="utf-8")
         return 0

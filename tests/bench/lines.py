@@ -4,8 +4,9 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
-Answer = Callable[[list[str]], Awaitable[Mapping[str, float]]]
+Answer = Callable[[list[str]], Awaitable[Mapping[str, Any]]]
 
 
 async def answer_lines(answer: Answer) -> None:

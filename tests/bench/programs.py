@@ -2,14 +2,15 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
@@ -41,7 +42,7 @@ class Program:
         """The memory that it has resident now (VmRSS), in MB of 1,000,000 bytes."""
         return memory_megabytes(self._process.pid, "VmRSS")
 
-    async def ask(self, *words: str | int) -> dict[str, float]:
+    async def ask(self, *words: str | int) -> dict[str, Any]:
         """Sends a line to a program of `lines.py` and gives its answer. Raises ProgramFailed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -50,7 +51,7 @@ class Program:
             line = await self._process.stdout.readline()
         if not line:
             raise self.failed("ended without an answer")
-        answer: dict[str, float] = json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
         return answer
 
     def failed(self, what: str) -> ProgramFailed:
@@ -65,6 +66,19 @@ class Program:
                     raise self.failed("ended before it served")
                 await asyncio.sleep(0.02)
         self.address = address
+
+    async def wait_for_port(self, port: int) -> None:
+        """Wait until it accepts connections on a port of loopback. Raises ProgramFailed."""
+        async with asyncio.timeout(START_SECONDS):
+            while True:
+                if self._process.returncode is not None:
+                    raise self.failed("ended before it served")
+                with suppress(ConnectionError):
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    writer.close()
+                    break
+                await asyncio.sleep(0.05)
+        self.address = f"127.0.0.1:{port}"
 
     async def stop(self) -> None:
         """Ends it by SIGTERM, or by SIGKILL where it does not listen."""
@@ -95,11 +109,8 @@ def _text_of(file: Path) -> str:
 @asynccontextmanager
 async def asked(folder: Path, name: str, *arguments: str) -> AsyncIterator[Program]:
     """A module of this package that answers lines; see `lines.py`."""
-    program = await _start(folder, name, ("-m", f"tests.bench.{name}", *arguments), takes_lines=True)
-    try:
+    async with running(folder, name, ("-m", f"tests.bench.{name}", *arguments), takes_lines=True) as program:
         yield program
-    finally:
-        await program.stop()
 
 
 @asynccontextmanager
@@ -107,22 +118,34 @@ async def serving(folder: Path, name: str, arguments: Sequence[str]) -> AsyncIte
     """A program that serves: the interpreter's arguments, to which a ready file is added."""
     ready_file = folder / f"{name}.ready"
     ready_file.unlink(missing_ok=True)
-    program = await _start(folder, name, (*arguments, "--ready-file", str(ready_file)), takes_lines=False)
-    try:
+    async with running(folder, name, (*arguments, "--ready-file", str(ready_file))) as program:
         await program.wait_for(ready_file)
         yield program
-    finally:
-        await program.stop()
 
 
-async def _start(folder: Path, name: str, arguments: Sequence[str], *, takes_lines: bool) -> Program:
+@asynccontextmanager
+async def running(
+    folder: Path,
+    name: str,
+    arguments: Sequence[str],
+    *,
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
+    takes_lines: bool = False,
+) -> AsyncIterator[Program]:
+    """A program of an interpreter, stopped at the end; `environment` is added to this process's."""
     errors = folder / f"{name}.stderr"
     with errors.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
+            python,
             *arguments,
             stdin=PIPE if takes_lines else DEVNULL,
             stdout=PIPE if takes_lines else DEVNULL,
             stderr=file,
+            env={**os.environ, **(environment or {})},
         )
-    return Program(process, errors)
+    program = Program(process, errors)
+    try:
+        yield program
+    finally:
+        await program.stop()

@@ -6,7 +6,8 @@ ends in `-once` fails the first request and serves `plain` afterwards.
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
@@ -29,7 +30,7 @@ class Ending(Enum):
 class Reply:
     """One answer: the pieces are sent one by one, with the interval between them."""
 
-    pieces: Sequence[bytes] = ()
+    pieces: Iterable[bytes] = ()
     status: int = 200
     content_type: str = "text/event-stream"
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -126,14 +127,54 @@ def plain(request: Request) -> Reply:
 
 def desk(request: Request) -> Reply:
     """A lead that calls all its agents at once, specialists that look something up once, and fifty words from each."""
-    names = offered(request)
+    if fault := unanswered(request["messages"]):
+        return refusing(400, fault)
+    parameters = _first_parameters(request)
     if not results(request):
-        agents = [name for name in names if name.startswith("call_")]
+        agents = [name for name in parameters if name.startswith("call_")]
         if agents:
-            return calling([(name, '{"message":"What do you know?"}') for name in agents])
-        if "lookup" in names:
+            return calling([(name, _text({parameters[name]: "What do you know?"})) for name in agents])
+        if "lookup" in parameters:
             return calling([("lookup", '{"query":"boughs"}')])
     return _ANSWER
+
+
+def stamped(request: Request) -> Reply:
+    """Ten pieces of text; the first is the time at which it is sent, as nanoseconds of the monotonic clock."""
+    return Reply(pieces=_stamped_pieces())
+
+
+def _stamped_pieces() -> Iterator[bytes]:
+    yield _ROLE
+    yield chunk({"content": f"{time.monotonic_ns()} "})
+    yield from (*_WORD_CHUNKS[:9], *ending("stop"))
+
+
+def unanswered(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return OpenAI's complaint about a call without a result or a result without a call; empty if there is none."""
+    waiting: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            if message.get("tool_call_id") not in waiting:
+                return "Messages with role 'tool' must be a response to a preceding message with 'tool_calls'."
+            waiting.remove(message["tool_call_id"])
+        elif waiting:
+            break
+        else:
+            waiting = [call["id"] for call in message.get("tool_calls") or ()]
+    if waiting:
+        return f"These tool_call_ids did not have response messages: {', '.join(waiting)}."
+    return ""
+
+
+def _first_parameters(request: Request) -> dict[str, str]:
+    """The first parameter of each tool that is offered, by the tool's name; `message` for a tool that names none."""
+    functions = [tool["function"] for tool in request.get("tools") or ()]
+    return {one["name"]: next(iter(one["parameters"].get("properties", ())), "message") for one in functions}
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _broken_arguments(request: Request) -> Reply:
@@ -180,9 +221,9 @@ def scenario(name: str) -> Scenario:
     if name in _FAULTS:
         reply = _FAULTS[name]
         return lambda request: reply
-    return {"plain": plain, "desk": desk, "broken-arguments": _broken_arguments}[name]
+    return {"plain": plain, "desk": desk, "stamped": stamped, "broken-arguments": _broken_arguments}[name]
 
 
 def names() -> list[str]:
     """Every scenario there is."""
-    return ["plain", "desk", "broken-arguments", *_FAULTS, *(f"{name}-once" for name in _FAULTS)]
+    return ["plain", "desk", "stamped", "broken-arguments", *_FAULTS, *(f"{name}-once" for name in _FAULTS)]

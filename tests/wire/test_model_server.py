@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from bough_server.models.model import ToolSpec
 from tests.support.model_calls import answer, asking, assistant, call, tool_result, user
+from tests.support.model_scenarios import desk
 from tests.support.openai_models import OpenAIModel
 
 
@@ -36,3 +38,25 @@ async def test_the_program_serves_the_desk_until_it_is_told_to_stop(tmp_path: Pa
         assert json.loads(await response.text()) == {"count": 3, "open": 0, "most_open": 1}
     program.send_signal(signal.SIGTERM)
     assert await program.wait() == 0
+
+
+ASKED = {"role": "user", "content": "Go."}
+CALLING = {"role": "assistant", "tool_calls": [{"id": "c1"}, {"id": "c2"}]}
+FIRST, SECOND = ({"role": "tool", "tool_call_id": call_id, "content": "x"} for call_id in ("c1", "c2"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "status"),
+    [
+        ([ASKED], 200),
+        ([ASKED, CALLING, SECOND, FIRST], 200),
+        ([ASKED, CALLING, FIRST], 400),
+        ([ASKED, CALLING, FIRST, ASKED, SECOND], 400),
+        ([ASKED, CALLING, FIRST, SECOND, SECOND], 400),
+        ([ASKED, FIRST], 400),
+    ],
+)
+def test_the_desk_refuses_calls_without_results_and_results_without_calls_as_openai_does(
+    messages: list[dict[str, object]], status: int
+) -> None:
+    assert desk({"messages": messages}).status == status

@@ -1,0 +1,48 @@
+"""The peers' benchmark at its smallest: Bough and a bare loop, without a peer; the model answers at the wire."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.bench.peers import environments
+from tests.bench.peers.contestants import BOUGH, PEERS, RAW, Ground
+from tests.bench.peers.race import race, shapes
+
+
+async def test_bough_and_a_bare_loop_run_the_same_desk_and_every_turn_is_measured(tmp_path: Path) -> None:
+    report = await race(tmp_path, (RAW, BOUGH), shapes(2, at_once=2))
+    assert (report["failures"], report["left_out"]) == ([], [])
+    assert [one["name"] for one in report["results"]] == [RAW.name, BOUGH.name]
+    for result in report["results"]:
+        assert result["peak"] > 10
+        assert list(result["laps"]) == ["1 at a time", "2 at once"]
+        for turns, laps in zip((1, 2), result["laps"].values(), strict=True):
+            assert (laps["turns"], laps["failed"]) == (2 * turns, 0)
+            assert all(len(laps[name]) == 2 and min(laps[name]) > 0 for name in ("cpu", "p50", "first"))
+
+
+async def test_a_peer_that_cannot_be_installed_is_left_out_aloud_and_the_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(name: str) -> str:
+        raise environments.EnvironmentFailed("pip found no network")
+
+    monkeypatch.setattr(environments, "python_of", fail)
+    report = await race(tmp_path, (RAW, PEERS[0]), shapes(1, at_once=1))
+    assert [one["name"] for one in report["results"]] == [RAW.name]
+    assert report["left_out"] == ["openai-agents could not be installed. pip found no network"]
+    assert "LEFT OUT: openai-agents could not be installed. pip found no network\n" in capsys.readouterr().err
+
+
+async def test_a_contestant_that_does_not_start_is_left_out_with_what_it_wrote(tmp_path: Path) -> None:
+    broken = dataclasses.replace(RAW, name="broken", start=lambda ground: BOUGH.start(_nowhere(ground)))
+    report = await race(tmp_path, (RAW, broken), shapes(1, at_once=1))
+    assert [one["name"] for one in report["results"]] == [RAW.name]
+    assert len(report["left_out"]) == 1
+    assert report["left_out"][0].startswith("broken: A program ended before it served")
+
+
+def _nowhere(ground: Ground) -> Ground:
+    """The same ground with an address that no configuration takes."""
+    return dataclasses.replace(ground, base_url="nowhere")
