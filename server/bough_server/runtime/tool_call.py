@@ -234,7 +234,7 @@ class ToolCallEffect:
         output = text_of(result)
         error = result.error if result.HasField("error") else None
         execution.spans.pop(key).end(error=error, input=call.arguments_json, output=output)
-        await execution.writer.committed()
+        # Its end is not waited for: whatever its caller does with the result waits for a commit that includes it.
         return result
 
     async def _execute(
