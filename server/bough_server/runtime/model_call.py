@@ -113,7 +113,7 @@ async def _ask(
     await execution.writer.committed()
     ended = running.record.in_step(running.event(key, traced=traced), index)
     try:
-        response = await call.answer(request)
+        response = await call.answer(await _with_files(execution, request))
     except Exception as raised:  # not CancelledError: the cancellation records the end, from what the call noted
         error = as_run_error(raised)
         ended.attempt = call.attempt
@@ -131,6 +131,14 @@ async def _ask(
     execution.spans.pop(key).end(response=response, input=request.messages, output=[response.message])
     _complete_step(lane, effect, response)
     return response
+
+
+async def _with_files(execution: Execution, request: ModelRequest) -> ModelRequest:
+    """Return the request with the bytes of its files."""
+    if execution.files is None:
+        return request
+    messages = await execution.files.with_data(request.messages)
+    return request if messages is request.messages else replace(request, messages=messages)
 
 
 def _failed(running: RunningAgent, error: RunError, raised: Exception, *, is_sent: bool) -> event_pb2.LlmFailed:
