@@ -112,6 +112,21 @@ def by_reference(request: Requested) -> tuple[Requested, list[StoredBlob]]:
     return request, files
 
 
+def file_text(blob: message_pb2.Blob) -> str:
+    """Describe a file for people, in place of its bytes: `[image/png photo.png, 300 KB]`."""
+    named = " ".join(filter(None, (blob.media_type or "file", blob.filename)))
+    if blob.uri:
+        return f"[{named} at {blob.uri}]"
+    size = len(blob.data) or blob.size_bytes
+    return f"[{named}, {_size_text(size)}]" if size else f"[{named}]"
+
+
+def _size_text(size: int) -> str:
+    if size < 1_000:
+        return "1 byte" if size == 1 else f"{size} bytes"
+    return f"{size / 1_000:.0f} KB" if size < 999_500 else f"{size / 1_000_000:.1f} MB"
+
+
 async def referenced(request: Requested, *, most: int, field: str) -> tuple[Requested, list[StoredBlob]]:
     """Return what by_reference does, made in a thread if there is much to hash.
 
