@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from bough.v1.message_pb2 import Message, Part
     from bough_server.agents.function import agent
     from bough_server.app import serve
+    from bough_server.blobs import file_part
     from bough_server.errors import RunError
     from bough_server.functions import Snapshot, condition, input_builder, rewriter
     from bough_server.messages import text_of
@@ -28,6 +29,7 @@ __all__ = [
     "ToolContext",
     "agent",
     "condition",
+    "file_part",
     "input_builder",
     "rewriter",
     "serve",
@@ -46,6 +48,7 @@ _HOMES = {
     "ToolContext": "bough_server.tools.tool",
     "agent": "bough_server.agents.function",
     "condition": "bough_server.functions",
+    "file_part": "bough_server.blobs",
     "input_builder": "bough_server.functions",
     "rewriter": "bough_server.functions",
     "serve": "bough_server.app",

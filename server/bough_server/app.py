@@ -31,6 +31,7 @@ from bough_server.errors import ConfigurationError
 from bough_server.ids import new_uuid7
 from bough_server.interceptors.auth import current_principal
 from bough_server.interceptors.chain import interceptors
+from bough_server.interceptors.request_limits import most_bytes
 from bough_server.logs import configure_logging
 from bough_server.metrics import Metrics, open_metrics
 from bough_server.models.registry import ConfiguredModels, build_models
@@ -47,7 +48,7 @@ from bough_server.store.sql.store import Store, open_store
 from bough_server.telemetry import Tracing, make_provider
 
 RECEIVE_BYTES: Final = 8 * 1024 * 1024
-"""The most bytes of a request."""
+"""The most bytes of a request that brings no files."""
 
 CLOSE_SECONDS: Final = 1.0
 """Seconds that streams have to send their last messages after the runs have ended."""
@@ -56,7 +57,6 @@ MAX_PENDING_CALLS: Final = 1_000_000
 """The most calls that may wait for the event loop to take them; their requests are not read before."""
 
 _OPTIONS: Final = (
-    ("grpc.max_receive_message_length", RECEIVE_BYTES),
     # Two servers on one port would start without an error and share its calls.
     ("grpc.so_reuseport", 0),
     # With the default of five minutes the server closes quiet streams whose clients ping to keep them alive.
@@ -134,7 +134,11 @@ class App:
             stack.push_async_callback(runs.close)
             if recover and (found := await runs.recover()):
                 _log.info("recovering runs that an earlier server left open", runs=found)
-            server = aio.server(interceptors=interceptors(provider), options=_OPTIONS)
+            files = settings.server.max_files_bytes
+            received = ("grpc.max_receive_message_length", max(RECEIVE_BYTES, most_bytes(files)))
+            server = aio.server(
+                interceptors=interceptors(provider, max_files_bytes=files), options=(received, *_OPTIONS)
+            )
             _add_services(settings, server, runs=runs, store=store, dependencies=dependencies)
             app = cls(settings=settings, store=store, registry=registry, runs=runs, server=server, watchdog=watchdog)
             app.metrics, app.metrics_address = metrics, metrics_address
@@ -283,6 +287,7 @@ def _run_dependencies(
         clock=clock,
         defaults=_defaults(settings),
         worker=new_uuid7(clock.now_ns()),
+        max_files_bytes=settings.server.max_files_bytes,
     )
 
 
@@ -313,7 +318,11 @@ def _add_services(
     )
     catalog_service_pb2_grpc.add_CatalogServiceServicer_to_server(catalog, server)
     sessions = SessionService(
-        sessions=store.sessions, changing=dependencies.session_locks, principal=current_principal, clock=clock
+        sessions=store.sessions,
+        blobs=store.blobs,
+        changing=dependencies.session_locks,
+        principal=current_principal,
+        clock=clock,
     )
     session_service_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
     if settings.server.reflection:

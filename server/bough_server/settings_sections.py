@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from bough.v1 import policy_pb2
+from bough_server.blobs import MAX_FILES_BYTES
 from bough_server.documents import DURATION, FieldPath, parse_duration, suggestion
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
@@ -64,6 +65,8 @@ class ServerSection(Section):
     """Whether the server may listen on another address than loopback, although calls are neither encrypted nor
     authenticated.
     """
+    max_files_bytes: Annotated[int, Field(ge=0, le=256 * 1024 * 1024, strict=True)] = MAX_FILES_BYTES
+    """The most bytes of all files of one message or one tool's result; the default is 16 MiB."""
     drain_grace: Seconds = 10.0
     """How long model and tool calls in flight may take to end when the server stops."""
 

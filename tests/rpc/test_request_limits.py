@@ -142,7 +142,7 @@ async def test_a_request_that_is_too_large_is_refused_without_being_parsed(metho
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     info, bad_request = status_details(error)
     assert info == ErrorInfo(reason="INVALID_REQUEST", domain="bough.dev")
-    hint = " Pass large content by reference (a blob's uri)." if method == "Run" else ""
+    hint = " Send large content as a file (a blob)." if method == "Run" else ""
     said = f"{method}Request is {most + 1:,} bytes and may be {most // 1024:,} KiB.{hint}"
     assert bad_request == BadRequest(
         field_violations=[BadRequest.FieldViolation(field=field, description=said, reason="INVALID_REQUEST")]

@@ -157,7 +157,7 @@ async def test_lanes_are_told_what_was_before_the_fork(tmp_path: Path) -> None:
 
 
 async def test_files_of_a_message_that_a_template_names_come_along(tmp_path: Path) -> None:
-    picture = message_pb2.Part(blob=message_pb2.Blob(media_type="image/png", data=b"x"))
+    picture = message_pb2.Part(blob=message_pb2.Blob(media_type="image/png", data=b"x", size_bytes=1))
     build = input_builder(name="build")(lambda _: message_pb2.Message(parts=[message_pb2.Part(text="See."), picture]))
     team = [sequence("s", link("t", function="build")), sequence("t", link("a", "{{input}} {{input}}", history=BLIND))]
     heard: list[ModelRequest] = []

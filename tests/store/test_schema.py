@@ -1,6 +1,7 @@
 """The schema of a database file: made, migrated, refused."""
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from bough_server.blobs import StoredBlob
 from bough_server.errors import ConfigurationError
 from bough_server.store.sql import migrations
 from bough_server.store.sql.database import DatabaseStatus, database_status, exclusive_engine, upgrade_database
@@ -19,6 +21,7 @@ from bough_server.store.sql.database_path import database_path
 from bough_server.store.sql.rebuild import rebuild_projections
 from bough_server.store.sql.store import open_store
 from bough_server.store.sql.tables import metadata
+from tests.store.logs import ANNE, Made
 
 
 def _execute(url: str, statement: str) -> None:
@@ -187,3 +190,17 @@ def test_a_url_that_names_no_file_is_refused(url: str) -> None:
 )
 def test_a_url_is_a_path_or_sqlite_and_a_path(url: str, path: str) -> None:
     assert database_path(url) == Path(path)
+
+
+async def test_a_database_of_before_files_is_upgraded_and_keeps_them_from_then_on(url: str) -> None:
+    config = _migrations()
+    with exclusive_engine(url) as (engine, _), engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0007")
+    assert database_status(url).revision == "0007"
+    run, file = Made(), StoredBlob(sha256="ab", media_type="image/png", data=b"photo")
+    async with open_store(url) as store:
+        new = run.new()
+        await store.log.create(replace(new, first=replace(new.first, blobs=[file])))
+        assert (await store.blobs.read(ANNE, run.session_id, "ab")).data == b"photo"
+    assert database_status(url).revision == migrations.HEAD

@@ -23,6 +23,7 @@ from bough_server import events
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.agents.registry import ListedModels, Registry
 from bough_server.clock import Clock, SystemClock
+from bough_server.engine.files import FileCache, SessionFiles
 from bough_server.functions import Function
 from bough_server.metrics import Metrics
 from bough_server.runs.admission import RunDefaults
@@ -186,7 +187,13 @@ class RunHarness:
         tools = {name: untouchable(tool) for name, tool in ours.tools.items()}
         resolver = replace(ours, tools=tools, models=UntouchableModels())
         return await replay(
-            log, resolver=resolver, tracing=self.tracing, clock=self.clock, session=session, patience=patience
+            log,
+            resolver=resolver,
+            tracing=self.tracing,
+            clock=self.clock,
+            session=session,
+            files=SessionFiles(self.store.blobs, FileCache(), ME, log[0].session_id),
+            patience=patience,
         )
 
 

@@ -177,3 +177,32 @@ def test_further_settings_must_be_an_object_that_leaves_the_request_alone(extra:
     with pytest.raises(BadSettings) as raised:
         chat_body(asking(settings=model_pb2.ModelSettings(extra_json=extra)), model="m")
     assert str(raised.value) == said_of_it
+
+
+def test_the_files_of_results_come_after_all_results_in_a_message_of_the_users() -> None:
+    made = [call("c1", "look", "{}"), call("c2", "read", "{}"), call("c3", "hear", "{}")]
+    parts = [
+        [message_pb2.Part(text="A tree."), blob("image/png", data=b"png", filename="t.png")],
+        [message_pb2.Part(text="No image.")],
+        [blob("audio/ogg", data=b"png")],
+    ]
+    results = [message_pb2.ToolResult(call=one, parts=own) for one, own in zip(made, parts, strict=True)]
+    messages = [
+        message_pb2.Message(role=message_pb2.ROLE_TOOL, parts=[message_pb2.Part(tool_result=result)])
+        for result in results
+    ]
+    files = {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "[files of look]"},
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}},
+        ],
+    }
+    sent = [
+        {"role": "tool", "tool_call_id": "c1", "content": "A tree.\n[image/png 't.png', shown below]"},
+        {"role": "tool", "tool_call_id": "c2", "content": "No image."},
+        {"role": "tool", "tool_call_id": "c3", "content": "[audio/ogg of 3 bytes, not shown]"},
+        files,
+    ]
+    assert chat_messages("", messages) == sent
+    assert chat_messages("", [*messages, assistant("Yes.")]) == [*sent, {"role": "assistant", "content": "Yes."}]

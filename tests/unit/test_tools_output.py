@@ -93,9 +93,16 @@ def test_parts_share_the_room_for_text() -> None:
     assert sum(len(part.text.encode()) for part in parts) <= MAX_TEXT_BYTES
 
 
-def test_blobs_that_do_not_fit_are_refused_with_what_to_do() -> None:
-    with pytest.raises(RunError, match="should return the uri of a blob instead of its data") as refused:
-        result_parts([Part(blob=message_pb2.Blob(data=bytes(1024 * 1024)))])
+def test_the_data_of_files_does_not_count() -> None:
+    parts = [Part(blob=message_pb2.Blob(data=bytes(5 * 1024 * 1024)))]
+    assert result_parts(parts) == parts
+
+
+def test_parts_that_do_not_fit_are_refused_with_what_to_do() -> None:
+    with pytest.raises(
+        RunError, match=r"besides the data of files, .* It should return large content as a file"
+    ) as refused:
+        result_parts([Part(text="see", metadata_json='{"a":"' + "x" * 1024 * 1024 + '"}')])
     assert refused.value.reason == error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE
 
 

@@ -46,7 +46,11 @@ def text(value: str) -> message_pb2.Part:
         ([text('He said "é"')], '"He said \\"é\\""'),
         ([text("one"), text(" two"), message_pb2.Part(data_json="3")], '"one two3"'),
         ([message_pb2.Part(blob=message_pb2.Blob(uri="s3://x", media_type="image/png"))], '"s3://x"'),
-        ([message_pb2.Part(blob=message_pb2.Blob(data=b"1", media_type="image/png"))], '"image/png"'),
+        ([message_pb2.Part(blob=message_pb2.Blob(data=b"1", media_type="image/png"))], '"[image/png, 1 byte]"'),
+        (
+            [message_pb2.Part(blob=message_pb2.Blob(sha256="ab", media_type="image/png", size_bytes=300_200))],
+            '"[image/png, 300 KB]"',
+        ),
         ([], '""'),
     ],
 )

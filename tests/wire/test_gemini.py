@@ -167,7 +167,7 @@ async def test_a_failed_result_and_its_image_are_sent_apart(tmp_path: Path) -> N
     async with PROVIDER.talking(tmp_path) as (model, server):
         await answer(model, asking(user("a"), assistant("", made), results, tools=[LOOKUP]))
     result, files = server.requests[0]["contents"][2:]
-    said = "Error: No such word.\n[image/png of 3 bytes, not shown]"
+    said = "Error: No such word.\n[image/png, shown below]"
     assert result["parts"] == [{"functionResponse": {"id": "c1", "name": "lookup", "response": {"error": said}}}]
     assert files["parts"] == [
         {"text": "[files of lookup]"},
@@ -372,3 +372,25 @@ def test_importing_the_adapter_does_not_import_the_package() -> None:
     names = "[n for n in sys.modules if n in ('google.genai', 'httpx2')]"
     code = f"import sys, bough_server.models.registry; print({names})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+async def test_the_files_of_parallel_calls_come_after_all_their_results(tmp_path: Path) -> None:
+    """The API refuses results of one answer's calls that are not all in one message."""
+    made = [call("c1", "lookup", "{}"), call("c2", "lookup", "{}")]
+    parts = [[message_pb2.Part(text="One."), IMAGE], [IMAGE]]
+    results = [
+        message_pb2.Message(
+            role=message_pb2.ROLE_TOOL,
+            parts=[message_pb2.Part(tool_result=message_pb2.ToolResult(call=one, parts=own))],
+        )
+        for one, own in zip(made, parts, strict=True)
+    ]
+    async with talking(tmp_path) as (model, server):
+        await answer(model, asking(user("a"), assistant("", *made), *results, user("b"), tools=[LOOKUP]))
+    answered, files = server.requests[0]["contents"][2:]
+    assert [part["functionResponse"]["response"]["output"] for part in answered["parts"]] == [
+        "One.\n[image/png, shown below]",
+        "[image/png, shown below]",
+    ]
+    image = {"inlineData": {"mimeType": "image/png", "data": "cG5n"}}
+    assert files["parts"] == [{"text": "[files of lookup]"}, image, {"text": "[files of lookup]"}, image, {"text": "b"}]

@@ -307,3 +307,22 @@ async def test_the_call_goes_on_from_one_api_with_the_other(tmp_path: Path) -> N
         await models.close()
     assert answer_of(log) == TEXT
     assert [event.llm_retrying.next_model for event in having(log, "llm_retrying")] == ["responses"]
+
+
+async def test_the_files_of_a_result_are_in_its_output() -> None:
+    made = call("c1", "lookup", "{}")
+    image = message_pb2.Blob(media_type="image/png", data=b"png")
+    parts = [message_pb2.Part(text="A tree."), message_pb2.Part(blob=image)]
+    failed = message_pb2.ToolResult(call=made, parts=parts, error=error_pb2.AgentError(message="Too dark."))
+    said = message_pb2.Message(role=message_pb2.ROLE_TOOL, parts=[message_pb2.Part(tool_result=failed)])
+    async with talking("plain") as (model, server):
+        await answer(model, asking(user("Look."), assistant("", made), said))
+    assert server.requests[0]["input"][-1] == {
+        "type": "function_call_output",
+        "call_id": "c1",
+        "output": [
+            {"type": "input_text", "text": "Error: Too dark."},
+            {"type": "input_text", "text": "A tree."},
+            {"type": "input_image", "image_url": "data:image/png;base64,cG5n", "detail": "auto"},
+        ],
+    }

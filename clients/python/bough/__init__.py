@@ -27,7 +27,7 @@ from bough.errors import (
     SessionBusy,
     Unavailable,
 )
-from bough.messages import text_of, user_message
+from bough.messages import file_part, text_of, user_message
 from bough.rejoining import NO_REJOINING, Rejoining
 from bough.stream import RunStream
 from bough.sync import Client
@@ -69,6 +69,7 @@ __all__ = [
     "approve",
     "collect",
     "collect_sync",
+    "file_part",
     "refuse",
     "reply",
     "text_of",

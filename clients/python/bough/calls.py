@@ -49,6 +49,17 @@ class Calls:
         self.contact.is_made = True
         return response
 
+    async def stream(
+        self, method: aio.UnaryStreamMultiCallable[Request, Response], request: Request
+    ) -> AsyncIterator[Response]:
+        """Yield the responses of a call; raises CallFailed."""
+        try:
+            async for response in method(request, timeout=self.timeout, wait_for_ready=self.wait_for_ready):
+                self.contact.is_made = True
+                yield response
+        except aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+
     async def pages(
         self,
         method: aio.UnaryUnaryMultiCallable[PagedRequest, PagedResponse],
@@ -81,6 +92,17 @@ class SyncCalls:
             raise from_rpc_error(error) from None
         self.contact.is_made = True
         return response
+
+    def stream(
+        self, method: "grpc.UnaryStreamMultiCallable[Request, Response]", request: Request
+    ) -> Iterator[Response]:
+        """Yield the responses of a call; raises CallFailed."""
+        try:
+            for response in method(request, timeout=self.timeout, wait_for_ready=self.wait_for_ready):
+                self.contact.is_made = True
+                yield response
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
 
     def pages(
         self,

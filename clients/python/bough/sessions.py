@@ -70,6 +70,11 @@ class Sessions:
         request = requests.update_state_request(session_id, changes)
         return (await self._calls.call(self._stub.UpdateSessionState, request)).state_json
 
+    async def read_blob(self, session_id: str, sha256: str) -> bytes:
+        """Return the bytes of a file that a message or an event of the session names by this hash. Raises NotFound."""
+        request = session_service_pb2.ReadBlobRequest(session_id=session_id, sha256=sha256)
+        return b"".join([piece.data async for piece in self._calls.stream(self._stub.ReadBlob, request)])
+
 
 class SyncSessions:
     """Calls of the SessionService, for programs without an event loop."""
@@ -128,3 +133,8 @@ class SyncSessions:
         """
         request = requests.update_state_request(session_id, changes)
         return self._calls.call(self._stub.UpdateSessionState, request).state_json
+
+    def read_blob(self, session_id: str, sha256: str) -> bytes:
+        """Return the bytes of a file that a message or an event of the session names by this hash. Raises NotFound."""
+        request = session_service_pb2.ReadBlobRequest(session_id=session_id, sha256=sha256)
+        return b"".join(piece.data for piece in self._calls.stream(self._stub.ReadBlob, request))

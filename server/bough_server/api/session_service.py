@@ -1,7 +1,8 @@
 """SessionService: sessions, their messages and their state."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from typing import Final
 
 from grpc import aio
 
@@ -13,16 +14,26 @@ from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.ids import new_uuid7
 from bough_server.runs.dependencies import SessionLocks
 from bough_server.session_state import KEY, MAX_DEPTH, is_key, is_value
-from bough_server.store.ports import Principal, Sessions
+from bough_server.store.ports import Blobs, Principal, Sessions
+
+PIECE_BYTES: Final = 1024 * 1024
+"""The most bytes of a file in one response."""
 
 
 class SessionService(session_service_pb2_grpc.SessionServiceServicer):
     """Creates, changes and lists sessions."""
 
     def __init__(
-        self, *, sessions: Sessions, changing: SessionLocks, principal: Callable[[], Principal], clock: Clock
+        self,
+        *,
+        sessions: Sessions,
+        blobs: Blobs,
+        changing: SessionLocks,
+        principal: Callable[[], Principal],
+        clock: Clock,
     ) -> None:
-        self._sessions, self._changing, self._principal, self._clock = sessions, changing, principal, clock
+        self._sessions, self._blobs, self._changing = sessions, blobs, changing
+        self._principal, self._clock = principal, clock
 
     async def CreateSession(
         self,
@@ -110,6 +121,21 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         async with self._changing.hold(principal, request.session_id):
             state_json = await self._sessions.update_state(principal, request.session_id, request.state_changes)
         return pb.UpdateSessionStateResponse(state_json=state_json or "{}")
+
+    async def ReadBlob(
+        self, request: pb.ReadBlobRequest, context: aio.ServicerContext[pb.ReadBlobRequest, pb.ReadBlobResponse]
+    ) -> AsyncGenerator[pb.ReadBlobResponse, None]:
+        """Stream a file of a session."""
+        principal, sent, size = self._principal(), 0, 1
+        while sent < size:
+            read = self._blobs.read(principal, request.session_id, request.sha256, offset=sent, count=PIECE_BYTES)
+            piece = await read
+            size = piece.size
+            response = pb.ReadBlobResponse(data=piece.data)
+            if not sent:
+                response.size_bytes, response.media_type = size, piece.media_type
+            yield response
+            sent += len(piece.data)
 
 
 def _digest(request: pb.CreateSessionRequest) -> str:

@@ -29,7 +29,7 @@ from bough_server.cli.options import Display, Output, View
 from bough_server.cli.output import Screen, forgive_encoding, json_line, print_line, print_lines, terminal
 from bough_server.cli.prompts import Dialog, TerminalDialog, ask_all, is_terminal
 from bough_server.cli.render.format import error_text, printable
-from bough_server.cli.render.notes import cancelled_text
+from bough_server.cli.render.notes import cancelled_text, file_texts
 from bough_server.cli.render.plain import plain_line
 from bough_server.cli.render.questions import waiting_lines
 from bough_server.cli.render.tree import tree_lines
@@ -274,7 +274,8 @@ async def print_outcome(
     Errors that are on standard output already, `said`, are not repeated there.
     """
     if run.message is not None and answer and output in (Output.LIVE, Output.ANSWER):
-        _print_answer(text_of(run.message), apart=output is Output.LIVE)
+        answer_text = "\n".join(filter(None, (text_of(run.message), *file_texts(run.message))))
+        _print_answer(answer_text, apart=output is Output.LIVE)
     if run.state == execution_pb2.EXECUTION_STATE_FAILED and run.error is not None:
         print_stderr(f"The run failed: {error_text(run.error, said if _is_one_place() else ())}")
     if run.state == execution_pb2.EXECUTION_STATE_CANCELLED:

@@ -9,13 +9,14 @@ from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import RunArgument, Target, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from bough import AsyncClient
     from bough.v1 import agent_pb2, event_pb2, message_pb2
     from bough_server.agents.registry import Registry
+    from bough_server.engine.files import SessionFiles
     from bough_server.runtime.agent import Resolver
-    from bough_server.store.ports import StoredMessage
+    from bough_server.store.ports import BlobPiece, Principal, StoredMessage
 
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Replay even with agents other than those the run started with.")
@@ -48,9 +49,15 @@ async def _replay(target: Target, text: str, *, is_forced: bool) -> ExitCode:
         log = await _log(connection.client, run_id)
         session = await _session(connection.client, log)
         agents = await _agents(connection.client, log, registry_of(Settings.load(target.config)))
-    resolver = offline_resolver(log, agents, is_forced=is_forced)
-    tracing = Tracing(make_provider(export=False))
-    replayed = await replay_log(log, resolver=resolver, tracing=tracing, clock=SystemClock(), session=session)
+        resolver = offline_resolver(log, agents, is_forced=is_forced)
+        replayed = await replay_log(
+            log,
+            resolver=resolver,
+            tracing=Tracing(make_provider(export=False)),
+            clock=SystemClock(),
+            session=session,
+            files=_files(connection.client, log[0].session_id),
+        )
     results = f"{counted(replayed.results, 'recorded result')} replayed"
     if replayed.divergence:
         print_line(f"run {run_id} diverges: {replayed.divergence}")
@@ -91,6 +98,33 @@ async def _agents(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]", 
             with suppress(NotFound):
                 fetched.append((await client.catalog.get_agent(ref.name, revision=ref.revision)).definition)
     return overlaid(registry.resolver, fetched)
+
+
+def _files(client: "AsyncClient", session_id: str) -> "SessionFiles":
+    from bough_server.engine.files import FileCache, SessionFiles
+    from bough_server.store.ports import Principal
+
+    return SessionFiles(_ServerFiles(client), FileCache(), Principal(tenant_id="", user_id=""), session_id)
+
+
+class _ServerFiles:
+    """The files of sessions, read from the server, which knows the caller."""
+
+    def __init__(self, client: "AsyncClient") -> None:
+        self._client = client
+
+    async def read(
+        self, principal: "Principal", session_id: str, sha256: str, *, offset: int = 0, count: int | None = None
+    ) -> "BlobPiece":
+        """See Blobs; always returns the whole file."""
+        from bough_server.store.ports import BlobPiece
+
+        data = await self._client.sessions.read_blob(session_id, sha256)
+        return BlobPiece(data=data, size=len(data), media_type="")
+
+    async def missing(self, principal: "Principal", session_id: str, sha256s: "Collection[str]") -> "Collection[str]":
+        """See Blobs; what is missing is found when it is read."""
+        return ()
 
 
 async def _session(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]") -> "Sequence[StoredMessage]":

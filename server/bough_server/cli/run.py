@@ -73,6 +73,12 @@ DefinitionsOption = Annotated[
 ]
 
 
+FileOption = Annotated[
+    list[Path] | None,
+    typer.Option("--file", metavar="PATH", help="An image or another file to send with the message."),
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunArguments:
     """The arguments of `bough run`."""
@@ -83,6 +89,7 @@ class RunArguments:
     create_session: bool
     request_id: str
     policy: "policy_pb2.RunPolicy"
+    files: Sequence[Path] = ()
     definitions: Sequence[Path] = ()
     model: str = ""
 
@@ -91,6 +98,7 @@ def run(
     context: typer.Context,
     agent: AgentArgument,
     text: TextArgument,
+    file: FileOption = None,
     session: SessionOption = "",
     continues: ContinueOption = False,
     create_session: CreateSessionOption = False,
@@ -122,6 +130,7 @@ def run(
         create_session=create_session,
         request_id=request_id,
         policy=policy_of(delta, on_disconnect, on_busy),
+        files=file or (),
         definitions=definitions or (),
         model=model,
     )
@@ -141,17 +150,19 @@ def _read_input() -> str:
 
 
 async def _run(target: Target, arguments: RunArguments, display: Display, *, default_model: str | None) -> ExitCode:
+    from bough import file_part, user_message
     from bough_server.cli.connection import connected
     from bough_server.cli.conversions import view_of
     from bough_server.cli.follow import follow_and_report
 
     text = _read_input() if arguments.text == "-" else arguments.text
+    message = user_message(text, *map(file_part, arguments.files))
     sources = _sources(arguments.definitions)
     async with connected(target, default_model=default_model, is_silent=True) as connection:
         client = connection.client
         stream = client.run(
             arguments.agent,
-            text,
+            message,
             session_id=await _session_id(client, arguments),
             on_missing_session=_on_missing_session(arguments),
             request_id=arguments.request_id,

@@ -1,7 +1,10 @@
 """`bough sessions`: list and show sessions, their messages and their session state, and change that state."""
 
+import asyncio
+import sys
 from collections.abc import Sequence
-from typing import Annotated, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -9,6 +12,19 @@ from bough_server.cli.commands import command
 from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import JsonOption, LimitOption, SessionArgument, Target, target_of
 
+if TYPE_CHECKING:
+    from bough import AsyncClient
+
+_HASH_DIGITS: Final = 64
+
+FileArgument = Annotated[
+    str,
+    typer.Argument(metavar="SHA256", help="The file's hash or its beginning; `bough sessions messages` shows it."),
+]
+OutputFileOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="PATH", help="Where to write it.  [default: standard output]"),
+]
 StateJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 _JSON_SPACE: Final = str.maketrans("\r\n\t", "   ")
@@ -61,6 +77,52 @@ def set_state(
 ) -> None:
     """Set or delete values of the session state, all or none, and print it; refused while a run holds the session."""
     finish(_set(target_of(context), session, values=values or [], deleted=delete or [], json=json))
+
+
+@command(sessions, "file")
+def read_file(
+    context: typer.Context,
+    session: SessionArgument,
+    sha256: FileArgument,
+    output: OutputFileOption = None,
+) -> None:
+    """Write an image or another file of a session's messages to a file or to standard output."""
+    finish(_read_file(target_of(context), session, sha256, output=output))
+
+
+async def _read_file(target: Target, text: str, sha256: str, *, output: Path | None) -> ExitCode:
+    from bough_server.cli.connection import connected, resolve_session
+
+    if output is None and sys.stdout.isatty():
+        raise ConfigurationError("A terminal cannot show a file: name one with --output, or redirect the output.")
+    async with connected(target, is_reading=True) as connection:
+        session_id = await resolve_session(connection.client, text)
+        whole = await _whole_hash(connection.client, session_id, sha256)
+        data = await connection.client.sessions.read_blob(session_id, whole)
+    if output is not None:
+        await asyncio.to_thread(output.write_bytes, data)
+    else:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    return ExitCode.YES
+
+
+async def _whole_hash(client: "AsyncClient", session_id: str, sha256: str) -> str:
+    """Return the hash that begins like this among those of a session's messages; a whole one as it is."""
+    from bough_server.blobs import blobs_in
+
+    if len(sha256) == _HASH_DIGITS:
+        return sha256
+    messages = client.sessions.list_messages(session_id)
+    hashes = {blob.sha256 async for message in messages for blob in blobs_in(message.parts)}
+    found = sorted(each for each in hashes if each and each.startswith(sha256))
+    if len(found) != 1:
+        problem = f"{len(found)} files" if found else "no file"
+        raise ConfigurationError(
+            f"The messages of the session {session_id} have {problem} whose hash begins with {sha256!r}: "
+            "`bough sessions messages` shows them; a whole hash also finds files that are only in events."
+        )
+    return found[0]
 
 
 async def _list(target: Target, *, limit: int, json: bool) -> ExitCode:

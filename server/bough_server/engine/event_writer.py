@@ -13,6 +13,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from bough.v1 import event_pb2
 from bough_server import events
+from bough_server.blobs import StoredBlob, event_by_reference
 from bough_server.engine import keys
 from bough_server.engine.journal import EventIdentity, Journal, identity_of
 from bough_server.engine.open_invocations import Invocations, OpenStep
@@ -210,6 +211,11 @@ class EventWriter:
             if identity not in self._observed and keys.covers(scope, event.effect_key):
                 self.observe(event)
 
+    def keep(self, files: Sequence[StoredBlob]) -> None:
+        """Store files with the next event that is recorded; in an offline replay nothing is stored."""
+        if self._recorder is not None and files:
+            self._recorder.keep(files)
+
     async def committed(self) -> None:
         """Wait until everything recorded so far is committed. Raises what the append raised."""
         if self._recorder is not None:
@@ -251,7 +257,8 @@ class EventWriter:
         recorded = self.journal.recorded.get(identity_of(event))
         if recorded is None:
             return False
-        if not same_event(event, recorded):
+        # Logs of before the server kept files hold the bytes of those that agents' code made.
+        if not same_event(event, recorded) and not same_event(event, event_by_reference(recorded)):
             raise NonDeterministic(
                 f"The replay's {events.name_of(event)} of the effect {event.effect_key!r} differs from the one at "
                 f"sequence {recorded.sequence}."

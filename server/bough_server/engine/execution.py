@@ -9,18 +9,21 @@ from typing import Any
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server import ids
+from bough_server.blobs import MAX_FILES_BYTES, data_size, take_data
 from bough_server.clock import Clock
 from bough_server.engine import keys
 from bough_server.engine.barrier import ReplayBarrier
 from bough_server.engine.cancellation import Cancellation
 from bough_server.engine.concurrency import ConcurrencyLimiter
 from bough_server.engine.event_writer import EventWriter
+from bough_server.engine.files import SessionFiles, check_files, without_data
 from bough_server.engine.input_requests import PendingInputs, expired, received
 from bough_server.engine.journal import Journal
 from bough_server.engine.keys import RunInfo
 from bough_server.engine.recorder import Recorder
 from bough_server.engine.scheduler import Scheduler
 from bough_server.errors import NonDeterministic, RunError, ServerStopping, text_of_error
+from bough_server.messages import copy_of
 from bough_server.metrics import Metrics
 from bough_server.tasks import AbandonedTasks
 from bough_server.telemetry import Traced, Tracing
@@ -40,8 +43,11 @@ class Execution:
         default_deltas: policy_pb2.DeltaPolicy | None = None,
         metrics: Metrics | None = None,
         abandoned: AbandonedTasks | None = None,
+        files: SessionFiles | None = None,
     ) -> None:
         self.facts = facts
+        self.files = files
+        """The files of the session; None in an offline replay that has none."""
         self.session = facts.session
         """The session's messages up to the run's cut; of a queued run not known before it starts."""
         begun = journal.dequeued.run_dequeued if journal.dequeued is not None else facts.started.run_started
@@ -123,6 +129,34 @@ class Execution:
             is_start = event.HasField("sub_agent_started")  # its own invocation is not open yet: check its caller
             self.refuse(event.parent_invocation_id if is_start else event.invocation_id, event.effect_key)
         self.writer.emit(*batch)
+
+    def keep_files(self, message: message_pb2.Message) -> message_pb2.Message:
+        """Return a message of operators' code that names its files by their hashes; they are stored with its event.
+
+        Raises RunError OUTPUT_TOO_LARGE.
+        """
+        plain, files = without_data(message, most=self.max_files_bytes)
+        self.writer.keep(files)
+        return plain
+
+    async def keep_parts(self, parts: Sequence[message_pb2.Part]) -> Sequence[message_pb2.Part]:
+        """Return a tool's parts that name their files by their hashes; the files are stored with its event.
+
+        Raises RunError OUTPUT_TOO_LARGE.
+        """
+        size = data_size(parts)
+        if not size:
+            return parts
+        check_files(size, self.max_files_bytes)
+        plain = [copy_of(part) for part in parts]  # a tool may return the same parts again
+        # In a thread: hashing some megabytes would hold up all runs.
+        self.writer.keep(await asyncio.to_thread(take_data, plain))
+        return plain
+
+    @property
+    def max_files_bytes(self) -> int:
+        """The bytes that all files of one message may have."""
+        return self.files.most if self.files is not None else MAX_FILES_BYTES
 
     async def reach_end(self, scope: str) -> None:
         """Wait, in a replay, until an invocation's end is due; in a cancelled scope that is never."""

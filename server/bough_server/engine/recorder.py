@@ -12,6 +12,7 @@ from typing import Final
 
 from bough.v1 import event_pb2
 from bough_server import events
+from bough_server.blobs import StoredBlob
 from bough_server.clock import Clock
 from bough_server.engine.run_log import log_events
 from bough_server.store.ports import EventLog, Record
@@ -72,6 +73,8 @@ class Recorder:
         """Done when the newest batch is committed; None before the first."""
         self._timer: asyncio.TimerHandle | None = None
         """Submits the open batch; None if there is none, or its submission is scheduled already."""
+        self._files: list[StoredBlob] = []
+        """Files to store with the next event."""
         self._waiting_bytes = 0
         """Bytes that are not committed yet, the open batch included."""
         self.failure: BaseException | None = None
@@ -90,6 +93,10 @@ class Recorder:
                 self._begun.pop(event.effect_key, None)
         self._append(batch)
         log_events(self._run_id, batch)
+
+    def keep(self, files: Sequence[StoredBlob]) -> None:
+        """Store files with the next event that is recorded: no event may refer to one that is not stored."""
+        self._files.extend(files)
 
     def delta(self, chunk: DeltaChunk, coalescing: DeltaCoalescing, make: Callable[[], event_pb2.AgentEvent]) -> bool:
         """Buffer a chunk of streamed text; return True if the producer has to await `room` before the next.
@@ -180,6 +187,12 @@ class Recorder:
             self._last = loop.create_future()
             self._timer = loop.call_later(MAX_DELAY, self._submit)
         now = self._clock.now_ns()
+        files: Sequence[StoredBlob] = ()
+        if self._files and batch:
+            files, self._files = tuple(self._files), []
+            size = sum(len(file.data or b"") for file in files)
+            self._batch_bytes += size
+            self._waiting_bytes += size
         for event in batch:
             self._sequence += 1
             event.sequence = self._sequence
@@ -189,7 +202,8 @@ class Recorder:
             # Counted before it is submitted: a producer that never yields keeps the loop from submitting anything.
             self._waiting_bytes += len(data)
             kind = events.kind_of(event)
-            self._batch.append(Record(sequence=self._sequence, kind=kind, data=data, event=event))
+            self._batch.append(Record(sequence=self._sequence, kind=kind, data=data, event=event, blobs=files))
+            files = ()
 
     def _submit(self) -> None:
         records, size, done = self._batch, self._batch_bytes, self._last

@@ -10,6 +10,7 @@ from opentelemetry.instrumentation.grpc import aio_server_interceptor
 from opentelemetry.sdk.trace import TracerProvider
 from structlog import contextvars
 
+from bough_server.blobs import MAX_FILES_BYTES
 from bough_server.interceptors.auth import Authentication
 from bough_server.interceptors.errors import Errors
 from bough_server.interceptors.handlers import Continuation, Handler, is_ours
@@ -27,7 +28,9 @@ _LONGEST_METHOD: Final = 128
 """Callers choose it, if there is no such method."""
 
 
-def interceptors(provider: TracerProvider) -> Sequence[aio.ServerInterceptor]:
+def interceptors(
+    provider: TracerProvider, *, max_files_bytes: int = MAX_FILES_BYTES
+) -> Sequence[aio.ServerInterceptor]:
     """Return the server's interceptors, outermost first.
 
     Errors is inside tracing, because spans would otherwise record failed calls as successful. StreamOwner is directly
@@ -40,7 +43,7 @@ def interceptors(provider: TracerProvider) -> Sequence[aio.ServerInterceptor]:
         LogContext(),
         Errors(),
         Authentication(),
-        Validation(),
+        Validation(max_files_bytes),
         Parsing(),
     )
 

@@ -10,7 +10,9 @@ from typing import Final
 
 from google.protobuf.message import Message
 
+from bough_server.blobs import blobs_anywhere
 from bough_server.errors import FieldViolation
+from bough_server.interceptors.file_bytes import REQUESTS, file_bytes
 
 MAX_ITEMS: Final = 1_000
 """The most items of one list or map of a request; a field's own rules may allow fewer."""
@@ -19,12 +21,18 @@ MAX_ITEMS_IN_ALL: Final = 20_000
 """The most items of a request, nested ones included."""
 
 MAX_BYTES: Final = 1024 * 1024
-"""The most bytes of a request that has no other bound. Inputs are bounded further once they are parsed."""
+"""The most bytes of a request that has no other bound. Inputs are bounded further once they are parsed.
 
-_MAX_BYTES_OF: Final[Mapping[str, int]] = {"ResumeRunRequest": 2 * MAX_BYTES}
+The bytes of files in inputs and results do not count: their bound is a separate one.
+"""
+
+_MAX_BYTES_OF: Final[Mapping[str, int]] = {"ResumeRunRequest": 2 * MAX_BYTES, "AggregateEventsRequest": 8 * MAX_BYTES}
 
 _UNBOUNDED: Final = frozenset({"AggregateEventsRequest"})
-"""Requests of a stream that its service bounds as a whole."""
+"""Requests of a stream whose items its service bounds as a whole."""
+
+_FRAMES_BYTES: Final = 64 * 1024
+"""Room for the tags and lengths around files, and for gRPC's own."""
 
 _BULK: Final[Mapping[str, str]] = {
     "RunRequest": "input.parts",
@@ -49,27 +57,45 @@ class TooLarge:
 
     request: str
     size: int
+    """The bytes besides those of files."""
+    files_size: int = 0
+    max_files_bytes: int = 0
 
     def violation(self) -> FieldViolation:
         """Return the violation for the caller, at the field that holds most of such a request's bytes."""
-        description = f"{self.request} is {self.size:,} bytes and may be {_max_bytes(self.request) // 1024:,} KiB."
-        if self.request == "RunRequest":
-            description += " Pass large content by reference (a blob's uri)."
+        if self.files_size > self.max_files_bytes:
+            description = (
+                f"has {self.files_size:,} bytes of files; a message may have {self.max_files_bytes:,} "
+                "(server.max_files_bytes)."
+            )
+        else:
+            most = _max_bytes(self.request) // 1024
+            description = f"{self.request} is {self.size:,} bytes and may be {most:,} KiB."
+            if self.request == "RunRequest":
+                description += " Send large content as a file (a blob)."
         return FieldViolation(field=_BULK.get(self.request, ""), description=description)
 
 
-def bounded(method: str, parse: Callable[[bytes], Message]) -> Callable[[bytes], Message | TooLarge]:
+def most_bytes(max_files_bytes: int) -> int:
+    """Return the most bytes of any request that can be accepted, if the files of a message may have so many."""
+    return max(_MAX_BYTES_OF.values()) + max_files_bytes + _FRAMES_BYTES
+
+
+def bounded(
+    method: str, parse: Callable[[bytes], Message], *, max_files_bytes: int
+) -> Callable[[bytes], Message | TooLarge]:
     """Wrap the parser of a method so that a request that is too large becomes a TooLarge.
 
     The request's name follows from the method's: `/package.Service/Name` has `NameRequest`s.
     """
     request = method.rpartition("/")[2] + "Request"
-    if request in _UNBOUNDED:
-        return parse
 
     def parse_small(data: bytes) -> Message | TooLarge:
         if len(data) > _max_bytes(request):
-            return TooLarge(request=request, size=len(data))
+            files = file_bytes(data, REQUESTS[request]) if request in REQUESTS else 0
+            if files > max_files_bytes or len(data) - files > _max_bytes(request):
+                size = len(data) - files
+                return TooLarge(request=request, size=size, files_size=files, max_files_bytes=max_files_bytes)
         return parse(data)
 
     return parse_small
@@ -115,7 +141,11 @@ def _first_large(items: list[tuple[str, Message]], most: int | None) -> FieldVio
     if most is None:
         return None
     for path, item in items:
-        if (size := item.ByteSize()) > most:
+        if (size := item.ByteSize()) > most and (size := size - _data_size(item)) > most:
             description = f"is {size:,} bytes and may be {most // 1024:,} KiB"
             return FieldViolation(field=path, description=description)
     return None
+
+
+def _data_size(item: Message) -> int:
+    return sum(len(blob.data) for blob in blobs_anywhere(item))

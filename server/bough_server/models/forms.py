@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Final
 
 from bough.v1 import message_pb2
+from bough_server.blobs import blobs_in
 
 _MOST_FORMATS: Final = 2
 """The most formats that are kept: a message is usually sent to one model, or to it and its fallback."""
@@ -24,13 +25,21 @@ class JsonItems:
 class MessageForms:
     """The forms of one message, which must not change."""
 
-    __slots__ = ("_json", "message", "tokens")
+    __slots__ = ("_has_files", "_json", "message", "tokens")
 
     def __init__(self, message: message_pb2.Message) -> None:
         self.message = message
         self.tokens: int | None = None
         """Its estimated tokens; None until they have been counted."""
+        self._has_files: bool | None = None
         self._json: dict[Hashable, Sequence[bytes]] = {}
+
+    @property
+    def has_files(self) -> bool:
+        """True if the message or a tool result in it has a file."""
+        if self._has_files is None:
+            self._has_files = any(True for _ in blobs_in(self.message.parts))
+        return self._has_files
 
     def json(
         self, format: Hashable, make: Callable[[message_pb2.Message], Iterable[Mapping[str, object]]]

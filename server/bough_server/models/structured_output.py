@@ -35,10 +35,25 @@ class BadSettings(ValueError):
     """The `extra_json` of a model's settings cannot be sent; the message says why."""
 
 
-def result_text(result: message_pb2.ToolResult) -> str:
-    """Return a tool's result as text for the model: its error if it failed, then its content."""
-    error = f"Error: {result.error.message}" if result.HasField("error") else ""
-    return "\n".join(filter(None, (error, *map(as_text, result.parts))))
+def error_text(result: message_pb2.ToolResult) -> str:
+    """Return the error of a tool's result as text for the model; empty if it did not fail."""
+    return f"Error: {result.error.message}" if result.HasField("error") else ""
+
+
+def result_text(result: message_pb2.ToolResult, *, apart: Callable[[message_pb2.Blob], bool] | None = None) -> str:
+    """Return a tool's result as text for the model: its error if it failed, then its content.
+
+    Files that are sent `apart` are said to be shown below.
+    """
+    texts = (
+        _below(part.blob) if apart and part.HasField("blob") and apart(part.blob) else as_text(part)
+        for part in result.parts
+    )
+    return "\n".join(filter(None, (error_text(result), *texts)))
+
+
+def _below(blob: message_pb2.Blob) -> str:
+    return f"[{_named(blob)}, shown below]"
 
 
 def content(
@@ -82,13 +97,16 @@ def as_text(part: message_pb2.Part) -> str:
 
 def blob_as_text(blob: message_pb2.Blob) -> str:
     """Return a file as text: its URI, its text, or its size."""
-    name = f" {blob.filename!r}" if blob.filename else ""
-    kind = blob.media_type or "file"
     if blob.uri:
-        return f"[{kind}{name} at {blob.uri}]"
-    if kind.startswith("text/"):
-        return f"[{kind}{name}]\n{blob.data.decode('utf-8', 'replace')}"
-    return f"[{kind}{name} of {len(blob.data)} bytes, not shown]"
+        return f"[{_named(blob)} at {blob.uri}]"
+    if blob.media_type.startswith("text/") and not blob.sha256:
+        return f"[{_named(blob)}]\n{blob.data.decode('utf-8', 'replace')}"
+    return f"[{_named(blob)} of {len(blob.data) or blob.size_bytes} bytes, not shown]"
+
+
+def _named(blob: message_pb2.Blob) -> str:
+    kind = blob.media_type or "file"
+    return f"{kind} {blob.filename!r}" if blob.filename else kind
 
 
 def further_settings(text: str, *, ours: Collection[str]) -> Body:
@@ -118,12 +136,12 @@ def is_strict(schema_json: str) -> bool:
 
 def chat_format(schema_json: str) -> Body:
     """Return the `response_format` of Chat Completions."""
-    return {"type": "json_schema", "json_schema": _named(schema_json)}
+    return {"type": "json_schema", "json_schema": _named_schema(schema_json)}
 
 
 def responses_format(schema_json: str) -> Body:
     """Return the `text.format` of Responses."""
-    return {"type": "json_schema", **_named(schema_json)}
+    return {"type": "json_schema", **_named_schema(schema_json)}
 
 
 def instruction_with_schema(instruction: str, schema_json: str) -> str:
@@ -136,7 +154,7 @@ def instruction_with_schema(instruction: str, schema_json: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _named(schema_json: str) -> Body:
+def _named_schema(schema_json: str) -> Body:
     # Cached, so shared by all requests with this schema: never modified.
     schema: object = json.loads(schema_json)
     return {"name": _NAME, "schema": schema, "strict": _is_strict_schema(schema)}

@@ -12,6 +12,7 @@ from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, execution_pb2, mes
 from bough_server import events, ids
 from bough_server.agents.pinned import REPLAY_VERSION
 from bough_server.agents.registry import VersionHashes, reachable
+from bough_server.blobs import StoredBlob
 from bough_server.engine.input_requests import is_json_object, part_of_caller
 from bough_server.errors import FieldViolation, InvalidRequest, RequestIdReused
 from bough_server.messages import copy_of
@@ -19,7 +20,7 @@ from bough_server.runtime.agent import Agent, Resolver
 from bough_server.store.ports import Principal, RunRecord
 
 MAX_INPUT_BYTES: Final = 256 * 1024
-"""The most bytes of an input: all parts, and the metadata of the message."""
+"""The most bytes of an input without its files: all parts, and the metadata of the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +43,13 @@ def stored_definitions(resolver: Resolver, root: str) -> Mapping[str, agent_pb2.
 
 
 def check_input(message: message_pb2.Message, *, field: str = "input") -> None:
-    """Raise InvalidRequest for an input that is too large or has invalid parts; `field` is its path in the request."""
+    """Raise InvalidRequest for an input that is too large or has invalid parts; `field` is its path in the request.
+
+    The files of the input are not counted: they have been taken out of it.
+    """
     size = sum(part.ByteSize() for part in message.parts) + len(message.metadata_json.encode())
     if size > MAX_INPUT_BYTES:
-        description = (
-            f"is {size} bytes; an input may have {MAX_INPUT_BYTES}. Pass large content by reference (a blob's uri)."
-        )
+        description = f"is {size} bytes; an input may have {MAX_INPUT_BYTES}. Send large content as a file (a blob)."
         raise InvalidRequest([FieldViolation(field=f"{field}.parts", description=description)])
     wrong = [*_part_violations(message, field), *_metadata_violations(message, field)]
     if wrong:
@@ -164,6 +166,8 @@ class Admission:
     policy: policy_pb2.RunPolicy
     deadline_time_ns: int | None
     now_ns: int
+    files: Sequence[StoredBlob] = ()
+    """The files of the input, to be stored with it."""
 
 
 def record_of(admission: Admission, principal: Principal, session_id: str, *, owner: str, is_queued: bool) -> RunRecord:

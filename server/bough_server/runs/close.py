@@ -6,6 +6,7 @@ from typing import Final
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, policy_pb2
 from bough_server import events
+from bough_server.blobs import StoredBlob
 from bough_server.engine.cancellation import closing
 from bough_server.engine.journal import Journal
 from bough_server.engine.open_invocations import Invocations
@@ -177,13 +178,18 @@ async def read_records(log: EventLog, run_id: str, *, last_sequence: int = 0) ->
     return found
 
 
-def as_records(made: Sequence[event_pb2.AgentEvent], *, after: int, now_ns: int) -> list[Record]:
-    """Number and time events, and return them as records for the log; the first gets sequence `after` + 1."""
+def as_records(
+    made: Sequence[event_pb2.AgentEvent], *, after: int, now_ns: int, files: Sequence[StoredBlob] = ()
+) -> list[Record]:
+    """Number and time events, and return them as records for the log; the first gets sequence `after` + 1.
+
+    `files` are those that the events refer to and that are to be stored with them.
+    """
     records = []
     for sequence, event in enumerate(made, after + 1):
         event.sequence = sequence
         event.record_time.FromNanoseconds(now_ns)
-        records.append(
-            Record(sequence=sequence, kind=events.kind_of(event), data=event.SerializeToString(), event=event)
-        )
+        kind, data = events.kind_of(event), event.SerializeToString()
+        records.append(Record(sequence=sequence, kind=kind, data=data, event=event, blobs=files))
+        files = ()
     return records

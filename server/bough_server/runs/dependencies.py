@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from bough_server.agents.catalog import AgentCatalog
+from bough_server.blobs import MAX_FILES_BYTES
 from bough_server.clock import Clock
+from bough_server.engine.files import FileCache
 from bough_server.history.session import SessionHistories, SessionHistory
 from bough_server.metrics import Metrics
 from bough_server.runs.admission import RunDefaults
@@ -60,6 +62,10 @@ class RunDependencies:
     """The messages of the sessions that had runs last."""
     abandoned: AbandonedTasks = field(default_factory=AbandonedTasks)
     """Tasks of agents' and tools' code that ignore their cancellation."""
+    max_files_bytes: int = MAX_FILES_BYTES
+    """The bytes that all files of one message may have."""
+    file_cache: FileCache = field(default_factory=FileCache)
+    """Files that models were sent last."""
 
     async def session_history(self, principal: Principal, session_id: str, *, through: int) -> SessionHistory:
         """Return the messages of a session up to the cut of a run."""

@@ -8,6 +8,7 @@ from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, executi
 from bough_server import events, ids
 from bough_server.agents.definition import revision
 from bough_server.agents.pinned import MissingVersion
+from bough_server.blobs import StoredBlob
 from bough_server.engine import keys
 from bough_server.engine.input_requests import outcome_of_caller
 from bough_server.engine.journal import Journal
@@ -207,9 +208,10 @@ class RunForker:
         *,
         run_id: str,
         digest: str,
+        files: Sequence[StoredBlob],
         deadline_time_ns: int | None,
     ) -> LiveRun:
-        """Create a fork with the id `run_id` and launch it.
+        """Create a fork with the id `run_id` and launch it; `files` are those of its changes.
 
         Raises NotFound, SequenceOutOfRange, ForkRefused, InvalidRequest, RequestIdTaken and StorageFailed.
         """
@@ -225,7 +227,7 @@ class RunForker:
             fork = fork_of(request, point, origin=origin, resolver=resolver, address=address)
             self._set_policy(request, point, fork.events[0].run_forked, deadline_time_ns)
             record = self._record(address, point, fork)
-            await self._create(fork, record)
+            await self._create(fork, record, files)
             return await self._takeover.launch(record, [*point.shared, *fork.events])
         except MissingVersion as missing:
             raise ForkRefused(str(missing)) from None
@@ -244,7 +246,7 @@ class RunForker:
         if deadline_time_ns is not None and not policy.background:
             forked.deadline_time.FromNanoseconds(deadline_time_ns)
 
-    async def _create(self, fork: ForkStart, record: RunRecord) -> None:
+    async def _create(self, fork: ForkStart, record: RunRecord, files: Sequence[StoredBlob]) -> None:
         forked, created = fork.events[0].run_forked, record.run.create_time.ToNanoseconds()
         await self._dependencies.store.log.fork(
             NewFork(
@@ -256,7 +258,7 @@ class RunForker:
                 request_id=forked.request_id,
                 request_digest=forked.request_digest,
                 create_time_ns=created,
-                records=as_records(fork.events, after=forked.origin.sequence, now_ns=created),
+                records=as_records(fork.events, after=forked.origin.sequence, now_ns=created, files=files),
                 definitions={revision(each): each for each in fork.definitions},
                 owner=record.owner,
             )

@@ -11,6 +11,7 @@ from bough_server.agents.pinned import REPLAY_VERSION
 from bough_server.agents.registry import agent_of
 from bough_server.clock import Clock
 from bough_server.engine.execution import Execution
+from bough_server.engine.files import SessionFiles
 from bough_server.engine.journal import Journal
 from bough_server.engine.keys import RunInfo
 from bough_server.errors import ConfigurationError, NonDeterministic
@@ -43,18 +44,20 @@ async def replay(
     tracing: Tracing,
     clock: Clock,
     session: Sequence[StoredMessage] = (),
+    files: SessionFiles | None = None,
     patience: float = PATIENCE,
 ) -> Replayed:
     """Run the agents of a run that has ended, or was interrupted, again from its log.
 
     Every effect gets its recorded result; every end is computed again and compared with the recorded one. An event that
     the log does not hold is a divergence: nothing is appended, and no model or tool is called. So is code that waits
-    for anything but its effects, if the replay makes no progress for `patience` seconds.
+    for anything but its effects, if the replay makes no progress for `patience` seconds. `files` are those that agents'
+    code may read.
     """
     journal = Journal(log)
     results = len(journal.results.keys() - journal.dispatched)  # ends of children are computed, not replayed
     facts = _facts_of(log, session)
-    execution = Execution(facts, tracing=tracing, clock=clock, journal=journal, recorder=None)
+    execution = Execution(facts, tracing=tracing, clock=clock, journal=journal, recorder=None, files=files)
     execution.spans[""] = tracing.invoke_agent(
         agent=facts.started.agent,
         description=resolver.agents[facts.started.agent].definition.description,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from bough.v1 import agent_service_pb2, event_pb2, input_pb2
 from bough_server import events
 from bough_server.agents.pinned import MissingVersion
+from bough_server.blobs import UNKNOWN, StoredBlob, referenced
 from bough_server.engine.input_requests import mistakes, received, same_answer
 from bough_server.engine.journal import Journal
 from bough_server.errors import (
@@ -192,6 +193,8 @@ class RunResumer:
         Raises NotFound, InvalidRequest, SequenceOutOfRange, AlreadyAnswered, RunEnded, AgentUnusable (the run is
         parked), RequestIdReused, SessionBusy, ServerStopping and StorageFailed.
         """
+        given = request  # sent to another worker as it is
+        request, files = await referenced(request, most=self._dependencies.max_files_bytes, field="answers")
         digest = request_digest(request)
         for _ in range(_TRIES):
             # Before anything of the run is waited for: another tenant's caller must not notice that it exists.
@@ -205,16 +208,18 @@ class RunResumer:
             checked = check_answers(request, log, digest=digest, user_id=principal.user_id)
             if not checked.fresh:
                 return Resumed(record=record, since=checked.since)
+            await self._check_files(record, files)
             if live is not None:
-                since = await self._answer(live, checked)
+                since = await self._answer(live, checked, files)
             elif await self._supervisor.is_elsewhere(record):
                 await self._remote_commands.answer(
-                    record, request, user_id=principal.user_id, deadline_time_ns=deadline_time_ns
+                    record, given, user_id=principal.user_id, deadline_time_ns=deadline_time_ns
                 )
                 continue  # look again: the log says whether these answers were recorded, or others
             else:
                 is_background = policy_of(log).background
-                since = await self._continue_run(record, checked, None if is_background else deadline_time_ns)
+                deadline = None if is_background else deadline_time_ns
+                since = await self._continue_run(record, checked, files, deadline_time_ns=deadline)
             if since is not None:
                 return Resumed(record=record, since=since)
         details = {"run_id": request.run_id}
@@ -231,6 +236,15 @@ class RunResumer:
                 details={"last_sequence": str(last)},
             )
 
+    async def _check_files(self, record: RunRecord, files: Sequence[StoredBlob]) -> None:
+        """Raise InvalidRequest if answers name files without their bytes that the run's session does not have."""
+        named = [file for file in files if file.data is None]
+        hashes = {file.sha256 for file in named}
+        session_id = record.run.session_id
+        missing = await self._dependencies.store.blobs.missing(record.principal, session_id, hashes)
+        if wrong := [FieldViolation(field=file.field, description=UNKNOWN) for file in named if file.sha256 in missing]:
+            raise InvalidRequest(wrong)
+
     async def _is_leaving(self, live: LiveRun) -> bool:
         """Return True if a run accepts no more answers here, after waiting for its end; else wait for its replay."""
         await live.lived()
@@ -239,23 +253,33 @@ class RunResumer:
             return True
         return False
 
-    async def _answer(self, live: LiveRun, checked: CheckedAnswers) -> int | None:
+    async def _answer(self, live: LiveRun, checked: CheckedAnswers, files: Sequence[StoredBlob]) -> int | None:
         """Record answers in a live run and return the sequence before them; None if it no longer waits for all."""
         execution = live.execution
         if not all(execution.waits_for(event) for event in checked.fresh):
             await execution.writer.committed()  # then the log has the other answer, or the end of the request
             return None
+        execution.writer.keep(files)
         for event in checked.fresh:
             execution.answer(event)
         await execution.writer.committed()
         return min(event.sequence for event in checked.fresh) - 1
 
     async def _continue_run(
-        self, record: RunRecord, checked: CheckedAnswers, deadline_time_ns: int | None
+        self,
+        record: RunRecord,
+        checked: CheckedAnswers,
+        files: Sequence[StoredBlob],
+        *,
+        deadline_time_ns: int | None,
     ) -> int | None:
         try:
             await self._supervisor.continue_run(
-                record, event_pb2.RESUME_CAUSE_ANSWER, answers=checked.fresh, deadline_time_ns=deadline_time_ns
+                record,
+                event_pb2.RESUME_CAUSE_ANSWER,
+                answers=checked.fresh,
+                files=files,
+                deadline_time_ns=deadline_time_ns,
             )
         except (RunMoved, Fenced):
             return None

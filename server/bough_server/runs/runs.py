@@ -8,6 +8,7 @@ import structlog
 
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, follow_pb2, message_pb2, run_pb2
 from bough_server import events, ids
+from bough_server.blobs import StoredBlob, referenced
 from bough_server.errors import Fenced, ServerStopping, StorageFailed
 from bough_server.runs.admission import (
     Admission,
@@ -65,11 +66,12 @@ class Runs:
         """
         self._refuse_while_draining()
         request.DiscardUnknownFields()  # nothing has checked them, and they would be written to the log
+        request, files = await referenced(request, most=self._dependencies.max_files_bytes, field="input.parts")
         check_input(request.input)
         digest = request_digest(request)
         if (earlier := await self._earlier(principal, request.request_id, digest)) is not None:
             return earlier
-        admission = await self._admit(principal, request, digest, deadline_time_ns=deadline_time_ns)
+        admission = await self._admit(principal, request, digest, files=files, deadline_time_ns=deadline_time_ns)
         self._refuse_while_draining()  # again, because draining may have begun during the awaits
         # Shielded: a caller that disconnects meanwhile must not leave a run on disk that no worker executes.
         starting = self._supervisor.settled(admission.run_id, self._starter.start(principal, admission, trace))
@@ -85,7 +87,13 @@ class Runs:
         return live.record
 
     async def _admit(
-        self, principal: Principal, request: agent_service_pb2.RunRequest, digest: str, *, deadline_time_ns: int | None
+        self,
+        principal: Principal,
+        request: agent_service_pb2.RunRequest,
+        digest: str,
+        *,
+        files: Sequence[StoredBlob],
+        deadline_time_ns: int | None,
     ) -> Admission:
         dependencies = self._dependencies
         resolver, versions = await dependencies.agents.for_run(principal.tenant_id, request.agent, request.definitions)
@@ -101,6 +109,7 @@ class Runs:
             policy=policy,
             deadline_time_ns=None if policy.background else deadline_time_ns,
             now_ns=now,
+            files=files,
         )
 
     async def fork(
@@ -113,12 +122,13 @@ class Runs:
         """
         self._refuse_while_draining()
         request.DiscardUnknownFields()
+        request, files = await referenced(request, most=self._dependencies.max_files_bytes, field="changes")
         digest = request_digest(request)
         record = await self._earlier(principal, request.request_id, digest)
         if record is None:
             run_id = ids.new_uuid7(self._dependencies.clock.now_ns())
             forking = self._forker.fork(
-                principal, request, run_id=run_id, digest=digest, deadline_time_ns=deadline_time_ns
+                principal, request, run_id=run_id, digest=digest, files=files, deadline_time_ns=deadline_time_ns
             )
             try:
                 record = (await self._supervisor.settled(run_id, forking)).record

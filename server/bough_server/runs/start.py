@@ -6,6 +6,7 @@ from typing import Final
 
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, policy_pb2
 from bough_server import events, ids
+from bough_server.blobs import StoredBlob
 from bough_server.errors import Fenced, NotFound, SessionBusy
 from bough_server.history.session import SessionHistory
 from bough_server.runs.admission import Admission, record_of, run_queued, run_started, stored_definitions
@@ -168,7 +169,7 @@ class RunStarter:
                 request_id=admission.request.request_id,
                 request_digest=started.run_started.request_digest,
                 create_time_ns=admission.now_ns,
-                first=_record(started),
+                first=_record(started, admission.files),
                 definitions=stored_definitions(admission.resolver, admission.agent.definition.name),
                 owner=self._dependencies.worker,
                 queued=_record(queued) if queued is not None else None,
@@ -193,5 +194,6 @@ def _creates_session(admission: Admission) -> bool:
     return is_asked and bool(request.session_id)
 
 
-def _record(event: event_pb2.AgentEvent) -> Record:
-    return Record(sequence=event.sequence, kind=events.kind_of(event), data=event.SerializeToString(), event=event)
+def _record(event: event_pb2.AgentEvent, files: Sequence[StoredBlob] = ()) -> Record:
+    kind, data = events.kind_of(event), event.SerializeToString()
+    return Record(sequence=event.sequence, kind=kind, data=data, event=event, blobs=files)

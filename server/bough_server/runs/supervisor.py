@@ -10,6 +10,7 @@ import structlog
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2
 from bough_server.agents.pinned import MissingVersion
+from bough_server.blobs import StoredBlob
 from bough_server.engine.input_requests import expired, received
 from bough_server.engine.journal import Journal
 from bough_server.errors import Fenced, NonDeterministic, NotFound, RunError, RunParked, ServerStopping, StorageFailed
@@ -71,12 +72,13 @@ class RunSupervisor:
         cause: event_pb2.ResumeCause.ValueType,
         *,
         answers: Sequence[event_pb2.AgentEvent] = (),
+        files: Sequence[StoredBlob] = (),
         deadline_time_ns: int | None = None,
     ) -> LiveRun | None:
         """Continue a run; return None if it was ended instead. Raises as Takeover.continue_run does."""
         is_queued = record.run.state == execution_pb2.EXECUTION_STATE_PENDING
         work = self.takeover.continue_run(
-            record, cause, answers=answers, deadline_time_ns=deadline_time_ns, is_queued=is_queued
+            record, cause, answers=answers, files=files, deadline_time_ns=deadline_time_ns, is_queued=is_queued
         )
         live = await self.settled(record.run.run_id, work)
         self.parked.pop(record.run.run_id, None)

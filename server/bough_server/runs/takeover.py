@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2
 from bough_server import events
 from bough_server.agents.pinned import MissingVersion, pinned
+from bough_server.blobs import StoredBlob
 from bough_server.engine.execution import Execution
+from bough_server.engine.files import SessionFiles
 from bough_server.engine.journal import Journal
 from bough_server.engine.keys import RunInfo
 from bough_server.engine.recorder import Recorder
@@ -114,6 +116,13 @@ class Launcher:
             default_deltas=dependencies.defaults.deltas,
             metrics=dependencies.metrics,
             abandoned=dependencies.abandoned,
+            files=SessionFiles(
+                dependencies.store.blobs,
+                dependencies.file_cache,
+                record.principal,
+                record.run.session_id,
+                most=dependencies.max_files_bytes,
+            ),
         )
 
     def _wall(self, execution: Execution, resolver: Resolver, *, is_queued: bool) -> list[Bound]:
@@ -161,10 +170,13 @@ class Takeover:
         cause: event_pb2.ResumeCause.ValueType,
         *,
         answers: Sequence[event_pb2.AgentEvent] = (),
+        files: Sequence[StoredBlob] = (),
         deadline_time_ns: int | None = None,
         is_queued: bool = False,
     ) -> LiveRun | None:
         """Continue a run under the next epoch, recording `answers` in the same append; None if it was ended instead.
+
+        `files` are those of the answers.
 
         Raises MissingVersion before it writes anything, RunMoved, Fenced and StorageFailed.
         """
@@ -181,7 +193,7 @@ class Takeover:
             cause = event_pb2.RESUME_CAUSE_TAKEOVER  # the former owner released its lease in order
         resumed = self._resumed(record, log[0], cause, deadline_time_ns)
         now = self._dependencies.clock.now_ns()
-        records = as_records([resumed, *answers], after=record.run.last_sequence, now_ns=now)
+        records = as_records([resumed, *answers], after=record.run.last_sequence, now_ns=now, files=files)
         await self._dependencies.store.log.take_over(
             record.run.run_id, epoch=record.epoch + 1, owner=self._dependencies.worker, records=records, log=read
         )

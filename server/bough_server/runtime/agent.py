@@ -252,6 +252,13 @@ class Context(Protocol):
         """Sleep; after a crash only for the remaining time. A replay of a finished run does not sleep."""
         ...
 
+    async def read_file(self, blob: message_pb2.Blob) -> bytes:
+        """Return the bytes of a file of a message of this session; they are the same in a replay.
+
+        Raises RunError BAD_ARGUMENTS for a file that has an address only.
+        """
+        ...
+
     def new_id(self) -> str:
         """Return a new UUID, the same in a replay."""
         ...

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from bough.v1 import agent_pb2, event_pb2, message_pb2, step_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import events, ids
 from bough_server.engine import keys
 from bough_server.engine.execution import as_run_error
@@ -232,6 +232,13 @@ class LaneContext:
             return json.dumps(await work(), allow_nan=False)
 
         return json.loads(await self._value(Value(self._lane.next_key(key), event_pb2.VALUE_KIND_STEP, name), do))
+
+    async def read_file(self, blob: message_pb2.Blob) -> bytes:
+        """Return the bytes of a file."""
+        files = self._lane.execution.files
+        if files is None:
+            raise RunError("This replay cannot read files.", reason=error_pb2.ERROR_REASON_INTERNAL)
+        return await files.read(blob)
 
     def new_id(self) -> str:
         """Return a new UUID, the same on a replay."""

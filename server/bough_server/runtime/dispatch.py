@@ -87,7 +87,7 @@ def child_input(execution: Execution, work: Dispatch, caller: RunningAgent) -> m
     key_root = execution.facts.key_root
     message = message_pb2.Message()
     if work.input is not None:
-        message.CopyFrom(work.input)
+        message.CopyFrom(execution.keep_files(work.input))
         if any(part.WhichOneof("content") in ("tool_call", "tool_result") for part in message.parts):
             raise RunError(
                 f"The message to {work.agent!r} contains a tool call or a tool result; write it as text.",

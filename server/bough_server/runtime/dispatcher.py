@@ -7,8 +7,10 @@ and records exactly one end, whatever happened.
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, policy_pb2
+from bough_server.blobs import data_size
 from bough_server.engine import keys
 from bough_server.engine.execution import Execution, as_run_error
 from bough_server.engine.limits import check_hops
@@ -212,6 +214,8 @@ async def _body(lane: Lane, message: message_pb2.Message) -> Outcome:
     with running.traced.attached():
         try:
             outcome = await lane.run_agent(message)
+            if isinstance(outcome, Outcome) and data_size(outcome.output.parts):
+                outcome = replace(outcome, output=lane.execution.keep_files(outcome.output))
             output_key = running.agent.definition.output_key
             if output_key and isinstance(outcome, Outcome) and fits(outcome.output) and not _is_transfer(outcome):
                 lane.state.keep_text(output_key, value_of(outcome.output))
@@ -234,7 +238,7 @@ async def _body(lane: Lane, message: message_pb2.Message) -> Outcome:
     if not fits(outcome.output):
         raise RunError(
             f"The answer of {running.name!r} is too large: a text may have {MAX_TEXT_BYTES // 1024} KiB. "
-            "Return large content by reference (a blob's uri).",
+            "Return large content as a file.",
             reason=error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE,
         )
     return outcome

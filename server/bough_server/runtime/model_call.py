@@ -11,7 +11,7 @@ from bough_server.engine.execution import Execution, as_run_error
 from bough_server.engine.limits import Amount, estimated
 from bough_server.errors import RunError
 from bough_server.messages import calls_of, copy_of
-from bough_server.models.model import Model, ModelRequest
+from bough_server.models.model import Model, ModelRequest, forms_of
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.model_attempts import FallbackChain, ModelAttempts, fallback_chain
 from bough_server.runtime.running_agent import RunningAgent
@@ -114,7 +114,7 @@ async def _ask(
     await execution.writer.committed()
     ended = running.record.in_step(running.event(key, traced=traced), index)
     try:
-        response = await call.answer(request)
+        response = await call.answer(await _with_files(execution, request))
     except Exception as raised:  # not CancelledError: the cancellation records the end, from what the call noted
         error = as_run_error(raised)
         ended.attempt = call.attempt
@@ -132,6 +132,15 @@ async def _ask(
     execution.spans.pop(key).end(response=response, input=request.messages, output=[response.message])
     _complete_step(lane, effect, response)
     return response
+
+
+async def _with_files(execution: Execution, request: ModelRequest) -> ModelRequest:
+    """Return the request with the bytes of its files."""
+    if not any(form.has_files for form in forms_of(request)):
+        return request
+    files = execution.files
+    messages = await files.with_data(request.messages) if files is not None else request.messages
+    return replace(request, messages=messages, forms=())
 
 
 def _failed(running: RunningAgent, error: RunError, raised: Exception, *, is_sent: bool) -> event_pb2.LlmFailed:

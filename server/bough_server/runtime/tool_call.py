@@ -13,6 +13,7 @@ from bough.v1 import error_pb2, event_pb2, message_pb2, session_pb2
 from bough_server import events, ids
 from bough_server.engine import keys
 from bough_server.engine.execution import as_run_error
+from bough_server.engine.files import SessionFiles
 from bough_server.engine.open_invocations import duration
 from bough_server.engine.recorder import DeltaChunk
 from bough_server.engine.scheduler import Waiter
@@ -43,6 +44,12 @@ class ToolCallContext:
     call_id: str
     idempotency_key: str
     state: StateView
+    files: SessionFiles | None = None
+
+    async def read_file(self, blob: message_pb2.Blob) -> bytes:
+        """See ToolContext."""
+        assert self.files is not None, "only an offline replay has no files, and it runs no tool"
+        return await self.files.read(blob)
 
 
 class ToolCallEffect:
@@ -226,7 +233,7 @@ class ToolCallEffect:
         state = StateView(self._state)
         try:
             with traced.attached():
-                result.parts.extend(await self._execute(started, offer, state))
+                result.parts.extend(await self._execution.keep_parts(await self._execute(started, offer, state)))
         except Exception as raised:
             result.error.CopyFrom(as_run_error(raised).to_agent_error())
         result.duration.CopyFrom(duration(execution.clock.now_ns() - result.start_time.ToNanoseconds()))
@@ -252,6 +259,7 @@ class ToolCallEffect:
             call_id=call.call_id,
             idempotency_key=started.tool_started.idempotency_key,
             state=state,
+            files=self._execution.files,
         )
 
         async def emit(text: str) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from bough.v1 import agent_pb2, event_pb2, execution_pb2, message_pb2, run_pb2, session_pb2, usage_pb2
+from bough_server.blobs import StoredBlob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class Record(NamedTuple):
     kind: int
     data: bytes
     event: event_pb2.AgentEvent
+    blobs: Sequence[StoredBlob] = ()
+    """The files that this event, or one after it in the same append, is the first of its run to refer to."""
 
 
 class StoredEvent(NamedTuple):
@@ -123,8 +126,8 @@ class EventLog(Protocol):
         """Create a run at epoch 1 in one transaction: its row, request id and first events, and hold its session.
 
         Raises SessionBusy if the session is held by a run that has not ended or, for a queued run, if no run holds it
-        or its queue is full; NotFound if the tenant has no such session; SessionMoved, RequestIdTaken and
-        StorageFailed.
+        or its queue is full; NotFound if the tenant has no such session; InvalidRequest if its events name a file that
+        the session does not have; SessionMoved, RequestIdTaken and StorageFailed.
         """
         ...
 
@@ -132,7 +135,8 @@ class EventLog(Protocol):
         """Create a fork at epoch 1 in one transaction: its row, session, messages, and log up to its first own events.
 
         Usage in the shared beginning is not charged again. Raises NotFound if the tenant has no such origin or the
-        origin's log is shorter, RequestIdTaken and StorageFailed.
+        origin's log is shorter, InvalidRequest if its own events name a file that the origin's session does not have,
+        RequestIdTaken and StorageFailed.
         """
         ...
 
@@ -329,7 +333,9 @@ class Sessions(Protocol):
         ...
 
     async def delete(self, principal: Principal, session_id: str) -> None:
-        """Delete a session with its runs, logs and messages; usage entries are kept.
+        """Delete a session with its runs, logs, messages, and the files that no other session of the tenant refers to.
+
+        Usage entries are kept.
 
         Raises NotFound, and SessionBusy while a run holds the session.
         """
@@ -369,6 +375,31 @@ class Sessions(Protocol):
 
         Raises NotFound.
         """
+        ...
+
+
+class BlobPiece(NamedTuple):
+    """Bytes of a file from some offset on, the size of the whole file, and its media type."""
+
+    data: bytes
+    size: int
+    media_type: str
+
+
+class Blobs(Protocol):
+    """The files of sessions. EventLog writes them, in the transactions of the events that refer to them."""
+
+    async def read(
+        self, principal: Principal, session_id: str, sha256: str, *, offset: int = 0, count: int | None = None
+    ) -> BlobPiece:
+        """Return up to `count` bytes of a file of a session of the principal's tenant; default: all from `offset` on.
+
+        Raises NotFound, also for a file that only other sessions refer to.
+        """
+        ...
+
+    async def missing(self, principal: Principal, session_id: str, sha256s: Collection[str]) -> Collection[str]:
+        """Return those of some hashes under which a session has no file."""
         ...
 
 

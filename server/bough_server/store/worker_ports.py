@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bough.v1 import agent_pb2, agent_service_pb2, event_pb2
-from bough_server.store.ports import Catalog, EventLog, RunIndex, Sessions
+from bough_server.store.ports import Blobs, Catalog, EventLog, RunIndex, Sessions
 
 
 class Lease(Protocol):
@@ -133,6 +133,11 @@ class RunStore(Protocol):
     @property
     def sessions(self) -> Sessions:
         """Sessions and their messages."""
+        ...
+
+    @property
+    def blobs(self) -> Blobs:
+        """The files of sessions."""
         ...
 
     @property

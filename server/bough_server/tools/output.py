@@ -15,7 +15,10 @@ from bough_server.messages import constant_in
 from bough_server.truncation import MAX_TEXT_BYTES, cut_text
 
 _PARTS_LIMIT: Final = 1024 * 1024
-"""The most bytes of a result's parts, so that the event with them, and the step's, stay under 2 MiB."""
+"""The most bytes of a result's parts without the data of files.
+
+So the event with them, and the step's, stay under 2 MiB.
+"""
 _LEAST_BYTES: Final = 64
 _WITHOUT_CALLS: Final = ("text", "reasoning", "blob", "data_json")
 
@@ -59,8 +62,8 @@ def result_parts(value: object) -> list[message_pb2.Part]:
     """Return a tool's return value as parts.
 
     A str is a text, None an empty text, parts are kept, and any other value is JSON or, if that is too long, a
-    truncated text. Raises TypeError for values that are not JSON, such as NaN, and RunError OUTPUT_TOO_LARGE for blobs
-    that do not fit.
+    truncated text. Raises TypeError for values that are not JSON, such as NaN, and RunError OUTPUT_TOO_LARGE for parts
+    that do not fit. The data of files does not count; its bound is that of a message.
     """
     if isinstance(value, message_pb2.Part):
         return _fitted([value])
@@ -105,11 +108,11 @@ def _fitted(parts: Sequence[message_pb2.Part]) -> list[message_pb2.Part]:
                 part, size = cut, len(cut.text.encode())
             room = max(room - size, 0)
         fitted.append(part)
-    total = sum(part.ByteSize() for part in fitted)
+    total = sum(part.ByteSize() - len(part.blob.data) for part in fitted)
     if total > _PARTS_LIMIT:
         raise RunError(
-            f"The tool returned {total} bytes of parts, and at most {_PARTS_LIMIT} fit. "
-            "It should return the uri of a blob instead of its data.",
+            f"The tool returned {total} bytes of parts besides the data of files, and at most {_PARTS_LIMIT} fit. "
+            "It should return large content as a file.",
             reason=error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE,
         )
     return fitted

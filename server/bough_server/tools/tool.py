@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, TypeAlias, get_args, overload
 
+from bough.v1 import message_pb2
 from bough_server.models.model import ToolSpec
 from bough_server.tools.signature import Arguments, Signature, parse_docstring, read_signature
 
@@ -126,6 +127,10 @@ class ToolContext(Protocol):
     @property
     def idempotency_key(self) -> str:
         """Key that is the same for every attempt of this call."""
+        ...
+
+    async def read_file(self, blob: message_pb2.Blob) -> bytes:
+        """Return the bytes of a file of the session. Raises RunError BAD_ARGUMENTS if it has an address only."""
         ...
 
     @property

@@ -6,6 +6,7 @@ from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, invocation_pb2, message_pb2
 from bough_server import events
+from bough_server.blobs import file_text
 from bough_server.messages import copy_of
 from bough_server.run_state import CallKey
 from bough_server.tree.bounds import Bounds, head
@@ -138,6 +139,7 @@ def _result_json(result: message_pb2.ToolResult) -> str:
 
 
 def _readable(part: message_pb2.Part) -> str:
-    """Return a part as text; for a blob, its URI, file name or media type."""
-    blob = part.blob
-    return part.text or part.data_json or blob.uri or blob.filename or blob.media_type
+    """Return a part as text; for a blob, its URI, or its media type, file name and size."""
+    if part.HasField("blob"):
+        return part.blob.uri or file_text(part.blob)
+    return part.text or part.data_json

@@ -80,6 +80,9 @@ def cut_off(whole: Path, prefix: Sequence[event_pb2.AgentEvent], folder: Path) -
     connection = sqlite3.connect(path)
     with connection:
         connection.execute("DELETE FROM events WHERE run_id = ? AND sequence > ?", (run_id, last))
+        # The files that came with those events: what is left refers to none of them.
+        connection.execute("DELETE FROM session_blobs WHERE run_id = ? AND sequence > ?", (run_id, last))
+        connection.execute("DELETE FROM blobs WHERE sha256 NOT IN (SELECT sha256 FROM session_blobs)")
     connection.close()
     rebuild_projections(f"sqlite:///{path}")
 

@@ -6,6 +6,7 @@ from tests.durability.prefixes.calls import BOUNDED, DEEP, PLAIN, RETRYING, SUB_
 from tests.durability.prefixes.cancellation import ABORTING, CANCELLED, OVERTIME
 from tests.durability.prefixes.code_agents import CALLING, CODED
 from tests.durability.prefixes.conversations import STAYING
+from tests.durability.prefixes.files import PICTURES
 from tests.durability.prefixes.histories import REMEMBERING
 from tests.durability.prefixes.limits import ONE_AT_A_TIME, SPENT, UNSAID
 from tests.durability.prefixes.questions import (
@@ -44,4 +45,5 @@ SCENARIOS: Final = (
     PAYING_BY_CODE,
     DISMISSED_BY_CODE,
     STAYING,
+    PICTURES,
 )

@@ -108,8 +108,9 @@ class RunRequest(_message.Message):
 
     @_builtins.property
     def input(self) -> _message_pb2.Message:
-        """What the user says: at least one part that is not empty, no tool calls, tool results or reasoning, and 256 KiB in all, metadata
-        included. Of the message only the role, the parts' content, and the metadata of the message and its parts are read.
+        """What the user says: at least one part that is not empty, no tool calls, tool results or reasoning, 256 KiB in all, metadata
+        included, and beside them the data of files: 16 MiB in all, unless the server is configured otherwise. Of the message only the
+        role, the parts' content, and the metadata of the message and its parts are read.
         """
 
     @_builtins.property

@@ -364,41 +364,51 @@ Global___Reasoning: _TypeAlias = Reasoning  # noqa: Y015
 
 @_typing.final
 class Blob(_message.Message):
-    """A file: its bytes, or its address."""
+    """A file: its bytes, its address, or the hash of bytes that the server keeps."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DATA_FIELD_NUMBER: _builtins.int
     URI_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
     MEDIA_TYPE_FIELD_NUMBER: _builtins.int
     FILENAME_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """The bytes. They count into every bound of their message."""
+    """The bytes. They are set in requests and in what agents and tools return; the server keeps them and puts sha256 in their
+    place, in every event, stored message and answer, however few they are. Logs that were written before the server kept
+    files still hold some.
+    """
     uri: _builtins.str
     """The address. The server passes it to the provider and does not fetch it."""
+    sha256: _builtins.str
+    """The SHA-256 of the bytes as 64 lower-case hexadecimal digits. SessionService.ReadBlob returns them, in the session of the
+    event or message and in every fork that shares it, until that session is deleted. In a request: a file that the session
+    has already, of the origin for a fork; any other is INVALID_ARGUMENT.
+    """
     media_type: _builtins.str
     """The media type, such as "image/png"."""
     filename: _builtins.str
     """A name for people; empty for none."""
     size_bytes: _builtins.int
-    """The size in bytes; absent if unknown."""
+    """The size in bytes; absent if unknown. Set by the server if sha256 is."""
     def __init__(
         self,
         *,
         data: _builtins.bytes = ...,
         uri: _builtins.str = ...,
+        sha256: _builtins.str = ...,
         media_type: _builtins.str = ...,
         filename: _builtins.str = ...,
         size_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes", "data", b"data", "size_bytes", b"size_bytes", "source", b"source", "uri", b"uri"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes", "data", b"data", "sha256", b"sha256", "size_bytes", b"size_bytes", "source", b"source", "uri", b"uri"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes", "data", b"data", "filename", b"filename", "media_type", b"media_type", "size_bytes", b"size_bytes", "source", b"source", "uri", b"uri"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes", "data", b"data", "filename", b"filename", "media_type", b"media_type", "sha256", b"sha256", "size_bytes", b"size_bytes", "source", b"source", "uri", b"uri"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__size_bytes: _TypeAlias = _typing.Literal["size_bytes"]  # noqa: Y015
     _WhichOneofArgType__size_bytes: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes"]  # noqa: Y015
-    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["data", "uri"]  # noqa: Y015
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["data", "uri", "sha256"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__size_bytes) -> _WhichOneofReturnType__size_bytes | None: ...
@@ -521,7 +531,9 @@ Global___ToolResult: _TypeAlias = ToolResult  # noqa: Y015
 
 @_typing.final
 class ToolOutcome(_message.Message):
-    """The outcome of a tool call, as a client that ran the tool reports it. Parts may accompany a failure."""
+    """The outcome of a tool call, as a client that ran the tool reports it. Parts may accompany a failure. The data of files may be
+    16 MiB, in all outcomes of a request together, unless the server is configured otherwise.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

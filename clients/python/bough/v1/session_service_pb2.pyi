@@ -471,3 +471,61 @@ class UpdateSessionStateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UpdateSessionStateResponse: _TypeAlias = UpdateSessionStateResponse  # noqa: Y015
+
+@_typing.final
+class ReadBlobRequest(_message.Message):
+    """Asks for the bytes of a file."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """The session. Unknown, or another tenant's: NOT_FOUND."""
+    sha256: _builtins.str
+    """Blob.sha256 of the file. NOT_FOUND if the session has no such file, whether or not another one does."""
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadBlobRequest: _TypeAlias = ReadBlobRequest  # noqa: Y015
+
+@_typing.final
+class ReadBlobResponse(_message.Message):
+    """A piece of a file. The stream has at least one, and ends after the last byte."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    MEDIA_TYPE_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The next bytes, in order: at most 1 MiB, and never none."""
+    size_bytes: _builtins.int
+    """The size of the whole file in bytes. Set in the first piece only."""
+    media_type: _builtins.str
+    """The media type, as it was said when the session first got the file; empty if it was not. Set in the first piece only."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        size_bytes: _builtins.int | None = ...,
+        media_type: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes", "data", b"data", "media_type", b"media_type", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__size_bytes: _TypeAlias = _typing.Literal["size_bytes"]  # noqa: Y015
+    _WhichOneofArgType__size_bytes: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__size_bytes) -> _WhichOneofReturnType__size_bytes | None: ...
+
+Global___ReadBlobResponse: _TypeAlias = ReadBlobResponse  # noqa: Y015

@@ -75,6 +75,11 @@ class SessionServiceStub:
                 request_serializer=bough_dot_v1_dot_session__service__pb2.UpdateSessionStateRequest.SerializeToString,
                 response_deserializer=bough_dot_v1_dot_session__service__pb2.UpdateSessionStateResponse.FromString,
                 _registered_method=True)
+        self.ReadBlob = channel.unary_stream(
+                '/bough.v1.SessionService/ReadBlob',
+                request_serializer=bough_dot_v1_dot_session__service__pb2.ReadBlobRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_session__service__pb2.ReadBlobResponse.FromString,
+                _registered_method=True)
 
 
 class SessionServiceServicer:
@@ -110,7 +115,8 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSession(self, request, context):
-        """Deletes a session with its runs, their logs and its messages. ABORTED (SESSION_BUSY) while a run holds it.
+        """Deletes a session with its runs, their logs, its messages, and the files that no other session refers to. ABORTED
+        (SESSION_BUSY) while a run holds it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,6 +138,13 @@ class SessionServiceServicer:
 
     def UpdateSessionState(self, request, context):
         """Changes some of those values, all or none. ABORTED (SESSION_BUSY) while a run holds the session.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadBlob(self, request, context):
+        """Returns the bytes of a file that an event or a message of the session names by Blob.sha256, piece by piece.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,6 +192,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.UpdateSessionState,
                     request_deserializer=bough_dot_v1_dot_session__service__pb2.UpdateSessionStateRequest.FromString,
                     response_serializer=bough_dot_v1_dot_session__service__pb2.UpdateSessionStateResponse.SerializeToString,
+            ),
+            'ReadBlob': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadBlob,
+                    request_deserializer=bough_dot_v1_dot_session__service__pb2.ReadBlobRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_session__service__pb2.ReadBlobResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +416,33 @@ class SessionService:
             '/bough.v1.SessionService/UpdateSessionState',
             bough_dot_v1_dot_session__service__pb2.UpdateSessionStateRequest.SerializeToString,
             bough_dot_v1_dot_session__service__pb2.UpdateSessionStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadBlob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/bough.v1.SessionService/ReadBlob',
+            bough_dot_v1_dot_session__service__pb2.ReadBlobRequest.SerializeToString,
+            bough_dot_v1_dot_session__service__pb2.ReadBlobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,13 +42,17 @@ class SessionServiceStub:
     UpdateSession: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.UpdateSessionRequest, _session_service_pb2.UpdateSessionResponse]
     """Changes the labels of a session."""
     DeleteSession: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.DeleteSessionRequest, _session_service_pb2.DeleteSessionResponse]
-    """Deletes a session with its runs, their logs and its messages. ABORTED (SESSION_BUSY) while a run holds it."""
+    """Deletes a session with its runs, their logs, its messages, and the files that no other session refers to. ABORTED
+    (SESSION_BUSY) while a run holds it.
+    """
     ListMessages: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.ListMessagesRequest, _session_service_pb2.ListMessagesResponse]
     """Lists the messages of a session, those of the root agents and of sub-agents in one order, newest first."""
     GetSessionState: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.GetSessionStateRequest, _session_service_pb2.GetSessionStateResponse]
     """Returns the values that the session's runs share, including what a run in progress has changed so far."""
     UpdateSessionState: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.UpdateSessionStateRequest, _session_service_pb2.UpdateSessionStateResponse]
     """Changes some of those values, all or none. ABORTED (SESSION_BUSY) while a run holds the session."""
+    ReadBlob: _grpc.UnaryStreamMultiCallable[_session_service_pb2.ReadBlobRequest, _session_service_pb2.ReadBlobResponse]
+    """Returns the bytes of a file that an event or a message of the session names by Blob.sha256, piece by piece."""
 
 @_typing.type_check_only
 class SessionServiceAsyncStub(SessionServiceStub):
@@ -64,13 +68,17 @@ class SessionServiceAsyncStub(SessionServiceStub):
     UpdateSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.UpdateSessionRequest, _session_service_pb2.UpdateSessionResponse]  # type: ignore[assignment]
     """Changes the labels of a session."""
     DeleteSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.DeleteSessionRequest, _session_service_pb2.DeleteSessionResponse]  # type: ignore[assignment]
-    """Deletes a session with its runs, their logs and its messages. ABORTED (SESSION_BUSY) while a run holds it."""
+    """Deletes a session with its runs, their logs, its messages, and the files that no other session refers to. ABORTED
+    (SESSION_BUSY) while a run holds it.
+    """
     ListMessages: _aio.UnaryUnaryMultiCallable[_session_service_pb2.ListMessagesRequest, _session_service_pb2.ListMessagesResponse]  # type: ignore[assignment]
     """Lists the messages of a session, those of the root agents and of sub-agents in one order, newest first."""
     GetSessionState: _aio.UnaryUnaryMultiCallable[_session_service_pb2.GetSessionStateRequest, _session_service_pb2.GetSessionStateResponse]  # type: ignore[assignment]
     """Returns the values that the session's runs share, including what a run in progress has changed so far."""
     UpdateSessionState: _aio.UnaryUnaryMultiCallable[_session_service_pb2.UpdateSessionStateRequest, _session_service_pb2.UpdateSessionStateResponse]  # type: ignore[assignment]
     """Changes some of those values, all or none. ABORTED (SESSION_BUSY) while a run holds the session."""
+    ReadBlob: _aio.UnaryStreamMultiCallable[_session_service_pb2.ReadBlobRequest, _session_service_pb2.ReadBlobResponse]  # type: ignore[assignment]
+    """Returns the bytes of a file that an event or a message of the session names by Blob.sha256, piece by piece."""
 
 class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     """Stores conversations. A Run that names no session creates one."""
@@ -113,7 +121,9 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_service_pb2.DeleteSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_service_pb2.DeleteSessionResponse, _abc.Awaitable[_session_service_pb2.DeleteSessionResponse]]:
-        """Deletes a session with its runs, their logs and its messages. ABORTED (SESSION_BUSY) while a run holds it."""
+        """Deletes a session with its runs, their logs, its messages, and the files that no other session refers to. ABORTED
+        (SESSION_BUSY) while a run holds it.
+        """
 
     @_abc_1.abstractmethod
     def ListMessages(
@@ -138,5 +148,13 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_session_service_pb2.UpdateSessionStateResponse, _abc.Awaitable[_session_service_pb2.UpdateSessionStateResponse]]:
         """Changes some of those values, all or none. ABORTED (SESSION_BUSY) while a run holds the session."""
+
+    @_abc_1.abstractmethod
+    def ReadBlob(
+        self,
+        request: _session_service_pb2.ReadBlobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_session_service_pb2.ReadBlobResponse], _abc.AsyncIterator[_session_service_pb2.ReadBlobResponse]]:
+        """Returns the bytes of a file that an event or a message of the session names by Blob.sha256, piece by piece."""
 
 def add_SessionServiceServicer_to_server(servicer: SessionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

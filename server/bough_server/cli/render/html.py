@@ -7,6 +7,7 @@ from typing import Final
 
 from bough import text_of
 from bough.v1 import execution_pb2, invocation_pb2, message_pb2, step_pb2
+from bough_server.blobs import file_text
 from bough_server.cli.render.format import (
     between,
     cost_text,
@@ -158,6 +159,8 @@ def _message(title: str, message: message_pb2.Message) -> Iterator[str]:
     for part in message.parts:
         if part.data_json:
             yield from _json(title, part.data_json, is_cut=part.truncated)
+        elif part.HasField("blob"):
+            yield from _block(title, file_text(part.blob))
 
 
 def _json(title: str, text: str, *, is_cut: bool) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Final
 
 from bough import text_of
 from bough.v1 import event_pb2, execution_pb2, fork_pb2, input_pb2, message_pb2, session_pb2, step_pb2
+from bough_server.blobs import file_text
 from bough_server.cli.render.format import counted, enum_text, error_text, one_line, time_text
 
 _RESUMED: Final = {
@@ -123,11 +124,21 @@ def outcome_text(outcome: message_pb2.ToolOutcome) -> str:
 
 def parts_text(result: message_pb2.ToolResult) -> str:
     """Return what a tool returned as text, without its error."""
-    return text_of(message_pb2.Message(parts=result.parts))
+    return content_text(message_pb2.Message(parts=result.parts))
+
+
+def content_text(message: message_pb2.Message) -> str:
+    """Return the text of a message, then a description of each of its files, such as "[image/png, 300 KB]"."""
+    return " ".join(filter(None, (text_of(message), *file_texts(message))))
+
+
+def file_texts(message: message_pb2.Message) -> list[str]:
+    """Describe each file of a message."""
+    return [file_text(part.blob) for part in message.parts if part.HasField("blob")]
 
 
 def _with_parts(failure: str, parts: Sequence[message_pb2.Part]) -> str:
-    text = text_of(message_pb2.Message(parts=parts))
+    text = content_text(message_pb2.Message(parts=parts))
     return f"{failure}; {text}" if failure and text else failure or text
 
 
@@ -143,7 +154,7 @@ def _changes(changes: fork_pb2.ForkChanges) -> list[str]:
     changed = [f"model of {name} is {agent.model}" for name, agent in agents if agent.HasField("model")]
     changed += [f"another instruction of {name}" for name, agent in agents if agent.HasField("instruction")]
     if changes.HasField("input"):
-        changed.append(f"input {one_line(text_of(changes.input))}")
+        changed.append(f"input {one_line(content_text(changes.input))}")
     return changed + [
         f"result of {edit.call_id}: {one_line(outcome_text(edit.outcome))}" for edit in changes.tool_results
     ]

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from bough import text_of
 from bough.v1 import error_pb2, event_pb2, execution_pb2, message_pb2
 from bough_server.cli.render.format import clip, duration_text, enum_text, error_text, one_line, seconds_text
 from bough_server.cli.render.notes import (
     cancelling_text,
     changes_text,
     compacted_text,
+    content_text,
     ending_text,
     expiry_text,
     finish_text,
@@ -80,19 +80,21 @@ def _requested(event: AgentEvent) -> str:
 
 
 _GISTS: Final[Mapping[str, Callable[[AgentEvent], str]]] = {
-    "run_started": lambda e: _noted(_start(e.run_started), text_of(e.run_started.input)),
+    "run_started": lambda e: _noted(_start(e.run_started), content_text(e.run_started.input)),
     "run_dequeued": lambda e: first_member_text(e.run_dequeued.starts_with) if e.run_dequeued.starts_with else "",
     "run_queued": lambda e: queued_text(e.run_queued),
     "run_resumed": lambda e: resumed_text(e.run_resumed),
     "run_forked": lambda e: forked_text(e.run_forked),
     "run_interrupted": lambda e: interrupted_text(e.run_interrupted),
-    "run_completed": lambda e: _noted(ending_text(e.run_completed.end_reason), text_of(e.run_completed.final_answer)),
+    "run_completed": lambda e: _noted(
+        ending_text(e.run_completed.end_reason), content_text(e.run_completed.final_answer)
+    ),
     "run_failed": lambda e: error_text(e.run_failed.error),
     "run_cancelled": lambda e: _cancelled(e.run_cancelled.cancel_reason, e.run_cancelled.error),
-    "sub_agent_started": lambda e: _noted(kind_text(e.sub_agent_started.kind), text_of(e.sub_agent_started.input)),
+    "sub_agent_started": lambda e: _noted(kind_text(e.sub_agent_started.kind), content_text(e.sub_agent_started.input)),
     "sub_agent_partial": lambda e: e.sub_agent_partial.text,
     "sub_agent_completed": lambda e: _noted(
-        ending_text(e.sub_agent_completed.end_reason), text_of(e.sub_agent_completed.output)
+        ending_text(e.sub_agent_completed.end_reason), content_text(e.sub_agent_completed.output)
     ),
     "sub_agent_failed": lambda e: _cancelled(e.sub_agent_failed.cancel_reason, e.sub_agent_failed.error),
     "llm_started": lambda e: f"{e.llm_started.provider}/{e.llm_started.model}",
@@ -100,7 +102,9 @@ _GISTS: Final[Mapping[str, Callable[[AgentEvent], str]]] = {
     "llm_reasoning_delta": lambda e: e.llm_reasoning_delta.text,
     "llm_tool_call_delta": lambda e: f"{e.llm_tool_call_delta.name} {e.llm_tool_call_delta.arguments_delta}",
     "llm_retrying": _retrying,
-    "llm_completed": lambda e: _noted(finish_text(e.llm_completed.response), text_of(e.llm_completed.response.message)),
+    "llm_completed": lambda e: _noted(
+        finish_text(e.llm_completed.response), content_text(e.llm_completed.response.message)
+    ),
     "llm_failed": lambda e: error_text(e.llm_failed.error),
     "tool_started": lambda e: f"{e.tool_started.call.name} {e.tool_started.call.arguments_json}",
     "tool_output": lambda e: e.tool_output.text,

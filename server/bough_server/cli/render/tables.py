@@ -7,6 +7,7 @@ from rich.text import Text
 
 from bough import text_of
 from bough.v1 import agent_pb2, execution_pb2, message_pb2, model_pb2, run_pb2, session_pb2, usage_pb2
+from bough_server.blobs import blobs_in, file_text
 from bough_server.cli.render.format import (
     clip,
     cost_text,
@@ -140,6 +141,7 @@ def message_lines(message: message_pb2.Message, *, width: int) -> list[Text]:
     head.append(message.author or "?", style="bold").append(f"  {kind}", style="dim")
     lines = [_fitted(head, width)]
     lines += [Text(f"      {line}") for line in printable(text_of(message)).splitlines()]
+    lines += [Text(f"      {line}", style="dim") for line in map(one_line, _named_files(message))]
     for part in message.parts:
         if part.HasField("tool_call"):
             call = f"→ {part.tool_call.name} {one_line(part.tool_call.arguments_json)}"
@@ -148,6 +150,11 @@ def message_lines(message: message_pb2.Message, *, width: int) -> list[Text]:
             result = f"← {part.tool_result.call.name}  {one_line(result_text(part.tool_result))}"
             lines.append(Text("      " + clip(result, max(8, width - 6)), style="blue"))
     return lines
+
+
+def _named_files(message: message_pb2.Message) -> list[str]:
+    """Describe each file of a message, with the hash by which `bough sessions file` reads it."""
+    return [" ".join(filter(None, (file_text(blob), blob.sha256))) for blob in blobs_in(message.parts)]
 
 
 def _model(agent: agent_pb2.Agent) -> str:

@@ -77,13 +77,12 @@ def contents(messages: Sequence[message_pb2.Message], *, name: str = "") -> list
     """Return the messages in the API's format; neighbors of one role and kind are joined."""
     bodies: list[Body] = []
     last = ""
-    for message in messages:
-        for kind, parts in _parts_by_kind(message, name):
-            if kind == last:
-                bodies[-1] = {"role": bodies[-1]["role"], "parts": [*_parts_of(bodies[-1]), *parts]}
-            else:
-                bodies.append({"role": "model" if kind == "model" else "user", "parts": parts})
-            last = kind
+    for kind, parts in _in_order(messages, name):
+        if kind == last:
+            bodies[-1] = {"role": bodies[-1]["role"], "parts": [*_parts_of(bodies[-1]), *parts]}
+        else:
+            bodies.append({"role": "model" if kind == "model" else "user", "parts": parts})
+        last = kind
     if not bodies or bodies[0]["role"] != "user":
         bodies.insert(0, {"role": "user", "parts": [{"text": _LEFT_OUT}]})
     if bodies[-1]["role"] != "user":
@@ -96,8 +95,24 @@ def _parts_of(body: Body) -> list[Body]:
     return parts if isinstance(parts, list) else []
 
 
+def _in_order(messages: Sequence[message_pb2.Message], name: str) -> Iterator[tuple[str, list[Body]]]:
+    """Yield parts by kind; the files of results come after all results, which the API wants in one message."""
+    files: list[Body] = []
+    for message in messages:
+        for kind, parts in _parts_by_kind(message, name):
+            if kind == "files":
+                files += parts
+                continue
+            if files and kind != "results":
+                yield "user", files
+                files = []
+            yield kind, parts
+    if files:
+        yield "user", files
+
+
 def _parts_by_kind(message: message_pb2.Message, name: str) -> Iterator[tuple[str, list[Body]]]:
-    """Yield parts of the kinds model, results and user; the files of results are the user's."""
+    """Yield parts of the kinds model, results, files of results, and user."""
     if message.role == message_pb2.ROLE_ASSISTANT:
         if parts := list(_model(message.parts, name)):
             yield "model", parts
@@ -107,9 +122,9 @@ def _parts_by_kind(message: message_pb2.Message, name: str) -> Iterator[tuple[st
         yield "user", _user(message.parts) or [{"text": _EMPTY}]
         return
     yield "results", [_result(result) for result in results]
-    files = [part for result in results for part in result.parts if part.HasField("blob")]
-    if files:
-        yield "user", [{"text": f"[files of {results[0].call.name}]"}, *_user(files)]
+    for result in results:
+        if files := [part for part in result.parts if part.HasField("blob") and _is_sent(part.blob)]:
+            yield "files", [{"text": f"[files of {result.call.name}]"}, *_user(files)]
 
 
 def _model(parts: Sequence[message_pb2.Part], name: str) -> Iterator[Body]:
@@ -137,7 +152,7 @@ def _call(call: message_pb2.ToolCall, name: str, *, is_first: bool) -> Body:
 
 
 def _result(result: message_pb2.ToolResult) -> Body:
-    outcome = {"error" if result.HasField("error") else "output": result_text(result)}
+    outcome = {"error" if result.HasField("error") else "output": result_text(result, apart=_is_sent)}
     return {"functionResponse": {"id": result.call.call_id, "name": result.call.name, "response": outcome}}
 
 
@@ -149,8 +164,13 @@ def _user_part(part: message_pb2.Part) -> Body:
     return _blob(part.blob) if part.HasField("blob") else {"text": as_text(part)}
 
 
+def _is_sent(blob: message_pb2.Blob) -> bool:
+    """Return whether the API has a place for a file; else it is said in words."""
+    return blob.media_type.startswith(_INLINE)
+
+
 def _blob(blob: message_pb2.Blob) -> Body:
-    if not blob.media_type.startswith(_INLINE):
+    if not _is_sent(blob):
         return {"text": blob_as_text(blob)}
     if blob.uri:
         return {"fileData": {"mimeType": blob.media_type, "fileUri": blob.uri}}

@@ -113,11 +113,34 @@ def chat_messages(
     name: str = "",
     reasoning: SentReasoning = "as_sent",
 ) -> list[Body]:
-    """Return the instruction and the messages in the API's format; each tool result is a separate message."""
+    """Return the instruction and the messages in the API's format; each tool result is a separate message.
+
+    The API takes no files in results, and no other message between those of one answer's calls: a message of the user
+    after the last of them has their files.
+    """
     bodies: list[Body] = [{"role": "system", "content": instruction}] if instruction else []
+    files: list[Body] = []
     for message in messages:
+        if files and message.role != message_pb2.ROLE_TOOL:
+            bodies.append({"role": "user", "content": files})
+            files = []
         bodies.extend(_bodies(message, name=name, reasoning=reasoning))
-    return bodies
+        if message.role == message_pb2.ROLE_TOOL:
+            files += [piece for part in message.parts for piece in _files(part.tool_result)]
+    return [*bodies, {"role": "user", "content": files}] if files else bodies
+
+
+def _files(result: message_pb2.ToolResult) -> list[Body]:
+    files = [_blob(part.blob) for part in result.parts if part.HasField("blob") and _is_sent(part.blob)]
+    return [_text(f"[files of {result.call.name}]"), *files] if files else []
+
+
+def _is_sent(blob: message_pb2.Blob) -> bool:
+    """Return whether the API has a place for a file; else it is said in words."""
+    kind = blob.media_type
+    if kind.startswith("image/") or kind in _AUDIO_FORMATS:
+        return kind.startswith("image/") or blob.WhichOneof("source") == "data"
+    return blob.WhichOneof("source") == "data" and not kind.startswith(("text/", "audio/", "video/"))
 
 
 def _bodies(message: message_pb2.Message, *, name: str, reasoning: SentReasoning) -> list[Body]:
@@ -167,7 +190,7 @@ def _call(call: message_pb2.ToolCall, name: str) -> Body:
 
 
 def _result(result: message_pb2.ToolResult) -> Body:
-    return {"role": "tool", "tool_call_id": result.call.call_id, "content": result_text(result)}
+    return {"role": "tool", "tool_call_id": result.call.call_id, "content": result_text(result, apart=_is_sent)}
 
 
 def _text(text: str) -> Body:
@@ -176,15 +199,13 @@ def _text(text: str) -> Body:
 
 def _blob(blob: message_pb2.Blob) -> Body:
     kind = blob.media_type
+    if not _is_sent(blob):
+        return _text(blob_as_text(blob))
     if kind.startswith("image/"):
         return {"type": "image_url", "image_url": {"url": blob.uri or data_uri(blob)}}
-    if not blob.data or kind.startswith("text/"):
-        return _text(blob_as_text(blob))
     if kind in _AUDIO_FORMATS:
         data = base64.b64encode(blob.data).decode()
         return {"type": "input_audio", "input_audio": {"data": data, "format": _AUDIO_FORMATS[kind]}}
-    if kind.startswith(("audio/", "video/")):
-        return _text(blob_as_text(blob))
     return {"type": "file", "file": {"filename": blob.filename or "file", "file_data": data_uri(blob)}}
 
 

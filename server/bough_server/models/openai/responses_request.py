@@ -15,6 +15,7 @@ from bough_server.models.structured_output import (
     blob_as_text,
     content,
     data_uri,
+    error_text,
     further_settings,
     instruction_with_schema,
     responses_format,
@@ -122,7 +123,11 @@ def _reasoning(thought: message_pb2.Reasoning) -> Body:
 
 
 def _result(result: message_pb2.ToolResult) -> Body:
-    return {"type": "function_call_output", "call_id": result.call.call_id, "output": result_text(result)}
+    output: object = result_text(result)
+    if any(part.HasField("blob") for part in result.parts):
+        error = [_text(error_text(result))] if result.HasField("error") else []
+        output = [*error, *content(result.parts, text=_text, blob=_blob)]
+    return {"type": "function_call_output", "call_id": result.call.call_id, "output": output}
 
 
 def _text(text: str) -> Body:

@@ -27,6 +27,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from bough_server.store.ports import Record
 from bough_server.store.projected import NOTHING, Projected
 from bough_server.store.sql import tables
+from bough_server.store.sql.blobs import write_blobs
 from bough_server.store.sql.jobs import Append
 from bough_server.store.sql.rows import (
     Row,
@@ -224,6 +225,9 @@ def write_appends(connection: Connection, appends: Sequence[Append]) -> None:
         if cursor.rowcount != len(ends):
             raise Refused
         cursor.executemany(_INSERT_EVENTS, rows)
+        for append in appends:
+            if append.has_blobs:
+                _write_blobs(cursor, append)
     finally:
         cursor.close()
     if derived:
@@ -261,9 +265,14 @@ def write_first(connection: Connection, first: FirstRecords) -> None:
     cursor = connection.connection.cursor()
     try:
         insert_events(cursor, first.run_id, first.records)
+        _write_blobs(cursor, first)
     finally:
         cursor.close()
     write_derived(connection, [first])
+
+
+def _write_blobs(cursor: DBAPICursor, one: "Append | FirstRecords") -> None:
+    write_blobs(cursor, tenant_id=one.tenant_id, session_id=one.session_id, run_id=one.run_id, records=one.records)
 
 
 def insert_events(cursor: DBAPICursor, run_id: str, records: Sequence[Record]) -> None:

@@ -16,6 +16,7 @@ from bough_server.store.projected import LogAddress, Projected
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import FirstRecords, write_first
+from bough_server.store.sql.blobs import check_blobs, share_blobs
 from bough_server.store.sql.create_run import check_request, insert_run, insert_session, is_accepted
 from bough_server.store.sql.log_heads import Head, LogHeads, stored_records
 
@@ -105,24 +106,28 @@ def fold_fork(connection: Connection, new_fork: NewFork) -> FoldedFork:
 
 
 def accept_fork(connection: Connection, heads: LogHeads, folded: FoldedFork) -> None:
-    """Create a fork. Raises RequestIdTaken and NotFound, both before it writes anything."""
+    """Create a fork. Raises RequestIdTaken, NotFound and InvalidRequest, all before it writes anything."""
     new_fork = folded.new_fork
     if is_accepted(connection, new_fork.run_id, new_fork.records[0]):
         return
     check_request(connection, new_fork.principal, new_fork.request_id)
     origin_session = _origin_session(connection, new_fork)  # again: the origin may have been deleted since the fold
+    tenant_id = folded.address.tenant_id
+    check_blobs(connection, tenant_id=tenant_id, session_id=origin_session, records=new_fork.records)
     _write_rows(connection, folded)
     connection.execute(_COPY_EVENTS, {"fork": new_fork.run_id, **_origin(new_fork)})
     copied: dict[str, object] = {
         "own_session": new_fork.session_id,
         "its_session": origin_session,
-        "tenant": folded.address.tenant_id,
+        "tenant": tenant_id,
     }
     copied |= {"fork": new_fork.run_id, "cut": folded.fold.session_cut}
     copied["shared_position"] = folded.fold.shared_position
     connection.execute(_COPY_MESSAGES, copied)
     del copied["cut"]
     connection.execute(_COPY_CALLS, {**copied, **_origin(new_fork)})
+    del copied["shared_position"]
+    share_blobs(connection, {**copied, **_origin(new_fork)})
     first = FirstRecords(
         run_id=new_fork.run_id,
         tenant_id=folded.address.tenant_id,

@@ -22,6 +22,7 @@ from bough_server.store.sql.append import (
     insert_events,
     run_time,
 )
+from bough_server.store.sql.blobs import check_blobs, write_blobs
 from bough_server.store.sql.log_heads import Head, LogHeads
 from bough_server.store.sql.rows import message_rows, run_state_row
 
@@ -75,13 +76,18 @@ _KEEP_DEFINITION: Final = DriverStatement(upsert(tables.definitions).on_conflict
 
 
 def accept(connection: Connection, heads: LogHeads, new_run: NewRun) -> None:
-    """Create a run. Raises RequestIdTaken, NotFound, SessionBusy and SessionMoved, all before it writes anything."""
+    """Create a run.
+
+    Raises RequestIdTaken, NotFound, SessionBusy, SessionMoved and InvalidRequest, all before it writes anything.
+    """
     if is_accepted(connection, new_run.run_id, new_run.first):
         return
     check_request(connection, new_run.principal, new_run.request_id)
     if new_run.queued is not None:
         _check_queue(connection, new_run)
     is_first = new_run.new_session or (new_run.queued is None and not _is_there(connection, new_run))
+    tenant_id, session_id = new_run.principal.tenant_id, new_run.session_id
+    check_blobs(connection, tenant_id=tenant_id, session_id=session_id, records=[new_run.first])
     address = LogAddress(
         run_id=new_run.run_id,
         tenant_id=new_run.principal.tenant_id,
@@ -206,6 +212,8 @@ def _write(
             definitions=new_run.definitions,
         )
         insert_events(cursor, new_run.run_id, records)
+        tenant_id, session_id = address.tenant_id, address.session_id
+        write_blobs(cursor, tenant_id=tenant_id, session_id=session_id, run_id=new_run.run_id, records=records)
         if projected.run_state is not None:
             _MOVE_RUN.write(cursor, [run_state_row(new_run.run_id, projected.run_state)])
     finally:

@@ -15,11 +15,25 @@ T = TypeVar("T")
 class Append:
     """Records for one log, written all or none. They are projected once, so that every attempt writes the same."""
 
-    __slots__ = ("epoch", "future", "is_uncertain", "projected", "records", "run_id", "session_id", "size", "tenant_id")
+    __slots__ = (
+        "epoch",
+        "future",
+        "has_blobs",
+        "is_uncertain",
+        "projected",
+        "records",
+        "run_id",
+        "session_id",
+        "size",
+        "tenant_id",
+    )
 
     def __init__(self, run_id: str, epoch: int, records: Sequence[Record], future: asyncio.Future[None]) -> None:
         self.run_id, self.epoch, self.records, self.future = run_id, epoch, records, future
         self.size = sum(len(record.data) for record in records)
+        self.has_blobs = any(record.blobs for record in records)
+        if self.has_blobs:
+            self.size += sum(len(blob.data or b"") for record in records for blob in record.blobs)
         self.projected: Projected | None = None
         self.tenant_id = self.session_id = ""
         self.is_uncertain = False

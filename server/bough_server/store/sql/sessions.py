@@ -13,6 +13,7 @@ from bough_server.session_state import MAX_STATE_BYTES, applied, fits, json_of, 
 from bough_server.store.ports import Page, Principal, SessionCut, StoredCall, StoredMessage
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import SET_STATE
+from bough_server.store.sql.blobs import delete_blobs
 from bough_server.store.sql.create_run import labels_text, session_busy
 from bough_server.store.sql.pages import Listing, key_of, read_page, token_of
 from bough_server.store.sql.readers import Readers
@@ -281,6 +282,7 @@ def _delete(connection: Connection, *, tenant_id: str, session_id: str) -> None:
         raise NotFound("session", session_id)
     if row.current_run_id:
         raise session_busy(session_id, row.current_run_id)
+    delete_blobs(connection, tenant_id=tenant_id, session_id=session_id)
     for statement in _DELETIONS:
         connection.execute(statement, {"tenant": tenant_id, "session": session_id})
     connection.execute(_UNNAMED)  # definitions are shared between runs: delete those that no other run names

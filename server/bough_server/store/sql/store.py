@@ -9,6 +9,7 @@ import structlog
 from sqlalchemy import Connection
 
 from bough_server.store.sql.agents import SqlAgents, SqlCatalog
+from bough_server.store.sql.blobs import SqlBlobs
 from bough_server.store.sql.database import (
     Durability,
     make_folder,
@@ -65,6 +66,7 @@ class Store:
         self.log = SqlEventLog(queue, readers, windows)
         self.runs = SqlRunIndex(readers)
         self.sessions = SqlSessions(queue, readers)
+        self.blobs = SqlBlobs(readers)
         self.catalog = SqlCatalog(readers)
         self.agents = SqlAgents(queue, readers)
         self.usage = SqlUsageLedger(readers)

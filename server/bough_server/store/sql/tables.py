@@ -149,6 +149,34 @@ class CallRow(_Row, table=True):
     data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
 
 
+class BlobRow(_Row, table=True):
+    """The bytes of a file, once for each tenant; they are kept as long as a row of SessionBlobRow names them."""
+
+    __tablename__ = "blobs"
+
+    # With a rowid: SQLite keeps large values apart from the rows only in such tables.
+    tenant_id: str = Field(primary_key=True)
+    sha256: str = Field(primary_key=True)
+    data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+
+
+class SessionBlobRow(_Row, table=True):
+    """A file that a run of a session got first with the append that begins at `sequence`.
+
+    What MessageRow says of runs of other sessions holds here too.
+    """
+
+    __tablename__ = "session_blobs"
+    __table_args__ = (Index("sessions_of_blob", "tenant_id", "sha256", "session_id"), {"sqlite_with_rowid": False})
+
+    tenant_id: str = Field(primary_key=True)
+    session_id: str = Field(primary_key=True)
+    sha256: str = Field(primary_key=True)
+    run_id: str = Field(primary_key=True)
+    sequence: int
+    media_type: str
+
+
 class UsageRow(_Row, table=True):
     """A line of the usage ledger, one for each attempt that was sent to a model; it outlives its run.
 
@@ -250,6 +278,8 @@ runs: Final[Table] = metadata.tables["runs"]
 sessions: Final[Table] = metadata.tables["sessions"]
 messages: Final[Table] = metadata.tables["messages"]
 calls: Final[Table] = metadata.tables["calls"]
+blobs: Final[Table] = metadata.tables["blobs"]
+session_blobs: Final[Table] = metadata.tables["session_blobs"]
 usage_entries: Final[Table] = metadata.tables["usage_entries"]
 definitions: Final[Table] = metadata.tables["definitions"]
 run_definitions: Final[Table] = metadata.tables["run_definitions"]
