@@ -385,7 +385,7 @@ async def test_the_files_of_parallel_calls_come_after_all_their_results(tmp_path
         )
         for one, own in zip(made, parts, strict=True)
     ]
-    async with talking(tmp_path) as (model, server):
+    async with PROVIDER.talking(tmp_path) as (model, server):
         await answer(model, asking(user("a"), assistant("", *made), *results, user("b"), tools=[LOOKUP]))
     answered, files = server.requests[0]["contents"][2:]
     assert [part["functionResponse"]["response"]["output"] for part in answered["parts"]] == [

@@ -92,6 +92,7 @@ def read_file(
 
 async def _read_file(target: Target, text: str, sha256: str, *, output: Path | None) -> ExitCode:
     from bough_server.cli.connection import connected, resolve_session
+    from bough_server.errors import ConfigurationError
 
     if output is None and sys.stdout.isatty():
         raise ConfigurationError("A terminal cannot show a file: name one with --output, or redirect the output.")
@@ -110,6 +111,7 @@ async def _read_file(target: Target, text: str, sha256: str, *, output: Path | N
 async def _whole_hash(client: "AsyncClient", session_id: str, sha256: str) -> str:
     """Return the hash that begins like this among those of a session's messages; a whole one as it is."""
     from bough_server.blobs import blobs_in
+    from bough_server.errors import ConfigurationError
 
     if len(sha256) == _HASH_DIGITS:
         return sha256

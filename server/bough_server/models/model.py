@@ -55,7 +55,10 @@ class ModelRequest:
     output_schema_json: str = ""
     """JSON Schema of a text answer; empty: none. The caller checks whether the answer matches it."""
     forms: Sequence[MessageForms] = field(default=(), repr=False, compare=False)
-    """Kept forms of the first messages, which are the same in the next request; see `forms_of`. Empty once files are read."""
+    """Kept forms of the first messages, which are the same in the next request; see `forms_of`.
+
+    Empty once the request has the bytes of files.
+    """
     agent: str = ""
     """The calling agent. Never sent to a provider; the scripted model selects its turns by it."""
 

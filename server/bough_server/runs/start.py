@@ -1,6 +1,6 @@
 """Start runs: hold the session or join its queue, create the run with its first events, and launch it."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
