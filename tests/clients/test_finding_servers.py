@@ -1,14 +1,13 @@
 """Which server a command uses: the one that has its database, also with --embedded; a wrong address fails at once."""
 
+import asyncio
 import os
 import shutil
 import signal
 import socket
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -23,7 +22,6 @@ from tests.support.processes import serving
 from tests.support.projects import llm, write_project
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-T = TypeVar("T")
 
 READING = (
     ("runs",),
@@ -45,18 +43,6 @@ READING = (
 def project(folder: Path, answer: str = "Hm.") -> Path:
     folder.mkdir(exist_ok=True)
     return write_project(folder, llm("alone"), script={"alone": [answer] * 9})
-
-
-async def quickest(work: Callable[[], Awaitable[T]]) -> tuple[T, float]:
-    """The result and the seconds of the quickest of up to three tries: a busy machine may be slow once."""
-    took: list[float] = []
-    for _ in range(3):
-        begun = time.monotonic()
-        made = await work()
-        took.append(time.monotonic() - begun)
-        if took[-1] < 2.0:
-            break
-    return made, min(took)
 
 
 @asynccontextmanager
@@ -164,9 +150,9 @@ async def test_a_run_is_watched_and_cancelled_in_the_server_of_the_command_that_
     assert (cancelled.code, running.returncode) == (0, 4)
 
 
-async def test_a_wrong_address_fails_within_two_seconds() -> None:
-    async with held_socket() as port:
-        silent, took = await quickest(lambda: bough("--address", f"127.0.0.1:{port}", "runs"))
+async def test_a_wrong_address_fails_long_before_a_dropped_stream_would_be_given_up() -> None:
+    async with held_socket() as port, asyncio.timeout(Rejoining().timeout / 2):
+        silent = await bough("--address", f"127.0.0.1:{port}", "runs")
     free = await bough("--address", "127.0.0.1:1", "run", "lead", "hi")
     unknown = await bough("--address", "no-such-host.invalid:50051", "runs")
     for ended, address in (
@@ -176,17 +162,12 @@ async def test_a_wrong_address_fails_within_two_seconds() -> None:
     ):
         sentence = f"No server answers at {address}: start one there, or omit the address.\n"
         assert ended == Finished(code=2, out="", err=sentence)
-    assert took < 2.0
 
 
-async def test_a_client_that_never_reached_a_server_gives_up_within_two_seconds() -> None:
-    async def give_up() -> None:
-        async with AsyncClient("127.0.0.1:1") as client:
-            with pytest.raises(Unavailable, match="failed to connect"):
-                await collect(client.run("lead", "hi"))
-
-    _, took = await quickest(give_up)
-    assert took < 2.0
+async def test_a_client_that_never_reached_a_server_gives_up_long_before_a_dropped_stream_would_be() -> None:
+    async with AsyncClient("127.0.0.1:1") as client, asyncio.timeout(Rejoining().timeout / 2):
+        with pytest.raises(Unavailable, match="failed to connect"):
+            await collect(client.run("lead", "hi"))
 
 
 async def test_a_drop_is_reported_once_and_the_run_is_rejoined() -> None:
