@@ -56,8 +56,9 @@ class SessionHistory:
 
     def view(self, key: Hashable, make: Callable[[], SessionView]) -> SessionView:
         """Return what an agent sees of it; `key` tells views apart, and `make` returns an empty one."""
-        before = self._views.pop(key, None) or make()
+        before = self._views.get(key) or make()
         view = self._views[key] = before.extended(self.entries)
+        self._views.move_to_end(key)
         self.size += view.size - before.size
         if len(self._views) > _MOST_VIEWS:
             _, dropped = self._views.popitem(last=False)
