@@ -35,13 +35,13 @@ def blob(data: bytes, media_type: str = "image/png", *, is_there: bool = False) 
 
 def bringing(records: Sequence[Record], *blobs: StoredBlob) -> list[Record]:
     """The records, of which the first brings files."""
-    return [replace(records[0], blobs=blobs), *records[1:]]
+    return [records[0]._replace(blobs=blobs), *records[1:]]
 
 
 async def start(store: Store, run: Made, *blobs: StoredBlob) -> None:
     """Create a run whose first event brings files."""
     new = run.new()
-    await store.log.create(replace(new, first=replace(new.first, blobs=blobs)))
+    await store.log.create(replace(new, first=new.first._replace(blobs=blobs)))
 
 
 async def end(store: Store, run: Made, *blobs: StoredBlob) -> None:

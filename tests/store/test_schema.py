@@ -201,6 +201,6 @@ async def test_a_database_of_before_files_is_upgraded_and_keeps_them_from_then_o
     run, file = Made(), StoredBlob(sha256="ab", media_type="image/png", data=b"photo")
     async with open_store(url) as store:
         new = run.new()
-        await store.log.create(replace(new, first=replace(new.first, blobs=[file])))
+        await store.log.create(replace(new, first=new.first._replace(blobs=[file])))
         assert (await store.blobs.read(ANNE, run.session_id, "ab")).data == b"photo"
     assert database_status(url).revision == migrations.HEAD

@@ -1,6 +1,5 @@
 """`bough sessions`: list and show sessions, their messages and their session state, and change that state."""
 
-import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,6 +90,8 @@ def read_file(
 
 
 async def _read_file(target: Target, text: str, sha256: str, *, output: Path | None) -> ExitCode:
+    from asyncio import to_thread
+
     from bough_server.cli.connection import connected, resolve_session
     from bough_server.errors import ConfigurationError
 
@@ -101,7 +102,7 @@ async def _read_file(target: Target, text: str, sha256: str, *, output: Path | N
         whole = await _whole_hash(connection.client, session_id, sha256)
         data = await connection.client.sessions.read_blob(session_id, whole)
     if output is not None:
-        await asyncio.to_thread(output.write_bytes, data)
+        await to_thread(output.write_bytes, data)
     else:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
