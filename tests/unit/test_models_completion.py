@@ -225,8 +225,11 @@ def test_a_chunk_of_plain_text_is_read_as_any_other(said: list[tuple[str, str]])
         saying({"role": "assistant", "content": text}, created=7, service_tier=tier or None, system_fingerprint="f")
         for text, tier in said
     ]
-    # What a choice has further is read by no one, but keeps its chunk from being read as a plain one.
-    other = [{**chunk, "choices": [{**each, "further": 1} for each in chunk["choices"]]} for chunk in plain]  # type: ignore[attr-defined]
+    # `audio` is not read, but keeps its chunk from being a plain one.
+    other = [
+        saying({"content": text, "audio": 1}, created=7, service_tier=tier or None, system_fingerprint="f")
+        for text, tier in said
+    ]
     (one, deltas), (another, same) = taken(*plain), taken(*other)
     assert deltas == same
     assert one.response(provider="p", model="m") == another.response(provider="p", model="m")

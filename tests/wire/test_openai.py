@@ -236,11 +236,11 @@ async def test_what_a_cancelled_call_had_used_so_far_is_known_by_its_meter() -> 
 
 
 async def test_a_meter_says_what_a_whole_answer_and_a_closed_one_used() -> None:
+    whole, left = AttemptMeter(), AttemptMeter()
     async with talking("plain") as (model, _):
-        whole, left = AttemptMeter(), AttemptMeter()
         assert len([item async for item in model.stream(asking(), meter=whole)]) > 1
-        async with aclosing(model.stream(asking(), meter=left)) as begun:
-            assert (await anext(begun))[0] == TextDelta("word0 ")
+    async with talking("stall") as (model, _), aclosing(model.stream(asking(), meter=left)) as begun:
+        assert (await anext(begun))[0] == TextDelta("word0 ")
     assert (whole, left) == (AttemptMeter(usage=USAGE, is_sent=True), AttemptMeter(is_sent=True))
 
 
