@@ -10,7 +10,7 @@ import pytest
 from bough.v1 import agent_pb2, event_pb2, follow_pb2, message_pb2, model_pb2, step_pb2, usage_pb2
 from bough_server.models.model import (
     AttemptMeter,
-    Delta,
+    Deltas,
     Model,
     ModelRequest,
     Price,
@@ -44,7 +44,7 @@ class Attentive:
 
     async def stream(
         self, request: ModelRequest, *, meter: AttemptMeter | None = None
-    ) -> AsyncIterator[Delta | step_pb2.LlmResponse]:
+    ) -> AsyncIterator[Deltas | step_pb2.LlmResponse]:
         """An answer that depends on the request alone."""
         self.heard.append(request)
         found = WORD.search("\n".join(map(text_of, request.messages)))
@@ -54,11 +54,11 @@ class Attentive:
         if request.agent == "lead" and request.messages[-1].role != message_pb2.ROLE_TOOL:
             call = message_pb2.ToolCall(name="call_clerk", arguments_json=f'{{"message": "{FILLER}"}}')
             call.provider_call_id = f"call-{len(self.heard)}"
-            yield ToolCallDelta(0, call.arguments_json, call.provider_call_id, call.name)
+            yield (ToolCallDelta(0, call.arguments_json, call.provider_call_id, call.name),)
             message.parts.add(tool_call=call)
         else:
             text = kept if request.agent.endswith(".summary") else f"{knows} {FILLER}"
-            yield TextDelta(text)
+            yield (TextDelta(text),)
             message.parts.add(text=text)
         used = usage_pb2.Usage(input_tokens=request_tokens(request), output_tokens=10)
         yield step_pb2.LlmResponse(provider="scripted", model="attentive", message=message, usage=used)

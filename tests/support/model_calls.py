@@ -6,7 +6,7 @@ from typing import cast
 
 from bough.v1 import message_pb2, model_pb2, step_pb2
 from bough_server.errors import ModelError
-from bough_server.models.model import Delta, Model, ModelRequest, ReasoningDelta, TextDelta, ToolSpec
+from bough_server.models.model import Delta, Deltas, Model, ModelRequest, ReasoningDelta, TextDelta, ToolSpec
 
 LOOKUP = ToolSpec(
     name="lookup",
@@ -61,7 +61,7 @@ async def answer(model: Model, request: ModelRequest) -> tuple[list[Delta], step
     response = items.pop()
     assert isinstance(response, step_pb2.LlmResponse)
     assert not any(isinstance(item, step_pb2.LlmResponse) for item in items)
-    deltas = cast(list[Delta], items)
+    deltas = [delta for item in items for delta in cast(Deltas, item)]
     assert text_of(deltas) == "".join(part.text for part in response.message.parts)
     return deltas, response
 
@@ -70,11 +70,12 @@ async def failure(model: Model, request: ModelRequest) -> tuple[list[Delta], Mod
     """The deltas of an attempt that fails, and how."""
     deltas: list[Delta] = []
     try:
-        stream = cast(AsyncGenerator[Delta | step_pb2.LlmResponse, None], model.stream(request))
+        stream = cast(AsyncGenerator[Deltas | step_pb2.LlmResponse, None], model.stream(request))
         async with aclosing(stream):
             async for item in stream:
                 assert not isinstance(item, step_pb2.LlmResponse)
-                deltas.append(item)
+                assert item, "an item has at least one delta"
+                deltas += item
     except ModelError as error:
         return deltas, error
     raise AssertionError("the model answered")

@@ -8,6 +8,7 @@ The ready file gets HOST:PORT once it serves. `GET /requests` tells how many req
 import argparse
 import asyncio
 import signal
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -110,7 +111,12 @@ def _resource(request: web.Request) -> str:
 
 @asynccontextmanager
 async def serving_model(
-    answer: str | Scenario, *, delta_interval: float = 0.0, delay: float = 0.0, port: int = 0
+    answer: str | Scenario,
+    *,
+    delta_interval: float = 0.0,
+    delay: float = 0.0,
+    port: int = 0,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[ModelServer]:
     """Serves a scenario on loopback in this event loop; a name means that of each of OpenAI's APIs.
 
@@ -126,10 +132,10 @@ async def serving_model(
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", port, backlog=2048)
+        site = web.TCPSite(runner, "127.0.0.1", port, backlog=2048, ssl_context=tls)
         await site.start()
         host, bound = runner.addresses[0][:2]
-        server.base_url = f"http://{host}:{bound}/v1"
+        server.base_url = f"http{'s' if tls else ''}://{host}:{bound}/v1"
         yield server
     finally:
         await runner.cleanup()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bough.v1 import agent_pb2, model_pb2, step_pb2
 from bough_server.models.limiter import ModelLimiter
-from bough_server.models.model import AttemptMeter, Delta, Model, ModelRequest, Price, RetryPolicy
+from bough_server.models.model import AttemptMeter, Deltas, Model, ModelRequest, Price, RetryPolicy
 from bough_server.models.scripted.model import Gate, ScriptedModel
 from bough_server.models.scripted.script import parse_script
 from bough_server.tools.tool import Tool
@@ -57,7 +57,7 @@ class Overheard:
 
     def stream(
         self, request: ModelRequest, *, meter: AttemptMeter | None = None
-    ) -> AsyncIterator[Delta | step_pb2.LlmResponse]:
+    ) -> AsyncIterator[Deltas | step_pb2.LlmResponse]:
         """One attempt of the scripted model."""
         self._heard.append(request)
         return self._model.stream(request, meter=meter)

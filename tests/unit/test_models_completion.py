@@ -217,3 +217,44 @@ def test_a_citation_of_an_answer_without_text_names_no_part() -> None:
     completion, _ = taken(saying({"annotations": [{"type": "url_citation", "url_citation": url}]}))
     (citation,) = completion.response(provider="p", model="m").annotations.citations
     assert citation == step_pb2.CitationRef(url="https://oak.example", start_offset=0, end_offset=4)
+
+
+@given(st.lists(st.tuples(st.text(max_size=6), st.sampled_from(["", "a", "b"])), min_size=1, max_size=5))
+def test_a_chunk_of_plain_text_is_read_as_any_other(said: list[tuple[str, str]]) -> None:
+    plain = [
+        saying({"role": "assistant", "content": text}, created=7, service_tier=tier or None, system_fingerprint="f")
+        for text, tier in said
+    ]
+    # `audio` is not read, but keeps its chunk from being a plain one.
+    other = [
+        saying({"content": text, "audio": 1}, created=7, service_tier=tier or None, system_fingerprint="f")
+        for text, tier in said
+    ]
+    (one, deltas), (another, same) = taken(*plain), taken(*other)
+    assert deltas == same
+    assert one.response(provider="p", model="m") == another.response(provider="p", model="m")
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        {"usage": {"prompt_tokens": 3}},
+        {"citations": ["https://example.org"]},
+        {"prompt_filter_results": [{"content_filter_results": {"hate": {"filtered": True}}}]},
+        {"x_provider": {"region": "eu"}},
+        {"service_tier": {"name": "flex"}},
+    ],
+)
+def test_nothing_beside_a_text_is_lost(rest: dict[str, object]) -> None:
+    completion, deltas = taken(saying({"content": "hi"}, **rest))
+    assert deltas == [TextDelta("hi")]
+    response = completion.response(provider="p", model="m")
+    assert response.usage.input_tokens == 3 or response.HasField("annotations")
+
+
+def test_nothing_beside_a_text_in_its_delta_is_lost() -> None:
+    call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}, "extra_content": {"signature": "s"}}
+    _, deltas = taken(saying({"content": "hi", "reasoning_content": "hm", "tool_calls": [call]}))
+    assert deltas == [ReasoningDelta("hm"), TextDelta("hi"), ToolCallDelta(0, "{}", "c", "f")]
+    completion, deltas = taken(saying({"content": "hi"}, finish="stop"))
+    assert (deltas, completion.is_whole) == ([TextDelta("hi")], True)

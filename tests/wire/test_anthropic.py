@@ -320,7 +320,7 @@ async def test_usage_is_known_while_an_answer_streams_and_leaving_closes_the_con
     reply = Reply(pieces=STARTED, ending=Ending.HANG)
     async with PROVIDER.talking(tmp_path, lambda _: reply) as (model, server):
         async with aclosing(model.stream(asking(), meter=meter)) as items:  # type: ignore[type-var]
-            assert await anext(items) == TextDelta("Well")
+            assert (await anext(items))[0] == TextDelta("Well")
         await server.left.wait()
     assert meter.usage is not None
     assert meter.usage.input_tokens == 100

@@ -60,7 +60,7 @@ async def test_with_one_place_calls_are_made_in_the_order_they_came() -> None:
 async def test_a_waiter_that_is_cancelled_is_skipped_and_asks_nobody() -> None:
     async with serving_model(scenario("stall-once")) as server, limited(1, server) as model:
         async with aclosing(model.stream(asking())) as first:
-            assert await anext(first) == TextDelta("word0 ")
+            assert (await anext(first))[0] == TextDelta("word0 ")
             gone, waiting = (asyncio.create_task(said(model, number)) for number in (1, 2))
             await asyncio.sleep(0)
             gone.cancel()
@@ -71,7 +71,7 @@ async def test_a_waiter_that_is_cancelled_is_skipped_and_asks_nobody() -> None:
 async def test_a_waiter_that_is_cancelled_just_when_it_is_its_turn_hands_the_turn_on() -> None:
     async with serving_model(scenario("stall-once")) as server, limited(1, server) as model:
         async with aclosing(model.stream(asking())) as first:
-            assert await anext(first) == TextDelta("word0 ")
+            assert (await anext(first))[0] == TextDelta("word0 ")
             gone, waiting = (asyncio.create_task(said(model, number)) for number in (1, 2))
             await asyncio.sleep(0)
         gone.cancel()

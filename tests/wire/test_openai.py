@@ -203,7 +203,7 @@ async def test_concurrency_is_limited_and_a_place_is_given_back_after_a_failure(
 async def test_closing_the_iterator_closes_the_connection() -> None:
     async with talking("stall") as (model, server):
         async with aclosing(model.stream(asking())) as items:
-            assert await anext(items) == TextDelta("word0 ")
+            assert (await anext(items))[0] == TextDelta("word0 ")
         await server.left.wait()
 
 
@@ -223,7 +223,7 @@ async def test_what_a_cancelled_call_had_used_so_far_is_known_by_its_meter() -> 
 
         async def listen() -> None:
             async for item in model.stream(asking(), meter=meter):
-                if item == TextDelta("x"):
+                if not isinstance(item, step_pb2.LlmResponse) and TextDelta("x") in item:
                     heard.set()
 
         task = asyncio.create_task(listen())
@@ -236,12 +236,11 @@ async def test_what_a_cancelled_call_had_used_so_far_is_known_by_its_meter() -> 
 
 
 async def test_a_meter_says_what_a_whole_answer_and_a_closed_one_used() -> None:
+    whole, left = AttemptMeter(), AttemptMeter()
     async with talking("plain") as (model, _):
-        whole, left = AttemptMeter(), AttemptMeter()
-        items = [item async for item in model.stream(asking(), meter=whole)]
-        async with aclosing(model.stream(asking(), meter=left)) as begun:
-            assert await anext(begun) == TextDelta("word0 ")
-    assert len(items) == 51
+        assert len([item async for item in model.stream(asking(), meter=whole)]) > 1
+    async with talking("stall") as (model, _), aclosing(model.stream(asking(), meter=left)) as begun:
+        assert (await anext(begun))[0] == TextDelta("word0 ")
     assert (whole, left) == (AttemptMeter(usage=USAGE, is_sent=True), AttemptMeter(is_sent=True))
 
 

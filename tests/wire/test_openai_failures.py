@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bough.v1 import error_pb2, event_pb2, model_pb2, usage_pb2
+from bough.v1 import error_pb2, event_pb2, model_pb2, step_pb2, usage_pb2
 from bough_server.models.endpoint import Timeouts
 from tests.support.model_calls import answer, asking, failure, text_of
 from tests.support.model_scenarios import refusing
@@ -107,17 +107,18 @@ async def test_an_answer_that_pauses_too_long_is_a_timeout() -> None:
 
 
 async def test_the_idle_timeout_stops_while_nobody_reads() -> None:
-    async with serving_model("plain") as server:
+    async with serving_model("plain", delta_interval=0.005) as server:
         model = model_at(server.base_url, timeouts=Timeouts(start=60, idle=0.3))
         read_on = asyncio.Event()
-        words = 0
-        async for _ in model.stream(asking()):
-            words += 1
-            if words == 1:
+        items = []
+        async for item in model.stream(asking()):
+            items.append(item)
+            if len(items) == 1:
                 asyncio.get_running_loop().call_later(0.6, read_on.set)
                 await read_on.wait()
         await model.close()
-    assert words == 51
+    assert len(items) > 2
+    assert isinstance(items[-1], step_pb2.LlmResponse)
 
 
 async def test_a_port_where_nobody_listens_is_a_transport_error() -> None:

@@ -222,7 +222,7 @@ class EventWriter:
             await self._recorder.committed()
 
     def delta(self, chunk: DeltaChunk, coalescing: DeltaCoalescing, make: Callable[[], event_pb2.AgentEvent]) -> bool:
-        """Buffer a chunk of streamed text; return True if the producer has to await `room` before the next."""
+        """Buffer streamed texts; return True if the producer has to await `room` before the next."""
         assert self._recorder is not None, "a replay streams nothing"
         return self._recorder.delta(chunk, coalescing, make)
 

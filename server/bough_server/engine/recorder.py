@@ -35,12 +35,15 @@ class DeltaCoalescing:
 
 @dataclass(frozen=True, slots=True)
 class DeltaChunk:
-    """Streamed text of an effect, with its payload's kind; `subject` is the call id if several calls are streamed."""
+    """Texts that an effect streamed at once, of one kind of payload.
+
+    `subject` is the call id if several calls are streamed.
+    """
 
     effect: str
     kind: int
     subject: str
-    text: str
+    texts: Sequence[str]
 
 
 class _Pending:
@@ -99,9 +102,9 @@ class Recorder:
         self._files.extend(files)
 
     def delta(self, chunk: DeltaChunk, coalescing: DeltaCoalescing, make: Callable[[], event_pb2.AgentEvent]) -> bool:
-        """Buffer a chunk of streamed text; return True if the producer has to await `room` before the next.
+        """Buffer streamed texts; return True if the producer has to await `room` before the next.
 
-        Consecutive chunks of one effect, kind and subject (the call, for tools) are coalesced, but for the first, which
+        Consecutive texts of one effect, kind and subject (the call, for tools) are coalesced, but for the first, which
         is recorded at once: its reader has waited for the model. `make` builds their event, without the text.
         """
         effect, begun = chunk.effect, (chunk.kind, chunk.subject)
@@ -110,17 +113,21 @@ class Recorder:
             # One buffer per effect, so that text, reasoning and calls keep the order in which the model streamed them.
             self.flush(effect)
             self._begun[effect] = begun
-        pending = self._pending.get(effect)
-        if pending is None:
-            pending = self._pending[effect] = _Pending(make(), chunk.kind, chunk.subject)
-        pending.chunks.append(chunk.text)
-        pending.size += len(chunk.text)
         # The arguments of a call are of no use before they are complete.
-        if pending.size >= coalescing.max_chars or (is_first and chunk.kind != events.LLM_TOOL_CALL_DELTA):
-            self.flush(effect)
-            if is_first:
-                self._submit_soon()
-        elif pending.timer is None:
+        is_due = is_first and chunk.kind != events.LLM_TOOL_CALL_DELTA
+        pending = self._pending.get(effect)
+        for text in chunk.texts:
+            if pending is None:
+                pending = self._pending[effect] = _Pending(make(), chunk.kind, chunk.subject)
+            pending.chunks.append(text)
+            pending.size += len(text)
+            if is_due or pending.size >= coalescing.max_chars:
+                self.flush(effect)
+                pending = None
+                if is_first:
+                    self._submit_soon()
+            is_first = is_due = False
+        if pending is not None and pending.timer is None:
             loop = asyncio.get_running_loop()
             pending.timer = loop.call_later(coalescing.max_interval, self.flush, effect)
         return self._waiting_bytes > MAX_PENDING_BYTES

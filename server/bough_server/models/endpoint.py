@@ -7,21 +7,22 @@ object for every event costs several times the rest of a call.
 import asyncio
 import gc
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from bough.v1 import step_pb2
 from bough_server.errors import ModelError
 from bough_server.models.answer import Answer, ReportedError
 from bough_server.models.failures import Failures
-from bough_server.models.model import Delta
+from bough_server.models.model import Delta, Deltas
 from bough_server.models.provider_json import BadChunk
 from bough_server.models.sse import EventDecoder, EventTooLarge
 
 _DRAIN_SECONDS: Final = 0.1
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +48,14 @@ class AnswerTimeout:
         self.bound = self._left = self._idle
         self.missed = "sent nothing more of its response"
 
-    @asynccontextmanager
-    async def wait(self) -> AsyncGenerator[None, None]:
-        """Limit a wait to the time that is left. Raises TimeoutError."""
+    async def limit(self, wait: Awaitable[_Result]) -> _Result:
+        """Await within the time that is left. Raises TimeoutError."""
         began = self._clock()
         async with asyncio.timeout(self._left):
-            yield
+            result = await wait
         # Only the wait is subtracted: the time that our consumer takes between two reads is not the provider's.
         self._left -= self._clock() - began
+        return result
 
 
 class ProviderRefusal(Exception):
@@ -132,8 +133,11 @@ class Endpoint:
 
     async def stream(
         self, path: str, body: Mapping[str, object], answer: Answer, *, provider: str, model: str
-    ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
-        """Make one attempt, assembled by `answer`: yield its deltas, then the whole response. Raises ModelError."""
+    ) -> AsyncGenerator[Deltas | step_pb2.LlmResponse, None]:
+        """Make one attempt, assembled by `answer`: yield its deltas, those of one read together, then the response.
+
+        Raises ModelError.
+        """
         await self._open()
         timeout = AnswerTimeout(self._timeouts)
         response = await self._send(path, body, timeout)
@@ -142,10 +146,14 @@ class Endpoint:
             decoder = EventDecoder()
             while not answer.is_done:
                 piece = await self._read(pieces, answer, timeout)
-                for data in decoder.feed(piece) if piece else decoder.finish():
+                events = decoder.feed(piece) if piece else decoder.finish()
+                if events:
                     timeout.renew()
-                    for delta in answer.apply(data):
-                        yield delta
+                deltas, error = _applied(events, answer)
+                if deltas:
+                    yield deltas
+                if error is not None:
+                    raise error
                 if not piece:
                     break
             if not answer.is_whole:
@@ -188,8 +196,7 @@ class Endpoint:
 
     async def _send(self, path: str, body: Mapping[str, object], timeout: AnswerTimeout) -> Reply:
         try:
-            async with timeout.wait():
-                return await self._connection.send(path, body)
+            return await timeout.limit(self._connection.send(path, body))
         except TimeoutError as error:
             raise self._failures.timeout(timeout.missed, timeout.bound) from error
         except ProviderRefusal as error:
@@ -202,8 +209,7 @@ class Endpoint:
     async def _read(self, pieces: AsyncIterator[bytes], answer: Answer, timeout: AnswerTimeout) -> bytes:
         """Return the next bytes; none at the end, or if the connection stalls or breaks after a complete answer."""
         try:
-            async with timeout.wait():
-                return await anext(pieces, b"")
+            return await timeout.limit(anext(pieces, b""))
         except TimeoutError as error:
             if answer.is_whole:
                 return b""
@@ -219,3 +225,14 @@ class Endpoint:
             async with asyncio.timeout(_DRAIN_SECONDS):
                 while await anext(pieces, b""):
                     pass
+
+
+def _applied(events: Sequence[bytes], answer: Answer) -> tuple[list[Delta], BadChunk | ReportedError | None]:
+    """Apply events and return their deltas, up to the event that is an error, and that error."""
+    deltas: list[Delta] = []
+    try:
+        for data in events:
+            deltas += answer.apply(data)
+    except (BadChunk, ReportedError) as error:
+        return deltas, error
+    return deltas, None

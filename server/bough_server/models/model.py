@@ -89,6 +89,9 @@ class ToolCallDelta:
 
 Delta = TextDelta | ReasoningDelta | ToolCallDelta
 
+Deltas = Sequence[Delta]
+"""Deltas that arrived together, in their order; at least one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
@@ -168,9 +171,10 @@ class Model(Protocol):
 
     def stream(
         self, request: ModelRequest, *, meter: AttemptMeter | None = None
-    ) -> AsyncIterator[Delta | step_pb2.LlmResponse]:
+    ) -> AsyncIterator[Deltas | step_pb2.LlmResponse]:
         """Make one attempt: yield the deltas as they arrive, then exactly one LlmResponse as the last item.
 
+        All deltas that one read of the connection brought are one item; an error that follows them comes after it.
         The text of the response's message is the concatenation of the TextDeltas; its tool calls have
         `provider_call_id` set and `call_id` empty. `provider`, `model`, both finish reasons, `usage` (without a cost)
         and `raw_json` are filled in. Waits while the model's limits are reached. Closing the iterator, or cancelling

@@ -4,9 +4,10 @@ import json
 import re
 from typing import Final, TypeGuard
 
-from pydantic_core import from_json
+import msgspec
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_decoder: Final = msgspec.json.Decoder()
 
 
 class BadChunk(ValueError):
@@ -16,8 +17,8 @@ class BadChunk(ValueError):
 def json_object(data: bytes) -> dict[str, object]:
     """Parse the data of an event as a JSON object. Raises BadChunk."""
     try:
-        value: object = from_json(data)
-    except ValueError:
+        value: object = _decoder.decode(data)
+    except (ValueError, RecursionError):
         value = _with_halves(data)
     if not is_object(value):
         raise BadChunk("not a JSON object")

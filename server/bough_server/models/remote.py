@@ -12,7 +12,7 @@ from bough_server.models.answer import Answer, RawAnswer
 from bough_server.models.endpoint import Endpoint
 from bough_server.models.failures import Failures
 from bough_server.models.limiter import ModelLimiter
-from bough_server.models.model import AttemptMeter, Delta, ModelRequest, Price, RetryPolicy
+from bough_server.models.model import AttemptMeter, Deltas, ModelRequest, Price, RetryPolicy
 from bough_server.models.structured_output import BadSettings, Body
 
 
@@ -72,7 +72,7 @@ class RemoteModel:
 
     async def stream(
         self, request: ModelRequest, *, meter: AttemptMeter | None = None
-    ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
+    ) -> AsyncGenerator[Deltas | step_pb2.LlmResponse, None]:
         """Make one attempt, as the Model protocol specifies."""
         if self._missing_key:
             raise self._failures.unavailable(f"has no key: {self._missing_key}")

@@ -34,12 +34,13 @@ class EventDecoder:
         lines = self._with_line_feeds(piece).split(b"\n")
         events: list[bytes] = []
         if len(lines) > 1:
-            lines[0] = b"".join([*self._line_pieces, lines[0]])
-            for line in lines[:-1]:
-                self._line(line, events)
-            self._line_pieces, self._line_size = [], 0
-        self._line_pieces.append(lines[-1])
-        self._line_size += len(lines[-1])
+            if self._line_pieces:
+                lines[0] = b"".join([*self._line_pieces, lines[0]])
+                self._line_pieces, self._line_size = [], 0
+            self._lines(lines[:-1], events)
+        if rest := lines[-1]:
+            self._line_pieces.append(rest)
+            self._line_size += len(rest)
         if self._line_size + self._data_size > MAX_EVENT_BYTES:
             raise EventTooLarge("A server-sent event is larger than 32 MiB.")
         return events
@@ -47,8 +48,7 @@ class EventDecoder:
     def finish(self) -> list[bytes]:
         """Return the data of a last event that the stream ended without an empty line."""
         events: list[bytes] = []
-        self._line(b"".join(self._line_pieces), events)
-        self._line(b"", events)
+        self._lines([b"".join(self._line_pieces), b""], events)
         self._line_pieces, self._line_size = [], 0
         return events
 
@@ -62,14 +62,15 @@ class EventDecoder:
             return piece
         return piece.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
-    def _line(self, line: bytes, events: list[bytes]) -> None:
-        if not line:
-            if self._data:
-                events.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
-                self._data, self._data_size = [], 0
-        elif line.startswith(b"data:"):
-            value = line[6:] if line[5:6] == b" " else line[5:]
-            self._data.append(value)
-            self._data_size += len(value)
-        elif line == b"data":
-            self._data.append(b"")
+    def _lines(self, lines: list[bytes], events: list[bytes]) -> None:
+        for line in lines:
+            if not line:
+                if self._data:
+                    events.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
+                    self._data, self._data_size = [], 0
+            elif line.startswith(b"data:"):
+                value = line[6:] if line[5:6] == b" " else line[5:]
+                self._data.append(value)
+                self._data_size += len(value)
+            elif line == b"data":
+                self._data.append(b"")

@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import Final, cast
 
 from google.protobuf import duration_pb2
@@ -15,7 +15,16 @@ from bough_server.engine import keys
 from bough_server.engine.execution import Execution
 from bough_server.engine.recorder import DeltaChunk
 from bough_server.errors import ModelError, RunError
-from bough_server.models.model import AttemptMeter, Delta, Model, ModelRequest, ReasoningDelta, TextDelta, cost_of
+from bough_server.models.model import (
+    AttemptMeter,
+    Delta,
+    Deltas,
+    Model,
+    ModelRequest,
+    TextDelta,
+    ToolCallDelta,
+    cost_of,
+)
 from bough_server.runtime.agent import Resolver
 from bough_server.runtime.running_agent import RunningAgent
 from bough_server.telemetry import Traced
@@ -88,6 +97,11 @@ def _after(resolver: Resolver, first: str, last: str) -> Sequence[str] | None:
 
 _MAX_RAW_BYTES: Final = 512 * 1024
 
+_Stream = tuple[int, str, str]
+"""Kind, call id and name of deltas that are one text; a name begins another event."""
+_TEXT: Final[_Stream] = (events.LLM_OUTPUT_TEXT_DELTA, "", "")
+_REASONING: Final[_Stream] = (events.LLM_REASONING_DELTA, "", "")
+
 
 class ModelAttempts:
     """The attempts of one model call: `key` is its effect, `index` its step, None for a call that is no step.
@@ -116,6 +130,8 @@ class ModelAttempts:
         self._attempt = attempt
         self._meter = AttemptMeter()
         self._call_ids: dict[int, str] = {}
+        self._size = 0
+        """Bytes that the current attempt has streamed."""
 
     async def answer(self, request: ModelRequest) -> step_pb2.LlmResponse:
         """Stream attempts, of the model and then of its fallbacks, until one answers. Raises the last ModelError."""
@@ -196,19 +212,15 @@ class ModelAttempts:
 
     async def _streamed(self, request: ModelRequest) -> step_pb2.LlmResponse:
         response: step_pb2.LlmResponse | None = None
-        size = 0
+        self._size = 0
         model = self._chain.model
         # aclosing: the request must be closed now if the loop is left, not when the generator is garbage-collected.
-        stream = cast(AsyncGenerator[Delta | step_pb2.LlmResponse, None], model.stream(request, meter=self._meter))
+        stream = cast(AsyncGenerator[Deltas | step_pb2.LlmResponse, None], model.stream(request, meter=self._meter))
         async with aclosing(stream):
             async for item in stream:
                 if isinstance(item, step_pb2.LlmResponse):
                     response = item
-                    continue
-                size += size_of(item.text if isinstance(item, TextDelta | ReasoningDelta) else item.arguments)
-                if size > MAX_TEXT_BYTES:
-                    raise _too_large()
-                if self._delta(item):
+                elif self._record(item):
                     await self._writer.room()
         if response is None:
             raise ModelError(
@@ -218,17 +230,35 @@ class ModelAttempts:
             )
         return response
 
-    def _delta(self, item: Delta) -> bool:
-        if isinstance(item, TextDelta):
-            return self._chunk(events.LLM_OUTPUT_TEXT_DELTA, "", item.text, "")
-        if isinstance(item, ReasoningDelta):
-            return self._chunk(events.LLM_REASONING_DELTA, "", item.text, "")
-        call_id = self._call_id(item.index, item.provider_call_id)
-        return self._chunk(events.LLM_TOOL_CALL_DELTA, call_id, item.arguments, item.name)
+    def _record(self, deltas: Deltas) -> bool:
+        """Record deltas; return True if the next ones have to await `room`. Raises ModelError beyond the limit."""
+        has_to_wait = False
+        for stream, group in groupby(deltas, self._stream_of):
+            texts = [delta.arguments if isinstance(delta, ToolCallDelta) else delta.text for delta in group]
+            fitting = self._fitting(texts)
+            has_to_wait = self._texts(stream, fitting) or has_to_wait
+            if len(fitting) < len(texts):
+                raise _too_large()
+        return has_to_wait
 
-    def _chunk(self, kind: int, subject: str, text: str, name: str) -> bool:
+    def _stream_of(self, delta: Delta) -> _Stream:
+        if isinstance(delta, ToolCallDelta):
+            return events.LLM_TOOL_CALL_DELTA, self._call_id(delta.index, delta.provider_call_id), delta.name
+        return _TEXT if isinstance(delta, TextDelta) else _REASONING
+
+    def _fitting(self, texts: Sequence[str]) -> Sequence[str]:
+        """Count texts; return those before the one that exceeds the limit of an answer."""
+        for number, text in enumerate(texts):
+            self._size += size_of(text)
+            if self._size > MAX_TEXT_BYTES:
+                return texts[:number]
+        return texts
+
+    def _texts(self, stream: _Stream, texts: Sequence[str]) -> bool:
         self._execution.cancellation.raise_if_cancelled(self._key)
-        if self._index is None or not (text or name):
+        kind, subject, name = stream
+        texts = texts if name else [text for text in texts if text]
+        if self._index is None or not texts:
             return False
 
         def make() -> event_pb2.AgentEvent:
@@ -242,7 +272,7 @@ class ModelAttempts:
                 event.llm_tool_call_delta.name = name
             return event
 
-        return self._writer.delta(DeltaChunk(self._key, kind, subject, text), self._running.delta_coalescing, make)
+        return self._writer.delta(DeltaChunk(self._key, kind, subject, texts), self._running.delta_coalescing, make)
 
     def _call_id(self, position: int, provider_call_id: str) -> str:
         """Return the provider's call id if this invocation has not used it, else one made of branch, step and position.

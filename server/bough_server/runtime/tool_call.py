@@ -286,7 +286,7 @@ class ToolCallEffect:
 
         self._execution.cancellation.raise_if_cancelled(self._key)
         if self._writer.delta(
-            DeltaChunk(self._key, events.TOOL_OUTPUT, call_id, text), self._running.delta_coalescing, make
+            DeltaChunk(self._key, events.TOOL_OUTPUT, call_id, (text,)), self._running.delta_coalescing, make
         ):
             await self._writer.room()
 

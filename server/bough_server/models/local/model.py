@@ -21,7 +21,7 @@ from bough_server.models.local.prompt import ANSWER_TOKENS, Prompt, call_prompt,
 from bough_server.models.local.schema import Schema, arguments_schema, call_schema, example
 from bough_server.models.model import (
     AttemptMeter,
-    Delta,
+    Deltas,
     ModelRequest,
     Price,
     RetryPolicy,
@@ -75,7 +75,7 @@ class LocalModel:
 
     async def stream(
         self, request: ModelRequest, *, meter: AttemptMeter | None = None
-    ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
+    ) -> AsyncGenerator[Deltas | step_pb2.LlmResponse, None]:
         """Make one attempt, as the Model protocol specifies."""
         offers = open_offers(request)
         meter = meter or AttemptMeter()
@@ -107,7 +107,7 @@ class LocalModel:
 
     async def _call(
         self, request: ModelRequest, offers: Sequence[_Offer], meter: AttemptMeter | None
-    ) -> tuple[ToolCallDelta, ToolCallDelta, step_pb2.LlmResponse]:
+    ) -> tuple[Deltas, step_pb2.LlmResponse]:
         """Ask for a tool call. Its JSON is not streamed as text."""
         schema = call_schema([(name, arguments) for name, _, arguments in offers])
         form = {"type": "json_schema", "json_schema": {"name": "call", "schema": schema}}
@@ -124,11 +124,11 @@ class LocalModel:
         message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, parts=[message_pb2.Part(tool_call=call)])
         response.message.CopyFrom(message)
         response.finish_reason = step_pb2.FINISH_REASON_TOOL_CALLS
-        return ToolCallDelta(0, "", call_id, name), ToolCallDelta(0, arguments), response
+        return (ToolCallDelta(0, "", call_id, name), ToolCallDelta(0, arguments)), response
 
     async def _ask(
         self, prompt: Prompt, *, max_tokens: int, request: ModelRequest, meter: AttemptMeter | None, **further: object
-    ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
+    ) -> AsyncGenerator[Deltas | step_pb2.LlmResponse, None]:
         """Stream from the process. Retry once if the connection drops before the first text, as it does at times."""
         body = {
             "model": MODEL,
@@ -147,7 +147,8 @@ class LocalModel:
             items = endpoint.stream("/chat/completions", body, completion, provider=self.provider, model=MODEL)
             try:
                 async for item in items:
-                    began = began or isinstance(item, TextDelta)
+                    if not isinstance(item, step_pb2.LlmResponse):
+                        began = began or any(isinstance(delta, TextDelta) for delta in item)
                     yield item
                 return
             except ModelError as error:

@@ -1,26 +1,69 @@
 """Connections to OpenAI-compatible providers; the only importer of openai.
 
-Requests are sent with the `openai` client and its aiohttp transport, loaded on first use.
+The `openai` client, loaded on first use, addresses and signs requests, once for each path: its URL, the key and the
+headers of an account never change. Calls are then made by aiohttp, which is also the client's own transport, without
+the client's objects for every request, answer and chunk.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, cast
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Final
 
-from bough_server.models.endpoint import Endpoint, ProviderRefusal, Timeouts, is_loopback, long_lived
+from bough_server.models.endpoint import Endpoint, ProviderRefusal, Timeouts, long_lived
 from bough_server.models.failures import Failures
 from bough_server.models.forms import encoded
+from bough_server.models.openai.proxy import Proxy, proxy_of
 
 if TYPE_CHECKING:
-    import httpx2
+    import ssl
+
+    import aiohttp
     import openai
 
 
 OPENAI_BASE_URL: Final = "https://api.openai.com/v1"
 _HEADERS: Final = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+_OF_THE_TRANSPORT: Final = frozenset({"host", "accept-encoding", "connection", "content-length"})
+"""Headers of a signed request that depend on the connection and the body."""
+_MAX_REDIRECTS: Final = 20
+_MAX_REFUSAL_BYTES: Final = 1024 * 1024
+_LARGE_BODY_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Target:
+    """Where and how the requests of one path are sent."""
+
+    url: str
+    headers: Mapping[str, str]
+    proxy: str | None = None
+    proxy_headers: Mapping[str, str] | None = None
+    """Headers that only the proxy sees, if it opens a tunnel."""
+
+    def __repr__(self) -> str:
+        # The dataclass's default would show the key in tracebacks and logs.
+        return f"_Target(proxy={self.proxy!r})"
+
+
+class _Reply:
+    """An answer whose head has arrived."""
+
+    def __init__(self, response: "aiohttp.ClientResponse") -> None:
+        self._response = response
+
+    def aiter_bytes(self) -> AsyncIterator[bytes]:
+        """Return an iterator over what has arrived since its last item."""
+        return self._response.content.iter_any()
+
+    async def aclose(self) -> None:
+        """Close the connection, or return it to be used again if all was read."""
+        await self._response.__aexit__(None, None, None)
 
 
 class OpenAIConnection:
-    """The `openai` client of one address."""
+    """The `openai` client of one address, and the connections to it."""
 
     def __init__(self, *, base_url: str, key: str = "", keeps_connections: bool = True) -> None:
         """An empty `key` sends no Authorization. `keeps_connections` False: for servers that drop idle connections."""
@@ -28,13 +71,17 @@ class OpenAIConnection:
         self._key = key
         self._keeps_connections = keeps_connections
         self._client: openai.AsyncOpenAI | None = None
+        self._certificates: ssl.SSLContext | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._targets: dict[str, _Target] = {}
 
     def load(self) -> tuple[type[Exception], ...]:
-        """Load the package and return what it raises if a connection fails."""
+        """Load the packages and return what they raise if a connection fails."""
         return transport_errors()
 
     def open(self) -> None:
-        """Create the client."""
+        """Create the client, and read the certificates: those of SSL_CERT_FILE or SSL_CERT_DIR, or the system's."""
+        import httpx2
         import openai
 
         self._client = openai.AsyncOpenAI(
@@ -44,41 +91,97 @@ class OpenAIConnection:
             # Retries are recorded by the runtime and timeouts are those of the endpoint.
             max_retries=0,
             timeout=None,
-            # A proxy named in the environment cannot reach this machine's loopback.
-            http_client=openai.DefaultAioHttpClient(timeout=None, trust_env=not is_loopback(self._base_url)),
+            # It signs requests and sends none.
+            http_client=httpx2.AsyncClient(transport=httpx2.MockTransport(lambda _: httpx2.Response(200))),
         )
+        self._certificates = httpx2.create_ssl_context()
 
-    async def send(self, path: str, body: Mapping[str, object]) -> "httpx2.Response":
+    async def send(self, path: str, body: Mapping[str, object]) -> _Reply:
         """Send a request whose body is JSON."""
-        import httpx2
-        import openai
-
-        assert self._client is not None
-        headers: dict[str, str | openai.Omit] = dict(_HEADERS)
-        if not self._key:
-            headers["Authorization"] = openai.Omit()
-        if not self._keeps_connections:
-            headers["Connection"] = "close"
-        try:
-            # The client's `create` would rebuild and validate the whole request once more.
-            response: object = await self._client.post(
-                path,
-                cast_to=httpx2.Response,
-                content=encoded(body),
-                options={"headers": headers},
-                stream=True,
-                stream_cls=openai.AsyncStream[object],
-            )
-        except openai.APIStatusError as error:
-            said = error.body if error.body is not None else error.response.text
-            raise ProviderRefusal(error.status_code, said, error.response.headers) from None
-        return cast(httpx2.Response, response)
+        session = self._session = self._session or self._connections()
+        target = self._targets.get(path)
+        if target is None:
+            target = self._targets[path] = await self._target(path)
+        response = await session.post(
+            target.url,
+            data=_payload(encoded(body)),
+            headers=target.headers,
+            proxy=target.proxy,
+            proxy_headers=target.proxy_headers,
+            max_redirects=_MAX_REDIRECTS,
+        )
+        if response.status >= 300:
+            raise await _refusal(response)
+        return _Reply(response)
 
     async def close(self) -> None:
         """Close the connections."""
         client, self._client = self._client, None
+        session, self._session = self._session, None
+        self._targets.clear()
+        if session is not None:
+            await session.close()
         if client is not None:
             await client.close()
+
+    async def _target(self, path: str) -> _Target:
+        """Return the URL and the headers that the client would send a request with."""
+        import httpx2
+        import openai
+
+        assert self._client is not None
+        unsigned = {} if self._key else {"Authorization": openai.Omit()}
+        response = await self._client.post(
+            path, cast_to=httpx2.Response, content=b"{}", options={"headers": {**_HEADERS, **unsigned}}
+        )
+        request = response.request
+        headers = {name: value for name, value in request.headers.items() if name not in _OF_THE_TRANSPORT}
+        if not self._keeps_connections:
+            headers["Connection"] = "close"
+        return _through(proxy_of(str(request.url)), url=str(request.url), headers=headers)
+
+    def _connections(self) -> "aiohttp.ClientSession":
+        """Return a pool with the bounds of the client's own, and without timeouts: they are the endpoint's."""
+        import aiohttp
+        import openai
+
+        assert self._certificates is not None
+        bounds = openai.DEFAULT_CONNECTION_LIMITS
+        connector = aiohttp.TCPConnector(
+            ssl=self._certificates, limit=bounds.max_connections or 0, keepalive_timeout=bounds.keepalive_expiry
+        )
+        return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout())
+
+
+def _through(proxy: Proxy | None, *, url: str, headers: Mapping[str, str]) -> _Target:
+    """Return a target that is reached through a proxy, or directly."""
+    if proxy is None:
+        return _Target(url=url, headers=headers)
+    signed = {"Proxy-Authorization": proxy.authorization} if proxy.authorization else {}
+    if url.startswith("https:"):
+        return _Target(url=url, headers=headers, proxy=proxy.url, proxy_headers=signed)
+    return _Target(url=url, headers={**headers, **signed}, proxy=proxy.url)
+
+
+def _payload(data: bytes) -> bytes | BytesIO:
+    """Return a body as aiohttp wants it: a large one is sent piece by piece, so that it does not block the loop."""
+    return data if len(data) <= _LARGE_BODY_BYTES else BytesIO(data)
+
+
+async def _refusal(response: "aiohttp.ClientResponse") -> ProviderRefusal:
+    """Read an answer that is none, 1 MiB at most, and return it as an exception."""
+    data = bytearray()
+    async with response:
+        async for piece in response.content.iter_any():
+            data += piece
+            if len(data) > _MAX_REFUSAL_BYTES:
+                break
+    text = data.decode(errors="replace").strip()
+    try:
+        said: object = json.loads(text)
+    except (ValueError, RecursionError):
+        said = text
+    return ProviderRefusal(response.status, said, response.headers)
 
 
 def openai_endpoint(

@@ -17,6 +17,7 @@ from bough_server.models.model import (
     FINISH_REASONS,
     AttemptMeter,
     Delta,
+    Deltas,
     ModelRequest,
     Price,
     ReasoningDelta,
@@ -72,7 +73,7 @@ class ScriptedModel:
 
     async def stream(
         self, request: ModelRequest, *, meter: AttemptMeter | None = None
-    ) -> AsyncGenerator[Delta | step_pb2.LlmResponse, None]:
+    ) -> AsyncGenerator[Deltas | step_pb2.LlmResponse, None]:
         """Make one attempt, as the Model protocol specifies."""
         index, turn = self._script.turn(request)
         if turn is None:
@@ -89,7 +90,7 @@ class ScriptedModel:
                 if turn.delay_ms:
                     await self._clock.sleep(turn.delay_ms / 1000)
                 meter.usage = _usage(turn, fault)
-                yield delta
+                yield (delta,)
             if fault is not None:
                 raise self._failure(fault)
             if turn.cut:
