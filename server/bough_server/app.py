@@ -256,7 +256,7 @@ def _open_models(settings: Settings, stack: AsyncExitStack, clock: Clock) -> Con
     return models
 
 
-def _open_tracing(settings: Settings, stack: AsyncExitStack) -> tuple[TracerProvider, Tracing]:
+def _open_tracing(settings: Settings, stack: AsyncExitStack) -> tuple[TracerProvider | None, Tracing]:
     provider = make_provider(export=settings.exports_traces)
     tracing = Tracing(provider, capture_content=settings.telemetry.capture_content)
     # In a thread: exporting the remaining spans blocks.

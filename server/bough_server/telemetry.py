@@ -4,18 +4,17 @@ The conventions are in development (semantic-conventions-genai), so only this mo
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from opentelemetry import baggage, context, trace
+from opentelemetry import baggage, context, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from bough.v1 import error_pb2, message_pb2, model_pb2, step_pb2
@@ -28,6 +27,7 @@ Attributes: TypeAlias = Mapping[str, str | int | float]
 _NEW_IDS: Final = RandomIdGenerator()
 # The default sampler follows the parent: without this flag, spans below a recorded one would be dropped.
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+_RANDOM: Final = TraceFlags(TraceFlags.RANDOM_TRACE_ID)
 _INPUT: Final = {"execute_tool": "gen_ai.tool.call.arguments"}
 _OUTPUT: Final = {"execute_tool": "gen_ai.tool.call.result"}
 
@@ -52,6 +52,15 @@ class Parent:
             return cls(Context())
         return cls(trace.set_span_in_context(NonRecordingSpan(ids), Context()))
 
+    @classmethod
+    def of_call(cls, metadata: Iterable[tuple[str, str | bytes]]) -> "Parent":
+        """Return the caller's span and baggage as a call's metadata name them; an empty parent if they name none."""
+        return cls(propagate.extract(dict(metadata), Context()))
+
+    def make_current(self) -> None:
+        """Make this the parent that is current, to the end of the task."""
+        context.attach(self.context)
+
     def for_run(self, *, run_id: str, session_id: str, user_id: str) -> "Parent":
         """Return the same parent with the run's baggage."""
         below = self.context
@@ -66,7 +75,7 @@ class Parent:
 
 
 class Traced:
-    """An open span: its ids, the parent for spans below it, and its end."""
+    """An open span: its ids, the parent for spans below it, and its end. While nothing is exported it is ids alone."""
 
     __slots__ = ("_capture", "_ended", "_operation", "_span", "below", "span_id", "trace_id")
 
@@ -115,12 +124,12 @@ class Traced:
 
 
 class Tracing:
-    """Opens spans; `provider` decides whether they are exported."""
+    """Opens spans, which `provider` exports; without one it draws their ids."""
 
-    def __init__(self, provider: TracerProvider, *, capture_content: bool = False) -> None:
+    def __init__(self, provider: TracerProvider | None, *, capture_content: bool = False) -> None:
         self.provider = provider
         self._capture = capture_content
-        self._tracer = provider.get_tracer("bough")
+        self._tracer = provider.get_tracer("bough") if provider is not None else None
 
     def invoke_agent(
         self,
@@ -139,8 +148,8 @@ class Tracing:
 
         If `is_over`, return ids without a span: the invocation has ended, and its span was exported when it did.
         """
-        if is_over:
-            return Traced(_ids_below(parent), parent, operation="invoke_agent", capture=False)
+        if is_over or self._tracer is None:
+            return _untraced("invoke_agent", parent)
         attributes: dict[str, str | int | float] = {
             "gen_ai.agent.name": agent,
             "gen_ai.agent.id": agent,
@@ -157,6 +166,8 @@ class Tracing:
         self, *, model: str, provider: str, parent: Parent, settings: model_pb2.ModelSettings | None = None
     ) -> Traced:
         """Start the span of a model call, which covers all its attempts."""
+        if self._tracer is None:
+            return _untraced("chat", parent)
         attributes: dict[str, str | int | float] = {"gen_ai.provider.name": provider, "gen_ai.request.model": model}
         if settings is not None:
             if settings.HasField("temperature"):
@@ -169,6 +180,8 @@ class Tracing:
 
     def execute_tool(self, *, tool: str, call_id: str, parent: Parent, description: str = "") -> Traced:
         """Start the span of a tool call."""
+        if self._tracer is None:
+            return _untraced("execute_tool", parent)
         attributes: dict[str, str | int | float] = {
             "gen_ai.tool.name": tool,
             "gen_ai.tool.call.id": call_id,
@@ -179,23 +192,24 @@ class Tracing:
 
     def close(self) -> None:
         """Export the remaining spans for at most 5 seconds; blocks, so do not call it on the event loop."""
-        self.provider.force_flush(5_000)
-        self.provider.shutdown()
+        if self.provider is not None:
+            self.provider.force_flush(5_000)
+            self.provider.shutdown()
 
     def _start(self, operation: str, name: str, *, attributes: Attributes, parent: Parent, kind: SpanKind) -> Traced:
+        assert self._tracer is not None, "without a provider there are no spans"
         given: Attributes = {"gen_ai.operation.name": operation, **{k: v for k, v in attributes.items() if v != ""}}
         span = self._tracer.start_span(f"{operation} {name}", parent.context, kind, given)
         return Traced(_with_own_id(span, parent), parent, operation=operation, capture=self._capture)
 
 
-def make_provider(*, export: bool, processor: SpanProcessor | None = None) -> TracerProvider:
-    """Return a provider that exports by OTLP/gRPC in batches, as OTEL_EXPORTER_OTLP_* configures, or records nothing.
+def make_provider(*, export: bool, processor: SpanProcessor | None = None) -> TracerProvider | None:
+    """Return a provider that exports by OTLP/gRPC in batches, as OTEL_EXPORTER_OTLP_* configures; None without export.
 
-    Without export, spans are not recorded, which makes them cheap, but still have ids. `processor` replaces the
-    exporter.
+    `processor` replaces the exporter.
     """
     if not export and processor is None:
-        return TracerProvider(sampler=ALWAYS_OFF, resource=resource(), shutdown_on_exit=False)
+        return None
     provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
     provider.add_span_processor(processor or _exporting())
     return provider
@@ -221,10 +235,19 @@ def _with_own_id(span: Span, parent: Parent) -> Span:
     return _ids_below(parent)
 
 
+def _untraced(operation: str, parent: Parent) -> Traced:
+    return Traced(_ids_below(parent), parent, operation=operation, capture=False)
+
+
 def _ids_below(parent: Parent) -> Span:
-    above = trace.get_current_span(parent.context).get_span_context()
-    trace_id = above.trace_id if above.is_valid else _NEW_IDS.generate_trace_id()
-    return NonRecordingSpan(SpanContext(trace_id, _NEW_IDS.generate_span_id(), is_remote=False))
+    """Return ids that continue a trace, or begin one; what W3C's trace context passes on is passed on."""
+    above, span_id = trace.get_current_span(parent.context).get_span_context(), _NEW_IDS.generate_span_id()
+    if not above.is_valid:
+        ids = SpanContext(_NEW_IDS.generate_trace_id(), span_id, is_remote=False, trace_flags=_RANDOM)
+    else:
+        flags = TraceFlags(above.trace_flags & _RANDOM)  # not recorded, and so not sampled
+        ids = SpanContext(above.trace_id, span_id, is_remote=False, trace_flags=flags, trace_state=above.trace_state)
+    return NonRecordingSpan(ids)
 
 
 def _describe_response(span: Span, response: step_pb2.LlmResponse) -> None:

@@ -10,7 +10,6 @@ from grpc import aio
 from opentelemetry.sdk.trace import TracerProvider
 
 from bough_server.interceptors.chain import interceptors
-from bough_server.telemetry import make_provider
 
 Received = TypeVar("Received")
 Method = Callable[[Any, Any], Awaitable[Any]] | Callable[[Any, Any], AsyncGenerator[Any, None]]
@@ -34,8 +33,8 @@ async def _unimplemented(request: Any, context: Any) -> None:
 async def behaving(
     add: Callable[[Any, Any], None], *, provider: TracerProvider | None = None, **methods: Method
 ) -> AsyncIterator[aio.Channel]:
-    """Serve a service with these methods behind the interceptors; yield a channel to it."""
-    server = aio.server(interceptors=interceptors(provider or make_provider(export=False)))
+    """Serve a service with these methods behind the interceptors; yield a channel to it. Spans need a provider."""
+    server = aio.server(interceptors=interceptors(provider))
     add(Behaviors(methods), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -15,7 +15,6 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from bough.v1 import agent_service_pb2
 from bough_server.api.health import SERVICES, Health, add_reflection
 from bough_server.interceptors.chain import interceptors
-from bough_server.telemetry import make_provider
 from tests.rpc.interceptor_server import outcome
 
 _SERVING, _NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
@@ -23,7 +22,7 @@ _SERVING, _NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SE
 
 @asynccontextmanager
 async def _operated(health: Health, *, reflects: bool = True) -> AsyncIterator[aio.Channel]:
-    server = aio.server(interceptors=interceptors(make_provider(export=False)))
+    server = aio.server(interceptors=interceptors(None))
     await health.start(server)
     if reflects:
         add_reflection(server)

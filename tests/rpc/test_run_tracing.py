@@ -1,5 +1,6 @@
 """One run is one trace: the spans that a collector receives, and the ids in the run's events."""
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -100,3 +101,42 @@ async def test_without_a_collector_every_event_has_ids_and_the_callers_trace_goe
     assert {event.trace_id for event in events} == {_TRACE}
     assert [len(spans) for spans in by_invocation.values()] == [1] * 5
     assert len(set.union(*by_invocation.values())) == 5
+
+
+@pytest.mark.parametrize("is_exported", [False, True])
+async def test_requests_of_agents_and_tools_carry_the_callers_trace_and_the_span_that_their_events_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_exported: bool
+) -> None:
+    async with _sink(monkeypatch):
+        python = ["tests.rpc.tracing_agents"]
+        async with served(settings(tmp_path, exports_traces=is_exported, python=python)) as server:
+            metadata = (
+                ("traceparent", f"00-{_TRACE}-{_CALLER}-01"),
+                ("tracestate", "vendor=1"),
+                ("baggage", "team=desk"),
+            )
+            request = pb.RunRequest(agent="sender", input=said("hi"))
+            call = server.agents.Run(request, metadata=metadata)
+            events = [event async for response in call for event in response.batch.events]
+    assert failures(events) == []
+    started = {str(event.WhichOneof("payload")): event for event in events}
+    flags = "01" if is_exported else "00"
+    begun = events[0]
+    assert json.loads(events[-1].run_completed.final_answer.parts[0].text) == {
+        name: {
+            "traceparent": f"00-{_TRACE}-{started[kind].span_id}-{flags}",
+            "tracestate": "vendor=1",
+            "baggage": f"team=desk,run_id={begun.run_id},session_id={begun.session_id},user_id=local",
+        }
+        for name, kind in (("agent", "run_started"), ("tool", "tool_started"))
+    }
+
+
+async def test_a_call_continues_no_other_calls_trace(tmp_path: Path) -> None:
+    async with served(settings(tmp_path)) as server:
+        continued = await _events(server, "echo")
+        call = server.agents.Run(pb.RunRequest(agent="echo", input=said("hi")))
+        alone = [event async for response in call for event in response.batch.events]
+    assert {event.trace_id for event in continued} == {_TRACE}
+    (trace_id,) = {event.trace_id for event in alone}
+    assert trace_id not in (_TRACE, "0" * 32)

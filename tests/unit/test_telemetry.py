@@ -143,7 +143,8 @@ def test_without_an_exporter_nothing_is_recorded_and_every_span_has_ids(
     disabled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_SDK_DISABLED", disabled)
-    tracing = Tracing(make_provider(export=False))
+    assert make_provider(export=False) is None
+    tracing = Tracing(None)
     root = _root(tracing)
     child = _root(tracing, root.below)
     grandchild = _root(tracing, child.below)
@@ -152,6 +153,13 @@ def test_without_an_exporter_nothing_is_recorded_and_every_span_has_ids(
     assert int(root.trace_id, 16) != 0
     assert [len(root.trace_id), len(root.span_id)] == [32, 16]
     assert not trace.get_current_span(root.below.context).is_recording()
+
+
+def test_a_call_without_a_valid_trace_begins_one() -> None:
+    tracing = Tracing(None)
+    for metadata in ((), (("traceparent", "nonsense"),), (("traceparent", f"00-{'0' * 32}-{'0' * 16}-01"),)):
+        first, second = (_root(tracing, Parent.of_call((*metadata, ("key-bin", b"\x00")))) for _ in range(2))
+        assert int(first.trace_id, 16) not in (0, int(second.trace_id, 16))
 
 
 def test_a_span_is_current_only_while_it_is_attached() -> None:

@@ -17,6 +17,7 @@ from bough_server.interceptors.handlers import Continuation, Handler, is_ours
 from bough_server.interceptors.parsing import Parsing
 from bough_server.interceptors.streams import StreamOwner, StreamWriter
 from bough_server.interceptors.validation import Validation
+from bough_server.telemetry import Parent
 
 _LOGGED: Final = ("x-request-id", "bough-client")
 """The metadata that lines of the log name; any other may be secret, and there may be any number of them."""
@@ -29,16 +30,16 @@ _LONGEST_METHOD: Final = 128
 
 
 def interceptors(
-    provider: TracerProvider, *, max_files_bytes: int = MAX_FILES_BYTES
+    provider: TracerProvider | None, *, max_files_bytes: int = MAX_FILES_BYTES
 ) -> Sequence[aio.ServerInterceptor]:
-    """Return the server's interceptors, outermost first.
+    """Return the server's interceptors, outermost first; calls have spans if there is a provider.
 
     Errors is inside tracing, because spans would otherwise record failed calls as successful. StreamOwner is directly
     inside tracing, whose interceptor does not close the generators that it wraps.
     """
     return (
         StreamWriter(),
-        call_tracing(provider),
+        CallerTrace() if provider is None else call_tracing(provider),
         StreamOwner(),
         LogContext(),
         Errors(),
@@ -57,6 +58,17 @@ def call_tracing(provider: TracerProvider) -> aio.ServerInterceptor:
         tracer_provider=provider, filter_=is_ours
     )
     return interceptor
+
+
+class CallerTrace(aio.ServerInterceptor):
+    """Continues the caller's trace without a span of the call."""
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler | None:
+        # Always, or a call would continue the trace that an earlier call on the same task left behind.
+        Parent.of_call(handler_call_details.invocation_metadata).make_current()
+        return await continuation(handler_call_details)
 
 
 class LogContext(aio.ServerInterceptor):
