@@ -1,9 +1,17 @@
 """The reference of bough.yaml and its JSON Schema, both made from the settings."""
 
+import ast
+import inspect
 from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import pairwise
+from textwrap import dedent
 from typing import Final, cast
 
+from pydantic import BaseModel
+
 from bough_server.settings import DEFAULT_DATABASE, Environment, Settings
+from bough_server.settings_sections import Section
 from docs.generate.text import Json, cell, link_to_editors
 
 _INTRODUCTION: Final = """# bough.yaml
@@ -50,6 +58,7 @@ _UNBOUNDED: Final = (2**31 - 1, 2**63 - 1)
 
 def json_schema() -> dict[str, Json]:
     """The JSON Schema of bough.yaml, of draft 7, which editors read."""
+    _describe_fields()
     made: dict[str, Json] = Settings.model_json_schema(ref_template="#/definitions/{model}")
     sections = _mapping(made.pop("$defs"))
     definitions: dict[str, Json] = {name: _tidied(section, sections) for name, section in sections.items()}
@@ -87,6 +96,38 @@ def reference() -> str:
             lines += [f"## {key}", "", str(each["description"]), ""]
             lines += _table(_rows({key: each}, "", schema))
     return "\n".join([*lines, _VARIABLES + _variables() + _FURTHER_VARIABLES])
+
+
+@cache
+def _describe_fields() -> None:
+    """Give the fields of all sections the docstrings below them as descriptions."""
+    models: list[type[BaseModel]] = [*_below(Section), Environment]
+    for model in models:
+        docstrings = _docstrings(model)
+        for name, field in model.model_fields.items():
+            field.description = docstrings[name]
+        model.model_rebuild(force=True)
+    Settings.model_rebuild(force=True)  # last: it contains the others
+
+
+def _below(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for each in model.__subclasses__():
+        yield each
+        yield from _below(each)
+
+
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """The docstrings of a model's fields, from its source."""
+    (definition,) = ast.parse(dedent(inspect.getsource(model))).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        field.target.id: inspect.cleandoc(text)
+        for field, below in pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+        and isinstance(text := below.value.value, str)
+    }
 
 
 def _tidied(section: Json, sections: Mapping[str, Json]) -> dict[str, Json]:
@@ -203,6 +244,7 @@ def _default(key: str, field: Mapping[str, Json]) -> str:
 
 
 def _variables() -> str:
+    _describe_fields()
     fields = Environment.model_fields.items()
     return "".join(f"| `BOUGH_{name.upper()}` | {cell(field.description or '')} |\n" for name, field in fields)
 

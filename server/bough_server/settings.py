@@ -66,9 +66,7 @@ _PLACES: Final[Mapping[str, FieldPath]] = {
 class Environment(BaseSettings):
     """The environment variables that are settings; an empty one counts as unset."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="BOUGH_", env_ignore_empty=True, extra="ignore", frozen=True, use_attribute_docstrings=True
-    )
+    model_config = SettingsConfigDict(env_prefix="BOUGH_", env_ignore_empty=True, extra="ignore", frozen=True)
 
     config: Path | None = None
     """The configuration file; default: `bough.yaml` in the working directory or in the nearest folder above it."""

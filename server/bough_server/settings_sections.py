@@ -38,9 +38,13 @@ Flag = Annotated[bool, Field(strict=True)]
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, rejects unknown keys, never quotes its input in errors."""
+    """Base of every section: frozen, rejects unknown keys, never quotes its input in errors.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
+    The docstrings of fields are for docs.generate, which reads them itself: with `use_attribute_docstrings` every
+    command would parse the source of its settings.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 def _currency(code: str) -> str:

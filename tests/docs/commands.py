@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 from typer.testing import CliRunner
 
-from bough_server.cli.program import program
+from bough_server.cli.program import make_program
 from tests.docs.pages import ROOT, Block
 
 _OPERATORS: Final = frozenset({"|", "||", "&", "&&", ";", ">", ">>", "<", "(", ")"})
@@ -38,7 +38,7 @@ def check(block: Block, text: str) -> None:
 
 def _check_bough(place: str, arguments: list[str]) -> None:
     # With --help, options are judged and nothing is run.
-    ended = CliRunner().invoke(program, [*arguments, "--help"])
+    ended = CliRunner().invoke(make_program(arguments), [*arguments, "--help"])
     if ended.exit_code != 0:
         pytest.fail(f"{place}: bough {' '.join(arguments)}\n{ended.output}", pytrace=False)
 

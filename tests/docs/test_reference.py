@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from typer.core import TyperCommand, TyperGroup
 
 from bough.v1 import agent_pb2
-from bough_server.cli.program import program
+from bough_server.cli.program import make_program
 from bough_server.models.config import ModelSection
 from bough_server.settings import Environment, Settings
 from bough_server.settings_sections import (
@@ -55,7 +55,7 @@ def test_a_file_that_differs_or_is_missing_is_reported_with_its_lines() -> None:
 
 def test_every_command_and_every_option_is_in_the_reference() -> None:
     rows = section(CLI, "Commands").splitlines()
-    for name, command in _commands(typer.main.get_command(program)).items():
+    for name, command in _commands(typer.main.get_command(make_program())).items():
         row = next((row for row in rows if row.startswith(f"| `bough {name}")), "")
         assert row, f"bough {name} is missing"
         for below in _commands(command):

@@ -22,6 +22,9 @@ from typing import TextIO, TypeAlias
 
 import bough_server.app  # noqa: F401  # what commands import is imported once
 import bough_server.cli
+from bough.v1 import agent_service_pb2
+from bough_server.interceptors.validation import violations
+from bough_server.models.openai.transport import transport_errors
 
 PROGRAM = "bough_server.cli"
 """The module that is run as a program if a command names no other."""
@@ -56,6 +59,9 @@ def _import_the_program() -> None:
     for module in pkgutil.walk_packages(bough_server.cli.__path__, "bough_server.cli."):
         if not module.name.endswith(".__main__"):
             importlib.import_module(module.name)
+    # What a server loads with its first call, and with its first call of a model.
+    violations(agent_service_pb2.RunRequest())
+    transport_errors()
     # The collector would write into every page that the forked processes share.
     gc.collect()
     gc.freeze()

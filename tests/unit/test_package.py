@@ -8,6 +8,7 @@ import pytest
 
 import bough_server
 from bough_server import Context, Message, Part, agent, text_of
+from bough_server.cli.program import make_program
 from tests.support.teams import open_team, script
 
 
@@ -152,3 +153,39 @@ def test_a_command_to_a_running_server_loads_neither_the_database_nor_the_server
     found = loaded("import bough_server.cli.connection, bough_server.cli.follow")
     assert "grpc" in found
     assert not found & {"alembic", "jsonschema", "openai", "opentelemetry", "protovalidate", "sqlalchemy", "sqlmodel"}
+
+
+def test_a_command_loads_no_module_of_the_others() -> None:
+    code = """
+import sys, bough_server.cli as cli
+sys.argv = ["bough", "schema", "agent"]
+try:
+    cli.main()
+except SystemExit as end:
+    assert end.code == 0
+print(*(name for name in sys.modules if name.startswith("bough_server.cli.")))
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert set(said.splitlines()[-1].split()) == {
+        f"bough_server.cli.{name}" for name in ("commands", "options", "program", "schema")
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["rum"], "all"),
+        (["--help"], "all"),
+        (["tree", "last"], ["tree"]),
+        (["--config", "db", "sessions", "list"], ["sessions", "db"]),
+    ],
+)
+def test_only_commands_that_the_words_name_are_made(words: list[str], expected: list[str] | str) -> None:
+    whole = make_program()
+    every = [each.name or each.callback.__name__ for each in whole.registered_commands if each.callback]
+    every += [each.name for each in whole.registered_groups if isinstance(each.name, str)]
+    made = make_program(words)
+    found = [each.name or each.callback.__name__ for each in made.registered_commands if each.callback]
+    found += [each.name for each in made.registered_groups if isinstance(each.name, str)]
+    assert len(every) == 19
+    assert found == (every if expected == "all" else expected)

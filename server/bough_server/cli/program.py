@@ -1,57 +1,61 @@
 """The command line as a whole: the global flags and the list of commands."""
 
 import sys
-from typing import Annotated
+from collections.abc import Collection
+from importlib import import_module
+from typing import Annotated, Final
 
 import typer
 
-from bough_server.cli.agents import agents, models
-from bough_server.cli.chat import chat
 from bough_server.cli.commands import command
-from bough_server.cli.db import db
-from bough_server.cli.doctor import doctor
-from bough_server.cli.fork import fork
-from bough_server.cli.init import init
 from bough_server.cli.options import AddressOption, ConfigOption, EmbeddedOption, Target
-from bough_server.cli.prune import prune
-from bough_server.cli.replay import replay
-from bough_server.cli.resume import resume
-from bough_server.cli.run import run
-from bough_server.cli.runs import cancel, runs, tree
-from bough_server.cli.schema import schema
-from bough_server.cli.serve import serve
-from bough_server.cli.sessions import sessions
-from bough_server.cli.watch import events, watch
 
-program = typer.Typer(
-    name="bough",
-    help="Run agents, follow their runs, and show the tree of who called whom.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    # Typer's own tracebacks print local variables, which may hold secrets.
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for function in (
-    init,
-    serve,
-    run,
-    chat,
-    resume,
-    fork,
-    replay,
-    watch,
-    tree,
-    events,
-    runs,
-    cancel,
-    prune,
-    doctor,
-    schema,
-):
-    command(program)(function)
-for group, name in ((agents, "agents"), (models, "models"), (sessions, "sessions"), (db, "db")):
-    program.add_typer(group, name=name)
+_COMMANDS: Final = {
+    "init": "init",
+    "serve": "serve",
+    "run": "run",
+    "chat": "chat",
+    "resume": "resume",
+    "fork": "fork",
+    "replay": "replay",
+    "watch": "watch",
+    "tree": "runs",
+    "events": "watch",
+    "runs": "runs",
+    "cancel": "runs",
+    "prune": "prune",
+    "doctor": "doctor",
+    "schema": "schema",
+    "agents": "agents",
+    "models": "agents",
+    "sessions": "sessions",
+    "db": "db",
+}
+"""The commands and groups of commands in the order of the help, each with the module that defines it."""
+
+
+def make_program(words: Collection[str] = ()) -> typer.Typer:
+    """Return the command line with the commands that the words name, or with all of them if they name none.
+
+    To load and prepare all commands takes longer than most of them run.
+    """
+    program = typer.Typer(
+        name="bough",
+        help="Run agents, follow their runs, and show the tree of who called whom.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        # Typer's own tracebacks print local variables, which may hold secrets.
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    program.callback()(flags)
+    for name in [name for name in _COMMANDS if name in words] or _COMMANDS:
+        defined = getattr(import_module(f"bough_server.cli.{_COMMANDS[name]}"), name)
+        if isinstance(defined, typer.Typer):
+            program.add_typer(defined, name=name)
+        else:
+            command(program)(defined)
+    return program
 
 
 def _print_version(is_requested: bool) -> None:
@@ -62,7 +66,6 @@ def _print_version(is_requested: bool) -> None:
         raise typer.Exit
 
 
-@program.callback()
 def flags(
     context: typer.Context,
     config: ConfigOption = None,
@@ -81,4 +84,4 @@ def run_program() -> None:
     # An error message must be printed even if the terminal's encoding lacks a character of it.
     if hasattr(sys.stderr, "reconfigure"):
         sys.stderr.reconfigure(errors="replace")
-    program()
+    make_program(sys.argv[1:])()
