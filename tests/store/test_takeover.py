@@ -4,11 +4,20 @@ import asyncio
 
 import pytest
 
-from bough.v1 import execution_pb2
+from bough.v1 import event_pb2, execution_pb2, session_pb2
 from bough_server.errors import Fenced
+from bough_server.runs.close import read_records
 from bough_server.store.ports import RunMoved
 from bough_server.store.sql.store import Store, open_store
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed, text
+
+
+def kept(effect: str, **values: str) -> event_pb2.AgentEvent:
+    """What code wrote."""
+    changes = [session_pb2.SessionStateChange(key=key, value_json=text) for key, text in values.items()]
+    return event_pb2.AgentEvent(
+        effect_key=effect, session_state_changed=event_pb2.SessionStateChanged(state_changes=changes)
+    )
 
 
 async def test_taking_over_refuses_the_owner_before(store: Store) -> None:
@@ -125,3 +134,28 @@ async def test_a_run_goes_on_after_the_store_was_closed(url: str) -> None:
         stored = await store.sessions.messages(ANNE, run.session_id, through=9)
         assert [(one.message.position, one.message.parts[0].text) for one in stored] == [(1, "Why?"), (2, "So.")]
         assert [one.agent for one in stored] == ["lead", "lead"]
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_a_new_owner_goes_on_from_the_log_that_it_has_read_itself(store: Store, is_read: bool) -> None:
+    run = Made(question=text("Why?", "USER"))
+    await store.log.create(run.new())
+    await store.log.append(run.run_id, epoch=1, records=run.next(kept("e0.1/e0", a="1"), delta()))
+    log = [] if not is_read else await read_records(store.log, run.run_id)
+    written = kept("e0.0/e0", a="0", b="0")  # in an earlier lane than what the owner before has written
+    made = run.next(resumed(2), written, completed(text("So.", "ASSISTANT")))
+    await store.log.take_over(run.run_id, epoch=2, owner="next", records=made[:1], log=log)
+    await store.log.append(run.run_id, epoch=2, records=made[1:])
+    stored = await store.sessions.messages(ANNE, run.session_id, through=9)
+    assert [(one.message.position, one.message.parts[0].text) for one in stored] == [(1, "Why?"), (2, "So.")]
+    assert (await store.sessions.cut(ANNE, run.session_id)).state_json == '{"a":1,"b":0}'
+
+
+async def test_a_log_that_ended_before_another_owner_wrote_takes_nothing_over(store: Store) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    log = await read_records(store.log, run.run_id)
+    await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
+    with pytest.raises(RunMoved):
+        await store.log.take_over(run.run_id, epoch=2, owner="late", records=[record(resumed(2), 2)], log=log)
+    await store.log.append(run.run_id, epoch=1, records=run.next(completed()))

@@ -162,11 +162,18 @@ async def _wall_owner(catalog: Catalog, log: Sequence[event_pb2.AgentEvent]) -> 
 
 async def read_log(log: EventLog, run_id: str) -> list[event_pb2.AgentEvent]:
     """Return a run's events without deltas, and without the run and session ids that are stamped for readers."""
-    found: list[event_pb2.AgentEvent] = []
+    return [record.event for record in await read_records(log, run_id)]
+
+
+async def read_records(log: EventLog, run_id: str, *, last_sequence: int = 0) -> list[Record]:
+    """Return what `read_log` returns, as records of the log; `last_sequence` is that of its last event, if known."""
+    found: list[Record] = []
     after = 0
     while page := await log.read(run_id, after=after, deltas=False):
-        found.extend(events.parse(stored.data) for stored in page)
+        found += [Record(sequence, kind, data, events.parse(data)) for sequence, kind, data in page]
         after = page[-1].sequence
+        if after == last_sequence:
+            break  # saves the read of an empty page
     return found
 
 

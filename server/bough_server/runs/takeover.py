@@ -22,7 +22,7 @@ from bough_server.runs.close import (
     close_run,
     deadline_bound,
     failed,
-    read_log,
+    read_records,
     wall_bounds,
 )
 from bough_server.runs.dependencies import RunDependencies
@@ -89,8 +89,8 @@ class Launcher:
             metrics=self._dependencies.metrics,
         )
         self._live_runs.add(live)
-        log_start(facts.run_id, facts.session_id, log)
-        deadline = folded(log).deadline_ns
+        log_start(facts.run_id, facts.session_id, execution.journal.of_the_run)
+        deadline = folded(execution.journal.of_the_run).deadline_ns
         bounds = [deadline_bound(deadline, self._dependencies.clock.now_ns())] if deadline is not None else []
         live.launch(bounds, self._wall(execution, resolver, is_queued=is_queued))
         return live
@@ -167,19 +167,22 @@ class Takeover:
 
         Raises MissingVersion before it writes anything, RunMoved, Fenced and StorageFailed.
         """
-        log = await read_log(self._dependencies.store.log, record.run.run_id)
-        reason = self._close_reason(log)
+        run = record.run
+        read = await read_records(self._dependencies.store.log, run.run_id, last_sequence=run.last_sequence)
+        log = [one.event for one in read]
+        of_the_run = [one.event for one in read if one.kind in events.RUN_KINDS]
+        reason = self._close_reason(log, of_the_run)
         if reason is not None:
             await close_run(self._dependencies, record, reason)
             return None
-        resolver = await self.resolver(log)
+        resolver = await self.resolver(of_the_run)
         if cause == event_pb2.RESUME_CAUSE_RECOVERY and not self._dependencies.store.leases.crashed(record.owner):
             cause = event_pb2.RESUME_CAUSE_TAKEOVER  # the former owner released its lease in order
         resumed = self._resumed(record, log[0], cause, deadline_time_ns)
         now = self._dependencies.clock.now_ns()
         records = as_records([resumed, *answers], after=record.run.last_sequence, now_ns=now)
         await self._dependencies.store.log.take_over(
-            record.run.run_id, epoch=record.epoch + 1, owner=self._dependencies.worker, records=records
+            record.run.run_id, epoch=record.epoch + 1, owner=self._dependencies.worker, records=records, log=read
         )
         taken = _taken(record, self._dependencies.worker, is_queued=is_queued)
         taken.run.last_sequence = records[-1].sequence
@@ -201,11 +204,13 @@ class Takeover:
             definitions[ref.name] = definition  # a later fork's definition replaces an earlier one
         return pinned(log[0].run_started, definitions, self._dependencies.resolver)
 
-    def _close_reason(self, log: Sequence[event_pb2.AgentEvent]) -> CloseReason | None:
-        """Return why a run must be ended rather than continued, or None."""
-        if (requested := cancel_of(log)) is not None:
+    def _close_reason(
+        self, log: Sequence[event_pb2.AgentEvent], of_the_run: Sequence[event_pb2.AgentEvent]
+    ) -> CloseReason | None:
+        """Return why a run must be ended rather than continued, or None; `of_the_run` are its events of RUN_KINDS."""
+        if (requested := cancel_of(of_the_run)) is not None:
             return close_reason(requested)
-        deadline = folded(log).deadline_ns
+        deadline = folded(of_the_run).deadline_ns
         if deadline is not None and deadline <= self._dependencies.clock.now_ns():
             return close_reason(event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_DEADLINE))
         if losses_of(log) >= MOST_RESUMED:
@@ -263,14 +268,20 @@ def losses_of(log: Sequence[event_pb2.AgentEvent]) -> int:
     Those while it was queued do not count: it cannot make progress then.
     """
     count, is_waiting = 0, False
-    for event in log:
+    for event in _since_progress(log):
         if event.HasField("run_queued") or event.HasField("run_dequeued"):
             is_waiting = event.HasField("run_queued")
         elif event.HasField("run_resumed"):
             count += not is_waiting and event.run_resumed.cause == event_pb2.RESUME_CAUSE_RECOVERY
-        elif events.kind_of(event) in PROGRESS:
-            count = 0
     return count
+
+
+def _since_progress(log: Sequence[event_pb2.AgentEvent]) -> Sequence[event_pb2.AgentEvent]:
+    """Return the events after a run's last progress; before that it was not queued."""
+    for index in reversed(range(len(log))):
+        if events.kind_of(log[index]) in PROGRESS:
+            return log[index + 1 :]
+    return log
 
 
 def _taken(record: RunRecord, worker: str, *, is_queued: bool) -> RunRecord:

@@ -18,9 +18,10 @@ class Principal:
     user_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """An event to append to a log. `data` is its serialized form without run_id and session_id."""
+class Record(NamedTuple):
+    """An event to append to a log, or read from one. `data` is its serialized form without run_id and session_id."""
+
+    # A tuple rather than a dataclass: one is built for every event that is written, and for all of a run's at takeover.
 
     sequence: int
     kind: int
@@ -149,12 +150,15 @@ class EventLog(Protocol):
         """Return the bytes of all runs' uncommitted events; producers of deltas pause while there are many."""
         ...
 
-    async def take_over(self, run_id: str, *, epoch: int, owner: str, records: Sequence[Record]) -> None:
+    async def take_over(
+        self, run_id: str, *, epoch: int, owner: str, records: Sequence[Record], log: Sequence[Record] = ()
+    ) -> None:
         """Make `owner` the run's owner under `epoch` and append its first records, in one compare-and-set.
 
         The log must end right before the first record, and the run's epoch must be `epoch` - 1. From then on appends of
-        another owner are refused. Without records only owner and epoch change. Raises RunMoved, Fenced if the run has
-        ended, and StorageFailed.
+        another owner are refused. Without records only owner and epoch change. A caller that has read the whole log
+        before the first record, without deltas, passes it as `log`, so that it is not read again. Raises RunMoved,
+        Fenced if the run has ended, and StorageFailed.
         """
         ...
 

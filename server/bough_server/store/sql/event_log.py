@@ -47,11 +47,13 @@ class SqlEventLog:
         """See EventLog."""
         return self._queue.pending_bytes
 
-    async def take_over(self, run_id: str, *, epoch: int, owner: str, records: Sequence[Record]) -> None:
+    async def take_over(
+        self, run_id: str, *, epoch: int, owner: str, records: Sequence[Record], log: Sequence[Record] = ()
+    ) -> None:
         """See EventLog. A caller that is cancelled here does not know whether it owns the run."""
         if records:
             _check_row(records)
-        taking = TakeOver(self._queue.heads, run_id=run_id, epoch=epoch, owner=owner, records=records)
+        taking = TakeOver(self._queue.heads, run_id=run_id, epoch=epoch, owner=owner, records=records, log=log)
         show = partial(self._windows.add, run_id, records) if records else partial(self._windows.resume, run_id)
         await self._queue.execute(taking, run_id=run_id, then=show)
 

@@ -1,6 +1,6 @@
 """Last sequence, epoch and fold of each log that is being written, kept by the writer thread and rebuilt from disk."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, select
@@ -108,8 +108,11 @@ class LogHeads:
         for one in (epoch - 1, epoch):
             self._fences.pop((run_id, one), None)
 
-    def load(self, connection: Connection, run_id: str) -> Head:
-        """Read a log's head from disk and keep it. Raises Fenced if there is no such log."""
+    def load(self, connection: Connection, run_id: str, log: Sequence[Record] = ()) -> Head:
+        """Read a log's head from disk and keep it; `log` is the whole log, without deltas, if it has been read already.
+
+        Raises Fenced if there is no such log.
+        """
         row = connection.execute(_ROW, {"run": run_id}).one_or_none()
         if row is None:
             raise refusal(run_id)
@@ -117,7 +120,7 @@ class LogHeads:
         address = LogAddress(run_id=run_id, tenant_id=tenant_id, user_id=user_id, session_id=session_id)
         fold = RunFold(address)
         if not ended:  # an ended log takes no appends, so its fold is never used
-            fold.project(stored_records(connection, run_id))
+            fold.project(log or stored_records(connection, run_id))
         head = Head(address=address, epoch=epoch, last_sequence=last_sequence, is_ended=ended, fold=fold)
         self._heads[run_id] = head
         return head

@@ -41,8 +41,18 @@ _RELEASE: Final = delete(tables.workers).where(_workers.worker == bindparam("wor
 class TakeOver:
     """The transaction of one takeover. If it is run again, it finds out whether it was committed before."""
 
-    def __init__(self, heads: LogHeads, *, run_id: str, epoch: int, owner: str, records: Sequence[Record]) -> None:
+    def __init__(
+        self,
+        heads: LogHeads,
+        *,
+        run_id: str,
+        epoch: int,
+        owner: str,
+        records: Sequence[Record],
+        log: Sequence[Record] = (),
+    ) -> None:
         self._heads, self._run_id, self._epoch, self._owner, self._records = heads, run_id, epoch, owner, records
+        self._log = log
         self._has_written = False
 
     def __call__(self, connection: Connection) -> None:
@@ -72,7 +82,7 @@ class TakeOver:
         if not self._records:
             return
         # The row already counts the new records, but the log on disk, and so the fold, still ends before them.
-        head = self._heads.load(connection, self._run_id)
+        head = self._heads.load(connection, self._run_id, self._log)
         projected = head.fold.project(self._records)
         first = FirstRecords(
             run_id=self._run_id,
