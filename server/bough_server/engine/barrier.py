@@ -52,7 +52,7 @@ class ReplayBarrier:
 
     def expect(self, key: str) -> Waiter[event_pb2.AgentEvent]:
         """Return the waiter to which the recorded result of an effect will be delivered."""
-        # Not Waiter[...](): a subscript costs as much as all else here, for every replayed result.
+        # Not Waiter[...](): calling a subscripted class takes longer than the rest of this, for each replayed result.
         waiter: Waiter[event_pb2.AgentEvent] = Waiter(self._scheduler)
         self._waiters[key] = waiter
         return waiter

@@ -121,18 +121,7 @@ class Journal:
         """Events that are still to be delivered to the run's coroutines, in log order."""
         self._requested_again: set[str] = set()
         """Effects that the replay has asked for."""
-        before: event_pb2.AgentEvent | None = None
-        for event in log:
-            kind = events.kind_of(event)
-            if kind in events.RUN_KINDS:
-                self._read_of_the_run(event, kind, before)
-            elif kind and kind not in events.DELTA_KINDS:
-                self._read(event, kind)
-            before = event
-        if before is not None:
-            self.last_sequence = before.sequence
-            # Any later event, such as a run_resumed, ends the interruption: only the last event counts.
-            self.is_interrupted = before.HasField("run_interrupted")
+        self._read_all(log)
         self.forks.share(self.recorded)
         self.todo.extend(self._delivered())
 
@@ -147,6 +136,20 @@ class Journal:
     def is_empty(self) -> bool:
         """True if nothing but the start of the run is recorded."""
         return len(self.recorded) <= 1
+
+    def _read_all(self, log: Iterable[event_pb2.AgentEvent]) -> None:
+        before: event_pb2.AgentEvent | None = None
+        for event in log:
+            kind = events.kind_of(event)
+            if kind in events.RUN_KINDS:
+                self._read_of_the_run(event, kind, before)
+            elif kind and kind not in events.DELTA_KINDS:
+                self._read(event, kind)
+            before = event
+        if before is not None:
+            self.last_sequence = before.sequence
+            # Any later event, such as a run_resumed, ends the interruption: only the last event counts.
+            self.is_interrupted = before.HasField("run_interrupted")
 
     def _read(self, event: event_pb2.AgentEvent, kind: int) -> None:
         key, attempt = event.effect_key, event.attempt

@@ -209,20 +209,13 @@ class Takeover:
             if event.HasField("run_forked"):
                 named.extend(event.run_forked.definition_refs)
         for ref in named:
-            definition = await self._definition(ref)
+            definition = await self._dependencies.store.catalog.get(ref.revision)
             if definition is None:
                 raise MissingVersion(
                     f"The definition of {ref.name!r} with revision {ref.revision!r} is not stored here."
                 )
             definitions[ref.name] = definition  # a later fork's definition replaces an earlier one
         return pinned(log[0].run_started, definitions, self._dependencies.resolver)
-
-    async def _definition(self, ref: event_pb2.DefinitionRef) -> agent_pb2.AgentDefinition | None:
-        """Return a definition by its revision, or None; it is not read if this server is configured with it."""
-        configured = self._dependencies.resolver.agents.get(ref.name)
-        if configured is not None and configured.revision == ref.revision:  # a revision is a digest of the content
-            return configured.definition
-        return await self._dependencies.store.catalog.get(ref.revision)
 
     def _close_reason(
         self, log: Sequence[event_pb2.AgentEvent], of_the_run: Sequence[event_pb2.AgentEvent]

@@ -12,6 +12,10 @@ from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.write_queue import WriteQueue
 from bough_server.store.worker_ports import CatalogMoved, StoredAgents
 
+MAX_CACHED_DEFINITIONS: Final = 256
+MAX_CACHED_BYTES: Final = 16 * 1024
+"""The most definitions that are kept in memory, and the longest of them in bytes."""
+
 MOST_KNOWN: Final = 4096
 """The most tenants whose version is kept in memory."""
 
@@ -122,23 +126,32 @@ def _write(connection: Connection, *, tenant_id: str, name: str, data: bytes | N
 
 
 class SqlCatalog:
-    """Catalog on one SQLite file."""
+    """Catalog on one SQLite file.
+
+    The definitions that workers read are cached: a revision is a digest of the content, so none changes.
+    """
 
     def __init__(self, readers: Readers) -> None:
         self._readers = readers
+        self._cached: dict[str, bytes] = {}
 
     async def get(self, revision: str) -> agent_pb2.AgentDefinition | None:
         """See Catalog."""
-        return await self._read(_ONE, {"revision": revision})
+        data = self._cached.get(revision)
+        if data is None:
+            data = await self._data(_ONE, {"revision": revision})
+            if data is not None and len(data) <= MAX_CACHED_BYTES:
+                if len(self._cached) >= MAX_CACHED_DEFINITIONS:
+                    del self._cached[next(iter(self._cached))]  # the entry that was added first
+                self._cached[revision] = data
+        return None if data is None else agent_pb2.AgentDefinition.FromString(data)
 
     async def get_of(self, tenant_id: str, revision: str) -> agent_pb2.AgentDefinition | None:
         """See Catalog."""
-        return await self._read(_ONE_OF, {"tenant": tenant_id, "revision": revision})
+        data = await self._data(_ONE_OF, {"tenant": tenant_id, "revision": revision})
+        return None if data is None else agent_pb2.AgentDefinition.FromString(data)
 
-    async def _read(
-        self, statement: Select[tuple[bytes]], parameters: dict[str, str]
-    ) -> agent_pb2.AgentDefinition | None:
-        data = await self._readers.run(
+    async def _data(self, statement: Select[tuple[bytes]], parameters: dict[str, str]) -> bytes | None:
+        return await self._readers.run(
             lambda connection: connection.execute(statement, parameters).scalar_one_or_none()
         )
-        return None if data is None else agent_pb2.AgentDefinition.FromString(data)
