@@ -136,7 +136,7 @@ async def _run_rounds(kind: Shape, runners: Mapping[str, Runner], base_url: str,
             try:
                 laps, failures = await _lap(kind, runners[result["name"]], base_url)
             except (ProgramFailed, ProcessLookupError, TimeoutError) as error:
-                _leave_out(f"{result['name']} ended, {kind.name}: {error}", report)
+                _leave_out(f"{result['name']} stopped, {kind.name}: {error or 'it did not answer in time'}", report)
                 report["results"].remove(result)
                 continue
             told = [f"{result['name']}, {kind.name}: {failure}" for failure in failures]
