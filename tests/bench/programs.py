@@ -67,9 +67,9 @@ class Program:
                 await asyncio.sleep(0.02)
         self.address = address
 
-    async def wait_for_port(self, port: int) -> None:
-        """Wait until it accepts connections on a port of loopback. Raises ProgramFailed."""
-        async with asyncio.timeout(START_SECONDS):
+    async def wait_for_port(self, port: int, *, seconds: float) -> None:
+        """Wait until it accepts connections on a port of loopback. Raises ProgramFailed and TimeoutError."""
+        async with asyncio.timeout(seconds):
             while True:
                 if self._process.returncode is not None:
                     raise self.failed("ended before it served")

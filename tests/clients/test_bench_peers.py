@@ -1,12 +1,14 @@
 """The peers' benchmark at its smallest: Bough and a bare loop, without a peer; the model answers at the wire."""
 
 import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.bench.peers import environments
-from tests.bench.peers.contestants import BOUGH, PEERS, RAW, Ground
+from tests.bench.peers.contestants import BOUGH, PEERS, RAW, Ground, Runner
 from tests.bench.peers.race import race, shapes
 
 
@@ -41,6 +43,16 @@ async def test_a_contestant_that_does_not_start_is_left_out_with_what_it_wrote(t
     assert [one["name"] for one in report["results"]] == [RAW.name]
     assert len(report["left_out"]) == 1
     assert report["left_out"][0].startswith("broken: A program ended before it served")
+
+
+async def test_a_contestant_that_does_not_start_in_time_is_left_out_by_name(tmp_path: Path) -> None:
+    @asynccontextmanager
+    async def start(ground: Ground) -> AsyncIterator[Runner]:
+        raise TimeoutError
+        yield
+
+    report = await race(tmp_path, (dataclasses.replace(RAW, name="slow", start=start),), shapes(1, at_once=1))
+    assert report["left_out"] == ["slow: it did not start in time"]
 
 
 def _nowhere(ground: Ground) -> Ground:

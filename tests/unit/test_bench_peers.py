@@ -54,7 +54,7 @@ def test_the_tables_show_medians_with_ranges_ratios_to_bough_and_what_failed() -
     shown = markdown(report(OURS, FLOOR, PEER, failures=("peer: a|b\n<c>",), left_out=("other: no network",)))
     assert shown == (
         "Measured on 2026-01-02. cores 2; python 3.11.7; sqlite 3.40.1."
-        " Medians of 3 rounds, their range in brackets.\n"
+        " Rounds: 3; medians, and their range in brackets.\n"
         "\n"
         "| CPU of a turn | version | ms, 1 at a time | x Bough | ms, 4 at once | x Bough | peak memory, MB |\n"
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |\n"

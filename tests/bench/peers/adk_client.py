@@ -11,8 +11,7 @@ from typing import Any, Final
 import aiohttp
 
 from tests.bench.desk_team import QUESTION
-from tests.bench.desk_turns import TURN_SECONDS
-from tests.bench.peers.desk_turns import RunTurn, Turn
+from tests.bench.peers.desk_turns import TURN_SECONDS, RunTurn, Turn
 
 AGENTS: Final = Path(__file__).parent / "adk_agents"
 

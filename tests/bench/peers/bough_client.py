@@ -4,8 +4,7 @@ from grpc import aio
 
 from bough.v1 import agent_service_pb2, agent_service_pb2_grpc, message_pb2
 from tests.bench.desk_team import QUESTION
-from tests.bench.desk_turns import TURN_SECONDS
-from tests.bench.peers.desk_turns import RunTurn, Turn
+from tests.bench.peers.desk_turns import TURN_SECONDS, RunTurn, Turn
 
 
 def turn_of(channel: aio.Channel) -> RunTurn:

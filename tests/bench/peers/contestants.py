@@ -12,7 +12,7 @@ from grpc import aio
 
 from tests.bench.desk_team import write_project
 from tests.bench.peers import adk_client, bough_client
-from tests.bench.peers.desk_turns import Lap, run
+from tests.bench.peers.desk_turns import TURN_SECONDS, Lap, run
 from tests.bench.programs import Program, running
 from tests.bench.servers import bough_server
 
@@ -115,7 +115,7 @@ async def _adk(ground: Ground, *, database: str = "") -> AsyncIterator[Runner]:
         python=ground.python,
         environment={**QUIET, "BENCH_BASE_URL": ground.base_url},
     ) as server:
-        await server.wait_for_port(port)
+        await server.wait_for_port(port, seconds=TURN_SECONDS)
         async with adk_client.turns(server.address) as turn:
             yield Runner(server, partial(run, turn))
 

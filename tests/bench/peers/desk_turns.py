@@ -17,6 +17,9 @@ from tests.support.model_scenarios import TEXT
 STREAMED: Final = (1 + len(SPECIALISTS)) * len(TEXT)
 """The characters of a turn's texts, those of specialists included."""
 
+TURN_SECONDS: Final = 300.0
+"""For a turn, and for each of its model calls, connecting included: a busy machine fails no system."""
+
 
 @dataclass(slots=True)
 class Turn:

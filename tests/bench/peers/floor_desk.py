@@ -12,13 +12,15 @@ import uvloop
 from tests.bench import desk_floor
 from tests.bench.desk_floor import Body, Said
 from tests.bench.lines import answer_lines
-from tests.bench.peers.desk_turns import Turn, answer
+from tests.bench.peers.desk_turns import TURN_SECONDS, Turn, answer
 
 
 async def main(kind: str, base_url: str) -> None:
     """Answer lines until the input ends."""
     transport = openai.DefaultAioHttpClient(trust_env=False) if kind == "raw" else None
-    async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0, http_client=transport) as client:
+    async with openai.AsyncOpenAI(
+        base_url=base_url, api_key="none", timeout=TURN_SECONDS, max_retries=0, http_client=transport
+    ) as client:
         call = {"typed": desk_floor.typed, "raw": desk_floor.raw}[kind](client)
 
         async def turn(one: Turn) -> None:

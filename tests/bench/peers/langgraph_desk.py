@@ -21,7 +21,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from tests.bench.desk_team import INSTRUCTIONS, QUESTION, SPECIALISTS, lookup
 from tests.bench.lines import answer_lines
-from tests.bench.peers.desk_turns import Turn, answer
+from tests.bench.peers.desk_turns import TURN_SECONDS, Turn, answer
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
@@ -41,7 +41,15 @@ def _asked(text: str) -> dict[str, Any]:
 
 def lead(base_url: str, saver: AsyncSqliteSaver | None) -> Graph:
     """Build the team."""
-    model = ChatOpenAI(model="m", base_url=base_url, api_key="none", max_retries=0, streaming=True, stream_usage=True)
+    model = ChatOpenAI(
+        model="m",
+        base_url=base_url,
+        api_key="none",
+        timeout=TURN_SECONDS,
+        max_retries=0,
+        streaming=True,
+        stream_usage=True,
+    )
     look_up = tool(lookup)
     calls = [
         _calling(name, create_agent(model, [look_up], system_prompt=INSTRUCTIONS[name], name=name))

@@ -26,7 +26,7 @@ from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from tests.bench.desk_team import INSTRUCTIONS, QUESTION, SPECIALISTS, lookup
 from tests.bench.lines import answer_lines
-from tests.bench.peers.desk_turns import Turn, answer
+from tests.bench.peers.desk_turns import TURN_SECONDS, Turn, answer
 
 _turn: ContextVar[Turn] = ContextVar("turn")
 
@@ -64,7 +64,7 @@ async def main(base_url: str, database: str = "") -> None:
     """Answer lines until the input ends."""
     set_tracing_disabled(True)
     transport = DefaultAioHttpClient()
-    client = AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0, http_client=transport)
+    client = AsyncOpenAI(base_url=base_url, api_key="none", timeout=TURN_SECONDS, max_retries=0, http_client=transport)
     team = lead(client)
     numbers = iter(range(1_000_000))
 

@@ -89,7 +89,7 @@ async def race(folder: Path, contestants: Sequence[Contestant], kinds: Sequence[
             try:
                 runners[one.name] = await stack.enter_async_context(one.start(ground))
             except (ProgramFailed, TimeoutError) as error:
-                _leave_out(f"{one.name}: {error or 'it did not start in time'}", report)
+                _leave_out(f"{one.name}: {str(error) or 'it did not start in time'}", report)
         report["results"] = [_empty(one, kinds) for one in contestants if one.name in runners]
         for kind in kinds:
             await _run_rounds(kind, runners, base_url, report)
@@ -136,7 +136,9 @@ async def _run_rounds(kind: Shape, runners: Mapping[str, Runner], base_url: str,
             try:
                 laps, failures = await _lap(kind, runners[result["name"]], base_url)
             except (ProgramFailed, ProcessLookupError, TimeoutError) as error:
-                _leave_out(f"{result['name']} ended, {kind.name}: {error}", report)
+                _leave_out(
+                    f"{result['name']} stopped, {kind.name}: {str(error) or 'it did not answer in time'}", report
+                )
                 report["results"].remove(result)
                 continue
             told = [f"{result['name']}, {kind.name}: {failure}" for failure in failures]

@@ -29,7 +29,9 @@ def rewritten(page: str, report: PeersReport) -> str:
 def _head(report: PeersReport) -> list[str]:
     told = {**report["machine"], "python": report["versions"]["python"], "sqlite": report["versions"]["sqlite"]}
     machine = "; ".join(f"{name} {value}" for name, value in told.items())
-    return [f"Measured on {report['date']}. {machine}. Medians of {report['rounds']} rounds, their range in brackets."]
+    return [
+        f"Measured on {report['date']}. {machine}. Rounds: {report['rounds']}; medians, and their range in brackets."
+    ]
 
 
 def _costs(report: PeersReport) -> list[str]:

@@ -10,9 +10,14 @@ from google.adk.integrations.openai import OpenAILlm
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from tests.bench.desk_team import INSTRUCTIONS, SPECIALISTS, lookup
+from tests.bench.peers.desk_turns import TURN_SECONDS
 
 _client = AsyncOpenAI(
-    base_url=os.environ["BENCH_BASE_URL"], api_key="none", max_retries=0, http_client=DefaultAioHttpClient()
+    base_url=os.environ["BENCH_BASE_URL"],
+    api_key="none",
+    timeout=TURN_SECONDS,
+    max_retries=0,
+    http_client=DefaultAioHttpClient(),
 )
 _model = OpenAILlm(model="m", client=_client)
 
