@@ -287,7 +287,8 @@ async def test_calls_of_runs_from_before_the_table_of_calls_are_there_after_a_re
         session_id = (await harness.turn("lead", "question 0"))[0].session_id
         before = await harness.store.sessions.history(ME, session_id, through=99)
     with closing(sqlite3.connect(path, isolation_level=None)) as intruder:
-        intruder.execute("DROP TABLE calls")
+        for table in ("calls", "blobs", "session_blobs"):
+            intruder.execute(f"DROP TABLE {table}")
         intruder.execute("UPDATE alembic_version SET version_num = '0006'")
     async with open_team(tmp_path, READING, *TEAM, tools=[read], heard=heard) as harness:
         await harness.turn("lead", "question 1", session_id=session_id)
