@@ -47,9 +47,6 @@ from bough_server.store.sql.database_path import database_path
 from bough_server.store.sql.store import Store, open_store
 from bough_server.telemetry import Tracing, make_provider
 
-RECEIVE_BYTES: Final = 8 * 1024 * 1024
-"""The most bytes of a request that brings no files."""
-
 CLOSE_SECONDS: Final = 1.0
 """Seconds that streams have to send their last messages after the runs have ended."""
 
@@ -135,7 +132,7 @@ class App:
             if recover and (found := await runs.recover()):
                 _log.info("recovering runs that an earlier server left open", runs=found)
             files = settings.server.max_files_bytes
-            received = ("grpc.max_receive_message_length", max(RECEIVE_BYTES, most_bytes(files)))
+            received = ("grpc.max_receive_message_length", most_bytes(files))
             server = aio.server(
                 interceptors=interceptors(provider, max_files_bytes=files), options=(received, *_OPTIONS)
             )

@@ -4,7 +4,9 @@ import hashlib
 import json
 import os
 import pty
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,27 @@ def test_a_file_of_an_unknown_kind_is_bytes(tmp_path: Path) -> None:
     path = tmp_path / "thing.unknown-kind"
     path.write_bytes(b"x")
     assert file_part(path).blob.media_type == "application/octet-stream"
+
+
+async def test_prune_removes_a_file_with_the_last_session_that_has_it(config: Path, port: int, photo: str) -> None:
+    database = config.parent / "bough.db"
+
+    def is_kept() -> bool:
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            return bool(connection.execute("SELECT 1 FROM blobs WHERE sha256 = ?", (SHA256,)).fetchall())
+
+    async with AsyncClient(f"127.0.0.1:{port}") as client:
+        async with client.run("eye", user_message("See.", file_part(photo))) as stream:
+            origin = [event async for event in stream]
+        async with client.fork(origin[0].run_id, 1) as stream:
+            fork = [event async for event in stream]
+        for session in [session async for session in client.sessions.list()]:
+            if session.session_id != fork[-1].session_id:
+                await client.sessions.delete(session.session_id)
+        assert await client.sessions.read_blob(fork[-1].session_id, SHA256) == PHOTO
+        assert is_kept()
+        pruned = await bough("prune", "--older-than", "1ms", port=port)
+        assert (pruned.code, pruned.out) == (0, f"{fork[-1].session_id}\n")
+        assert not is_kept()
+        with pytest.raises(NotFound):
+            await client.sessions.read_blob(fork[-1].session_id, SHA256)

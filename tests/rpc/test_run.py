@@ -107,12 +107,12 @@ async def test_a_turn_of_what_is_not_there_is_not_found(
     )
 
 
-async def test_an_input_of_5_mb_is_refused_by_name_and_one_of_9_by_the_transport(server: Served) -> None:
+async def test_an_input_of_5_mb_is_refused_by_name_and_one_of_20_by_the_transport(server: Served) -> None:
     code, details = await _failed(begin(server, "echo", "x" * 5_000_000).call)
     _, bad_request = details
     assert code == grpc.StatusCode.INVALID_ARGUMENT
     assert [violation.field for violation in bad_request.field_violations] == ["input.parts"]  # type: ignore[attr-defined]
-    _, error = await outcome(begin(server, "echo", "x" * 9_000_000).call)
+    _, error = await outcome(begin(server, "echo", "x" * 20_000_000).call)
     assert error is not None
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 

@@ -73,6 +73,7 @@ CONTEXT = [
     "now",
     "offers",
     "random",
+    "read_file",
     "run_id",
     "session_id",
     "sleep",
@@ -88,7 +89,7 @@ def public(of: object) -> list[str]:
     return [name for name in dir(of) if not name.startswith("_")]
 
 
-async def test_a_context_has_21_names_in_its_protocol_and_where_code_gets_one(tmp_path: Path) -> None:
+async def test_a_context_has_22_names_in_its_protocol_and_where_code_gets_one(tmp_path: Path) -> None:
     found: list[list[str]] = []
 
     @agent

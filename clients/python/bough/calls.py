@@ -25,6 +25,9 @@ Item = TypeVar("Item")
 PagedRequest = TypeVar("PagedRequest", bound=_PagedRequest)
 PagedResponse = TypeVar("PagedResponse", bound=_PagedResponse)
 
+FILE_TIMEOUT = 600.0
+"""Seconds that a file may take to arrive."""
+
 PAGE_SIZE = 50
 """Default: items that a list fetches at a time."""
 
@@ -52,9 +55,9 @@ class Calls:
     async def stream(
         self, method: aio.UnaryStreamMultiCallable[Request, Response], request: Request
     ) -> AsyncIterator[Response]:
-        """Yield the responses of a call; raises CallFailed."""
+        """Yield the responses of a call, which may take FILE_TIMEOUT in all; raises CallFailed."""
         try:
-            async for response in method(request, timeout=self.timeout, wait_for_ready=self.wait_for_ready):
+            async for response in method(request, timeout=FILE_TIMEOUT, wait_for_ready=self.wait_for_ready):
                 self.contact.is_made = True
                 yield response
         except aio.AioRpcError as error:
@@ -96,9 +99,9 @@ class SyncCalls:
     def stream(
         self, method: "grpc.UnaryStreamMultiCallable[Request, Response]", request: Request
     ) -> Iterator[Response]:
-        """Yield the responses of a call; raises CallFailed."""
+        """Yield the responses of a call, which may take FILE_TIMEOUT in all; raises CallFailed."""
         try:
-            for response in method(request, timeout=self.timeout, wait_for_ready=self.wait_for_ready):
+            for response in method(request, timeout=FILE_TIMEOUT, wait_for_ready=self.wait_for_ready):
                 self.contact.is_made = True
                 yield response
         except grpc.RpcError as error:

@@ -26,7 +26,14 @@ RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
         "ListTools",
         "ListModels",
     ),
-    "bough.v1.SessionService": ("CreateSession", "GetSession", "ListSessions", "ListMessages", "GetSessionState"),
+    "bough.v1.SessionService": (
+        "CreateSession",
+        "GetSession",
+        "ListSessions",
+        "ListMessages",
+        "GetSessionState",
+        "ReadBlob",
+    ),
 }
 """Idempotent methods by service, which the channel may retry.
 

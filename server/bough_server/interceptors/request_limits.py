@@ -78,7 +78,8 @@ class TooLarge:
 
 def most_bytes(max_files_bytes: int) -> int:
     """Return the most bytes of any request that can be accepted, if the files of a message may have so many."""
-    return max(_MAX_BYTES_OF.values()) + max_files_bytes + _FRAMES_BYTES
+    with_files = max(map(_max_bytes, REQUESTS)) + max_files_bytes + _FRAMES_BYTES
+    return max(with_files, *_MAX_BYTES_OF.values())
 
 
 def bounded(

@@ -5,10 +5,9 @@ parses each request a second time by that schema to check it.
 """
 
 from collections.abc import AsyncIterator, Container, Iterator
-from contextlib import contextmanager
 from functools import cache
 from importlib import resources
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc
 import protovalidate
@@ -22,7 +21,7 @@ from grpc import aio
 
 from bough.v1 import agent_pb2, event_pb2
 from bough.v1 import agent_service_pb2 as pb
-from bough_server.blobs import blobs_in, parts_of_request
+from bough_server.blobs import blobs_in, data_size, parts_of_request
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.interceptors.handlers import (
     Context,
@@ -36,6 +35,7 @@ from bough_server.interceptors.handlers import (
 )
 from bough_server.interceptors.parsing import Unparsed
 from bough_server.interceptors.request_limits import TooLarge, bounded, excess
+from bough_server.messages import copy_of
 from bough_server.views import unknown_name
 
 _NOT_JUDGED: Final = frozenset({event_pb2.AgentEvent.DESCRIPTOR, agent_pb2.AgentDefinition.DESCRIPTOR})
@@ -43,6 +43,7 @@ _NOT_JUDGED: Final = frozenset({event_pb2.AgentEvent.DESCRIPTOR, agent_pb2.Agent
 catalog."""
 
 _WITH_FILES: Final = (pb.RunRequest, pb.ResumeRunRequest, pb.ForkRunRequest)
+_Requested: TypeAlias = pb.RunRequest | pb.ResumeRunRequest | pb.ForkRunRequest
 
 _FOLLOWING: Final = (pb.RunRequest, pb.WatchRunRequest, pb.ResumeRunRequest, pb.ForkRunRequest)
 
@@ -76,24 +77,18 @@ def violations(request: Message) -> list[FieldViolation]:
     """
     if (too_much := excess(request)) is not None:
         return [too_much]
-    if isinstance(request, _WITH_FILES):
-        with _light(request):
-            return _violations(request)
-    return _violations(request)
+    return _violations(_light(request) if isinstance(request, _WITH_FILES) else request)
 
 
-@contextmanager
-def _light(request: pb.RunRequest | pb.ResumeRunRequest | pb.ForkRunRequest) -> Iterator[None]:
-    """Take the bytes of files out of a request meanwhile: no rule looks further than whether there are any."""
-    files = [blob for _, parts in parts_of_request(request) for blob in blobs_in(parts)]
-    taken = [(blob, blob.data) for blob in files if blob.data]
-    for blob, _ in taken:
-        blob.data = b"-"
-    try:
-        yield
-    finally:
-        for blob, data in taken:
-            blob.data = data
+def _light(request: _Requested) -> _Requested:
+    """Return a copy without the bytes of files, if there are any: no rule looks further than whether there are."""
+    if not any(data_size(parts) for _, parts in parts_of_request(request)):
+        return request
+    light = copy_of(request)
+    for blob in (blob for _, parts in parts_of_request(light) for blob in blobs_in(parts)):
+        if blob.data:
+            blob.data = b"-"
+    return light
 
 
 def _violations(request: Message) -> list[FieldViolation]:

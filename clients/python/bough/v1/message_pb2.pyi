@@ -391,7 +391,7 @@ class Blob(_message.Message):
     filename: _builtins.str
     """A name for people; empty for none."""
     size_bytes: _builtins.int
-    """The size in bytes; absent if unknown. Set by the server if sha256 is."""
+    """The size in bytes; absent if unknown. Set by the server if it has put sha256 in the place of data."""
     def __init__(
         self,
         *,
