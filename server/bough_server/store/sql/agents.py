@@ -146,6 +146,10 @@ class SqlCatalog:
                 self._cached[revision] = data
         return None if data is None else agent_pb2.AgentDefinition.FromString(data)
 
+    def clear(self) -> None:
+        """Drop what is cached: with a session its runs may have been deleted, and with them revisions."""
+        self._cached.clear()
+
     async def get_of(self, tenant_id: str, revision: str) -> agent_pb2.AgentDefinition | None:
         """See Catalog."""
         data = await self._data(_ONE_OF, {"tenant": tenant_id, "revision": revision})

@@ -1,7 +1,7 @@
 """Sessions, their messages and their states on SQL; runs change them in the transactions of their events."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -66,8 +66,9 @@ _UNNAMED: Final = delete(tables.definitions).where(
 class SqlSessions:
     """Sessions on one SQLite file."""
 
-    def __init__(self, queue: WriteQueue, readers: Readers) -> None:
+    def __init__(self, queue: WriteQueue, readers: Readers, *, on_delete: Callable[[], None]) -> None:
         self._queue, self._readers = queue, readers
+        self._on_delete = on_delete
 
     async def create(
         self,
@@ -125,6 +126,7 @@ class SqlSessions:
     async def delete(self, principal: Principal, session_id: str) -> None:
         """See Sessions."""
         await self._queue.execute(partial(_delete, tenant_id=principal.tenant_id, session_id=session_id))
+        self._on_delete()
 
     async def cut(self, principal: Principal, session_id: str) -> SessionCut:
         """See Sessions."""

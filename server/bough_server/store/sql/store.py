@@ -65,9 +65,9 @@ class Store:
     ) -> None:
         self.log = SqlEventLog(queue, readers, windows)
         self.runs = SqlRunIndex(readers)
-        self.sessions = SqlSessions(queue, readers)
-        self.blobs = SqlBlobs(readers)
         self.catalog = SqlCatalog(readers)
+        self.sessions = SqlSessions(queue, readers, on_delete=self.catalog.clear)
+        self.blobs = SqlBlobs(readers)
         self.agents = SqlAgents(queue, readers)
         self.usage = SqlUsageLedger(readers)
         self.leases = SqlLease(queue, readers, crashed)
