@@ -10,13 +10,13 @@ from aiohttp import web
 
 from bough.v1 import error_pb2, event_pb2
 from bough_server.models.endpoint import Timeouts
-from bough_server.models.openai.client import OpenAIModel
 from bough_server.models.openai.proxy import Proxy, proxy_of
 from tests.support.certificates import certificate, server_context
 from tests.support.http_proxy import proxying_http
 from tests.support.model_calls import answer, asking, failure, text_of
 from tests.support.model_scenarios import TEXT, Reply, Request, plain
 from tests.support.model_server import serving_model
+from tests.support.openai_models import OpenAIModel
 
 TRANSPORT = event_pb2.RETRY_REASON_TRANSPORT
 

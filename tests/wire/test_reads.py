@@ -4,10 +4,10 @@ import pytest
 
 from bough.v1 import step_pb2
 from bough_server.models.model import TextDelta
-from bough_server.models.openai.client import OpenAIModel
 from tests.support.model_calls import asking, failure
 from tests.support.model_scenarios import DONE, Reply, chunk, event, plain
 from tests.support.model_server import serving_model
+from tests.support.openai_models import OpenAIModel
 
 WORDS = [TextDelta(f"word{number} ") for number in range(50)]
 

@@ -32,9 +32,20 @@ def python_of(name: str, cache: Path = CACHE) -> str:
     if python.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == _requirements(name):
         return str(python)
     print(f"installing {name} into {cache / name}", file=sys.stderr, flush=True)
-    _run(sys.executable, "-m", "venv", "--clear", str(folder))
+    _run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder))
     requirements = str(REQUIREMENTS / f"{name}.txt")
-    pip = (str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--retries", "1")
+    pip = (
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+        "--retries",
+        "1",
+    )
     _run(*pip, "--requirement", requirements)
     stamp.write_text(_requirements(name), encoding="utf-8")
     return str(python)
