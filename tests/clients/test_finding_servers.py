@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from grpc import aio
 
 from bough import NO_REJOINING, AsyncClient, Rejoining, Unavailable, collect
 from bough_server.cli.connection import Connection
-from bough_server.cli.doctor import Finding, examine
 from bough_server.cli.follow import ConnectionLost, PlainLines, follow, rejoinable
-from bough_server.cli.options import Target
 from bough_server.store.sql.file_lock import serving_owner
 from tests.clients.cli_process import Finished, bough, started
 from tests.clients.run_events import RUN_ID, desk
@@ -165,25 +162,6 @@ async def test_a_run_is_watched_and_cancelled_in_the_server_of_the_command_that_
     await running.communicate()
     assert (listed.code, listed.out.count('"runId"')) == (0, 1)
     assert (cancelled.code, running.returncode) == (0, 4)
-
-
-async def test_another_grpc_server_at_the_default_address_is_no_server_for_the_doctor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = aio.server()
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    for module in ("bough.channel", "bough_server.cli.connection"):
-        monkeypatch.setattr(f"{module}.DEFAULT_ADDRESS", address)
-    *_, found = await examine(Target(config=project(tmp_path)))
-    *_, named = await examine(Target(config=project(tmp_path), address=address))
-    await server.stop(0)
-    *_, gone = await examine(Target(config=project(tmp_path), address=address))
-    words = f"no server of Bough answers at {address}; commands use an embedded one"
-    assert found == Finding(name="server", is_right=False, words=words, is_optional=True)
-    assert named == Finding(name="server", is_right=True, words=f"{address} answers")
-    sentence = f"No server answers at {address}: start one there, or omit the address."
-    assert gone == Finding(name="server", is_right=False, words=sentence)
 
 
 async def test_a_wrong_address_fails_within_two_seconds() -> None:
