@@ -1,7 +1,6 @@
 """Sums of Usage: tokens, calls, and cost in one currency. Absent is unknown and not zero; sums never overflow."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -83,14 +82,6 @@ class Sums:
 
 ONE_TOOL_CALL: Final = Sums({"tool_calls": 1})
 """The usage of a started tool call."""
-
-
-def summed(parts: Iterable[usage_pb2.Usage]) -> usage_pb2.Usage:
-    """Return the sum of usages; each number covers the parts that know it."""
-    total = Sums()
-    for part in parts:
-        total.add(Sums.of(part))
-    return total.usage()
 
 
 def is_reported(usage: usage_pb2.Usage) -> bool:

@@ -1,10 +1,13 @@
 """The pytest plugin in a project of its users: scripted teams, their trees, and projects that cannot be used."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
+import structlog
 
+from bough_server.testing.team import ServerThread
 from tests.clients.test_init_command import pytest_in
 from tests.support.projects import llm, write_project
 
@@ -119,3 +122,14 @@ async def test_a_session_of_pytest_that_uses_no_team_does_not_load_the_server(tm
     code, out = await pytest_in(tmp_path)
 
     assert code == 0, out
+
+
+def test_the_thread_of_all_teams_survives_a_task_that_raises_a_keyboard_interrupt() -> None:
+    async def stray() -> None:
+        raise KeyboardInterrupt("stray")
+
+    with structlog.testing.capture_logs() as logged, ServerThread() as loop:
+        with pytest.raises(KeyboardInterrupt, match="stray"):
+            asyncio.run_coroutine_threadsafe(stray(), loop).result(10)
+        assert asyncio.run_coroutine_threadsafe(asyncio.sleep(0, "alive"), loop).result(10) == "alive"
+    assert [line["event"] for line in logged] == ["a task or callback of operators' code tried to end the server"]

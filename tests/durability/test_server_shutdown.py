@@ -101,6 +101,23 @@ async def test_a_run_that_outlives_the_grace_stays_as_it_is_and_the_next_server_
     assert "Traceback" not in server.said
 
 
+async def test_a_server_that_survived_a_stray_task_stops_in_order(tmp_path: Path) -> None:
+    calls = {"calls": [{"name": "stray", "arguments": {"kind": "KeyboardInterrupt"}}]}
+    config = write_project(
+        tmp_path,
+        llm("lead", tools=["stray"]),
+        script={"lead": [calls, "Left."]},
+        python=["tests.durability.hostile_code"],
+    )
+    async with serving(config) as server, connected(server.address) as remote:
+        await remote.begin("lead").to_the_end()
+        await _told(server, remote, signal.SIGTERM)
+        code = await server.end()
+    assert code == 0
+    assert server.said.count("tried to end the server") == 2
+    assert "Bad file descriptor" not in server.said
+
+
 def _attempts(log: Sequence[event_pb2.AgentEvent]) -> list[int]:
     """How often the run's only tool was begun."""
     return [event.attempt for event in log if event.HasField("tool_started")]

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.v1 import invocation_pb2, message_pb2
-from bough_server import usage
 from bough_server.tree.fold import fold, fold_stored
 from tests.support.event_strategies import IDS, TOLD, Story, interleavings, stories, told_logs
 from tests.support.logs import AgentEvent, desk, stored
+from tests.support.usages import summed
 
 EVERYTHING = invocation_pb2.InvocationOptions(max_agents=10_000, max_tools=10_000, include_steps=True)
 
@@ -100,14 +100,14 @@ def test_agents_are_in_preorder_below_the_parent_they_name(log: list[AgentEvent]
 @given(told_logs())
 def test_the_usage_of_the_tree_is_the_sum_of_what_each_used(log: list[AgentEvent]) -> None:
     record = fold(log, EVERYTHING)
-    assert record.tree_usage == usage.summed(agent.usage for agent in record.agents)
+    assert record.tree_usage == summed(agent.usage for agent in record.agents)
     for place, agent in enumerate(record.agents):
         below = [agent.usage]
         for later in record.agents[place + 1 :]:
             if later.depth <= agent.depth:
                 break
             below.append(later.usage)
-        assert agent.tree_usage == usage.summed(below)
+        assert agent.tree_usage == summed(below)
 
 
 @given(told_logs(), st.integers(0, 4), st.integers(0, 4))

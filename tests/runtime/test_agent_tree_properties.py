@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import execution_pb2, invocation_pb2, usage_pb2
-from bough_server import usage
 from tests.support.examples import examples
 from tests.support.log_readings import check_replay
 from tests.support.random_teams import Plan, definition, named, plans, turns
 from tests.support.run_harness import ME, RunHarness
 from tests.support.teams import open_team, script
+from tests.support.usages import summed
 
 
 def expected(plan: Plan, caller: str = "") -> tuple[list[tuple[str, str, bool]], bool]:
@@ -51,8 +51,8 @@ async def check(harness: RunHarness, plan: Plan) -> None:
         assert {edge[:2] for edge in edges(tree)} <= {(above.name, one.name) for above, one in _pairs(plan)} | {
             ("", plan.name)
         }
-    ledger = usage.summed(entry.usage for entry in await harness.store.usage.of_run(log[0].run_id))
-    total, own = usage_pb2.Usage(), usage.summed(one.usage for one in tree.agents)
+    ledger = summed(entry.usage for entry in await harness.store.usage.of_run(log[0].run_id))
+    total, own = usage_pb2.Usage(), summed(one.usage for one in tree.agents)
     total.CopyFrom(tree.tree_usage)
     assert own == total
     total.ClearField("tool_calls")

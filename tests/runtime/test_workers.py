@@ -1,15 +1,20 @@
 """Two workers on one store: commands to the other one's runs, and who may write where a lease is lost."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+import structlog
+
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, input_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
-from bough_server.errors import RunParked
+from bough_server.errors import RunParked, StorageFailed
+from bough_server.runs.commands import RemoteCommands
 from bough_server.runs.runs import Runs
 from bough_server.runtime.agent import Context
-from bough_server.store.ports import Principal
+from bough_server.store.ports import Principal, RunRecord
 from bough_server.store.worker_ports import RunCommand
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having
@@ -91,6 +96,68 @@ async def test_an_answer_to_another_workers_run_reaches_it_by_letter(tmp_path: P
         await theirs.runs.close()
     assert answer_of(log) == "good"
     assert having(log, "run_resumed")[0].run_resumed.owner == "the-worker"
+
+
+async def test_a_command_that_fails_unexpectedly_is_dropped_and_the_next_are_carried_out(tmp_path: Path) -> None:
+    slow, seen, is_last = Slow(), list[str](), asyncio.Event()
+
+    async def act(record: RunRecord, command: RunCommand) -> None:
+        assert command.cancel is not None
+        seen.append(command.cancel.note)
+        if command.cancel.note == "bad":
+            raise KeyError("bad")
+        if command.cancel.note == "last":
+            is_last.set()
+            await asyncio.Event().wait()
+
+    async def is_elsewhere(record: RunRecord) -> bool:
+        if record.run.run_id == lost.run_id:
+            raise ValueError("unreadable")
+        return False
+
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as harness:
+        lost, run = await harness.start("slow"), await harness.start("slow")
+        mailbox = harness.store.mailbox
+        own = [(run.run_id, note) for note in ("bad", "good", "last")]
+        for run_id, note in [(lost.run_id, "lost"), *own]:
+            cancel = event_pb2.CancelRequested(requested_by="anne", note=note)
+            await mailbox.post(RunCommand(command_id=0, run_id=run_id, cancel=cancel))
+        with structlog.testing.capture_logs() as logged:
+            reading = asyncio.create_task(RemoteCommands(harness.dependencies).read(act, is_elsewhere))
+            last = asyncio.create_task(is_last.wait())
+            await asyncio.wait({reading, last}, return_when=asyncio.FIRST_COMPLETED)
+            assert not reading.done(), "the reader continues"
+            reading.cancel()
+        left = [await mailbox.take(run_id) for run_id in (lost.run_id, run.run_id)]
+    assert seen == ["bad", "good", "last"]
+    errors = [(line["event"], line["run_id"], repr(line["exc_info"])) for line in logged if "exc_info" in line]
+    assert errors == [
+        ("commands of a run not carried out", lost.run_id, "ValueError('unreadable')"),
+        ("command failed, and is dropped", run.run_id, "KeyError('bad')"),
+    ]
+    assert [[one.cancel.note for one in each if one.cancel] for each in left] == [["lost"], ["last"]]
+
+
+async def test_commands_are_read_although_the_storage_failed_when_the_worker_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, failures = Slow(), [StorageFailed("The disk is gone.")]
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as harness:
+        arrivals = harness.store.mailbox.arrivals
+
+        async def failing_once() -> AsyncIterator[str]:
+            if failures:
+                raise failures.pop()
+            async for run_id in arrivals():
+                yield run_id
+
+        monkeypatch.setattr(harness.store.mailbox, "arrivals", failing_once)
+        await harness.runs.recover()
+        run = await harness.start("slow")
+        cancel = event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_CALLER, requested_by="anne")
+        await harness.store.mailbox.post(RunCommand(command_id=0, run_id=run.run_id, cancel=cancel))
+        log = await harness.log(run)
+    assert log[-1].HasField("run_cancelled")
 
 
 async def test_an_answer_by_letter_brings_its_callers_deadline(tmp_path: Path) -> None:

@@ -126,6 +126,37 @@ def test_a_linked_agents_result_and_one_of_an_unstored_call_are_not_stored() -> 
     assert [kind for _, kind, _, _ in _said(projected)] == ["ASSISTANT"]
 
 
+def _started(name: str, parent: str, trigger: execution_pb2.InvocationTrigger.ValueType) -> event_pb2.AgentEvent:
+    started = event_pb2.SubAgentStarted(trigger=trigger)
+    return event_pb2.AgentEvent(
+        agent="writer", invocation_id=name, parent_invocation_id=parent, sub_agent_started=started
+    )
+
+
+def _ended(name: str) -> event_pb2.AgentEvent:
+    return event_pb2.AgentEvent(
+        effect_key="s0.t0", tool_completed=event_pb2.ToolCompleted(result=_result(name, child=name))
+    )
+
+
+def test_a_call_holds_what_started_below_it_also_below_calls_that_had_ended() -> None:
+    run = Made()
+    tool, transfer = execution_pb2.INVOCATION_TRIGGER_TOOL, execution_pb2.INVOCATION_TRIGGER_TRANSFER
+    projected = _fold(
+        run,
+        _started("outer", run.run_id, tool),
+        _started("inner", "outer", tool),
+        _ended("inner"),
+        _started("late", "inner", transfer),
+        _started("open", "late", tool),
+        _ended("outer"),
+        _started("later", "late", transfer),
+        _ended("open"),
+        _started("latest", "open", transfer),
+    )
+    assert [each.inside for each in projected.calls] == [("inner",), ("outer", "inner", "late"), ("open",)]
+
+
 def test_every_attempt_that_was_sent_is_charged_to_its_own_model() -> None:
     run = Made()
     used = usage_pb2.Usage(input_tokens=7, output_tokens=0)

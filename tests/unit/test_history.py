@@ -3,10 +3,10 @@
 import pytest
 
 from bough.v1 import error_pb2, message_pb2
-from bough_server.history.growing import build
-from bough_server.history.rewrite import as_context, result_text
+from bough_server.history.rewrite import as_context, result_without_files
 from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.store.projection import agent_chain
+from tests.support.visible import build
 
 SESSION = message_pb2.HISTORY_SCOPE_SESSION
 BRANCH = message_pb2.HISTORY_SCOPE_BRANCH
@@ -274,7 +274,7 @@ def test_a_failed_tool_s_content_is_read_with_its_error() -> None:
         parts=[message_pb2.Part(text="Half of it.")],
         error=error_pb2.AgentError(message="It broke."),
     )
-    assert result_text(result) == "Error: It broke.\nHalf of it."
+    assert result_without_files(result) == "Error: It broke.\nHalf of it."
     said = message_pb2.Message(role=message_pb2.ROLE_TOOL, author="a", parts=[message_pb2.Part(tool_result=result)])
     (shown,) = as_context(said)
     expected = "For context: [a] `look` tool returned result: Error: It broke.\nHalf of it.."

@@ -190,6 +190,15 @@ def test_a_digest_counts_what_answers_depend_on_and_no_secret(folder: Path) -> N
     assert digest(patient, L="two") == first
     assert digest(openai(base_url="http://127.0.0.1:1/v1")) != first
     assert digest(ModelSection(provider="openai", model="large-2")) != first
+    assert digest(openai(stream_usage=False, prompt_cache=False)) == first, "they change no answer"
+    sent: tuple[dict[str, object], ...] = (
+        {"structured_output": False},
+        {"max_tokens_field": "max_tokens"},
+        {"tool_choice": "auto"},
+        {"reasoning": "none"},
+        {"encrypted_reasoning": True},
+    )
+    assert len({first, *(digest(openai(**fields)) for fields in sent)}) == 6
     told = digest(scripted(folder))
     (folder / "desk.yaml").write_text("agents: {lead: [Goodbye.]}", encoding="utf-8")
     assert digest(scripted(folder)) != told

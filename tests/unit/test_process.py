@@ -1,6 +1,9 @@
 """The process of a server: a loop that survives stray tasks, a watchdog of it, and its end."""
 
 import asyncio
+import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Coroutine
@@ -8,8 +11,10 @@ from typing import Any
 
 import pytest
 import structlog
+import uvloop
 
 from bough_server.process.loop import ServerRunner
+from bough_server.process.stop_signals import StopSignals
 from bough_server.process.watchdog import Watchdog
 
 
@@ -32,6 +37,46 @@ def test_a_stray_task_or_callback_does_not_end_the_loop(kind: type[BaseException
         assert ServerRunner().run(main()) == "alive"
     # Of two in one turn of the loop, uvloop reports one.
     assert {line["exc_info"].args for line in logged} == {("stray",)}
+
+
+@pytest.mark.parametrize("new_loop", [uvloop.Loop, asyncio.SelectorEventLoop])
+def test_stop_signals_keep_their_wakeup_descriptor_over_a_stray_task(
+    new_loop: type[asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if new_loop is asyncio.SelectorEventLoop:
+        monkeypatch.setitem(sys.modules, "uvloop", None)  # the import fails, as if it was not installed
+
+    lower = socket.socketpair()
+
+    async def failing() -> None:
+        raise KeyboardInterrupt("stray")
+
+    async def main() -> list[int]:
+        assert isinstance(asyncio.get_running_loop(), new_loop)
+        before = _wakeup_fd()
+        with StopSignals(lambda: 0.0) as signals:
+            own = _wakeup_fd()
+            for one in lower:  # so that a loop that opens new descriptors has others than before
+                one.close()
+            stray = asyncio.create_task(failing())
+            await asyncio.wait({stray})
+            assert isinstance(stray.exception(), KeyboardInterrupt)
+            for _ in range(3):  # the loop may end a turn before it stops and runs again
+                await asyncio.sleep(0)
+            kept = _wakeup_fd()
+            signal.raise_signal(signal.SIGTERM)
+            await signals.wait()
+        return [before, own, kept, _wakeup_fd()]
+
+    before, own, kept, after = ServerRunner().run(main())
+    assert kept == own, "the signals are still counted while the loop is blocked"
+    assert (after >= 0, after != own) == (before >= 0, True), "the loop has its own again"
+
+
+def _wakeup_fd() -> int:
+    number = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(number, warn_on_full_buffer=False)
+    return number
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ValueError])

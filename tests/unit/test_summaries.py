@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import agent_pb2, message_pb2
-from bough_server.history.growing import view
 from bough_server.history.overflow import summary_of, summary_request
 from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.history.visible import policy_of, summaries
 from bough_server.models.model import ModelRequest
 from bough_server.models.tokens import FILE_TOKENS, counted, request_tokens
+from tests.support.visible import view
 
 SESSION = message_pb2.HISTORY_SCOPE_SESSION
 BRANCH = message_pb2.HISTORY_SCOPE_BRANCH

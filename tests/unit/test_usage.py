@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import usage_pb2
-from bough_server.usage import ONE_TOOL_CALL, Sums, summed
+from bough_server.usage import ONE_TOOL_CALL, Sums
+from tests.support.usages import summed
 
 Usage = usage_pb2.Usage
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, model_pb2, step_pb2, usage_pb2
+from bough_server.models.anthropic.request import messages_body
+from bough_server.models.forms import encoded
 from bough_server.models.model import (
     AttemptMeter,
     ModelRequest,
@@ -376,3 +378,11 @@ async def test_events_are_kept_as_they_came_if_configured(tmp_path: Path) -> Non
 def test_importing_the_adapter_does_not_import_the_package() -> None:
     code = "import sys, bough_server.models.registry; print([n for n in sys.modules if n in ('anthropic', 'httpx2')])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_arguments_are_sent_however_deep_they_are_nested() -> None:
+    for depth in (1, 60, *range(800, 1010)):
+        text = '{"a":' + "[" * depth + "]" * depth + "}"
+        body = encoded(messages_body(asking(user("?"), assistant("", call("c1", "lookup", text))), model="m", name="m"))
+        (made,) = json.loads(body)["messages"][1]["content"]
+        assert made["input"] == (json.loads(text) if depth < 100 else {"invalid_json": text})

@@ -53,7 +53,7 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class FoundServer:
     """A server that answers, and whether it has the configured database open."""
 
     address: str
@@ -98,7 +98,7 @@ async def _connect(
 ) -> Connection:
     give_up = time.monotonic() + _IN_USE_SECONDS
     while True:
-        found = await _running_server(target, default_model, is_starting=is_starting)
+        found = await running_server(target, default_model, is_starting=is_starting)
         if found is not None:
             return await _to_server(stack, target, found, default_model)
         try:
@@ -110,7 +110,9 @@ async def _connect(
             await asyncio.sleep(_AGAIN_SECONDS)
 
 
-async def _to_server(stack: AsyncExitStack, target: Target, found: _Found, default_model: str | None) -> Connection:
+async def _to_server(
+    stack: AsyncExitStack, target: Target, found: FoundServer, default_model: str | None
+) -> Connection:
     if default_model is not None:
         way_out = "stop it first" if found.serves_database else "add --embedded"
         raise ConfigurationError(
@@ -129,7 +131,8 @@ def _report_drop(error: CallFailed) -> None:
     print_stderr(f"{what} Rejoining the run for up to {_REJOINING_SECONDS:g} s.")
 
 
-async def _running_server(target: Target, default_model: str | None, *, is_starting: bool) -> _Found | None:
+async def running_server(target: Target, default_model: str | None = None, *, is_starting: bool) -> FoundServer | None:
+    """Return the server that a command uses, None for an embedded one; see `connected`. Raises ConfigurationError."""
     # With --address the configuration is not read: it may be invalid, or belong to another server.
     if target.address is not None:
         return await _explicit(target.address)
@@ -139,19 +142,19 @@ async def _running_server(target: Target, default_model: str | None, *, is_start
     # Before the default address: a server there may serve another project.
     owner = serving_owner(database_path(settings.storage.url))
     if owner is not None and not (owner.is_passing and is_starting) and await _is_ours(owner.address):
-        return _Found(address=owner.address, serves_database=True)
+        return FoundServer(address=owner.address, serves_database=True)
     if not target.embedded and await _is_ours(DEFAULT_ADDRESS):
-        return _Found(address=DEFAULT_ADDRESS)
+        return FoundServer(address=DEFAULT_ADDRESS)
     return None
 
 
-async def _explicit(address: str) -> _Found:
-    if not await answers(address, timeout=_EXPLICIT_TIMEOUT):
+async def _explicit(address: str) -> FoundServer:
+    if not await _answers(address, timeout=_EXPLICIT_TIMEOUT):
         raise ConfigurationError(f"No server answers at {address}: start one there, or omit the address.")
-    return _Found(address=address)
+    return FoundServer(address=address)
 
 
-async def answers(address: str, *, timeout: float) -> bool:
+async def _answers(address: str, *, timeout: float) -> bool:
     """Return whether a gRPC server answers at an address within `timeout` seconds."""
     # Any other status, even UNIMPLEMENTED, was sent by a server.
     return await _health(address, timeout) not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)

@@ -81,7 +81,7 @@ async def examine(target: Target, *, probe: bool = False) -> list[Finding]:
     findings.append(_checked("database", lambda: _database(settings, target.command)))
     models = [_model(settings, name) for name in settings.models]
     findings += await probed(settings, models) if probe else models
-    findings.append(await _server(target, settings))
+    findings.append(await _server(target))
     return findings
 
 
@@ -222,17 +222,18 @@ def _like_its_model(name: str, findings: "Mapping[str, Finding]", settings: "Set
     return replace(finding, is_right=False, words=f"{finding.words}; {target} does not answer")
 
 
-async def _server(target: Target, settings: "Settings") -> Finding:
+async def _server(target: Target) -> Finding:
     from bough.channel import DEFAULT_ADDRESS
-    from bough_server.cli.connection import answers
-    from bough_server.store.sql.database_path import database_path
-    from bough_server.store.sql.file_lock import serving_owner
+    from bough_server.cli.connection import running_server
+    from bough_server.errors import ConfigurationError
 
-    owner = serving_owner(database_path(settings.storage.url))
-    address = target.address or settings.address or (owner.address if owner is not None else None)
-    if await answers(address or DEFAULT_ADDRESS, timeout=2.0):
-        return Finding(name="server", is_right=True, words=f"{address or DEFAULT_ADDRESS} answers")
-    words = f"no server answers at {address or DEFAULT_ADDRESS}"
-    if address is None:
-        words += "; commands use an embedded one"
-    return Finding(name="server", is_right=False, is_optional=address is None, words=words)
+    try:
+        found = await running_server(target, is_starting=False)
+    except ConfigurationError as error:
+        return Finding(name="server", is_right=False, words=str(error))
+    if found is not None:
+        return Finding(name="server", is_right=True, words=f"{found.address} answers")
+    words = "commands use an embedded one"
+    if not target.embedded:
+        words = f"no server of Bough answers at {DEFAULT_ADDRESS}; {words}"
+    return Finding(name="server", is_right=False, is_optional=True, words=words)

@@ -8,14 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from bough.v1 import message_pb2
-from bough_server.history.rewrite import Rewriter, as_context
 from bough_server.history.transcript import HistoryEntry, JoinedChild, Transcript
 from bough_server.history.visible import (
     Call,
     Reader,
     VisibleMessage,
     calls_in,
-    reader_of,
     shown_from_above,
     shown_of_own,
     shown_of_session,
@@ -23,29 +21,6 @@ from bough_server.history.visible import (
 
 _OVERHEAD: Final = 500
 """Bytes of memory of a visible message besides its content."""
-
-
-def build(
-    transcript: Transcript,
-    session: Sequence[HistoryEntry],
-    *,
-    scope: message_pb2.HistoryScope.ValueType,
-    rewrite: Rewriter = as_context,
-) -> list[message_pb2.Message]:
-    """Return the messages for the model of an invocation, as its agent sees them; every call has its result."""
-    return [one.message for one in view(transcript, session, scope=scope, rewrite=rewrite)]
-
-
-def view(
-    transcript: Transcript,
-    session: Sequence[HistoryEntry],
-    *,
-    scope: message_pb2.HistoryScope.ValueType,
-    rewrite: Rewriter = as_context,
-) -> list[VisibleMessage]:
-    """Return the messages of `build` with their origins. Between steps of an invocation the list only grows."""
-    reader = reader_of(transcript, scope=scope, rewrite=rewrite)
-    return TranscriptView(transcript, reader).below(SessionView(reader).extended(session))
 
 
 class SessionView:

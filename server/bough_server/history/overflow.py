@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Final
 
 from bough.v1 import message_pb2
-from bough_server.history.rewrite import result_text
+from bough_server.history.rewrite import result_without_files
 from bough_server.history.visible import Call, VisibleMessage, is_summary
 from bough_server.messages import text_of, user
 from bough_server.models.model import ModelRequest
@@ -222,7 +222,7 @@ def _words(part: message_pb2.Part) -> str:
         return f"called tool: `{part.tool_call.name}` with arguments: {part.tool_call.arguments_json}."
     if content == "tool_result":
         files = " ".join(_words(piece) for piece in part.tool_result.parts if piece.HasField("blob"))
-        return f"`{part.tool_result.call.name}` gave: {result_text(part.tool_result)} {files}".rstrip()
+        return f"`{part.tool_result.call.name}` gave: {result_without_files(part.tool_result)} {files}".rstrip()
     if content == "blob":
         return f"(a file: {' '.join(filter(None, (part.blob.media_type, part.blob.filename)))})"
     return part.text or part.data_json

@@ -24,7 +24,7 @@ def as_context(message: message_pb2.Message) -> list[message_pb2.Message]:
             sentences.append(f"[{author}] called tool: `{call.name}` with arguments: {call.arguments_json}.")
         elif content == "tool_result":
             result = part.tool_result
-            sentences.append(f"[{author}] `{result.call.name}` tool returned result: {result_text(result)}.")
+            sentences.append(f"[{author}] `{result.call.name}` tool returned result: {result_without_files(result)}.")
             blobs.extend(piece for piece in result.parts if piece.HasField("blob"))
         elif content == "data_json":
             sentences.append(f"[{author}] said: {part.data_json}.")
@@ -39,8 +39,8 @@ def as_context(message: message_pb2.Message) -> list[message_pb2.Message]:
     return [shown]
 
 
-def result_text(result: message_pb2.ToolResult) -> str:
-    """Return a tool's result as a model reads it: its error, if it failed, then its texts and JSON."""
+def result_without_files(result: message_pb2.ToolResult) -> str:
+    """Return a tool's result as text, without its files: its error, if it failed, then its texts and JSON."""
     texts = [f"Error: {result.error.message}"] if result.HasField("error") else []
     for part in result.parts:
         content = part.WhichOneof("content")

@@ -1,9 +1,11 @@
 """Translate exceptions to google.rpc.Status: one interceptor, and the statuses that it sends."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+import contextvars
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Final, Never
+from functools import partial
+from typing import Any, Final, Never, TypeAlias
 
 import grpc
 import structlog
@@ -16,6 +18,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Status, StatusCode
 
 from bough.v1 import error_pb2
+from bough_server.clock import Clock, SystemClock
 from bough_server.errors import AgentLinked, CallError, InvalidRequest, NotFound, Reason
 from bough_server.interceptors.handlers import (
     Context,
@@ -57,8 +60,46 @@ _NAME_BYTES: Final = 100
 _ELLIPSIS: Final = "…"
 
 
+LOGGED_REFUSALS: Final = 10
+"""The most refused calls of one method and code that are logged in each second."""
+
+_WINDOW_SECONDS: Final = 1.0
+
+
+class RefusalLog:
+    """Logs refused calls: each of the first ones of a second, and of the others their number, with the next refusal."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._windows: dict[tuple[str, str], tuple[float, int]] = {}
+        """By method and code, when the current second began and how many calls were refused in it."""
+
+    def log(self, error: CallError, method: str) -> None:
+        """Log a refused call of a method, unless too many are."""
+        now = self._clock.monotonic()
+        for key, (begin, count) in list(self._windows.items()):
+            if now - begin >= _WINDOW_SECONDS:
+                del self._windows[key]
+                # Without the context of this call, which may be another client's.
+                contextvars.Context().run(_log_more, *key, count - LOGGED_REFUSALS)
+        key = (method, code_pb2.Code.Name(error.code))
+        begin, count = self._windows.get(key, (now, 0))
+        self._windows[key] = (begin, count + 1)
+        if count < LOGGED_REFUSALS:
+            _log.info("call refused", **_refusal(error))
+
+
+def _log_more(method: str, code: str, count: int) -> None:
+    if count > 0:
+        _log.info("more calls refused", method=method, code=code, count=count)
+
+
 class Errors(aio.ServerInterceptor):
     """Ends a call whose handler raised: a CallError with its status, others with INTERNAL and the stack in the log."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        """Default `clock`: the machine's."""
+        self._refusals = RefusalLog(clock or SystemClock())
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -66,10 +107,15 @@ class Errors(aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not is_ours(handler_call_details):
             return handler
-        return _streaming(handler) if handler.response_streaming else _unary(handler)
+        end = partial(_end, method=handler_call_details.method, refusals=self._refusals)
+        return _streaming(handler, end) if handler.response_streaming else _unary(handler, end)
 
 
-def _unary(handler: Handler) -> Handler:
+End: TypeAlias = Callable[[Exception, Context], Awaitable[Never]]
+"""Ends a call with the status of an exception."""
+
+
+def _unary(handler: Handler, end: End) -> Handler:
     inner = unary_behavior(handler)
 
     async def answer(request: Any, context: Context) -> Any:
@@ -79,12 +125,12 @@ def _unary(handler: Handler) -> Handler:
             _mark_cancelled(context)
             raise asyncio.CancelledError from gone
         except Exception as error:
-            await _abort(error, context)
+            await end(error, context)
 
     return rebuilt(handler, answer)
 
 
-def _streaming(handler: Handler) -> Handler:
+def _streaming(handler: Handler, end: End) -> Handler:
     inner = streaming_behavior(handler)
 
     async def stream(request: Any, context: Context) -> AsyncGenerator[Any, None]:
@@ -100,12 +146,12 @@ def _streaming(handler: Handler) -> Handler:
             _mark_cancelled(context)
             raise asyncio.CancelledError from gone
         except Exception as error:
-            await _abort(error, context)
+            await end(error, context)
 
     return rebuilt(handler, stream)
 
 
-async def _abort(error: Exception, context: Context) -> Never:
+async def _end(error: Exception, context: Context, *, method: str, refusals: RefusalLog) -> Never:
     if isinstance(error, aio.AbortError):  # an inner interceptor or handler has ended the call already
         raise error
     if not isinstance(error, CallError):
@@ -113,7 +159,7 @@ async def _abort(error: Exception, context: Context) -> Never:
         # The exception's own text stays in the log: it may contain secrets.
         error = CallError("The server failed unexpectedly. Its log has the details.")
     else:
-        _log.info("call refused", **_refusal(error))
+        refusals.log(error, method)
     await abort(error, context)
 
 

@@ -41,6 +41,7 @@ _TOO_LONG: Final = re.compile(
     re.IGNORECASE,
 )
 """Messages of providers whose code for a request that is too long is that of any bad request."""
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _SECONDS: Final = re.compile(r"(\d{1,6}(?:\.\d{1,9})?)s")
 _NO_CREDIT: Final = re.compile(r"credit balance is too low|insufficient balance", re.IGNORECASE)
 _SECRETS: Final = re.compile(r"\b(?:sk|pk|key|gsk|xai)[-_][\w*.\-]{6,}|(?i:bearer)\s+[\w.\-~+/=*]{6,}|AIza[\w\-]{10,}")
@@ -67,6 +68,11 @@ class Failures:
         detail = self.sentence(body)
         after = retry_after(headers)
         after = _retry_delay(body) if after is None else after
+        if code in _REDIRECTS:
+            place = self.sentence(public_url(headers.get("location") or ""))
+            to = f" to {place}" if place else ""
+            what = f"redirects{to}, and redirects are not followed: correct its base_url in the server's configuration."
+            return self._error(what, status=code)
         if reason == error_pb2.ERROR_REASON_MODEL_RATE_LIMITED:
             what, retry = f"is rate limited: {detail}", event_pb2.RETRY_REASON_RATE_LIMITED
         elif code == 408:

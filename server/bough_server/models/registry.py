@@ -262,14 +262,23 @@ def _price(config: ModelSection, currency: str) -> Price | None:
     )
 
 
+_SENT: Final = ("structured_output", "max_tokens_field", "tool_choice", "reasoning", "encrypted_reasoning")
+"""The fields of a model's configuration that decide what a provider is sent of an agent's request."""
+
+
 def _digest(config: ModelSection, script: Script | None = None) -> str:
-    """Return the hash of what an answer depends on; retries, timeouts, limits, prices and the key do not count."""
+    """Return the hash of what an answer depends on.
+
+    Retries, timeouts, limits, prices and the key do not count, nor do requests for usage and the marks for a cache.
+    """
     facts: dict[str, object] = {
         "provider": config.provider,
         "api": config.api,
         "model": config.model,
         "base_url": config.base_url,
     }
+    if config.provider in REMOTE:
+        facts |= config.model_dump(include=set(_SENT))
     if script is not None:
         facts["script"] = {
             agent: [turn.model_dump(mode="json") for turn in turns] for agent, turns in script.agents.items()

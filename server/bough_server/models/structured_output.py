@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Final, TypeAlias
 
@@ -12,6 +12,8 @@ Body: TypeAlias = dict[str, object]
 """A JSON object of a request."""
 
 _NAME: Final = "answer"
+_MOST_NESTING: Final = 100
+"""The most levels of arguments that are sent as an object."""
 _STRICT: Final = frozenset(
     {
         "type",
@@ -75,6 +77,24 @@ def arguments_text(text: str) -> str:
     except (ValueError, RecursionError):
         is_object = False
     return text if is_object else json.dumps({"invalid_json": text}, ensure_ascii=False)
+
+
+def arguments_object(text: str) -> object:
+    """Return arguments as an object, for APIs that have no text for them.
+
+    Deeply nested ones are sent as text: `json` reads more levels than it writes, and requests nest them further.
+    """
+    arguments: object = json.loads(arguments_text(text))
+    level = [arguments]
+    for _ in range(_MOST_NESTING):
+        level = [child for value in level for child in _children(value)]
+        if not level:
+            return arguments
+    return {"invalid_json": text}
+
+
+def _children(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def data_uri(blob: message_pb2.Blob) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar, cast
 
@@ -17,7 +17,7 @@ END_SECONDS: Final = 1.0
 _log = structlog.get_logger(__name__)
 
 
-class _Surviving:
+class SurvivingLoop:
     """Mixin of an event loop that continues when a task raises KeyboardInterrupt or SystemExit.
 
     Such an exception leaves run_forever(). The runtime catches those of agents and tools in their own tasks; this is
@@ -26,6 +26,8 @@ class _Surviving:
 
     main: "asyncio.Task[Any] | None" = None
     """The task whose end ends the loop, whatever it raises."""
+    on_restart: Callable[[], object] | None = None
+    """Called on the loop when it runs again after such an exception."""
 
     def run_forever(self) -> None:
         """See asyncio."""
@@ -39,9 +41,11 @@ class _Surviving:
             # uvloop stops once more, without an exception, if two were raised in one turn.
             if self.main is None or self.main.done():
                 return
+            if self.on_restart is not None:
+                self.call_soon(self.on_restart)  # type: ignore[attr-defined]  # an event loop is mixed in
 
 
-class _PlainLoop(_Surviving, asyncio.SelectorEventLoop):
+class _PlainLoop(SurvivingLoop, asyncio.SelectorEventLoop):
     pass
 
 
@@ -53,7 +57,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
         return _PlainLoop()
 
     # Made by type(), because uvloop's annotations differ from asyncio's.
-    return cast(asyncio.AbstractEventLoop, type("FastLoop", (_Surviving, uvloop.Loop), {})())
+    return cast(asyncio.AbstractEventLoop, type("FastLoop", (SurvivingLoop, uvloop.Loop), {})())
 
 
 class ServerRunner:
@@ -103,6 +107,6 @@ class ServerRunner:
 
 async def _as_main(work: Coroutine[Any, Any, T]) -> T:
     loop = asyncio.get_running_loop()
-    if isinstance(loop, _Surviving):
+    if isinstance(loop, SurvivingLoop):
         loop.main = asyncio.current_task()
     return await work

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 import structlog
 
+from bough_server.process.loop import SurvivingLoop
 from bough_server.process.watchdog import BLOCKED_SECONDS
 
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -50,13 +51,17 @@ class StopSignals:
         self._writer.setblocking(False)
         for number in STOP_SIGNALS:
             self._before[number] = signal.signal(number, self._handle)
-        self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._take_wakeup()
+        if isinstance(self._loop, SurvivingLoop):
+            self._loop.on_restart = self._take_wakeup  # uvloop sets its own whenever it begins to run
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(self._loop, SurvivingLoop):
+            self._loop.on_restart = None
         signal.set_wakeup_fd(self._wakeup)
         for number, before in self._before.items():
             signal.signal(number, before)
@@ -65,6 +70,11 @@ class StopSignals:
         self._thread.join()
         self._reader.close()
         self._writer.close()
+
+    def _take_wakeup(self) -> None:
+        before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        if before != self._writer.fileno():
+            self._wakeup = before
 
     async def wait(self) -> None:
         """Wait for the next signal."""

@@ -1,7 +1,7 @@
 """Commands between workers: send them to the owner of a run, and carry out those sent to this worker's runs."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from typing import cast
 
@@ -52,12 +52,19 @@ class RemoteCommands:
 
     async def read(self, act: Act, is_elsewhere: Callable[[RunRecord], Awaitable[bool]]) -> None:
         """Carry out commands to runs that no other live worker executes, until the store closes."""
-        with suppress(ServerStopping):
-            async for run_id in self._dependencies.store.mailbox.arrivals():
-                await retry_until_stored(self._dependencies.clock, partial(self._carry_out, run_id, act, is_elsewhere))
+        await retry_until_stored(self._dependencies.clock, partial(self._carry_out_all, act, is_elsewhere))
+
+    async def _carry_out_all(self, act: Act, is_elsewhere: Callable[[RunRecord], Awaitable[bool]]) -> None:
+        """Carry out commands as they arrive. Raises ServerStopping, and StorageFailed if it cannot begin."""
+        async for run_id in self._dependencies.store.mailbox.arrivals():
+            carry_out = partial(self._carry_out, run_id, act, is_elsewhere)
+            try:
+                await retry_until_stored(self._dependencies.clock, carry_out)
+            except Exception as error:  # one bad run must not keep commands from the others
+                _log.error("commands of a run not carried out", run_id=run_id, exc_info=error)
 
     async def _carry_out(self, run_id: str, act: Act, is_elsewhere: Callable[[RunRecord], Awaitable[bool]]) -> None:
-        """Carry out a run's pending commands, dropping those that have become impossible.
+        """Carry out a run's pending commands, dropping those that are no longer possible or fail unexpectedly.
 
         Raises ServerStopping and StorageFailed, after which the commands are still pending.
         """
@@ -71,6 +78,8 @@ class RemoteCommands:
                 raise
             except (CallError, Fenced) as error:
                 _log.warning("command dropped", run_id=run_id, error=str(error))
+            except Exception as error:  # kept, it would fail again and hold up those after it
+                _log.error("command failed, and is dropped", run_id=run_id, exc_info=error)
             await self._dependencies.store.mailbox.done(command.command_id)
 
     async def _until(self, run_id: str, *, after: int, is_done: Callable[[StoredEvent], bool]) -> None:

@@ -74,7 +74,7 @@ class Runs:
         admission = await self._admit(principal, request, digest, files=files, deadline_time_ns=deadline_time_ns)
         self._refuse_while_draining()  # again, because draining may have begun during the awaits
         # Shielded: a caller that disconnects meanwhile must not leave a run on disk that no worker executes.
-        starting = self._supervisor.settled(admission.run_id, self._starter.start(principal, admission, trace))
+        starting = self._supervisor.shielded(admission.run_id, self._starter.start(principal, admission, trace))
         try:
             live = await starting
         except RequestIdTaken as taken:
@@ -131,7 +131,7 @@ class Runs:
                 principal, request, run_id=run_id, digest=digest, files=files, deadline_time_ns=deadline_time_ns
             )
             try:
-                record = (await self._supervisor.settled(run_id, forking)).record
+                record = (await self._supervisor.shielded(run_id, forking)).record
             except RequestIdTaken as taken:
                 record = await self._dependencies.store.runs.get(principal, taken.run_id)
                 same_request(record, digest, request.request_id)

@@ -58,7 +58,7 @@ class RunSupervisor:
         """Runs that cannot be executed here, with a message on what is missing."""
         self.is_draining = False
 
-    async def settled(self, run_id: str, work: Coroutine[Any, Any, T]) -> T:
+    async def shielded(self, run_id: str, work: Coroutine[Any, Any, T]) -> T:
         """Run work that makes a run live or ends it; it is completed even if the caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
         self.live_runs.arriving(run_id, task)
@@ -80,7 +80,7 @@ class RunSupervisor:
         work = self.takeover.continue_run(
             record, cause, answers=answers, files=files, deadline_time_ns=deadline_time_ns, is_queued=is_queued
         )
-        live = await self.settled(record.run.run_id, work)
+        live = await self.shielded(record.run.run_id, work)
         self.parked.pop(record.run.run_id, None)
         # A run that was ended has released its session, and a queued one may have been given it while it was not live.
         if live is None or is_queued:
@@ -94,7 +94,7 @@ class RunSupervisor:
             if record.run.HasField("end_time"):
                 return True
             try:
-                await self.settled(run_id, close_run(self._dependencies, record, reason))
+                await self.shielded(run_id, close_run(self._dependencies, record, reason))
             except RunMoved:
                 if await self.live_runs.find(run_id) is not None:
                     return False

@@ -11,7 +11,7 @@ class LinkedCalls:
         self._asked: set[tuple[str, str]] = set()
         """The open calls of messages that are not stored: invocation and call id."""
         self._called_in: dict[str, str] = {}
-        """By invocation, the innermost one called as a tool that it is inside of, which may be itself; only if any."""
+        """By invocation, the innermost open call that it is inside of, which may be its own; only if any."""
         self._outside: dict[str, str] = {}
         """By invocation called as a tool, the next one called as a tool around it; only if any."""
         self._inside: dict[str, list[str]] = {}
@@ -47,6 +47,10 @@ class LinkedCalls:
         child = result.child_invocation_id
         inside = self._inside.pop(child, [])
         around = self._outside.pop(child, "")
-        if around:
+        if around in self._inside:
             self._inside[around].extend(inside)
+            self._called_in.update(dict.fromkeys(inside, around))
+        else:
+            for invocation_id in inside:
+                self._called_in.pop(invocation_id, None)
         return tuple(inside)

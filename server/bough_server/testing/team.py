@@ -18,6 +18,7 @@ from bough.v1 import event_pb2, execution_pb2, input_pb2, invocation_pb2
 from bough_server.app import serving
 from bough_server.errors import ConfigurationError
 from bough_server.models.config import ModelSection
+from bough_server.process.loop import ServerRunner
 from bough_server.settings import DEFAULT_FILE, Settings
 
 Script: TypeAlias = Mapping[str, Sequence[JsonValue]]
@@ -115,7 +116,7 @@ class ServerThread:
     def __init__(self) -> None:
         self._loops: Future[asyncio.AbstractEventLoop] = Future()
         self._stop = asyncio.Event()
-        self._thread = Thread(target=lambda: asyncio.run(self._hold()), name="bough", daemon=True)
+        self._thread = Thread(target=self._run, name="bough", daemon=True)
 
     def __enter__(self) -> asyncio.AbstractEventLoop:
         self._thread.start()
@@ -126,6 +127,9 @@ class ServerThread:
     ) -> None:
         self._loops.result().call_soon_threadsafe(self._stop.set)
         self._thread.join()
+
+    def _run(self) -> None:
+        ServerRunner().run(self._hold())  # asyncio.run would end with a task of agents that raises KeyboardInterrupt
 
     async def _hold(self) -> None:
         # gRPC polls for the process as long as it has a channel or a server. When the last one is closed, a wake-up

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, invocation_pb2, message_pb2, usage_pb2
-from bough_server import events, usage
+from bough_server import events
 from bough_server.engine import keys
 from bough_server.session_state import json_of
 from bough_server.session_state_fold import StateFold
@@ -15,6 +15,7 @@ from bough_server.usage import Sums
 from tests.durability.prefixes.recovery import Finished
 from tests.durability.prefixes.scenario import name_of
 from tests.support.log_laws import check_laws
+from tests.support.usages import summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def check_kept(finished: Finished, prefix: Sequence[event_pb2.AgentEvent], whole
     assert finished.state_json == _folded_state(finished.log)
     wished = [event.cancel_requested.reason for event in finished.log if event.HasField("cancel_requested")]
     assert execution_pb2.CANCEL_REASON_SERVER not in wished, "no log is refused that was written by the same agents"
-    assert usage.summed(finished.ledger) == _of_models(_tree_usage(finished))
+    assert summed(finished.ledger) == _of_models(_tree_usage(finished))
 
 
 def _folded_state(log: Sequence[event_pb2.AgentEvent]) -> str:
@@ -188,8 +189,8 @@ def _is_cancelled(error: error_pb2.AgentError) -> bool:
 def _check_usage(finished: Finished, whole: Finished) -> None:
     used = _tree_usage(finished)
     assert finished.tree.tree_usage == used
-    assert usage.summed(one.usage for one in finished.tree.agents) == used
-    assert usage.summed(finished.ledger) == _of_models(used)
+    assert summed(one.usage for one in finished.tree.agents) == used
+    assert summed(finished.ledger) == _of_models(used)
     assert list(finished.ledger) == list(_charged(finished.log))
     lost = _lost(finished.log)
     expected = usage_pb2.Usage()

@@ -21,9 +21,9 @@ from bough_server.cli.render.notes import (
     queued_text,
     received_text,
     request_text,
-    result_text,
     resumed_text,
     retry_text,
+    shown_result,
 )
 from bough_server.tools.builtin import TRANSFER
 
@@ -240,7 +240,7 @@ def _tool_ended(blocks: AgentBlocks, lane: AgentLane, result: message_pb2.ToolRe
     _end_output(blocks, lane, result)
     took = _took(result)
     # The answer of a sub-agent is right above, in its own block.
-    shown = "" if result.child_invocation_id else one_line(result_text(result))
+    shown = "" if result.child_invocation_id else one_line(shown_result(result))
     text = clip(f"{result.call.name}  {shown}".rstrip(), blocks.room(lane) - len(took) - 2)
     blocks.write_line(lane, f"← {text}{took}", "blue")
 

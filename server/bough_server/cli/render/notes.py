@@ -110,7 +110,7 @@ def call_text(call: message_pb2.ToolCall) -> str:
     return f"{call.name} {'' if arguments == '{}' else arguments}".rstrip()
 
 
-def result_text(result: message_pb2.ToolResult) -> str:
+def shown_result(result: message_pb2.ToolResult) -> str:
     """Return a tool's result as text: its error, its parts, or both."""
     error = error_text(result.error) if result.HasField("error") else ""
     return _with_parts(error, result.parts)

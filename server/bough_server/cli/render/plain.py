@@ -21,9 +21,9 @@ from bough_server.cli.render.notes import (
     queued_text,
     received_text,
     request_text,
-    result_text,
     resumed_text,
     retry_text,
+    shown_result,
     steps_text,
 )
 from bough_server.events import name_of
@@ -71,7 +71,7 @@ def _cancelled(reason: execution_pb2.CancelReason.ValueType, error: error_pb2.Ag
 
 
 def _tool_end(result: message_pb2.ToolResult) -> str:
-    return f"{result.call.name} {duration_text(result.duration)} {result_text(result)}"
+    return f"{result.call.name} {duration_text(result.duration)} {shown_result(result)}"
 
 
 def _requested(event: AgentEvent) -> str:

@@ -20,7 +20,7 @@ from bough_server.cli.render.format import (
     tokens,
     tokens_text,
 )
-from bough_server.cli.render.notes import result_text
+from bough_server.cli.render.notes import shown_result
 from bough_server.cli.render.questions import open_request_lines, origin_lines
 
 _BELOW: Final = "magenta"
@@ -147,7 +147,7 @@ def message_lines(message: message_pb2.Message, *, width: int) -> list[Text]:
             call = f"→ {part.tool_call.name} {one_line(part.tool_call.arguments_json)}"
             lines.append(Text("      " + clip(call, max(8, width - 6)), style="blue"))
         elif part.HasField("tool_result"):
-            result = f"← {part.tool_result.call.name}  {one_line(result_text(part.tool_result))}"
+            result = f"← {part.tool_result.call.name}  {one_line(shown_result(part.tool_result))}"
             lines.append(Text("      " + clip(result, max(8, width - 6)), style="blue"))
     return lines
 

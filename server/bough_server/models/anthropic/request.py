@@ -15,7 +15,7 @@ from bough.v1 import message_pb2
 from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.models.structured_output import (
     Body,
-    arguments_text,
+    arguments_object,
     as_text,
     blob_as_text,
     further_settings,
@@ -91,7 +91,7 @@ def _assistant(parts: Sequence[message_pb2.Part], name: str) -> Iterator[Body]:
         thought = part.reasoning
         if part.HasField("tool_call"):
             call = part.tool_call
-            arguments: object = json.loads(arguments_text(call.arguments_json))
+            arguments = arguments_object(call.arguments_json)
             yield {"type": "tool_use", "id": _id(call.call_id), "name": call.name, "input": arguments}
         elif thought.encrypted and thought.model == name:
             yield {"type": "redacted_thinking", "data": thought.encrypted}

@@ -56,8 +56,13 @@ class AnthropicConnection:
             timeout=None,
             # Model calls have spans already, and its own may hold what users wrote.
             open_telemetry=False,
-            # A proxy named in the environment cannot reach this machine's loopback.
-            http_client=anthropic.DefaultAioHttpClient(timeout=None, trust_env=not is_loopback(self._base_url)),
+            http_client=anthropic.DefaultAioHttpClient(
+                timeout=None,
+                # A proxy named in the environment cannot reach this machine's loopback.
+                trust_env=not is_loopback(self._base_url),
+                # A redirect would send the key, which is no Authorization, to any host that an answer names.
+                follow_redirects=False,
+            ),
         )
 
     async def send(self, path: str, body: Mapping[str, object]) -> "httpx2.Response":

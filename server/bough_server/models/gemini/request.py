@@ -14,7 +14,7 @@ from bough.v1 import message_pb2, model_pb2
 from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.models.structured_output import (
     Body,
-    arguments_text,
+    arguments_object,
     as_text,
     blob_as_text,
     further_settings,
@@ -143,7 +143,7 @@ def _model(parts: Sequence[message_pb2.Part], name: str) -> Iterator[Body]:
 
 
 def _call(call: message_pb2.ToolCall, name: str, *, is_first: bool) -> Body:
-    arguments: object = json.loads(arguments_text(call.arguments_json))
+    arguments = arguments_object(call.arguments_json)
     body: Body = {"functionCall": {"id": call.call_id, "name": call.name, "args": arguments}}
     if call.model == name:
         return {**provider_data(call.provider_json), **body}

@@ -110,7 +110,8 @@ def _http_client(*, keeps_key: bool, trust_env: bool) -> "httpx2.AsyncClient":
                 await response.aclose()
             return response
 
-    return AnswerClient(timeout=None, trust_env=trust_env, follow_redirects=True)
+    # A redirect would send the key, which is no Authorization, to any host that an answer names.
+    return AnswerClient(timeout=None, trust_env=trust_env, follow_redirects=False)
 
 
 def gemini_endpoint(*, name: str, base_url: str, key: str = "", timeouts: Timeouts) -> Endpoint:

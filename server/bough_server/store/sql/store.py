@@ -93,10 +93,6 @@ class Store:
         """Run a transaction on the writing connection, in order with all other writes, and return its result."""
         return await self._queue.execute(run)
 
-    async def synchronous(self) -> int:
-        """Return `PRAGMA synchronous` of the writing connection: 2 survives a power cut, 1 only a killed process."""
-        return await self.write(_synchronous)
-
     async def watch_file(self) -> None:
         """Report writes as impossible whenever the database file has been deleted or replaced, until cancelled.
 
@@ -171,7 +167,3 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _synchronous(connection: Connection) -> int:
-    return int(connection.exec_driver_sql("PRAGMA synchronous").scalar_one())
