@@ -4,7 +4,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,7 +127,15 @@ async def _cancel(harness: RunHarness, run: run_pb2.Run, world: World, place: st
             pass
     else:
         await world.until_arrived(place)
+        await _until_a_child_returned(harness, run)  # else chance would decide what is in flight
     await harness.runs.cancel(ME, run.run_id)
+
+
+async def _until_a_child_returned(harness: RunHarness, run: run_pb2.Run) -> None:
+    async with aclosing(harness.follow(run)) as seen:
+        async for event in seen:
+            if event.tool_completed.result.child_invocation_id:
+                return
 
 
 async def _follow(harness: RunHarness, run: run_pb2.Run, answer: Answer) -> None:
