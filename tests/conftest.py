@@ -9,11 +9,13 @@ import pytest
 import structlog
 from grpc._cython import cygrpc
 
+from tests.support.examples import EXAMPLES
+
 # What is imported lives to the end: while the tests are collected, the collector would only go over it again and again.
 gc.disable()
 
 # A machine that is busy with something else is no failure; what is stuck meets the timeout of pytest.
-hypothesis.settings.register_profile("bough", deadline=None)
+hypothesis.settings.register_profile("bough", deadline=None, max_examples=EXAMPLES)
 hypothesis.settings.register_profile("whole grid", deadline=None, max_examples=1_000)
 hypothesis.settings.load_profile("bough")
 
@@ -31,7 +33,7 @@ structlog.configure(
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option for the whole grid."""
     parser.addoption(
-        "--whole-grid", action="store_true", help="cut runs after every event, and try ten times as many random ones"
+        "--whole-grid", action="store_true", help="cut runs after every event, and try twenty times as many random ones"
     )
 
 

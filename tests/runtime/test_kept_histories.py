@@ -78,10 +78,10 @@ def _turns() -> str:
 
 
 @asynccontextmanager
-async def open_house() -> AsyncIterator[RunHarness]:
+async def open_all() -> AsyncIterator[RunHarness]:
     with tempfile.TemporaryDirectory() as folder:
-        async with open_harness(Path(folder), models=Scripts(_turns()), definitions=_team(), tools=[lookup]) as house:
-            yield house
+        async with open_harness(Path(folder), models=Scripts(_turns()), definitions=_team(), tools=[lookup]) as story:
+            yield story
 
 
 @dataclass
@@ -128,7 +128,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compared]:
 
 
 @dataclass
-class House:
+class Story:
     """The runs that a random sequence of actions has made."""
 
     harness: RunHarness
@@ -178,19 +178,19 @@ ACTIONS: Final = st.one_of(
 
 
 async def play(actions: Sequence[tuple[object, ...]]) -> None:
-    async with open_house() as harness:
-        house = House(harness)
+    async with open_all() as harness:
+        story = Story(harness)
         for action in actions:
             match action:
                 case ("turn", str(agent), str(session_id)):
-                    await house.turn(agent, session_id)
+                    await story.turn(agent, session_id)
                 case ("cancel", str(agent), str(session_id), int(after)):
-                    await house.turn(agent, session_id, cancelled_after=after)
+                    await story.turn(agent, session_id, cancelled_after=after)
                 case ("fork", int(number), int(after), str(agent)):
-                    await house.fork(number, after, agent)
+                    await story.fork(number, after, agent)
                 case ("delete", str(session_id)):
-                    await house.delete(session_id)
-        for _, log in house.logs:
+                    await story.delete(session_id)
+        for _, log in story.logs:
             await check_replay(harness, log)
 
 

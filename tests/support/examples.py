@@ -1,8 +1,13 @@
 """How many random examples a property has."""
 
+from typing import Final
+
 from hypothesis import settings
+
+EXAMPLES: Final = 50
+"""How many a property has that does not say how many."""
 
 
 def examples(count: int) -> settings:
-    """Settings with about so many random examples; ten times as many with --whole-grid, by the profile loaded then."""
-    return settings(max_examples=count * settings().max_examples // 100)
+    """Settings with about so many random examples; with --whole-grid, whose profile has more, twenty times as many."""
+    return settings(max_examples=count * settings().max_examples // EXAMPLES)

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import message_pb2
-from bough_server.history.growing import SessionView, TranscriptView, view
+from bough_server.history.growing import SessionView, TranscriptView
 from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.history.visible import reader_of
+from tests.support.visible import view
 from tests.unit.test_history import result, said, user
 
 SCOPES = (
