@@ -56,8 +56,8 @@ def repeated_classes(sources: Mapping[str, str]) -> Iterator[str]:
         yield from (f"{place}: the class name {name} is also used in {first}" for place in others)
 
 
-_PRIVATE: Final = re.compile(r"(?!_exit$)_[A-Za-z]\w*")
-"""A private name; `os._exit` is public in spite of its name."""
+_PRIVATE: Final = re.compile(r"(?!(?:_exit|_replace)$)_[A-Za-z]\w*")
+"""A private name; `os._exit` and the `_replace` of named tuples are public in spite of their names."""
 _BY_NAME: Final = frozenset({"setattr", "getattr", "hasattr", "delattr"})
 """Functions, and methods of monkeypatch, that take the name of an attribute."""
 
