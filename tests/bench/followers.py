@@ -95,5 +95,5 @@ async def _figures(following: Following, view: str) -> Sequence[Figure]:
             floor="the run and its first",
             floor_rounds=alone,
         ),
-        Figure(case="followers", what=f"CPU of each message of theirs, {view}", unit="us", rounds=message),
+        Figure(case="followers", what=f"CPU of each message to it, {view}", unit="us", rounds=message),
     ]
