@@ -72,6 +72,7 @@ def test_lanes_whose_children_run_out_of_time_replay(seed: int) -> None:
 @example(46)
 @example(113)
 @example(345)
+@example(26307829)
 def test_lanes_whose_children_run_out_of_time_are_finished_after_crashes_and_replay(seed: int) -> None:
     numbers = random.Random(seed)
     code = Maker(numbers).code(3)

@@ -2,23 +2,32 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from bough.v1 import agent_pb2, event_pb2, policy_pb2, run_pb2
-from bough_server.agents.function import agent
+from bough_server.agents.function import FunctionAgent, agent
+from bough_server.errors import RunError
 from bough_server.runtime.agent import Context
 from tests.durability.prefixes.recovery import cut_off
 from tests.support.composite_agents import parallel
+from tests.support.fork_agents import run_of
 from tests.support.held_clock import HeldClock
 from tests.support.log_readings import check_replay, having
+from tests.support.run_harness import RunHarness
 from tests.support.teams import call, calls, llm, open_team, script
 
 SECONDS = 5
 NAMES = "abc"
 TOLD = calls(*(call(f"call_{name}", message="go") for name in NAMES))
 SAID = script(p=[TOLD, "never"], **{name: ["never"] for name in NAMES})
+
+
+def judged(policy: str) -> policy_pb2.RunPolicy:
+    value = policy_pb2.SubAgentFailurePolicy.Value(f"SUB_AGENT_FAILURE_POLICY_{policy}")
+    return policy_pb2.RunPolicy(on_sub_agent_failure=value)
 
 
 def short(name: str, *, aborts: bool = True) -> agent_pb2.AgentLink:
@@ -58,11 +67,16 @@ async def run(folder: Path, root: str, prefix: Sequence[event_pb2.AgentEvent] = 
             await harness.runs.recover()
         else:
             going = await harness.start("p")
-        async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as tasks:
-            passing = tasks.create_task(_pass(clock))
-            log = await harness.log(going)
-            passing.cancel()
+        log = await _finished(harness, clock, going)
         await check_replay(harness, log)
+    return log
+
+
+async def _finished(harness: RunHarness, clock: HeldClock, going: run_pb2.Run) -> list[event_pb2.AgentEvent]:
+    async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as tasks:
+        passing = tasks.create_task(_pass(clock))
+        log = await harness.log(going)
+        passing.cancel()
     return log
 
 
@@ -87,3 +101,84 @@ async def test_one_of_three_is_first_and_the_log_is_finished_wherever_it_ends_an
         again = await run(tmp_path / str(last), root, log[:last])
         assert "took longer" in again[-1].run_failed.error.message, last
         assert len(having(again, "sub_agent_failed")) == len(NAMES)
+
+
+def _slow_and_fast(begun: asyncio.Barrier, is_decided: asyncio.Event) -> list[FunctionAgent]:
+    """Lanes that go on after their child's failure; the child of the first stops only when the event is set."""
+
+    async def wait() -> None:
+        await begun.wait()
+        await asyncio.Event().wait()
+
+    async def wait_and_hold() -> None:
+        try:
+            await wait()
+        finally:
+            await is_decided.wait()
+
+    @agent(description="Stops late.")
+    async def slow(ctx: Context, input: object) -> str:
+        await ctx.step("wait", wait_and_hold)
+        return "never"
+
+    @agent(description="Stops at once.")
+    async def fast(ctx: Context, input: object) -> str:
+        await ctx.step("wait", wait)
+        return "never"
+
+    @agent(description="Answers.")
+    async def late(ctx: Context, input: object) -> str:
+        return "done"
+
+    @agent(description="Runs both.", agents=[*(short(name, aborts=False) for name in ("slow", "fast")), "late"])
+    async def root(ctx: Context, input: object) -> str:
+        async def lane(ctx: Context, name: str) -> None:
+            with suppress(RunError):
+                await ctx.dispatch(name, "go")
+            await ctx.dispatch("late", "go")
+
+        await ctx.gather((lane, "slow"), (lane, "fast"))
+        return "never"
+
+    return [root, slow, fast, late]
+
+
+async def _decided(folder: Path) -> tuple[list[event_pb2.AgentEvent], list[FunctionAgent]]:
+    """The log of a run in which both were late and the second failed first, up to that; and its agents."""
+    (folder / "whole").mkdir()
+    begun, is_decided, log = asyncio.Barrier(3), asyncio.Event(), list[event_pb2.AgentEvent]()
+    clock, agents = HeldClock(), _slow_and_fast(begun, is_decided)
+    async with open_team(folder / "whole", SAID, clock=clock, code_agents=agents) as harness:
+        going = await harness.start("root", policy=judged("ABORT"))
+        await begun.wait()
+        clock.advance(SECONDS)
+        async for event in harness.follow(going):
+            log.append(event)
+            if event.cancel_requested.effect_scope == "e0.0":
+                is_decided.set()
+    requests = having(log, "cancel_requested")
+    assert [event.cancel_requested.effect_scope for event in requests] == ["e0.0/e0", "e0.1/e0", "e0.0"]
+    return log[: requests[-1].sequence], agents
+
+
+async def test_a_lane_that_was_cancelled_before_a_crash_begins_nothing_after_it_although_its_child_stops_first(
+    tmp_path: Path,
+) -> None:
+    prefix, agents = await _decided(tmp_path)
+    cut_off(tmp_path / "whole", prefix, tmp_path / "cut")
+    clock = HeldClock(prefix[-1].record_time.ToNanoseconds())
+    async with open_team(tmp_path / "cut", SAID, clock=clock, code_agents=agents) as harness:
+        await harness.runs.recover()
+        log = await _finished(harness, clock, run_of(prefix))
+        await check_replay(harness, log)
+    assert [event.effect_key for event in having(log, "sub_agent_started")] == ["e0.0/e0", "e0.1/e0", "e0.1/e1"]
+    assert "'fast' took longer" in log[-1].run_failed.error.message
+
+
+async def test_a_fork_whose_policy_judges_a_failure_otherwise_goes_on_with_what_was_cancelled(tmp_path: Path) -> None:
+    prefix, agents = await _decided(tmp_path)
+    clock = HeldClock(prefix[-1].record_time.ToNanoseconds())
+    async with open_team(tmp_path / "whole", SAID, clock=clock, code_agents=agents) as harness:
+        fork = await harness.fork(run_of(prefix), len(prefix), policy=judged("CONTINUE"))
+        log = await _finished(harness, clock, fork)
+    assert log[-1].HasField("run_completed")
