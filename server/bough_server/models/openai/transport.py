@@ -1,7 +1,7 @@
 """Connections to OpenAI-compatible providers; the only importer of openai.
 
-The `openai` client, loaded on first use, addresses and signs requests, once for each path: its URL, the key and the
-headers of an account never change. Calls are then made by aiohttp, which is also the client's own transport, without
+The `openai` client, loaded on first use, says once for each path where requests go and what headers they have: the key
+and those of an account never change. Calls are then made by aiohttp, which is also the client's own transport, without
 the client's objects for every request, answer and chunk.
 """
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 OPENAI_BASE_URL: Final = "https://api.openai.com/v1"
 _HEADERS: Final = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-_OF_THE_TRANSPORT: Final = frozenset({"host", "accept-encoding", "connection", "content-length"})
-"""Headers of a signed request that depend on the connection and the body."""
 _MAX_REDIRECTS: Final = 20
 _MAX_REFUSAL_BYTES: Final = 1024 * 1024
 _LARGE_BODY_BYTES: Final = 1024 * 1024
@@ -84,6 +82,7 @@ class OpenAIConnection:
         import httpx2
         import openai
 
+        self._certificates = httpx2.create_ssl_context()
         self._client = openai.AsyncOpenAI(
             # Without a key the client would read one from the environment. "none" is never sent.
             api_key=self._key or "none",
@@ -91,17 +90,17 @@ class OpenAIConnection:
             # Retries are recorded by the runtime and timeouts are those of the endpoint.
             max_retries=0,
             timeout=None,
-            # It signs requests and sends none.
-            http_client=httpx2.AsyncClient(transport=httpx2.MockTransport(lambda _: httpx2.Response(200))),
+            # Its own would read the certificates once more, and the proxies.
+            http_client=httpx2.AsyncClient(verify=self._certificates, trust_env=False),
         )
-        self._certificates = httpx2.create_ssl_context()
 
     async def send(self, path: str, body: Mapping[str, object]) -> _Reply:
         """Send a request whose body is JSON."""
+        assert self._client is not None
         session = self._session = self._session or self._connections()
         target = self._targets.get(path)
         if target is None:
-            target = self._targets[path] = await self._target(path)
+            target = self._targets[path] = self._target(self._client, path)
         response = await session.post(
             target.url,
             data=_payload(encoded(body)),
@@ -124,21 +123,16 @@ class OpenAIConnection:
         if client is not None:
             await client.close()
 
-    async def _target(self, path: str) -> _Target:
+    def _target(self, client: "openai.AsyncOpenAI", path: str) -> _Target:
         """Return the URL and the headers that the client would send a request with."""
-        import httpx2
-        import openai
-
-        assert self._client is not None
-        unsigned = {} if self._key else {"Authorization": openai.Omit()}
-        response = await self._client.post(
-            path, cast_to=httpx2.Response, content=b"{}", options={"headers": {**_HEADERS, **unsigned}}
-        )
-        request = response.request
-        headers = {name: value for name, value in request.headers.items() if name not in _OF_THE_TRANSPORT}
+        signed = client.auth_headers if self._key else {}
+        named = {**signed, **client.default_headers, **_HEADERS}
+        headers = {name: value for name, value in named.items() if isinstance(value, str)}  # others are left out
         if not self._keeps_connections:
             headers["Connection"] = "close"
-        return _through(proxy_of(str(request.url)), url=str(request.url), headers=headers)
+        base = client.base_url
+        url = str(base.copy_with(raw_path=base.raw_path + path.lstrip("/").encode()))
+        return _through(proxy_of(url), url=url, headers=headers)
 
     def _connections(self) -> "aiohttp.ClientSession":
         """Return a pool with the bounds of the client's own, and without timeouts: they are the endpoint's."""
