@@ -22,11 +22,18 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from bough.v1 import agent_pb2 as bough_dot_v1_dot_agent__pb2
+from bough.v1 import eval_result_pb2 as bough_dot_v1_dot_eval__result__pb2
+from bough.v1 import eval_set_pb2 as bough_dot_v1_dot_eval__set__pb2
+from bough.v1 import evaluation_pb2 as bough_dot_v1_dot_evaluation__pb2
 from bough.v1 import event_pb2 as bough_dot_v1_dot_event__pb2
+from bough.v1 import execution_pb2 as bough_dot_v1_dot_execution__pb2
 from bough.v1 import invocation_pb2 as bough_dot_v1_dot_invocation__pb2
+from bough.v1 import policy_pb2 as bough_dot_v1_dot_policy__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62ough/v1/eval_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/event.proto\x1a\x19\x62ough/v1/invocation.proto\"\x8a\x01\n\x14GetInvocationRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32\x1b.bough.v1.InvocationOptionsR\x07options\x12$\n\x0e\x61s_of_sequence\x18\x03 \x01(\x03R\x0c\x61sOfSequence\"M\n\x15GetInvocationResponse\x12\x34\n\ninvocation\x18\x01 \x01(\x0b\x32\x14.bough.v1.InvocationR\ninvocation\"}\n\x16\x41ggregateEventsRequest\x12,\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEventR\x06\x65vents\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32\x1b.bough.v1.InvocationOptionsR\x07options\"O\n\x17\x41ggregateEventsResponse\x12\x34\n\ninvocation\x18\x01 \x01(\x0b\x32\x14.bough.v1.InvocationR\ninvocation2\xb9\x01\n\x0b\x45valService\x12P\n\rGetInvocation\x12\x1e.bough.v1.GetInvocationRequest\x1a\x1f.bough.v1.GetInvocationResponse\x12X\n\x0f\x41ggregateEvents\x12 .bough.v1.AggregateEventsRequest\x1a!.bough.v1.AggregateEventsResponse(\x01\x42Z\n\x0c\x64\x65v.bough.v1B\x10\x45valServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62ough/v1/eval_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/agent.proto\x1a\x1a\x62ough/v1/eval_result.proto\x1a\x17\x62ough/v1/eval_set.proto\x1a\x19\x62ough/v1/evaluation.proto\x1a\x14\x62ough/v1/event.proto\x1a\x18\x62ough/v1/execution.proto\x1a\x19\x62ough/v1/invocation.proto\x1a\x15\x62ough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\x8a\x01\n\x14GetInvocationRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32\x1b.bough.v1.InvocationOptionsR\x07options\x12$\n\x0e\x61s_of_sequence\x18\x03 \x01(\x03R\x0c\x61sOfSequence\"M\n\x15GetInvocationResponse\x12\x34\n\ninvocation\x18\x01 \x01(\x0b\x32\x14.bough.v1.InvocationR\ninvocation\"}\n\x16\x41ggregateEventsRequest\x12,\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEventR\x06\x65vents\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32\x1b.bough.v1.InvocationOptionsR\x07options\"O\n\x17\x41ggregateEventsResponse\x12\x34\n\ninvocation\x18\x01 \x01(\x0b\x32\x14.bough.v1.InvocationR\ninvocation\"\xc7\x04\n\x0f\x45valuateRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12#\n\x03set\x18\x02 \x01(\x0b\x32\x11.bough.v1.EvalSetR\x03set\x12\x14\n\x05\x61gent\x18\x03 \x01(\tR\x05\x61gent\x12;\n\x0b\x64\x65\x66initions\x18\x04 \x03(\x0b\x32\x19.bough.v1.AgentDefinitionR\x0b\x64\x65\x66initions\x12\x17\n\x04runs\x18\x05 \x01(\x05H\x00R\x04runs\x88\x01\x01\x12\x17\n\x04jobs\x18\x06 \x01(\x05H\x01R\x04jobs\x88\x01\x01\x12\x14\n\x05gates\x18\x07 \x03(\tR\x05gates\x12(\n\x06\x62udget\x18\x08 \x01(\x0b\x32\x10.bough.v1.LimitsR\x06\x62udget\x12\x30\n\x08\x62\x61seline\x18\t \x01(\x0b\x32\x14.bough.v1.EvalSourceR\x08\x62\x61seline\x12#\n\rallow_removed\x18\n \x01(\x08R\x0c\x61llowRemoved\x12=\n\x06labels\x18\x0b \x03(\x0b\x32%.bough.v1.EvaluateRequest.LabelsEntryR\x06labels\x12H\n\x12heartbeat_interval\x18\x0c \x01(\x0b\x32\x19.google.protobuf.DurationR\x11heartbeatInterval\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\x42\x07\n\x05_runsB\x07\n\x05_jobs\"H\n\x10\x45valuateResponse\x12\x34\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1e.bough.v1.EvaluationEventBatchR\x05\x62\x61tch\"\xae\x01\n\x16WatchEvaluationRequest\x12#\n\revaluation_id\x18\x01 \x01(\tR\x0c\x65valuationId\x12%\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03R\rafterSequence\x12H\n\x12heartbeat_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationR\x11heartbeatInterval\"O\n\x17WatchEvaluationResponse\x12\x34\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1e.bough.v1.EvaluationEventBatchR\x05\x62\x61tch\"R\n\x17\x43\x61ncelEvaluationRequest\x12#\n\revaluation_id\x18\x01 \x01(\tR\x0c\x65valuationId\x12\x12\n\x04note\x18\x02 \x01(\tR\x04note\"P\n\x18\x43\x61ncelEvaluationResponse\x12\x34\n\nevaluation\x18\x01 \x01(\x0b\x32\x14.bough.v1.EvaluationR\nevaluation\"w\n\x14GetEvaluationRequest\x12#\n\revaluation_id\x18\x01 \x01(\tR\x0c\x65valuationId\x12\x1b\n\tpage_size\x18\x02 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x03 \x01(\tR\tpageToken\"\xa3\x01\n\x15GetEvaluationResponse\x12\x34\n\nevaluation\x18\x01 \x01(\x0b\x32\x14.bough.v1.EvaluationR\nevaluation\x12,\n\x06result\x18\x02 \x01(\x0b\x32\x14.bough.v1.EvalResultR\x06result\x12&\n\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\xf0\x01\n\x10\x45valuationFilter\x12\x19\n\x08set_name\x18\x01 \x01(\tR\x07setName\x12\x14\n\x05\x61gent\x18\x02 \x01(\tR\x05\x61gent\x12\x30\n\x06states\x18\x03 \x03(\x0e\x32\x18.bough.v1.ExecutionStateR\x06states\x12>\n\x06labels\x18\x04 \x03(\x0b\x32&.bough.v1.EvaluationFilter.LabelsEntryR\x06labels\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"\x88\x01\n\x16ListEvaluationsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12\x32\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x1a.bough.v1.EvaluationFilterR\x06\x66ilter\"y\n\x17ListEvaluationsResponse\x12\x36\n\x0b\x65valuations\x18\x01 \x03(\x0b\x32\x14.bough.v1.EvaluationR\x0b\x65valuations\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"m\n\nEvalSource\x12%\n\revaluation_id\x18\x01 \x01(\tH\x00R\x0c\x65valuationId\x12.\n\x06result\x18\x02 \x01(\x0b\x32\x14.bough.v1.EvalResultH\x00R\x06resultB\x08\n\x06source\"\x81\x01\n\x19\x43ompareEvaluationsRequest\x12\x30\n\x08\x62\x61seline\x18\x01 \x01(\x0b\x32\x14.bough.v1.EvalSourceR\x08\x62\x61seline\x12\x32\n\tcandidate\x18\x02 \x01(\x0b\x32\x14.bough.v1.EvalSourceR\tcandidate\"V\n\x1a\x43ompareEvaluationsResponse\x12\x38\n\ncomparison\x18\x01 \x01(\x0b\x32\x18.bough.v1.EvalComparisonR\ncomparison\"E\n\x06RunRef\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12$\n\x0e\x61s_of_sequence\x18\x02 \x01(\x03R\x0c\x61sOfSequence\"z\n\x10InvocationSource\x12$\n\x03run\x18\x01 \x01(\x0b\x32\x10.bough.v1.RunRefH\x00R\x03run\x12\x36\n\ninvocation\x18\x02 \x01(\x0b\x32\x14.bough.v1.InvocationH\x00R\ninvocationB\x08\n\x06source\"\xb2\x01\n\x17ScoreInvocationsRequest\x12<\n\x0binvocations\x18\x01 \x03(\x0b\x32\x1a.bough.v1.InvocationSourceR\x0binvocations\x12-\n\x06\x65xpect\x18\x02 \x01(\x0b\x32\x15.bough.v1.ExpectationR\x06\x65xpect\x12*\n\x07metrics\x18\x03 \x03(\x0b\x32\x10.bough.v1.MetricR\x07metrics\"H\n\x18ScoreInvocationsResponse\x12,\n\x06result\x18\x01 \x01(\x0b\x32\x14.bough.v1.EvalResultR\x06result\"z\n\x16\x44iffInvocationsRequest\x12.\n\x04left\x18\x01 \x01(\x0b\x32\x1a.bough.v1.InvocationSourceR\x04left\x12\x30\n\x05right\x18\x02 \x01(\x0b\x32\x1a.bough.v1.InvocationSourceR\x05right\"G\n\x17\x44iffInvocationsResponse\x12,\n\x04\x64iff\x18\x01 \x01(\x0b\x32\x18.bough.v1.InvocationDiffR\x04\x64iff2\xf1\x06\n\x0b\x45valService\x12P\n\rGetInvocation\x12\x1e.bough.v1.GetInvocationRequest\x1a\x1f.bough.v1.GetInvocationResponse\x12X\n\x0f\x41ggregateEvents\x12 .bough.v1.AggregateEventsRequest\x1a!.bough.v1.AggregateEventsResponse(\x01\x12\x43\n\x08\x45valuate\x12\x19.bough.v1.EvaluateRequest\x1a\x1a.bough.v1.EvaluateResponse0\x01\x12X\n\x0fWatchEvaluation\x12 .bough.v1.WatchEvaluationRequest\x1a!.bough.v1.WatchEvaluationResponse0\x01\x12Y\n\x10\x43\x61ncelEvaluation\x12!.bough.v1.CancelEvaluationRequest\x1a\".bough.v1.CancelEvaluationResponse\x12P\n\rGetEvaluation\x12\x1e.bough.v1.GetEvaluationRequest\x1a\x1f.bough.v1.GetEvaluationResponse\x12V\n\x0fListEvaluations\x12 .bough.v1.ListEvaluationsRequest\x1a!.bough.v1.ListEvaluationsResponse\x12_\n\x12\x43ompareEvaluations\x12#.bough.v1.CompareEvaluationsRequest\x1a$.bough.v1.CompareEvaluationsResponse\x12Y\n\x10ScoreInvocations\x12!.bough.v1.ScoreInvocationsRequest\x1a\".bough.v1.ScoreInvocationsResponse\x12V\n\x0f\x44iffInvocations\x12 .bough.v1.DiffInvocationsRequest\x1a!.bough.v1.DiffInvocationsResponseBZ\n\x0c\x64\x65v.bough.v1B\x10\x45valServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,14 +41,62 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.eval_service_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\020EvalServiceProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
-  _globals['_GETINVOCATIONREQUEST']._serialized_start=91
-  _globals['_GETINVOCATIONREQUEST']._serialized_end=229
-  _globals['_GETINVOCATIONRESPONSE']._serialized_start=231
-  _globals['_GETINVOCATIONRESPONSE']._serialized_end=308
-  _globals['_AGGREGATEEVENTSREQUEST']._serialized_start=310
-  _globals['_AGGREGATEEVENTSREQUEST']._serialized_end=435
-  _globals['_AGGREGATEEVENTSRESPONSE']._serialized_start=437
-  _globals['_AGGREGATEEVENTSRESPONSE']._serialized_end=516
-  _globals['_EVALSERVICE']._serialized_start=519
-  _globals['_EVALSERVICE']._serialized_end=704
+  _globals['_EVALUATEREQUEST_LABELSENTRY']._loaded_options = None
+  _globals['_EVALUATEREQUEST_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_EVALUATIONFILTER_LABELSENTRY']._loaded_options = None
+  _globals['_EVALUATIONFILTER_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_GETINVOCATIONREQUEST']._serialized_start=274
+  _globals['_GETINVOCATIONREQUEST']._serialized_end=412
+  _globals['_GETINVOCATIONRESPONSE']._serialized_start=414
+  _globals['_GETINVOCATIONRESPONSE']._serialized_end=491
+  _globals['_AGGREGATEEVENTSREQUEST']._serialized_start=493
+  _globals['_AGGREGATEEVENTSREQUEST']._serialized_end=618
+  _globals['_AGGREGATEEVENTSRESPONSE']._serialized_start=620
+  _globals['_AGGREGATEEVENTSRESPONSE']._serialized_end=699
+  _globals['_EVALUATEREQUEST']._serialized_start=702
+  _globals['_EVALUATEREQUEST']._serialized_end=1285
+  _globals['_EVALUATEREQUEST_LABELSENTRY']._serialized_start=1210
+  _globals['_EVALUATEREQUEST_LABELSENTRY']._serialized_end=1267
+  _globals['_EVALUATERESPONSE']._serialized_start=1287
+  _globals['_EVALUATERESPONSE']._serialized_end=1359
+  _globals['_WATCHEVALUATIONREQUEST']._serialized_start=1362
+  _globals['_WATCHEVALUATIONREQUEST']._serialized_end=1536
+  _globals['_WATCHEVALUATIONRESPONSE']._serialized_start=1538
+  _globals['_WATCHEVALUATIONRESPONSE']._serialized_end=1617
+  _globals['_CANCELEVALUATIONREQUEST']._serialized_start=1619
+  _globals['_CANCELEVALUATIONREQUEST']._serialized_end=1701
+  _globals['_CANCELEVALUATIONRESPONSE']._serialized_start=1703
+  _globals['_CANCELEVALUATIONRESPONSE']._serialized_end=1783
+  _globals['_GETEVALUATIONREQUEST']._serialized_start=1785
+  _globals['_GETEVALUATIONREQUEST']._serialized_end=1904
+  _globals['_GETEVALUATIONRESPONSE']._serialized_start=1907
+  _globals['_GETEVALUATIONRESPONSE']._serialized_end=2070
+  _globals['_EVALUATIONFILTER']._serialized_start=2073
+  _globals['_EVALUATIONFILTER']._serialized_end=2313
+  _globals['_EVALUATIONFILTER_LABELSENTRY']._serialized_start=1210
+  _globals['_EVALUATIONFILTER_LABELSENTRY']._serialized_end=1267
+  _globals['_LISTEVALUATIONSREQUEST']._serialized_start=2316
+  _globals['_LISTEVALUATIONSREQUEST']._serialized_end=2452
+  _globals['_LISTEVALUATIONSRESPONSE']._serialized_start=2454
+  _globals['_LISTEVALUATIONSRESPONSE']._serialized_end=2575
+  _globals['_EVALSOURCE']._serialized_start=2577
+  _globals['_EVALSOURCE']._serialized_end=2686
+  _globals['_COMPAREEVALUATIONSREQUEST']._serialized_start=2689
+  _globals['_COMPAREEVALUATIONSREQUEST']._serialized_end=2818
+  _globals['_COMPAREEVALUATIONSRESPONSE']._serialized_start=2820
+  _globals['_COMPAREEVALUATIONSRESPONSE']._serialized_end=2906
+  _globals['_RUNREF']._serialized_start=2908
+  _globals['_RUNREF']._serialized_end=2977
+  _globals['_INVOCATIONSOURCE']._serialized_start=2979
+  _globals['_INVOCATIONSOURCE']._serialized_end=3101
+  _globals['_SCOREINVOCATIONSREQUEST']._serialized_start=3104
+  _globals['_SCOREINVOCATIONSREQUEST']._serialized_end=3282
+  _globals['_SCOREINVOCATIONSRESPONSE']._serialized_start=3284
+  _globals['_SCOREINVOCATIONSRESPONSE']._serialized_end=3356
+  _globals['_DIFFINVOCATIONSREQUEST']._serialized_start=3358
+  _globals['_DIFFINVOCATIONSREQUEST']._serialized_end=3480
+  _globals['_DIFFINVOCATIONSRESPONSE']._serialized_start=3482
+  _globals['_DIFFINVOCATIONSRESPONSE']._serialized_end=3553
+  _globals['_EVALSERVICE']._serialized_start=3556
+  _globals['_EVALSERVICE']._serialized_end=4437
 # @@protoc_insertion_point(module_scope)

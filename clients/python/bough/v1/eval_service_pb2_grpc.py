@@ -26,7 +26,12 @@ if _version_not_supported:
 
 
 class EvalServiceStub:
-    """Returns the aggregated agent trees of runs.
+    """Returns the aggregated agent trees of runs, and judges them.
+
+    An evaluation runs on the server whether or not a stream follows it, and continues after a restart: each turn of each case is an
+    ordinary run and runs once. An error of the call is a gRPC status with google.rpc details, ErrorInfo always among them. The
+    streams of evaluations send the initial metadata `bough-evaluation-id` before their first event, and end with OK after the
+    evaluation's last event; a server that stops ends them with UNAVAILABLE (SERVER_STOPPED).
     """
 
     def __init__(self, channel):
@@ -45,10 +50,55 @@ class EvalServiceStub:
                 request_serializer=bough_dot_v1_dot_eval__service__pb2.AggregateEventsRequest.SerializeToString,
                 response_deserializer=bough_dot_v1_dot_eval__service__pb2.AggregateEventsResponse.FromString,
                 _registered_method=True)
+        self.Evaluate = channel.unary_stream(
+                '/bough.v1.EvalService/Evaluate',
+                request_serializer=bough_dot_v1_dot_eval__service__pb2.EvaluateRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_eval__service__pb2.EvaluateResponse.FromString,
+                _registered_method=True)
+        self.WatchEvaluation = channel.unary_stream(
+                '/bough.v1.EvalService/WatchEvaluation',
+                request_serializer=bough_dot_v1_dot_eval__service__pb2.WatchEvaluationRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_eval__service__pb2.WatchEvaluationResponse.FromString,
+                _registered_method=True)
+        self.CancelEvaluation = channel.unary_unary(
+                '/bough.v1.EvalService/CancelEvaluation',
+                request_serializer=bough_dot_v1_dot_eval__service__pb2.CancelEvaluationRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_eval__service__pb2.CancelEvaluationResponse.FromString,
+                _registered_method=True)
+        self.GetEvaluation = channel.unary_unary(
+                '/bough.v1.EvalService/GetEvaluation',
+                request_serializer=bough_dot_v1_dot_eval__service__pb2.GetEvaluationRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_eval__service__pb2.GetEvaluationResponse.FromString,
+                _registered_method=True)
+        self.ListEvaluations = channel.unary_unary(
+                '/bough.v1.EvalService/ListEvaluations',
+                request_serializer=bough_dot_v1_dot_eval__service__pb2.ListEvaluationsRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_eval__service__pb2.ListEvaluationsResponse.FromString,
+                _registered_method=True)
+        self.CompareEvaluations = channel.unary_unary(
+                '/bough.v1.EvalService/CompareEvaluations',
+                request_serializer=bough_dot_v1_dot_eval__service__pb2.CompareEvaluationsRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_eval__service__pb2.CompareEvaluationsResponse.FromString,
+                _registered_method=True)
+        self.ScoreInvocations = channel.unary_unary(
+                '/bough.v1.EvalService/ScoreInvocations',
+                request_serializer=bough_dot_v1_dot_eval__service__pb2.ScoreInvocationsRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_eval__service__pb2.ScoreInvocationsResponse.FromString,
+                _registered_method=True)
+        self.DiffInvocations = channel.unary_unary(
+                '/bough.v1.EvalService/DiffInvocations',
+                request_serializer=bough_dot_v1_dot_eval__service__pb2.DiffInvocationsRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_eval__service__pb2.DiffInvocationsResponse.FromString,
+                _registered_method=True)
 
 
 class EvalServiceServicer:
-    """Returns the aggregated agent trees of runs.
+    """Returns the aggregated agent trees of runs, and judges them.
+
+    An evaluation runs on the server whether or not a stream follows it, and continues after a restart: each turn of each case is an
+    ordinary run and runs once. An error of the call is a gRPC status with google.rpc details, ErrorInfo always among them. The
+    streams of evaluations send the initial metadata `bough-evaluation-id` before their first event, and end with OK after the
+    evaluation's last event; a server that stops ends them with UNAVAILABLE (SERVER_STOPPED).
     """
 
     def GetInvocation(self, request, context):
@@ -69,6 +119,67 @@ class EvalServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Evaluate(self, request, context):
+        """Starts an evaluation and follows it to its end.
+
+        The first event, evaluation_planned, means that the evaluation is accepted and durable; everything that the request says has
+        been checked before. A call with a request_id that was used before and the same content follows the evaluation that was started
+        then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchEvaluation(self, request, context):
+        """Follows an evaluation from any sequence, whether it is in progress or has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelEvaluation(self, request, context):
+        """Cancels an evaluation: its runs are cancelled, and no further ones begin. The cancellation is durable when this returns. An
+        evaluation that has ended is not changed, and the call succeeds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetEvaluation(self, request, context):
+        """Returns an evaluation with a page of what it found.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListEvaluations(self, request, context):
+        """Lists evaluations, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CompareEvaluations(self, request, context):
+        """Compares two results.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ScoreInvocations(self, request, context):
+        """Judges stored runs or given records. Nothing runs, but judges of llm_judge metrics.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DiffInvocations(self, request, context):
+        """Compares the trees of two runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EvalServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -82,6 +193,46 @@ def add_EvalServiceServicer_to_server(servicer, server):
                     request_deserializer=bough_dot_v1_dot_eval__service__pb2.AggregateEventsRequest.FromString,
                     response_serializer=bough_dot_v1_dot_eval__service__pb2.AggregateEventsResponse.SerializeToString,
             ),
+            'Evaluate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Evaluate,
+                    request_deserializer=bough_dot_v1_dot_eval__service__pb2.EvaluateRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_eval__service__pb2.EvaluateResponse.SerializeToString,
+            ),
+            'WatchEvaluation': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEvaluation,
+                    request_deserializer=bough_dot_v1_dot_eval__service__pb2.WatchEvaluationRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_eval__service__pb2.WatchEvaluationResponse.SerializeToString,
+            ),
+            'CancelEvaluation': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelEvaluation,
+                    request_deserializer=bough_dot_v1_dot_eval__service__pb2.CancelEvaluationRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_eval__service__pb2.CancelEvaluationResponse.SerializeToString,
+            ),
+            'GetEvaluation': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetEvaluation,
+                    request_deserializer=bough_dot_v1_dot_eval__service__pb2.GetEvaluationRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_eval__service__pb2.GetEvaluationResponse.SerializeToString,
+            ),
+            'ListEvaluations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEvaluations,
+                    request_deserializer=bough_dot_v1_dot_eval__service__pb2.ListEvaluationsRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_eval__service__pb2.ListEvaluationsResponse.SerializeToString,
+            ),
+            'CompareEvaluations': grpc.unary_unary_rpc_method_handler(
+                    servicer.CompareEvaluations,
+                    request_deserializer=bough_dot_v1_dot_eval__service__pb2.CompareEvaluationsRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_eval__service__pb2.CompareEvaluationsResponse.SerializeToString,
+            ),
+            'ScoreInvocations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScoreInvocations,
+                    request_deserializer=bough_dot_v1_dot_eval__service__pb2.ScoreInvocationsRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_eval__service__pb2.ScoreInvocationsResponse.SerializeToString,
+            ),
+            'DiffInvocations': grpc.unary_unary_rpc_method_handler(
+                    servicer.DiffInvocations,
+                    request_deserializer=bough_dot_v1_dot_eval__service__pb2.DiffInvocationsRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_eval__service__pb2.DiffInvocationsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'bough.v1.EvalService', rpc_method_handlers)
@@ -91,7 +242,12 @@ def add_EvalServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EvalService:
-    """Returns the aggregated agent trees of runs.
+    """Returns the aggregated agent trees of runs, and judges them.
+
+    An evaluation runs on the server whether or not a stream follows it, and continues after a restart: each turn of each case is an
+    ordinary run and runs once. An error of the call is a gRPC status with google.rpc details, ErrorInfo always among them. The
+    streams of evaluations send the initial metadata `bough-evaluation-id` before their first event, and end with OK after the
+    evaluation's last event; a server that stops ends them with UNAVAILABLE (SERVER_STOPPED).
     """
 
     @staticmethod
@@ -138,6 +294,222 @@ class EvalService:
             '/bough.v1.EvalService/AggregateEvents',
             bough_dot_v1_dot_eval__service__pb2.AggregateEventsRequest.SerializeToString,
             bough_dot_v1_dot_eval__service__pb2.AggregateEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Evaluate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/bough.v1.EvalService/Evaluate',
+            bough_dot_v1_dot_eval__service__pb2.EvaluateRequest.SerializeToString,
+            bough_dot_v1_dot_eval__service__pb2.EvaluateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEvaluation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/bough.v1.EvalService/WatchEvaluation',
+            bough_dot_v1_dot_eval__service__pb2.WatchEvaluationRequest.SerializeToString,
+            bough_dot_v1_dot_eval__service__pb2.WatchEvaluationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelEvaluation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.EvalService/CancelEvaluation',
+            bough_dot_v1_dot_eval__service__pb2.CancelEvaluationRequest.SerializeToString,
+            bough_dot_v1_dot_eval__service__pb2.CancelEvaluationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetEvaluation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.EvalService/GetEvaluation',
+            bough_dot_v1_dot_eval__service__pb2.GetEvaluationRequest.SerializeToString,
+            bough_dot_v1_dot_eval__service__pb2.GetEvaluationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEvaluations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.EvalService/ListEvaluations',
+            bough_dot_v1_dot_eval__service__pb2.ListEvaluationsRequest.SerializeToString,
+            bough_dot_v1_dot_eval__service__pb2.ListEvaluationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CompareEvaluations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.EvalService/CompareEvaluations',
+            bough_dot_v1_dot_eval__service__pb2.CompareEvaluationsRequest.SerializeToString,
+            bough_dot_v1_dot_eval__service__pb2.CompareEvaluationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScoreInvocations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.EvalService/ScoreInvocations',
+            bough_dot_v1_dot_eval__service__pb2.ScoreInvocationsRequest.SerializeToString,
+            bough_dot_v1_dot_eval__service__pb2.ScoreInvocationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DiffInvocations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.EvalService/DiffInvocations',
+            bough_dot_v1_dot_eval__service__pb2.DiffInvocationsRequest.SerializeToString,
+            bough_dot_v1_dot_eval__service__pb2.DiffInvocationsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,7 +28,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class Run(_message.Message):
     """One run, from the user's message to the final answer. It is derived from the run's log.
 
-    Fields 19 (parent_run_id) and 20 (evaluation_id) are reserved for a later version.
+    Field 19 (parent_run_id) is reserved for a later version.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -70,6 +70,8 @@ class Run(_message.Message):
     TREE_USAGE_FIELD_NUMBER: _builtins.int
     FORKED_FROM_FIELD_NUMBER: _builtins.int
     PARKED_REASON_FIELD_NUMBER: _builtins.int
+    EVALUATION_ID_FIELD_NUMBER: _builtins.int
+    CASE_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The id: a UUIDv7 that the server chose, unique everywhere."""
     session_id: _builtins.str
@@ -90,6 +92,10 @@ class Run(_message.Message):
     """Why no server executes it although it is RUNNING: what it started with and this server does not have. Empty otherwise. Streams
     that follow it end with UNAVAILABLE (RUN_PARKED) and this reason, after every recorded event.
     """
+    evaluation_id: _builtins.str
+    """The evaluation that it belongs to; empty for none."""
+    case_id: _builtins.str
+    """The case of the evaluation; empty for none."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """Why it failed or was cancelled; unset in any other state."""
@@ -150,10 +156,12 @@ class Run(_message.Message):
         tree_usage: _usage_pb2.Usage | None = ...,
         forked_from: _fork_pb2.ForkOrigin | None = ...,
         parked_reason: _builtins.str = ...,
+        evaluation_id: _builtins.str = ...,
+        case_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "error", b"error", "forked_from", b"forked_from", "start_time", b"start_time", "tree_usage", b"tree_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "error", b"error", "forked_from", b"forked_from", "input_excerpt", b"input_excerpt", "labels", b"labels", "last_sequence", b"last_sequence", "open_requests", b"open_requests", "parked_reason", b"parked_reason", "run_id", b"run_id", "session_id", b"session_id", "start_time", b"start_time", "state", b"state", "tree_usage", b"tree_usage", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "case_id", b"case_id", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "error", b"error", "evaluation_id", b"evaluation_id", "forked_from", b"forked_from", "input_excerpt", b"input_excerpt", "labels", b"labels", "last_sequence", b"last_sequence", "open_requests", b"open_requests", "parked_reason", b"parked_reason", "run_id", b"run_id", "session_id", b"session_id", "start_time", b"start_time", "state", b"state", "tree_usage", b"tree_usage", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -191,10 +199,13 @@ class RunFilter(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FROM_FIELD_NUMBER: _builtins.int
     CREATE_TIME_BEFORE_FIELD_NUMBER: _builtins.int
+    EVALUATION_ID_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Only runs of this session."""
     agent: _builtins.str
     """Only runs of this root agent."""
+    evaluation_id: _builtins.str
+    """Only runs of this evaluation."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_execution_pb2.ExecutionState.ValueType]:
         """Only runs in one of these states; empty for any."""
@@ -220,10 +231,11 @@ class RunFilter(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         create_time_from: _timestamp_pb2.Timestamp | None = ...,
         create_time_before: _timestamp_pb2.Timestamp | None = ...,
+        evaluation_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time_before", b"create_time_before", "create_time_from", b"create_time_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "create_time_before", b"create_time_before", "create_time_from", b"create_time_from", "labels", b"labels", "session_id", b"session_id", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "create_time_before", b"create_time_before", "create_time_from", b"create_time_from", "evaluation_id", b"evaluation_id", "labels", b"labels", "session_id", b"session_id", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

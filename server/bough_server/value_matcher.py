@@ -1,0 +1,1 @@
+"""Compare JSON values and texts with the matchers of eval sets."""
