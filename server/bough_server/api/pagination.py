@@ -56,6 +56,26 @@ def page_by_name(
     return shown, _token(listing, name(shown[-1])) if len(rest) > len(shown) else ""
 
 
+def position_of(page: Page, *, listing: str) -> int:
+    """Return the number of a page's first item in a list that has an order of its own.
+
+    Raises InvalidRequest for a token of another listing.
+    """
+    if not page.token:
+        return 0
+    name = _name_in(page.token, listing)
+    return int(name) if name.isdecimal() and len(name) < 10 else 0
+
+
+def page_at(
+    items: Sequence[T], page: Page, *, listing: str, since: int, total: int, size: Callable[[T], int]
+) -> tuple[list[T], str]:
+    """Return those of a page's items that fit it, and the token of the next page; the first is number `since`."""
+    shown = _within(PAGE_BYTES, items[: page.size], size)
+    after = since + len(shown)
+    return shown, _token(listing, str(after)) if after < total else ""
+
+
 async def read_within(
     read: Callable[[Page], Awaitable[tuple[Sequence[M], str]]], page: Page
 ) -> tuple[Sequence[M], str]:
