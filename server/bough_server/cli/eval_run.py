@@ -46,7 +46,7 @@ AgentsOption = Annotated[
     typer.Option(
         "--agents",
         metavar="PATH",
-        help="A file with agents, or a folder of *.yaml files, that are used before the server's: a pull request's team.",
+        help="A file with agents, or a folder of *.yaml files, that are used before the server's.",
     ),
 ]
 BaselineOption = Annotated[
@@ -166,8 +166,7 @@ async def _run(target: Target, arguments: EvalArguments, *, default_model: str |
             result = await _evaluate(connection, arguments, source, sources, baseline)
         except InvalidRequest as error:
             raise _located(error, source, sources) from None
-        code = await _report(connection, arguments, result)
-    return code
+        return await _report(connection, arguments, result)
 
 
 def _check_size(source: "SetSource") -> None:
@@ -175,8 +174,7 @@ def _check_size(source: "SetSource") -> None:
 
     if (size := source.set.ByteSize()) > MAX_SET_BYTES - _FRAME_BYTES:
         raise ConfigurationError(
-            f"{source.path}: The set is {size:,} bytes and may be {MAX_SET_BYTES >> 20} MiB. Split it, or keep recorded "
-            "invocations as run ids."
+            f"{source.path}: The set is {size:,} bytes and may be {MAX_SET_BYTES >> 20} MiB: split it."
         )
 
 

@@ -152,7 +152,12 @@ class LiveEvaluation:
                 event.case_run_ended.run_ids.extend(one.run_id for one in invocations)
                 await self._recorder.record(event)
             return await judge_run(
-                self._dependencies, self.record.principal, case, invocations, index, evaluation_id=self.evaluation_id
+                self._dependencies,
+                self.record.principal,
+                case,
+                invocations,
+                index=index,
+                evaluation_id=self.evaluation_id,
             )
         except NotJudged as error:
             return not_evaluated(case, index, error.reason, invocations=error.invocations, unanswered=error.unanswered)

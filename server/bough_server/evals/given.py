@@ -56,7 +56,7 @@ async def score_invocations(
     for number, source in enumerate(request.invocations):
         invocation = await invocation_of(dependencies, principal, source)
         case = _case(request, _case_id(invocation, number, taken))
-        result = await judge_run(dependencies, principal, case, [invocation], 0)
+        result = await judge_run(dependencies, principal, case, [invocation], index=0)
         judged = case_result(evaluation_pb2.CasePlanned(case=case, runs=1), [result])
         size += judged.ByteSize()
         if size > MAX_RESULT_BYTES:

@@ -16,8 +16,8 @@ async def judge_run(
     principal: Principal,
     case: eval_set_pb2.EvalCase,
     invocations: Sequence[invocation_pb2.Invocation],
-    index: int,
     *,
+    index: int,
     evaluation_id: str = "",
 ) -> eval_result_pb2.CaseRunResult:
     """Return the result of a run of a case from the records of its turns. Raises ServerStopping and StorageFailed.

@@ -121,8 +121,8 @@ def comparison_lines(comparison: eval_result_pb2.EvalComparison, *, width: int) 
         if case.before and case.after:
             line.append(f"  {status_text(case.before)} -> {status_text(case.after)}", style="dim")
         lines.append(_fitted(line, width))
-        for difference in case.differences[:_MOST_DIFFERENCES]:
-            lines.append(_fitted(Text(f"            {one_line(difference.message)}", style="dim"), width))
+        shown = case.differences[:_MOST_DIFFERENCES]
+        lines += [_fitted(Text(f"            {one_line(one.message)}", style="dim"), width) for one in shown]
     counts = (
         f"{comparison.better} better, {comparison.worse} worse, {comparison.removed} gone, {comparison.added} new "
         "than in the baseline"
