@@ -19,6 +19,7 @@ from bough_server.models.config import ModelSection, model_problems
 from bough_server.models.model import DEFAULT_CURRENCY
 from bough_server.settings_sections import (
     Currency,
+    EvaluationSection,
     LimitsSection,
     LogFormat,
     LogLevel,
@@ -157,6 +158,7 @@ class Settings(Section):
     runs: RunsSection = RunsSection()
     """How runs behave if their requests do not say."""
     telemetry: TelemetrySection = TelemetrySection()
+    evaluation: EvaluationSection = EvaluationSection()
     """Traces and metrics."""
     log_level: LogLevel = "info"
     """The least severe messages that the server logs."""

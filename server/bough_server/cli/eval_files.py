@@ -45,16 +45,18 @@ class Files:
         result: "eval_result_pb2.EvalResult",
         comparison: "eval_result_pb2.EvalComparison | None" = None,
         *,
-        redact: "RedactSection | None" = None,
+        redact: "RedactSection",
     ) -> None:
-        """Write every file, each whole or not at all."""
+        """Write every file, each whole or not at all. Raises ConfigurationError for a pattern of `redact`."""
+        if not any((self.junit, self.markdown, self.html, self.json)):
+            return
         from bough_server.cli.output import json_text
         from bough_server.evals.content import reduced
         from bough_server.evals.reports.html import html_page
         from bough_server.evals.reports.junit import junit_text
         from bough_server.evals.reports.markdown import markdown_text
 
-        shown = reduced(result, self.content.value, redact=redact)
+        shown = reduced(result, self.content.value, fields=redact.fields, patterns=redact.patterns)
         writers = (
             (self.json, lambda: json_text(shown) + "\n"),
             (self.junit, lambda: junit_text(shown)),

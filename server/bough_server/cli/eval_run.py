@@ -155,18 +155,20 @@ async def _run(target: Target, arguments: EvalArguments, *, default_model: str |
     from bough_server.cli.definitions import definitions_in
     from bough_server.cli.eval_files import baseline_of
     from bough_server.evals.eval_set import parse_eval_set
+    from bough_server.settings import Settings
 
     source = parse_eval_set(arguments.set_path)
     _check_size(source)
     sources = definitions_in(arguments.agents) if arguments.agents else ()
     baseline = baseline_of(arguments.baseline) if arguments.baseline else None
     arguments.files.check()
+    redact = Settings.load(target.config).evaluation.redact
     async with connected(target, default_model=default_model) as connection:
         try:
             result = await _evaluate(connection, arguments, source, sources, baseline)
         except InvalidRequest as error:
             raise _located(error, source, sources) from None
-        return await _report(connection, arguments, result)
+        return await _report(connection, arguments, result, redact)
 
 
 def _check_size(source: "SetSource") -> None:
@@ -238,7 +240,12 @@ async def _follow(
     return evaluation_id
 
 
-async def _report(connection: "Connection", arguments: EvalArguments, result: "eval_result_pb2.EvalResult") -> ExitCode:
+async def _report(
+    connection: "Connection",
+    arguments: EvalArguments,
+    result: "eval_result_pb2.EvalResult",
+    redact: "RedactSection",
+) -> ExitCode:
     from bough_server.cli.output import print_lines, terminal
     from bough_server.cli.render.evaluations import result_lines
 
@@ -248,7 +255,7 @@ async def _report(connection: "Connection", arguments: EvalArguments, result: "e
 
         comparison = await connection.client.evaluations.compare(baseline_of(arguments.baseline), result.evaluation_id)
     print_lines(result_lines(result, comparison, width=terminal().width))
-    arguments.files.write(result, comparison)
+    arguments.files.write(result, comparison, redact=redact)
     return exit_code(result)
 
 

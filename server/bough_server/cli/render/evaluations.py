@@ -15,12 +15,8 @@ from bough_server.cli.render.format import (
     tokens,
     tokens_text,
 )
+from bough_server.evals.reports.words import rate_text, reasons_of, status_text
 
-STATUS_TEXT: Final = {
-    eval_result_pb2.METRIC_STATUS_PASSED: "passed",
-    eval_result_pb2.METRIC_STATUS_FAILED: "failed",
-    eval_result_pb2.METRIC_STATUS_NOT_EVALUATED: "not judged",
-}
 _STYLES: Final = {
     eval_result_pb2.METRIC_STATUS_PASSED: "green",
     eval_result_pb2.METRIC_STATUS_FAILED: "red",
@@ -33,11 +29,6 @@ _CHANGES: Final = {
     eval_result_pb2.CASE_CHANGE_ADDED: "new",
 }
 _MOST_DIFFERENCES: Final = 5
-
-
-def status_text(status: eval_result_pb2.MetricStatus.ValueType) -> str:
-    """Return a status in words."""
-    return STATUS_TEXT.get(status, "running")
 
 
 def result_lines(
@@ -56,26 +47,13 @@ def _case_lines(case: eval_result_pb2.CaseResult, width: int) -> Iterator[Text]:
     line = Text(f"{status_text(case.status):10}  ", style=_STYLES.get(case.status, ""))
     line.append(one_line(case.case_id), style="default")
     if case.statistics.runs > 1:
-        line.append(f"  {_rate_text(case.statistics)}", style="dim")
+        flaky = ", flaky" if case.statistics.flaky else ""
+        line.append(f"  {rate_text(case.statistics)}{flaky}", style="dim")
     if means := " ".join(f"{one.name}={one.mean:.3g}" for one in case.metrics if one.HasField("mean")):
         line.append(f"  {means}", style="dim")
     yield _fitted(line, width)
-    reasons = [case.reason, *(run.reason for run in case.runs), *_score_reasons(case)]
-    for reason in dict.fromkeys(one_line(text) for text in reasons if text):
+    for reason in dict.fromkeys(map(one_line, reasons_of(case))):
         yield _fitted(Text(f"            {reason}", style="dim"), width)
-
-
-def _score_reasons(case: eval_result_pb2.CaseResult) -> Iterator[str]:
-    for run in case.runs:
-        for score in run.scores:
-            if score.status != eval_result_pb2.METRIC_STATUS_PASSED and score.reason:
-                yield f"{score.name}: {score.reason}"
-
-
-def _rate_text(statistics: eval_result_pb2.PassStatistics) -> str:
-    interval = statistics.pass_rate_interval
-    flaky = ", flaky" if statistics.flaky else ""
-    return f"{statistics.passed}/{statistics.runs} ({interval.lower:.2f} to {interval.upper:.2f}{flaky})"
 
 
 def _gate_line(gate: eval_result_pb2.GateResult, width: int) -> Text:
