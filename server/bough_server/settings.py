@@ -158,8 +158,9 @@ class Settings(Section):
     runs: RunsSection = RunsSection()
     """How runs behave if their requests do not say."""
     telemetry: TelemetrySection = TelemetrySection()
-    evaluation: EvaluationSection = EvaluationSection()
     """Traces and metrics."""
+    evaluation: EvaluationSection = EvaluationSection()
+    """Evaluations, as the command line writes them."""
     log_level: LogLevel = "info"
     """The least severe messages that the server logs."""
     log_format: LogFormat = "text"

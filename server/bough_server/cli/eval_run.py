@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bough_server.cli.eval_progress import Progress
     from bough_server.errors import ConfigurationError
     from bough_server.evals.eval_set import SetSource
+    from bough_server.settings_sections import RedactSection
 
 MAX_SET_BYTES: Final = 8 * 1024 * 1024
 _FRAME_BYTES: Final = 64 * 1024
