@@ -65,11 +65,11 @@ class Files:
         )
         for path, text in writers:
             if path is not None:
-                _write_whole(path, text())
+                write_whole(path, text())
                 print_stderr(f"wrote {path}")
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Write a file atomically: a reader never sees part of it."""
     unfinished = path.with_name(f"{path.name}.part")
     unfinished.write_text(text, encoding="utf-8")
