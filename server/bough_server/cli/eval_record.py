@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -22,7 +22,8 @@ class Expect(StrEnum):
     ANSWER = "answer"
 
 
-_ALL = (Expect.AGENTS, Expect.TOOLS, Expect.ANSWER)
+_LARGEST: Final = 2**31 - 1
+_ALL: Final = (Expect.AGENTS, Expect.TOOLS, Expect.ANSWER)
 
 
 def record(
@@ -53,17 +54,15 @@ def record(
 async def _record(
     target: Target, runs: Sequence[str], set_path: Path, case_id: str, *, expect: Sequence[Expect], mocks: bool
 ) -> ExitCode:
-    from bough.v1 import eval_set_pb2, invocation_pb2
+    from bough.v1 import invocation_pb2
     from bough_server.cli.connection import connected, resolve_run
     from bough_server.errors import ConfigurationError
-    from bough_server.evals.folding import WHOLE
     from bough_server.evals.recording import case_of
 
     if case_id and len(runs) > 1:
         raise ConfigurationError("--case names one case, and there are several runs: omit it.")
-    eval_set = _existing(set_path) if set_path.exists() else eval_set_pb2.EvalSet(name=_name_of(set_path))
-    options = invocation_pb2.InvocationOptions()
-    options.CopyFrom(WHOLE)
+    eval_set = _read_or_new(set_path)
+    options = invocation_pb2.InvocationOptions(max_tool_args_bytes=_LARGEST, max_tool_result_bytes=_LARGEST)
     async with connected(target, is_silent=True, is_reading=True) as connection:
         for run in runs:
             run_id = await resolve_run(connection.client, run)
@@ -79,10 +78,11 @@ async def _record(
     return ExitCode.YES
 
 
-def _existing(path: Path) -> "eval_set_pb2.EvalSet":
+def _read_or_new(path: Path) -> "eval_set_pb2.EvalSet":
+    from bough.v1 import eval_set_pb2
     from bough_server.evals.eval_set import parse_eval_set
 
-    return parse_eval_set(path).set
+    return parse_eval_set(path).set if path.exists() else eval_set_pb2.EvalSet(name=_name_of(path))
 
 
 def _name_of(path: Path) -> str:
