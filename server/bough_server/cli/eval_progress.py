@@ -10,8 +10,8 @@ from rich.progress import Progress as Bar
 
 from bough.v1 import eval_result_pb2, evaluation_pb2
 from bough_server.cli.exit_codes import print_stderr
-from bough_server.cli.render.format import one_line
 from bough_server.evals.reports.words import status_text
+from bough_server.plain_text import one_line
 
 
 class Progress:

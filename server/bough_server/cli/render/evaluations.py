@@ -6,16 +6,9 @@ from typing import Final
 from rich.text import Text
 
 from bough.v1 import eval_result_pb2, evaluation_pb2
-from bough_server.cli.render.format import (
-    cost_text,
-    one_line,
-    state_style,
-    state_text,
-    time_text,
-    tokens,
-    tokens_text,
-)
+from bough_server.cli.render.format import cost_text, state_style, state_text, time_text, tokens, tokens_text
 from bough_server.evals.reports.words import rate_text, reasons_of, status_text
+from bough_server.plain_text import one_line
 
 _STYLES: Final = {
     eval_result_pb2.METRIC_STATUS_PASSED: "green",

@@ -9,6 +9,9 @@ from functools import cache
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from bough_server.plain_text import printable
 
 _DEEPEST: Final = 12
 """Levels that are indented; deeper agents are indented as far as these."""
@@ -74,12 +77,18 @@ class Node:
         return f"{min(max(0, self.depth), _DEEPEST) * 1.6:.1f}"
 
 
+def _shown(value: object) -> object:
+    # What is markup has been made by a template.
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 @cache
 def _environment() -> Environment:
     return Environment(
         loader=PackageLoader("bough_server.evals.reports"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
