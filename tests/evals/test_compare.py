@@ -194,6 +194,14 @@ def test_against_a_baseline_without_runs_what_is_worse_shows_all_its_differences
     assert not only(compare(baseline_of(failing), before)).differences
 
 
+def test_a_run_that_the_other_result_lacks_explains_a_worse_case_but_not_one_that_is_as_before() -> None:
+    before = result_of(case_of("a", with_tree(1)))
+    worse = result_of(case_of("a", with_tree(1), with_tree(0, moved("writer"))))
+    assert list(only(compare(before, worse)).differences) == [moved("writer")]
+    same = result_of(case_of("a", with_tree(1), with_tree(1, moved("writer"))))
+    assert not only(compare(before, same)).differences
+
+
 def test_cases_of_one_id_are_paired_in_order() -> None:
     before = result_of(passing("run"), passing("run", 0))
     after = result_of(passing("run"), passing("run"), passing("run"))

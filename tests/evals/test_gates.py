@@ -252,6 +252,12 @@ def test_a_case_without_a_metric_does_not_count_in_its_mean() -> None:
     )
 
 
+def test_a_case_that_another_metric_could_not_judge_does_not_count_in_a_mean_either() -> None:
+    cases = [passing("a"), case_of("b", scored(judge=None))]
+    assert checked("answer.mean >= 1", cases).status == PASSED
+    assert checked("judge.mean >= 1", cases).status == NOT_EVALUATED
+
+
 def test_the_mean_of_a_metric_may_make_up_for_a_failed_run() -> None:
     assert checked("quality.mean >= 1", [case_of("a", scored(quality=0.5), scored(quality=1.5))]).status == PASSED
 

@@ -163,18 +163,16 @@ def _differences(
 ) -> Sequence[eval_result_pb2.TreeDifference]:
     """Return the differences from the expected tree behind a change, of the first two runs of one index that differ.
 
-    They are those that only the new run has; of a better case those that only the old one had. If one result has no
-    runs, as a kept baseline, it counts as without differences, which is not asked of a case that is neither.
+    They are those that only the new run has; of a better case those that only the old one had. A run that the other
+    result lacks, as a kept baseline lacks all, counts as one without differences if the case is better or worse.
     """
     old_runs, new_runs = ({run.index: run for run in case.runs} for case in (before, after))
     old_side, new_side = (new_runs, old_runs) if change == BETTER else (old_runs, new_runs)
-    if change == SAME and not old_side:
-        return []
     empty = eval_result_pb2.CaseRunResult()
     pairs = (
         (run, old_side.get(index, empty))
         for index, run in sorted(new_side.items())
-        if index in old_side or not old_side
+        if index in old_side or change != SAME
     )
     return next(filter(None, (_only_in(run, other) for run, other in pairs)), [])
 
