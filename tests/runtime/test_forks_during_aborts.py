@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.v1 import agent_pb2, event_pb2, execution_pb2, policy_pb2, run_pb2
+from bough.v1 import agent_pb2, event_pb2, execution_pb2, fork_pb2, run_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import ForkRefused
 from bough_server.runtime.agent import Context
@@ -161,14 +161,11 @@ def _edits(log: Log, cut: int) -> dict[str, object]:
     return {"tool_results": changes} if changes else {}
 
 
-async def _judge(
-    harness: RunHarness, clock: HeldClock, origin: Log, *, cut: int, policy: policy_pb2.RunPolicy | None, edits: bool
-) -> None:
-    changes = _edits(origin, cut) if edits else {}
-    fork = await harness.fork(run_of(origin), cut, policy=policy, allow_open_effects=True, **changes)  # type: ignore[arg-type]
-    log = await finished(harness, clock, fork)
-    await check_replay(harness, log)
-    _check_fork(fork, origin, log, cut=cut, is_judged_again=policy == POLICIES["CONTINUE"])
+def _overrides(team: Team) -> dict[str, object]:
+    """Another model and instruction of each agent that has one, if there are any."""
+    names = [definition.name for definition in team.definitions if definition.HasField("llm")]
+    override = fork_pb2.AgentOverride(model="other", instruction="Do otherwise.")
+    return {"agents": dict.fromkeys(names, override)} if names else {}
 
 
 def _check_fork(fork: run_pb2.Run, origin: Log, log: Log, *, cut: int, is_judged_again: bool) -> None:
@@ -211,11 +208,11 @@ def _open(folder: Path, team: Team, clock: HeldClock) -> AbstractAsyncContextMan
     ).flatmap(lambda drawn: st.permutations([drawn[0], *drawn[1]])),
     place=st.integers(0, 30),
     policy=st.sampled_from(sorted(POLICIES)),
-    edits=st.booleans(),
+    change=st.sampled_from(["nothing", "results", "agents"]),
 )
 @examples(25)
 async def test_a_fork_during_an_abort_ends_and_its_policy_judges_what_is_not_recorded(
-    caller: str, children: list[str], place: int, policy: str, edits: bool
+    caller: str, children: list[str], place: int, policy: str, change: str
 ) -> None:
     team, clock = Team(caller, children), HeldClock()
     with tempfile.TemporaryDirectory() as folder:
@@ -223,7 +220,17 @@ async def test_a_fork_during_an_abort_ends_and_its_policy_judges_what_is_not_rec
             origin = await _aborted(team, harness, clock)
             first = having(origin, "cancel_requested")[0].sequence - 1
             cut = first + place % (len(origin) - first)
-            await _judge(harness, clock, origin, cut=cut, policy=POLICIES[policy], edits=edits)
+            changes = {"nothing": {}, "results": _edits(origin, cut), "agents": _overrides(team)}[change]
+            fork = await harness.fork(
+                run_of(origin),
+                cut,
+                policy=POLICIES[policy],
+                allow_open_effects=True,
+                **changes,  # type: ignore[arg-type]
+            )
+            log = await finished(harness, clock, fork)
+            await check_replay(harness, log)
+            _check_fork(fork, origin, log, cut=cut, is_judged_again=policy == "CONTINUE")
 
 
 @pytest.mark.parametrize("caller", CALLERS)
