@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -153,7 +154,7 @@ def _cause(log: Log) -> event_pb2.AgentEvent:
     return [one for one in having(log, "sub_agent_failed") if one.parent_invocation_id == log[0].invocation_id][-1]
 
 
-def _edits(log: Log, cut: int) -> dict[str, object]:
+def _edits(log: Log, cut: int) -> dict[str, Any]:
     """Another result of the first call of a tool that failed after a place, if there is one."""
     results = [end.tool_failed.result for end in having(log, "tool_failed") if end.sequence > cut]
     first = [result for result in results if not result.child_invocation_id][:1]
@@ -161,7 +162,7 @@ def _edits(log: Log, cut: int) -> dict[str, object]:
     return {"tool_results": changes} if changes else {}
 
 
-def _overrides(team: Team) -> dict[str, object]:
+def _overrides(team: Team) -> dict[str, Any]:
     """Another model and instruction of each agent that has one, if there are any."""
     names = [definition.name for definition in team.definitions if definition.HasField("llm")]
     override = fork_pb2.AgentOverride(model="other", instruction="Do otherwise.")
@@ -226,7 +227,7 @@ async def test_a_fork_during_an_abort_ends_and_its_policy_judges_what_is_not_rec
                 cut,
                 policy=POLICIES[policy],
                 allow_open_effects=True,
-                **changes,  # type: ignore[arg-type]
+                **changes,
             )
             log = await finished(harness, clock, fork)
             await check_replay(harness, log)
