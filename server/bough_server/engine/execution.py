@@ -308,19 +308,12 @@ class Execution:
         """Return the effects that wait for an answer; for an approval, which has its own key, that is the call."""
         return {keys.owner(key) for key, _ in self.journal.open_requests()}
 
-    def _cancelled(self) -> set[str]:
-        """Return the recorded cancellations that stand; a fork with another policy may judge their causes otherwise."""
-        judged, at = self.policy.on_sub_agent_failure, self.journal.forks.policy_at
-        started = self.facts.started.run_started.policy
-        cancelled = self.journal.cancelled.items()
-        return {scope for scope, sequence in cancelled if at(sequence, started).on_sub_agent_failure == judged}
-
     def _replayed(self, frontier: Sequence[str]) -> None:
         """Switch to live, or end an offline replay, which must ask for nothing beyond the log."""
         self.scheduler.is_replaying = False
         if not self.writer.is_offline:
             self.writer.go_live()
-            self.cancellation.close_recorded(self._cancelled())
+            self.cancellation.close_recorded()
         elif "" in self.journal.cancelled:
             self.writer.observe_scope("")
             self._end_without_error()

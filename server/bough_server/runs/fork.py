@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, execution_pb2, fork_pb2, run_pb2
+from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, execution_pb2, fork_pb2, policy_pb2, run_pb2
 from bough_server import events, ids
 from bough_server.agents.definition import revision
 from bough_server.agents.pinned import MissingVersion
@@ -17,6 +17,7 @@ from bough_server.messages import copy_of
 from bough_server.runs.admission import check_input, effective_policy, spoken_by_user
 from bough_server.runs.close import as_records, policy_of, read_log
 from bough_server.runs.dependencies import RunDependencies
+from bough_server.runs.fork_aborts import start_under_policy
 from bough_server.runs.fork_edits import check_edits, edited_ends, with_result
 from bough_server.runs.live import LiveRun
 from bough_server.runs.takeover import Takeover
@@ -56,16 +57,22 @@ class ForkStart:
 
 
 def fork_point_of(
-    request: agent_service_pb2.ForkRunRequest, log: Sequence[event_pb2.AgentEvent], *, last_sequence: int
+    request: agent_service_pb2.ForkRunRequest,
+    log: Sequence[event_pb2.AgentEvent],
+    *,
+    last_sequence: int,
+    policy: policy_pb2.RunPolicy | None = None,
 ) -> ForkPoint:
     """Return the fork point of a request; `log` is the origin's without deltas and ends at `last_sequence`.
 
-    Raises SequenceOutOfRange, ForkRefused and InvalidRequest.
+    `policy` is the fork's, None if it keeps its origin's. Raises SequenceOutOfRange, ForkRefused and InvalidRequest.
     """
     edited = edited_ends(request.changes, log)
     # An edited result must not be among the shared events, so the fork starts before the first of them.
     sequence = min([request.after_sequence, *(end.sequence - 1 for end in edited)])
     _check_place(log, sequence, last_sequence)
+    if policy is not None:
+        sequence = start_under_policy(log, sequence, policy)
     shared = [event for event in log if event.sequence <= sequence]
     check_edits(edited, shared, last_sequence=sequence)
     _check_input_change(request.changes, sequence)
@@ -194,6 +201,17 @@ def _forked(request: agent_service_pb2.ForkRunRequest, point: ForkPoint, address
     return event
 
 
+def _set_policy(
+    forked: event_pb2.RunForked, point: ForkPoint, *, policy: policy_pb2.RunPolicy | None, deadline_time_ns: int | None
+) -> None:
+    """Set the policy that the request brings, if any, and the deadline, which a background run does not have."""
+    if policy is not None:
+        forked.policy.CopyFrom(policy)
+    in_force = policy if policy is not None else policy_of(point.shared)
+    if deadline_time_ns is not None and not in_force.background:
+        forked.deadline_time.FromNanoseconds(deadline_time_ns)
+
+
 class RunForker:
     """Creates forks of runs, and launches them."""
 
@@ -220,31 +238,19 @@ class RunForker:
         # Before the log: events that a live origin appends in between must not move the end that is checked.
         last_sequence = await dependencies.store.log.last_sequence(request.run_id)
         log = await read_log(dependencies.store.log, request.run_id)
-        point = fork_point_of(request, log, last_sequence=last_sequence)
+        has_policy = request.HasField("policy")
+        policy = effective_policy(request.policy, dependencies.defaults) if has_policy else None
+        point = fork_point_of(request, log, last_sequence=last_sequence, policy=policy)
         address = ForkAddress(run_id=run_id, principal=principal, digest=digest)
         try:
             resolver = await self._takeover.resolver(point.shared)
             fork = fork_of(request, point, origin=origin, resolver=resolver, address=address)
-            self._set_policy(request, point, fork.events[0].run_forked, deadline_time_ns)
+            _set_policy(fork.events[0].run_forked, point, policy=policy, deadline_time_ns=deadline_time_ns)
             record = self._record(address, point, fork)
             await self._create(fork, record, files)
             return await self._takeover.launch(record, [*point.shared, *fork.events])
         except MissingVersion as missing:
             raise ForkRefused(str(missing)) from None
-
-    def _set_policy(
-        self,
-        request: agent_service_pb2.ForkRunRequest,
-        point: ForkPoint,
-        forked: event_pb2.RunForked,
-        deadline_time_ns: int | None,
-    ) -> None:
-        """Set the policy that the request brings, if any, and the deadline, which a background run does not have."""
-        if request.HasField("policy"):
-            forked.policy.CopyFrom(effective_policy(request.policy, self._dependencies.defaults))
-        policy = forked.policy if forked.HasField("policy") else policy_of(point.shared)
-        if deadline_time_ns is not None and not policy.background:
-            forked.deadline_time.FromNanoseconds(deadline_time_ns)
 
     async def _create(self, fork: ForkStart, record: RunRecord, files: Sequence[StoredBlob]) -> None:
         forked, created = fork.events[0].run_forked, record.run.create_time.ToNanoseconds()
