@@ -54,8 +54,8 @@ def stored_records(connection: Connection, run_id: str, *, through: int = NO_END
 class LogHeads:
     """The heads of the logs that this process writes.
 
-    After an append is refused, its head is read from disk again, and the run is fenced: later appends under the same
-    epoch are refused too. The owner sent them in the belief that the refused one would be committed.
+    After an append of the owner is refused, its head is read from disk again. The run is fenced: later appends under
+    the same epoch are refused too. The owner sent them in the belief that the refused one would be committed.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,10 @@ class LogHeads:
 
     def fence(self, append: Append, error: Exception) -> Exception:
         """Refuse every later append of a run under this one's epoch with `error`; return `error`."""
-        self.forget(append.run_id)
+        head = self._heads.get(append.run_id)
+        # The head stays if this append is a former owner's: the owner's appends of the same group are not on disk yet.
+        if head is not None and head.epoch == append.epoch:
+            self.forget(append.run_id)
         self._fences[append.run_id, append.epoch] = error
         return error
 
