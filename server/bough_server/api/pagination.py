@@ -40,6 +40,7 @@ def run_filter(asked: run_pb2.RunFilter) -> RunFilter:
         labels=dict(asked.labels),
         create_time_from_ns=begin.ToNanoseconds() if asked.HasField("create_time_from") else None,
         create_time_before_ns=end.ToNanoseconds() if asked.HasField("create_time_before") else None,
+        evaluation_id=asked.evaluation_id,
     )
 
 
