@@ -27,7 +27,7 @@ _BILLION: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Amount:
+class Consumption:
     """How much was used of one thing."""
 
     known: int
@@ -143,42 +143,42 @@ def _nanoseconds(time: Timestamp) -> int:
     return time.seconds * _BILLION + time.nanos
 
 
-def _used(parts: Sequence[_Part]) -> Mapping[str, Amount]:
+def _used(parts: Sequence[_Part]) -> Mapping[str, Consumption]:
     durations = [part.duration_ns for part in parts]
     return {
         **_usage_amounts([part.usage for part in parts]),
-        "depth": Amount(known=max((part.depth for part in parts), default=0)),
-        "transfers": Amount(known=sum(part.transfers for part in parts)),
-        "wall_duration": Amount(known=sum(filter(None, durations)), is_whole=None not in durations),
-        "errors": Amount(known=sum(part.errors for part in parts)),
+        "depth": Consumption(known=max((part.depth for part in parts), default=0)),
+        "transfers": Consumption(known=sum(part.transfers for part in parts)),
+        "wall_duration": Consumption(known=sum(filter(None, durations)), is_whole=None not in durations),
+        "errors": Consumption(known=sum(part.errors for part in parts)),
     }
 
 
-def _usage_amounts(sums: Sequence[Sums | None]) -> Mapping[str, Amount]:
+def _usage_amounts(sums: Sequence[Sums | None]) -> Mapping[str, Consumption]:
     usages = [part.usage() for part in sums if part is not None]
     is_known = len(usages) == len(sums)
     tokens = [_tokens(usage) for usage in usages]
-    costs = [Amount(known=usage.cost_nanos, is_whole=_is_whole(usage, "cost_nanos")) for usage in usages]
+    costs = [Consumption(known=usage.cost_nanos, is_whole=_is_whole(usage, "cost_nanos")) for usage in usages]
     currencies = {usage.currency_code for usage in usages if usage.currency_code}
     return {
-        "model_calls": Amount(known=sum(usage.model_calls for usage in usages), is_whole=is_known),
-        "tool_calls": Amount(known=sum(usage.tool_calls for usage in usages), is_whole=is_known),
+        "model_calls": Consumption(known=sum(usage.model_calls for usage in usages), is_whole=is_known),
+        "tool_calls": Consumption(known=sum(usage.tool_calls for usage in usages), is_whole=is_known),
         "tokens": _sum(tokens, is_known=is_known),
         # Costs in two currencies have no sum.
-        "cost_nanos": _sum(costs, is_known=is_known) if len(currencies) < 2 else Amount(known=0, is_whole=False),
+        "cost_nanos": _sum(costs, is_known=is_known) if len(currencies) < 2 else Consumption(known=0, is_whole=False),
     }
 
 
-def _sum(amounts: Sequence[Amount], *, is_known: bool) -> Amount:
+def _sum(amounts: Sequence[Consumption], *, is_known: bool) -> Consumption:
     known = sum(amount.known for amount in amounts)
-    return Amount(known=known, is_whole=is_known and all(amount.is_whole for amount in amounts))
+    return Consumption(known=known, is_whole=is_known and all(amount.is_whole for amount in amounts))
 
 
-def _tokens(usage: usage_pb2.Usage) -> Amount:
+def _tokens(usage: usage_pb2.Usage) -> Consumption:
     known = usage.input_tokens + usage.output_tokens
     if _is_whole(usage, "input_tokens") and _is_whole(usage, "output_tokens"):
-        return Amount(known=known)
-    return Amount(known=max(known, usage.total_tokens), is_whole=_is_whole(usage, "total_tokens"))
+        return Consumption(known=known)
+    return Consumption(known=max(known, usage.total_tokens), is_whole=_is_whole(usage, "total_tokens"))
 
 
 def _is_whole(usage: usage_pb2.Usage, number: str) -> bool:
