@@ -8,7 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, usage_pb2
 from bough.v1.invocation_pb2 import AgentInvocation, Invocation, ToolInvocation
-from bough_server.evals.metrics.turn import Turn, evaluated, not_evaluated
+from bough_server.evals.metrics.turn import Turn, no_score, with_score
 from bough_server.usage import Sums
 
 _BOUNDS: Final[Mapping[str, str]] = {
@@ -51,11 +51,11 @@ def score(
         if used[name].known > bound
     ]
     if over:
-        return evaluated(metric, 0.0, f"It used too much: {'; '.join(over)}.")
+        return with_score(metric, 0.0, f"It used too much: {'; '.join(over)}.")
     unknown = [_WORDS[name] for name in bounds if not used[name].is_whole]
     if unknown:
-        return not_evaluated(metric, f"It is not known how much was used: {', '.join(unknown)}.")
-    return evaluated(metric, 1.0)
+        return no_score(metric, f"It is not known how much was used: {', '.join(unknown)}.")
+    return with_score(metric, 1.0)
 
 
 def used_by_run(invocation: Invocation) -> Sums:
@@ -98,7 +98,7 @@ def _parts(invocation: Invocation, agent: str) -> Iterator[_Part]:
             usage=used_by_run(invocation) if invocation.HasField("tree_usage") else None,
             agents=invocation.agents,
             calls=invocation.tools,
-            duration_ns=_duration(invocation),
+            duration_ns=duration_ns(invocation),
             transfers=sum(map(_is_transfer, invocation.agents)),
         )
         return
@@ -109,7 +109,7 @@ def _parts(invocation: Invocation, agent: str) -> Iterator[_Part]:
             usage=Sums.of(agents[0].tree_usage) if agents[0].HasField("tree_usage") else None,
             agents=agents,
             calls=[call for call in invocation.tools if call.invocation_id in ids],
-            duration_ns=_duration(agents[0]),
+            duration_ns=duration_ns(agents[0]),
             transfers=sum((one.from_invocation_id or one.parent_invocation_id) in ids for one in transferred),
         )
 
@@ -132,7 +132,7 @@ def _is_transfer(agent: AgentInvocation) -> bool:
     return agent.trigger == execution_pb2.INVOCATION_TRIGGER_TRANSFER
 
 
-def _duration(of: Invocation | AgentInvocation) -> int | None:
+def duration_ns(of: Invocation | AgentInvocation) -> int | None:
     """Return the nanoseconds from start to end; None if either is not known."""
     if not (of.HasField("start_time") and of.HasField("end_time")):
         return None

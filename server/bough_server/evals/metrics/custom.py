@@ -16,7 +16,7 @@ from bough.v1.eval_set_pb2 import EvalCase, Metric
 from bough.v1.invocation_pb2 import Invocation
 from bough_server.agents.loading import load_values
 from bough_server.errors import text_of_error
-from bough_server.evals.metrics.turn import Turn, TurnScore, mean_score, not_evaluated, not_judged
+from bough_server.evals.metrics.turn import Turn, TurnScore, mean_score, no_score, not_judged
 from bough_server.functions import NAME
 from bough_server.messages import copy_of
 
@@ -85,7 +85,7 @@ def score(
     configuration: list[Mapping[str, object]] = []
     if metric.custom.config_json and not function.takes_configuration:
         message = f"The metric {function.name!r} takes no configuration: give its function a third parameter."
-        return not_evaluated(metric, message)
+        return no_score(metric, message)
     if function.takes_configuration:
         configuration.append(json.loads(metric.custom.config_json or "{}"))
     scores: dict[int, TurnScore] = {}

@@ -71,12 +71,12 @@ def mean_score(
         return None
     missing = {index: score for index, score in scores.items() if score.value is None}
     if missing:
-        return not_evaluated(metric, _reason(case, missing))
+        return no_score(metric, _reason(case, missing))
     values = [score.value for score in scores.values() if score.value is not None]
-    return evaluated(metric, sum(values) / len(values), _reason(case, scores))
+    return with_score(metric, sum(values) / len(values), _reason(case, scores))
 
 
-def evaluated(metric: eval_set_pb2.Metric, score: float, reason: str = "") -> eval_result_pb2.MetricScore:
+def with_score(metric: eval_set_pb2.Metric, score: float, reason: str = "") -> eval_result_pb2.MetricScore:
     """Return a score, which passes if it reaches the threshold."""
     threshold = threshold_of(metric)
     has_passed = score >= threshold - _EPSILON
@@ -89,7 +89,7 @@ def evaluated(metric: eval_set_pb2.Metric, score: float, reason: str = "") -> ev
     )
 
 
-def not_evaluated(metric: eval_set_pb2.Metric, reason: str) -> eval_result_pb2.MetricScore:
+def no_score(metric: eval_set_pb2.Metric, reason: str) -> eval_result_pb2.MetricScore:
     """Return the score of a metric that could not be judged."""
     return eval_result_pb2.MetricScore(
         name=name_of(metric),
