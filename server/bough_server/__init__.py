@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from bough_server.app import serve
     from bough_server.blobs import file_part
     from bough_server.errors import RunError
+    from bough_server.evals.metrics.custom import metric
     from bough_server.functions import Snapshot, condition, input_builder, rewriter
     from bough_server.messages import text_of
     from bough_server.models.model import ModelRequest
@@ -31,6 +32,7 @@ __all__ = [
     "condition",
     "file_part",
     "input_builder",
+    "metric",
     "rewriter",
     "serve",
     "text_of",
@@ -50,6 +52,7 @@ _HOMES = {
     "condition": "bough_server.functions",
     "file_part": "bough_server.blobs",
     "input_builder": "bough_server.functions",
+    "metric": "bough_server.evals.metrics.custom",
     "rewriter": "bough_server.functions",
     "serve": "bough_server.app",
     "text_of": "bough_server.messages",

@@ -31,6 +31,7 @@ def test_authors_find_what_they_need_and_nothing_else() -> None:
         "condition",
         "file_part",
         "input_builder",
+        "metric",
         "rewriter",
         "serve",
         "text_of",
@@ -50,13 +51,14 @@ def test_authors_find_what_they_need_and_nothing_else() -> None:
         "condition": "bough_server.functions",
         "file_part": "bough_server.blobs",
         "input_builder": "bough_server.functions",
+        "metric": "bough_server.evals.metrics.custom",
         "rewriter": "bough_server.functions",
         "serve": "bough_server.app",
         "text_of": "bough_server.messages",
         "tool": "bough_server.tools.tool",
     }
-    with pytest.raises(AttributeError, match="has no attribute 'metric'"):
-        bough_server.metric  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'metrics_of'"):
+        bough_server.metrics_of  # noqa: B018
 
 
 CONTEXT = [

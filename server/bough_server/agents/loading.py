@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar, get_args
+from typing import Protocol, TypeVar, get_args
 
 from bough.v1 import agent_pb2
 from bough_server.agents.definition import Source, parse_definition
@@ -20,6 +20,18 @@ from bough_server.runtime.agent import Agent
 from bough_server.tools.tool import Tool
 
 T = TypeVar("T")
+
+
+class NamedValue(Protocol):
+    """A value of a module that is found by its name."""
+
+    @property
+    def name(self) -> str:
+        """The name, unique among values of its kind."""
+        ...
+
+
+N = TypeVar("N", bound=NamedValue)
 
 
 def definition_files(patterns: Iterable[str], folder: Path) -> list[Path]:
@@ -120,6 +132,21 @@ def load_python(module_names: Iterable[str], folder: Path) -> PythonParts:
                 name = value.definition.name
                 _add(agents, name, value, f"{module_name}: There are two agents named {name!r}.")
     return PythonParts(tools=tuple(tools.values()), agents=tuple(agents.values()), functions=tuple(functions.values()))
+
+
+def load_values(kind: type[N], module_names: Iterable[str], folder: Path, *, what: str) -> dict[str, N]:
+    """Return the values of a class in the namespaces of modules, by name and in the order in which they were found.
+
+    `what` names them in the plural. Raises ConfigurationError with the module and the line if an import fails, and if
+    two have the same name.
+    """
+    values: dict[str, N] = {}
+    for module_name in module_names:
+        module = _import(module_name, folder.resolve())
+        for value in list(vars(module).values()):
+            if isinstance(value, kind):
+                _add(values, value.name, value, f"{module_name}: There are two {what} named {value.name!r}.")
+    return values
 
 
 def _add(found: dict[str, T], name: str, value: T, message: str) -> None:

@@ -283,7 +283,8 @@ class EvalCase(_message.Message):
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___Metric]:
         """How the case is judged, beside the set's defaults; a metric of the same name replaces the default. An expectation that no
-        metric of its kind judges is judged by one with that kind's defaults.
+        metric of its kind judges is judged by one with that kind's defaults. Its name is that of the kind, with ".expected" if a
+        metric of the case has that name.
         """
 
     @_builtins.property
@@ -913,7 +914,7 @@ Global___AgentTrajectoryMetric: _TypeAlias = AgentTrajectoryMetric  # noqa: Y015
 @_typing.final
 class ToolTrajectoryMetric(_message.Message):
     """Compares tool calls, those of nested agents included, with Expectation.tools. The score of a turn is 1 or 0, that of a run the
-    mean over its turns. Calls of agents, and of the built-in tools that transfer, exit and plan, count only if the expectation
+    mean over its turns. Calls of agents and of built-in tools, those of session state included, count only if the expectation
     names them.
     """
 
@@ -957,7 +958,7 @@ class FinalResponseMetric(_message.Message):
     """The agent whose last answer in the turn is compared; empty for the run's."""
     @_builtins.property
     def answer(self) -> Global___ExpectedAnswer:
-        """What is expected of the last turn, instead of Expectation.answer; unset for that."""
+        """What is expected of the last turn, instead of Expectation.answer: no other turn is judged then. Unset for Expectation.answer."""
 
     def __init__(
         self,
@@ -985,11 +986,14 @@ class BudgetMetric(_message.Message):
     agent: _builtins.str
     """The agent whose invocations count, with everything below them; empty for the whole run."""
     errors: _builtins.int
-    """How many model calls, tool calls and agents may fail; absent for any number."""
+    """How many tool calls and agents may fail; absent for any number. A failed call of an agent counts once, and a model call that
+    fails, after its retries and fallbacks, counts as the failure of its agent.
+    """
     @_builtins.property
     def limits(self) -> _policy_pb2.Limits:
-        """The bounds; `concurrency` has no meaning here. `wall_duration` is from start to end, `depth` that of the tree. An unknown
-        number of tokens or cost under a bound makes the run not judged.
+        """The bounds; `concurrency` has no meaning here. `model_calls` counts every attempt, as Usage does, `wall_duration` is from start
+        to end, `depth` that of the tree, or below the agent. A number under a bound that is not known, such as that of tokens, makes
+        the run not judged, unless what is known exceeds a bound.
         """
 
     def __init__(
@@ -1083,7 +1087,7 @@ Global___LlmJudgeMetric: _TypeAlias = LlmJudgeMetric  # noqa: Y015
 
 @_typing.final
 class CustomMetric(_message.Message):
-    """Calls a function that the operator registered with @metric."""
+    """Calls a function that the operator registered with @metric, for each turn. The score of a run is the mean over its turns."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1092,7 +1096,7 @@ class CustomMetric(_message.Message):
     name: _builtins.str
     """The name that it is registered under. Unknown: INVALID_ARGUMENT."""
     config_json: _builtins.str
-    """What it gets as its configuration, as one JSON object; empty for none."""
+    """What it gets as its configuration, as one JSON object; empty for none. A function that takes none makes the run not judged."""
     def __init__(
         self,
         *,

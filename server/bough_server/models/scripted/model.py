@@ -25,7 +25,7 @@ from bough_server.models.model import (
     TextDelta,
     ToolCallDelta,
 )
-from bough_server.models.scripted.script import FaultReason, Script, ScriptedFault, Turn, words
+from bough_server.models.scripted.script import FaultReason, Script, ScriptedFault, ScriptedTurn, words
 
 Gate = Callable[[str, int, int], Awaitable[None]]
 """Awaited before each piece, with the agent, the turn's index in its list, and the piece's number from 0."""
@@ -100,7 +100,7 @@ class ScriptedModel:
     async def close(self) -> None:
         """Do nothing: no resources are held."""
 
-    def _fault(self, request: ModelRequest, turn: Turn) -> ScriptedFault | None:
+    def _fault(self, request: ModelRequest, turn: ScriptedTurn) -> ScriptedFault | None:
         """Return the fault of this attempt, if any. Counts the attempts of a request if `times` of them fail."""
         if turn.error is None or turn.error.times is None:
             return turn.error
@@ -128,7 +128,7 @@ class ScriptedModel:
             reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE,
         )
 
-    def _response(self, index: int, turn: Turn) -> step_pb2.LlmResponse:
+    def _response(self, index: int, turn: ScriptedTurn) -> step_pb2.LlmResponse:
         message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)
         if turn.reasoning:
             message.parts.add().reasoning.text = turn.reasoning
@@ -150,7 +150,7 @@ class ScriptedModel:
         )
 
 
-def _deltas(index: int, turn: Turn) -> list[Delta]:
+def _deltas(index: int, turn: ScriptedTurn) -> list[Delta]:
     deltas: list[Delta] = [ReasoningDelta(piece) for piece in words(turn.reasoning)]
     deltas += [TextDelta(piece) for piece in turn.pieces]
     for position, call in enumerate(turn.calls):
@@ -159,7 +159,7 @@ def _deltas(index: int, turn: Turn) -> list[Delta]:
     return deltas
 
 
-def _usage(turn: Turn, fault: ScriptedFault | None) -> usage_pb2.Usage | None:
+def _usage(turn: ScriptedTurn, fault: ScriptedFault | None) -> usage_pb2.Usage | None:
     """Return the usage that an attempt reports from its first piece on; None for a stream that is cut."""
     usage = fault.usage if fault is not None else turn.usage
     return usage.message() if usage is not None and not turn.cut else None

@@ -115,7 +115,7 @@ def _turn(value: object) -> object:
     return {"text": value} if isinstance(value, str) else value
 
 
-class Turn(_Entry):
+class ScriptedTurn(_Entry):
     """One answer."""
 
     when: str = ""
@@ -130,7 +130,7 @@ class Turn(_Entry):
     cut: Annotated[bool, Field(strict=True)] = False
 
     @model_validator(mode="after")
-    def _has_one_text(self) -> "Turn":
+    def _has_one_text(self) -> "ScriptedTurn":
         if self.text and self.chunks:
             raise ValueError("has both `text` and `chunks`; remove one")
         return self
@@ -142,17 +142,17 @@ class Turn(_Entry):
 
 
 class _File(_Entry):
-    agents: dict[str, tuple[Annotated[Turn, BeforeValidator(_turn)], ...]]
+    agents: dict[str, tuple[Annotated[ScriptedTurn, BeforeValidator(_turn)], ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
     """The turns of every agent, and the path of their file."""
 
-    agents: Mapping[str, Sequence[Turn]]
+    agents: Mapping[str, Sequence[ScriptedTurn]]
     path: str
 
-    def turn(self, request: ModelRequest) -> tuple[int, Turn | None]:
+    def turn(self, request: ModelRequest) -> tuple[int, ScriptedTurn | None]:
         """Return the index of the turn that answers, and the turn; the step and None if the script has none for it."""
         messages = current_turn(request.messages)
         question = joined_lines(messages[0]) if messages else ""

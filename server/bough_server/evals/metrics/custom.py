@@ -1,0 +1,152 @@
+"""Custom metrics: functions of the operator's Python modules that judge a turn, registered by @metric."""
+
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, nan
+from numbers import Real
+from pathlib import Path
+from typing import Final, TypeAlias, overload
+
+import structlog
+
+from bough.v1 import eval_result_pb2
+from bough.v1.eval_set_pb2 import EvalCase, Metric
+from bough.v1.invocation_pb2 import Invocation
+from bough_server.agents.loading import load_values
+from bough_server.errors import text_of_error
+from bough_server.evals.metrics.turn import Turn, TurnScore, mean_score, no_score, not_judged
+from bough_server.functions import NAME
+from bough_server.messages import copy_of
+
+Judgement: TypeAlias = float | bool | tuple[float | bool, str]
+"""A score, or a score and the reason for it. True is 1, False is 0."""
+
+_Function: TypeAlias = Callable[[Invocation, EvalCase], Judgement]
+_Configured: TypeAlias = Callable[[Invocation, EvalCase, Mapping[str, object]], Judgement]
+
+_TAKES_CONFIGURATION: Final = 3
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricFunction:
+    """A function that judges one turn of a case, made by `@metric`; callable like the wrapped function."""
+
+    name: str
+    function: Callable[..., Judgement]
+    takes_configuration: bool
+    """Whether its third parameter is the configuration of the metric that calls it."""
+
+    def __call__(self, invocation: Invocation, case: EvalCase, *configuration: Mapping[str, object]) -> Judgement:
+        return self.function(invocation, case, *configuration)
+
+
+@overload
+def metric(function: _Function | _Configured, /) -> MetricFunction: ...
+
+
+@overload
+def metric(*, name: str) -> Callable[[_Function | _Configured], MetricFunction]: ...
+
+
+def metric(
+    function: _Function | _Configured | None = None, /, *, name: str = ""
+) -> MetricFunction | Callable[[_Function | _Configured], MetricFunction]:
+    """Make `def name(invocation, case)` a metric that the `custom` metrics of eval sets can name.
+
+    It returns the score of a turn, a number or True or False, or a score and the reason for it. With a third parameter
+    it gets the metric's configuration. Raises TypeError.
+    """
+
+    def make(function: _Function | _Configured) -> MetricFunction:
+        return _made(function, name)
+
+    return make if function is None else make(function)
+
+
+def load_metrics(module_names: Iterable[str], folder: Path) -> Mapping[str, MetricFunction]:
+    """Return the functions that modules register, by name.
+
+    Raises ConfigurationError with the module and the line if an import fails, and if two have the same name.
+    """
+    return load_values(MetricFunction, module_names, folder, what="metrics")
+
+
+def score(
+    metric: Metric, case: EvalCase, turns: Sequence[Turn], *, function: MetricFunction
+) -> eval_result_pb2.MetricScore | None:
+    """Return the mean of a function over all turns; not judged if it raises, or returns no score, for one of them.
+
+    The function runs in the calling thread, on copies.
+    """
+    configuration: list[Mapping[str, object]] = []
+    if metric.custom.config_json and not function.takes_configuration:
+        message = f"The metric {function.name!r} takes no configuration: give its function a third parameter."
+        return no_score(metric, message)
+    if function.takes_configuration:
+        configuration.append(json.loads(metric.custom.config_json or "{}"))
+    scores: dict[int, TurnScore] = {}
+    for turn in turns:
+        with structlog.contextvars.bound_contextvars(case_id=case.id, run_id=turn.invocation.run_id):
+            scores[turn.index] = _turn_score(function, turn, case, configuration)
+        if scores[turn.index].value is None:
+            break
+    return mean_score(metric, case, scores)
+
+
+def _turn_score(
+    function: MetricFunction, turn: Turn, case: EvalCase, configuration: Sequence[Mapping[str, object]]
+) -> TurnScore:
+    try:
+        found: object = function(copy_of(turn.invocation), copy_of(case), *configuration)
+        value, reason = found if isinstance(found, tuple) and len(found) == 2 else (found, "")
+        number = float(value) if isinstance(value, Real) else nan
+    except BaseException as error:  # whatever its class: a function must not end the server
+        _log.error("metric failed", exc_info=error, metric=function.name)
+        text = f"{type(error).__name__}: {text_of_error(error)}".removesuffix(": ")
+        return not_judged(_unicode(f"The metric {function.name!r} raised {text[:500]}"))
+    if not isfinite(number) or not isinstance(reason, str):
+        if inspect.iscoroutine(found):
+            found.close()  # else Python warns that it was never awaited
+        words = "it must return a number, True or False, or one of them with a text"
+        return not_judged(f"The metric {function.name!r} returned {_shown(found)}; {words}.")
+    return TurnScore(value=number, reason=_unicode(reason))
+
+
+def _made(function: _Function | _Configured, name: str) -> MetricFunction:
+    if not callable(function):
+        raise TypeError(f"@metric takes a function, not a {type(function).__name__}.")
+    name = name or getattr(function, "__name__", "")
+    if not NAME.fullmatch(name):
+        raise TypeError(
+            f"{name!r} is not a valid name of a metric: use a letter, then up to 63 letters, digits, _ or -, or pass "
+            "name=."
+        )
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"{name!r} must be a plain `def`: metrics run in a thread, where they may wait for anything.")
+    if inspect.isgeneratorfunction(function):
+        raise TypeError(f"{name!r} must return its result, not yield it.")
+    parameters = next((count for count in (2, _TAKES_CONFIGURATION) if _takes(function, count)), 0)
+    if not parameters:
+        raise TypeError(f"{name!r} must be `def {name}(invocation, case)` or `def {name}(invocation, case, config)`.")
+    return MetricFunction(name=name, function=function, takes_configuration=parameters == _TAKES_CONFIGURATION)
+
+
+def _takes(function: Callable[..., object], count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _shown(found: object) -> str:
+    return str(found) if isinstance(found, float) else type(found).__name__
+
+
+def _unicode(text: str) -> str:
+    """Replace unpaired surrogates, which a result cannot hold."""
+    return text if text.isascii() else text.encode(errors="replace").decode()

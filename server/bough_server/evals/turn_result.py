@@ -1,0 +1,144 @@
+"""What a result keeps of a turn: its answer, and the tree of its agents with their calls, within bounds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Final
+
+from bough.v1 import error_pb2, invocation_pb2, message_pb2
+from bough.v1.eval_result_pb2 import TreeMark, TurnResult
+from bough_server.messages import copy_of, text_of
+
+MAX_BYTES: Final = 1536 * 1024
+"""The most bytes of a turn, and of all turns of a run together with its scores."""
+
+_MAX_NAME: Final = 256
+"""The most characters of a name or an id: those of other systems may be longer than ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """How much of a turn is kept: characters of each text, and numbers of agents and calls."""
+
+    text: int
+    agents: int
+    calls: int
+
+
+_BOUNDS: Final[Sequence[_Bounds]] = (
+    _Bounds(2_000, 1_000, 2_000),
+    _Bounds(500, 1_000, 2_000),
+    _Bounds(100, 1_000, 2_000),
+    _Bounds(100, 250, 500),
+    _Bounds(100, 50, 100),
+    _Bounds(100, 0, 0),
+)
+"""From the usual bounds to the tightest: the first that fit are taken."""
+
+
+def turn_result(
+    invocation: invocation_pb2.Invocation,
+    *,
+    marks: Mapping[str, TreeMark.ValueType] = MappingProxyType({}),
+    max_bytes: int = MAX_BYTES,
+) -> TurnResult:
+    """Return what a result keeps of a turn, in at most `max_bytes`, of which 4 KiB are always enough.
+
+    Texts are cut at 2,000 characters and at most 1,000 agents and 2,000 calls are kept, fewer if they do not fit.
+    `marks` are those of the agents by invocation id.
+    """
+    result = TurnResult()
+    for bounds in _BOUNDS:
+        result = _Cutter(bounds).turn(invocation, marks)
+        if result.ByteSize() <= max_bytes:
+            break
+    return result
+
+
+@dataclass(slots=True)
+class _Cutter:
+    """Copies what is kept, and notes whether anything was left out."""
+
+    bounds: _Bounds
+    has_cut: bool = field(default=False, init=False)
+
+    def turn(self, invocation: invocation_pb2.Invocation, marks: Mapping[str, TreeMark.ValueType]) -> TurnResult:
+        result = TurnResult(
+            run_id=self._name(invocation.run_id),
+            trace_id=next((self._name(agent.trace_id) for agent in invocation.agents if agent.trace_id), ""),
+            state=invocation.state,
+            error=self._error(invocation.error) if invocation.HasField("error") else None,
+            answer=self._answer(invocation.final_response),
+        )
+        self._add_agents(result, invocation.agents, marks)
+        calls = sorted(invocation.tools[: self.bounds.calls], key=attrgetter("sequence"))
+        self._add_calls(result, invocation.agents, calls)
+        # A record that is only the beginning of a run can be smaller than the bounds.
+        has_more = max(len(invocation.agents), invocation.agents_total) > len(result.agents) or max(
+            len(invocation.tools), invocation.tools_total
+        ) > sum(len(agent.calls) for agent in result.agents)
+        result.truncated = self.has_cut or has_more
+        return result
+
+    def _add_agents(
+        self,
+        result: TurnResult,
+        agents: Sequence[invocation_pb2.AgentInvocation],
+        marks: Mapping[str, TreeMark.ValueType],
+    ) -> None:
+        for agent in agents[: self.bounds.agents]:
+            kept = result.agents.add(
+                name=self._name(agent.name),
+                depth=agent.depth,
+                invocation_id=self._name(agent.invocation_id),
+                kind=agent.kind,
+                state=agent.state,
+                step_count=agent.step_count,
+                answer=self._answer(agent.output),
+            )
+            kept.mark = marks.get(agent.invocation_id, kept.mark)
+            if agent.HasField("usage"):
+                kept.usage.CopyFrom(agent.usage)
+
+    def _add_calls(
+        self,
+        result: TurnResult,
+        agents: Sequence[invocation_pb2.AgentInvocation],
+        calls: Sequence[invocation_pb2.ToolInvocation],
+    ) -> None:
+        # Added in place: a message that is passed to another's constructor is copied.
+        callers = {agent.invocation_id: kept for agent, kept in zip(agents, result.agents, strict=False)}
+        for call in calls:
+            if call.invocation_id not in callers:
+                continue
+            kept = callers[call.invocation_id].calls.add(
+                name=self._name(call.name),
+                arguments_json=self._text(call.arguments_json),
+                result_json=self._text(call.result_json),
+                state=call.state,
+            )
+            if call.HasField("error"):
+                kept.error.CopyFrom(self._error(call.error))
+            self.has_cut = self.has_cut or call.arguments_truncated or call.result_truncated
+
+    def _error(self, error: error_pb2.AgentError) -> error_pb2.AgentError:
+        kept = copy_of(error)
+        kept.message, kept.details_json = self._text(error.message), ""
+        kept.agent, kept.invocation_id = self._name(error.agent), self._name(error.invocation_id)
+        self.has_cut = self.has_cut or bool(error.details_json)
+        return kept
+
+    def _answer(self, message: message_pb2.Message) -> str:
+        self.has_cut = self.has_cut or any(part.truncated for part in message.parts)
+        return self._text(text_of(message))
+
+    def _text(self, text: str) -> str:
+        return self._cut(text, self.bounds.text)
+
+    def _name(self, text: str) -> str:
+        return self._cut(text, _MAX_NAME)
+
+    def _cut(self, text: str, limit: int) -> str:
+        self.has_cut = self.has_cut or len(text) > limit
+        return text[:limit]

@@ -1,0 +1,269 @@
+"""The tool_trajectory metric: its five modes, which calls count, and the first difference in words."""
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bough.v1 import eval_set_pb2
+from bough.v1.eval_result_pb2 import METRIC_STATUS_FAILED, METRIC_STATUS_NOT_EVALUATED, METRIC_STATUS_PASSED
+from bough.v1.eval_set_pb2 import Expectation, ExpectedTool, Metric, ToolTrajectoryMetric, TrajectoryMode, ValueMatcher
+from bough.v1.invocation_pb2 import ToolInvocation
+from bough_server.evals.metrics.tool_trajectory import counted, mismatch, score
+from tests.evals.records import FAILED, case_of, did, record, trajectory, turns_of, wants
+
+EXACT = eval_set_pb2.TRAJECTORY_MODE_EXACT
+IN_ORDER = eval_set_pb2.TRAJECTORY_MODE_IN_ORDER
+ANY_ORDER = eval_set_pb2.TRAJECTORY_MODE_ANY_ORDER
+SUPERSET = eval_set_pb2.TRAJECTORY_MODE_SUPERSET
+SUBSET = eval_set_pb2.TRAJECTORY_MODE_SUBSET
+MODES = {"EXACT": EXACT, "IN_ORDER": IN_ORDER, "ANY_ORDER": ANY_ORDER, "SUPERSET": SUPERSET, "SUBSET": SUBSET}
+NAMES = st.lists(st.sampled_from("abc*"), max_size=5)
+
+
+def named(names: Sequence[str]) -> list[ExpectedTool]:
+    return [wants(name) for name in names]
+
+
+def made(names: Sequence[str]) -> list[ToolInvocation]:
+    return [did(name, agent="") for name in names]
+
+
+def passing(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> set[str]:
+    return {name for name, mode in MODES.items() if mismatch(expected, actual, mode) == ""}
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "modes"),
+    [
+        ("", "", {"EXACT", "IN_ORDER", "ANY_ORDER", "SUPERSET", "SUBSET"}),
+        ("abc", "abc", {"EXACT", "IN_ORDER", "ANY_ORDER", "SUPERSET", "SUBSET"}),
+        ("abc", "ac", {"SUBSET"}),
+        ("abc", "", {"SUBSET"}),
+        ("ab", "axb", {"IN_ORDER", "SUPERSET"}),
+        ("", "a", {"IN_ORDER", "SUPERSET"}),
+        ("ab", "ba", {"ANY_ORDER", "SUPERSET", "SUBSET"}),
+        ("aab", "ab", {"SUBSET"}),
+        ("ab", "aab", {"IN_ORDER", "SUPERSET"}),
+        ("ab", "xbxa", {"SUPERSET"}),
+        ("ab", "x", set()),
+        ("*a", "ab", {"ANY_ORDER", "SUPERSET", "SUBSET"}),
+        ("*", "b", {"EXACT", "IN_ORDER", "ANY_ORDER", "SUPERSET", "SUBSET"}),
+    ],
+)
+def test_each_mode_takes_what_it_says(expected: str, actual: str, modes: set[str]) -> None:
+    assert passing(named(expected), made(actual)) == modes
+
+
+def test_reversed_calls_of_one_tool_pass_without_order_and_fail_in_order() -> None:
+    expected = [wants("search", arguments_json='{"q": 1}'), wants("search", arguments_json='{"q": 2}')]
+    assert passing(expected, [did("search", {"q": 2}), did("search", {"q": 1})]) == {"ANY_ORDER", "SUPERSET", "SUBSET"}
+
+
+def test_a_mode_that_is_not_set_is_exact() -> None:
+    assert mismatch(named("ab"), made("ba"), eval_set_pb2.TRAJECTORY_MODE_UNSPECIFIED) != ""
+    assert mismatch(named("ab"), made("ab"), eval_set_pb2.TRAJECTORY_MODE_UNSPECIFIED) == ""
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "mode", "words"),
+    [
+        ("ab", "ac", EXACT, "call 2 is c, expected b"),
+        ("a", "ab", EXACT, "call 2, b, is not expected"),
+        ("abc", "a", EXACT, "call 2 is missing, expected b"),
+        ("ab", "bxa", IN_ORDER, "no call fits the expected b after call 3"),
+        ("ab", "b", IN_ORDER, "no call fits the expected a"),
+        ("ab", "bc", ANY_ORDER, "no call fits the expected a"),
+        ("ab", "bca", ANY_ORDER, "call 2, c, is not expected"),
+        ("ab", "b", SUPERSET, "no call fits the expected a"),
+        ("ab", "cb", SUBSET, "call 1, c, is not expected"),
+    ],
+)
+def test_the_first_difference_is_said(expected: str, actual: str, mode: TrajectoryMode.ValueType, words: str) -> None:
+    assert mismatch(named(expected), made(actual), mode) == words
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        (EXACT, "call 1, search of lead: the arguments differ: q is 2, expected 1"),
+        (
+            IN_ORDER,
+            "no call fits the expected search: call 1, search of lead: the arguments differ: q is 2, expected 1",
+        ),
+        (
+            ANY_ORDER,
+            "no call fits the expected search: call 1, search of lead: the arguments differ: q is 2, expected 1",
+        ),
+        (
+            SUPERSET,
+            "no call fits the expected search: call 1, search of lead: the arguments differ: q is 2, expected 1",
+        ),
+        (SUBSET, "call 1, search of lead: the arguments differ: q is 2, expected 1"),
+    ],
+)
+def test_a_call_of_the_same_name_is_said_to_differ(mode: TrajectoryMode.ValueType, words: str) -> None:
+    assert mismatch([wants("search", arguments_json='{"q": 1}')], [did("search", {"q": 2})], mode) == words
+
+
+def test_arguments_and_results_are_compared_by_their_matchers() -> None:
+    expected = wants(
+        "search",
+        arguments_match=ValueMatcher(subset_json='{"q": "leaves"}'),
+        result_match=ValueMatcher(regex="red"),
+    )
+    assert mismatch([expected], [did("search", {"q": "leaves", "n": 3}, "They are red.")], EXACT) == ""
+    wrong = mismatch([expected], [did("search", {"q": "leaves"}, "They are green.")], EXACT)
+    assert wrong == 'call 1, search of lead: the result differs: "They are green." does not match the regex red'
+    assert mismatch([wants("search", result_json='"red"')], [did("search", result="red")], EXACT) == ""
+
+
+def test_a_failed_call_has_no_result_and_no_text_means_no_arguments() -> None:
+    call = did("search")
+    call.state, call.result_json = FAILED, ""
+    assert mismatch([wants("search", arguments_json="{}")], [call], EXACT) == ""
+    expected = wants("search", result_match=ValueMatcher())
+    assert mismatch([expected], [call], EXACT) == "call 1, search of lead, has no result"
+
+
+def test_calls_of_agents_and_of_built_in_tools_count_only_by_name() -> None:
+    of_agent = did("call_writer")
+    of_agent.child_invocation_id = "W"
+    calls = [did("b"), of_agent, did("transfer_to_agent"), did("exit"), did("plan"), did("set_state"), did("a")]
+    for sequence, call in zip([7, 6, 5, 4, 3, 2, 1], calls, strict=True):
+        call.sequence = sequence
+    assert [call.name for call in counted([], calls)] == ["a", "b"]
+    assert [call.name for call in counted({"*"}, calls)] == ["a", "b"]
+    assert [call.name for call in counted({"call_writer", "exit"}, calls)] == ["a", "exit", "call_writer", "b"]
+
+
+@given(NAMES, NAMES)
+def test_the_modes_imply_one_another(expected: list[str], actual: list[str]) -> None:
+    modes = passing(named(expected), made(actual))
+    if "EXACT" in modes:
+        assert modes == set(MODES)
+    if "IN_ORDER" in modes:
+        assert "SUPERSET" in modes
+    assert ("ANY_ORDER" in modes) == ({"SUPERSET", "SUBSET"} <= modes and len(expected) == len(actual))
+    if "ANY_ORDER" in modes:
+        assert {"SUPERSET", "SUBSET"} <= modes
+
+
+NUMBERS = st.lists(st.integers(0, 3), max_size=4)
+OVERLAPPING = st.lists(st.sets(st.integers(0, 3), min_size=1), max_size=4)
+
+
+@given(OVERLAPPING, NUMBERS)
+def test_matching_without_order_is_as_good_as_trying_everything(expected: list[set[int]], actual: list[int]) -> None:
+    tools = [wants("a", arguments_match=ValueMatcher(schema_json=f'{{"enum": {sorted(one)}}}')) for one in expected]
+    calls = [did("a", number) for number in actual]
+    most = largest_matching(expected, actual)
+    assert (mismatch(tools, calls, SUPERSET) == "") == (most == len(expected))
+    assert (mismatch(tools, calls, SUBSET) == "") == (most == len(actual))
+    assert (mismatch(tools, calls, ANY_ORDER) == "") == (most == len(expected) == len(actual))
+
+
+def largest_matching(expected: list[set[int]], actual: list[int]) -> int:
+    """Try every assignment of calls to what is expected."""
+    padded = [*actual, *[-1] * len(expected)]
+    tries = itertools.permutations(padded, len(expected))
+    return max(sum(call in fitting for call, fitting in zip(one, expected, strict=True)) for one in tries)
+
+
+@given(OVERLAPPING, NUMBERS)
+def test_matching_in_order_is_as_good_as_trying_everything(expected: list[set[int]], actual: list[int]) -> None:
+    tools = [wants("a", arguments_match=ValueMatcher(schema_json=f'{{"enum": {sorted(one)}}}')) for one in expected]
+    is_possible = any(
+        all(call in fitting for call, fitting in zip(chosen, expected, strict=True))
+        for chosen in itertools.combinations(actual, len(expected))
+    )
+    assert (mismatch(tools, [did("a", number) for number in actual], IN_ORDER) == "") == is_possible
+
+
+def test_a_score_is_the_mean_over_the_turns_that_have_an_expectation() -> None:
+    metric = trajectory()
+    case = case_of(Expectation(tools=named("a")), None, Expectation(tools=named("b")), metrics=[metric])
+    found = score(metric, case, turns_of(case, record(did("a")), record(did("x")), record(did("c", agent=""))))
+    assert found is not None
+    assert (found.name, found.status, found.score, found.threshold) == ("tool_trajectory", METRIC_STATUS_FAILED, 0.5, 1)
+    assert found.reason == "turns[2]: call 1 is c, expected b."
+
+
+def test_a_configured_metric_expects_no_calls_where_none_are_named() -> None:
+    metric = trajectory(name="tools")
+    case = case_of(Expectation(), None, metrics=[metric])
+    found = score(metric, case, turns_of(case, record(did("a")), record(did("b"))))
+    assert found is not None
+    assert (found.name, found.score, found.reason) == ("tools", 0, "turns[0]: call 1, a of lead, is not expected.")
+    empty = score(metric, case, turns_of(case, record(), record(did("b"))))
+    assert empty is not None
+    assert (empty.status, empty.score, empty.reason) == (METRIC_STATUS_PASSED, 1, "")
+
+
+def test_a_metric_that_no_case_names_judges_only_turns_that_name_calls() -> None:
+    case = case_of(Expectation(), Expectation(tools=named("a")), None)
+    found = score(trajectory(), case, turns_of(case, record(did("x")), record(did("a")), record(did("y"))))
+    assert found is not None
+    assert found.score == 1
+    nothing = case_of(Expectation(), None)
+    assert score(trajectory(), nothing, turns_of(nothing, record(did("x")), record())) is None
+
+
+def test_calls_in_the_metric_are_expected_in_every_turn() -> None:
+    metric = Metric(threshold=0.5, tool_trajectory=ToolTrajectoryMetric(tools=named("a")))
+    case = case_of(None, Expectation(tools=named("b")), metrics=[metric])
+    found = score(metric, case, turns_of(case, record(did("a")), record(did("b", agent=""))))
+    assert found is not None
+    assert (found.status, found.score) == (METRIC_STATUS_PASSED, 0.5)
+    assert found.reason == "turns[1]: call 1 is b, expected a."
+
+
+def test_only_calls_of_the_named_agent_count() -> None:
+    metric = trajectory(agent="writer")
+    case = case_of(Expectation(tools=named("b")), metrics=[metric])
+    found = score(metric, case, turns_of(case, record(did("a"), did("b", agent="writer"))))
+    assert found is not None
+    assert found.score == 1
+
+
+def test_a_call_that_was_cut_is_not_compared() -> None:
+    call = did("a", {"q": "long"}, "long")
+    call.arguments_truncated = call.result_truncated = True
+    for tool, words in [
+        (wants("a"), ""),
+        (wants("b", arguments_json="{}"), "call 1 is a of lead, expected b."),
+        (
+            wants("a", arguments_json="{}"),
+            "The arguments of a of lead were cut in the record, so they cannot be compared.",
+        ),
+        (wants("*", result_json="{}"), "The result of a of lead was cut in the record, so it cannot be compared."),
+    ]:
+        case = case_of(Expectation(tools=[tool]), metrics=[trajectory()])
+        found = score(trajectory(), case, turns_of(case, record(call)))
+        assert found is not None
+        assert found.reason == words
+        assert (found.status == METRIC_STATUS_NOT_EVALUATED) == ("cut" in words)
+        assert found.HasField("score") == ("cut" not in words)
+
+
+def test_what_is_missing_without_the_extra_is_said() -> None:
+    code = """
+import sys
+sys.modules["scipy"] = sys.modules["scipy.sparse"] = None
+from bough.v1 import eval_set_pb2, invocation_pb2
+from bough_server.errors import ConfigurationError
+from bough_server.evals.metrics.tool_trajectory import mismatch
+tools, calls = [eval_set_pb2.ExpectedTool(name="a")], [invocation_pb2.ToolInvocation(name="a")]
+print(repr(mismatch(tools, calls, eval_set_pb2.TRAJECTORY_MODE_EXACT)))
+try:
+    mismatch(tools, calls, eval_set_pb2.TRAJECTORY_MODE_ANY_ORDER)
+except ConfigurationError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said[0] == "''"
+    assert said[1] == 'Tool calls in any order are compared by scipy, which is missing: pip install "bough[eval]".'
