@@ -14,6 +14,8 @@ from bough_server.models.model import ModelRequest
 from bough_server.runs.admission import CaseRun
 from bough_server.store.ports import Page, RunFilter
 from bough_server.truncation import MAX_TEXT_BYTES
+from tests.durability.prefixes.recovery import cut_off
+from tests.support.fork_agents import run_of
 from tests.support.log_readings import answer_of, check_replay, having, masked, results_of, text_of
 from tests.support.payment_agents import PAY, Till, team, waiting, whole
 from tests.support.run_harness import ME, RunHarness, names
@@ -248,6 +250,28 @@ async def test_a_queued_run_of_a_case_keeps_its_mocks_over_a_crash(tmp_path: Pat
         log = await whole(it, second)
     assert [text_of(result) for result in results_of(log)] == ["mocked"]
     assert till.paid == [7]
+
+
+@pytest.mark.parametrize("rule", ["retry", "fail", "ask"])
+async def test_a_mock_answers_again_after_a_crash_at_any_event_whatever_the_tool_s_rule(
+    tmp_path: Path, rule: str
+) -> None:
+    till = Till()
+    tools = [till.pay(on_recovery=rule)]
+    (tmp_path / "whole").mkdir()
+    async with team(tmp_path / "whole", PAY, *tools) as it:
+        origin = await run(it, case_of(mock("pay", "mocked", amount=7), strict=True))
+    for through in range(1, len(origin)):
+        folder = tmp_path / str(through)
+        cut_off(tmp_path / "whole", origin[:through], folder)
+        async with team(folder, PAY, *tools) as it:
+            await it.runs.recover()
+            log = await whole(it, run_of(origin))
+        (end,) = having(log, "tool_completed")
+        was_open = origin[through - 1].HasField("tool_started")
+        assert (text_of(end.tool_completed.result), end.attempt) == ("mocked", 2 if was_open else 1)
+        assert having(log, "input_requested") == []
+    assert (till.paid, till.keys) == ([], [])
 
 
 FILE = b"\x89PNG a file"

@@ -57,12 +57,6 @@ class ForkAddress:
     digest: str
     case: CaseRun | None = None
 
-    def mocks(self, shared: Sequence[event_pb2.AgentEvent]) -> eval_set_pb2.ToolMocks | None:
-        """Return what answers tool calls in the fork instead of the tools, or None."""
-        if self.case is not None and self.case.mocks is not None:
-            return self.case.mocks
-        return Journal(shared).forks.mocks(shared[0].run_started)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkStart:
@@ -102,8 +96,8 @@ def fork_of(
     Raises ForkRefused and InvalidRequest.
     """
     if not request.allow_open_effects:
-        edited = {end.effect_key for end in point.edited}
-        _check_open_tools(point.shared, edited, resolver, address.mocks(point.shared))
+        mocks = address.case.mocks if address.case is not None else None
+        _check_open_tools(point.shared, {end.effect_key for end in point.edited}, resolver, mocks)
     definitions = changed_definitions(request.changes, resolver)
     forked = _forked(request, point, address)
     forked.run_forked.labels.update(request.labels or origin.run.labels)
@@ -189,6 +183,8 @@ def _check_open_tools(
     mocks: eval_set_pb2.ToolMocks | None,
 ) -> None:
     journal = Journal(shared)
+    if mocks is None:
+        mocks = journal.forks.mocks(shared[0].run_started)
     for key, event in journal.started.items():
         is_open = event.HasField("tool_started") and key not in {*journal.results, *journal.dispatched, *edited}
         if is_open and not any(keys.covers(scope, key) for scope in journal.cancelled):
