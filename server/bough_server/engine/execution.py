@@ -55,6 +55,8 @@ class Execution:
         """The session's state as the run found it; of a queued run not known before it begins."""
         self.starts_with = begun.starts_with
         """The member that the root starts with, empty for its usual start; of a queued run known once it begins."""
+        self.mocks = journal.forks.mocks(facts.started.run_started)
+        """What answers tool calls instead of the tools; None in every run that no evaluation started."""
         self.default_deltas = default_deltas or policy_pb2.DeltaPolicy()
         self.tracing = tracing
         self.clock = clock

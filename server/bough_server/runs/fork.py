@@ -4,7 +4,17 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, execution_pb2, fork_pb2, policy_pb2, run_pb2
+from bough.v1 import (
+    agent_pb2,
+    agent_service_pb2,
+    error_pb2,
+    eval_set_pb2,
+    event_pb2,
+    execution_pb2,
+    fork_pb2,
+    policy_pb2,
+    run_pb2,
+)
 from bough_server import events, ids
 from bough_server.agents.definition import revision
 from bough_server.agents.pinned import MissingVersion
@@ -14,7 +24,7 @@ from bough_server.engine.input_requests import outcome_of_caller
 from bough_server.engine.journal import Journal
 from bough_server.errors import FieldViolation, ForkRefused, InvalidRequest, SequenceOutOfRange
 from bough_server.messages import copy_of
-from bough_server.runs.admission import check_input, effective_policy, spoken_by_user
+from bough_server.runs.admission import CaseRun, check_input, effective_policy, set_case, spoken_by_user
 from bough_server.runs.close import as_records, policy_of, read_log
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.fork_aborts import start_under_policy
@@ -22,6 +32,7 @@ from bough_server.runs.fork_edits import check_edits, edited_ends, with_result
 from bough_server.runs.live import LiveRun
 from bough_server.runs.takeover import Takeover
 from bough_server.runtime.agent import Resolver, llm_of
+from bough_server.runtime.tool_mocks import is_replaced
 from bough_server.store.ports import NewFork, Principal, RunRecord
 from bough_server.templates import template_mistake
 
@@ -41,11 +52,12 @@ class ForkPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkAddress:
-    """The id, principal and request digest of a new fork."""
+    """The id, principal and request digest of a new fork, and the case that it belongs to."""
 
     run_id: str
     principal: Principal
     digest: str
+    case: CaseRun | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +104,8 @@ def fork_of(
     Raises ForkRefused and InvalidRequest.
     """
     if not request.allow_open_effects:
-        _check_open_tools(point.shared, {end.effect_key for end in point.edited}, resolver)
+        mocks = address.case.mocks if address.case is not None else None
+        _check_open_tools(point.shared, {end.effect_key for end in point.edited}, resolver, mocks)
     definitions = changed_definitions(request.changes, resolver)
     forked = _forked(request, point, address)
     forked.run_forked.labels.update(request.labels or origin.run.labels)
@@ -171,13 +184,21 @@ def _check_input_change(changes: fork_pb2.ForkChanges, sequence: int) -> None:
     check_input(changes.input, field="changes.input")
 
 
-def _check_open_tools(shared: Sequence[event_pb2.AgentEvent], edited: set[str], resolver: Resolver) -> None:
+def _check_open_tools(
+    shared: Sequence[event_pb2.AgentEvent],
+    edited: set[str],
+    resolver: Resolver,
+    mocks: eval_set_pb2.ToolMocks | None,
+) -> None:
     journal = Journal(shared)
+    if mocks is None:
+        mocks = journal.forks.mocks(shared[0].run_started)
     for key, event in journal.started.items():
         is_open = event.HasField("tool_started") and key not in {*journal.results, *journal.dispatched, *edited}
         if is_open and not any(keys.covers(scope, key) for scope in journal.cancelled):
-            name = event.tool_started.call.name
-            if name in resolver.tools and resolver.tools[name].on_recovery != "retry":
+            call, name = event.tool_started.call, event.tool_started.call.name
+            is_once = name in resolver.tools and resolver.tools[name].on_recovery != "retry"
+            if is_once and not is_replaced(mocks, call, agent=event.agent):
                 raise ForkRefused(
                     f"The tool {name!r} was running at this point, and may not simply be run again. Fork before "
                     f"sequence {event.sequence}, edit its result, or set allow_open_effects."
@@ -198,6 +219,8 @@ def _forked(request: agent_service_pb2.ForkRunRequest, point: ForkPoint, address
     forked.request_id = request.request_id
     forked.request_digest = address.digest if request.request_id else ""
     forked.user_id = address.principal.user_id
+    if address.case is not None:
+        set_case(forked, address.case)
     return event
 
 
@@ -221,27 +244,24 @@ class RunForker:
 
     async def fork(
         self,
-        principal: Principal,
         request: agent_service_pb2.ForkRunRequest,
+        address: ForkAddress,
         *,
-        run_id: str,
-        digest: str,
         files: Sequence[StoredBlob],
         deadline_time_ns: int | None,
     ) -> LiveRun:
-        """Create a fork with the id `run_id` and launch it; `files` are those of its changes.
+        """Create a fork and launch it; `files` are those of its changes and of its mocks.
 
         Raises NotFound, SequenceOutOfRange, ForkRefused, InvalidRequest, RequestIdTaken and StorageFailed.
         """
         dependencies = self._dependencies
-        origin = await dependencies.store.runs.get(principal, request.run_id)
+        origin = await dependencies.store.runs.get(address.principal, request.run_id)
         # Before the log: events that a live origin appends in between must not move the end that is checked.
         last_sequence = await dependencies.store.log.last_sequence(request.run_id)
         log = await read_log(dependencies.store.log, request.run_id)
         has_policy = request.HasField("policy")
         policy = effective_policy(request.policy, dependencies.defaults) if has_policy else None
         point = fork_point_of(request, log, last_sequence=last_sequence, policy=policy)
-        address = ForkAddress(run_id=run_id, principal=principal, digest=digest)
         try:
             resolver = await self._takeover.resolver(point.shared)
             fork = fork_of(request, point, origin=origin, resolver=resolver, address=address)
