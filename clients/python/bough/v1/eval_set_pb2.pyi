@@ -337,7 +337,9 @@ class EvalTurn(_message.Message):
 
     @_builtins.property
     def recorded(self) -> _invocation_pb2.Invocation:
-        """What is judged instead of a run: nothing runs then. Either every turn of a case has it or none."""
+        """What is judged instead of a run: nothing runs then, and the case counts as one run whatever `runs` says. Either every turn of a
+        case has it or none.
+        """
 
     def __init__(
         self,
