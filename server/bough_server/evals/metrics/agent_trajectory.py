@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from statistics import fmean
 from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, invocation_pb2
@@ -11,9 +10,7 @@ from bough_server.evals.agent_tree import AgentNode, agent_tree
 from bough_server.evals.metrics import tool_trajectory
 from bough_server.evals.metrics.tree_matching import ANY, ExpectedNode, Match, best_matching, expected_tree
 from bough_server.evals.metrics.tree_words import MAX_DIFFERENCES, TreeDifferences
-from bough_server.evals.metrics.turn import Turn
-
-NAME: Final = "agent_trajectory"
+from bough_server.evals.metrics.turn import Turn, TurnScore, mean_score, not_judged
 
 TRANSPARENT: Final = frozenset(
     {
@@ -27,7 +24,8 @@ TRANSPARENT: Final = frozenset(
 """Kinds whose agents do not count by default: composites by rule."""
 
 _MAX_COUNT: Final = 2**31 - 1
-_MAX_SENTENCES: Final = 5
+_MAX_NAMED: Final = 5
+"""The most differences in the reason of a score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,38 +48,29 @@ def score(
     metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase, turns: Sequence[Turn]
 ) -> eval_result_pb2.MetricScore | None:
     """Return the mean of the scores of the turns that have expected agents; None if there is no such turn."""
-    result = eval_result_pb2.MetricScore(
-        name=metric.name or NAME, threshold=metric.threshold if metric.HasField("threshold") else 1.0
-    )
-    scores = []
+    scores: dict[int, TurnScore] = {}
+    comparisons: list[eval_result_pb2.TreeComparison] = []
     for turn in turns:
         if turn.expect is None or not turn.expect.agents:
             continue
         try:
             compared = compare_trees(turn.expect.agents, turn.invocation, metric.agent_trajectory)
         except ValueError as error:
-            result.status, result.reason = eval_result_pb2.METRIC_STATUS_NOT_EVALUATED, str(error)
-            return result
-        scores.append(compared.score)
-        result.agents.append(compared.comparison)
-        result.agents[-1].turn = turn.index
-    if not scores:
-        return None
-    result.score = fmean(scores)
-    is_passed = result.score >= result.threshold
-    result.status = eval_result_pb2.METRIC_STATUS_PASSED if is_passed else eval_result_pb2.METRIC_STATUS_FAILED
-    result.reason = _reason(result.agents, several=len(case.turns) > 1)
+            scores[turn.index] = not_judged(str(error))
+            continue
+        scores[turn.index] = TurnScore(value=compared.score, reason=_reason(compared.comparison))
+        compared.comparison.turn = turn.index
+        comparisons.append(compared.comparison)
+    result = mean_score(metric, case, scores)
+    if result is not None:
+        result.agents.extend(comparisons)
     return result
 
 
-def _reason(comparisons: Sequence[eval_result_pb2.TreeComparison], *, several: bool) -> str:
-    found = [
-        f"Turn {comparison.turn}: {difference.message}." if several else f"{difference.message}."
-        for comparison in comparisons
-        for difference in comparison.differences
-    ]
-    more = f" And {len(found) - _MAX_SENTENCES} more." if len(found) > _MAX_SENTENCES else ""
-    return " ".join(found[:_MAX_SENTENCES]) + more
+def _reason(comparison: eval_result_pb2.TreeComparison) -> str:
+    found = [difference.message for difference in comparison.differences]
+    more = [f"and {len(found) - _MAX_NAMED} more"] if len(found) > _MAX_NAMED else []
+    return "; ".join(found[:_MAX_NAMED] + more)
 
 
 def compare_trees(
@@ -92,7 +81,7 @@ def compare_trees(
     """Compare the tree of a record with the expected roots. The record must be whole, not cut to an answer's limits.
 
     Raises:
-        ValueError: The trees are too large to be compared exactly; the message says how large they are.
+        ValueError: They cannot be compared: the trees are too large, or a call was cut. The message says so.
         ConfigurationError: scipy is not installed.
     """
     wanted = expected_tree(expected, order=metric.roots_order, extra=metric.extra_roots)
@@ -141,11 +130,16 @@ class _Faults:
         return self._counts[key]
 
     def tools(self, expected: ExpectedNode, actual: AgentNode) -> str:
-        """Say how the agent's tool calls differ; empty if they do not, or are not judged."""
+        """Say how the agent's tool calls differ; empty if they do not, or are not judged.
+
+        Raises ValueError if a call that has to be compared was cut in the record.
+        """
         agent = expected.agent
         if not agent.tools and not agent.tools_mode:
             return ""
         calls = tool_trajectory.counted({tool.name for tool in agent.tools}, actual.calls)
+        if cut := tool_trajectory.cut_call(agent.tools, calls):
+            raise ValueError(cut)
         return tool_trajectory.mismatch(agent.tools, calls, agent.tools_mode)
 
     def forbidden(self, expected: ExpectedNode, actual: AgentNode) -> list[AgentNode]:

@@ -1,41 +1,192 @@
-"""Compare tool calls with the expected ones, by name."""
+"""The tool_trajectory metric: tool calls of the whole tree, or of one agent, compared with the expected ones."""
 
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from operator import attrgetter
+from typing import Final
 
-from bough.v1 import eval_set_pb2, invocation_pb2
-from bough_server.tools import builtin
+from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2
+from bough.v1.eval_set_pb2 import (
+    TRAJECTORY_MODE_ANY_ORDER,
+    TRAJECTORY_MODE_IN_ORDER,
+    TRAJECTORY_MODE_SUBSET,
+    TRAJECTORY_MODE_SUPERSET,
+    ExpectedTool,
+    TrajectoryMode,
+    ValueMatcher,
+)
+from bough.v1.invocation_pb2 import ToolInvocation
+from bough_server import value_matcher
+from bough_server.errors import ConfigurationError
+from bough_server.evals.metrics.turn import Turn, TurnScore, is_configured, judged, mean_score, not_judged
+from bough_server.tools.builtin import RESERVED
 
-_CONTROL = frozenset({builtin.TRANSFER, builtin.PLAN, builtin.RESPOND, *builtin.SPECS})
+ANY: Final = "*"
+"""The name of an expected call that every tool has."""
 
-
-def mismatch(
-    expected: Sequence[eval_set_pb2.ExpectedTool],
-    actual: Sequence[invocation_pb2.ToolInvocation],
-    mode: eval_set_pb2.TrajectoryMode.ValueType,
-) -> str:
-    """Return an empty text if the calls are as expected, else the difference in words."""
-    names, made = [tool.name for tool in expected], [call.name for call in actual]
-    missing, others = Counter(names) - Counter(made), Counter(made) - Counter(names)
-    ahead = iter(made)
-    in_order = all(name in ahead for name in names)
-    is_right = {
-        eval_set_pb2.TRAJECTORY_MODE_UNSPECIFIED: names == made,
-        eval_set_pb2.TRAJECTORY_MODE_EXACT: names == made,
-        eval_set_pb2.TRAJECTORY_MODE_IN_ORDER: in_order,
-        eval_set_pb2.TRAJECTORY_MODE_ANY_ORDER: not missing and not others,
-        eval_set_pb2.TRAJECTORY_MODE_SUPERSET: not missing,
-        eval_set_pb2.TRAJECTORY_MODE_SUBSET: not others,
-    }[mode]
-    return "" if is_right else f"expected {', '.join(names) or 'no calls'}, got {', '.join(made) or 'none'}"
+_UNORDERED: Final = frozenset({TRAJECTORY_MODE_ANY_ORDER, TRAJECTORY_MODE_SUPERSET, TRAJECTORY_MODE_SUBSET})
 
 
-def counted(
-    expected_names: Collection[str], calls: Sequence[invocation_pb2.ToolInvocation]
-) -> list[invocation_pb2.ToolInvocation]:
-    """Return the calls in order, without calls of agents and of built-in control tools that are not expected."""
-    return [
-        call
-        for call in sorted(calls, key=lambda call: call.sequence)
-        if call.name in expected_names or not (call.child_invocation_id or call.name in _CONTROL)
+def score(
+    metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase, turns: Sequence[Turn]
+) -> eval_result_pb2.MetricScore | None:
+    """Return the mean over the turns whose tool calls are judged; None if there are none.
+
+    Those are all turns if the metric has expected calls, else the turns with an expectation. If the metric is only
+    there because some turn expects calls, then the turns that do.
+    """
+    wanted, scores = metric.tool_trajectory, {}
+    needs_tools = not is_configured(metric, case)
+    for turn in turns:
+        expected: Sequence[ExpectedTool] = wanted.tools
+        if not wanted.tools:
+            if turn.expect is None or (needs_tools and not turn.expect.tools):
+                continue
+            expected = turn.expect.tools
+        scores[turn.index] = _turn_score(wanted, expected, turn)
+    return mean_score(metric, case, scores)
+
+
+def counted(expected_names: Collection[str], calls: Iterable[ToolInvocation]) -> list[ToolInvocation]:
+    """Return the calls that count, in the order in which they started.
+
+    Calls of agents and of built-in tools count only if their names are expected.
+    """
+    found = [
+        call for call in calls if call.name in expected_names or not (call.child_invocation_id or call.name in RESERVED)
     ]
+    return sorted(found, key=attrgetter("sequence"))
+
+
+def mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation], mode: TrajectoryMode.ValueType) -> str:
+    """Return the first difference between calls in their order and what is expected of them; empty if there is none.
+
+    The mode's default is EXACT. Raises ConfigurationError if the mode has no order and scipy is not installed.
+    """
+    if mode in _UNORDERED:
+        return _unordered_mismatch(expected, actual, mode)
+    return _order_mismatch(expected, actual) if mode == TRAJECTORY_MODE_IN_ORDER else _exact_mismatch(expected, actual)
+
+
+def cut_call(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> str:
+    """Return that a call was cut where it has to be compared, as a sentence; empty if none was."""
+    for call in actual:
+        named = [tool for tool in expected if tool.name in (ANY, call.name)]
+        if call.arguments_truncated and any(_arguments_matchers(tool) for tool in named):
+            return f"The arguments of {_label(call)} were cut in the record, so they cannot be compared."
+        if call.result_truncated and any(_result_matchers(tool) for tool in named):
+            return f"The result of {_label(call)} was cut in the record, so it cannot be compared."
+    return ""
+
+
+def _turn_score(wanted: eval_set_pb2.ToolTrajectoryMetric, expected: Sequence[ExpectedTool], turn: Turn) -> TurnScore:
+    calls = [call for call in turn.invocation.tools if wanted.agent in ("", call.agent)]
+    actual = counted({tool.name for tool in expected}, calls)
+    cut = cut_call(expected, actual)
+    return not_judged(cut) if cut else judged(mismatch(expected, actual, wanted.mode))
+
+
+def _exact_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> str:
+    for number, (tool, call) in enumerate(zip(expected, actual, strict=False), start=1):
+        if wrong := _difference(tool, call, number):
+            return wrong
+    if len(actual) > len(expected):
+        return _surplus(actual[len(expected)], len(expected) + 1)
+    if len(actual) < len(expected):
+        return f"call {len(actual) + 1} is missing, expected {expected[len(actual)].name}"
+    return ""
+
+
+def _order_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> str:
+    """Take the first call that fits each expected one: if any choice leaves enough for the rest, this one does."""
+    position = 0
+    for tool in expected:
+        rest = range(position, len(actual))
+        found = next((index for index in rest if _fits(tool, actual[index])), None)
+        if found is None:
+            after = f" after call {position}" if position else ""
+            return f"no call fits the expected {tool.name}{after}{_nearest(tool, actual, rest)}"
+        position = found + 1
+    return ""
+
+
+def _unordered_mismatch(
+    expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation], mode: TrajectoryMode.ValueType
+) -> str:
+    pairs = _pairs(expected, actual)
+    taken = set(pairs.values())
+    left = [index for index in range(len(actual)) if index not in taken]
+    missing = [tool for index, tool in enumerate(expected) if index not in pairs]
+    if missing and mode != TRAJECTORY_MODE_SUBSET:
+        return f"no call fits the expected {missing[0].name}{_nearest(missing[0], actual, left)}"
+    if left and mode != TRAJECTORY_MODE_SUPERSET:
+        call, number = actual[left[0]], left[0] + 1
+        same = next((tool for tool in missing if tool.name in (ANY, call.name)), None)
+        return _surplus(call, number) if same is None else _difference(same, call, number)
+    return ""
+
+
+def _pairs(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> dict[int, int]:
+    """Return as many pairs of an expected call and one that fits it as there can be, by their indices.
+
+    Expected calls can overlap: "*" must not take what only a named one fits.
+    """
+    edges = [
+        (row, column) for row, tool in enumerate(expected) for column, call in enumerate(actual) if _fits(tool, call)
+    ]
+    if not edges:
+        return {}
+    try:
+        # An extra of 190 MB that takes 0.3 s to import: loaded when calls without an order are compared.
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import maximum_bipartite_matching
+    except ImportError:
+        message = 'Tool calls in any order are compared by scipy, which is missing: pip install "bough[eval]".'
+        raise ConfigurationError(message) from None
+    rows, columns = zip(*edges, strict=True)
+    graph = csr_array(([1] * len(edges), (rows, columns)), shape=(len(expected), len(actual)))
+    matched = maximum_bipartite_matching(graph, perm_type="column")
+    return {row: int(column) for row, column in enumerate(matched) if column >= 0}
+
+
+def _fits(tool: ExpectedTool, call: ToolInvocation) -> bool:
+    return not _difference(tool, call, 0)
+
+
+def _difference(tool: ExpectedTool, call: ToolInvocation, number: int) -> str:
+    """Return how a call differs from an expected one; empty if it fits."""
+    if tool.name not in (ANY, call.name):
+        return f"call {number} is {_label(call)}, expected {tool.name}"
+    arguments = call.arguments_json.strip() or "{}"  # no text means no arguments
+    for matcher in _arguments_matchers(tool):
+        if wrong := value_matcher.mismatch(matcher, arguments):
+            return f"call {number}, {_label(call)}: the arguments differ: {wrong}"
+    for matcher in _result_matchers(tool):
+        if call.state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
+            return f"call {number}, {_label(call)}, has no result"
+        if wrong := value_matcher.mismatch(matcher, call.result_json):
+            return f"call {number}, {_label(call)}: the result differs: {wrong}"
+    return ""
+
+
+def _arguments_matchers(tool: ExpectedTool) -> list[ValueMatcher]:
+    exact = [ValueMatcher(equals_json=tool.arguments_json)] if tool.arguments_json else []
+    return [*exact, tool.arguments_match] if tool.HasField("arguments_match") else exact
+
+
+def _result_matchers(tool: ExpectedTool) -> list[ValueMatcher]:
+    exact = [ValueMatcher(equals_json=tool.result_json)] if tool.result_json else []
+    return [*exact, tool.result_match] if tool.HasField("result_match") else exact
+
+
+def _nearest(tool: ExpectedTool, actual: Sequence[ToolInvocation], candidates: Iterable[int]) -> str:
+    """Return how the first call of the expected name differs, as the end of a sentence; empty if there is none."""
+    near = next((index for index in candidates if tool.name in (ANY, actual[index].name)), None)
+    return "" if near is None else f": {_difference(tool, actual[near], near + 1)}"
+
+
+def _surplus(call: ToolInvocation, number: int) -> str:
+    return f"call {number}, {_label(call)}, is not expected"
+
+
+def _label(call: ToolInvocation) -> str:
+    return f"{call.name} of {call.agent}" if call.agent else call.name

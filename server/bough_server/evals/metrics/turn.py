@@ -1,14 +1,111 @@
-"""A turn of a case that has been run."""
+"""The turns that a metric judges, and its score over them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from bough.v1 import eval_set_pb2, invocation_pb2
+from bough.v1 import eval_result_pb2, eval_set_pb2, invocation_pb2
+
+_EPSILON: Final = 1e-9
+"""How far a score may be below its threshold: means of floats are not exact."""
+
+MAX_REASON: Final = 2_000
+"""The most characters of a score's reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A turn of a case: what is expected and what happened."""
+    """One turn of a run of a case."""
 
     index: int
+    """The number of the turn, from 0."""
     expect: eval_set_pb2.Expectation | None
+    """What is expected of it; None if nothing is."""
     invocation: invocation_pb2.Invocation
+    """The whole record of its run, folded without the limits of an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnScore:
+    """What a metric found in one turn."""
+
+    value: float | None
+    """The score; None if the turn could not be judged."""
+    reason: str = ""
+    """What differs, or why the turn could not be judged; empty if there is nothing to say."""
+
+
+def judged(difference: str) -> TurnScore:
+    """Return the score of a turn that is either as expected or not: 1 without a difference, else 0."""
+    return TurnScore(value=0.0 if difference else 1.0, reason=difference)
+
+
+def not_judged(reason: str) -> TurnScore:
+    """Return the score of a turn that could not be judged."""
+    return TurnScore(value=None, reason=reason)
+
+
+def name_of(metric: eval_set_pb2.Metric) -> str:
+    """Return a metric's name; default: its kind."""
+    return metric.name or metric.WhichOneof("kind") or "metric"
+
+
+def threshold_of(metric: eval_set_pb2.Metric) -> float:
+    """Return what a metric's score has to reach."""
+    return metric.threshold if metric.HasField("threshold") else 1.0
+
+
+def is_configured(metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase) -> bool:
+    """Return whether the case names the metric, so that it is not only there because something is expected."""
+    return metric in case.metrics
+
+
+def mean_score(
+    metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase, scores: Mapping[int, TurnScore]
+) -> eval_result_pb2.MetricScore | None:
+    """Return the mean over the turns that a metric judges, by their numbers; None if it judges none.
+
+    If one of them could not be judged, the whole run is not.
+    """
+    if not scores:
+        return None
+    missing = {index: score for index, score in scores.items() if score.value is None}
+    if missing:
+        return not_evaluated(metric, _reason(case, missing))
+    values = [score.value for score in scores.values() if score.value is not None]
+    return evaluated(metric, sum(values) / len(values), _reason(case, scores))
+
+
+def evaluated(metric: eval_set_pb2.Metric, score: float, reason: str = "") -> eval_result_pb2.MetricScore:
+    """Return a score, which passes if it reaches the threshold."""
+    threshold = threshold_of(metric)
+    has_passed = score >= threshold - _EPSILON
+    return eval_result_pb2.MetricScore(
+        name=name_of(metric),
+        status=eval_result_pb2.METRIC_STATUS_PASSED if has_passed else eval_result_pb2.METRIC_STATUS_FAILED,
+        score=score,
+        threshold=threshold,
+        reason=reason[:MAX_REASON],
+    )
+
+
+def not_evaluated(metric: eval_set_pb2.Metric, reason: str) -> eval_result_pb2.MetricScore:
+    """Return the score of a metric that could not be judged."""
+    return eval_result_pb2.MetricScore(
+        name=name_of(metric),
+        status=eval_result_pb2.METRIC_STATUS_NOT_EVALUATED,
+        threshold=threshold_of(metric),
+        reason=reason[:MAX_REASON],
+    )
+
+
+def _reason(case: eval_set_pb2.EvalCase, scores: Mapping[int, TurnScore]) -> str:
+    """Join the reasons of turns, each with its turn if the case has several."""
+    found = [(index, score.reason) for index, score in scores.items() if score.reason]
+    if len(case.turns) > 1:
+        return " ".join(f"turns[{index}]: {_sentence(reason)}" for index, reason in found)
+    return " ".join(_sentence(reason) for _, reason in found)
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
