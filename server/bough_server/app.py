@@ -31,6 +31,7 @@ from bough_server.clock import Clock, SystemClock
 from bough_server.errors import ConfigurationError
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.evaluations import Evaluations
+from bough_server.evals.metrics.custom import load_metrics
 from bough_server.ids import new_uuid7
 from bough_server.interceptors.auth import current_principal
 from bough_server.interceptors.chain import interceptors
@@ -134,7 +135,7 @@ class App:
                 stack.enter_context(watchdog)
             runs = Runs(dependencies)
             stack.push_async_callback(runs.close)
-            evaluations = Evaluations(_evaluation_dependencies(runs, store, dependencies))
+            evaluations = Evaluations(_evaluation_dependencies(settings, runs, store, dependencies))
             stack.push_async_callback(evaluations.close)
             if recover:
                 await _recover(runs, evaluations)
@@ -324,7 +325,9 @@ async def _recover(runs: Runs, evaluations: Evaluations) -> None:
         _log.info("recovering evaluations that an earlier server left open", evaluations=found)
 
 
-def _evaluation_dependencies(runs: Runs, store: Store, dependencies: RunDependencies) -> EvaluationDependencies:
+def _evaluation_dependencies(
+    settings: Settings, runs: Runs, store: Store, dependencies: RunDependencies
+) -> EvaluationDependencies:
     registry = dependencies.agents.registry
     return EvaluationDependencies(
         runs=runs,
@@ -337,7 +340,7 @@ def _evaluation_dependencies(runs: Runs, store: Store, dependencies: RunDependen
             for info in registry.list_models()
             if (model := registry.resolver.model(info.name)) is not None
         },
-        metrics=registry.metrics,
+        metrics=load_metrics(settings.python, settings.folder),
     )
 
 

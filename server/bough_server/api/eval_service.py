@@ -21,7 +21,8 @@ from bough_server.evals.evaluations import Evaluations
 from bough_server.evals.folding import TreeBuilder, read_tree
 from bough_server.evals.given import diff_invocations, score_invocations
 from bough_server.runs.runs import Runs
-from bough_server.store.ports import EvaluationFilter, EventLog, Principal
+from bough_server.store.evaluation_ports import EvaluationFilter
+from bough_server.store.ports import EventLog, Principal
 from bough_server.tree.fold import Tree
 from bough_server.views import Selection
 

@@ -1,5 +1,6 @@
 """Files that evaluations write and read: results, reports, baselines."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -57,7 +58,7 @@ class Files:
         from bough_server.evals.reports.markdown import markdown_text
 
         shown = reduced(result, self.content.value, fields=redact.fields, patterns=redact.patterns)
-        writers = (
+        writers: tuple[tuple[Path | None, Callable[[], str]], ...] = (
             (self.json, lambda: json_text(shown) + "\n"),
             (self.junit, lambda: junit_text(shown)),
             (self.markdown, lambda: markdown_text(shown, comparison)),

@@ -22,7 +22,7 @@ from bough_server import messages
 from bough_server.errors import CallError, NotFound, ServerStopping, SessionExists, StorageFailed
 from bough_server.evals.answers import answers_to
 from bough_server.evals.dependencies import EvaluationDependencies
-from bough_server.evals.folding import WHOLE, TreeBuilder, read_tree
+from bough_server.evals.folding import UNLIMITED, TreeBuilder, read_tree
 from bough_server.evals.recording import mocks_of
 from bough_server.runs.admission import CaseRun
 from bough_server.session_state import values_of
@@ -215,14 +215,14 @@ class CaseRunner:
 
     async def _record(self, run_id: str) -> invocation_pb2.Invocation:
         run = (await self._dependencies.runs.get(self._principal, run_id)).run
-        tree = Tree(WHOLE, run_id=run.run_id, session_id=run.session_id)
+        tree = Tree(UNLIMITED, run_id=run.run_id, session_id=run.session_id)
         builder = await read_tree(self._dependencies.store.log, tree, run.run_id, through=run.last_sequence)
         return await builder.invocation()
 
     async def _finish(self, record: RunRecord, case: eval_set_pb2.EvalCase) -> invocation_pb2.Invocation:
         """Follow a run to its end, answer what it asks, and return its record. Raises NotJudged."""
         runs, run_id = self._dependencies.runs, record.run.run_id
-        builder = TreeBuilder(Tree(WHOLE, run_id=run_id, session_id=record.run.session_id))
+        builder = TreeBuilder(Tree(UNLIMITED, run_id=run_id, session_id=record.run.session_id))
         after = 0
         unanswered: input_pb2.InputRequest | None = None
         while True:

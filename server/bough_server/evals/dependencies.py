@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.clock import Clock
+from bough_server.evals.expectation_validation import KnownNames
 from bough_server.evals.metrics.custom import MetricFunction
 from bough_server.runs.runs import Runs
 from bough_server.store.worker_ports import RunStore
@@ -23,3 +24,7 @@ class EvaluationDependencies:
     """The configured models, with the hash of each one's configuration."""
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
     """The operator's metrics, by name."""
+
+    def known_names(self) -> KnownNames:
+        """Return the names that sets may refer to. Those of agents are checked with the rest of a run's start."""
+        return KnownNames(models=frozenset(self.models), metrics=frozenset(self.metrics))

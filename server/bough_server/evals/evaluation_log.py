@@ -5,8 +5,19 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from bough.v1 import eval_result_pb2, evaluation_pb2
+from bough_server import evaluation_events
 from bough_server.evals.verdicts import case_result, totals
+from bough_server.store.ports import EvaluationFact
 from bough_server.usage import Sums
+
+
+def as_fact(event: evaluation_pb2.EvaluationEvent, *, sequence: int, now_ns: int) -> EvaluationFact:
+    """Return an event as it is appended; its sequence and its time are set."""
+    event.sequence = sequence
+    event.record_time.FromNanoseconds(now_ns)
+    kind = evaluation_events.kind_of(event)
+    return EvaluationFact(sequence=sequence, kind=kind, data=event.SerializeToString(), event=event)
+
 
 CaseRun: TypeAlias = tuple[str, int]
 """A run of a case: the case's id, and the number of the run, from 0."""

@@ -11,12 +11,11 @@ from bough.v1 import eval_result_pb2, eval_service_pb2, evaluation_pb2, event_pb
 from bough_server import evaluation_events, ids
 from bough_server.errors import Fenced, RequestIdReused, SequenceOutOfRange, ServerStopping, StorageFailed
 from bough_server.evals.dependencies import EvaluationDependencies
-from bough_server.evals.evaluation_log import EvaluationFold
+from bough_server.evals.evaluation_log import EvaluationFold, as_fact
 from bough_server.evals.evaluator import LiveEvaluation
 from bough_server.evals.planning import Plan, plan, request_digest
+from bough_server.store.evaluation_ports import EvaluationFilter, EvaluationRecord
 from bough_server.store.ports import (
-    EvaluationFilter,
-    EvaluationRecord,
     NewEvaluation,
     Page,
     Principal,
@@ -77,8 +76,7 @@ class Evaluations:
         now = self.dependencies.clock.now_ns()
         evaluation_id = ids.new_uuid7(now)
         records = [
-            evaluation_events.as_record(event, sequence=sequence, now_ns=now)
-            for sequence, event in enumerate(planned.events, start=1)
+            as_fact(event, sequence=sequence, now_ns=now) for sequence, event in enumerate(planned.events, start=1)
         ]
         await self.dependencies.store.log.create_evaluation(
             NewEvaluation(

@@ -13,15 +13,15 @@ from bough.v1 import (
     invocation_pb2,
     usage_pb2,
 )
-from bough_server import evaluation_events
 from bough_server.errors import Fenced, RunError, ServerStopping, StorageFailed
 from bough_server.evals.case_runs import CaseRunner, NotJudged, recorded_of
 from bough_server.evals.dependencies import EvaluationDependencies
-from bough_server.evals.evaluation_log import EvaluationFold
+from bough_server.evals.evaluation_log import EvaluationFold, as_fact
 from bough_server.evals.judging import judge_run
 from bough_server.evals.outcome import judged
 from bough_server.evals.scoring import not_evaluated
-from bough_server.store.ports import EvaluationRecord, Record
+from bough_server.store.evaluation_ports import EvaluationRecord
+from bough_server.store.ports import EvaluationFact
 
 DEFAULT_JOBS: Final = 4
 
@@ -38,10 +38,10 @@ class EvaluationRecorder:
     async def record(self, *events: evaluation_pb2.EvaluationEvent) -> None:
         """Append events in one transaction, and wait until they are on disk. Raises Fenced and StorageFailed."""
         now = self._dependencies.clock.now_ns()
-        records: list[Record] = []
+        records: list[EvaluationFact] = []
         for event in events:
             self._last += 1
-            records.append(evaluation_events.as_record(event, sequence=self._last, now_ns=now))
+            records.append(as_fact(event, sequence=self._last, now_ns=now))
         # No await between the sequence and the append: appends are committed in the order of the calls.
         await self._dependencies.store.log.append(
             self._record.evaluation.evaluation_id, epoch=self._record.epoch, records=records
@@ -208,9 +208,10 @@ class LiveEvaluation:
     def _used_up(self) -> str:
         """Return a sentence if the budget of the evaluation is used up, else an empty text."""
         limits, spent = self._fold.planned.budget, self._fold.spent.usage()
+        bounds = {field.name: value for field, value in limits.ListFields()}
         for name, used in _amounts(spent):
-            if limits.HasField(name) and used >= getattr(limits, name):
-                return f"The budget of the evaluation is used up: {used:,} of {getattr(limits, name):,} {name}."
+            if name in bounds and used >= bounds[name]:
+                return f"The budget of the evaluation is used up: {used:,} of {bounds[name]:,} {name}."
         if limits.HasField("wall_duration"):
             elapsed = self._dependencies.clock.now_ns() - self._fold.create_time_ns
             if elapsed >= limits.wall_duration.ToNanoseconds():

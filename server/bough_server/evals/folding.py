@@ -24,7 +24,7 @@ traversed.
 
 _LARGEST: Final = 2**31 - 1
 
-WHOLE: Final = invocation_pb2.InvocationOptions(
+UNLIMITED: Final = invocation_pb2.InvocationOptions(
     max_agents=_LARGEST,
     max_tools=_LARGEST,
     max_tool_args_bytes=_LARGEST,

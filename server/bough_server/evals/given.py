@@ -8,10 +8,10 @@ from bough_server.errors import FieldViolation, InvalidRequest, SequenceOutOfRan
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.diff import diff
 from bough_server.evals.eval_set import planned_cases
-from bough_server.evals.folding import WHOLE, read_tree
+from bough_server.evals.folding import UNLIMITED, read_tree
 from bough_server.evals.judging import judge_run
 from bough_server.evals.planning import require_extra
-from bough_server.evals.validation import Known, problems_of
+from bough_server.evals.validation import request_problems
 from bough_server.evals.verdicts import case_result, totals, verdict
 from bough_server.store.ports import Principal
 from bough_server.tree.fold import Tree
@@ -33,7 +33,7 @@ async def invocation_of(
             details={"last_sequence": str(run.last_sequence)},
         )
     through = source.run.as_of_sequence or run.last_sequence
-    tree = Tree(WHOLE, run_id=run.run_id, session_id=run.session_id)
+    tree = Tree(UNLIMITED, run_id=run.run_id, session_id=run.session_id)
     builder = await read_tree(dependencies.store.log, tree, run.run_id, through=through)
     await dependencies.runs.get(principal, run.run_id)  # raises NotFound if the log was deleted meanwhile
     invocation = await builder.invocation()
@@ -81,8 +81,7 @@ async def _check(dependencies: EvaluationDependencies, request: eval_service_pb2
     one = eval_set_pb2.EvalSet(name="given", cases=[_case(request, "0")])
     # Marks the case as one that is not run, as those of the request are.
     one.cases[0].turns[0].recorded.SetInParent()
-    known = Known(models=frozenset(dependencies.models), metrics=frozenset(dependencies.metrics))
-    wrong = await asyncio.to_thread(problems_of, one, agent="", known=known)
+    wrong = await asyncio.to_thread(request_problems, one, known=dependencies.known_names())
     if wrong:
         raise InvalidRequest([FieldViolation(field=_in_request(path), description=text) for path, text in wrong])
 

@@ -17,7 +17,7 @@ from bough.v1 import (
 from bough_server import messages
 from bough_server.errors import CallError, RunError, ServerStopping, StorageFailed
 from bough_server.evals.dependencies import EvaluationDependencies
-from bough_server.evals.folding import WHOLE, TreeBuilder
+from bough_server.evals.folding import UNLIMITED, TreeBuilder
 from bough_server.evals.metrics import llm_judge
 from bough_server.runs.admission import CaseRun
 from bough_server.store.ports import Principal
@@ -90,7 +90,7 @@ class Judges:
             case=self._case,
         )
         run_id = record.run.run_id
-        builder = TreeBuilder(Tree(WHOLE, run_id=run_id, session_id=record.run.session_id))
+        builder = TreeBuilder(Tree(UNLIMITED, run_id=run_id, session_id=record.run.session_id))
         pages = runs.follow(self._principal, run_id, until=follow_pb2.WATCH_UNTIL_TERMINAL)
         async with aclosing(pages):
             async for page in pages:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, execution_pb2, invocation_pb2
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.judges import Judges
-from bough_server.evals.metrics.custom import score_custom
+from bough_server.evals.metrics import custom
+from bough_server.evals.metrics.turn import Turn, name_of, no_score
 from bough_server.evals.scoring import applicable_metrics, not_evaluated, score_run
 from bough_server.store.ports import Principal
 
@@ -31,13 +32,32 @@ async def judge_run(
     if all(one.state == execution_pb2.EXECUTION_STATE_SUCCEEDED for one in invocations):
         for metric in applicable_metrics(case):
             if metric.HasField("custom"):
-                function = dependencies.metrics[metric.custom.name]
-                scores[metric.name] = await asyncio.to_thread(score_custom, metric, function, case, invocations)
+                score = await _custom(dependencies, metric, case, invocations)
             elif metric.HasField("llm_judge"):
-                scores[metric.name] = await judges.score(metric, case, invocations)
+                score = await judges.score(metric, case, invocations)
+            else:
+                continue
+            scores[name_of(metric)] = score
     result = await asyncio.to_thread(score_run, case, invocations, index=index, extra_scores=scores)
     result.judge_usage.CopyFrom(judges.used.usage())
     return result
+
+
+async def _custom(
+    dependencies: EvaluationDependencies,
+    metric: eval_set_pb2.Metric,
+    case: eval_set_pb2.EvalCase,
+    invocations: Sequence[invocation_pb2.Invocation],
+) -> eval_result_pb2.MetricScore:
+    function = dependencies.metrics.get(metric.custom.name)
+    if function is None:  # one of another project's metrics, kept by an import
+        return no_score(metric, f"There is no metric {metric.custom.name!r} here.")
+    turns = [
+        Turn(index=number, expect=turn.expect if turn.HasField("expect") else None, invocation=invocation)
+        for number, (turn, invocation) in enumerate(zip(case.turns, invocations, strict=False))
+    ]
+    score = await asyncio.to_thread(custom.score, metric, case, turns, function=function)
+    return score if score is not None else no_score(metric, "There is no turn to judge.")
 
 
 def _unmocked(invocations: Sequence[invocation_pb2.Invocation]) -> str:

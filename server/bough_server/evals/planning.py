@@ -14,7 +14,7 @@ from bough_server.evals.compare import baseline_of
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.eval_set import planned_cases, set_digest
 from bough_server.evals.gates import parse_gate, unreachable
-from bough_server.evals.validation import Known, problems_of
+from bough_server.evals.validation import request_problems
 from bough_server.messages import copy_of
 from bough_server.runtime.agent import Resolver
 from bough_server.store.ports import Principal
@@ -66,12 +66,13 @@ async def plan(
     """
     require_extra()
     agent = request.agent or request.set.agent
-    known = Known(models=frozenset(dependencies.models), metrics=frozenset(dependencies.metrics))
+    runs = request.runs if request.HasField("runs") else None
     # In a thread: a set of 8 MiB takes seconds to check.
-    wrong = await asyncio.to_thread(problems_of, request.set, agent=agent, known=known)
+    wrong = await asyncio.to_thread(
+        request_problems, request.set, agent=request.agent, known=dependencies.known_names(), runs=runs
+    )
     if wrong:
         raise InvalidRequest([FieldViolation(field=_in_set(path), description=text) for path, text in wrong])
-    runs = request.runs if request.HasField("runs") else None
     cases = await asyncio.to_thread(planned_cases, request.set, runs=runs)
     _refuse_gates(request, cases, has_baseline=baseline is not None)
     pins = eval_result_pb2.EvalPins(set_digest=set_digest(request.set), server_version=metadata.version("bough"))
@@ -147,7 +148,7 @@ def _refuse_gates(
             wrong.append(FieldViolation(field=field, description=str(error)))
             continue
         if gate.needs_baseline and not has_baseline:
-            wrong.append(FieldViolation(field=field, description=f"{gate.name} needs a baseline"))
+            wrong.append(FieldViolation(field=field, description="needs a baseline"))
         elif why := unreachable(gate, cases):
             wrong.append(FieldViolation(field=field, description=why))
     if wrong:

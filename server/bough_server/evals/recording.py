@@ -1,11 +1,14 @@
-"""Make mocks of the tool results that a run recorded."""
+"""Make cases of runs: what they were asked, what they did, and mocks of what their tools returned."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import error_pb2, eval_set_pb2, execution_pb2, invocation_pb2, message_pb2
+from bough_server.evals.metrics.agent_trajectory import TRANSPARENT
+from bough_server.evals.metrics.tool_trajectory import counted
+from bough_server.messages import text_of
 from bough_server.tools.builtin import RESERVED
 from bough_server.truncation import cut_text
 
@@ -93,3 +96,48 @@ def _canonical(text: str) -> str | None:
 def _named(call: invocation_pb2.ToolInvocation) -> str:
     shown = cut_text(call.arguments_json, _SHOWN_BYTES)
     return f"The call {call.call_id!r} of {call.name!r} by {call.agent!r} with the arguments {shown}"
+
+
+def case_of(
+    invocation: invocation_pb2.Invocation, case_id: str, *, parts: Collection[str], with_mocks: bool
+) -> tuple[eval_set_pb2.EvalCase, Sequence[str]]:
+    """Return a case that a run passes, and sentences about what its mocks leave out.
+
+    `parts` are what it expects: "agents", "tools" and "answer". With mocks no tool runs: they are strict.
+    """
+    case = eval_set_pb2.EvalCase(id=case_id)
+    turn = case.turns.add(user=text_of(invocation.user_content))
+    if "answer" in parts and invocation.HasField("final_response"):
+        turn.expect.answer.exact = text_of(invocation.final_response).strip()
+    if "tools" in parts:
+        for call in counted((), invocation.tools):
+            turn.expect.tools.add(name=call.name, arguments_json=call.arguments_json)
+    if "agents" in parts:
+        turn.expect.agents.extend(_expected_agents(invocation))
+    if not with_mocks:
+        return case, ()
+    mocks = recorded_mocks(invocation)
+    case.mocks.tools.extend(mocks.tools)
+    case.mocks.strict = True
+    return case, mocks.dropped
+
+
+def _expected_agents(invocation: invocation_pb2.Invocation) -> list[eval_set_pb2.ExpectedAgent]:
+    """Return the tree of a run as an expectation; agents that only order others are left out, as metrics do."""
+    roots: list[eval_set_pb2.ExpectedAgent] = []
+    path: list[tuple[int, eval_set_pb2.ExpectedAgent | None]] = []
+    for agent in invocation.agents:
+        while path and path[-1][0] >= agent.depth:
+            path.pop()
+        if agent.kind in TRANSPARENT:
+            path.append((agent.depth, None))
+            continue
+        made = eval_set_pb2.ExpectedAgent(name=agent.name)
+        parent = next((one for _, one in reversed(path) if one is not None), None)
+        if parent is None:
+            roots.append(made)
+            path.append((agent.depth, made))
+        else:
+            parent.children.append(made)
+            path.append((agent.depth, parent.children[-1]))
+    return roots

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from bough.v1 import execution_pb2, input_pb2, invocation_pb2
+from bough.v1 import execution_pb2, input_pb2
 from bough.v1.eval_result_pb2 import (
     METRIC_STATUS_FAILED,
     METRIC_STATUS_NOT_EVALUATED,
@@ -25,13 +25,6 @@ from bough_server.evals.metrics import budget, final_response, tool_trajectory, 
 from bough_server.evals.metrics.turn import Turn, name_of, no_score
 from bough_server.evals.turn_result import MAX_BYTES, turn_result
 from bough_server.usage import Sums
-
-_MOST: Final = 2**31 - 1
-
-UNLIMITED: Final = invocation_pb2.InvocationOptions(
-    max_agents=_MOST, max_tools=_MOST, max_tool_args_bytes=_MOST, max_tool_result_bytes=_MOST, max_bytes=_MOST
-)
-"""Options of the fold whose record is scored: without the limits of an answer."""
 
 MAX_REASON: Final = 1_000
 """The most characters of a run's reason."""
@@ -77,7 +70,7 @@ def score_run(
     index: int,
     extra_scores: Mapping[str, MetricScore] = MappingProxyType({}),
 ) -> CaseRunResult:
-    """Judge a run of a case by the records of its turns, folded with UNLIMITED.
+    """Judge a run of a case by the records of its turns, folded with folding.UNLIMITED.
 
     `extra_scores` are the scores of llm_judge and custom metrics, by name. Raises ConfigurationError if a metric needs
     scipy and it is not installed.

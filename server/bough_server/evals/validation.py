@@ -57,6 +57,16 @@ def problems_of(
     ]
 
 
+def request_problems(
+    eval_set: eval_set_pb2.EvalSet, *, agent: str = "", known: KnownNames, runs: int | None = None
+) -> list[FieldProblem]:
+    """Return every problem of a set in a request, by the schema's rules too."""
+    problems = problems_of(eval_set, agent=agent, known=known, runs=runs)
+    reported = {field for field, _ in problems}
+    broken = [(each.field, each.description) for each in broken_rules(eval_set) if each.field not in reported]
+    return [*problems, *broken]
+
+
 def set_problems(source: SetSource, known: KnownNames) -> list[Problem]:
     """Return every problem of a file's set, by the schema's rules too, each with its line."""
     problems = [source.problem(field, description) for field, description in problems_of(source.set, known=known)]

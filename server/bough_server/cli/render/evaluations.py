@@ -118,7 +118,8 @@ def diff_lines(diff: eval_result_pb2.InvocationDiff, *, width: int) -> list[Text
     """Return the differences of two runs."""
     if diff.same:
         return [Text("The agents, their calls and the answers are the same.")]
-    lines = [Text(one_line(one.message)) for one in (*diff.agents, *diff.calls)]
+    lines = [Text(one_line(one.message)) for one in diff.agents]
+    lines += [Text(one_line(one.message)) for one in diff.calls]
     if not diff.same_answer:
         lines.append(Text("The answers differ."))
     return [_fitted(line, width) for line in lines]

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from bough.v1 import agent_pb2, eval_result_pb2, eval_set_pb2, invocation_pb2
@@ -50,6 +51,8 @@ _MOST_TEXT: Final = 64 * 1024
 """The most bytes of one bound text."""
 
 _OF_AGENT: Final = "agents."
+
+_Text = Callable[[eval_set_pb2.EvalTurn, invocation_pb2.Invocation], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,12 +173,9 @@ def score(
 
 
 def _prompt(template: str, turn: eval_set_pb2.EvalTurn, invocation: invocation_pb2.Invocation) -> str:
-    known: dict[str, Callable[[], str]] = {
-        name: lambda text=text: cut_text(text(turn, invocation), _MOST_TEXT) for name, text in _TEXTS.items()
-    }
-    for name in templates.names_in(template):
-        if _is_of_agent(name):
-            known[name] = lambda name=name: cut_text(_of_agent(name, invocation), _MOST_TEXT)
+    names = templates.names_in(template)
+    known = {name: partial(_cut, text, turn, invocation) for name, text in _TEXTS.items()}
+    known |= {name: partial(_cut, partial(_of_agent, name), turn, invocation) for name in names if _is_of_agent(name)}
     return templates.render(template, known, {}, what="The template of the judge")
 
 
@@ -187,9 +187,13 @@ def _is_of_agent(name: str) -> bool:
     return name.startswith(_OF_AGENT) and name.rpartition(".")[2] in ("input", "output") and name.count(".") >= 2
 
 
-def _of_agent(name: str, invocation: invocation_pb2.Invocation) -> str:
+def _cut(text: _Text, turn: eval_set_pb2.EvalTurn, invocation: invocation_pb2.Invocation) -> str:
+    return cut_text(text(turn, invocation), _MOST_TEXT)
+
+
+def _of_agent(name: str, _: eval_set_pb2.EvalTurn, invocation: invocation_pb2.Invocation) -> str:
     """Return what an agent got, or answered, in its last invocation; empty if it was not called."""
-    agent, _, part = name.removeprefix(_OF_AGENT).rpartition(".")
+    agent, part = name.removeprefix(_OF_AGENT).rsplit(".", 1)
     called = [one for one in invocation.agents if one.name == agent]
     if not called:
         return ""
@@ -221,7 +225,7 @@ def _tree(_: eval_set_pb2.EvalTurn, invocation: invocation_pb2.Invocation) -> st
     return "\n".join(f"{'  ' * agent.depth}{agent.name}" for agent in invocation.agents)
 
 
-_TEXTS: Final[Mapping[str, Callable[[eval_set_pb2.EvalTurn, invocation_pb2.Invocation], str]]] = {
+_TEXTS: Final[Mapping[str, _Text]] = {
     "user": _user,
     "answer": _answer,
     "expected": _expected,
