@@ -186,6 +186,22 @@ def test_agents_of_one_name_are_told_apart_by_their_tools() -> None:
     assert (wrong.comparison.f1, wrong.score) == (1, pytest.approx(2 / 3))
 
 
+def test_of_two_matches_with_as_many_violations_the_one_with_fewer_extra_agents_counts() -> None:
+    there = [agent("a", agent("b", agent("c"))), agent("a", agent("b"))]
+    for roots in (there, there[::-1]):
+        score = compare_trees([expected("a")], invocation(*roots), Metric(extra_roots=eval_set_pb2.EXTRA_AGENTS_ALLOW))
+        assert (score.comparison.violations, score.comparison.precision) == (1, 1 / 2)
+
+
+def test_agents_of_one_name_are_told_apart_by_whether_they_may_call_others() -> None:
+    there = [agent("r", agent("helper")), agent("r")]
+    for children in (there, there[::-1]):
+        assert (
+            compared(expected("lead", expected("r"), expected("r", allows_extra=True)), agent("lead", *children)).score
+            == 1
+        )
+
+
 def test_tools_are_judged_if_there_are_any_or_their_mode_is_set() -> None:
     there = agent("lead", calls=["search"])
     assert compared(expected("lead"), there).score == 1
