@@ -1,10 +1,13 @@
 """The tree metric: cases whose scores, marks and words are known."""
 
+import sys
+from itertools import permutations
 from typing import Any
 
 import pytest
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2
+from bough_server.errors import ConfigurationError
 from bough_server.evals.metrics import agent_trajectory
 from bough_server.evals.metrics.agent_trajectory import TreeScore, compare_trees
 from bough_server.evals.metrics.turn import Turn
@@ -186,6 +189,20 @@ def test_agents_of_one_name_are_told_apart_by_their_tools() -> None:
     assert (wrong.comparison.f1, wrong.score) == (1, pytest.approx(2 / 3))
 
 
+def test_of_two_matches_with_as_many_violations_the_one_with_fewer_extra_agents_counts() -> None:
+    there = [agent("a", agent("b", agent("c"))), agent("a", agent("b"))]
+    for roots in (there, there[::-1]):
+        score = compare_trees([expected("a")], invocation(*roots), Metric(extra_roots=eval_set_pb2.EXTRA_AGENTS_ALLOW))
+        assert (score.comparison.violations, score.comparison.precision) == (1, 1 / 2)
+
+
+def test_agents_of_one_name_are_told_apart_by_whether_they_may_call_others() -> None:
+    wanted = [expected("r"), expected("r", allows_extra=True), expected("r")]
+    there = [agent("r", agent("helper")), agent("r"), agent("r")]
+    for called in permutations(there):
+        assert compared(expected("lead", *wanted), agent("lead", *called)).score == 1
+
+
 def test_tools_are_judged_if_there_are_any_or_their_mode_is_set() -> None:
     there = agent("lead", calls=["search"])
     assert compared(expected("lead"), there).score == 1
@@ -310,3 +327,11 @@ def test_a_call_that_was_cut_cannot_be_judged() -> None:
     assert score is not None
     assert score.status == eval_result_pb2.METRIC_STATUS_NOT_EVALUATED
     assert "cut" in score.reason
+
+
+@pytest.mark.parametrize(("module", "is_ordered"), [("scipy.optimize", False), ("numpy", True)])
+def test_a_missing_extra_is_named(module: str, is_ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    wanted = expected("lead", expected("a"), expected("b"), is_ordered=is_ordered)
+    with pytest.raises(ConfigurationError, match=r'pip install "bough\[eval\]"'):
+        compared(wanted, agent("lead", agent("a"), agent("b")))
