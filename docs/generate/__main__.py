@@ -10,8 +10,7 @@ from difflib import unified_diff
 from itertools import islice
 from pathlib import Path
 
-from docs.generate import agents, settings
-from docs.generate.definitions import read_definitions
+from docs.generate import agents, eval_sets, settings
 from docs.generate.text import Json
 
 ROOT = Path(__file__).parents[2]
@@ -19,12 +18,13 @@ ROOT = Path(__file__).parents[2]
 
 def generated() -> dict[str, str]:
     """The text of each generated file, by its path in the repository."""
-    definitions = read_definitions()
     return {
-        "docs/reference/agent-fields.md": agents.reference(definitions),
+        "docs/reference/agent-fields.md": agents.reference(),
         "docs/reference/bough-yaml.md": settings.reference(),
-        "server/bough_server/schemas/agent.schema.json": _json_text(agents.json_schema(definitions)),
+        "docs/reference/eval-sets.md": eval_sets.reference(),
+        "server/bough_server/schemas/agent.schema.json": _json_text(agents.json_schema()),
         "server/bough_server/schemas/bough.schema.json": _json_text(settings.json_schema()),
+        "server/bough_server/schemas/eval.schema.json": _json_text(eval_sets.json_schema()),
     }
 
 

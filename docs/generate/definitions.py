@@ -1,6 +1,6 @@
-"""Read what can stand in an agent file from the schema: its messages, fields and enums, each with its comment."""
+"""Read what a file can hold from the schema: its messages, fields and enums, each with its comment."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -9,18 +9,19 @@ from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
 import bough_server
-from bough.v1 import agent_pb2
-from bough_server.agents.definition import document_names, short_enum_name
+from bough_server.message_documents import document_names, map_value, short_enum_name
 
 SCHEMA: Final = Path(bough_server.__file__).parent / "bough.binpb"
 
-Kind: TypeAlias = Literal["text", "boolean", "integer", "number", "duration", "json", "enum", "message"]
+Kind: TypeAlias = Literal[
+    "text", "boolean", "integer", "long", "number", "duration", "time", "bytes", "json", "mapping", "enum", "message"
+]
 
 _KINDS: Final[Mapping[int, Kind]] = {
     FieldDescriptor.CPPTYPE_STRING: "text",
     FieldDescriptor.CPPTYPE_BOOL: "boolean",
     FieldDescriptor.CPPTYPE_INT32: "integer",
-    FieldDescriptor.CPPTYPE_INT64: "integer",
+    FieldDescriptor.CPPTYPE_INT64: "long",
     FieldDescriptor.CPPTYPE_DOUBLE: "number",
     FieldDescriptor.CPPTYPE_FLOAT: "number",
     FieldDescriptor.CPPTYPE_ENUM: "enum",
@@ -51,7 +52,11 @@ class Field:
     """Names under which it takes its JSON as text."""
     comment: str
     kind: Kind
+    """What it holds, or each item of a list or a map."""
     is_list: bool
+    is_map: bool = False
+    null_is_json: bool = False
+    """Whether null is a value: JSON's, instead of no value."""
     type: str = ""
     """The name of its message or enum."""
     group: str = ""
@@ -76,63 +81,84 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definitions:
-    """Everything that an agent file is made of; the definition itself is the first message."""
+    """Everything that a file is made of; what it holds is the first message."""
 
     messages: Mapping[str, Message]
     enums: Mapping[str, Enum]
 
 
-def read_definitions() -> Definitions:
-    """The messages that an AgentDefinition holds at any depth, in the order in which they are first named."""
-    comments = _comments()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """What is read, and how."""
+
+    comments: Mapping[str, str]
+    opaque: Collection[str]
+    null_is_json: bool
+
+
+def read_definitions(first: Descriptor, *, opaque: Collection[str] = (), null_is_json: bool = False) -> Definitions:
+    """The messages that a message holds at any depth, in the order in which they are first named.
+
+    Those in `opaque` are mappings whose fields are not listed. `null_is_json` is that of the reader of the files.
+    """
+    reading = _Reading(comments=_comments(), opaque=opaque, null_is_json=null_is_json)
     messages: dict[str, Message] = {}
     enums: dict[str, Enum] = {}
-    waiting = [agent_pb2.AgentDefinition.DESCRIPTOR]
+    waiting = [first]
     while waiting:
         descriptor = waiting.pop(0)
         if descriptor.name in messages:
             continue
-        messages[descriptor.name] = _message(descriptor, comments)
+        messages[descriptor.name] = _message(descriptor, reading)
         for field in descriptor.fields:
-            if field.enum_type is not None:
-                enums.setdefault(field.enum_type.name, _enum(field.enum_type, comments))
-            elif field.message_type is not None and _kind(field) == "message":
-                waiting.append(field.message_type)
+            held = map_value(field) or field
+            if held.enum_type is not None:
+                enums.setdefault(held.enum_type.name, _enum(held.enum_type, reading.comments))
+            elif held.message_type is not None and _kind(held, opaque) == "message":
+                waiting.append(held.message_type)
     return Definitions(messages=messages, enums=enums)
 
 
-def _message(descriptor: Descriptor, comments: Mapping[str, str]) -> Message:
+def _message(descriptor: Descriptor, reading: _Reading) -> Message:
     groups = [oneof for oneof in descriptor.oneofs if not oneof.name.startswith("_")]
+    names = document_names(descriptor)
     return Message(
         name=descriptor.name,
-        comment=_without_tags(comments[descriptor.full_name]),
-        fields=[_field(field, document_names(descriptor), comments) for field in descriptor.fields],
-        groups={oneof.name: comments[oneof.full_name] for oneof in groups},
+        comment=_without_tags(reading.comments[descriptor.full_name]),
+        fields=[_field(field, names, reading) for field in descriptor.fields],
+        groups={oneof.name: reading.comments[oneof.full_name] for oneof in groups},
     )
 
 
-def _field(descriptor: FieldDescriptor, names: Mapping[str, tuple[str, bool]], comments: Mapping[str, str]) -> Field:
+def _field(descriptor: FieldDescriptor, names: Mapping[str, tuple[str, bool]], reading: _Reading) -> Field:
     as_text = [name for name, (field, is_plain) in names.items() if field == descriptor.name and not is_plain]
     as_json = [name for name, (field, is_plain) in names.items() if field == descriptor.name and is_plain]
     oneof = descriptor.containing_oneof
-    typed = descriptor.enum_type or descriptor.message_type
+    values = map_value(descriptor)
+    held = values or descriptor
+    typed = held.enum_type or held.message_type
     return Field(
         name=as_json[0] if as_json else as_text[0],
         names=as_json or as_text,
         text_names=as_text if as_json else (),
-        comment=comments[descriptor.full_name],
-        kind="json" if as_json else _kind(descriptor),
-        is_list=descriptor.is_repeated,
+        comment=reading.comments[descriptor.full_name],
+        kind="json" if as_json else _kind(held, reading.opaque),
+        is_list=descriptor.is_repeated and values is None,
+        is_map=values is not None,
+        null_is_json=bool(as_json) and reading.null_is_json,
         type=typed.name if typed else "",
         group=oneof.name if oneof and not oneof.name.startswith("_") else "",
     )
 
 
-def _kind(descriptor: FieldDescriptor) -> Kind:
+_WELL_KNOWN: Final[Mapping[str, Kind]] = {"google.protobuf.Duration": "duration", "google.protobuf.Timestamp": "time"}
+
+
+def _kind(descriptor: FieldDescriptor, opaque: Collection[str]) -> Kind:
     message = descriptor.message_type
-    if message is not None and message.full_name == "google.protobuf.Duration":
-        return "duration"
-    return _KINDS[descriptor.cpp_type]
+    if message is not None:
+        return "mapping" if message.name in opaque else _WELL_KNOWN.get(message.full_name, "message")
+    return "bytes" if descriptor.type == FieldDescriptor.TYPE_BYTES else _KINDS[descriptor.cpp_type]
 
 
 def _enum(descriptor: EnumDescriptor, comments: Mapping[str, str]) -> Enum:

@@ -1,4 +1,4 @@
-"""Markdown that both references need."""
+"""Markdown that the references need."""
 
 from collections.abc import Iterator
 from typing import TypeAlias

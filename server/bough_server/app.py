@@ -8,6 +8,7 @@ import gc
 import ipaddress
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,8 @@ from bough_server.api.health import Health, add_reflection
 from bough_server.api.session_service import SessionService
 from bough_server.clock import Clock, SystemClock
 from bough_server.errors import ConfigurationError
+from bough_server.evals.dependencies import EvaluationDependencies
+from bough_server.evals.evaluations import Evaluations
 from bough_server.ids import new_uuid7
 from bough_server.interceptors.auth import current_principal
 from bough_server.interceptors.chain import interceptors
@@ -81,10 +84,12 @@ class App:
         store: Store,
         registry: Registry,
         runs: Runs,
+        evaluations: Evaluations,
         server: aio.Server,
         watchdog: Watchdog,
     ) -> None:
         self.settings, self.store, self.registry, self.runs = settings, store, registry, runs
+        self.evaluations = evaluations
         self.watchdog = watchdog
         self._server, self._health = server, Health()
         self._stopping: asyncio.Task[None] | None = None
@@ -129,15 +134,26 @@ class App:
                 stack.enter_context(watchdog)
             runs = Runs(dependencies)
             stack.push_async_callback(runs.close)
-            if recover and (found := await runs.recover()):
-                _log.info("recovering runs that an earlier server left open", runs=found)
+            evaluations = Evaluations(_evaluation_dependencies(runs, store, dependencies))
+            stack.push_async_callback(evaluations.close)
+            if recover:
+                await _recover(runs, evaluations)
             files = settings.server.max_files_bytes
             received = ("grpc.max_receive_message_length", most_bytes(files))
             server = aio.server(
                 interceptors=interceptors(provider, max_files_bytes=files), options=(received, *_OPTIONS)
             )
-            _add_services(settings, server, runs=runs, store=store, dependencies=dependencies)
-            app = cls(settings=settings, store=store, registry=registry, runs=runs, server=server, watchdog=watchdog)
+            services = _Services(runs=runs, evaluations=evaluations, store=store, dependencies=dependencies)
+            services.add_to(server, settings)
+            app = cls(
+                settings=settings,
+                store=store,
+                registry=registry,
+                runs=runs,
+                evaluations=evaluations,
+                server=server,
+                watchdog=watchdog,
+            )
             app.metrics, app.metrics_address = metrics, metrics_address
             # Before start(), so that a failed start is undone as well.
             stack.push_async_callback(app.stop)
@@ -220,6 +236,7 @@ class App:
         self.store.publish("")
         # In this order: load balancers stop sending calls, runs end, and their streams can still send the ends.
         await self._health.stopping()
+        await self.evaluations.close()
         await self.runs.drain(grace)
         await self._server.stop(CLOSE_SECONDS)
 
@@ -299,31 +316,66 @@ def _defaults(settings: Settings) -> RunDefaults:
     )
 
 
-def _add_services(
-    settings: Settings, server: aio.Server, *, runs: Runs, store: Store, dependencies: RunDependencies
-) -> None:
-    clock, agents = dependencies.clock, dependencies.agents
-    agent = AgentService(runs=runs, principal=current_principal, clock=clock)
-    agent_service_pb2_grpc.add_AgentServiceServicer_to_server(agent, server)
-    trees = EvalService(runs=runs, log=store.log, principal=current_principal)
-    eval_service_pb2_grpc.add_EvalServiceServicer_to_server(trees, server)
-    catalog = CatalogService(
-        agents=agents,
-        editor=AgentEditor(agents, store.agents, clock),
-        revisions=store.catalog,
-        principal=current_principal,
+async def _recover(runs: Runs, evaluations: Evaluations) -> None:
+    """Continue the runs and evaluations that no server executes."""
+    if found := await runs.recover():
+        _log.info("recovering runs that an earlier server left open", runs=found)
+    if found := await evaluations.recover():
+        _log.info("recovering evaluations that an earlier server left open", evaluations=found)
+
+
+def _evaluation_dependencies(runs: Runs, store: Store, dependencies: RunDependencies) -> EvaluationDependencies:
+    registry = dependencies.agents.registry
+    return EvaluationDependencies(
+        runs=runs,
+        store=store,
+        agents=dependencies.agents,
+        clock=dependencies.clock,
+        worker=dependencies.worker,
+        models={
+            info.name: model.config_digest
+            for info in registry.list_models()
+            if (model := registry.resolver.model(info.name)) is not None
+        },
+        metrics=registry.metrics,
     )
-    catalog_service_pb2_grpc.add_CatalogServiceServicer_to_server(catalog, server)
-    sessions = SessionService(
-        sessions=store.sessions,
-        blobs=store.blobs,
-        changing=dependencies.session_locks,
-        principal=current_principal,
-        clock=clock,
-    )
-    session_service_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
-    if settings.server.reflection:
-        add_reflection(server)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Services:
+    """What the services of a server are made of."""
+
+    runs: Runs
+    evaluations: Evaluations
+    store: Store
+    dependencies: RunDependencies
+
+    def add_to(self, server: aio.Server, settings: Settings) -> None:
+        """Add every service to a server."""
+        runs, store, clock, agents = self.runs, self.store, self.dependencies.clock, self.dependencies.agents
+        agent = AgentService(runs=runs, principal=current_principal, clock=clock)
+        agent_service_pb2_grpc.add_AgentServiceServicer_to_server(agent, server)
+        evals = EvalService(
+            runs=runs, log=store.log, evaluations=self.evaluations, principal=current_principal, clock=clock
+        )
+        eval_service_pb2_grpc.add_EvalServiceServicer_to_server(evals, server)
+        catalog = CatalogService(
+            agents=agents,
+            editor=AgentEditor(agents, store.agents, clock),
+            revisions=store.catalog,
+            principal=current_principal,
+        )
+        catalog_service_pb2_grpc.add_CatalogServiceServicer_to_server(catalog, server)
+        sessions = SessionService(
+            sessions=store.sessions,
+            blobs=store.blobs,
+            changing=self.dependencies.session_locks,
+            principal=current_principal,
+            clock=clock,
+        )
+        session_service_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
+        if settings.server.reflection:
+            add_reflection(server)
 
 
 def _check_host(section: ServerSection) -> None:

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 
-from bough.v1 import agent_service_pb2, event_pb2, fork_pb2, input_pb2, message_pb2
+from bough.v1 import agent_service_pb2, eval_set_pb2, event_pb2, fork_pb2, input_pb2, message_pb2
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.messages import copy_of
 
@@ -26,6 +26,7 @@ Requested = TypeVar(
     agent_service_pb2.RunRequest,
     agent_service_pb2.ResumeRunRequest,
     agent_service_pb2.ForkRunRequest,
+    eval_set_pb2.ToolMocks,
 )
 
 
@@ -77,13 +78,18 @@ def data_size(parts: Iterable[message_pb2.Part]) -> int:
 
 
 def parts_of_request(
-    request: agent_service_pb2.RunRequest | agent_service_pb2.ResumeRunRequest | agent_service_pb2.ForkRunRequest,
+    request: agent_service_pb2.RunRequest
+    | agent_service_pb2.ResumeRunRequest
+    | agent_service_pb2.ForkRunRequest
+    | eval_set_pb2.ToolMocks,
 ) -> Iterator[tuple[str, Sequence[message_pb2.Part]]]:
-    """Yield all lists of parts of a request that become part of events, with their paths."""
+    """Yield all lists of parts of a request, or of a case's mocks, that become part of events, with their paths."""
     if isinstance(request, agent_service_pb2.RunRequest):
         yield "input.parts", request.input.parts
     elif isinstance(request, agent_service_pb2.ResumeRunRequest):
         yield from _parts_of_answers(request.answers)
+    elif isinstance(request, eval_set_pb2.ToolMocks):
+        yield from _parts_of_mocks(request.tools)
     else:
         yield from _parts_of_changes(request.changes)
 
@@ -92,6 +98,12 @@ def _parts_of_answers(answers: Iterable[input_pb2.InputAnswer]) -> Iterator[tupl
     for index, answer in enumerate(answers):
         if answer.HasField("tool_outcome"):
             yield f"answers[{index}].tool_outcome.parts", answer.tool_outcome.parts
+
+
+def _parts_of_mocks(mocks: Iterable[eval_set_pb2.ToolMock]) -> Iterator[tuple[str, Sequence[message_pb2.Part]]]:
+    for index, mock in enumerate(mocks):
+        if mock.HasField("outcome"):
+            yield f"mocks.tools[{index}].outcome.parts", mock.outcome.parts
 
 
 def _parts_of_changes(changes: fork_pb2.ForkChanges) -> Iterator[tuple[str, Sequence[message_pb2.Part]]]:

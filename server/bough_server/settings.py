@@ -19,6 +19,7 @@ from bough_server.models.config import ModelSection, model_problems
 from bough_server.models.model import DEFAULT_CURRENCY
 from bough_server.settings_sections import (
     Currency,
+    EvaluationSection,
     LimitsSection,
     LogFormat,
     LogLevel,
@@ -158,6 +159,8 @@ class Settings(Section):
     """How runs behave if their requests do not say."""
     telemetry: TelemetrySection = TelemetrySection()
     """Traces and metrics."""
+    evaluation: EvaluationSection = EvaluationSection()
+    """Evaluations, as the command line writes them."""
     log_level: LogLevel = "info"
     """The least severe messages that the server logs."""
     log_format: LogFormat = "text"

@@ -188,6 +188,21 @@ class TelemetrySection(Section):
     """The port of that page; 0 for any free port. Unset: there is no page."""
 
 
+class RedactSection(Section):
+    """What is removed from every file that `bough eval` writes."""
+
+    fields: tuple[str, ...] = ()
+    """Paths of members in arguments and results, such as `password` or `user.email`; `*` is any member or item."""
+    patterns: tuple[str, ...] = ()
+    """Regular expressions; what they match in any text is removed."""
+
+
+class EvaluationSection(Section):
+    """Evaluations, as the command line writes them."""
+
+    redact: RedactSection = RedactSection()
+
+
 def database_url(text: str, folder: Path) -> str:
     """Return the URL of a database that is given as a URL or as a path relative to `folder`."""
     scheme, separator, rest = text.partition("://")

@@ -8,7 +8,10 @@ import pytest
 from tests.clients.cli_process import bough
 
 
-@pytest.mark.parametrize(("kind", "title"), [("bough.yaml", "bough.yaml"), ("agent", "A definition of a Bough agent")])
+@pytest.mark.parametrize(
+    ("kind", "title"),
+    [("bough.yaml", "bough.yaml"), ("agent", "A definition of a Bough agent"), ("eval", "A Bough eval set")],
+)
 async def test_a_schema_is_printed_and_its_file_is_named(kind: str, title: str) -> None:
     printed = await bough("schema", kind)
     named = await bough("schema", kind, "--path")
@@ -22,7 +25,7 @@ async def test_a_kind_without_a_schema_is_a_usage_error() -> None:
     refused = await bough("schema", "script")
 
     assert refused.code == 2
-    assert "'bough.yaml', 'agent'" in refused.err
+    assert "'bough.yaml', 'agent', 'eval'" in refused.err
 
 
 def _text(path: str) -> str:

@@ -8,7 +8,11 @@ from pathlib import Path
 
 from bough_server.agents.loading import load_python, load_sources
 from bough_server.agents.registry import Registry
+from bough_server.documents import raise_problems
 from bough_server.errors import ConfigurationError
+from bough_server.evals.eval_set import parse_eval_set
+from bough_server.evals.expectation_validation import KnownNames
+from bough_server.evals.validation import set_problems
 from bough_server.models.config import ModelSection
 from bough_server.models.registry import build_models
 from bough_server.models.scripted.script import read_script
@@ -21,6 +25,8 @@ def judge(folder: Path, modules: list[str]) -> None:
     settings = Settings.load(config) if config.exists() else Settings()
     for script in sorted(folder.glob("*script*.yaml")):
         read_script(script)
+    for eval_set in sorted(folder.glob("eval.yaml")):
+        _judge_set(eval_set)
     # A page may name modules in its settings that come in a later block.
     there = [name for name in settings.python if (folder / f"{name}.py").is_file()]
     python = load_python(dict.fromkeys([*there, *modules]), folder)
@@ -33,6 +39,11 @@ def judge(folder: Path, modules: list[str]) -> None:
         tools=python.tools,
         functions=python.functions,
     )
+
+
+def _judge_set(file: Path) -> None:
+    """Read an eval set; a page may show it without the agents that it names. Raises ConfigurationError."""
+    raise_problems(set_problems(parse_eval_set(file), KnownNames()))
 
 
 def main() -> int:

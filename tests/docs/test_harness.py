@@ -110,7 +110,8 @@ async def test_other_kinds_of_blocks_are_reported(fence: str, tmp_path: Path) ->
 async def test_a_yaml_block_says_which_file_it_is(line: str, tmp_path: Path) -> None:
     report = await tried(tmp_path, f"```yaml\n{line}\n```\n")
 
-    assert report == "page.md:2: a yaml block begins with `# bough.yaml`, `# agents/NAME.yaml` or `# script.yaml`."
+    named = "`# bough.yaml`, `# agents/NAME.yaml`, `# script.yaml` or `# eval.yaml`"
+    assert report == f"page.md:2: a yaml block begins with {named}."
 
 
 async def test_a_first_python_block_says_which_file_it_is(tmp_path: Path) -> None:
@@ -130,6 +131,8 @@ async def test_a_block_that_is_not_closed_is_reported(tmp_path: Path) -> None:
         ("```yaml\n# bough.yaml\nserver: {prt: 1}\n```", "page.md:3: server.prt: There is no such setting."),
         ("```yaml\n# agents/a.yaml\nname: a\nllms: {}\n```", "page.md:4: llms: There is no such field."),
         ("```yaml\n# script.yaml\nagents:\n  a: [{txt: Hm.}]\n```", "page.md:4: agents.a[0].txt"),
+        ("```yaml\n# eval.yaml\nname: s\nagent: a\ncase: []\n```", "page.md:5: case: There is no such field."),
+        ("```yaml\n# eval.yaml\nname: s\nagent: a\n```", "page.md:3: cases: must have at least one case."),
         ("```python\n# tools.py\nimport bough_server\nimport nowhere\n```", "page.md:4: ModuleNotFoundError"),
         (
             "```yaml\n# agents/a.yaml\nname: a\ndescription: A.\nllm: {tools: [{name: gone}]}\n```",

@@ -8,7 +8,7 @@ import typer.main
 from pydantic import BaseModel
 from typer.core import TyperCommand, TyperGroup
 
-from bough.v1 import agent_pb2
+from bough.v1 import agent_pb2, eval_set_pb2
 from bough_server.cli.program import make_program
 from bough_server.models.config import ModelSection
 from bough_server.settings import Environment, Settings
@@ -74,6 +74,16 @@ def test_every_field_of_a_definition_is_in_the_reference() -> None:
 
     fields = [field.name.removesuffix("_json") for field in agent_pb2.AgentDefinition.DESCRIPTOR.fields]
     assert rows[: len(fields)] == fields
+
+
+def test_every_message_and_field_of_an_eval_set_is_in_its_reference() -> None:
+    page = (ROOT / "docs/reference/eval-sets.md").read_text(encoding="utf-8")
+
+    for message in eval_set_pb2.DESCRIPTOR.message_types_by_name.values():
+        rows = set(re.findall(r"^\| `(\w+)` \|", section(page, message.name), re.MULTILINE))
+        assert {field.name.removesuffix("_json") for field in message.fields} <= rows, message.name
+    headings = {heading.lower() for heading in re.findall(r"^##+ (\w+)$", page, re.MULTILINE)}
+    assert set(re.findall(r"\]\(#([^)]*)\)", page)) <= headings
 
 
 def test_values_of_an_enum_are_in_the_reference_once_and_without_their_prefix() -> None:

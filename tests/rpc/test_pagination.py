@@ -63,6 +63,7 @@ def test_a_filter_tells_absent_times_from_the_epoch() -> None:
         states=[execution_pb2.EXECUTION_STATE_PENDING],
         labels={"k": "v"},
         create_time_from=Timestamp(nanos=5),
+        evaluation_id="e",
     )
     assert run_filter(asked) == RunFilter(
         session_id="s",
@@ -71,4 +72,5 @@ def test_a_filter_tells_absent_times_from_the_epoch() -> None:
         labels={"k": "v"},
         create_time_from_ns=5,
         create_time_before_ns=None,
+        evaluation_id="e",
     )

@@ -11,7 +11,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from bough.v1 import ROLE_TOOL, agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2
-from bough_server.interceptors.validation import schema, violations
+from bough_server.interceptors.validation import violations
+from bough_server.schema_rules import schema
 
 SERVICES = (agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2)
 REQUESTS = [

@@ -67,12 +67,12 @@ async def run(folder: Path, root: str, prefix: Sequence[event_pb2.AgentEvent] = 
             await harness.runs.recover()
         else:
             going = await harness.start("p")
-        log = await _finished(harness, clock, going)
+        log = await finished(harness, clock, going)
         await check_replay(harness, log)
     return log
 
 
-async def _finished(harness: RunHarness, clock: HeldClock, going: run_pb2.Run) -> list[event_pb2.AgentEvent]:
+async def finished(harness: RunHarness, clock: HeldClock, going: run_pb2.Run) -> list[event_pb2.AgentEvent]:
     async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as tasks:
         passing = tasks.create_task(_pass(clock))
         log = await harness.log(going)
@@ -169,16 +169,18 @@ async def test_a_lane_that_was_cancelled_before_a_crash_begins_nothing_after_it_
     clock = HeldClock(prefix[-1].record_time.ToNanoseconds())
     async with open_team(tmp_path / "cut", SAID, clock=clock, code_agents=agents) as harness:
         await harness.runs.recover()
-        log = await _finished(harness, clock, run_of(prefix))
+        log = await finished(harness, clock, run_of(prefix))
         await check_replay(harness, log)
     assert [event.effect_key for event in having(log, "sub_agent_started")] == ["e0.0/e0", "e0.1/e0", "e0.1/e1"]
     assert "'fast' took longer" in log[-1].run_failed.error.message
 
 
-async def test_a_fork_whose_policy_judges_a_failure_otherwise_goes_on_with_what_was_cancelled(tmp_path: Path) -> None:
+async def test_a_fork_whose_policy_judges_a_failure_otherwise_starts_before_what_it_cancelled(tmp_path: Path) -> None:
     prefix, agents = await _decided(tmp_path)
     clock = HeldClock(prefix[-1].record_time.ToNanoseconds())
     async with open_team(tmp_path / "whole", SAID, clock=clock, code_agents=agents) as harness:
         fork = await harness.fork(run_of(prefix), len(prefix), policy=judged("CONTINUE"))
-        log = await _finished(harness, clock, fork)
+        log = await finished(harness, clock, fork)
+        await check_replay(harness, log)
+    assert fork.forked_from.sequence == len(prefix) - 1
     assert log[-1].HasField("run_completed")

@@ -16,6 +16,7 @@ from bough_server.runs.runs import Runs
 from bough_server.runtime.agent import Context
 from bough_server.store.ports import Principal, RunRecord
 from bough_server.store.worker_ports import RunCommand
+from tests.store.evaluation_logs import MadeEvaluation
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.run_harness import ME, RunHarness, open_harness
@@ -136,6 +137,29 @@ async def test_a_command_that_fails_unexpectedly_is_dropped_and_the_next_are_car
         ("command failed, and is dropped", run.run_id, "KeyError('bad')"),
     ]
     assert [[one.cancel.note for one in each if one.cancel] for each in left] == [["lost"], ["last"]]
+
+
+async def test_a_command_to_an_evaluation_is_left_to_its_own_reader(tmp_path: Path) -> None:
+    made, seen, is_done = MadeEvaluation(), list[str](), asyncio.Event()
+
+    async def act(record: RunRecord, command: RunCommand) -> None:
+        seen.append(record.run.run_id)
+        is_done.set()
+
+    async def is_elsewhere(record: RunRecord) -> bool:
+        return False
+
+    slow = Slow()
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as harness:
+        run, mailbox = await harness.start("slow"), harness.store.mailbox
+        await harness.store.log.create_evaluation(made.new())
+        for one in (made.evaluation_id, run.run_id):
+            await mailbox.post(RunCommand(command_id=0, run_id=one, cancel=event_pb2.CancelRequested()))
+        reading = asyncio.create_task(RemoteCommands(harness.dependencies).read(act, is_elsewhere))
+        await is_done.wait()
+        reading.cancel()
+        assert len(await mailbox.take(made.evaluation_id)) == 1
+    assert seen == [run.run_id]
 
 
 async def test_commands_are_read_although_the_storage_failed_when_the_worker_began(

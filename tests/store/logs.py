@@ -6,7 +6,7 @@ from typing import Final
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2, usage_pb2
 from bough_server import events, ids
-from bough_server.store.ports import EventLog, NewRun, Principal, Record, StoredEvent
+from bough_server.store.ports import EventLog, LogRecord, NewRun, Principal, Record, StoredEvent
 
 ANNE: Final = Principal(tenant_id="acme", user_id="anne")
 BERT: Final = Principal(tenant_id="other", user_id="bert")
@@ -75,6 +75,8 @@ class Made:
     definitions: Sequence[agent_pb2.AgentDefinition] = ()
     question: message_pb2.Message | None = None
     is_queued: bool = False
+    evaluation_id: str = ""
+    case_id: str = ""
     last_sequence: int = 0
 
     def __post_init__(self) -> None:
@@ -111,6 +113,8 @@ class Made:
                 state_json=self.state_json,
                 request_id=self.request_id,
                 request_digest=self.request_digest,
+                evaluation_id=self.evaluation_id,
+                case_id=self.case_id,
                 definition_refs=[
                     event_pb2.DefinitionRef(name=named.name, revision=named.description) for named in self.definitions
                 ],
@@ -163,7 +167,7 @@ def of_invocation(event: event_pb2.AgentEvent, run: Made, *, effect: str = "", s
     return event
 
 
-def as_stored(made: Sequence[Record]) -> list[StoredEvent]:
+def as_stored(made: Sequence[LogRecord]) -> list[StoredEvent]:
     """Records as a log gives them back."""
     return [StoredEvent(one.sequence, one.kind, one.data) for one in made]
 

@@ -10,13 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, session_pb2
+from bough.v1 import error_pb2, eval_result_pb2, event_pb2, message_pb2, session_pb2, usage_pb2
 from bough_server import events
 from bough_server.errors import ConfigurationError
+from bough_server.evaluation_events import EvaluationEvent
+from bough_server.messages import copy_of
 from bough_server.store.ports import SessionCut
 from bough_server.store.sql.rebuild import rebuild_projections
 from bough_server.store.sql.store import Store, open_store
 from tests.store import question_events as questions
+from tests.store.evaluation_logs import FAILED, MadeEvaluation, began, cancelled, passed, scored, totaled
 from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, BERT, Made, completed, definition, delta, resumed, text
 from tests.support.examples import examples
@@ -31,7 +34,8 @@ _DAMAGE = """
     UPDATE sessions SET state_json = 'lost' WHERE state_run_id != '';
     UPDATE runs SET last_sequence = 99, ended = NOT ended, agent = '', state = 0, labels = '{}', input_excerpt = 'x',
         start_time_ns = 0, end_time_ns = 7, deadline_time_ns = 7, error = x'00', tree_usage = x'00', request_id = '',
-        request_digest = '', open_requests = x'00', next_expire_time_ns = 7, origin_run_id = 'x', origin_sequence = 7;
+        request_digest = '', open_requests = x'00', next_expire_time_ns = 7, origin_run_id = 'x', origin_sequence = 7,
+        evaluation_id = 'x', case_id = 'x', set_name = 'x', totals = x'00', verdict = 7;
 """
 
 
@@ -97,6 +101,11 @@ _ENDS = st.one_of(
 )
 _HOW = st.sampled_from(["new", "continued", "queued", "forked"])
 _LOGS = st.lists(st.tuples(st.lists(_EVENTS, max_size=8), _ENDS, _HOW), min_size=1, max_size=5)
+_TOTALS = eval_result_pb2.EvalTotals(cases=2, cases_passed=1, runs=4, runs_ended=4)
+_EVALUATED = st.sampled_from([began(), scored(FAILED), scored(usage=usage_pb2.Usage(input_tokens=3, model_calls=1))])
+_EVALUATION_ENDS = st.sampled_from([(), (cancelled(),), (cancelled(_TOTALS),), (totaled(_TOTALS), passed())])
+_EVALUATIONS = st.lists(st.tuples(st.lists(_EVALUATED, max_size=4), _EVALUATION_ENDS), max_size=3)
+Evaluated = tuple[list[EvaluationEvent], tuple[EvaluationEvent, ...]]
 Log = tuple[list[event_pb2.AgentEvent], event_pb2.AgentEvent | None, str]
 
 
@@ -106,6 +115,7 @@ class _Writing:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._runs: list[Made] = []
+        self._evaluations: list[MadeEvaluation] = []
         self._is_held = False
 
     async def write(self, batch: Sequence[event_pb2.AgentEvent], end: event_pb2.AgentEvent | None, how: str) -> None:
@@ -117,12 +127,23 @@ class _Writing:
         self._runs.append(run)
         self._is_held = end is None
 
+    async def evaluate(self, batch: Sequence[EvaluationEvent]) -> None:
+        """One more evaluation; its request id may be that of a run."""
+        made = MadeEvaluation(number=len(self._evaluations) + 1, request_digest="e")
+        made.request_id, made.set_name = f"ask-{made.number}", f"set-{made.number}"
+        made.labels = {"n": str(made.number)}
+        await self._store.log.create_evaluation(made.new())
+        for event in batch:
+            await self._store.log.append(made.evaluation_id, epoch=1, records=made.next(copy_of(event)))
+        self._evaluations.append(made)
+
     async def _begin(self, number: int, how: str, *, is_executed: bool) -> Made:
         if how == "forked" and self._runs:
             return await self._forked(number)
         run = Made(number=number, question=text("?", "USER"), labels={"n": str(number)})
         run.request_id = f"ask-{number}" if number % 2 else ""
         run.definitions = [definition("lead", f"r{number}"), definition("writer", "r0")]
+        run.evaluation_id, run.case_id = ("e1", f"case-{number}") if number % 2 else ("", "")
         if how in ("continued", "queued") and self._runs and self._is_held == (how == "queued"):
             return await self._in_session_of_last(run, is_executed=is_executed)
         await self._store.log.create(run.new())
@@ -166,20 +187,22 @@ class _Writing:
         await self._store.log.append(run.run_id, epoch=1, records=run.next(made))
 
 
-async def _write(path: Path, logs: Sequence[Log]) -> None:
+async def _write(path: Path, logs: Sequence[Log], evaluations: Sequence[Evaluated]) -> None:
     async with open_store(str(path), durability="process") as store:
         writing = _Writing(store)
         for log in logs:
             await writing.write(*log)
+        for batch, end in evaluations:
+            await writing.evaluate([*batch, *end])
 
 
 @pytest.mark.grid
 @examples(15)
-@given(_LOGS)
-def test_a_rebuilt_database_is_the_one_that_was_written(logs: list[Log]) -> None:
+@given(_LOGS, _EVALUATIONS)
+def test_a_rebuilt_database_is_the_one_that_was_written(logs: list[Log], evaluations: list[Evaluated]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bough.db"
-        asyncio.run(_write(path, logs))
+        asyncio.run(_write(path, logs, evaluations))
         before = _tables(path)
         _damage(path)
         assert _tables(path) != before

@@ -15,13 +15,15 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from bough_server.blobs import StoredBlob
 from bough_server.errors import ConfigurationError
+from bough_server.store.ports import RequestIdTaken
 from bough_server.store.sql import migrations
 from bough_server.store.sql.database import DatabaseStatus, database_status, exclusive_engine, upgrade_database
 from bough_server.store.sql.database_path import database_path
 from bough_server.store.sql.rebuild import rebuild_projections
 from bough_server.store.sql.store import open_store
 from bough_server.store.sql.tables import metadata
-from tests.store.logs import ANNE, Made
+from tests.store.evaluation_logs import MadeEvaluation
+from tests.store.logs import ANNE, Made, completed, delta
 
 
 def _execute(url: str, statement: str) -> None:
@@ -204,3 +206,44 @@ async def test_a_database_of_before_files_is_upgraded_and_keeps_them_from_then_o
         await store.log.create(replace(new, first=new.first._replace(blobs=[file])))
         assert (await store.blobs.read(ANNE, run.session_id, "ab")).data == b"photo"
     assert database_status(url).revision == migrations.HEAD
+
+
+async def test_a_database_of_before_evaluations_is_upgraded_with_all_that_it_holds(url: str, tmp_path: Path) -> None:
+    ended, running, newer = Made(number=1, request_id="ask", labels={"n": "1"}), Made(number=2), tmp_path / "newer.db"
+    async with open_store(str(newer)) as store:
+        await store.log.create(ended.new())
+        await store.log.append(ended.run_id, epoch=1, records=ended.next(delta(), completed()))
+        await store.log.create(running.new())
+        before = [await store.runs.get(ANNE, run.run_id) for run in (ended, running)]
+        log = list(await store.log.read(ended.run_id))
+    _copy_as_0008(url, newer)
+    async with open_store(url) as store:
+        assert [await store.runs.get(ANNE, run.run_id) for run in (ended, running)] == before
+        assert list(await store.log.read(ended.run_id)) == log
+        assert await store.runs.find_request(ANNE, "ask") == before[0]
+        with pytest.raises(RequestIdTaken):
+            await store.log.create(Made(number=3, request_id="ask").new())
+        await store.log.create_evaluation(MadeEvaluation(request_id="ask").new())
+        assert [one.run.run_id for one in await store.runs.open_runs()] == [running.run_id]
+        await store.log.append(running.run_id, epoch=1, records=running.next(completed()))
+    assert rebuild_projections(url) == 2
+    async with open_store(url) as store:
+        assert await store.runs.get(ANNE, ended.run_id) == before[0]
+
+
+def _copy_as_0008(url: str, newer: Path) -> None:
+    """Creates a database of revision 0008 with all rows of a newer one."""
+    config = _migrations()
+    with exclusive_engine(url) as (engine, _), engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0008")
+    connection = sqlite3.connect(database_path(url), isolation_level=None)
+    connection.execute("ATTACH ? AS newer", (str(newer),))
+    names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name != 'alembic_version'")
+    for (name,) in names.fetchall():
+        if name.startswith("sqlite_"):
+            continue
+        columns = ", ".join(row[1] for row in connection.execute(f"PRAGMA table_info({name})"))
+        connection.execute(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM newer.{name}")
+    assert "kind" not in {row[1] for row in connection.execute("PRAGMA table_info(runs)")}
+    connection.close()

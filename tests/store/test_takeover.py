@@ -1,6 +1,7 @@
 """What every EventLog does when a run gets another owner."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -9,6 +10,7 @@ from bough_server.errors import Fenced
 from bough_server.runs.close import read_records
 from bough_server.store.ports import RunMoved
 from bough_server.store.sql.store import Store, open_store
+from bough_server.store.sql.writer import CommitHooks
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed, text
 
 
@@ -159,3 +161,30 @@ async def test_a_log_that_ended_before_another_owner_wrote_takes_nothing_over(st
     with pytest.raises(RunMoved):
         await store.log.take_over(run.run_id, epoch=2, owner="late", records=[record(resumed(2), 2)], log=log)
     await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+
+
+async def test_a_late_append_of_the_former_owner_fails_alone(url: str) -> None:
+    may_commit = threading.Event()
+    may_commit.set()
+
+    def hold() -> None:
+        may_commit.wait()
+
+    async with open_store(url, hooks=CommitHooks(before=hold)) as store:
+        run, busy = Made(number=1), Made(number=2)
+        for each in (run, busy):
+            await store.log.create(each.new())
+        taken = run.next(resumed(2))
+        await store.log.take_over(run.run_id, epoch=2, owner="next", records=taken)
+        may_commit.clear()
+        holding = store.log.append(busy.run_id, epoch=1, records=busy.next(delta()))
+        first = run.next(delta("first"))
+        appends = [store.log.append(run.run_id, epoch=2, records=first)]
+        appends.append(store.log.append(run.run_id, epoch=1, records=[record(delta("late"), 4)]))
+        second = run.next(delta("second"), completed())
+        appends.append(store.log.append(run.run_id, epoch=2, records=second))
+        may_commit.set()
+        await holding
+        outcomes = await asyncio.gather(*appends, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [type(None), Fenced, type(None)]
+        assert await everything(store.log, run.run_id, after=1) == as_stored([*taken, *first, *second])

@@ -12,6 +12,7 @@ from bough_server.store.ports import RunMoved
 from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.worker_ports import RunCommand
+from tests.store.evaluation_logs import MadeEvaluation, fact, passed, scored
 from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed, text
 
@@ -162,3 +163,28 @@ async def test_an_end_is_not_lost_for_what_was_refused_behind_it(store: Store, d
     outcomes = await asyncio.gather(*writes, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [type(None), Fenced]
     assert await everything(store.log, run.run_id, after=1) == as_stored([end])
+
+
+async def test_an_evaluation_in_doubt_is_created_once(store: Store, doubt: Doubt) -> None:
+    made = MadeEvaluation(request_id="ask")
+    await _in_vain(lambda: store.log.create_evaluation(made.new()), doubt)
+    assert await store.evaluations.find_request(ANNE, "ask") is None
+    await store.leases.renew("worker")  # the disk is well again, and so is tried again
+    await _in_doubt(lambda: store.log.create_evaluation(made.new()), doubt)
+    before = made.next(scored())
+    await _in_doubt(lambda: store.log.append(made.evaluation_id, epoch=1, records=before), doubt)
+    await _in_doubt(lambda: store.log.take_over(made.evaluation_id, epoch=2, owner="next", records=[]), doubt)
+    after = made.next(scored(), passed())
+    await _in_doubt(lambda: store.log.append(made.evaluation_id, epoch=2, records=after), doubt)
+    assert await everything(store.log, made.evaluation_id) == as_stored([*made.first(), *before, *after])
+    assert (await store.evaluations.get(ANNE, made.evaluation_id)).evaluation.totals.runs_ended == 2
+
+
+async def test_an_evaluation_whose_storage_failed_is_taken_over(store: Store, doubt: Doubt) -> None:
+    made = MadeEvaluation()
+    await store.log.create_evaluation(made.new())
+    lost = [fact(scored(), made.last_sequence + 1)]
+    await _in_vain(lambda: store.log.append(made.evaluation_id, epoch=1, records=lost), doubt)
+    await store.log.take_over(made.evaluation_id, epoch=2, owner="next", records=[])
+    await store.log.append(made.evaluation_id, epoch=2, records=made.next(scored(), passed()))
+    assert (await store.evaluations.get(ANNE, made.evaluation_id)).evaluation.totals.runs_ended == 1

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bough_server.documents import parse_documents, read_documents
+from bough_server.documents import DEFAULT_BOUNDS, DocumentBounds, parse_documents, parse_json, read_documents
 from bough_server.errors import ConfigurationError
 
 JSON = st.recursive(
@@ -108,3 +108,84 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as refused:
         read_documents(tmp_path / "a.yaml")
     assert refused.value.message == f"{tmp_path / 'a.yaml'}: The file cannot be read: No such file or directory."
+
+
+def json_mistakes(text: str, bounds: DocumentBounds = DEFAULT_BOUNDS) -> list[str]:
+    with pytest.raises(ConfigurationError) as refused:
+        parse_json(text, path="f.json", bounds=bounds)
+    return refused.value.message.splitlines()
+
+
+@given(JSON, st.sampled_from([None, 0, 1, 3]))
+def test_json_is_read_as_yaml_reads_it_but_faster(value: object, indent: int | None) -> None:
+    text = json.dumps({"a": value}, indent=indent)
+    assert parse_json(text, path="f") == parse_documents(text, path="f")
+
+
+def test_values_of_json_know_their_lines() -> None:
+    [document] = parse_json('{\n"a": 1,\n\n"b": [\n{}, "x"\n, {"c":\n null}]\n}', path="f.json")
+    assert document.value == {"a": 1, "b": [{}, "x", {"c": None}]}
+    paths: list[tuple[str | int, ...]] = [(), ("a",), ("b",), ("b", 1), ("b", 2), ("b", 2, "c"), ("b", 9)]
+    assert [document.line(path) for path in paths] == [1, 2, 4, 5, 6, 6, 4]
+
+
+def test_all_mistakes_of_json_are_told_at_once() -> None:
+    assert json_mistakes('{"a": 1,\n"a": 2,\n"b": ["\\ud800"]}') == [
+        "f.json:2: a: is given twice",
+        "f.json:3: b[0]: contains half of a surrogate pair, which is not a character",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("", 1, "expecting value"),
+        ('{"a": 1\n', 2, "expected ',' or '}'"),
+        ("[1,\n]", 2, "expecting value"),
+        ("[1 2]", 1, "expected ',' or ']'"),
+        ("{\na: 1}", 2, "expected a key in double quotes"),
+        ('{"a"\n 1}', 2, "expected ':'"),
+        ('["a\nb"]', 1, "invalid control character at"),
+        ('["a', 1, "unterminated string starting at"),
+        ("[NaN]", 1, "NaN is not JSON"),
+        ("{}\n{}", 2, "there is more after the end of the document"),
+        ("[" * 200, 1, "it is nested deeper than 100 levels"),
+    ],
+)
+def test_what_is_not_json_is_told_with_its_line(text: str, line: int, reason: str) -> None:
+    assert json_mistakes(text) == [f"f.json:{line}: This is not JSON that can be read: {reason}."]
+
+
+def test_a_document_has_a_bounded_number_of_values() -> None:
+    bounds = DocumentBounds(values=100)
+    assert len(str(parse_json(json.dumps([1] * 99), path="f.json", bounds=bounds)[0].value)) > 99
+    assert json_mistakes(json.dumps([1] * 100), bounds) == [
+        "f.json:1: This is not JSON that can be read: it has more than 100 values."
+    ]
+    with pytest.raises(ConfigurationError, match="repeats too much"):
+        parse_documents(json.dumps([1] * 100), path="f.yaml", bounds=bounds)
+
+
+def test_a_file_of_json_can_have_what_yaml_allows(tmp_path: Path) -> None:
+    file = tmp_path / "f.json"
+    file.write_text('{\n\t"a": 1, # one\n}\n', encoding="utf-8")
+    assert read_documents(file)[0].value == {"a": 1}
+
+
+def test_a_large_file_that_is_not_json_is_refused_as_such(tmp_path: Path) -> None:
+    file = tmp_path / "f.json"
+    file.write_text(json.dumps(["x" * 1000] * 1100) + "]", encoding="utf-8")
+    with pytest.raises(ConfigurationError) as refused:
+        read_documents(file, DocumentBounds(file_bytes=2 * 1024 * 1024))
+    problem = "This is not JSON that can be read: there is more after the end of the document."
+    assert refused.value.message == f"{file}:1: {problem}"
+
+
+def test_a_large_file_is_read_as_a_small_one() -> None:
+    text = 'a: [no, on, 2026-01-31, 0777, true, 12, -1.5, 1e5, ~]\nb: |\n  x\n  y\nc: {d: \'e\', "f": "\\t\\u00e9"}\n'
+    [small] = parse_documents(text, path="f.yaml")
+    [large] = parse_documents(text + "#" * 2**20, path="f.yaml")
+    assert large == small
+    with pytest.raises(ConfigurationError) as refused:
+        parse_documents(text + "g: ]\n" + "#" * 2**20, path="f.yaml")
+    assert refused.value.message.startswith("f.yaml:6: This is not YAML: ")

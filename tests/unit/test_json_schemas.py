@@ -14,10 +14,16 @@ from jsonschema import Draft7Validator
 from bough_server.agents.definition import parse_definition
 from bough_server.documents import Document, Value, parse_documents, read_documents
 from bough_server.errors import ConfigurationError
+from bough_server.evals.eval_set import read_eval_set
 from bough_server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = [*sorted(ROOT.glob("examples/*/bough.yaml")), *sorted(ROOT.glob("examples/*/agents/*.yaml"))]
+EVAL_SETS = sorted(ROOT.glob("examples/eval/*.yaml"))
+EXAMPLES = [
+    *sorted(ROOT.glob("examples/*/bough.yaml")),
+    *sorted(ROOT.glob("examples/*/agents/*.yaml")),
+    *EVAL_SETS,
+]
 MODELINE = re.compile(r"^# yaml-language-server: \$schema=(.*)$", re.MULTILINE)
 
 AGENT = "name: lead\ndescription: Leads.\n"
@@ -41,6 +47,34 @@ AGENT_FORMS = [
     "planExecute: {planner: a, executor: b}",
     "plan_execute: {planner: a, executor: b}",
     "supervisor: {llm: {}}",
+]
+EVAL_SET = "name: desk\nagent: lead\n"
+EVAL_SET_FORMS = [
+    "cases: [{id: a, turns: [{user: Hi.}]}]",
+    "cases: [{id: a, turns: [{user: Hi., expect: {answer: Yes., tools: [search], agents: [lead, {name: '*'}]}}]}]",
+    "cases: [{id: a, turns: [{expect: {answer: {json: {equals: null, numberTolerance: 0.5}}}}]}]",
+    "cases: [{id: a, turns: [{expect: {tools: [{name: t, result: , argumentsMatch: {subsetJson: '{}'}}]}}]}]",
+    "cases: [{id: a, mocks: {strict: true, tools: [{name: t, result: null}, {name: u, outcome: {parts: []}}]}}]",
+    "cases: [{id: a, turns: [{recorded: {runId: r, startTime: 2026-01-31T12:00:00Z}}], labels: {team: x}}]",
+    "cases: [{id: a, from: {run_id: r, through_sequence: '7', changes: {agents: {lead: {model: m}}}}}]",
+    "cases: [{id: a, turns: [{input: {parts: [{blob: {data: aGk=, media_type: text/plain}}]}}]}]",
+    "cases: [{id: a, answers: [{tool: t, decision: APPROVE, arguments: {a: 1}}, {question: how, value: false}]}]",
+    "defaults: {runs: 3, timeout: 2m, metrics: [{agent_trajectory: {transparent: {kinds: [LOOP]}}, threshold: 0.5}]}",
+    "defaults: {metrics: [{budget: {limits: {tokens: '5000', cost_nanos: 7}, errors: 0}}, {custom: {name: f}}]}",
+]
+EVAL_SET_MISTAKES = [
+    ("case: []", "case"),
+    ("cases: {}", "{}"),
+    ("cases: [a]", "a"),
+    ("cases: [{id: a, turns: [{users: Hi.}]}]", "users"),
+    ("cases: [{id: a, turns: [{expect: {agents: [{name: a, children: [{nam: b}]}]}}]}]", "nam"),
+    ("cases: [{id: a, labels: {team: 7}}]", "7"),
+    ("cases: [{id: a, labels: [team]}]", "team"),
+    ("cases: [{id: a, from: {run_id: r, through_sequence: last}}]", "last"),
+    ("cases: [{id: a, from: {run_id: r, changes: {agents: {lead: {models: m}}}}}]", "models"),
+    ("cases: [{id: a, turns: [{recorded: r}]}]", "r"),
+    ("defaults: {metrics: [{name: a}]}", "budget"),
+    ("defaults: {metrics: [{budget: {}, custom: {}}]}", "budget"),
 ]
 AGENT_MISTAKES = [
     ("llms: {}", "llms"),
@@ -108,7 +142,7 @@ def test_every_document_of_an_example_names_its_schema_and_is_accepted(file: Pat
     documents = read_documents(file)
     named = {(file.parent / path).resolve() for path in MODELINE.findall(file.read_text(encoding="utf-8"))}
 
-    name = "bough" if file.name == "bough.yaml" else "agent"
+    name = "bough" if file.name == "bough.yaml" else "eval" if file in EVAL_SETS else "agent"
     assert named == {ROOT / "server" / "bough_server" / "schemas" / f"{name}.schema.json"}
     assert len(MODELINE.findall(file.read_text(encoding="utf-8"))) == len(documents)
     assert [mistakes(name, document.value) for document in documents] == [""] * len(documents)
@@ -132,6 +166,22 @@ def test_mistakes_in_a_definition_are_refused(text: str, about: str) -> None:
 def test_a_definition_needs_a_name_and_a_description() -> None:
     assert "'name' is a required property" in mistakes("agent", {"description": "D.", "llm": {}})
     assert "'description' is a required property" in mistakes("agent", {"name": "a", "llm": {}})
+
+
+@pytest.mark.parametrize("text", EVAL_SET_FORMS)
+def test_every_form_that_an_eval_set_can_have_is_accepted(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "eval.yaml"
+    file.write_text(EVAL_SET + text, encoding="utf-8")
+
+    assert read_eval_set(file)[1] == []
+    assert mistakes("eval", read_documents(file)[0].value) == ""
+
+
+@pytest.mark.parametrize(("text", "about"), EVAL_SET_MISTAKES)
+def test_mistakes_in_an_eval_set_are_refused(text: str, about: str) -> None:
+    [document] = parse_documents(EVAL_SET + text, path="eval.yaml")
+
+    assert about in mistakes("eval", document.value)
 
 
 @pytest.mark.parametrize("text", SETTINGS_FORMS)

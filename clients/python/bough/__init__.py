@@ -27,6 +27,7 @@ from bough.errors import (
     SessionBusy,
     Unavailable,
 )
+from bough.evaluations import run_source
 from bough.messages import file_part, text_of, user_message
 from bough.rejoining import NO_REJOINING, Rejoining
 from bough.stream import RunStream
@@ -72,6 +73,7 @@ __all__ = [
     "file_part",
     "refuse",
     "reply",
+    "run_source",
     "text_of",
     "tool_outcome",
     "user_message",

@@ -14,6 +14,7 @@ from bough.catalog import Catalog
 from bough.channel import CALL_TIMEOUT, DEFAULT_ADDRESS, RUN_TIMEOUT, ChannelOption, channel_options
 from bough.collection import answer_of, collect
 from bough.errors import from_rpc_error
+from bough.evaluations import Evaluations
 from bough.position import Request
 from bough.rejoining import Rejoining
 from bough.requests import MissingSession, State, View, WatchUntil
@@ -66,6 +67,7 @@ class AsyncClient:
         self._eval = eval_service_pb2_grpc.EvalServiceStub(used)
         self.catalog = Catalog(catalog_service_pb2_grpc.CatalogServiceStub(used), self._calls)
         self.sessions = Sessions(session_service_pb2_grpc.SessionServiceStub(used), self._calls)
+        self.evaluations = Evaluations(self._eval, self._calls, rejoining)
         self._timeout, self._rejoining = timeout, rejoining
 
     async def __aenter__(self) -> Self:

@@ -13,6 +13,7 @@ from bough.v1 import (
     agent_service_pb2,
     catalog_service_pb2,
     eval_service_pb2,
+    eval_set_pb2,
     execution_pb2,
     follow_pb2,
     fork_pb2,
@@ -197,3 +198,57 @@ def update_agent_request(
     return catalog_service_pb2.UpdateAgentRequest(
         definition=definition, update_mask=field_mask_pb2.FieldMask(paths=fields), revision=revision
     )
+
+
+def evaluate_request(
+    eval_set: eval_set_pb2.EvalSet,
+    *,
+    agent: str = "",
+    definitions: Iterable[agent_pb2.AgentDefinition] = (),
+    runs: int | None = None,
+    jobs: int | None = None,
+    gates: Iterable[str] = (),
+    budget: policy_pb2.Limits | None = None,
+    baseline: eval_service_pb2.EvalSource | None = None,
+    allow_removed: bool = False,
+    labels: Mapping[str, str] | None = None,
+    request_id: str = "",
+    heartbeat: float | None = None,
+) -> eval_service_pb2.EvaluateRequest:
+    """Build an Evaluate; it always has a request id, so that a repeated call never starts a second evaluation."""
+    return eval_service_pb2.EvaluateRequest(
+        request_id=request_id or _new_request_id(),
+        set=eval_set,
+        agent=agent,
+        definitions=definitions,
+        runs=runs,
+        jobs=jobs,
+        gates=gates,
+        budget=budget,
+        baseline=baseline,
+        allow_removed=allow_removed,
+        labels=labels,
+        heartbeat_interval=duration(heartbeat),
+    )
+
+
+def watch_evaluation_request(
+    evaluation_id: str, *, after_sequence: int = 0, heartbeat: float | None = None
+) -> eval_service_pb2.WatchEvaluationRequest:
+    """Build a WatchEvaluation that begins after a sequence."""
+    return eval_service_pb2.WatchEvaluationRequest(
+        evaluation_id=evaluation_id, after_sequence=after_sequence, heartbeat_interval=duration(heartbeat)
+    )
+
+
+def list_evaluations_request(
+    *,
+    set_name: str = "",
+    agent: str = "",
+    states: Iterable[State] = (),
+    labels: Mapping[str, str] | None = None,
+    page_size: int,
+) -> eval_service_pb2.ListEvaluationsRequest:
+    """Build a ListEvaluations of those that match every filter that is set."""
+    wanted = eval_service_pb2.EvaluationFilter(set_name=set_name, agent=agent, states=states, labels=labels)
+    return eval_service_pb2.ListEvaluationsRequest(page_size=page_size, filter=wanted)

@@ -14,6 +14,7 @@ from bough.catalog import SyncCatalog
 from bough.channel import CALL_TIMEOUT, DEFAULT_ADDRESS, RUN_TIMEOUT, ChannelOption, channel_options
 from bough.collection import answer_of, collect_sync
 from bough.errors import from_rpc_error
+from bough.evaluations import SyncEvaluations
 from bough.position import Request
 from bough.rejoining import Rejoining
 from bough.requests import MissingSession, State, View, WatchUntil
@@ -66,6 +67,7 @@ class Client:
         self._eval = eval_service_pb2_grpc.EvalServiceStub(used)
         self.catalog = SyncCatalog(catalog_service_pb2_grpc.CatalogServiceStub(used), self._calls)
         self.sessions = SyncSessions(session_service_pb2_grpc.SessionServiceStub(used), self._calls)
+        self.evaluations = SyncEvaluations(self._eval, self._calls, rejoining)
         self._timeout, self._rejoining = timeout, rejoining
 
     def __enter__(self) -> Self:

@@ -1,110 +1,51 @@
-"""EvalService: folds events of any source into agent trees, off the event loop."""
+"""EvalService: agent trees of runs and of events from any source, and evaluations that judge them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Final, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Final
 
-from google.protobuf.message import Message
+from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 
+from bough.v1 import eval_result_pb2, eval_service_pb2_grpc, invocation_pb2, run_pb2
 from bough.v1 import eval_service_pb2 as pb
-from bough.v1 import eval_service_pb2_grpc, event_pb2, invocation_pb2, run_pb2
+from bough_server import evaluation_events
+from bough_server.api.pagination import page_at, page_of, position_of, read_within
+from bough_server.api.streaming import StreamPosition, responses
+from bough_server.clock import Clock
 from bough_server.errors import FieldViolation, InvalidRequest, SequenceOutOfRange
+from bough_server.evals.compare import compare
+from bough_server.evals.evaluation_log import EvaluationFold
+from bough_server.evals.evaluations import Evaluations
+from bough_server.evals.folding import TreeBuilder, read_tree
+from bough_server.evals.given import diff_invocations, score_invocations
 from bough_server.runs.runs import Runs
-from bough_server.store.ports import EventLog, Principal, StoredEvent
+from bough_server.store.ports import EvaluationFilter, EventLog, Principal
 from bough_server.tree.fold import Tree
+from bough_server.views import Selection
 
-_LONG_COUNT: Final = 1_000
-_LONG_SIZE: Final = 16 * 1024
-"""So many events or bytes are folded in a thread: one event of 8 MiB may have 300,000 parts."""
+EVALUATION_ID_KEY: Final = "bough-evaluation-id"
+"""Initial metadata of the streams of evaluations: the evaluation, before its first event."""
 
-MAX_ITEMS: Final = 1_000_000
-"""The most parts, labels and other list items in events sent by callers that are folded together.
+LAST_SEQUENCE_KEY: Final = "bough-last-sequence"
+"""Trailing metadata of the streams of evaluations: the through_sequence of the last response."""
 
-An empty item takes two bytes on the wire, a thousand times as many in memory, and microseconds each time the record is
-traversed.
-"""
-
-T = TypeVar("T")
+_CASES: Final = "cases"
 
 MAX_EVENTS: Final = 1_000_000
 MAX_BYTES: Final = 256 * 1024 * 1024
 """The most events and bytes that one call aggregates: everything that the record may need stays in memory meanwhile."""
 
 
-class TreeBuilder:
-    """A tree built from batches of events."""
-
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
-        self.count = self.size = 0
-        """Events added so far, and their bytes."""
-        self._items = 0
-
-    async def add(self, events: Sequence[event_pb2.AgentEvent], *, size: int) -> None:
-        """Add events sent by a caller, which have `size` bytes together. Raises InvalidRequest beyond MAX_ITEMS."""
-        add = self._add_counted if size >= _LONG_SIZE else self._tree.add
-        await self._add_batch(add, events, count=len(events), size=size)
-
-    async def add_stored(self, page: Sequence[StoredEvent]) -> None:
-        """Add a page of a stored log."""
-        await self._add_batch(
-            self._tree.add_stored, page, count=len(page), size=sum(len(stored.data) for stored in page)
-        )
-
-    async def invocation(self) -> invocation_pb2.Invocation:
-        """Return the record of the events added so far."""
-        if _is_long(self.count, self.size):
-            return await asyncio.to_thread(self._tree.invocation)
-        return self._tree.invocation()
-
-    def _add_counted(self, event: event_pb2.AgentEvent) -> None:
-        self._items += _items_of(event, MAX_ITEMS - self._items)
-        if self._items > MAX_ITEMS:
-            description = f"hold more than {MAX_ITEMS:,} items in their lists. Aggregate each run separately."
-            raise InvalidRequest([FieldViolation(field="events", description=description)])
-        self._tree.add(event)
-
-    async def _add_batch(self, add: Callable[[T], None], items: Iterable[T], *, count: int, size: int) -> None:
-        self.count, self.size = self.count + count, self.size + size
-        if _is_long(count, size):
-            await asyncio.to_thread(_add_all, add, items)
-        else:
-            _add_all(add, items)
-
-
-def _items_of(message: Message, most: int) -> int:
-    """Count the items of all lists of a message, nested ones included; stop as soon as the count exceeds `most`."""
-    count = 0
-    waiting = [message]
-    while waiting and count <= most:
-        for field, value in waiting.pop().ListFields():
-            if not field.is_repeated:
-                if field.message_type is not None:
-                    waiting.append(value)
-                continue
-            count += len(value)
-            if count > most:
-                break
-            if field.message_type is not None and not field.message_type.GetOptions().map_entry:
-                waiting.extend(value)
-    return count
-
-
-def _is_long(count: int, size: int) -> bool:
-    return count >= _LONG_COUNT or size >= _LONG_SIZE
-
-
-def _add_all(add: Callable[[T], None], items: Iterable[T]) -> None:
-    for item in items:
-        add(item)
-
-
 class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
-    """Returns the aggregated agent trees of runs."""
+    """Returns the aggregated agent trees of runs, and judges them."""
 
-    def __init__(self, *, runs: Runs, log: EventLog, principal: Callable[[], Principal]) -> None:
-        self._runs, self._log, self._principal = runs, log, principal
+    def __init__(
+        self, *, runs: Runs, log: EventLog, evaluations: Evaluations, principal: Callable[[], Principal], clock: Clock
+    ) -> None:
+        self._runs, self._log, self._evaluations = runs, log, evaluations
+        self._principal, self._clock = principal, clock
 
     async def GetInvocation(
         self,
@@ -129,23 +70,139 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         """Return the record of the events in the request, in the order of arrival."""
         return pb.AggregateEventsResponse(invocation=await (await _folded(request_iterator)).invocation())
 
+    async def Evaluate(  # type: ignore[override]  # the responses are serialized already
+        self, request: pb.EvaluateRequest, context: aio.ServicerContext[pb.EvaluateRequest, pb.EvaluateResponse]
+    ) -> AsyncGenerator[bytes, None]:
+        """Start an evaluation and follow it to its end."""
+        heartbeat = request.heartbeat_interval if request.HasField("heartbeat_interval") else None
+        record = await self._evaluations.start(self._principal(), request)
+        async with aclosing(self._follow(record.evaluation.evaluation_id, context, heartbeat=heartbeat)) as messages:
+            async for message in messages:
+                yield message
+
+    async def WatchEvaluation(  # type: ignore[override]  # the responses are serialized already
+        self,
+        request: pb.WatchEvaluationRequest,
+        context: aio.ServicerContext[pb.WatchEvaluationRequest, pb.WatchEvaluationResponse],
+    ) -> AsyncGenerator[bytes, None]:
+        """Follow an evaluation from any sequence."""
+        heartbeat = request.heartbeat_interval if request.HasField("heartbeat_interval") else None
+        await self._evaluations.get(self._principal(), request.evaluation_id)
+        stream = self._follow(request.evaluation_id, context, after=request.after_sequence, heartbeat=heartbeat)
+        async with aclosing(stream) as messages:
+            async for message in messages:
+                yield message
+
+    async def CancelEvaluation(
+        self,
+        request: pb.CancelEvaluationRequest,
+        context: aio.ServicerContext[pb.CancelEvaluationRequest, pb.CancelEvaluationResponse],
+    ) -> pb.CancelEvaluationResponse:
+        """Request that an evaluation stops."""
+        record = await self._evaluations.cancel(self._principal(), request.evaluation_id, note=request.note)
+        return pb.CancelEvaluationResponse(evaluation=record.evaluation)
+
+    async def GetEvaluation(
+        self,
+        request: pb.GetEvaluationRequest,
+        context: aio.ServicerContext[pb.GetEvaluationRequest, pb.GetEvaluationResponse],
+    ) -> pb.GetEvaluationResponse:
+        """Return an evaluation with a page of its cases."""
+        page = page_of(request.page_size, request.page_token)
+        since = position_of(page, listing=_CASES)
+        record = await self._evaluations.get(self._principal(), request.evaluation_id)
+        fold = await self._evaluations.fold(self._principal(), request.evaluation_id)
+        names = list(fold.cases)
+        cases = await asyncio.to_thread(fold.case_results, names[since : since + page.size])
+        shown, token = page_at(
+            cases, page, listing=_CASES, since=since, total=len(names), size=lambda case: case.ByteSize()
+        )
+        summary = await asyncio.to_thread(_summary, fold)
+        result = fold.result(request.evaluation_id, shown, summary)
+        return pb.GetEvaluationResponse(evaluation=record.evaluation, result=result, next_page_token=token)
+
+    async def ListEvaluations(
+        self,
+        request: pb.ListEvaluationsRequest,
+        context: aio.ServicerContext[pb.ListEvaluationsRequest, pb.ListEvaluationsResponse],
+    ) -> pb.ListEvaluationsResponse:
+        """List evaluations, newest first."""
+        principal, asked = self._principal(), request.filter
+        chosen = EvaluationFilter(
+            set_name=asked.set_name, agent=asked.agent, states=tuple(asked.states), labels=dict(asked.labels)
+        )
+        evaluations, token = await read_within(
+            lambda page: self._evaluations.list(principal, chosen, page), page_of(request.page_size, request.page_token)
+        )
+        return pb.ListEvaluationsResponse(evaluations=evaluations, next_page_token=token)
+
+    async def CompareEvaluations(
+        self,
+        request: pb.CompareEvaluationsRequest,
+        context: aio.ServicerContext[pb.CompareEvaluationsRequest, pb.CompareEvaluationsResponse],
+    ) -> pb.CompareEvaluationsResponse:
+        """Compare two results."""
+        before = await self._evaluations.source(self._principal(), request.baseline)
+        after = await self._evaluations.source(self._principal(), request.candidate)
+        return pb.CompareEvaluationsResponse(comparison=await asyncio.to_thread(compare, before, after))
+
+    async def ScoreInvocations(
+        self,
+        request: pb.ScoreInvocationsRequest,
+        context: aio.ServicerContext[pb.ScoreInvocationsRequest, pb.ScoreInvocationsResponse],
+    ) -> pb.ScoreInvocationsResponse:
+        """Judge stored runs or given records."""
+        result = await score_invocations(self._evaluations.dependencies, self._principal(), request)
+        return pb.ScoreInvocationsResponse(result=result)
+
+    async def DiffInvocations(
+        self,
+        request: pb.DiffInvocationsRequest,
+        context: aio.ServicerContext[pb.DiffInvocationsRequest, pb.DiffInvocationsResponse],
+    ) -> pb.DiffInvocationsResponse:
+        """Compare the trees of two runs."""
+        found = await diff_invocations(self._evaluations.dependencies, self._principal(), request)
+        return pb.DiffInvocationsResponse(diff=found)
+
+    async def _follow(
+        self,
+        evaluation_id: str,
+        context: aio.ServicerContext[Any, Any],
+        *,
+        after: int = 0,
+        heartbeat: Duration | None = None,
+    ) -> AsyncGenerator[bytes, None]:
+        # Sent before the first event, so that a client that loses the stream can find its evaluation again.
+        await context.send_initial_metadata(((EVALUATION_ID_KEY, evaluation_id),))
+        position = StreamPosition(stamp=evaluation_events.stamp(evaluation_id), selection=Selection(), after=after)
+        seconds = None if heartbeat is None else heartbeat.ToTimedelta().total_seconds()
+        pages = self._evaluations.follow(self._principal(), evaluation_id, after=after)
+        try:
+            async with aclosing(responses(pages, position, clock=self._clock, heartbeat=seconds)) as messages:
+                async for message in messages:
+                    yield message
+        except SequenceOutOfRange:
+            raise  # a client could not resume from a sequence that does not exist
+        except BaseException:  # also when cancelled: a client that reconnects continues after this sequence
+            context.set_trailing_metadata(((LAST_SEQUENCE_KEY, str(position.sent_through)),))
+            raise
+        context.set_trailing_metadata(((LAST_SEQUENCE_KEY, str(position.sent_through)),))
+
     async def _read_tree(
         self, run: run_pb2.Run, through: int, options: invocation_pb2.InvocationOptions
     ) -> invocation_pb2.Invocation:
-        """Fold a log page by page, so that only one page is in memory.
-
-        Deltas are not read: a tree does not use them.
-        """
-        builder = TreeBuilder(Tree(options, run_id=run.run_id, session_id=run.session_id))
-        after = 0
-        while page := await self._log.read(run.run_id, after=after, through=through, deltas=False):
-            await builder.add_stored(page)
-            after = page[-1].sequence
+        tree = Tree(options, run_id=run.run_id, session_id=run.session_id)
+        builder = await read_tree(self._log, tree, run.run_id, through=through)
         # A log that is deleted meanwhile reads as one that ends early. This raises NotFound then.
         await self._runs.get(self._principal(), run.run_id)
         invocation = await builder.invocation()
         invocation.as_of_sequence = through
         return invocation
+
+
+def _summary(fold: EvaluationFold) -> eval_result_pb2.EvalTotals:
+    """Return the totals that the log holds, or of the cases so far while it has none."""
+    return fold.totaled.totals if fold.totaled is not None else fold.totals_of(fold.case_results())
 
 
 async def _folded(requests: AsyncIterator[pb.AggregateEventsRequest]) -> TreeBuilder:

@@ -40,6 +40,7 @@ def run_filter(asked: run_pb2.RunFilter) -> RunFilter:
         labels=dict(asked.labels),
         create_time_from_ns=begin.ToNanoseconds() if asked.HasField("create_time_from") else None,
         create_time_before_ns=end.ToNanoseconds() if asked.HasField("create_time_before") else None,
+        evaluation_id=asked.evaluation_id,
     )
 
 
@@ -54,6 +55,26 @@ def page_by_name(
     rest = sorted((item for item in items if name(item) > after), key=name)
     shown = _within(PAGE_BYTES, rest[: page.size], size)
     return shown, _token(listing, name(shown[-1])) if len(rest) > len(shown) else ""
+
+
+def position_of(page: Page, *, listing: str) -> int:
+    """Return the number of a page's first item in a list that has an order of its own.
+
+    Raises InvalidRequest for a token of another listing.
+    """
+    if not page.token:
+        return 0
+    name = _name_in(page.token, listing)
+    return int(name) if name.isdecimal() and len(name) < 10 else 0
+
+
+def page_at(
+    items: Sequence[T], page: Page, *, listing: str, since: int, total: int, size: Callable[[T], int]
+) -> tuple[list[T], str]:
+    """Return those of a page's items that fit it, and the token of the next page; the first is number `since`."""
+    shown = _within(PAGE_BYTES, items[: page.size], size)
+    after = since + len(shown)
+    return shown, _token(listing, str(after)) if after < total else ""
 
 
 async def read_within(

@@ -193,9 +193,10 @@ async def _probe(finding: Finding, model: "Model") -> Finding:
 
     from bough import text_of, user_message
     from bough.v1 import step_pb2
-    from bough_server.cli.render.format import clip, one_line, seconds_text
+    from bough_server.cli.render.format import clip, seconds_text
     from bough_server.errors import ModelError
     from bough_server.models.model import ModelRequest
+    from bough_server.plain_text import one_line
 
     began, answer = time.monotonic(), ""
     try:

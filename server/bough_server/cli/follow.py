@@ -28,12 +28,13 @@ from bough_server.cli.loop import on_interrupt
 from bough_server.cli.options import Display, Output, View
 from bough_server.cli.output import Screen, forgive_encoding, json_line, print_line, print_lines, terminal
 from bough_server.cli.prompts import Dialog, TerminalDialog, ask_all, is_terminal
-from bough_server.cli.render.format import error_text, printable
+from bough_server.cli.render.format import error_text
 from bough_server.cli.render.notes import cancelled_text, file_texts
 from bough_server.cli.render.plain import plain_line
 from bough_server.cli.render.questions import waiting_lines
 from bough_server.cli.render.tree import tree_lines
 from bough_server.errors import BoughError
+from bough_server.plain_text import printable
 
 _CODES: Final = {
     execution_pb2.EXECUTION_STATE_SUCCEEDED: ExitCode.YES,

@@ -28,6 +28,7 @@ _COMMANDS: Final = {
     "schema": "schema",
     "agents": "agents",
     "models": "agents",
+    "eval": "eval",
     "sessions": "sessions",
     "db": "db",
 }

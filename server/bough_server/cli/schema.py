@@ -12,13 +12,14 @@ class SchemaKind(StrEnum):
 
     BOUGH = "bough.yaml"
     AGENT = "agent"
+    EVAL = "eval"
 
 
 def schema(
     kind: Annotated[SchemaKind, typer.Argument(help="The kind of file.")],
     path: Annotated[bool, typer.Option("--path", help="Print the path of the installed file instead.")] = False,
 ) -> None:
-    """Print the JSON Schema of bough.yaml or of agent files.
+    """Print the JSON Schema of bough.yaml, of agent files or of eval sets.
 
     Name it in a file for the YAML language server: `# yaml-language-server: $schema=PATH`.
     """

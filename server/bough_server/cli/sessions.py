@@ -232,7 +232,7 @@ def _add(changes: dict[str, str | None], name: str, value: str | None) -> None:
 
 def _print_state(state_json: str, *, json: bool) -> None:
     from bough_server.cli.output import print_line
-    from bough_server.cli.render.format import printable
+    from bough_server.plain_text import printable
     from bough_server.session_state import values_of
 
     if json:

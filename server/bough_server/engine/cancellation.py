@@ -203,7 +203,7 @@ class Cancellation:
         """
         return self._cuts.setdefault(scope, asyncio.get_running_loop().create_future())
 
-    def close_recorded(self, scopes: set[str]) -> None:
+    def close_recorded(self) -> None:
         """Close scopes that the log says were cancelled; called before anything of a recovered run goes live.
 
         The end that led to a cancellation may not be in the log. Whatever fails in the cancelled scope must not come
@@ -211,8 +211,9 @@ class Cancellation:
         """
         # Scopes with a timeout in the log are closed at that point, and the run's own is closed by its canceller.
         cut = {event.cancel_requested.effect_scope for event in self._journal.cut_short.values()}
-        self._closed |= scopes - cut - {""}
-        self._cancelled_by_others |= scopes - cut - {""}
+        scopes = self._journal.cancelled.keys() - cut - {""}
+        self._closed |= scopes
+        self._cancelled_by_others |= scopes
 
     def replay_cut(self, scope: str) -> None:
         """Close a scope whose timeout is recorded at this point of the log."""

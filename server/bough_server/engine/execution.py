@@ -55,6 +55,8 @@ class Execution:
         """The session's state as the run found it; of a queued run not known before it begins."""
         self.starts_with = begun.starts_with
         """The member that the root starts with, empty for its usual start; of a queued run known once it begins."""
+        self.mocks = journal.forks.mocks(facts.started.run_started)
+        """What answers tool calls instead of the tools; None in every run that no evaluation started."""
         self.default_deltas = default_deltas or policy_pb2.DeltaPolicy()
         self.tracing = tracing
         self.clock = clock
@@ -308,19 +310,12 @@ class Execution:
         """Return the effects that wait for an answer; for an approval, which has its own key, that is the call."""
         return {keys.owner(key) for key, _ in self.journal.open_requests()}
 
-    def _cancelled(self) -> set[str]:
-        """Return the recorded cancellations that stand; a fork with another policy may judge their causes otherwise."""
-        judged, at = self.policy.on_sub_agent_failure, self.journal.forks.policy_at
-        started = self.facts.started.run_started.policy
-        cancelled = self.journal.cancelled.items()
-        return {scope for scope, sequence in cancelled if at(sequence, started).on_sub_agent_failure == judged}
-
     def _replayed(self, frontier: Sequence[str]) -> None:
         """Switch to live, or end an offline replay, which must ask for nothing beyond the log."""
         self.scheduler.is_replaying = False
         if not self.writer.is_offline:
             self.writer.go_live()
-            self.cancellation.close_recorded(self._cancelled())
+            self.cancellation.close_recorded()
         elif "" in self.journal.cancelled:
             self.writer.observe_scope("")
             self._end_without_error()

@@ -29,7 +29,7 @@ def mistakes(request: input_pb2.InputRequest, answer: input_pb2.InputAnswer) -> 
     if given == "approval":
         return _arguments(answer.approval.arguments_json, request.answer_schema_json)
     if given == "value_json":
-        return _value(answer.value_json, request.answer_schema_json, "value_json")
+        return value_mistakes(answer.value_json, request.answer_schema_json, "value_json")
     return outcome_mistakes(answer.tool_outcome)
 
 
@@ -46,7 +46,12 @@ def outcome_mistakes(outcome: message_pb2.ToolOutcome) -> list[str]:
         return ["details_json is not a JSON object."]
     if any(part.metadata_json and not is_json_object(part.metadata_json) for part in parts):
         return ["The metadata_json of a part is not a JSON object."]
-    return [wrong for part in parts if part.HasField("data_json") for wrong in _value(part.data_json, "", "data_json")]
+    return [
+        wrong
+        for part in parts
+        if part.HasField("data_json")
+        for wrong in value_mistakes(part.data_json, "", "data_json")
+    ]
 
 
 def result_of(outcome: message_pb2.ToolOutcome, call: message_pb2.ToolCall) -> message_pb2.ToolResult:
@@ -96,7 +101,8 @@ def _arguments(arguments_json: str, schema_json: str) -> list[str]:
     return []
 
 
-def _value(value_json: str, schema_json: str, field: str) -> list[str]:
+def value_mistakes(value_json: str, schema_json: str, field: str) -> list[str]:
+    """Return how a text is no JSON or does not fit a schema, in sentences that name `field`; empty if it fits."""
     try:
         value = json.loads(value_json, parse_constant=_no_constant)
         # JSON may escape half of a surrogate pair; no string field of a message can carry it, so refuse it here.

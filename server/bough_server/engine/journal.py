@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import error_pb2, event_pb2, execution_pb2, input_pb2, message_pb2, policy_pb2
+from bough.v1 import error_pb2, eval_set_pb2, event_pb2, execution_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server import events
 from bough_server.engine import keys
 from bough_server.errors import NonDeterministic
@@ -80,6 +80,13 @@ class Forks:
             if fork.sequence < sequence and fork.run_forked.HasField("policy"):
                 policy = fork.run_forked.policy
         return policy
+
+    def mocks(self, started: event_pb2.RunStarted) -> eval_set_pb2.ToolMocks | None:
+        """Return what answers tool calls instead of the tools: as the last fork says that says it, else the start."""
+        for fork in reversed(self._forks):
+            if fork.run_forked.HasField("mocks"):
+                return fork.run_forked.mocks
+        return started.mocks if started.HasField("mocks") else None
 
 
 class Journal:

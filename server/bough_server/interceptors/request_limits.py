@@ -26,7 +26,19 @@ MAX_BYTES: Final = 1024 * 1024
 The bytes of files in inputs and results do not count: their bound is a separate one.
 """
 
-_MAX_BYTES_OF: Final[Mapping[str, int]] = {"ResumeRunRequest": 2 * MAX_BYTES, "AggregateEventsRequest": 8 * MAX_BYTES}
+MAX_ITEMS_JUDGED: Final = 200_000
+"""The most items of a request with eval sets, results or records, nested ones included."""
+
+_JUDGING: Final = frozenset(
+    {"EvaluateRequest", "CompareEvaluationsRequest", "ScoreInvocationsRequest", "DiffInvocationsRequest"}
+)
+"""Requests that bring eval sets, results or records."""
+
+_MAX_BYTES_OF: Final[Mapping[str, int]] = {
+    "ResumeRunRequest": 2 * MAX_BYTES,
+    "AggregateEventsRequest": 8 * MAX_BYTES,
+    **dict.fromkeys(_JUDGING, 8 * MAX_BYTES),
+}
 
 _UNBOUNDED: Final = frozenset({"AggregateEventsRequest"})
 """Requests of a stream whose items its service bounds as a whole."""
@@ -41,6 +53,7 @@ _BULK: Final[Mapping[str, str]] = {
     "CreateAgentRequest": "definition",
     "UpdateAgentRequest": "definition",
     "ValidateAgentsRequest": "definitions",
+    "EvaluateRequest": "set",
 }
 """The field that holds most of a request's bytes."""
 
@@ -104,8 +117,10 @@ def bounded(
 
 def excess(request: Message) -> FieldViolation | None:
     """Return a violation for the first list, or item of one, that exceeds its bound; None if there is none."""
-    if request.DESCRIPTOR.name in _UNBOUNDED:
+    name = request.DESCRIPTOR.name
+    if name in _UNBOUNDED:
         return None
+    most, most_in_all = (MAX_ITEMS_JUDGED,) * 2 if name in _JUDGING else (MAX_ITEMS, MAX_ITEMS_IN_ALL)
     count = 0
     waiting: list[tuple[str, Message]] = [("", request)]
     while waiting:
@@ -117,10 +132,10 @@ def excess(request: Message) -> FieldViolation | None:
                     waiting.append((path, value))
                 continue
             count += len(value)
-            if len(value) > MAX_ITEMS:
-                return _too_many(path, f"has {len(value):,} items; a list of a request may have {MAX_ITEMS:,}")
-            if count > MAX_ITEMS_IN_ALL:
-                return _too_many("", f"has more than {MAX_ITEMS_IN_ALL:,} items in all its lists together")
+            if len(value) > most:
+                return _too_many(path, f"has {len(value):,} items; a list of a request may have {most:,}")
+            if count > most_in_all:
+                return _too_many("", f"has more than {most_in_all:,} items in all its lists together")
             if field.message_type is None or field.message_type.GetOptions().map_entry:
                 continue
             items = [(f"{path}[{index}]", item) for index, item in enumerate(value)]

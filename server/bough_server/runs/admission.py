@@ -3,20 +3,30 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from google.protobuf.message import Message
 
-from bough.v1 import agent_pb2, agent_service_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2, run_pb2
+from bough.v1 import (
+    agent_pb2,
+    agent_service_pb2,
+    eval_set_pb2,
+    event_pb2,
+    execution_pb2,
+    message_pb2,
+    policy_pb2,
+    run_pb2,
+)
 from bough_server import events, ids
 from bough_server.agents.pinned import REPLAY_VERSION
 from bough_server.agents.registry import VersionHashes, reachable
-from bough_server.blobs import StoredBlob
+from bough_server.blobs import StoredBlob, referenced
 from bough_server.engine.input_requests import is_json_object, part_of_caller
 from bough_server.errors import FieldViolation, InvalidRequest, RequestIdReused
 from bough_server.messages import copy_of
 from bough_server.runtime.agent import Agent, Resolver
+from bough_server.runtime.tool_mocks import mock_mistakes
 from bough_server.store.ports import Principal, RunRecord
 
 MAX_INPUT_BYTES: Final = 256 * 1024
@@ -152,6 +162,38 @@ def effective_policy(asked: policy_pb2.RunPolicy, defaults: RunDefaults) -> poli
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CaseRun:
+    """The evaluation and the case that a run belongs to, and what answers its tools' calls.
+
+    No request of a client can bring it.
+    """
+
+    evaluation_id: str
+    case_id: str
+    mocks: eval_set_pb2.ToolMocks | None = None
+    """None: nothing does, or in a fork what does in its origin. Their run_id is not read: `tools` has its results."""
+
+
+async def admitted_case(case: CaseRun | None, *, most: int) -> tuple[CaseRun | None, Sequence[StoredBlob]]:
+    """Return a case whose mocks name their files by their SHA-256, and the files, which may have `most` bytes.
+
+    Raises InvalidRequest if the mocks cannot be used.
+    """
+    if case is None or case.mocks is None:
+        return case, ()
+    mocks = copy_of(case.mocks)
+    mocks.DiscardUnknownFields()
+    mocks, files = await referenced(mocks, most=most, field="mocks")
+    wrong = [
+        FieldViolation(field=f"mocks.{field}" if field else "mocks", description=sentence)
+        for field, sentence in mock_mistakes(mocks)
+    ]
+    if wrong:
+        raise InvalidRequest(wrong)
+    return replace(case, mocks=mocks), files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """Everything about a run that is decided before it is created."""
 
@@ -167,7 +209,8 @@ class Admission:
     deadline_time_ns: int | None
     now_ns: int
     files: Sequence[StoredBlob] = ()
-    """The files of the input, to be stored with it."""
+    """The files of the input and of the case's mocks, to be stored with them."""
+    case: CaseRun | None = None
 
 
 def record_of(admission: Admission, principal: Principal, session_id: str, *, owner: str, is_queued: bool) -> RunRecord:
@@ -230,7 +273,16 @@ def run_started(admission: Admission, *, session_cut: int, trace_id: str, span_i
     begun.request_id = request.request_id
     begun.request_digest = admission.digest if request.request_id else ""
     begun.user_id = admission.user_id
+    if admission.case is not None:
+        set_case(begun, admission.case)
     return event
+
+
+def set_case(begun: event_pb2.RunStarted | event_pb2.RunForked, case: CaseRun) -> None:
+    """Set what a run began with as a run of a case."""
+    begun.evaluation_id, begun.case_id = case.evaluation_id, case.case_id
+    if case.mocks is not None:
+        begun.mocks.CopyFrom(case.mocks)
 
 
 def spoken_by_user(content: message_pb2.Message, *, root_id: str, message_root: str) -> message_pb2.Message:

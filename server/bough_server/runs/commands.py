@@ -66,6 +66,7 @@ class RemoteCommands:
     async def _carry_out(self, run_id: str, act: Act, is_elsewhere: Callable[[RunRecord], Awaitable[bool]]) -> None:
         """Carry out a run's pending commands, dropping those that are no longer possible or fail unexpectedly.
 
+        Commands to evaluations arrive as well, and are left to their reader: no run with such an id is found.
         Raises ServerStopping and StorageFailed, after which the commands are still pending.
         """
         record = await self._dependencies.store.runs.find(run_id)

@@ -4,7 +4,17 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bough.v1 import agent_pb2, agent_service_pb2, error_pb2, event_pb2, execution_pb2, fork_pb2, run_pb2
+from bough.v1 import (
+    agent_pb2,
+    agent_service_pb2,
+    error_pb2,
+    eval_set_pb2,
+    event_pb2,
+    execution_pb2,
+    fork_pb2,
+    policy_pb2,
+    run_pb2,
+)
 from bough_server import events, ids
 from bough_server.agents.definition import revision
 from bough_server.agents.pinned import MissingVersion
@@ -14,13 +24,15 @@ from bough_server.engine.input_requests import outcome_of_caller
 from bough_server.engine.journal import Journal
 from bough_server.errors import FieldViolation, ForkRefused, InvalidRequest, SequenceOutOfRange
 from bough_server.messages import copy_of
-from bough_server.runs.admission import check_input, effective_policy, spoken_by_user
+from bough_server.runs.admission import CaseRun, check_input, effective_policy, set_case, spoken_by_user
 from bough_server.runs.close import as_records, policy_of, read_log
 from bough_server.runs.dependencies import RunDependencies
+from bough_server.runs.fork_aborts import start_under_policy
 from bough_server.runs.fork_edits import check_edits, edited_ends, with_result
 from bough_server.runs.live import LiveRun
 from bough_server.runs.takeover import Takeover
 from bough_server.runtime.agent import Resolver, llm_of
+from bough_server.runtime.tool_mocks import is_replaced
 from bough_server.store.ports import NewFork, Principal, RunRecord
 from bough_server.templates import template_mistake
 
@@ -40,11 +52,12 @@ class ForkPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkAddress:
-    """The id, principal and request digest of a new fork."""
+    """The id, principal and request digest of a new fork, and the case that it belongs to."""
 
     run_id: str
     principal: Principal
     digest: str
+    case: CaseRun | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +69,22 @@ class ForkStart:
 
 
 def fork_point_of(
-    request: agent_service_pb2.ForkRunRequest, log: Sequence[event_pb2.AgentEvent], *, last_sequence: int
+    request: agent_service_pb2.ForkRunRequest,
+    log: Sequence[event_pb2.AgentEvent],
+    *,
+    last_sequence: int,
+    policy: policy_pb2.RunPolicy | None = None,
 ) -> ForkPoint:
     """Return the fork point of a request; `log` is the origin's without deltas and ends at `last_sequence`.
 
-    Raises SequenceOutOfRange, ForkRefused and InvalidRequest.
+    `policy` is the fork's, None if it keeps its origin's. Raises SequenceOutOfRange, ForkRefused and InvalidRequest.
     """
     edited = edited_ends(request.changes, log)
     # An edited result must not be among the shared events, so the fork starts before the first of them.
     sequence = min([request.after_sequence, *(end.sequence - 1 for end in edited)])
     _check_place(log, sequence, last_sequence)
+    if policy is not None:
+        sequence = start_under_policy(log, sequence, policy)
     shared = [event for event in log if event.sequence <= sequence]
     check_edits(edited, shared, last_sequence=sequence)
     _check_input_change(request.changes, sequence)
@@ -85,7 +104,8 @@ def fork_of(
     Raises ForkRefused and InvalidRequest.
     """
     if not request.allow_open_effects:
-        _check_open_tools(point.shared, {end.effect_key for end in point.edited}, resolver)
+        mocks = address.case.mocks if address.case is not None else None
+        _check_open_tools(point.shared, {end.effect_key for end in point.edited}, resolver, mocks)
     definitions = changed_definitions(request.changes, resolver)
     forked = _forked(request, point, address)
     forked.run_forked.labels.update(request.labels or origin.run.labels)
@@ -164,13 +184,21 @@ def _check_input_change(changes: fork_pb2.ForkChanges, sequence: int) -> None:
     check_input(changes.input, field="changes.input")
 
 
-def _check_open_tools(shared: Sequence[event_pb2.AgentEvent], edited: set[str], resolver: Resolver) -> None:
+def _check_open_tools(
+    shared: Sequence[event_pb2.AgentEvent],
+    edited: set[str],
+    resolver: Resolver,
+    mocks: eval_set_pb2.ToolMocks | None,
+) -> None:
     journal = Journal(shared)
+    if mocks is None:
+        mocks = journal.forks.mocks(shared[0].run_started)
     for key, event in journal.started.items():
         is_open = event.HasField("tool_started") and key not in {*journal.results, *journal.dispatched, *edited}
         if is_open and not any(keys.covers(scope, key) for scope in journal.cancelled):
-            name = event.tool_started.call.name
-            if name in resolver.tools and resolver.tools[name].on_recovery != "retry":
+            call, name = event.tool_started.call, event.tool_started.call.name
+            is_once = name in resolver.tools and resolver.tools[name].on_recovery != "retry"
+            if is_once and not is_replaced(mocks, call, agent=event.agent):
                 raise ForkRefused(
                     f"The tool {name!r} was running at this point, and may not simply be run again. Fork before "
                     f"sequence {event.sequence}, edit its result, or set allow_open_effects."
@@ -191,7 +219,20 @@ def _forked(request: agent_service_pb2.ForkRunRequest, point: ForkPoint, address
     forked.request_id = request.request_id
     forked.request_digest = address.digest if request.request_id else ""
     forked.user_id = address.principal.user_id
+    if address.case is not None:
+        set_case(forked, address.case)
     return event
+
+
+def _set_policy(
+    forked: event_pb2.RunForked, point: ForkPoint, *, policy: policy_pb2.RunPolicy | None, deadline_time_ns: int | None
+) -> None:
+    """Set the policy that the request brings, if any, and the deadline, which a background run does not have."""
+    if policy is not None:
+        forked.policy.CopyFrom(policy)
+    in_force = policy if policy is not None else policy_of(point.shared)
+    if deadline_time_ns is not None and not in_force.background:
+        forked.deadline_time.FromNanoseconds(deadline_time_ns)
 
 
 class RunForker:
@@ -203,48 +244,33 @@ class RunForker:
 
     async def fork(
         self,
-        principal: Principal,
         request: agent_service_pb2.ForkRunRequest,
+        address: ForkAddress,
         *,
-        run_id: str,
-        digest: str,
         files: Sequence[StoredBlob],
         deadline_time_ns: int | None,
     ) -> LiveRun:
-        """Create a fork with the id `run_id` and launch it; `files` are those of its changes.
+        """Create a fork and launch it; `files` are those of its changes and of its mocks.
 
         Raises NotFound, SequenceOutOfRange, ForkRefused, InvalidRequest, RequestIdTaken and StorageFailed.
         """
         dependencies = self._dependencies
-        origin = await dependencies.store.runs.get(principal, request.run_id)
+        origin = await dependencies.store.runs.get(address.principal, request.run_id)
         # Before the log: events that a live origin appends in between must not move the end that is checked.
         last_sequence = await dependencies.store.log.last_sequence(request.run_id)
         log = await read_log(dependencies.store.log, request.run_id)
-        point = fork_point_of(request, log, last_sequence=last_sequence)
-        address = ForkAddress(run_id=run_id, principal=principal, digest=digest)
+        has_policy = request.HasField("policy")
+        policy = effective_policy(request.policy, dependencies.defaults) if has_policy else None
+        point = fork_point_of(request, log, last_sequence=last_sequence, policy=policy)
         try:
             resolver = await self._takeover.resolver(point.shared)
             fork = fork_of(request, point, origin=origin, resolver=resolver, address=address)
-            self._set_policy(request, point, fork.events[0].run_forked, deadline_time_ns)
+            _set_policy(fork.events[0].run_forked, point, policy=policy, deadline_time_ns=deadline_time_ns)
             record = self._record(address, point, fork)
             await self._create(fork, record, files)
             return await self._takeover.launch(record, [*point.shared, *fork.events])
         except MissingVersion as missing:
             raise ForkRefused(str(missing)) from None
-
-    def _set_policy(
-        self,
-        request: agent_service_pb2.ForkRunRequest,
-        point: ForkPoint,
-        forked: event_pb2.RunForked,
-        deadline_time_ns: int | None,
-    ) -> None:
-        """Set the policy that the request brings, if any, and the deadline, which a background run does not have."""
-        if request.HasField("policy"):
-            forked.policy.CopyFrom(effective_policy(request.policy, self._dependencies.defaults))
-        policy = forked.policy if forked.HasField("policy") else policy_of(point.shared)
-        if deadline_time_ns is not None and not policy.background:
-            forked.deadline_time.FromNanoseconds(deadline_time_ns)
 
     async def _create(self, fork: ForkStart, record: RunRecord, files: Sequence[StoredBlob]) -> None:
         forked, created = fork.events[0].run_forked, record.run.create_time.ToNanoseconds()

@@ -12,6 +12,8 @@ from bough_server.blobs import StoredBlob, referenced
 from bough_server.errors import Fenced, ServerStopping, StorageFailed
 from bough_server.runs.admission import (
     Admission,
+    CaseRun,
+    admitted_case,
     check_input,
     effective_policy,
     request_digest,
@@ -21,7 +23,7 @@ from bough_server.runs.close import close_reason
 from bough_server.runs.commands import RemoteCommands
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.follow import LogFollower, Pages, Until
-from bough_server.runs.fork import RunForker
+from bough_server.runs.fork import ForkAddress, RunForker
 from bough_server.runs.resume import Resumed, RunResumer
 from bough_server.runs.start import RunStarter
 from bough_server.runs.supervisor import RunSupervisor
@@ -58,9 +60,11 @@ class Runs:
         *,
         deadline_time_ns: int | None,
         trace: Parent,
+        case: CaseRun | None = None,
     ) -> RunRecord:
         """Create a run and start it, or return the one that the same request started before.
 
+        `case` is set by evaluations only. The request's digest does not cover it.
         Raises InvalidRequest, NotFound (agent, session), AgentUnusable, RequestIdReused, SessionBusy, ServerStopping,
         StorageFailed.
         """
@@ -71,7 +75,10 @@ class Runs:
         digest = request_digest(request)
         if (earlier := await self._earlier(principal, request.request_id, digest)) is not None:
             return earlier
-        admission = await self._admit(principal, request, digest, files=files, deadline_time_ns=deadline_time_ns)
+        case, mocked = await admitted_case(case, most=self._dependencies.max_files_bytes)
+        admission = await self._admit(
+            principal, request, digest, files=[*files, *mocked], deadline_time_ns=deadline_time_ns, case=case
+        )
         self._refuse_while_draining()  # again, because draining may have begun during the awaits
         # Shielded: a caller that disconnects meanwhile must not leave a run on disk that no worker executes.
         starting = self._supervisor.shielded(admission.run_id, self._starter.start(principal, admission, trace))
@@ -94,6 +101,7 @@ class Runs:
         *,
         files: Sequence[StoredBlob],
         deadline_time_ns: int | None,
+        case: CaseRun | None,
     ) -> Admission:
         dependencies = self._dependencies
         resolver, versions = await dependencies.agents.for_run(principal.tenant_id, request.agent, request.definitions)
@@ -110,13 +118,20 @@ class Runs:
             deadline_time_ns=None if policy.background else deadline_time_ns,
             now_ns=now,
             files=files,
+            case=case,
         )
 
     async def fork(
-        self, principal: Principal, request: agent_service_pb2.ForkRunRequest, *, deadline_time_ns: int | None
+        self,
+        principal: Principal,
+        request: agent_service_pb2.ForkRunRequest,
+        *,
+        deadline_time_ns: int | None,
+        case: CaseRun | None = None,
     ) -> tuple[RunRecord, int]:
         """Fork a run, or return the fork that the same request created before, with the sequence of the fork point.
 
+        `case` is set by evaluations only. The request's digest does not cover it.
         Raises NotFound, SequenceOutOfRange, ForkRefused, InvalidRequest, RequestIdReused, ServerStopping and
         StorageFailed.
         """
@@ -126,12 +141,13 @@ class Runs:
         digest = request_digest(request)
         record = await self._earlier(principal, request.request_id, digest)
         if record is None:
-            run_id = ids.new_uuid7(self._dependencies.clock.now_ns())
-            forking = self._forker.fork(
-                principal, request, run_id=run_id, digest=digest, files=files, deadline_time_ns=deadline_time_ns
+            case, mocked = await admitted_case(case, most=self._dependencies.max_files_bytes)
+            address = ForkAddress(
+                run_id=ids.new_uuid7(self._dependencies.clock.now_ns()), principal=principal, digest=digest, case=case
             )
+            forking = self._forker.fork(request, address, files=[*files, *mocked], deadline_time_ns=deadline_time_ns)
             try:
-                record = (await self._supervisor.shielded(run_id, forking)).record
+                record = (await self._supervisor.shielded(address.run_id, forking)).record
             except RequestIdTaken as taken:
                 record = await self._dependencies.store.runs.get(principal, taken.run_id)
                 same_request(record, digest, request.request_id)

@@ -1,7 +1,7 @@
 """The effect that calls an ordinary tool, for a model or for code: checked, approved, run, recorded.
 
 The order is: checks, input_requested, input_received, tool_started. A refused call has tool_failed without
-tool_started, and a client-side tool never has tool_started.
+tool_started, and a client-side tool has no tool_started unless a mock answers it.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, session_pb2
+from bough.v1 import error_pb2, eval_set_pb2, event_pb2, message_pb2, session_pb2
 from bough_server import events, ids
 from bough_server.engine import keys
 from bough_server.engine.execution import as_run_error
@@ -22,6 +22,7 @@ from bough_server.messages import text_of
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.questions import ToolQuestions
 from bough_server.runtime.state import LaneState, StateView
+from bough_server.runtime.tool_mocks import mock_of, mocked_result
 from bough_server.runtime.toolset import ToolOffer
 from bough_server.telemetry import Traced
 from bough_server.tools import builtin
@@ -98,12 +99,21 @@ class ToolCallEffect:
                 return await self._again(started, offer)
             offer = self._admitted(offer)
             call = await self._questions.approved(self._call, offer)
+            mock = self._mock(call, offer)
         except RunError as refusal:
             self._release()  # before the refusal is recorded: code that reacts to it may call again at once
             return self._fail(refusal)
-        if offer.tool is not None and offer.tool.is_client_side:
+        if mock is None and offer.tool is not None and offer.tool.is_client_side:
             return await self._in_client(call, offer)
-        return await self._run(call, offer, ids.derived_id(self._execution.facts.run_id, self._key))
+        return await self._run(call, offer, mock, ids.derived_id(self._execution.facts.run_id, self._key))
+
+    def _mock(self, call: message_pb2.ToolCall, offer: ToolOffer) -> eval_set_pb2.ToolMock | None:
+        """Return the mock that answers a call instead of its tool, or None. Raises RunError TOOL_NOT_MOCKED."""
+        mocks = self._execution.mocks
+        # A client that has answered before the fork that brought the mocks is not contradicted by them.
+        if mocks is None or offer.tool is None or self._key in self._execution.journal.answered:
+            return None
+        return mock_of(mocks, call, agent=self._running.name)
 
     def _release(self) -> None:
         """Release the call's reservation if it has not started."""
@@ -154,16 +164,20 @@ class ToolCallEffect:
         # The last start, not the model's call: an approver may have edited the arguments.
         starts = [event for event in execution.journal.of_effect[key] if event.HasField("tool_started")]
         call = starts[-1].tool_started.call
-        rule = offer.tool.on_recovery if offer.tool is not None else "retry"
+        mock = self._mock(call, offer)
+        # A mock answers again: the rule is for tools, which may have changed something.
+        rule = offer.tool.on_recovery if offer.tool is not None and mock is None else "retry"
         if rule == "fail":
             raise _lost(call.name)
         if rule == "ask":
             answer = await self._questions.after_loss(call, offer, attempt=self._attempt)
             if isinstance(answer, message_pb2.ToolResult):
                 return self._end(answer, None)
-            call = answer
+            call, mock = answer, self._mock(answer, offer)  # an approver may have edited the arguments
+        if mock is None and offer.tool is not None and offer.tool.is_client_side:
+            return await self._in_client(call, offer)  # a fork without the mocks of its origin
         self._attempt += 1
-        return await self._run(call, offer, self._idempotency_key(started))
+        return await self._run(call, offer, mock, self._idempotency_key(started))
 
     def _idempotency_key(self, started: event_pb2.AgentEvent) -> str:
         """Return the key of the first attempt, so that the tool can detect the repetition; a fork uses its own."""
@@ -211,12 +225,22 @@ class ToolCallEffect:
         self._state.apply(ended.tool_completed.state_changes)
         return result
 
-    async def _run(self, call: message_pb2.ToolCall, offer: ToolOffer, idempotency_key: str) -> message_pb2.ToolResult:
+    async def _run(
+        self,
+        call: message_pb2.ToolCall,
+        offer: ToolOffer,
+        mock: eval_set_pb2.ToolMock | None,
+        idempotency_key: str,
+    ) -> message_pb2.ToolResult:
         async with self._execution.concurrency.place(self._key, self._running.budget):
-            return await self._run_now(call, offer, idempotency_key)
+            return await self._run_now(call, offer, mock, idempotency_key)
 
     async def _run_now(
-        self, call: message_pb2.ToolCall, offer: ToolOffer, idempotency_key: str
+        self,
+        call: message_pb2.ToolCall,
+        offer: ToolOffer,
+        mock: eval_set_pb2.ToolMock | None,
+        idempotency_key: str,
     ) -> message_pb2.ToolResult:
         execution, running, key = self._execution, self._running, self._key
         traced = execution.tracing.execute_tool(
@@ -232,8 +256,11 @@ class ToolCallEffect:
         result = message_pb2.ToolResult(call=call, start_time=started.record_time)
         state = StateView(self._state)
         try:
-            with traced.attached():
-                result.parts.extend(await self._execution.keep_parts(await self._execute(started, offer, state)))
+            if mock is not None:
+                result.MergeFrom(mocked_result(mock, call))
+            else:
+                with traced.attached():
+                    result.parts.extend(await self._execution.keep_parts(await self._execute(started, offer, state)))
         except Exception as raised:
             result.error.CopyFrom(as_run_error(raised).to_agent_error())
         result.duration.CopyFrom(duration(execution.clock.now_ns() - result.start_time.ToNanoseconds()))

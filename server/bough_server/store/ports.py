@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Seque
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from bough.v1 import agent_pb2, event_pb2, execution_pb2, message_pb2, run_pb2, session_pb2, usage_pb2
+from bough.v1 import agent_pb2, evaluation_pb2, event_pb2, execution_pb2, message_pb2, run_pb2, session_pb2, usage_pb2
 from bough_server.blobs import StoredBlob
 
 
@@ -32,8 +32,28 @@ class Record(NamedTuple):
     """The files that this event, or one after it in the same append, is the first of its run to refer to."""
 
 
+class EvaluationFact(NamedTuple):
+    """An event of an evaluation, as Record is one of a run. `data` is its serialized form without evaluation_id."""
+
+    # A class besides Record, so that the fold of a run need not ask of each record which of both it is.
+
+    sequence: int
+    kind: int
+    data: bytes
+    event: evaluation_pb2.EvaluationEvent
+    blobs: Sequence[StoredBlob] = ()
+    """Always empty: evaluations have no files."""
+
+
+LogRecord = Record | EvaluationFact
+"""An event to append; all of one log are of one class."""
+
+
 class StoredEvent(NamedTuple):
-    """A committed event. `data` is its serialized form without run_id and session_id (see events.stamp)."""
+    """A committed event. `data` is its serialized form without the ids of its log.
+
+    These are stamped when it is read: see events.stamp and evaluation_events.stamp.
+    """
 
     # A tuple rather than a dataclass: readers of a long log build a hundred thousand of them at a time.
 
@@ -103,6 +123,26 @@ class NewFork:
     owner: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewEvaluation:
+    """An evaluation to create, with everything that is written in the transaction of its first events.
+
+    `set_name`, `agent` and `labels` are those of evaluation_planned; a rebuild restores them from it.
+    """
+
+    evaluation_id: str
+    principal: Principal
+    set_name: str
+    agent: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    request_id: str
+    request_digest: str
+    create_time_ns: int
+    records: Sequence[EvaluationFact]
+    """evaluation_planned and one case_planned for each case, up to 8 MiB in all."""
+    owner: str = ""
+
+
 class SessionMoved(Exception):
     """The session's messages or state differ from those in the NewRun: read the session again and retry."""
 
@@ -112,7 +152,10 @@ class RunMoved(Exception):
 
 
 class RequestIdTaken(Exception):
-    """The user has used this request id before: for the run `run_id`, with content of this digest."""
+    """The user has used this request id before, with content of this digest.
+
+    `run_id` is what it was used for: a run, or an evaluation if one was to be created.
+    """
 
     def __init__(self, run_id: str, request_digest: str) -> None:
         super().__init__(run_id)
@@ -120,7 +163,10 @@ class RequestIdTaken(Exception):
 
 
 class EventLog(Protocol):
-    """The logs of runs: append-only, numbered from 1 without gaps, with any number of readers."""
+    """The logs of runs and evaluations: append-only, numbered from 1 without gaps, with any number of readers.
+
+    A `run_id` is the id of the log: a run's, or an evaluation's. The two have disjoint ids and kinds of events.
+    """
 
     async def create(self, new_run: NewRun) -> None:
         """Create a run at epoch 1 in one transaction: its row, request id and first events, and hold its session.
@@ -140,7 +186,14 @@ class EventLog(Protocol):
         """
         ...
 
-    def append(self, run_id: str, *, epoch: int, records: Sequence[Record]) -> Awaitable[None]:
+    async def create_evaluation(self, new_evaluation: NewEvaluation) -> None:
+        """Create an evaluation at epoch 1 in one transaction: its row, request id and first events.
+
+        It has no session. Request ids of evaluations and of runs are apart. Raises RequestIdTaken and StorageFailed.
+        """
+        ...
+
+    def append(self, run_id: str, *, epoch: int, records: Sequence[LogRecord]) -> Awaitable[None]:
         """Append to a run's log if the records continue it without a gap and `epoch` is the run's.
 
         Returns at once; the awaitable is done when the records and everything derived from them are on disk. Appends
@@ -155,14 +208,14 @@ class EventLog(Protocol):
         ...
 
     async def take_over(
-        self, run_id: str, *, epoch: int, owner: str, records: Sequence[Record], log: Sequence[Record] = ()
+        self, run_id: str, *, epoch: int, owner: str, records: Sequence[LogRecord], log: Sequence[Record] = ()
     ) -> None:
         """Make `owner` the run's owner under `epoch` and append its first records, in one compare-and-set.
 
         The log must end right before the first record, and the run's epoch must be `epoch` - 1. From then on appends of
         another owner are refused. Without records only owner and epoch change. A caller that has read the whole log
-        before the first record, without deltas, passes it as `log`, so that it is not read again. Raises RunMoved,
-        Fenced if the run has ended, and StorageFailed.
+        before the first record, without deltas, passes it as `log`, so that it is not read again; an evaluation's never
+        is. Raises RunMoved, Fenced if the run has ended, and StorageFailed.
         """
         ...
 
@@ -213,6 +266,7 @@ class RunFilter:
     labels: Mapping[str, str] = field(default_factory=dict)
     create_time_from_ns: int | None = None
     create_time_before_ns: int | None = None
+    evaluation_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +278,10 @@ class Page:
 
 
 class RunIndex(Protocol):
-    """Rows of runs; EventLog writes them, in the transactions of the events that change them."""
+    """Rows of runs; EventLog writes them, in the transactions of the events that change them.
+
+    Ids and request ids of evaluations are unknown here.
+    """
 
     async def get(self, principal: Principal, run_id: str) -> RunRecord:
         """Return a run of the principal's tenant. Raises NotFound."""

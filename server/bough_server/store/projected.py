@@ -10,17 +10,20 @@ from bough_server.store.ports import StoredCall, StoredMessage, UsageEntry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogAddress:
-    """Run, tenant, user and session of a log; fixed when the run is created, and recorded in no event."""
+    """Run, tenant, user and session of a log; fixed when the run is created, and recorded in no event.
+
+    Of an evaluation's log, `run_id` is the evaluation, and there is no session.
+    """
 
     run_id: str
     tenant_id: str
     user_id: str
-    session_id: str
+    session_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """Columns of a run's row that come from its first event and, for a fork, from run_forked."""
+    """Columns of a row that come from the first event of its log and, for a fork, from run_forked."""
 
     agent: str
     labels: dict[str, str]
@@ -33,11 +36,16 @@ class RunStart:
     origin_run_id: str = ""
     """For a fork: the run whose log it begins with."""
     origin_sequence: int = 0
+    evaluation_id: str = ""
+    """Of a run: the evaluation that it belongs to; `case_id` is that evaluation's case."""
+    case_id: str = ""
+    set_name: str = ""
+    """Of an evaluation: its set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
-    """Columns of a run's row that come from its terminal event; `error` and `tree_usage` are serialized messages."""
+    """Columns of a row that come from the terminal event; `error` and `tree_usage` are serialized messages."""
 
     state: int
     end_time_ns: int
@@ -46,8 +54,18 @@ class RunEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationChange:
+    """New values of the columns that only evaluations use."""
+
+    totals: bytes
+    """The numbers so far, a serialized EvalTotals."""
+    verdict: int
+    """The verdict, a MetricStatus; 0 until it is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Projected:
-    """Changes to the derived tables that some events of a run cause."""
+    """Changes to the derived tables that some events of a log cause."""
 
     start: RunStart | None
     messages: Sequence[StoredMessage]
@@ -68,6 +86,8 @@ class Projected:
     """Calls of linked agents and their results, which are not among `messages`."""
     shared_calls: Sequence[StoredCall] = ()
     """For a fork: the run's calls from before the fork point, as `shared`."""
+    evaluation: EvaluationChange | None = None
+    """The new numbers of an evaluation; None if the events do not change them, and for runs."""
 
 
 NOTHING: Final = Projected(start=None, messages=(), usage=(), end=None)

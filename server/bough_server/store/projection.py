@@ -146,6 +146,8 @@ class RunFold:
             request_id=started.request_id,
             request_digest=started.request_digest,
             revisions=tuple(dict.fromkeys(named.revision for named in started.definition_refs)),
+            evaluation_id=started.evaluation_id,
+            case_id=started.case_id,
         )
         self._store(event, started.input)
 
@@ -391,6 +393,8 @@ def _fork_start(origin: RunStart, event: event_pb2.AgentEvent) -> RunStart:
         revisions=tuple(dict.fromkeys(revisions)),
         origin_run_id=forked.origin.run_id,
         origin_sequence=forked.origin.sequence,
+        evaluation_id=forked.evaluation_id,
+        case_id=forked.case_id,
     )
 
 

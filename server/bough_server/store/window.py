@@ -11,14 +11,17 @@ from operator import attrgetter, itemgetter
 from typing import Final, overload
 from weakref import WeakValueDictionary, ref
 
-from bough_server import events
-from bough_server.store.ports import Record, StoredEvent
+from bough_server import evaluation_events, events
+from bough_server.store.ports import LogRecord, StoredEvent
 
 PAGE_EVENTS: Final = 256
 """The most events in a page."""
 
 PAGE_BYTES: Final = 1024 * 1024
 """The most bytes in a page; a page of one event may be larger."""
+
+END_KINDS: Final = events.TERMINAL_KINDS | evaluation_events.TERMINAL_KINDS
+"""The last event of any log."""
 
 _CHUNK_BYTES: Final = 64 * 1024
 _EVENT_OVERHEAD: Final = 160
@@ -137,7 +140,7 @@ class RecentEvents:
         # A message costs ten times as much as joining its events: who comes later gets all that there is by then.
         return page[-1].sequence == self.head or len(page) == PAGE_EVENTS
 
-    def add(self, records: Sequence[Record]) -> None:
+    def add(self, records: Sequence[LogRecord]) -> None:
         """Add committed events that directly follow those here."""
         before = self.size
         for record in records:
@@ -151,7 +154,7 @@ class RecentEvents:
             self.size += size
         assert self.size > before, "an append has at least one event"
         self.head = records[-1].sequence
-        self.is_ended = records[-1].kind in events.TERMINAL_KINDS
+        self.is_ended = records[-1].kind in END_KINDS
         self.notify()
 
     def clear(self) -> None:
@@ -202,7 +205,7 @@ class RecentEventsOfRuns:
             window.failure = self._failures.get(run_id)
         return window
 
-    def add(self, run_id: str, records: Sequence[Record]) -> None:
+    def add(self, run_id: str, records: Sequence[LogRecord]) -> None:
         """Add committed events of a run."""
         window = self._live.get(run_id)
         if window is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bough.v1 import agent_pb2, agent_service_pb2, event_pb2
+from bough_server.store.evaluation_ports import Evaluations
 from bough_server.store.ports import Blobs, Catalog, EventLog, RunIndex, Sessions
 
 
@@ -37,10 +38,11 @@ class Lease(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCommand:
-    """A command to the owner of a run: exactly one of `cancel` and `answers` is set."""
+    """A command to the owner of a run or an evaluation: exactly one of `cancel` and `answers` is set."""
 
     command_id: int
     run_id: str
+    """The run, or the evaluation, to which only `cancel` can be sent."""
     cancel: event_pb2.CancelRequested | None = None
     answers: agent_service_pb2.ResumeRunRequest | None = None
     user_id: str = ""
@@ -50,9 +52,10 @@ class RunCommand:
 
 
 class Mailbox(Protocol):
-    """Commands to runs, durable until the owner has acted on them.
+    """Commands to runs and evaluations, durable until the owner has acted on them.
 
-    Only a run's owner may append to its log, so other workers send it commands here.
+    Only the owner may append to a log, so other workers send it commands here. Readers of `arrivals` skip the ids that
+    they do not find: a run's in Evaluations, an evaluation's in RunIndex.
     """
 
     async def post(self, command: RunCommand) -> int:
@@ -71,7 +74,9 @@ class Mailbox(Protocol):
         ...
 
     def arrivals(self) -> AsyncIterator[str]:
-        """Yield the ids of runs with pending commands, then of runs as commands are posted; an id may repeat.
+        """Yield the ids of runs and evaluations with pending commands, then of those that commands are posted to.
+
+        An id may repeat.
 
         Raises ServerStopping when the store is closed.
         """
@@ -128,6 +133,11 @@ class RunStore(Protocol):
     @property
     def runs(self) -> RunIndex:
         """The rows of runs."""
+        ...
+
+    @property
+    def evaluations(self) -> Evaluations:
+        """The rows of evaluations."""
         ...
 
     @property

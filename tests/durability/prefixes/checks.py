@@ -156,6 +156,7 @@ def _calls(log: Sequence[event_pb2.AgentEvent]) -> Mapping[str, Called]:
 
 def _each_call(log: Sequence[event_pb2.AgentEvent]) -> Iterator[tuple[str, Called]]:
     started: dict[str, event_pb2.AgentEvent] = {}
+    not_run = {*RESERVED, *(mock.name for mock in log[0].run_started.mocks.tools)}
     for event in log:
         key = event.effect_key
         if event.HasField("llm_started") or event.HasField("tool_started"):
@@ -167,7 +168,7 @@ def _each_call(log: Sequence[event_pb2.AgentEvent]) -> Iterator[tuple[str, Calle
         elif events.kind_of(event) in (events.TOOL_COMPLETED, events.TOOL_FAILED) and key in started:
             result = event.tool_completed.result if event.HasField("tool_completed") else event.tool_failed.result
             call = started[key].tool_started.call
-            if not result.child_invocation_id and call.name not in RESERVED:
+            if not result.child_invocation_id and call.name not in not_run:
                 name = " ".join([call.name, *map(str, json.loads(call.arguments_json).values())])
                 yield key, Called(name, 1, not _is_cancelled(result.error))
         elif event.value_recorded.kind == event_pb2.VALUE_KIND_STEP and (name := _step(event.value_recorded)):

@@ -14,7 +14,9 @@ from tests.durability.prefixes.scenario_tools import asks, looking, said
 from tests.support.teams import call, llm
 
 
-def _paying(world: World) -> Tool:
+def paying(world: World) -> Tool:
+    """A tool that has to be approved."""
+
     @tool(approval=True)
     async def pay(amount: int, ctx: ToolContext) -> str:
         """Pays."""
@@ -24,7 +26,8 @@ def _paying(world: World) -> Tool:
     return pay
 
 
-def _judge(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:
+def approve_or_refuse(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:
+    """Approve small amounts, one of them edited."""
     amount = json.loads(request.call.arguments_json)["amount"]
     approval = input_pb2.ApprovalDecision(approved=amount < 100, note="" if amount < 100 else "too much")
     if amount == 7:
@@ -43,9 +46,9 @@ APPROVING: Final = Scenario(
     },
     team=lambda world: Team(
         definitions=[llm("lead", links=["clerk"], tools=["pay", "look"]), llm("clerk", tools=["pay"])],
-        tools=[looking(world), _paying(world)],
+        tools=[looking(world), paying(world)],
     ),
-    answer=_judge,
+    answer=approve_or_refuse,
 )
 
 
@@ -164,13 +167,13 @@ def _paying_by_code(world: World) -> list[Agent]:
 def _decide(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:
     if request.kind == input_pb2.INPUT_KIND_RECOVERY:
         return input_pb2.InputAnswer(approval=input_pb2.ApprovalDecision(approved=True))
-    return _judge(request) if request.call.name == "pay" else _scanned(request)
+    return approve_or_refuse(request) if request.call.name == "pay" else _scanned(request)
 
 
 PAYING_BY_CODE: Final = Scenario(
     name="calls by code that ask",
     team=lambda world: Team(
-        code_agents=_paying_by_code(world), tools=[_paying(world), scan, _precious(world), looking(world)]
+        code_agents=_paying_by_code(world), tools=[paying(world), scan, _precious(world), looking(world)]
     ),
     answer=_decide,
 )

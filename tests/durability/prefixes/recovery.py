@@ -47,7 +47,7 @@ async def record(scenario: Scenario, folder: Path, *, is_cancelled: bool) -> Fin
         if scenario.has_past:
             await _follow(harness, past, scenario.answer)
             world.forget()
-        run = await harness.start(scenario.root, session_id=past.session_id, policy=scenario.policy)
+        run = await harness.start(scenario.root, session_id=past.session_id, policy=scenario.policy, case=scenario.case)
         if scenario.cancelled_at and is_cancelled:
             await _cancel(harness, run, world, scenario.cancelled_at)
         await _follow(harness, run, scenario.answer)

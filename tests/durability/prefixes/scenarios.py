@@ -9,6 +9,7 @@ from tests.durability.prefixes.conversations import STAYING
 from tests.durability.prefixes.files import PICTURES
 from tests.durability.prefixes.histories import REMEMBERING
 from tests.durability.prefixes.limits import ONE_AT_A_TIME, SPENT, UNSAID
+from tests.durability.prefixes.mocks import MOCKED, STRICTLY_MOCKED
 from tests.durability.prefixes.questions import (
     APPROVING,
     ASKING,
@@ -46,4 +47,6 @@ SCENARIOS: Final = (
     DISMISSED_BY_CODE,
     STAYING,
     PICTURES,
+    MOCKED,
+    STRICTLY_MOCKED,
 )

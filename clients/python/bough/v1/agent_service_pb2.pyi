@@ -341,7 +341,9 @@ class ForkRunRequest(_message.Message):
     run_id: _builtins.str
     """The run. Unknown, or another tenant's: NOT_FOUND."""
     after_sequence: _builtins.int
-    """The last sequence to share: at least 1, and before the event that ended the run. Beyond the end of the log: OUT_OF_RANGE."""
+    """The last sequence to share: at least 1, and before the event that ended the run. Beyond the end of the log: OUT_OF_RANGE.
+    Edited tool results and `policy` may move the fork to before it; Run.forked_from says where it is.
+    """
     allow_open_effects: _builtins.bool
     """Whether to fork even if a tool call is open there whose tool must not be run again without permission (FORK_REFUSED otherwise)."""
     @_builtins.property
@@ -358,7 +360,10 @@ class ForkRunRequest(_message.Message):
 
     @_builtins.property
     def policy(self) -> _policy_pb2.RunPolicy:
-        """How the fork behaves; unset for its origin's policy. If set it replaces that policy as a whole."""
+        """How the fork behaves; unset for its origin's policy. If set it replaces that policy as a whole. If on_sub_agent_failure is
+        ABORT in the origin's policy and not in this one, no abort is cut in two: where a failure has begun to end what runs beside
+        it, but is not recorded itself, the fork begins right before the first of these cancellations.
+        """
 
     def __init__(
         self,

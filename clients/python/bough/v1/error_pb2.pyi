@@ -129,6 +129,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The request has more tokens than the model takes."""
     ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 47
     """The provider has no model of that name, or nothing at that address. The operator has to change the configuration."""
+    ERROR_REASON_TOOL_NOT_MOCKED: _ErrorReason.ValueType  # 48
+    """No mock answers a call of a tool, and the mocks of the run are strict. The tool did not run."""
+    ERROR_REASON_NOT_INSTALLED: _ErrorReason.ValueType  # 49
+    """The server lacks an optional part that the call needs; the message says which to install."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something failed. In events it is AgentError.reason. On a failed call its name without the prefix is
@@ -245,6 +249,10 @@ ERROR_REASON_MODEL_CONTEXT_TOO_LONG: ErrorReason.ValueType  # 46
 """The request has more tokens than the model takes."""
 ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 47
 """The provider has no model of that name, or nothing at that address. The operator has to change the configuration."""
+ERROR_REASON_TOOL_NOT_MOCKED: ErrorReason.ValueType  # 48
+"""No mock answers a call of a tool, and the mocks of the run are strict. The tool did not run."""
+ERROR_REASON_NOT_INSTALLED: ErrorReason.ValueType  # 49
+"""The server lacks an optional part that the call needs; the message says which to install."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -187,7 +187,7 @@ class EvaluateRequest(_message.Message):
     """Whether cases of the baseline may be gone. Otherwise the evaluation fails if one is."""
     @_builtins.property
     def set(self) -> _eval_set_pb2.EvalSet:
-        """The set."""
+        """The set. Its rules are checked with everything else about it; every violation has its path, such as "set.cases[3].id"."""
 
     @_builtins.property
     def definitions(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentDefinition]:

@@ -337,7 +337,9 @@ class EvalTurn(_message.Message):
 
     @_builtins.property
     def recorded(self) -> _invocation_pb2.Invocation:
-        """What is judged instead of a run: nothing runs then. Either every turn of a case has it or none."""
+        """What is judged instead of a run: nothing runs then, and the case counts as one run whatever `runs` says. Either every turn of a
+        case has it or none.
+        """
 
     def __init__(
         self,
@@ -662,7 +664,9 @@ Global___EvalOrigin: _TypeAlias = EvalOrigin  # noqa: Y015
 
 @_typing.final
 class ToolMocks(_message.Message):
-    """What tools answer in a run instead of being run. The first mock that matches a call answers it."""
+    """What tools answer in a run instead of being run, those that the client runs included. The first mock that matches a call answers
+    it; the call is checked, approved, counted and recorded as any other. Calls of the run's forks are answered as well.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -674,7 +678,7 @@ class ToolMocks(_message.Message):
     none. If the run is not stored, the case is not judged.
     """
     strict: _builtins.bool
-    """Whether a call that no mock answers fails and makes the case not judged. Otherwise the tool runs."""
+    """Whether a call that no mock answers fails, with TOOL_NOT_MOCKED, and makes the case not judged. Otherwise the tool runs."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolMock]:
         """The mocks, in order."""
@@ -710,10 +714,10 @@ class ToolMock(_message.Message):
     agent: _builtins.str
     """Only calls of this agent; empty for any."""
     result_json: _builtins.str
-    """The result, as JSON."""
+    """The result, as JSON; a JSON string is a text, and null an empty one."""
     @_builtins.property
     def arguments_match(self) -> Global___ValueMatcher:
-        """Only calls with such arguments; unset for any."""
+        """Only calls with such arguments, those that an approver edited if one did; unset for any."""
 
     @_builtins.property
     def outcome(self) -> _message_pb2.ToolOutcome:

@@ -322,7 +322,9 @@ class AgentEvent(_message.Message):
 
     @_builtins.property
     def tool_started(self) -> Global___ToolStarted:
-        """A tool call started, or is repeated after a crash as its next attempt. Not recorded for a tool that the client runs."""
+        """A tool call started, or is repeated after a crash as its next attempt. Not recorded for a tool that the client runs,
+        unless a mock answers the call.
+        """
 
     @_builtins.property
     def tool_output(self) -> Global___ToolOutput:
@@ -691,7 +693,9 @@ class RunStarted(_message.Message):
 
     @_builtins.property
     def mocks(self) -> _eval_set_pb2.ToolMocks:
-        """What tools answer instead of being run, as the case says; unset for nothing."""
+        """What tools answer instead of being run, as the case says; unset for nothing. The events of a call that a mock answers are those
+        of a call that a tool answers.
+        """
 
     def __init__(
         self,

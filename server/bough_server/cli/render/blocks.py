@@ -9,7 +9,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2
-from bough_server.cli.render.format import clip, depth_style, error_text, one_line, printable, seconds_text
+from bough_server.cli.render.format import clip, depth_style, error_text, seconds_text
+from bough_server.plain_text import one_line, printable
 
 Mode = Literal["text", "reasoning"]
 STARTING: Final = "starting"

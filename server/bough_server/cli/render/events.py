@@ -6,7 +6,7 @@ from typing import Final
 from bough import text_of
 from bough.v1 import event_pb2, execution_pb2, message_pb2
 from bough_server.cli.render.blocks import STARTING, AgentBlocks, AgentLane, Handlers, Running, TextWrapper
-from bough_server.cli.render.format import clip, counted, duration_text, one_line, seconds_text
+from bough_server.cli.render.format import clip, counted, duration_text, seconds_text
 from bough_server.cli.render.notes import (
     cancelling_text,
     changes_text,
@@ -25,6 +25,7 @@ from bough_server.cli.render.notes import (
     retry_text,
     shown_result,
 )
+from bough_server.plain_text import one_line
 from bough_server.tools.builtin import TRANSFER
 
 AgentEvent = event_pb2.AgentEvent

@@ -1,6 +1,5 @@
 """Formatting of numbers, durations, states and free text for a terminal."""
 
-import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -9,10 +8,9 @@ from google.protobuf.descriptor import EnumDescriptor
 from rich.cells import cell_len, set_cell_size
 
 from bough.v1 import error_pb2, execution_pb2, usage_pb2
+from bough_server.plain_text import one_line
 
 UNKNOWN: Final = "-"
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_SPACE: Final = re.compile(r"\s+")
 
 STATE_STYLES: Final = {
     execution_pb2.EXECUTION_STATE_PENDING: "dim",
@@ -28,16 +26,6 @@ DEPTH_STYLES: Final = ("cyan", "magenta", "green", "blue", "yellow")
 def depth_style(depth: int) -> str:
     """Return the color of a depth in the tree."""
     return DEPTH_STYLES[depth % len(DEPTH_STYLES)]
-
-
-def printable(text: str) -> str:
-    """Remove control characters and expand tabs, but keep newlines: a model's text must not control the terminal."""
-    return _CONTROL.sub("", text.replace("\r\n", "\n")).expandtabs(4)
-
-
-def one_line(text: str) -> str:
-    """Return a text on one line, with each sequence of white space replaced by a space."""
-    return _SPACE.sub(" ", printable(text)).strip()
 
 
 def clip(text: str, width: int) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, message_pb2
-from bough_server.cli.render.format import clip, duration_text, enum_text, error_text, one_line, seconds_text
+from bough_server.cli.render.format import clip, duration_text, enum_text, error_text, seconds_text
 from bough_server.cli.render.notes import (
     cancelling_text,
     changes_text,
@@ -27,6 +27,7 @@ from bough_server.cli.render.notes import (
     steps_text,
 )
 from bough_server.events import name_of
+from bough_server.plain_text import one_line
 
 AgentEvent = event_pb2.AgentEvent
 _WIDTH: Final = 160

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from bough.v1 import input_pb2, run_pb2
-from bough_server.cli.render.format import counted, one_line, printable
+from bough_server.cli.render.format import counted
 from bough_server.cli.render.notes import asker_text, expiry_text, request_text
+from bough_server.plain_text import one_line, printable
 
 _TAKES: Final = {
     input_pb2.INPUT_KIND_APPROVAL: 'true, false, or {"approved": …, "arguments": {…}, "note": "…"}',

@@ -12,8 +12,6 @@ from bough_server.cli.render.format import (
     clip,
     cost_text,
     enum_text,
-    one_line,
-    printable,
     state_style,
     state_text,
     time_text,
@@ -22,6 +20,7 @@ from bough_server.cli.render.format import (
 )
 from bough_server.cli.render.notes import shown_result
 from bough_server.cli.render.questions import open_request_lines, origin_lines
+from bough_server.plain_text import one_line, printable
 
 _BELOW: Final = "magenta"
 _STATE_WIDTH: Final = 9

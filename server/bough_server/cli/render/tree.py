@@ -19,7 +19,6 @@ from bough_server.cli.render.format import (
     cost_text,
     counted,
     error_text,
-    one_line,
     seconds_text,
     state_style,
     state_text,
@@ -27,6 +26,7 @@ from bough_server.cli.render.format import (
     tokens_text,
 )
 from bough_server.cli.render.notes import cancelled_text, ending_text, finish_text, kind_text
+from bough_server.plain_text import one_line
 
 _DEEPEST: Final = 8
 """Levels that are drawn; deeper agents show their depth as a number."""

@@ -24,7 +24,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from bough_server.store.ports import Record
+from bough_server.store.ports import LogRecord
 from bough_server.store.projected import NOTHING, Projected
 from bough_server.store.sql import tables
 from bough_server.store.sql.blobs import write_blobs
@@ -33,6 +33,7 @@ from bough_server.store.sql.rows import (
     Row,
     call_rows,
     end_row,
+    evaluation_row,
     message_rows,
     run_state_row,
     state_row,
@@ -116,6 +117,13 @@ MOVE_RUN: Final = (
 SPEND: Final = update(tables.runs).where(_runs.run_id == bindparam("run")).values(tree_usage=bindparam("used"))
 
 
+SET_EVALUATION: Final = (
+    update(tables.runs)
+    .where(_runs.run_id == bindparam("run"))
+    .values(totals=bindparam("new_totals"), verdict=bindparam("new_verdict"))
+)
+
+
 _DROP_COMMANDS: Final = delete(tables.run_commands).where(tables.run_commands.c.run_id == bindparam("run"))
 
 
@@ -174,22 +182,18 @@ class DriverStatement:
             cursor.executemany(self._text, [{**self._fixed, **row} for row in rows] if self._fixed else rows)
 
 
-_MESSAGES, _CALLS, _USAGE, _POSITION, _RUN_STATE, _TREE_USAGE, _END, _RELEASE, _RUN_TIME, _DROP, _SESSION_STATE = (
-    DriverStatement(each)
-    for each in (
-        INSERT_MESSAGES,
-        INSERT_CALLS,
-        INSERT_USAGE,
-        _EXTEND_SESSION,
-        MOVE_RUN,
-        SPEND,
-        END_RUN,
-        _RELEASE_SESSION,
-        _TIME_SESSION,
-        _DROP_COMMANDS,
-        SET_STATE,
-    )
-)
+_MESSAGES: Final = DriverStatement(INSERT_MESSAGES)
+_CALLS: Final = DriverStatement(INSERT_CALLS)
+_USAGE: Final = DriverStatement(INSERT_USAGE)
+_POSITION: Final = DriverStatement(_EXTEND_SESSION)
+_RUN_STATE: Final = DriverStatement(MOVE_RUN)
+_TREE_USAGE: Final = DriverStatement(SPEND)
+_EVALUATION: Final = DriverStatement(SET_EVALUATION)
+_END: Final = DriverStatement(END_RUN)
+_RELEASE: Final = DriverStatement(_RELEASE_SESSION)
+_RUN_TIME: Final = DriverStatement(_TIME_SESSION)
+_DROP: Final = DriverStatement(_DROP_COMMANDS)
+_SESSION_STATE: Final = DriverStatement(SET_STATE)
 
 
 _STORED: Final = (
@@ -244,7 +248,7 @@ class Prepared(Protocol):
     @property
     def session_id(self) -> str: ...
     @property
-    def records(self) -> Sequence[Record]: ...
+    def records(self) -> Sequence[LogRecord]: ...
     @property
     def projected(self) -> Projected | None: ...
 
@@ -256,7 +260,7 @@ class FirstRecords:
     run_id: str
     tenant_id: str
     session_id: str
-    records: Sequence[Record]
+    records: Sequence[LogRecord]
     projected: Projected
 
 
@@ -275,7 +279,7 @@ def _write_blobs(cursor: DBAPICursor, one: "Append | FirstRecords") -> None:
     write_blobs(cursor, tenant_id=one.tenant_id, session_id=one.session_id, run_id=one.run_id, records=one.records)
 
 
-def insert_events(cursor: DBAPICursor, run_id: str, records: Sequence[Record]) -> None:
+def insert_events(cursor: DBAPICursor, run_id: str, records: Sequence[LogRecord]) -> None:
     """Insert events into a log whose row already counts them."""
     cursor.executemany(_INSERT_EVENTS, [(run_id, record.sequence, record.kind, record.data) for record in records])
 
@@ -294,6 +298,7 @@ class _Derived:
         self._released: list[Row] = []
         self._run_times: list[Row] = []
         self._session_states: dict[tuple[str, str], Row] = {}
+        self._evaluations: dict[str, Row] = {}
 
     def add(self, one: Prepared, projected: Projected) -> None:
         """Add the rows derived from the records of one append."""
@@ -315,8 +320,11 @@ class _Derived:
             self._session_states[one.tenant_id, one.session_id] = state
         if (end := projected.end) is not None:
             self._ended.append(end_row(run_id, end))
-            self._run_times.append({**session, "moved": end.end_time_ns})
-            self._released.append({**session, "run": run_id})
+            if one.session_id:  # an evaluation has no session
+                self._run_times.append({**session, "moved": end.end_time_ns})
+                self._released.append({**session, "run": run_id})
+        if projected.evaluation is not None:
+            self._evaluations[run_id] = evaluation_row(run_id, projected.evaluation)
 
     def write(self, cursor: DBAPICursor) -> None:
         """Write all rows.
@@ -330,11 +338,12 @@ class _Derived:
         _POSITION.write(cursor, self._positions)
         _RUN_STATE.write(cursor, self._run_states)
         _TREE_USAGE.write(cursor, list(self._tree_usage.values()))
+        _EVALUATION.write(cursor, list(self._evaluations.values()))
         _END.write(cursor, self._ended)
         _SESSION_STATE.write(cursor, list(self._session_states.values()))
         _RELEASE.write(cursor, self._released)
         _RUN_TIME.write(cursor, self._run_times)
-        _DROP.write(cursor, [{"run": row["run"]} for row in self._released])
+        _DROP.write(cursor, [{"run": row["run"]} for row in self._ended])
 
 
 def write_derived(connection: Connection, prepared: Sequence[Prepared]) -> None:
@@ -350,7 +359,7 @@ def write_derived(connection: Connection, prepared: Sequence[Prepared]) -> None:
         cursor.close()
 
 
-def is_stored(connection: Connection, *, run_id: str, epoch: int, records: Sequence[Record]) -> bool:
+def is_stored(connection: Connection, *, run_id: str, epoch: int, records: Sequence[LogRecord]) -> bool:
     """Return True if a log holds exactly these records and its run's epoch is `epoch`."""
     stored = connection.execute(_STORED, {"run": run_id, "a": records[0].sequence, "b": records[-1].sequence}).all()
     return [tuple(row) for row in stored] == [(epoch, record.sequence, record.data) for record in records]

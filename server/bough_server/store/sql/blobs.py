@@ -14,7 +14,7 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 
 from bough_server.blobs import UNKNOWN
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound
-from bough_server.store.ports import BlobPiece, Principal, Record
+from bough_server.store.ports import BlobPiece, LogRecord, Principal, Record
 from bough_server.store.sql import tables
 from bough_server.store.sql.readers import Readers
 
@@ -79,7 +79,7 @@ DELETIONS: Final = (
 
 
 def write_blobs(
-    cursor: DBAPICursor, *, tenant_id: str, session_id: str, run_id: str, records: Sequence[Record]
+    cursor: DBAPICursor, *, tenant_id: str, session_id: str, run_id: str, records: Sequence[LogRecord]
 ) -> None:
     """Store the files that some records bring, and the references of their run; most records bring none."""
     for record in records:

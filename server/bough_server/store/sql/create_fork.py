@@ -26,6 +26,7 @@ _ORIGIN: Final = select(_runs.session_id).where(
     _runs.run_id == bindparam("origin"),
     _runs.tenant_id == bindparam("tenant"),
     _runs.last_sequence >= bindparam("sequence"),
+    tables.IS_RUN,
 )
 _COPY_EVENTS: Final = insert(tables.events).from_select(
     ["run_id", "sequence", "kind", "data"],

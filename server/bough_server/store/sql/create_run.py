@@ -11,7 +11,7 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 from bough.v1 import agent_pb2, execution_pb2
 from bough_server import events
 from bough_server.errors import NotFound, SessionBusy
-from bough_server.store.ports import NewRun, Principal, Record, RequestIdTaken, SessionMoved
+from bough_server.store.ports import LogRecord, NewRun, Principal, Record, RequestIdTaken, SessionMoved
 from bough_server.store.projected import LogAddress, Projected, RunStart
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
@@ -39,6 +39,7 @@ _ACCEPTED: Final = (
 _REQUEST: Final = select(_runs.run_id, _runs.request_digest).where(
     _runs.tenant_id == bindparam("tenant"),
     _runs.user_id == bindparam("user"),
+    _runs.kind == bindparam("kind"),
     _runs.request_id == bindparam("request"),
     _runs.request_id != literal_column("''"),  # the condition of the partial index, literally, or it is not used
 )
@@ -125,17 +126,17 @@ def check(new_run: NewRun) -> None:
         raise ValueError("a new session cannot have a state")
 
 
-def is_accepted(connection: Connection, run_id: str, first: Record) -> bool:
+def is_accepted(connection: Connection, run_id: str, first: LogRecord) -> bool:
     """Return True if an earlier attempt of this transaction was committed although its commit reported an error."""
     row = connection.execute(_ACCEPTED, {"run": run_id, "sequence": first.sequence}).one_or_none()
     return row is not None and tuple(row) == (1, first.data)
 
 
-def check_request(connection: Connection, principal: Principal, request_id: str) -> None:
-    """Raise RequestIdTaken if the user has already used a request id for a run."""
+def check_request(connection: Connection, principal: Principal, request_id: str, *, kind: int = tables.RUN) -> None:
+    """Raise RequestIdTaken if the user has already used a request id for a row of this kind."""
     if not request_id:
         return
-    asked = {"tenant": principal.tenant_id, "user": principal.user_id, "request": request_id}
+    asked = {"tenant": principal.tenant_id, "user": principal.user_id, "kind": kind, "request": request_id}
     taken = connection.execute(_REQUEST, asked).one_or_none()
     if taken is not None:
         raise RequestIdTaken(*taken)
@@ -234,7 +235,7 @@ def _hold_session(
 
 
 def start_values(start: RunStart) -> dict[str, object]:
-    """Return the columns of a run's row that come from its first event, the others as they are for a running run."""
+    """Return the columns of a row that come from the first event of its log, the others as they are while it runs."""
     return {
         "agent": start.agent,
         "state": execution_pb2.EXECUTION_STATE_RUNNING,
@@ -251,6 +252,11 @@ def start_values(start: RunStart) -> dict[str, object]:
         "next_expire_time_ns": None,
         "origin_run_id": start.origin_run_id,
         "origin_sequence": start.origin_sequence,
+        "evaluation_id": start.evaluation_id,
+        "case_id": start.case_id,
+        "set_name": start.set_name,
+        "totals": None,
+        "verdict": 0,
     }
 
 
@@ -268,11 +274,12 @@ def insert_run(
     owner: str,
     last_sequence: int,
     definitions: Mapping[str, agent_pb2.AgentDefinition],
+    kind: int = tables.RUN,
 ) -> None:
-    """Insert the row of a run at epoch 1, and store the definitions that it names."""
+    """Insert the row of a run or an evaluation at epoch 1, and store the definitions that it names."""
     row = {"run_id": address.run_id, **_tenancy(address), "session_id": address.session_id}
     row |= {"create_time_ns": create_time_ns, "epoch": 1, "owner": owner, "last_sequence": last_sequence}
-    _INSERT_RUN.write(cursor, [{**row, "ended": False, **start_values(start)}])
+    _INSERT_RUN.write(cursor, [{**row, "kind": kind, "ended": False, **start_values(start)}])
     kept = [
         {"revision": revision, "name": one.name, "data": one.SerializeToString(deterministic=True)}
         for revision, one in definitions.items()

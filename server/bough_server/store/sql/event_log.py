@@ -3,15 +3,15 @@
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from functools import partial
 
-from bough_server import events
 from bough_server.errors import ServerStopping
-from bough_server.store.ports import NewFork, NewRun, Record, StoredEvent
+from bough_server.store.ports import LogRecord, NewEvaluation, NewFork, NewRun, Record, StoredEvent
+from bough_server.store.sql.create_evaluation import accept_evaluation, check_evaluation
 from bough_server.store.sql.create_fork import accept_fork, check_fork, fold_fork
 from bough_server.store.sql.create_run import accept, check, records_of
 from bough_server.store.sql.ownership import TakeOver
 from bough_server.store.sql.readers import NO_END, Readers, end_of, read_range_and_end, read_range_of_run
 from bough_server.store.sql.write_queue import WriteQueue
-from bough_server.store.window import PAGE_EVENTS, RecentEventsOfRuns, page_of, pages_of
+from bough_server.store.window import END_KINDS, PAGE_EVENTS, RecentEventsOfRuns, page_of, pages_of
 
 
 class SqlEventLog:
@@ -38,7 +38,16 @@ class SqlEventLog:
         accepting = partial(accept_fork, heads=self._queue.heads, folded=folded)
         await self._queue.execute(accepting, run_id=run_id, then=show)
 
-    def append(self, run_id: str, *, epoch: int, records: Sequence[Record]) -> Awaitable[None]:
+    async def create_evaluation(self, new_evaluation: NewEvaluation) -> None:
+        """See EventLog. A caller that is cancelled here does not know whether the evaluation was created."""
+        _check_row(new_evaluation.records)
+        check_evaluation(new_evaluation)
+        evaluation_id = new_evaluation.evaluation_id
+        show = partial(self._windows.add, evaluation_id, new_evaluation.records)
+        accepting = partial(accept_evaluation, heads=self._queue.heads, new_evaluation=new_evaluation)
+        await self._queue.execute(accepting, run_id=evaluation_id, then=show)
+
+    def append(self, run_id: str, *, epoch: int, records: Sequence[LogRecord]) -> Awaitable[None]:
         """See EventLog."""
         _check_row(records)
         return self._queue.append(run_id, epoch, records)
@@ -48,7 +57,7 @@ class SqlEventLog:
         return self._queue.pending_bytes
 
     async def take_over(
-        self, run_id: str, *, epoch: int, owner: str, records: Sequence[Record], log: Sequence[Record] = ()
+        self, run_id: str, *, epoch: int, owner: str, records: Sequence[LogRecord], log: Sequence[Record] = ()
     ) -> None:
         """See EventLog. A caller that is cancelled here does not know whether it owns the run."""
         if records:
@@ -101,12 +110,12 @@ class SqlEventLog:
         return last_sequence
 
 
-def _check_row(records: Sequence[Record]) -> None:
+def _check_row(records: Sequence[LogRecord]) -> None:
     """Raise ValueError if the records of an append are inconsistent: a defect of the caller."""
     if not records:
         raise ValueError("an append must have at least one event")
     for sequence, record in enumerate(records, records[0].sequence):
         if record.sequence != sequence:
             raise ValueError("the sequences of an append must have no gap")
-        if record.kind in events.TERMINAL_KINDS and record is not records[-1]:
-            raise ValueError("a run's terminal event must be its last")
+        if record.kind in END_KINDS and record is not records[-1]:
+            raise ValueError("the terminal event of a log must be its last")

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from sqlalchemy import Connection
 
-from bough_server.store.ports import Record
+from bough_server.store.ports import LogRecord
 from bough_server.store.projected import Projected
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class Append:
         "tenant_id",
     )
 
-    def __init__(self, run_id: str, epoch: int, records: Sequence[Record], future: asyncio.Future[None]) -> None:
+    def __init__(self, run_id: str, epoch: int, records: Sequence[LogRecord], future: asyncio.Future[None]) -> None:
         self.run_id, self.epoch, self.records, self.future = run_id, epoch, records, future
         self.size = sum(len(record.data) for record in records)
         self.has_blobs = any(record.blobs for record in records)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, select
 
-from bough_server import events
+from bough_server import evaluation_events, events
 from bough_server.errors import Fenced
-from bough_server.store.ports import Record
+from bough_server.store.evaluation_projection import EvaluationFold
+from bough_server.store.ports import EvaluationFact, Record
 from bough_server.store.projected import LogAddress
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
@@ -21,6 +22,8 @@ _ROW = select(
     tables.runs.c.epoch,
     tables.runs.c.last_sequence,
     tables.runs.c.ended,
+    tables.runs.c.kind,
+    tables.runs.c.totals,
 ).where(tables.runs.c.run_id == bindparam("run"))
 
 _LOG = (
@@ -42,7 +45,7 @@ class Head:
     epoch: int
     last_sequence: int
     is_ended: bool
-    fold: RunFold
+    fold: RunFold | EvaluationFold
 
 
 def stored_records(connection: Connection, run_id: str, *, through: int = NO_END) -> Iterator[Record]:
@@ -51,11 +54,18 @@ def stored_records(connection: Connection, run_id: str, *, through: int = NO_END
         yield Record(sequence=sequence, kind=kind, data=data, event=events.parse(data))
 
 
+def stored_facts(connection: Connection, evaluation_id: str) -> Iterator[EvaluationFact]:
+    """Yield the events of an evaluation's log, parsed and in order."""
+    for sequence, kind, data in connection.execute(_LOG, {"run": evaluation_id, "through": NO_END}):
+        event = evaluation_events.parse(data)
+        yield EvaluationFact(sequence=sequence, kind=kind, data=data, event=event)
+
+
 class LogHeads:
     """The heads of the logs that this process writes.
 
-    After an append is refused, its head is read from disk again, and the run is fenced: later appends under the same
-    epoch are refused too. The owner sent them in the belief that the refused one would be committed.
+    After an append of the owner is refused, its head is read from disk again. The run is fenced: later appends under
+    the same epoch are refused too. The owner sent them in the belief that the refused one would be committed.
     """
 
     def __init__(self) -> None:
@@ -78,7 +88,7 @@ class LogHeads:
         if head.epoch != append.epoch or head.last_sequence != append.records[0].sequence - 1 or head.is_ended:
             raise refusal(append.run_id)
         append.tenant_id, append.session_id = head.address.tenant_id, head.address.session_id
-        projected = head.fold.project(append.records)
+        projected = head.fold.project(append.records)  # type: ignore[arg-type]  # a log has records of one class
         # Before the commit, because later appends of the same group continue from here; a failure drops the head.
         head.last_sequence = append.records[-1].sequence
         if projected.end is not None:
@@ -93,7 +103,10 @@ class LogHeads:
 
     def fence(self, append: Append, error: Exception) -> Exception:
         """Refuse every later append of a run under this one's epoch with `error`; return `error`."""
-        self.forget(append.run_id)
+        head = self._heads.get(append.run_id)
+        # The head stays if this append is a former owner's: the owner's appends of the same group are not on disk yet.
+        if head is not None and head.epoch == append.epoch:
+            self.forget(append.run_id)
         self._fences[append.run_id, append.epoch] = error
         return error
 
@@ -111,16 +124,21 @@ class LogHeads:
     def load(self, connection: Connection, run_id: str, log: Sequence[Record] = ()) -> Head:
         """Read a log's head from disk and keep it; `log` is the whole log, without deltas, if it has been read already.
 
-        Raises Fenced if there is no such log.
+        An evaluation's log, whose results can be large, is not read: the row has what its fold needs. Raises Fenced if
+        there is no such log.
         """
         row = connection.execute(_ROW, {"run": run_id}).one_or_none()
         if row is None:
             raise refusal(run_id)
-        tenant_id, user_id, session_id, epoch, last_sequence, ended = row
+        tenant_id, user_id, session_id, epoch, last_sequence, ended, kind, totals = row
         address = LogAddress(run_id=run_id, tenant_id=tenant_id, user_id=user_id, session_id=session_id)
-        fold = RunFold(address)
-        if not ended:  # an ended log takes no appends, so its fold is never used
-            fold.project(log or stored_records(connection, run_id))
+        fold: RunFold | EvaluationFold
+        if kind == tables.EVALUATION:
+            fold = EvaluationFold(totals or b"")
+        else:
+            fold = RunFold(address)
+            if not ended:  # an ended log takes no appends, so its fold is never used
+                fold.project(log or stored_records(connection, run_id))
         head = Head(address=address, epoch=epoch, last_sequence=last_sequence, is_ended=ended, fold=fold)
         self._heads[run_id] = head
         return head

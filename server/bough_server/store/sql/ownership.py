@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Delete, Insert, bindparam, delete, select, up
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough_server.errors import NotFound
-from bough_server.store.ports import Record, RunMoved
+from bough_server.store.ports import LogRecord, Record, RunMoved
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import FirstRecords, is_stored, write_first
 from bough_server.store.sql.log_heads import LogHeads, refusal
@@ -48,7 +48,7 @@ class TakeOver:
         run_id: str,
         epoch: int,
         owner: str,
-        records: Sequence[Record],
+        records: Sequence[LogRecord],
         log: Sequence[Record] = (),
     ) -> None:
         self._heads, self._run_id, self._epoch, self._owner, self._records = heads, run_id, epoch, owner, records
@@ -83,7 +83,7 @@ class TakeOver:
             return
         # The row already counts the new records, but the log on disk, and so the fold, still ends before them.
         head = self._heads.load(connection, self._run_id, self._log)
-        projected = head.fold.project(self._records)
+        projected = head.fold.project(self._records)  # type: ignore[arg-type]  # a log has records of one class
         first = FirstRecords(
             run_id=self._run_id,
             tenant_id=head.address.tenant_id,

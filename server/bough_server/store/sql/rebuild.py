@@ -5,6 +5,7 @@ from typing import Final
 from sqlalchemy import Connection, Row, and_, bindparam, delete, exists, func, insert, select, update
 
 from bough_server.errors import ConfigurationError
+from bough_server.store.evaluation_projection import EvaluationFold
 from bough_server.store.projected import LogAddress, Projected
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
@@ -14,15 +15,17 @@ from bough_server.store.sql.append import (
     INSERT_MESSAGES,
     INSERT_USAGE,
     MOVE_RUN,
+    SET_EVALUATION,
     SET_STATE,
     SPEND,
 )
 from bough_server.store.sql.create_run import start_values
 from bough_server.store.sql.database import database_status, exclusive_engine, migrate, opening
-from bough_server.store.sql.log_heads import stored_records
+from bough_server.store.sql.log_heads import stored_facts, stored_records
 from bough_server.store.sql.rows import (
     call_rows,
     end_row,
+    evaluation_row,
     message_rows,
     run_state_row,
     state_row,
@@ -39,6 +42,7 @@ _ADDRESSES: Final = select(
     tables.sessions,
     and_(_sessions.tenant_id == _runs.tenant_id, _sessions.session_id == _runs.session_id),
 )
+_EVALUATIONS: Final = select(_runs.run_id, _runs.tenant_id, _runs.user_id).where(tables.IS_EVALUATION)
 _LAST: Final = select(func.max(tables.events.c.sequence)).where(tables.events.c.run_id == bindparam("run"))
 _START_RUN: Final = update(tables.runs).where(_runs.run_id == bindparam("run"))
 _FORGET: Final = tuple(
@@ -74,10 +78,11 @@ _REFRESH_SESSIONS: Final = update(tables.sessions).values(
 
 
 def rebuild_projections(url: str) -> int:
-    """Rebuild messages, usage entries, run rows and request ids from the logs in one transaction; return the run count.
+    """Rebuild all derived tables from the logs in one transaction; return the number of runs.
 
-    Session states are rebuilt too, except those that a call has changed since, which are in no log. Usage entries of
-    deleted runs are kept. Raises ConfigurationError if there is no database, and while a server uses the file.
+    These are messages, usage entries, request ids, and the rows of runs and evaluations. Session states are rebuilt
+    too, except those that a call has changed since, which are in no log. Usage entries of deleted runs are kept. Raises
+    ConfigurationError if there is no database, and while a server uses the file.
     """
     found = database_status(url)
     if found.revision is None:
@@ -99,6 +104,9 @@ def _rebuild(connection: Connection) -> int:
     connection.execute(update(tables.runs).values(request_id=""))
     for row in addresses:
         _rebuild_run(connection, row)
+    for evaluation_id, tenant_id, user_id in connection.execute(_EVALUATIONS).all():
+        address = LogAddress(run_id=evaluation_id, tenant_id=tenant_id, user_id=user_id)
+        _restore_row(connection, address, EvaluationFold().project(stored_facts(connection, evaluation_id)))
     connection.execute(_REFRESH_SESSIONS)
     return len(addresses)
 
@@ -120,7 +128,7 @@ def _rebuild_run(connection: Connection, row: "Row[tuple[str, str, str, str, boo
 
 
 def _restore_row(connection: Connection, address: LogAddress, projected: Projected) -> None:
-    assert projected.start is not None, "a log begins with run_started"
+    assert projected.start is not None, "a log begins with run_started or evaluation_planned"
     last_sequence = connection.execute(_LAST, {"run": address.run_id}).scalar_one()
     values = {**start_values(projected.start), "last_sequence": last_sequence, "ended": projected.end is not None}
     connection.execute(_START_RUN.values(**values), {"run": address.run_id})
@@ -128,6 +136,8 @@ def _restore_row(connection: Connection, address: LogAddress, projected: Project
         connection.execute(MOVE_RUN, run_state_row(address.run_id, projected.run_state))
     if projected.tree_usage is not None:
         connection.execute(SPEND, usage_row(address.run_id, projected.tree_usage))
+    if projected.evaluation is not None:
+        connection.execute(SET_EVALUATION, evaluation_row(address.run_id, projected.evaluation))
     if projected.end is not None:
         connection.execute(END_RUN, end_row(address.run_id, projected.end))
     named = [{"run_id": address.run_id, "revision": revision} for revision in projected.start.revisions]

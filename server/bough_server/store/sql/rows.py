@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from bough_server.run_state import RunState
 from bough_server.store.ports import StoredCall, StoredMessage
-from bough_server.store.projected import Projected, RunEnd
+from bough_server.store.projected import EvaluationChange, Projected, RunEnd
 from bough_server.store.sql.usage import usage_values
 
 Row = Mapping[str, object]
@@ -79,6 +79,11 @@ def run_state_row(run_id: str, run_state: RunState) -> Row:
 def usage_row(run_id: str, tree_usage: bytes) -> Row:
     """Return the parameters of SPEND."""
     return {"run": run_id, "used": tree_usage}
+
+
+def evaluation_row(run_id: str, change: EvaluationChange) -> Row:
+    """Return the parameters of SET_EVALUATION."""
+    return {"run": run_id, "new_totals": change.totals, "new_verdict": change.verdict}
 
 
 def state_row(tenant_id: str, session_id: str, run_id: str, state_json: str) -> Row:

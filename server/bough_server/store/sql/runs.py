@@ -17,15 +17,18 @@ from bough_server.store.sql.readers import Readers
 
 _runs = tables.runs.c
 
-_ONE: Final = select(tables.runs).where(_runs.run_id == bindparam("run"), _runs.tenant_id == bindparam("tenant"))
-_ANY: Final = select(tables.runs).where(_runs.run_id == bindparam("run"))
+_ONE: Final = select(tables.runs).where(
+    _runs.run_id == bindparam("run"), _runs.tenant_id == bindparam("tenant"), tables.IS_RUN
+)
+_ANY: Final = select(tables.runs).where(_runs.run_id == bindparam("run"), tables.IS_RUN)
 _BY_REQUEST: Final = select(tables.runs).where(
+    tables.IS_RUN,
     _runs.tenant_id == bindparam("tenant"),
     _runs.user_id == bindparam("user"),
     _runs.request_id == bindparam("request"),
     _runs.request_id != literal_column("''"),  # the condition of the partial index, literally, or it is not used
 )
-_OPEN: Final = select(tables.runs).where(~_runs.ended).order_by(_runs.create_time_ns, _runs.run_id)
+_OPEN: Final = select(tables.runs).where(~_runs.ended, tables.IS_RUN).order_by(_runs.create_time_ns, _runs.run_id)
 _HOLDER: Final = (
     select(tables.runs)
     .join(tables.sessions, tables.sessions.c.current_run_id == _runs.run_id)
@@ -69,7 +72,7 @@ class SqlRunIndex:
         listing = Listing(
             table=tables.runs,
             name=_runs.run_id,
-            common=[_runs.tenant_id == principal.tenant_id, *_conditions(run_filter)],
+            common=[tables.IS_RUN, _runs.tenant_id == principal.tenant_id, *_conditions(run_filter)],
             branches=[_is(_runs.state, state, narrowed=_is_narrow(run_filter)) for state in sorted(run_filter.states)],
             labels=run_filter.labels,
             after=key_of(page.token, filters),
@@ -113,15 +116,19 @@ def _filter_values(run_filter: RunFilter) -> list[object]:
         dict(run_filter.labels),
         run_filter.create_time_from_ns,
         run_filter.create_time_before_ns,
+        run_filter.evaluation_id,
     ]
 
 
 def _conditions(run_filter: RunFilter) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
-    if run_filter.session_id:
-        conditions.append(_runs.session_id == run_filter.session_id)
+    by_evaluation, by_session = bool(run_filter.evaluation_id), bool(run_filter.session_id)
+    if by_evaluation:  # the condition of the partial index, literally, or it is not used
+        conditions += [_runs.evaluation_id == run_filter.evaluation_id, _runs.evaluation_id != literal_column("''")]
+    if by_session:
+        conditions.append(_is(_runs.session_id, run_filter.session_id, narrowed=by_evaluation))
     if run_filter.agent:
-        conditions.append(_is(_runs.agent, run_filter.agent, narrowed=bool(run_filter.session_id)))
+        conditions.append(_is(_runs.agent, run_filter.agent, narrowed=by_evaluation or by_session))
     if run_filter.create_time_from_ns is not None:
         conditions.append(_runs.create_time_ns >= _storable(run_filter.create_time_from_ns))
     if run_filter.create_time_before_ns is not None:
@@ -130,7 +137,7 @@ def _conditions(run_filter: RunFilter) -> list[ColumnElement[bool]]:
 
 
 def _is_narrow(run_filter: RunFilter) -> bool:
-    return bool(run_filter.session_id or run_filter.agent)
+    return bool(run_filter.evaluation_id or run_filter.session_id or run_filter.agent)
 
 
 def _is(column: ColumnElement[Any], value: object, *, narrowed: bool) -> ColumnElement[bool]:
@@ -168,6 +175,8 @@ def _run(row: Row[Any]) -> run_pb2.Run:
         input_excerpt=row.input_excerpt,
         last_sequence=row.last_sequence,
         tree_usage=usage_pb2.Usage.FromString(row.tree_usage),
+        evaluation_id=row.evaluation_id,
+        case_id=row.case_id,
     )
     run.create_time.FromNanoseconds(row.create_time_ns)
     if row.start_time_ns is not None:

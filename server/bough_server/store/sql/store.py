@@ -18,6 +18,7 @@ from bough_server.store.sql.database import (
     writer_engine,
 )
 from bough_server.store.sql.database_path import database_path
+from bough_server.store.sql.evaluations import SqlEvaluations
 from bough_server.store.sql.event_log import SqlEventLog
 from bough_server.store.sql.file_lock import FileLock
 from bough_server.store.sql.mailbox import SqlMailbox
@@ -65,6 +66,7 @@ class Store:
     ) -> None:
         self.log = SqlEventLog(queue, readers, windows)
         self.runs = SqlRunIndex(readers)
+        self.evaluations = SqlEvaluations(readers)
         self.catalog = SqlCatalog(readers)
         self.sessions = SqlSessions(queue, readers, on_delete=self.catalog.clear)
         self.blobs = SqlBlobs(readers)

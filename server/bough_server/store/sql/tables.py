@@ -7,7 +7,7 @@ are unique only within their tenant: a session's key is (tenant_id, session_id) 
 
 from typing import Final
 
-from sqlalchemy import Column, Index, LargeBinary, MetaData, Table, text
+from sqlalchemy import Column, Index, LargeBinary, MetaData, Table, literal_column, text
 from sqlmodel import Field, SQLModel
 
 from bough.v1 import execution_pb2
@@ -17,8 +17,14 @@ metadata: Final = MetaData()
 PENDING: Final = int(execution_pb2.EXECUTION_STATE_PENDING)
 """The state of queued runs, as a number for the condition of their index."""
 
+RUN: Final = 0
+EVALUATION: Final = 1
+"""Kinds of rows in the table of runs: what the log of the row belongs to."""
+
 _SESSION: Final = ("tenant_id", "session_id")
 _REQUEST: Final = ("tenant_id", "user_id", "request_id")
+_ADDED_NUMBER: Final = {"server_default": text("0")}
+_ADDED_TEXT: Final = {"server_default": text("''")}
 
 
 class _Row(SQLModel):
@@ -26,7 +32,7 @@ class _Row(SQLModel):
 
 
 class EventRow(_Row, table=True):
-    """An event of a log. `data` is its serialized form without run_id and session_id."""
+    """An event of a log. `data` is its serialized form without the ids of the log; `kind` says of which message."""
 
     __tablename__ = "events"
     __table_args__ = ({"sqlite_with_rowid": False},)
@@ -38,22 +44,37 @@ class EventRow(_Row, table=True):
 
 
 class RunRow(_Row, table=True):
-    """A run. The columns up to `owner` are in no event; the others are derived from the log.
+    """A run or, by `kind`, an evaluation: `run_id` is its id then, and `session_id` is empty.
 
-    A run of state PENDING waits in its session's queue, or holds the session and has not started yet.
+    `kind` and the columns up to `owner` are in no event; the others are derived from the log. A run of state PENDING
+    waits in its session's queue, or holds the session and has not started yet. `evaluation_id` and `case_id` belong to
+    a run of an evaluation; `set_name`, `totals` and `verdict` to an evaluation.
     """
 
     __tablename__ = "runs"
     __table_args__ = (
-        Index("runs_newest_first", "tenant_id", "create_time_ns", "run_id"),
+        # Of one kind, like that of evaluations below, or the query planner would read the runs between evaluations.
+        Index("runs_newest_first", "tenant_id", "create_time_ns", "run_id", sqlite_where=text("kind = 0")),
         Index("runs_of_session", *_SESSION, "create_time_ns", "run_id"),
         Index("runs_of_agent", "tenant_id", "agent", "create_time_ns", "run_id"),
         Index("runs_by_state", "tenant_id", "state", "create_time_ns", "run_id"),
         Index("runs_open", "create_time_ns", sqlite_where=text("NOT ended")),
-        Index("runs_by_request", *_REQUEST, unique=True, sqlite_where=text("request_id != ''")),
+        Index(
+            "runs_by_request",
+            *("tenant_id", "user_id", "kind", "request_id"),
+            unique=True,
+            sqlite_where=text("request_id != ''"),
+        ),
         # `state` is a column too, or the query planner would read all runs of the session by the index above.
         Index("runs_waiting", *_SESSION, "state", "create_time_ns", "run_id", sqlite_where=text(f"state = {PENDING}")),
         Index("runs_by_expiry", "next_expire_time_ns", sqlite_where=text("next_expire_time_ns IS NOT NULL")),
+        Index(
+            "runs_of_evaluation",
+            *("tenant_id", "evaluation_id", "create_time_ns", "run_id"),
+            sqlite_where=text("evaluation_id != ''"),
+        ),
+        Index("evaluations_newest_first", "tenant_id", "create_time_ns", "run_id", sqlite_where=text("kind = 1")),
+        Index("evaluations_of_set", "tenant_id", "set_name", "create_time_ns", "run_id", sqlite_where=text("kind = 1")),
     )
 
     run_id: str = Field(primary_key=True)
@@ -80,6 +101,13 @@ class RunRow(_Row, table=True):
     next_expire_time_ns: int | None
     origin_run_id: str
     origin_sequence: int
+    # Added to tables that had rows already, so with a default.
+    kind: int = Field(sa_column_kwargs=_ADDED_NUMBER)
+    evaluation_id: str = Field(sa_column_kwargs=_ADDED_TEXT)
+    case_id: str = Field(sa_column_kwargs=_ADDED_TEXT)
+    set_name: str = Field(sa_column_kwargs=_ADDED_TEXT)
+    totals: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
+    verdict: int = Field(sa_column_kwargs=_ADDED_NUMBER)
 
 
 class SessionRow(_Row, table=True):
@@ -257,7 +285,7 @@ class WorkerRow(_Row, table=True):
 
 
 class RunCommandRow(_Row, table=True):
-    """A command that a run's owner has not acted on yet; ids are never reused.
+    """A command that the owner of a run or an evaluation has not acted on yet; ids are never reused.
 
     Exactly one of `cancel` and `answers` is set; `user_id` is the sender of answers.
     """
@@ -287,3 +315,7 @@ agents: Final[Table] = metadata.tables["agents"]
 catalogs: Final[Table] = metadata.tables["catalogs"]
 workers: Final[Table] = metadata.tables["workers"]
 run_commands: Final[Table] = metadata.tables["run_commands"]
+
+IS_RUN: Final = runs.c.kind == literal_column(str(RUN))
+IS_EVALUATION: Final = runs.c.kind == literal_column(str(EVALUATION))
+"""Literal numbers, for the partial indexes."""

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from sqlalchemy import Connection, Engine
 
 from bough_server.errors import ServerStopping, StorageFailed
-from bough_server.store.ports import Record
+from bough_server.store.ports import LogRecord
 from bough_server.store.sql.jobs import Append, Settled, Transaction
 from bough_server.store.sql.log_heads import LogHeads
 from bough_server.store.sql.writer import CommitHooks, Job, WriterThread
@@ -153,7 +153,7 @@ class WriteQueue:
         """Bytes of all runs' events that wait for their commit."""
         return self._pending_bytes
 
-    def append(self, run_id: str, epoch: int, records: Sequence[Record]) -> asyncio.Future[None]:
+    def append(self, run_id: str, epoch: int, records: Sequence[LogRecord]) -> asyncio.Future[None]:
         """Queue an append; see EventLog."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._is_closed:

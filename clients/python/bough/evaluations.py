@@ -1,0 +1,370 @@
+"""Evaluations of a server: start, follow, cancel, read, list and compare them; score and compare stored runs."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import grpc
+from grpc import aio
+
+from bough import requests
+from bough.calls import PAGE_SIZE, Calls, SyncCalls
+from bough.errors import CallFailed, from_rpc_error
+from bough.rejoining import RejoinBackoff, Rejoining
+from bough.v1 import (
+    agent_pb2,
+    eval_result_pb2,
+    eval_service_pb2,
+    eval_service_pb2_grpc,
+    eval_set_pb2,
+    evaluation_pb2,
+    policy_pb2,
+)
+
+if TYPE_CHECKING:
+    # Only the generated stub files have this name.
+    from bough.v1.eval_service_pb2_grpc import EvalServiceAsyncStub
+
+Source: TypeAlias = str | eval_result_pb2.EvalResult
+"""A result, or the id of an evaluation that has one."""
+
+InvocationSource: TypeAlias = eval_service_pb2.InvocationSource
+
+_Response: TypeAlias = eval_service_pb2.EvaluateResponse | eval_service_pb2.WatchEvaluationResponse
+_Request: TypeAlias = eval_service_pb2.EvaluateRequest | eval_service_pb2.WatchEvaluationRequest
+
+_TERMINAL: Final = frozenset({"evaluation_completed", "evaluation_failed", "evaluation_cancelled"})
+
+
+class _Place:
+    """Position of one stream in the log of an evaluation, over as many calls as it takes."""
+
+    def __init__(self, request: _Request) -> None:
+        self._request = request
+        self._evaluation_id, self._received, self.is_over = "", 0, False
+        if isinstance(request, eval_service_pb2.WatchEvaluationRequest):
+            self._evaluation_id, self._received = request.evaluation_id, request.after_sequence
+
+    def next_request(self) -> _Request:
+        """Return the request that continues from here; the first call is repeated until the evaluation is known."""
+        if not self._evaluation_id:
+            return self._request
+        heartbeat = self._request.heartbeat_interval if self._request.HasField("heartbeat_interval") else None
+        return eval_service_pb2.WatchEvaluationRequest(
+            evaluation_id=self._evaluation_id, after_sequence=self._received, heartbeat_interval=heartbeat
+        )
+
+    def new_events(self, response: _Response) -> list[evaluation_pb2.EvaluationEvent]:
+        """Return the events of a response that are new, in order."""
+        new = [event for event in response.batch.events if event.sequence > self._received]
+        for event in new:
+            self._evaluation_id, self._received = event.evaluation_id, event.sequence
+            self.is_over = event.WhichOneof("payload") in _TERMINAL
+        return new
+
+
+class Evaluations:
+    """Calls of the EvalService that judge.
+
+    A stream that loses its connection rejoins the evaluation after its last event, as streams of runs do.
+    """
+
+    def __init__(self, stub: "EvalServiceAsyncStub", calls: Calls, rejoining: Rejoining | None) -> None:
+        self._stub, self._calls, self._rejoining = stub, calls, rejoining or Rejoining()
+
+    def run(
+        self,
+        eval_set: eval_set_pb2.EvalSet,
+        *,
+        agent: str = "",
+        definitions: Iterable[agent_pb2.AgentDefinition] = (),
+        runs: int | None = None,
+        jobs: int | None = None,
+        gates: Iterable[str] = (),
+        budget: policy_pb2.Limits | None = None,
+        baseline: Source | None = None,
+        allow_removed: bool = False,
+        labels: Mapping[str, str] | None = None,
+        request_id: str = "",
+        timeout: float | None = None,
+        heartbeat: float | None = None,
+    ) -> AsyncIterator[evaluation_pb2.EvaluationEvent]:
+        """Start an evaluation and follow it to its end.
+
+        Default: a new request id, so that a dropped connection never starts a second evaluation. `timeout` (seconds;
+        default: none) bounds following it, not the evaluation. Raises InvalidRequest with every violation, or NotFound.
+        """
+        request = requests.evaluate_request(
+            eval_set,
+            agent=agent,
+            definitions=definitions,
+            runs=runs,
+            jobs=jobs,
+            gates=gates,
+            budget=budget,
+            baseline=None if baseline is None else source_of(baseline),
+            allow_removed=allow_removed,
+            labels=labels,
+            request_id=request_id,
+            heartbeat=heartbeat,
+        )
+        return self._follow(request, timeout)
+
+    def watch(
+        self,
+        evaluation_id: str,
+        *,
+        after_sequence: int = 0,
+        timeout: float | None = None,
+        heartbeat: float | None = None,
+    ) -> AsyncIterator[evaluation_pb2.EvaluationEvent]:
+        """Follow an evaluation, live or ended, after a sequence. Raises NotFound or OutOfRange."""
+        request = requests.watch_evaluation_request(evaluation_id, after_sequence=after_sequence, heartbeat=heartbeat)
+        return self._follow(request, timeout)
+
+    async def cancel(self, evaluation_id: str, *, note: str = "") -> evaluation_pb2.Evaluation:
+        """Request cancellation of an evaluation; its end follows as events. One that has ended stays as it is."""
+        request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=evaluation_id, note=note)
+        return (await self._calls.call(self._stub.CancelEvaluation, request)).evaluation
+
+    async def get(self, evaluation_id: str) -> evaluation_pb2.Evaluation:
+        """Return an evaluation. Raises NotFound."""
+        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, page_size=1)
+        return (await self._calls.call(self._stub.GetEvaluation, request)).evaluation
+
+    async def result(self, evaluation_id: str, *, page_size: int = PAGE_SIZE) -> eval_result_pb2.EvalResult:
+        """Return everything that an evaluation found so far. Raises NotFound."""
+        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, page_size=page_size)
+        result: eval_result_pb2.EvalResult | None = None
+        while True:
+            response = await self._calls.call(self._stub.GetEvaluation, request)
+            result = _joined(result, response.result)
+            if not response.next_page_token:
+                return result
+            request.page_token = response.next_page_token
+
+    def list(
+        self,
+        *,
+        set_name: str = "",
+        agent: str = "",
+        states: Iterable[requests.State] = (),
+        labels: Mapping[str, str] | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> AsyncIterator[evaluation_pb2.Evaluation]:
+        """List the evaluations that match every filter that is set, newest first."""
+        request = requests.list_evaluations_request(
+            set_name=set_name, agent=agent, states=states, labels=labels, page_size=page_size
+        )
+        return self._calls.pages(self._stub.ListEvaluations, request, lambda response: response.evaluations)
+
+    async def compare(self, baseline: Source, candidate: Source) -> eval_result_pb2.EvalComparison:
+        """Compare two results. Raises NotFound."""
+        request = eval_service_pb2.CompareEvaluationsRequest(
+            baseline=source_of(baseline), candidate=source_of(candidate)
+        )
+        return (await self._calls.call(self._stub.CompareEvaluations, request)).comparison
+
+    async def score(
+        self,
+        invocations: Iterable[InvocationSource],
+        *,
+        expect: eval_set_pb2.Expectation | None = None,
+        metrics: Iterable[eval_set_pb2.Metric] = (),
+    ) -> eval_result_pb2.EvalResult:
+        """Judge stored runs or given records; nothing runs. Raises NotFound, OutOfRange or InvalidRequest."""
+        request = eval_service_pb2.ScoreInvocationsRequest(invocations=invocations, expect=expect, metrics=metrics)
+        return (await self._calls.call(self._stub.ScoreInvocations, request)).result
+
+    async def diff(self, left: InvocationSource, right: InvocationSource) -> eval_result_pb2.InvocationDiff:
+        """Compare the trees of two runs. Raises NotFound or OutOfRange."""
+        request = eval_service_pb2.DiffInvocationsRequest(left=left, right=right)
+        return (await self._calls.call(self._stub.DiffInvocations, request)).diff
+
+    async def _follow(self, request: _Request, timeout: float | None) -> AsyncIterator[evaluation_pb2.EvaluationEvent]:
+        place = _Place(request)
+        backoff = RejoinBackoff(self._rejoining, timeout=timeout, contact=self._calls.contact)
+        while not place.is_over:
+            call = self._begin(place.next_request(), backoff.remaining())
+            try:
+                async for response in call:
+                    backoff.progressed()
+                    for event in place.new_events(response):
+                        yield event
+                return
+            except aio.AioRpcError as error:
+                failed = from_rpc_error(error)
+            finally:
+                call.cancel()
+            if not place.is_over:
+                await asyncio.sleep(backoff.delay_after(failed))
+
+    def _begin(
+        self, request: _Request, timeout: float | None
+    ) -> "aio.UnaryStreamCall[eval_service_pb2.EvaluateRequest, eval_service_pb2.EvaluateResponse] | aio.UnaryStreamCall[eval_service_pb2.WatchEvaluationRequest, eval_service_pb2.WatchEvaluationResponse]":  # noqa: E501
+        wait_for_ready = self._calls.wait_for_ready
+        if isinstance(request, eval_service_pb2.EvaluateRequest):
+            return self._stub.Evaluate(request, timeout=timeout, wait_for_ready=wait_for_ready)
+        return self._stub.WatchEvaluation(request, timeout=timeout, wait_for_ready=wait_for_ready)
+
+
+class SyncEvaluations:
+    """Calls of the EvalService that judge, for programs without an event loop; streams rejoin as those of runs do."""
+
+    def __init__(
+        self, stub: eval_service_pb2_grpc.EvalServiceStub, calls: SyncCalls, rejoining: Rejoining | None
+    ) -> None:
+        self._stub, self._calls, self._rejoining = stub, calls, rejoining or Rejoining()
+
+    def run(
+        self,
+        eval_set: eval_set_pb2.EvalSet,
+        *,
+        agent: str = "",
+        definitions: Iterable[agent_pb2.AgentDefinition] = (),
+        runs: int | None = None,
+        jobs: int | None = None,
+        gates: Iterable[str] = (),
+        budget: policy_pb2.Limits | None = None,
+        baseline: Source | None = None,
+        allow_removed: bool = False,
+        labels: Mapping[str, str] | None = None,
+        request_id: str = "",
+        timeout: float | None = None,
+        heartbeat: float | None = None,
+    ) -> Iterator[evaluation_pb2.EvaluationEvent]:
+        """Start an evaluation and follow it to its end.
+
+        Default: a new request id, so that a dropped connection never starts a second evaluation. `timeout` (seconds;
+        default: none) bounds following it, not the evaluation. Raises InvalidRequest with every violation, or NotFound.
+        """
+        request = requests.evaluate_request(
+            eval_set,
+            agent=agent,
+            definitions=definitions,
+            runs=runs,
+            jobs=jobs,
+            gates=gates,
+            budget=budget,
+            baseline=None if baseline is None else source_of(baseline),
+            allow_removed=allow_removed,
+            labels=labels,
+            request_id=request_id,
+            heartbeat=heartbeat,
+        )
+        return self._follow(request, timeout)
+
+    def watch(
+        self,
+        evaluation_id: str,
+        *,
+        after_sequence: int = 0,
+        timeout: float | None = None,
+        heartbeat: float | None = None,
+    ) -> Iterator[evaluation_pb2.EvaluationEvent]:
+        """Follow an evaluation, live or ended, after a sequence. Raises NotFound or OutOfRange."""
+        request = requests.watch_evaluation_request(evaluation_id, after_sequence=after_sequence, heartbeat=heartbeat)
+        return self._follow(request, timeout)
+
+    def cancel(self, evaluation_id: str, *, note: str = "") -> evaluation_pb2.Evaluation:
+        """Request cancellation of an evaluation; its end follows as events. One that has ended stays as it is."""
+        request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=evaluation_id, note=note)
+        return self._calls.call(self._stub.CancelEvaluation, request).evaluation
+
+    def get(self, evaluation_id: str) -> evaluation_pb2.Evaluation:
+        """Return an evaluation. Raises NotFound."""
+        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, page_size=1)
+        return self._calls.call(self._stub.GetEvaluation, request).evaluation
+
+    def result(self, evaluation_id: str, *, page_size: int = PAGE_SIZE) -> eval_result_pb2.EvalResult:
+        """Return everything that an evaluation found so far. Raises NotFound."""
+        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, page_size=page_size)
+        result: eval_result_pb2.EvalResult | None = None
+        while True:
+            response = self._calls.call(self._stub.GetEvaluation, request)
+            result = _joined(result, response.result)
+            if not response.next_page_token:
+                return result
+            request.page_token = response.next_page_token
+
+    def list(
+        self,
+        *,
+        set_name: str = "",
+        agent: str = "",
+        states: Iterable[requests.State] = (),
+        labels: Mapping[str, str] | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> Iterator[evaluation_pb2.Evaluation]:
+        """List the evaluations that match every filter that is set, newest first."""
+        request = requests.list_evaluations_request(
+            set_name=set_name, agent=agent, states=states, labels=labels, page_size=page_size
+        )
+        return self._calls.pages(self._stub.ListEvaluations, request, lambda response: response.evaluations)
+
+    def compare(self, baseline: Source, candidate: Source) -> eval_result_pb2.EvalComparison:
+        """Compare two results. Raises NotFound."""
+        request = eval_service_pb2.CompareEvaluationsRequest(
+            baseline=source_of(baseline), candidate=source_of(candidate)
+        )
+        return self._calls.call(self._stub.CompareEvaluations, request).comparison
+
+    def score(
+        self,
+        invocations: Iterable[InvocationSource],
+        *,
+        expect: eval_set_pb2.Expectation | None = None,
+        metrics: Iterable[eval_set_pb2.Metric] = (),
+    ) -> eval_result_pb2.EvalResult:
+        """Judge stored runs or given records; nothing runs. Raises NotFound, OutOfRange or InvalidRequest."""
+        request = eval_service_pb2.ScoreInvocationsRequest(invocations=invocations, expect=expect, metrics=metrics)
+        return self._calls.call(self._stub.ScoreInvocations, request).result
+
+    def diff(self, left: InvocationSource, right: InvocationSource) -> eval_result_pb2.InvocationDiff:
+        """Compare the trees of two runs. Raises NotFound or OutOfRange."""
+        request = eval_service_pb2.DiffInvocationsRequest(left=left, right=right)
+        return self._calls.call(self._stub.DiffInvocations, request).diff
+
+    def _follow(self, request: _Request, timeout: float | None) -> Iterator[evaluation_pb2.EvaluationEvent]:
+        place = _Place(request)
+        backoff = RejoinBackoff(self._rejoining, timeout=timeout, contact=self._calls.contact)
+        while not place.is_over:
+            failed: CallFailed
+            try:
+                for response in self._begin(place.next_request(), backoff.remaining()):
+                    backoff.progressed()
+                    yield from place.new_events(response)
+                return
+            except grpc.RpcError as error:
+                failed = from_rpc_error(error)
+            if not place.is_over:
+                time.sleep(backoff.delay_after(failed))
+
+    def _begin(self, request: _Request, timeout: float | None) -> Iterator[_Response]:
+        wait_for_ready = self._calls.wait_for_ready
+        if isinstance(request, eval_service_pb2.EvaluateRequest):
+            return iter(self._stub.Evaluate(request, timeout=timeout, wait_for_ready=wait_for_ready))
+        return iter(self._stub.WatchEvaluation(request, timeout=timeout, wait_for_ready=wait_for_ready))
+
+
+def run_source(run_id: str, *, as_of_sequence: int = 0) -> InvocationSource:
+    """Return a stored run as something to score or to compare, up to a sequence if one is given."""
+    return InvocationSource(run=eval_service_pb2.RunRef(run_id=run_id, as_of_sequence=as_of_sequence))
+
+
+def source_of(source: Source) -> eval_service_pb2.EvalSource:
+    """Return a result, or the id of an evaluation, as requests name it."""
+    if isinstance(source, str):
+        return eval_service_pb2.EvalSource(evaluation_id=source)
+    return eval_service_pb2.EvalSource(result=source)
+
+
+def _joined(so_far: eval_result_pb2.EvalResult | None, page: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalResult:
+    """Return the last page's result with the cases of all pages so far."""
+    if so_far is None:
+        return page
+    cases = [*so_far.cases, *page.cases]
+    del page.cases[:]
+    page.cases.extend(cases)
+    return page

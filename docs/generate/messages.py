@@ -1,0 +1,183 @@
+"""Messages of the schema as sections of a page, and as JSON Schemas."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Final
+
+from bough_server.documents import DURATION
+from bough_server.message_documents import SHORTHANDS
+from docs.generate.definitions import Definitions, Enum, Field, Message
+from docs.generate.text import Json, anchor, cell
+
+_SCALARS: Final[Mapping[str, Json]] = {
+    "text": {"type": "string"},
+    "boolean": {"type": "boolean"},
+    "integer": {"type": "integer"},
+    "long": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^-?[0-9]+$"}]},
+    "number": {"type": "number"},
+    "duration": {"type": "string", "pattern": rf"^\s*{DURATION.pattern}\s*$"},
+    "time": {"type": "string"},
+    "bytes": {"type": "string"},
+    "json": {},
+    "mapping": {"type": "object"},
+}
+_SHOWN: Final = {
+    "text": "text",
+    "boolean": "`true` or `false`",
+    "integer": "whole number",
+    "long": "whole number",
+    "number": "number",
+    "duration": "duration",
+    "time": "time",
+    "bytes": "bytes as base64",
+    "json": "any JSON value",
+    "mapping": "mapping",
+}
+_EXACTLY_ONE: Final = "Exactly one is set."
+
+
+def sections(definitions: Definitions, places: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """A section for each message, with the fields that hold it, and one for each enum, after its first use."""
+    shown: set[str] = set()
+    for message in definitions.messages.values():
+        yield from _section(message, places[message.name])
+        enums = dict.fromkeys(field.type for field in message.fields if field.kind == "enum")
+        for name in enums:
+            if name not in shown:
+                yield from _values(definitions.enums[name])
+                shown.add(name)
+
+
+def message_schemas(definitions: Definitions, *, title: str) -> dict[str, Json]:
+    """The JSON Schema of the first message, of draft 7, with those of the others as its definitions."""
+    first, *others = definitions.messages.values()
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": title,
+        **_message_schema(first, definitions),
+        "definitions": {message.name: _message_schema(message, definitions) for message in others},
+    }
+
+
+def _section(message: Message, places: Sequence[str]) -> Iterator[str]:
+    yield f"## {message.name}"
+    yield ""
+    if places:
+        yield f"In {', '.join(f'`{place}`' for place in places)}."
+        yield ""
+    yield message.comment
+    yield ""
+    for group, fields in groupby(message.fields, key=lambda field: field.group):
+        if group:
+            yield message.groups[group]
+            yield ""
+        yield from _table(list(fields))
+
+
+def _table(fields: Sequence[Field]) -> Iterator[str]:
+    yield "| field | value | meaning |"
+    yield "|---|---|---|"
+    for field in fields:
+        yield f"| `{field.name}` | {_shown(field)} | {cell(field.comment)} |"
+    yield ""
+
+
+def _shown(field: Field) -> str:
+    shown = f"[{field.type}](#{anchor(field.type)})" if field.kind in ("enum", "message") else _SHOWN[field.kind]
+    if field.is_map:
+        return f"mapping of texts to {shown}"
+    return f"list of {shown}" if field.is_list else shown
+
+
+def _values(enum: Enum) -> Iterator[str]:
+    yield f"### {enum.name}"
+    yield ""
+    yield "| value | meaning |"
+    yield "|---|---|"
+    yield f"| not set | {cell(enum.unset)} |"
+    for name, comment in enum.values.items():
+        yield f"| `{name}` | {cell(comment)} |"
+    yield ""
+
+
+def _message_schema(message: Message, definitions: Definitions) -> dict[str, Json]:
+    properties: dict[str, Json] = {}
+    patterns: dict[str, Json] = {}
+    for field in message.fields:
+        schema = {"description": field.comment, **_or_null(_field_schema(field, definitions))}
+        properties[field.name] = schema
+        # As patterns, the other spellings are accepted, and editors do not offer them.
+        if others := [name for name in field.names if name != field.name]:
+            patterns[f"^({'|'.join(others)})$"] = schema
+        if field.text_names:
+            patterns[f"^({'|'.join(field.text_names)})$"] = _or_null({"type": "string"})
+    made: dict[str, Json] = {
+        "description": message.comment,
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+    if patterns:
+        made["patternProperties"] = patterns
+    if rules := [*_required(message), *_groups(message)]:
+        made["allOf"] = rules
+    return made
+
+
+def _field_schema(field: Field, definitions: Definitions) -> dict[str, Json]:
+    if field.kind == "message":
+        reference: Json = {"$ref": f"#/definitions/{field.type}"}
+        schema: Json = {"anyOf": [{"type": "string"}, reference]} if field.type in SHORTHANDS else reference
+    elif field.kind == "enum":
+        schema = _enum_schema(definitions.enums[field.type])
+    else:
+        schema = _SCALARS[field.kind]
+    assert isinstance(schema, dict)
+    if field.is_map:
+        return {"type": "object", "additionalProperties": schema}
+    return {"type": "array", "items": schema} if field.is_list else dict(schema)
+
+
+def _enum_schema(enum: Enum) -> Json:
+    names = [*enum.values, "UNSPECIFIED"]
+    spelled = f"^(UNSPECIFIED|{enum.prefix}({'|'.join(names)}))$"
+    return {
+        "anyOf": [
+            {"enum": list(enum.values), "enumDescriptions": list(enum.values.values())},
+            {"type": "string", "pattern": spelled},
+        ]
+    }
+
+
+def _or_null(schema: Mapping[str, Json]) -> dict[str, Json]:
+    """The same, or nothing: a key without a value counts as a field that is not set."""
+    match schema:
+        case {"type": str(name)}:
+            return {**schema, "type": [name, "null"]}
+        case {"anyOf": list(alternatives)}:
+            return {**schema, "anyOf": [*alternatives, {"type": "null"}]}
+        case {}:
+            return {"anyOf": [dict(schema), {"type": "null"}]} if schema else {}
+
+
+def _required(message: Message) -> Iterator[Json]:
+    for field in message.fields:
+        if field.is_required:
+            yield _is_set(field)
+
+
+def _groups(message: Message) -> Iterator[Json]:
+    for group, comment in message.groups.items():
+        alternatives = [_is_set(field) for field in message.fields if field.group == group]
+        none: list[Json] = [] if _EXACTLY_ONE in comment else [{"not": {"anyOf": list(alternatives)}}]
+        yield {"oneOf": [*alternatives, *none]}
+
+
+def _is_set(field: Field) -> Json:
+    given: list[Json] = [
+        {"required": [name]}
+        if field.null_is_json and name not in field.text_names
+        else {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+        for name in (*field.names, *field.text_names)
+    ]
+    return given[0] if len(given) == 1 else {"anyOf": given}

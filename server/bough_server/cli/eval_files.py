@@ -1,0 +1,103 @@
+"""Files that evaluations write and read: results, reports, baselines."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from bough_server.cli.exit_codes import print_stderr
+
+if TYPE_CHECKING:
+    from bough.v1 import eval_result_pb2
+    from bough_server.settings_sections import RedactSection
+
+MAX_RESULT_BYTES: Final = 256 * 1024 * 1024
+
+
+class Content(StrEnum):
+    """How much of texts, arguments and results files hold."""
+
+    NONE = "none"
+    CUT = "cut"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """The files that a command writes a result to; None for those that it does not."""
+
+    junit: Path | None = None
+    markdown: Path | None = None
+    html: Path | None = None
+    json: Path | None = None
+    content: Content = Content.CUT
+
+    def check(self) -> None:
+        """Raise ConfigurationError for a file that cannot be written, before anything runs."""
+        from bough_server.errors import ConfigurationError
+
+        for path in (self.junit, self.markdown, self.html, self.json):
+            if path is not None and not path.resolve().parent.is_dir():
+                raise ConfigurationError(f"{path}: The folder {path.resolve().parent} does not exist.")
+
+    def write(
+        self,
+        result: "eval_result_pb2.EvalResult",
+        comparison: "eval_result_pb2.EvalComparison | None" = None,
+        *,
+        redact: "RedactSection",
+    ) -> None:
+        """Write every file, each whole or not at all. Raises ConfigurationError for a pattern of `redact`."""
+        if not any((self.junit, self.markdown, self.html, self.json)):
+            return
+        from bough_server.cli.output import json_text
+        from bough_server.evals.content import reduced
+        from bough_server.evals.reports.html import html_page
+        from bough_server.evals.reports.junit import junit_text
+        from bough_server.evals.reports.markdown import markdown_text
+
+        shown = reduced(result, self.content.value, fields=redact.fields, patterns=redact.patterns)
+        writers = (
+            (self.json, lambda: json_text(shown) + "\n"),
+            (self.junit, lambda: junit_text(shown)),
+            (self.markdown, lambda: markdown_text(shown, comparison)),
+            (self.html, lambda: html_page(shown, comparison)),
+        )
+        for path, text in writers:
+            if path is not None:
+                write_whole(path, text())
+                print_stderr(f"wrote {path}")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file atomically: a reader never sees part of it."""
+    unfinished = path.with_name(f"{path.name}.part")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def baseline_of(text: str) -> "str | eval_result_pb2.EvalResult":
+    """Return the result in a file, or the id of an evaluation if there is no such file.
+
+    Raises ConfigurationError for a file that holds no result.
+    """
+    path = Path(text)
+    return result_in(path) if path.exists() or path.suffix == ".json" else text
+
+
+def result_in(path: Path) -> "eval_result_pb2.EvalResult":
+    """Return the result that a file of --json holds. Raises ConfigurationError."""
+    from google.protobuf import json_format
+
+    from bough.v1 import eval_result_pb2
+    from bough_server.errors import ConfigurationError
+
+    try:
+        if path.stat().st_size > MAX_RESULT_BYTES:
+            raise ConfigurationError(f"{path}: The file is larger than {MAX_RESULT_BYTES >> 20} MiB.")
+        # A later version may have written fields that this one does not know.
+        return json_format.Parse(path.read_bytes(), eval_result_pb2.EvalResult(), ignore_unknown_fields=True)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: The file cannot be read: {error.strerror}.") from error
+    except (json_format.ParseError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: The file is no result of an evaluation: {error}.") from error

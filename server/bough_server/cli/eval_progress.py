@@ -1,0 +1,63 @@
+"""Progress of an evaluation: a bar at a terminal, a line for each run of a case elsewhere."""
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from bough.v1 import eval_result_pb2, evaluation_pb2
+from bough_server.cli.exit_codes import print_stderr
+from bough_server.evals.reports.words import status_text
+from bough_server.plain_text import one_line
+
+
+class Progress:
+    """Shows the events of an evaluation on standard error while it is open."""
+
+    def __init__(self) -> None:
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        self._runs: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Bar(*columns, console=Console(stderr=True, markup=False, highlight=False), transient=True)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, event: evaluation_pb2.EvaluationEvent) -> None:
+        """Show an event."""
+        match event.WhichOneof("payload"):
+            case "evaluation_planned":
+                if self._bar is not None:
+                    self._task = self._bar.add_task("evaluating", total=event.evaluation_planned.run_count)
+            case "case_planned":
+                self._runs[event.case_planned.case.id] = event.case_planned.runs
+            case "case_run_scored":
+                self._scored(event.case_run_scored.result)
+            case _:
+                pass
+
+    def _scored(self, result: eval_result_pb2.CaseRunResult) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.advance(self._task)
+            if result.status != eval_result_pb2.METRIC_STATUS_PASSED:
+                self._bar.console.print(self._line(result), soft_wrap=True)
+            return
+        print_stderr(self._line(result))
+
+    def _line(self, result: eval_result_pb2.CaseRunResult) -> str:
+        runs = self._runs.get(result.case_id, 1)
+        number = f" {result.index + 1}/{runs}" if runs > 1 else ""
+        reason = f": {one_line(result.reason)}" if result.reason else ""
+        return f"{one_line(result.case_id)}{number} {status_text(result.status)}{reason}"

@@ -1,0 +1,131 @@
+"""Results of evaluations, lists of them, and comparisons, as lines for a terminal."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rich.text import Text
+
+from bough.v1 import eval_result_pb2, evaluation_pb2
+from bough_server.cli.render.format import cost_text, state_style, state_text, time_text, tokens, tokens_text
+from bough_server.evals.reports.words import rate_text, reasons_of, status_text
+from bough_server.plain_text import one_line
+
+_STYLES: Final = {
+    eval_result_pb2.METRIC_STATUS_PASSED: "green",
+    eval_result_pb2.METRIC_STATUS_FAILED: "red",
+    eval_result_pb2.METRIC_STATUS_NOT_EVALUATED: "yellow",
+}
+_CHANGES: Final = {
+    eval_result_pb2.CASE_CHANGE_BETTER: "better",
+    eval_result_pb2.CASE_CHANGE_WORSE: "worse",
+    eval_result_pb2.CASE_CHANGE_REMOVED: "gone",
+    eval_result_pb2.CASE_CHANGE_ADDED: "new",
+}
+_MOST_DIFFERENCES: Final = 5
+
+
+def result_lines(
+    result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalComparison | None = None, *, width: int
+) -> list[Text]:
+    """Return a line for each case with the reasons of those that did not pass, the gates, and the totals."""
+    lines = [line for case in result.cases for line in _case_lines(case, width)]
+    lines += [_gate_line(gate, width) for gate in result.gates]
+    if comparison is not None:
+        lines += comparison_lines(comparison, width=width)
+    lines.append(_total_line(result))
+    return lines
+
+
+def _case_lines(case: eval_result_pb2.CaseResult, width: int) -> Iterator[Text]:
+    line = Text(f"{status_text(case.status):10}  ", style=_STYLES.get(case.status, ""))
+    line.append(one_line(case.case_id), style="default")
+    if case.statistics.runs > 1:
+        flaky = ", flaky" if case.statistics.flaky else ""
+        line.append(f"  {rate_text(case.statistics)}{flaky}", style="dim")
+    if means := " ".join(f"{one.name}={one.mean:.3g}" for one in case.metrics if one.HasField("mean")):
+        line.append(f"  {means}", style="dim")
+    yield _fitted(line, width)
+    for reason in dict.fromkeys(map(one_line, reasons_of(case))):
+        yield _fitted(Text(f"            {reason}", style="dim"), width)
+
+
+def _gate_line(gate: eval_result_pb2.GateResult, width: int) -> Text:
+    line = Text(f"{status_text(gate.status):10}  ", style=_STYLES.get(gate.status, ""))
+    line.append(f"gate {gate.gate}", style="default")
+    if gate.HasField("value"):
+        line.append(f"  is {gate.value:.4g}", style="dim")
+    if gate.reason:
+        line.append(f"  {one_line(gate.reason)}", style="dim")
+    return _fitted(line, width)
+
+
+def _total_line(result: eval_result_pb2.EvalResult) -> Text:
+    found = result.totals
+    line = Text(f"{status_text(result.status)}: ", style=_STYLES.get(result.status, ""))
+    parts = [f"{found.cases_passed} of {found.cases} cases passed"]
+    if found.cases_not_evaluated:
+        parts.append(f"{found.cases_not_evaluated} not judged")
+    if found.runs > found.cases:
+        parts.append(f"{found.runs_passed} of {found.runs} runs passed")
+    if found.HasField("pass_rate_interval"):
+        interval = found.pass_rate_interval
+        parts.append(f"pass rate {found.pass_rate:.2f} ({interval.lower:.2f} to {interval.upper:.2f})")
+    if tokens(found.usage) is not None:
+        parts.append(f"{tokens_text(found.usage)} tokens")
+    if found.usage.HasField("cost_nanos"):
+        parts.append(cost_text(found.usage))
+    if found.judge_usage.HasField("cost_nanos"):
+        parts.append(f"judges {cost_text(found.judge_usage)}")
+    if result.cancelled:
+        parts.append("cancelled")
+    line.append(", ".join(parts), style="default")
+    return line
+
+
+def comparison_lines(comparison: eval_result_pb2.EvalComparison, *, width: int) -> list[Text]:
+    """Return what two results depended on differently, and the cases that changed."""
+    lines = [_fitted(Text(one_line(changed), style="dim"), width) for changed in comparison.pins_changed]
+    for case in comparison.cases:
+        if case.change not in _CHANGES:
+            continue
+        line = Text(f"{_CHANGES[case.change]:10}  {one_line(case.case_id)}")
+        if case.before and case.after:
+            line.append(f"  {status_text(case.before)} -> {status_text(case.after)}", style="dim")
+        lines.append(_fitted(line, width))
+        shown = case.differences[:_MOST_DIFFERENCES]
+        lines += [_fitted(Text(f"            {one_line(one.message)}", style="dim"), width) for one in shown]
+    counts = (
+        f"{comparison.better} better, {comparison.worse} worse, {comparison.removed} gone, {comparison.added} new "
+        "than in the baseline"
+    )
+    return [*lines, Text(counts)]
+
+
+def evaluations_table(evaluations: Sequence[evaluation_pb2.Evaluation], width: int) -> list[Text]:
+    """Return a row for each evaluation: its id, state, verdict, creation time, set and agent."""
+    lines = [Text(f"{'evaluation':36}  {'state':9}  {'verdict':10}  {'created':16}  set, agent"[:width], style="dim")]
+    for one in evaluations:
+        line = Text(f"{one.evaluation_id:36}  ")
+        line.append(f"{state_text(one.state):9}", style=state_style(one.state))
+        verdict = status_text(one.status) if one.status else "-"
+        line.append(f"  {verdict:10}", style=_STYLES.get(one.status, ""))
+        line.append(f"  {time_text(one.create_time)}  {one.set_name}, {one.agent or '-'}")
+        lines.append(_fitted(line, width))
+    return lines
+
+
+def diff_lines(diff: eval_result_pb2.InvocationDiff, *, width: int) -> list[Text]:
+    """Return the differences of two runs."""
+    if diff.same:
+        return [Text("The agents, their calls and the answers are the same.")]
+    lines = [Text(one_line(one.message)) for one in (*diff.agents, *diff.calls)]
+    if not diff.same_answer:
+        lines.append(Text("The answers differ."))
+    return [_fitted(line, width) for line in lines]
+
+
+def _fitted(line: Text, width: int) -> Text:
+    """Cut a line to the width of the terminal."""
+    if len(line.plain) > width:
+        line.truncate(width, overflow="ellipsis")
+    return line

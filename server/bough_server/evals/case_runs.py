@@ -1,0 +1,267 @@
+"""Run the turns of a case: ordinary runs in a session of their own, each of which is found again after a restart."""
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from bough.v1 import (
+    agent_pb2,
+    agent_service_pb2,
+    eval_set_pb2,
+    evaluation_pb2,
+    execution_pb2,
+    follow_pb2,
+    input_pb2,
+    invocation_pb2,
+    policy_pb2,
+    session_pb2,
+)
+from bough_server import messages
+from bough_server.errors import CallError, NotFound, ServerStopping, SessionExists, StorageFailed
+from bough_server.evals.answers import answers_to
+from bough_server.evals.dependencies import EvaluationDependencies
+from bough_server.evals.folding import WHOLE, TreeBuilder, read_tree
+from bough_server.evals.recording import mocks_of
+from bough_server.runs.admission import CaseRun
+from bough_server.session_state import values_of
+from bough_server.store.ports import Principal, RunRecord
+from bough_server.telemetry import Parent
+from bough_server.tree.fold import Tree
+
+DEFAULT_TIMEOUT_SECONDS: Final = 600
+
+_ENDED: Final = frozenset(
+    {
+        execution_pb2.EXECUTION_STATE_SUCCEEDED,
+        execution_pb2.EXECUTION_STATE_FAILED,
+        execution_pb2.EXECUTION_STATE_CANCELLED,
+    }
+)
+
+
+class NotJudged(Exception):
+    """A run of a case that cannot be judged; the message is a sentence that says why.
+
+    `unanswered` is the request that no answer of the case answers, and `invocations` are the turns that were run.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        unanswered: input_pb2.InputRequest | None = None,
+        invocations: Sequence[invocation_pb2.Invocation] = (),
+    ) -> None:
+        super().__init__(reason)
+        self.reason, self.unanswered, self.invocations = reason, unanswered, tuple(invocations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseRunId:
+    """A run of a case: the names of its session and runs derive from it."""
+
+    evaluation_id: str
+    case_id: str
+    index: int
+
+    def _digest(self) -> str:
+        # The case's id may be longer than a request id, and have characters that one may not have.
+        return hashlib.sha256(f"{self.case_id}\0{self.index}".encode()).hexdigest()[:24]
+
+    @property
+    def session_id(self) -> str:
+        """The session of the turns, unless the case begins with a fork."""
+        return hashlib.sha256(f"{self.evaluation_id}\0{self._digest()}".encode()).hexdigest()[:32]
+
+    def request_id(self, turn: int) -> str:
+        """Return the request id of a turn's run."""
+        return f"eval-{self.evaluation_id}-{self._digest()}-{turn}"
+
+
+class CaseRunner:
+    """Runs the turns of the cases of one evaluation."""
+
+    def __init__(
+        self,
+        dependencies: EvaluationDependencies,
+        principal: Principal,
+        *,
+        evaluation_id: str,
+        agent: str,
+        definitions: Sequence[agent_pb2.AgentDefinition],
+    ) -> None:
+        self._dependencies, self._principal = dependencies, principal
+        self._evaluation_id, self._agent, self._definitions = evaluation_id, agent, definitions
+
+    def named(self, planned: evaluation_pb2.CasePlanned, index: int) -> CaseRunId:
+        """Return the name of a run of a case."""
+        return CaseRunId(evaluation_id=self._evaluation_id, case_id=planned.case.id, index=index)
+
+    async def run(self, planned: evaluation_pb2.CasePlanned, index: int) -> list[invocation_pb2.Invocation]:
+        """Run the turns of a case up to the first that fails, and return the record of each.
+
+        Turns that were run before, by this process or an earlier one, are not run again. Raises NotJudged,
+        ServerStopping and StorageFailed.
+        """
+        case, named = planned.case, self.named(planned, index)
+        mocks = await self._mocks(case)
+        invocations: list[invocation_pb2.Invocation] = []
+        session_id = ""
+        for number, turn in enumerate(case.turns):
+            try:
+                if number == 0 and case.HasField("from"):
+                    record = await self._fork(case, named, mocks)
+                else:
+                    if number == 0:
+                        await self._prepare_session(case, named)
+                    record = await self._start(case, named, turn, session=session_id, number=number, mocks=mocks)
+                session_id = record.run.session_id
+                invocations.append(await self._finish(record, case))
+            except NotJudged as error:
+                raise NotJudged(error.reason, unanswered=error.unanswered, invocations=invocations) from None
+            except (ServerStopping, StorageFailed):
+                raise
+            except CallError as error:
+                raise NotJudged(f"Turn {number} was not run: {error.message}", invocations=invocations) from None
+            if invocations[-1].state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
+                break
+        return invocations
+
+    async def cancel(self, planned: evaluation_pb2.CasePlanned, index: int, *, note: str) -> None:
+        """Cancel the runs of a case that have begun and not ended."""
+        named = self.named(planned, index)
+        for number in range(len(planned.case.turns)):
+            record = await self._dependencies.store.runs.find_request(self._principal, named.request_id(number))
+            if record is None:
+                return
+            if record.run.state not in _ENDED:
+                await self._dependencies.runs.cancel(self._principal, record.run.run_id, note=note)
+
+    async def _prepare_session(self, case: eval_set_pb2.EvalCase, named: CaseRunId) -> None:
+        """Create the session of a case with the state that it begins with, unless its first turn has begun."""
+        if not case.session_state_json:
+            return
+        sessions, principal = self._dependencies.store.sessions, self._principal
+        if await self._dependencies.store.runs.find_request(principal, named.request_id(0)) is not None:
+            return
+        with suppress(SessionExists):  # an earlier server created it
+            await sessions.create(
+                principal, session_id=named.session_id, labels={}, now_ns=self._dependencies.clock.now_ns()
+            )
+        changes = [
+            session_pb2.SessionStateChange(key=key, value_json=text)
+            for key, text in values_of(case.session_state_json).items()
+        ]
+        if changes:
+            await sessions.update_state(principal, named.session_id, changes)
+
+    async def _start(
+        self,
+        case: eval_set_pb2.EvalCase,
+        named: CaseRunId,
+        turn: eval_set_pb2.EvalTurn,
+        *,
+        session: str,
+        number: int,
+        mocks: eval_set_pb2.ToolMocks | None,
+    ) -> RunRecord:
+        request = agent_service_pb2.RunRequest(
+            request_id=named.request_id(number),
+            agent=self._agent,
+            definitions=self._definitions,
+            session_id=session or named.session_id,
+            input=turn.input if turn.HasField("input") else messages.user(turn.user),
+            policy=_policy(case),
+            on_missing_session=agent_service_pb2.MISSING_SESSION_POLICY_CREATE,
+        )
+        return await self._dependencies.runs.start(
+            self._principal, request, deadline_time_ns=None, trace=Parent.of_call(()), case=self._case(case, mocks)
+        )
+
+    async def _fork(
+        self, case: eval_set_pb2.EvalCase, named: CaseRunId, mocks: eval_set_pb2.ToolMocks | None
+    ) -> RunRecord:
+        origin: eval_set_pb2.EvalOrigin = getattr(case, "from")
+        request = agent_service_pb2.ForkRunRequest(
+            request_id=named.request_id(0),
+            run_id=origin.run_id,
+            after_sequence=origin.through_sequence,
+            policy=_policy(case),
+        )
+        if origin.HasField("changes"):
+            request.changes.CopyFrom(origin.changes)
+        record, _ = await self._dependencies.runs.fork(
+            self._principal, request, deadline_time_ns=None, case=self._case(case, mocks)
+        )
+        return record
+
+    def _case(self, case: eval_set_pb2.EvalCase, mocks: eval_set_pb2.ToolMocks | None) -> CaseRun:
+        return CaseRun(evaluation_id=self._evaluation_id, case_id=case.id, mocks=mocks)
+
+    async def _mocks(self, case: eval_set_pb2.EvalCase) -> eval_set_pb2.ToolMocks | None:
+        """Return the mocks of a case with those that a recorded run adds."""
+        if not case.HasField("mocks"):
+            return None
+        mocks = messages.copy_of(case.mocks)
+        if mocks.run_id:
+            try:
+                mocks.tools.extend(mocks_of(await self._record(mocks.run_id)))
+            except NotFound:
+                raise NotJudged(f"The run {mocks.run_id!r} that tools are mocked from is not stored here.") from None
+        mocks.run_id = ""
+        return mocks
+
+    async def _record(self, run_id: str) -> invocation_pb2.Invocation:
+        run = (await self._dependencies.runs.get(self._principal, run_id)).run
+        tree = Tree(WHOLE, run_id=run.run_id, session_id=run.session_id)
+        builder = await read_tree(self._dependencies.store.log, tree, run.run_id, through=run.last_sequence)
+        return await builder.invocation()
+
+    async def _finish(self, record: RunRecord, case: eval_set_pb2.EvalCase) -> invocation_pb2.Invocation:
+        """Follow a run to its end, answer what it asks, and return its record. Raises NotJudged."""
+        runs, run_id = self._dependencies.runs, record.run.run_id
+        builder = TreeBuilder(Tree(WHOLE, run_id=run_id, session_id=record.run.session_id))
+        after = 0
+        unanswered: input_pb2.InputRequest | None = None
+        while True:
+            pages = runs.follow(self._principal, run_id, after=after, until=follow_pb2.WATCH_UNTIL_INTERRUPTED)
+            async with aclosing(pages):
+                async for page in pages:
+                    await builder.add_stored(page)
+                    after = page[-1].sequence
+            run = (await runs.get(self._principal, run_id)).run
+            if run.state in _ENDED and run.last_sequence == after:
+                break
+            if run.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED or run.last_sequence > after:
+                continue  # resumed meanwhile, by an earlier server or by someone's own answer
+            answers, unanswered = answers_to(case.answers, run.open_requests)
+            if unanswered is not None:
+                await runs.cancel(self._principal, run_id, note="A case of an evaluation does not answer it.")
+                continue
+            await runs.resume(
+                self._principal,
+                agent_service_pb2.ResumeRunRequest(run_id=run_id, answers=answers),
+                deadline_time_ns=None,
+            )
+        if unanswered is not None:
+            question = unanswered.prompt or f"the call of {unanswered.call.name}"
+            raise NotJudged(f"No answer of the case answers this: {question}", unanswered=unanswered)
+        invocation = await builder.invocation()
+        invocation.as_of_sequence = after
+        return invocation
+
+
+def _policy(case: eval_set_pb2.EvalCase) -> policy_pb2.RunPolicy:
+    policy = policy_pb2.RunPolicy(background=True, on_disconnect=policy_pb2.DISCONNECT_POLICY_CONTINUE)
+    if case.HasField("timeout"):
+        policy.limits.wall_duration.CopyFrom(case.timeout)
+    else:
+        policy.limits.wall_duration.FromSeconds(DEFAULT_TIMEOUT_SECONDS)
+    return policy
+
+
+def recorded_of(case: eval_set_pb2.EvalCase) -> list[invocation_pb2.Invocation]:
+    """Return the recorded invocations of a case; none if it is run."""
+    return [turn.recorded for turn in case.turns if turn.HasField("recorded")]

@@ -1,0 +1,202 @@
+"""Compare two results of evaluations: what they depended on, and then case by case."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from bough.v1 import eval_result_pb2
+from bough_server.evals import statistics
+from bough_server.evals.verdicts import PASSED, total_cost
+
+Change: TypeAlias = eval_result_pb2.CaseChange.ValueType
+
+SAME: Final = eval_result_pb2.CASE_CHANGE_SAME
+BETTER: Final = eval_result_pb2.CASE_CHANGE_BETTER
+WORSE: Final = eval_result_pb2.CASE_CHANGE_WORSE
+REMOVED: Final = eval_result_pb2.CASE_CHANGE_REMOVED
+ADDED: Final = eval_result_pb2.CASE_CHANGE_ADDED
+
+_SHOWN: Final = 20
+"""How many characters of a hash are in a sentence."""
+
+
+def compare(before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalComparison:
+    """Return how a result differs from an earlier one: what they depended on, and their cases in pairs by id.
+
+    Cases of one id, which only results of given records have, are paired in order.
+    """
+    left, right = _by_id(before.cases), _by_id(after.cases)
+    cases = [_compared(left.get(key), case) for key, case in right.items()]
+    cases += [_removed(case) for key, case in left.items() if key not in right]
+    changes = Counter(case.change for case in cases)
+    result = eval_result_pb2.EvalComparison(
+        pins_changed=_changed_pins(before, after),
+        cases=cases,
+        better=changes[BETTER],
+        worse=changes[WORSE],
+        removed=changes[REMOVED],
+        added=changes[ADDED],
+    )
+    if before.totals.HasField("pass_rate") and after.totals.HasField("pass_rate"):
+        result.pass_rate_change = after.totals.pass_rate - before.totals.pass_rate
+    old, new = total_cost(before.totals), total_cost(after.totals)
+    if old.HasField("cost_nanos") and new.HasField("cost_nanos") and old.currency_code == new.currency_code:
+        result.cost_nanos_change = new.cost_nanos - old.cost_nanos
+    return result
+
+
+def baseline_of(result: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalResult:
+    """Return what is kept of a result to compare later ones with: pins, totals, and of each case its numbers.
+
+    The cases are without runs and turns, and without the probabilities for each k, which follow from the number of
+    runs and of those that passed.
+    """
+    return eval_result_pb2.EvalResult(
+        evaluation_id=result.evaluation_id,
+        set_name=result.set_name,
+        pins=result.pins,
+        status=result.status,
+        totals=result.totals,
+        cases=map(_baseline_case, result.cases),
+    )
+
+
+def _baseline_case(case: eval_result_pb2.CaseResult) -> eval_result_pb2.CaseResult:
+    kept = eval_result_pb2.CaseResult(
+        case_id=case.case_id, status=case.status, metrics=case.metrics, statistics=case.statistics
+    )
+    for name in ("pass_at_k", "pass_all_k", "pass_all_k_intervals"):
+        kept.statistics.ClearField(name)
+    return kept
+
+
+def _by_id(cases: Iterable[eval_result_pb2.CaseResult]) -> dict[tuple[str, int], eval_result_pb2.CaseResult]:
+    """Return the cases by their ids, and by how many with the same id came before."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for case in cases:
+        found[case.case_id, seen[case.case_id]] = case
+        seen[case.case_id] += 1
+    return found
+
+
+def _changed_pins(before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResult) -> Iterator[str]:
+    """Return what is not the same of what the results depended on, in sentences."""
+    left, right = before.pins, after.pins
+    yield from _changed("The name of the set", before.set_name, after.set_name)
+    yield from _changed("The content of the set", left.set_digest, right.set_digest)
+    yield from _changed("The evaluated agent", left.agent, right.agent)
+    yield from _changed_entries("agent", left.agents, right.agents)
+    yield from _changed_entries("model", left.models, right.models)
+    yield from _changed_entries("tool", left.tools, right.tools)
+    yield from _changed("The price list", left.prices, right.prices)
+    yield from _changed_entries("judge", left.judges, right.judges)
+    yield from _changed("The version of the server", left.server_version, right.server_version)
+
+
+def _changed(what: str, before: str, after: str) -> Iterator[str]:
+    if before != after:
+        old, new = before[:_SHOWN], after[:_SHOWN]
+        if old == new:
+            old, new = before, after
+        yield f"{what} has changed: {old or 'none'}, now {new or 'none'}."
+
+
+def _changed_entries(kind: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted({*before, *after}):
+        if name not in before:
+            yield f"The {kind} {name!r} is new."
+        elif name not in after:
+            yield f"The {kind} {name!r} is gone."
+        else:
+            yield from _changed(f"The {kind} {name!r}", before[name], after[name])
+
+
+def _removed(before: eval_result_pb2.CaseResult) -> eval_result_pb2.CaseComparison:
+    return eval_result_pb2.CaseComparison(
+        case_id=before.case_id, change=REMOVED, before=before.status, pass_rate_before=_pass_rate(before)
+    )
+
+
+def _compared(
+    before: eval_result_pb2.CaseResult | None, after: eval_result_pb2.CaseResult
+) -> eval_result_pb2.CaseComparison:
+    result = eval_result_pb2.CaseComparison(
+        case_id=after.case_id, change=ADDED, after=after.status, pass_rate_after=_pass_rate(after)
+    )
+    if before is not None:
+        result.change = _change(before, after)
+        result.before = before.status
+        if before.statistics.HasField("pass_rate"):
+            result.pass_rate_before = before.statistics.pass_rate
+        result.metric_changes.update(_metric_changes(before, after))
+        result.differences.extend(_differences(before, after, result.change))
+    return result
+
+
+def _pass_rate(case: eval_result_pb2.CaseResult) -> float | None:
+    return case.statistics.pass_rate if case.statistics.HasField("pass_rate") else None
+
+
+def _change(before: eval_result_pb2.CaseResult, after: eval_result_pb2.CaseResult) -> Change:
+    """Return what became of a case: its verdict decides, and if that is the same, how often it passed."""
+    if (before.status == PASSED) != (after.status == PASSED):
+        return BETTER if after.status == PASSED else WORSE
+    old, new = _pass_rate(before), _pass_rate(after)
+    if old is None or new is None or statistics.is_close(old, new):
+        return SAME
+    return BETTER if new > old else WORSE
+
+
+def _metric_changes(before: eval_result_pb2.CaseResult, after: eval_result_pb2.CaseResult) -> dict[str, float]:
+    """Return how the means of the metrics changed that both sides have."""
+    old = {metric.name: metric.mean for metric in before.metrics if metric.HasField("mean")}
+    return {
+        metric.name: metric.mean - old[metric.name]
+        for metric in after.metrics
+        if metric.HasField("mean") and metric.name in old
+    }
+
+
+def _differences(
+    before: eval_result_pb2.CaseResult, after: eval_result_pb2.CaseResult, change: Change
+) -> Sequence[eval_result_pb2.TreeDifference]:
+    """Return the differences from the expected tree behind a change, of the first two runs of one index that differ.
+
+    They are those that only the new run has; of a better case those that only the old one had. A run that the other
+    result lacks, as a kept baseline lacks all, counts as one without differences if the case is better or worse.
+    """
+    old_runs, new_runs = ({run.index: run for run in case.runs} for case in (before, after))
+    old_side, new_side = (new_runs, old_runs) if change == BETTER else (old_runs, new_runs)
+    empty = eval_result_pb2.CaseRunResult()
+    pairs = (
+        (run, old_side.get(index, empty))
+        for index, run in sorted(new_side.items())
+        if index in old_side or change != SAME
+    )
+    return next(filter(None, (_only_in(run, other) for run, other in pairs)), [])
+
+
+def _only_in(
+    run: eval_result_pb2.CaseRunResult, other: eval_result_pb2.CaseRunResult
+) -> list[eval_result_pb2.TreeDifference]:
+    """Return the differences of a run that another run has not, or not so often."""
+    left = Counter(key for key, _ in _keyed_differences(other))
+    found = []
+    for key, difference in _keyed_differences(run):
+        if left[key]:
+            left[key] -= 1
+        else:
+            found.append(difference)
+    return found
+
+
+def _keyed_differences(
+    run: eval_result_pb2.CaseRunResult,
+) -> Iterator[tuple[tuple[str | int, ...], eval_result_pb2.TreeDifference]]:
+    """Return the differences of a run, each with what it is without the ids of invocations, which every run has new."""
+    for score in run.scores:
+        for comparison in score.agents:
+            for each in comparison.differences:
+                place = (each.expected_parent, each.actual_parent)
+                yield (score.name, comparison.turn, each.kind, each.agent, *place, each.message), each

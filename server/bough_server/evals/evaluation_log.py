@@ -1,0 +1,111 @@
+"""Fold the log of an evaluation: what is planned, what is done, and what was found so far."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from bough.v1 import eval_result_pb2, evaluation_pb2
+from bough_server.evals.verdicts import case_result, totals
+from bough_server.usage import Sums
+
+CaseRun: TypeAlias = tuple[str, int]
+"""A run of a case: the case's id, and the number of the run, from 0."""
+
+
+@dataclass(slots=True)
+class EvaluationFold:
+    """What the events of an evaluation say, in the order of their sequences.
+
+    Without `keeps_trees` the turns of results are dropped: nothing but a result that is shown needs them, and those of
+    a thousand cases are large.
+    """
+
+    keeps_trees: bool = False
+    last_sequence: int = 0
+    planned: evaluation_pb2.EvaluationPlanned = field(default_factory=evaluation_pb2.EvaluationPlanned)
+    create_time_ns: int = 0
+    cases: dict[str, evaluation_pb2.CasePlanned] = field(default_factory=dict)
+    started: dict[CaseRun, str] = field(default_factory=dict)
+    """The runs of cases that began, and the session of each."""
+    scored: dict[CaseRun, eval_result_pb2.CaseRunResult] = field(default_factory=dict)
+    cancel: evaluation_pb2.EvaluationCancelRequested | None = None
+    totaled: evaluation_pb2.EvaluationTotaled | None = None
+    end: evaluation_pb2.EvaluationEvent | None = None
+    spent: Sums = field(default_factory=Sums)
+    """What the runs and judges of all scored runs of cases used together."""
+
+    def apply(self, event: evaluation_pb2.EvaluationEvent) -> None:
+        """Add the next event of the log."""
+        self.last_sequence = event.sequence
+        match event.WhichOneof("payload"):
+            case "evaluation_planned":
+                self.planned = event.evaluation_planned
+                self.create_time_ns = event.record_time.ToNanoseconds()
+            case "case_planned":
+                self.cases[event.case_planned.case.id] = event.case_planned
+            case "case_run_started":
+                one = event.case_run_started
+                self.started[one.case_id, one.index] = one.session_id
+            case "case_run_scored":
+                self._score(event.case_run_scored.result)
+            case "evaluation_totaled":
+                self.totaled = event.evaluation_totaled
+            case "evaluation_cancel_requested":
+                self.cancel = event.evaluation_cancel_requested
+            case "evaluation_completed" | "evaluation_failed" | "evaluation_cancelled":
+                self.end = event
+            case _:
+                pass
+
+    def _score(self, result: eval_result_pb2.CaseRunResult) -> None:
+        self.spent.add(Sums.of(result.usage))
+        self.spent.add(Sums.of(result.judge_usage))
+        if not self.keeps_trees:
+            del result.turns[:]
+        self.scored[result.case_id, result.index] = result
+
+    def remaining(self) -> Iterator[tuple[evaluation_pb2.CasePlanned, int]]:
+        """Yield the runs of cases that are not judged yet, in the order of the set."""
+        for planned in self.cases.values():
+            for index in range(planned.runs):
+                if (planned.case.id, index) not in self.scored:
+                    yield planned, index
+
+    def unfinished(self) -> list[CaseRun]:
+        """Return the runs of cases that began and are not judged."""
+        return [one for one in self.started if one not in self.scored]
+
+    def results_of(self, case_id: str) -> list[eval_result_pb2.CaseRunResult]:
+        """Return the results of a case's runs so far, by index."""
+        count = self.cases[case_id].runs
+        return [self.scored[case_id, index] for index in range(count) if (case_id, index) in self.scored]
+
+    def case_results(self, case_ids: Sequence[str] | None = None) -> list[eval_result_pb2.CaseResult]:
+        """Return what is known about these cases, by default about all, in the order of the set."""
+        chosen = self.cases if case_ids is None else case_ids
+        return [case_result(self.cases[case_id], self.results_of(case_id)) for case_id in chosen]
+
+    def totals_of(self, cases: Sequence[eval_result_pb2.CaseResult]) -> eval_result_pb2.EvalTotals:
+        """Return the numbers over all cases."""
+        return totals(cases, planned_runs=self.planned.run_count, digest=self.planned.pins.set_digest)
+
+    def result(
+        self, evaluation_id: str, cases: Sequence[eval_result_pb2.CaseResult], summary: eval_result_pb2.EvalTotals
+    ) -> eval_result_pb2.EvalResult:
+        """Return the result so far with these cases and totals."""
+        result = eval_result_pb2.EvalResult(
+            evaluation_id=evaluation_id,
+            set_name=self.planned.set.name,
+            pins=self.planned.pins,
+            totals=summary,
+            cases=cases,
+            labels=dict(self.planned.labels),
+            cancelled=self.end is not None and self.end.HasField("evaluation_cancelled"),
+        )
+        result.start_time.FromNanoseconds(self.create_time_ns)
+        if self.end is not None:
+            result.end_time.CopyFrom(self.end.record_time)
+        if self.totaled is not None:
+            result.status = self.totaled.status
+            result.gates.extend(self.totaled.gates)
+        return result

@@ -1,0 +1,290 @@
+"""Facade of this package: start, follow, read, list, cancel and recover evaluations."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeVar, cast
+
+import structlog
+
+from bough.v1 import eval_result_pb2, eval_service_pb2, evaluation_pb2, event_pb2
+from bough_server import evaluation_events, ids
+from bough_server.errors import Fenced, RequestIdReused, SequenceOutOfRange, ServerStopping, StorageFailed
+from bough_server.evals.dependencies import EvaluationDependencies
+from bough_server.evals.evaluation_log import EvaluationFold
+from bough_server.evals.evaluator import LiveEvaluation
+from bough_server.evals.planning import Plan, plan, request_digest
+from bough_server.store.ports import (
+    EvaluationFilter,
+    EvaluationRecord,
+    NewEvaluation,
+    Page,
+    Principal,
+    RequestIdTaken,
+    RunMoved,
+    StoredEvent,
+)
+from bough_server.store.worker_ports import RunCommand
+
+INITIAL_BACKOFF: Final = 0.5
+MAX_BACKOFF: Final = 30.0
+
+Pages = AsyncGenerator[Sequence[StoredEvent], None]
+
+T = TypeVar("T")
+
+_log = structlog.get_logger(__name__)
+
+
+class Evaluations:
+    """Evaluations of this process, and access to those of other workers."""
+
+    def __init__(self, dependencies: EvaluationDependencies) -> None:
+        self.dependencies = dependencies
+        """What evaluations, and the scoring of stored runs, are executed with."""
+        self._live: dict[str, LiveEvaluation] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_stopping = False
+
+    # Starting
+
+    async def start(self, principal: Principal, request: eval_service_pb2.EvaluateRequest) -> EvaluationRecord:
+        """Create an evaluation and start it, or return the one that the same request started before.
+
+        Raises InvalidRequest, NotFound (agent, baseline), AgentUnusable, RequestIdReused, ServerStopping and
+        StorageFailed.
+        """
+        self._refuse_while_stopping()
+        request.DiscardUnknownFields()
+        digest = request_digest(request)
+        if request.request_id:
+            earlier = await self.dependencies.store.evaluations.find_request(principal, request.request_id)
+            if earlier is not None:
+                return _same_request(earlier, digest, request.request_id)
+        baseline = await self.source(principal, request.baseline) if request.HasField("baseline") else None
+        planned = await plan(self.dependencies, principal, request, baseline=baseline, digest=digest)
+        self._refuse_while_stopping()
+        try:
+            # Shielded: a caller that disconnects meanwhile must not leave an evaluation that no worker executes.
+            return await self._shielded(self._create(principal, request, planned))
+        except RequestIdTaken as taken:
+            found = await self.dependencies.store.evaluations.get(principal, taken.run_id)
+            return _same_request(found, digest, request.request_id)
+
+    async def _create(
+        self, principal: Principal, request: eval_service_pb2.EvaluateRequest, planned: Plan
+    ) -> EvaluationRecord:
+        now = self.dependencies.clock.now_ns()
+        evaluation_id = ids.new_uuid7(now)
+        records = [
+            evaluation_events.as_record(event, sequence=sequence, now_ns=now)
+            for sequence, event in enumerate(planned.events, start=1)
+        ]
+        await self.dependencies.store.log.create_evaluation(
+            NewEvaluation(
+                evaluation_id=evaluation_id,
+                principal=principal,
+                request_id=request.request_id,
+                request_digest=planned.started.request_digest,
+                create_time_ns=now,
+                records=records,
+                owner=self.dependencies.worker,
+                set_name=planned.started.set.name,
+                agent=planned.started.agent,
+                labels=dict(request.labels),
+            )
+        )
+        record = await self.dependencies.store.evaluations.get(principal, evaluation_id)
+        fold = EvaluationFold()
+        for event in planned.events:
+            fold.apply(event)
+        self._launch(record, fold)
+        _log.info("evaluation started", evaluation_id=evaluation_id, set=fold.planned.set.name, cases=len(fold.cases))
+        return record
+
+    def _launch(self, record: EvaluationRecord, fold: EvaluationFold) -> None:
+        live = LiveEvaluation(self.dependencies, record, fold, on_end=self._ended)
+        self._live[live.evaluation_id] = live
+        live.launch()
+
+    def _ended(self, live: LiveEvaluation, stopped: BaseException | None) -> None:
+        """Handle the end of an evaluation's task: it has ended, or stopped with an error that no event records."""
+        self._live.pop(live.evaluation_id, None)
+        if stopped is None or self._is_stopping or isinstance(stopped, Fenced | ServerStopping):
+            return
+        if not isinstance(stopped, StorageFailed):
+            _log.error("evaluation stopped", evaluation_id=live.evaluation_id, exc_info=stopped)
+        self._spawn(self._try_again(live.record))
+
+    async def _try_again(self, record: EvaluationRecord) -> None:
+        backoff = INITIAL_BACKOFF
+        while not self._is_stopping:
+            await self.dependencies.clock.sleep(backoff)
+            backoff = min(MAX_BACKOFF, backoff * 2)
+            with suppress(StorageFailed):
+                await self._continue(record.evaluation.evaluation_id)
+                return
+
+    # Reading
+
+    async def follow(self, principal: Principal, evaluation_id: str, *, after: int = 0) -> Pages:
+        """Yield pages of an evaluation's committed events after a sequence, up to its last event.
+
+        Raises NotFound and SequenceOutOfRange before the first page.
+        """
+        record = await self.get(principal, evaluation_id)
+        if after > record.evaluation.last_sequence:
+            raise SequenceOutOfRange(
+                f"The log of this evaluation ends at sequence {record.evaluation.last_sequence}; there is nothing "
+                f"after {after}.",
+                details={"last_sequence": str(record.evaluation.last_sequence)},
+            )
+        tail = cast(Pages, self.dependencies.store.log.tail(evaluation_id, after=after))
+        try:
+            async for page in tail:
+                yield page
+        finally:
+            await tail.aclose()
+
+    async def get(self, principal: Principal, evaluation_id: str) -> EvaluationRecord:
+        """Return an evaluation of the principal's tenant. Raises NotFound."""
+        return await self.dependencies.store.evaluations.get(principal, evaluation_id)
+
+    async def list(
+        self, principal: Principal, evaluation_filter: EvaluationFilter, page: Page
+    ) -> tuple[Sequence[evaluation_pb2.Evaluation], str]:
+        """Return a page of evaluations, newest first, and the next page's token."""
+        return await self.dependencies.store.evaluations.list(principal, evaluation_filter, page)
+
+    async def fold(self, principal: Principal, evaluation_id: str, *, keeps_trees: bool = True) -> EvaluationFold:
+        """Return what an evaluation's committed events say. Raises NotFound."""
+        await self.get(principal, evaluation_id)
+        return await self._read(evaluation_id, keeps_trees=keeps_trees)
+
+    async def result(self, principal: Principal, evaluation_id: str) -> eval_result_pb2.EvalResult:
+        """Return the whole result of an evaluation so far. Raises NotFound."""
+        fold = await self.fold(principal, evaluation_id)
+        return await asyncio.to_thread(_whole, fold, evaluation_id)
+
+    async def source(self, principal: Principal, source: eval_service_pb2.EvalSource) -> eval_result_pb2.EvalResult:
+        """Return a result that a request names or brings. Raises NotFound."""
+        if source.WhichOneof("source") == "evaluation_id":
+            return await self.result(principal, source.evaluation_id)
+        return source.result
+
+    async def _read(self, evaluation_id: str, *, keeps_trees: bool = False) -> EvaluationFold:
+        fold = EvaluationFold(keeps_trees=keeps_trees)
+        while page := await self.dependencies.store.log.read(evaluation_id, after=fold.last_sequence):
+            await asyncio.to_thread(_apply, fold, page)
+        return fold
+
+    # Ending
+
+    async def cancel(self, principal: Principal, evaluation_id: str, *, note: str = "") -> EvaluationRecord:
+        """Cancel an evaluation; the request is durable when this returns. No effect on one that has ended.
+
+        Raises NotFound, ServerStopping and StorageFailed.
+        """
+        await self._cancel(await self.get(principal, evaluation_id), requested_by=principal.user_id, note=note)
+        return await self.get(principal, evaluation_id)
+
+    async def _cancel(self, record: EvaluationRecord, *, requested_by: str, note: str) -> None:
+        evaluation_id = record.evaluation.evaluation_id
+        if record.evaluation.HasField("end_time"):
+            return
+        if evaluation_id not in self._live and not await self._is_elsewhere(record):
+            await self._continue(evaluation_id)
+        live = self._live.get(evaluation_id)
+        if live is not None:
+            with suppress(Fenced):  # it has ended meanwhile
+                await live.cancel(requested_by=requested_by, note=note)
+        elif await self._is_elsewhere(record):
+            cancel = event_pb2.CancelRequested(requested_by=requested_by, note=note)
+            with suppress(Fenced):
+                await self.dependencies.store.mailbox.post(
+                    RunCommand(command_id=0, run_id=evaluation_id, cancel=cancel)
+                )
+
+    # The worker
+
+    async def recover(self) -> int:
+        """Continue every evaluation that no worker executes, in the background; return how many there are."""
+        found = await self.dependencies.store.evaluations.open_evaluations()
+        for record in found:
+            self._spawn(self._try_now(record))
+        return len(found)
+
+    async def _try_now(self, record: EvaluationRecord) -> None:
+        try:
+            await self._continue(record.evaluation.evaluation_id)
+        except StorageFailed:
+            await self._try_again(record)
+        except Exception as error:
+            _log.error("evaluation not continued", evaluation_id=record.evaluation.evaluation_id, exc_info=error)
+
+    async def _continue(self, evaluation_id: str) -> None:
+        """Take an evaluation over and launch it, unless it has ended or another live worker has it."""
+        record = await self.dependencies.store.evaluations.find(evaluation_id)
+        if record is None or record.evaluation.HasField("end_time") or self._is_stopping:
+            return
+        if evaluation_id in self._live or await self._is_elsewhere(record):
+            return
+        try:
+            await self.dependencies.store.log.take_over(
+                evaluation_id, epoch=record.epoch + 1, owner=self.dependencies.worker, records=()
+            )
+        except (RunMoved, Fenced):
+            return  # another worker was faster
+        taken = await self.dependencies.store.evaluations.find(evaluation_id)
+        fold = await self._read(evaluation_id)
+        if taken is not None and fold.end is None and evaluation_id not in self._live:
+            self._launch(taken, fold)
+
+    async def _is_elsewhere(self, record: EvaluationRecord) -> bool:
+        if record.owner in ("", self.dependencies.worker):
+            return False
+        return record.owner in await self.dependencies.store.leases.counters()
+
+    async def close(self) -> None:
+        """Stop everything where it is; the next server continues it."""
+        self._is_stopping = True
+        for live in list(self._live.values()):
+            await live.stop()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _refuse_while_stopping(self) -> None:
+        if self._is_stopping:
+            raise ServerStopping("The server is stopping and accepts no new evaluations. Try again at another server.")
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        task = self._spawn(work)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+
+def _same_request(earlier: EvaluationRecord, digest: str, request_id: str) -> EvaluationRecord:
+    if earlier.request_digest != digest:
+        raise RequestIdReused(
+            f"The request id {request_id!r} was used for another evaluation with other content. Use a new one.",
+            details={"evaluation_id": earlier.evaluation.evaluation_id},
+        )
+    return earlier
+
+
+def _apply(fold: EvaluationFold, page: Sequence[StoredEvent]) -> None:
+    for stored in page:
+        fold.apply(evaluation_events.parse(stored.data))
+
+
+def _whole(fold: EvaluationFold, evaluation_id: str) -> eval_result_pb2.EvalResult:
+    cases = fold.case_results()
+    return fold.result(evaluation_id, cases, fold.totals_of(cases))

@@ -1,0 +1,234 @@
+"""Execute one evaluation: run its cases, judge them, and record what happens."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import structlog
+
+from bough.v1 import (
+    error_pb2,
+    eval_result_pb2,
+    evaluation_pb2,
+    invocation_pb2,
+    usage_pb2,
+)
+from bough_server import evaluation_events
+from bough_server.errors import Fenced, RunError, ServerStopping, StorageFailed
+from bough_server.evals.case_runs import CaseRunner, NotJudged, recorded_of
+from bough_server.evals.dependencies import EvaluationDependencies
+from bough_server.evals.evaluation_log import EvaluationFold
+from bough_server.evals.judging import judge_run
+from bough_server.evals.outcome import judged
+from bough_server.evals.scoring import not_evaluated
+from bough_server.store.ports import EvaluationRecord, Record
+
+DEFAULT_JOBS: Final = 4
+
+_log = structlog.get_logger(__name__)
+
+
+class EvaluationRecorder:
+    """Appends to the log of an evaluation, and folds what it appends."""
+
+    def __init__(self, dependencies: EvaluationDependencies, record: EvaluationRecord, fold: EvaluationFold) -> None:
+        self._dependencies, self._record, self.fold = dependencies, record, fold
+        self._last = fold.last_sequence
+
+    async def record(self, *events: evaluation_pb2.EvaluationEvent) -> None:
+        """Append events in one transaction, and wait until they are on disk. Raises Fenced and StorageFailed."""
+        now = self._dependencies.clock.now_ns()
+        records: list[Record] = []
+        for event in events:
+            self._last += 1
+            records.append(evaluation_events.as_record(event, sequence=self._last, now_ns=now))
+        # No await between the sequence and the append: appends are committed in the order of the calls.
+        await self._dependencies.store.log.append(
+            self._record.evaluation.evaluation_id, epoch=self._record.epoch, records=records
+        )
+        for event in events:
+            self.fold.apply(event)
+
+
+class LiveEvaluation:
+    """An evaluation that this worker executes."""
+
+    def __init__(
+        self,
+        dependencies: EvaluationDependencies,
+        record: EvaluationRecord,
+        fold: EvaluationFold,
+        *,
+        on_end: Callable[["LiveEvaluation", BaseException | None], None],
+    ) -> None:
+        self._dependencies, self.record, self._fold = dependencies, record, fold
+        self.evaluation_id = record.evaluation.evaluation_id
+        self._recorder = EvaluationRecorder(dependencies, record, fold)
+        self._runner = CaseRunner(
+            dependencies,
+            record.principal,
+            evaluation_id=self.evaluation_id,
+            agent=fold.planned.agent,
+            definitions=fold.planned.definitions,
+        )
+        self._on_end = on_end
+        self._task: asyncio.Task[None] | None = None
+        self._cancelling: asyncio.Task[None] | None = None
+
+    def launch(self) -> None:
+        """Start to execute it, in a task of this object."""
+        self._task = asyncio.create_task(self._live())
+
+    async def stop(self) -> None:
+        """Stop where it is; the next server continues it."""
+        for task in (self._cancelling, self._task):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
+
+    async def cancel(self, *, requested_by: str, note: str) -> None:
+        """Record that the evaluation is to stop, once, and cancel its runs. Raises Fenced and StorageFailed."""
+        if self._fold.cancel is not None or self._fold.end is not None:
+            return
+        event = evaluation_pb2.EvaluationEvent()
+        event.evaluation_cancel_requested.requested_by, event.evaluation_cancel_requested.note = requested_by, note
+        await self._recorder.record(event)
+        self._cancelling = asyncio.create_task(self._cancel_runs())
+
+    async def _live(self) -> None:
+        stopped: BaseException | None = None
+        try:
+            await self._execute()
+        except asyncio.CancelledError:
+            raise
+        except BaseExceptionGroup as group:
+            stopped = _first(group)
+        except Exception as error:
+            stopped = error
+        self._on_end(self, stopped)
+
+    async def _execute(self) -> None:
+        if self._fold.cancel is not None:  # recovered between the request and the end
+            await self._cancel_runs()
+        else:
+            remaining = self._fold.remaining()
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._fold.planned.jobs or DEFAULT_JOBS):
+                    group.create_task(self._work(remaining))
+        await self._end()
+
+    async def _work(self, remaining: "Iterator[tuple[evaluation_pb2.CasePlanned, int]]") -> None:
+        """Take runs of cases from the iterator that all workers share, until it is empty or the evaluation stops."""
+        for planned, index in remaining:
+            if self._fold.cancel is not None:
+                return
+            await self._case_run(planned, index)
+
+    async def _case_run(self, planned: evaluation_pb2.CasePlanned, index: int) -> None:
+        case, named = planned.case, self._runner.named(planned, index)
+        if (used_up := self._used_up()) and (case.id, index) not in self._fold.started:
+            await self._scored(not_evaluated(case, index, used_up))
+            return
+        recorded = recorded_of(case)
+        if (case.id, index) not in self._fold.started:
+            event = evaluation_pb2.EvaluationEvent()
+            event.case_run_started.case_id, event.case_run_started.index = case.id, index
+            event.case_run_started.session_id = "" if recorded else named.session_id
+            await self._recorder.record(event)
+        result = await self._judged(planned, index, recorded)
+        if self._fold.cancel is None:
+            await self._scored(result)
+
+    async def _judged(
+        self, planned: evaluation_pb2.CasePlanned, index: int, recorded: Sequence[invocation_pb2.Invocation]
+    ) -> eval_result_pb2.CaseRunResult:
+        """Run a case and judge it. Whatever goes wrong with it is its own result, not the evaluation's end."""
+        case = planned.case
+        try:
+            invocations = recorded or await self._runner.run(planned, index)
+            if not recorded:
+                event = evaluation_pb2.EvaluationEvent()
+                event.case_run_ended.case_id, event.case_run_ended.index = case.id, index
+                event.case_run_ended.run_ids.extend(one.run_id for one in invocations)
+                await self._recorder.record(event)
+            return await judge_run(
+                self._dependencies,
+                self.record.principal,
+                case,
+                invocations,
+                index=index,
+                evaluation_id=self.evaluation_id,
+            )
+        except NotJudged as error:
+            return not_evaluated(case, index, error.reason, invocations=error.invocations, unanswered=error.unanswered)
+        except (ServerStopping, StorageFailed, Fenced):
+            raise
+        except Exception as error:
+            _log.error(
+                "run of a case not judged",
+                evaluation_id=self.evaluation_id,
+                case_id=case.id,
+                index=index,
+                exc_info=error,
+            )
+            return not_evaluated(case, index, "The server failed while judging it; the server's log says why.")
+
+    async def _scored(self, result: eval_result_pb2.CaseRunResult) -> None:
+        event = evaluation_pb2.EvaluationEvent()
+        event.case_run_scored.result.CopyFrom(result)
+        await self._recorder.record(event)
+
+    async def _cancel_runs(self) -> None:
+        note = self._fold.cancel.note if self._fold.cancel is not None else ""
+        for case_id, index in self._fold.unfinished():
+            await self._runner.cancel(self._fold.cases[case_id], index, note=note)
+
+    async def _end(self) -> None:
+        fold = self._fold
+        cases = await asyncio.to_thread(fold.case_results)
+        summary = await asyncio.to_thread(fold.totals_of, cases)
+        end = evaluation_pb2.EvaluationEvent()
+        if fold.cancel is not None:
+            if self._cancelling is not None:
+                await self._cancelling
+            error = RunError("The evaluation was cancelled.", reason=error_pb2.ERROR_REASON_CANCELLED)
+            end.evaluation_cancelled.error.CopyFrom(error.to_agent_error())
+            end.evaluation_cancelled.totals.CopyFrom(summary)
+            await self._recorder.record(end)
+            return
+        result = fold.result(self.evaluation_id, cases, summary)
+        status, gates = await asyncio.to_thread(judged, fold.planned, result)
+        totaled = evaluation_pb2.EvaluationEvent()
+        totaled.evaluation_totaled.status = status
+        totaled.evaluation_totaled.totals.CopyFrom(summary)
+        totaled.evaluation_totaled.gates.extend(gates)
+        end.evaluation_completed.status = status
+        await self._recorder.record(totaled, end)
+
+    def _used_up(self) -> str:
+        """Return a sentence if the budget of the evaluation is used up, else an empty text."""
+        limits, spent = self._fold.planned.budget, self._fold.spent.usage()
+        for name, used in _amounts(spent):
+            if limits.HasField(name) and used >= getattr(limits, name):
+                return f"The budget of the evaluation is used up: {used:,} of {getattr(limits, name):,} {name}."
+        if limits.HasField("wall_duration"):
+            elapsed = self._dependencies.clock.now_ns() - self._fold.create_time_ns
+            if elapsed >= limits.wall_duration.ToNanoseconds():
+                return "The budget of the evaluation is used up: its wall_duration has passed."
+        return ""
+
+
+def _amounts(spent: usage_pb2.Usage) -> Iterator[tuple[str, int]]:
+    """Yield what was used by the names of limits; a number that is not known counts as nothing."""
+    yield "model_calls", spent.model_calls
+    yield "tool_calls", spent.tool_calls
+    yield "tokens", spent.total_tokens or spent.input_tokens + spent.output_tokens
+    yield "cost_nanos", spent.cost_nanos
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first exception of a group, which may be nested."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,117 @@
+"""Fold logs and events that callers send into records, off the event loop."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
+
+from google.protobuf.message import Message
+
+from bough.v1 import event_pb2, invocation_pb2
+from bough_server.errors import FieldViolation, InvalidRequest
+from bough_server.store.ports import EventLog, StoredEvent
+from bough_server.tree.fold import Tree
+
+_LONG_COUNT: Final = 1_000
+_LONG_SIZE: Final = 16 * 1024
+"""So many events or bytes are folded in a thread: one event of 8 MiB may have 300,000 parts."""
+
+MAX_ITEMS: Final = 1_000_000
+"""The most parts, labels and other list items in events sent by callers that are folded together.
+
+An empty item takes two bytes on the wire, a thousand times as many in memory, and microseconds each time the record is
+traversed.
+"""
+
+_LARGEST: Final = 2**31 - 1
+
+WHOLE: Final = invocation_pb2.InvocationOptions(
+    max_agents=_LARGEST,
+    max_tools=_LARGEST,
+    max_tool_args_bytes=_LARGEST,
+    max_tool_result_bytes=_LARGEST,
+    max_bytes=_LARGEST,
+)
+"""The options of records that are judged: scores must not depend on what fits an answer."""
+
+T = TypeVar("T")
+
+
+class TreeBuilder:
+    """A tree built from batches of events."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self.count = self.size = 0
+        """Events added so far, and their bytes."""
+        self._items = 0
+
+    async def add(self, events: Sequence[event_pb2.AgentEvent], *, size: int) -> None:
+        """Add events sent by a caller, which have `size` bytes together. Raises InvalidRequest beyond MAX_ITEMS."""
+        add = self._add_counted if size >= _LONG_SIZE else self._tree.add
+        await self._add_batch(add, events, count=len(events), size=size)
+
+    async def add_stored(self, page: Sequence[StoredEvent]) -> None:
+        """Add a page of a stored log."""
+        await self._add_batch(
+            self._tree.add_stored, page, count=len(page), size=sum(len(stored.data) for stored in page)
+        )
+
+    async def invocation(self) -> invocation_pb2.Invocation:
+        """Return the record of the events added so far."""
+        if _is_long(self.count, self.size):
+            return await asyncio.to_thread(self._tree.invocation)
+        return self._tree.invocation()
+
+    def _add_counted(self, event: event_pb2.AgentEvent) -> None:
+        self._items += _items_of(event, MAX_ITEMS - self._items)
+        if self._items > MAX_ITEMS:
+            description = f"hold more than {MAX_ITEMS:,} items in their lists. Aggregate each run separately."
+            raise InvalidRequest([FieldViolation(field="events", description=description)])
+        self._tree.add(event)
+
+    async def _add_batch(self, add: Callable[[T], None], items: Iterable[T], *, count: int, size: int) -> None:
+        self.count, self.size = self.count + count, self.size + size
+        if _is_long(count, size):
+            await asyncio.to_thread(_add_all, add, items)
+        else:
+            _add_all(add, items)
+
+
+def _items_of(message: Message, most: int) -> int:
+    """Count the items of all lists of a message, nested ones included; stop as soon as the count exceeds `most`."""
+    count = 0
+    waiting = [message]
+    while waiting and count <= most:
+        for field, value in waiting.pop().ListFields():
+            if not field.is_repeated:
+                if field.message_type is not None:
+                    waiting.append(value)
+                continue
+            count += len(value)
+            if count > most:
+                break
+            if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+                waiting.extend(value)
+    return count
+
+
+def _is_long(count: int, size: int) -> bool:
+    return count >= _LONG_COUNT or size >= _LONG_SIZE
+
+
+def _add_all(add: Callable[[T], None], items: Iterable[T]) -> None:
+    for item in items:
+        add(item)
+
+
+async def read_tree(log: EventLog, tree: Tree, run_id: str, *, through: int) -> TreeBuilder:
+    """Add a log up to a sequence to a tree, page by page, so that only one page is in memory.
+
+    Deltas are not read: a tree does not use them. A log that is deleted meanwhile reads as one that ends early.
+    """
+    builder = TreeBuilder(tree)
+    after = 0
+    while page := await log.read(run_id, after=after, through=through, deltas=False):
+        await builder.add_stored(page)
+        after = page[-1].sequence
+    return builder

@@ -1,0 +1,141 @@
+"""The numbers that gates bound, each measured over what is known of an evaluation."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bough.v1 import eval_result_pb2
+from bough_server.evals import statistics
+from bough_server.evals.verdicts import NOT_EVALUATED, has_unjudged, is_judged, total_cost
+
+_NANOS: Final = 1_000_000_000
+"""The units of cost in one of the currency."""
+_NAMED: Final = 5
+"""The most cases that a sentence names."""
+
+_UNKNOWN_COST: Final = (
+    "The cost of some model calls is not known: their models have no price, or prices in several currencies."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A number of an evaluation, over what is known."""
+
+    value: float | None
+    note: str = ""
+    """What the value is about: the worst case, what was counted as failed; a sentence, or empty."""
+    unknown: str = ""
+    """Why the value is not over everything; a sentence, empty if it is."""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of something in words."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def unjudged(cases: Iterable[eval_result_pb2.CaseResult]) -> str:
+    """Return the sentence that names a case of which not every run is judged; empty if there is none."""
+    found = [case.case_id for case in cases if has_unjudged(case)]
+    return f"Not every run of {counted(len(found), 'case')} could be judged, such as {found[0]!r}." if found else ""
+
+
+def worst_case(cases: Sequence[eval_result_pb2.CaseResult]) -> Measured:
+    """Return the lowest lower bound of a case's pass rate."""
+    judged = [case for case in cases if case.statistics.HasField("pass_rate_interval")]
+    if not judged:
+        return Measured(value=None, unknown=unjudged(cases) or "There is no case.")
+    case = min(judged, key=lambda each: each.statistics.pass_rate_interval.lower)
+    counts = case.statistics
+    return Measured(
+        value=counts.pass_rate_interval.lower,
+        note=f"In the case {case.case_id!r} {counts.passed} of {counted(counts.runs, 'run')} passed.",
+        unknown=unjudged(cases),
+    )
+
+
+def pass_all_k(cases: Sequence[eval_result_pb2.CaseResult], k: int) -> Measured:
+    """Return the mean of pass^K over the cases that have so many judged runs."""
+    values = [case.statistics.pass_all_k[k - 1] for case in cases if case.statistics.runs >= k]
+    value = statistics.mean(values) if values else None
+    few = next((case.case_id for case in cases if case.statistics.runs < k), "")
+    return Measured(
+        value=value, unknown=f"The case {few!r} has fewer than {k} judged runs." if few else unjudged(cases)
+    )
+
+
+def metric_mean(cases: Sequence[eval_result_pb2.CaseResult], metric: str) -> Measured:
+    """Return the mean of a metric over the cases that have it; a case whose runs all crashed counts as one."""
+    means: list[float] = []
+    crashes = unknown = 0
+    for case in cases:
+        if (scores := _scores(case, metric)) is None:
+            continue
+        known = [score for score in scores if score is not None]
+        crashes += sum(run.crashed for run in case.runs)
+        unknown += len(known) < len(scores)
+        if known:
+            means.append(statistics.mean(known))
+    note = f"{counted(crashes, 'crashed run')} counted as 0." if crashes else ""
+    if not means:
+        return Measured(value=None, unknown=f"No run has a score of {metric}.")
+    return Measured(
+        value=statistics.mean(means),
+        note=note,
+        unknown=f"{counted(unknown, 'case')} could not be judged by {metric} in every run." if unknown else "",
+    )
+
+
+def _scores(case: eval_result_pb2.CaseResult, metric: str) -> list[float | None] | None:
+    """Return the score of each run of a case, None for one that is not known; None if the case has no such metric.
+
+    A run that crashed has no scores, and one that could not be judged may have none: a case with no other runs than
+    these counts for every metric.
+    """
+    named = [{score.name: score for score in run.scores} for run in case.runs]
+    has_metric = any(metric in scores for scores in named)
+    if not has_metric and (any(named) or any(is_judged(run) and not run.crashed for run in case.runs)):
+        return None
+    return [
+        0.0 if run.crashed else scores[metric].score if metric in scores and scores[metric].HasField("score") else None
+        for run, scores in zip(case.runs, named, strict=True)
+    ]
+
+
+def cost(totals: eval_result_pb2.EvalTotals) -> Measured:
+    """Return what runs and judges cost, in units of the currency."""
+    used = total_cost(totals)
+    parts = [totals.usage, totals.judge_usage]
+    unknown = any(part.model_calls and not part.HasField("cost_nanos") for part in parts)
+    if not used.HasField("cost_nanos"):
+        called = any(part.model_calls for part in parts)
+        return Measured(value=None if called else 0.0, unknown=_UNKNOWN_COST if called else "")
+    return Measured(
+        value=used.cost_nanos / _NANOS, note=f"In {used.currency_code}.", unknown=_UNKNOWN_COST if unknown else ""
+    )
+
+
+def regressions(comparison: eval_result_pb2.EvalComparison | None) -> Measured:
+    """Return how many cases are worse than in the baseline. One that could not be judged is not known to be."""
+    if comparison is None:
+        return _NO_BASELINE
+    worse = [case for case in comparison.cases if case.change == eval_result_pb2.CASE_CHANGE_WORSE]
+    unknown = [case.case_id for case in worse if case.after == NOT_EVALUATED]
+    found = [case.case_id for case in worse if case.after != NOT_EVALUATED]
+    sentence = f"Could not be judged, and passed in the baseline: {_named(unknown)}." if unknown else ""
+    return Measured(value=len(found), note=f"Worse: {_named(found)}." if found else "", unknown=sentence)
+
+
+def removed(comparison: eval_result_pb2.EvalComparison | None) -> Measured:
+    """Return how many cases of the baseline are gone."""
+    if comparison is None:
+        return _NO_BASELINE
+    found = [case.case_id for case in comparison.cases if case.change == eval_result_pb2.CASE_CHANGE_REMOVED]
+    return Measured(value=len(found), note=f"Removed: {_named(found)}." if found else "")
+
+
+_NO_BASELINE: Final = Measured(value=None, unknown="The gate needs a baseline, and there is none.")
+
+
+def _named(ids: Sequence[str]) -> str:
+    return ", ".join(map(repr, ids[:_NAMED])) + (" and others" if len(ids) > _NAMED else "")

@@ -1,0 +1,286 @@
+"""Gates of an evaluation: numbers that have to be within bounds, such as `pass_rate >= 0.9`.
+
+A gate is read, refused before anything runs if so few runs or cases cannot reach it, and checked at the end.
+"""
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, assert_never
+
+from bough.v1 import eval_result_pb2, eval_set_pb2, evaluation_pb2
+from bough_server.documents import nearest, suggestion
+from bough_server.evals import gate_numbers, statistics
+from bough_server.evals.gate_numbers import Measured, counted
+from bough_server.evals.verdicts import FAILED, NOT_EVALUATED, PASSED
+
+MAX_RUNS: Final = 1_000
+"""The most runs of a case, as EvalCase.runs says."""
+MAX_CASES: Final = 100_000
+"""The most cases of a set, as EvalSet.cases says."""
+
+
+class GateNumber(StrEnum):
+    """The numbers that a gate can bound. K is a number of runs, METRIC the name of a metric."""
+
+    CASE_PASS_RATE_LOWER = "case.pass_rate.lower"
+    PASS_RATE = "pass_rate"
+    PASS_RATE_LOWER = "pass_rate.lower"
+    PASS_ALL_K = "pass^K"
+    METRIC_MEAN = "METRIC.mean"
+    COST_TOTAL = "cost.total"
+    REGRESSIONS = "regressions"
+    REMOVED = "removed"
+
+
+def _strictly(compare: Callable[[float, float], bool]) -> Callable[[float, float], bool]:
+    """Return a strict comparison that does not hold for numbers that are equal up to rounding."""
+    return lambda value, bound: compare(value, bound) and not statistics.is_close(value, bound)
+
+
+_OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = {
+    ">=": statistics.reaches,
+    "<=": lambda value, bound: statistics.reaches(bound, value),
+    "==": statistics.is_close,
+    ">": _strictly(operator.gt),
+    "<": _strictly(operator.lt),
+}
+"""The comparisons, all up to rounding; of those that begin alike the longer one first."""
+
+_GATE: Final = re.compile(rf"\s*(?P<name>[^\s<>=]+)\s*(?P<operator>{'|'.join(_OPERATORS)})\s*(?P<bound>[^\s<>=]+)\s*")
+_BOUND: Final = re.compile(r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][-+]?[0-9]{1,2})?")
+_PASS_ALL: Final = re.compile(r"pass\^(?P<k>[1-9][0-9]{0,8})")
+_METRIC_MEAN: Final = re.compile(r"(?P<metric>[A-Za-z][A-Za-z0-9._-]{0,127})\.mean")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """A number and its bound."""
+
+    text: str
+    """The gate as it was written."""
+    number: GateNumber
+    operator: str
+    bound: float
+    k: int = 0
+    """How many runs have to pass, of PASS_ALL_K."""
+    metric: str = ""
+    """The name of the metric, of METRIC_MEAN."""
+
+    @property
+    def needs_baseline(self) -> bool:
+        """Whether the number is one of a comparison."""
+        return self.number in (GateNumber.REGRESSIONS, GateNumber.REMOVED)
+
+    def holds(self, value: float) -> bool:
+        """Return whether a value is within the bound."""
+        return _OPERATORS[self.operator](value, self.bound)
+
+    def can_hold(self, lowest: float, highest: float) -> bool:
+        """Return whether some number from the lowest to the highest is within the bound; for == any of them may be."""
+        if self.operator == "==":
+            return statistics.reaches(self.bound, lowest) and statistics.reaches(highest, self.bound)
+        return self.holds(highest if self.operator in (">=", ">") else lowest)
+
+
+def parse_gate(text: str) -> Gate:
+    """Return the gate that a text such as "pass_rate >= 0.9" means. Raises ValueError with a sentence."""
+    if not (match := _GATE.fullmatch(text)):
+        raise ValueError(
+            f"{text[:80]!r} is not a gate: it takes a number, one of {', '.join(_OPERATORS)}, and a bound,"
+            " in quotes on a command line, as in 'pass_rate >= 0.9'."
+        )
+    if not _BOUND.fullmatch(match["bound"]):
+        raise ValueError(f"{match['bound'][:80]!r} in the gate {text[:80]!r} is not a number such as 0.9.")
+    number, k, metric = _number(match["name"])
+    return Gate(text=text, number=number, operator=match["operator"], bound=float(match["bound"]), k=k, metric=metric)
+
+
+def _number(name: str) -> tuple[GateNumber, int, str]:
+    """Return which number a name means, with K and METRIC. Raises ValueError with a sentence."""
+    if name.startswith("pass^"):
+        if not (pass_all := _PASS_ALL.fullmatch(name)):
+            raise ValueError(f"{name[:80]!r} takes a number of runs, at least 1, after the ^, as pass^3 does.")
+        return GateNumber.PASS_ALL_K, int(pass_all["k"]), ""
+    if mean := _METRIC_MEAN.fullmatch(name):
+        return GateNumber.METRIC_MEAN, 0, mean["metric"]
+    plain = [number for number in GateNumber if number not in (GateNumber.PASS_ALL_K, GateNumber.METRIC_MEAN)]
+    if name in plain:
+        return GateNumber(name), 0, ""
+    names = [number.value for number in GateNumber]
+    hint = nearest(name, names) or f"A gate can be on {', '.join(names)}."
+    raise ValueError(f"There is no number {name[:80]!r} for a gate. {hint}")
+
+
+def unreachable(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned]) -> str:
+    """Return why no results of the planned cases, at least one, can meet a gate, and what it takes; empty if some can.
+
+    A bound on the mean of a metric that no case has is unreachable too. Whether there is a baseline is not checked.
+    """
+    fewest = min(planned, key=lambda case: case.runs)
+    if gate.number is GateNumber.METRIC_MEAN and gate.metric not in (names := _scales(planned)):
+        return (
+            f"{gate.text!r} cannot be reached: no case has the metric {gate.metric!r}.{suggestion(gate.metric, names)}"
+        )
+    if gate.number is GateNumber.PASS_ALL_K and fewest.runs < gate.k:
+        return (
+            f"{gate.text!r} cannot be reached: the case {fewest.case.id!r} is run {counted(fewest.runs, 'time')}."
+            f" It takes {gate.k} runs of each case."
+        )
+    lowest, highest = _range(gate, planned)
+    if gate.can_hold(lowest, highest):
+        return ""
+    return f"{gate.text!r} cannot be reached: {_too_far(gate, planned, highest)}"
+
+
+def _range(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned]) -> tuple[float, float]:
+    """Return the lowest and the highest number that some results of the planned cases have."""
+    match gate.number:
+        case GateNumber.CASE_PASS_RATE_LOWER:
+            return 0, statistics.highest_lower(min(case.runs for case in planned))
+        case GateNumber.PASS_RATE_LOWER:
+            return 0, statistics.highest_lower(len(planned))
+        case GateNumber.PASS_RATE | GateNumber.PASS_ALL_K:
+            return 0, 1
+        case GateNumber.METRIC_MEAN:
+            return (0, 1) if _scales(planned)[gate.metric] else (-math.inf, math.inf)
+        case GateNumber.REGRESSIONS:
+            return 0, len(planned)
+        case GateNumber.COST_TOTAL | GateNumber.REMOVED:
+            return 0, math.inf
+    assert_never(gate.number)
+
+
+def _too_far(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned], highest: float) -> str:
+    """Return why a gate is out of range, and how many runs or cases it takes."""
+    of_runs = gate.number is GateNumber.CASE_PASS_RATE_LOWER
+    lowest, _ = _range(gate, planned)
+    if not (of_runs or gate.number is GateNumber.PASS_RATE_LOWER) or gate.bound <= lowest:
+        return f"{_name(gate)} is never {f'below {lowest:g}' if gate.bound <= lowest else f'above {highest:g}'}."
+    fewest = min(planned, key=lambda case: case.runs)
+    count = fewest.runs if of_runs else len(planned)
+    has = f"the case {fewest.case.id!r} is run" if of_runs else "the set has"
+    return (
+        f"{has} {counted(count, 'time' if of_runs else 'case')}, and the lower bound of {count} of {count} is"
+        f" {highest:.3g}. {_takes(gate, of_runs=of_runs)}"
+    )
+
+
+def _takes(gate: Gate, *, of_runs: bool) -> str:
+    """Return how many runs or cases the gate's bound takes; all have to pass then."""
+    if statistics.reaches(gate.bound, 1):
+        return "It is below 1 for any number of them."
+    needed = statistics.runs_needed(gate.bound)
+    if not gate.holds(statistics.highest_lower(needed)):  # > of just the bound
+        needed += 1
+    most = MAX_RUNS if of_runs else MAX_CASES
+    enough = f"It takes {needed} {'runs of each case' if of_runs else 'cases'}"
+    return f"{enough}." if needed <= most else f"{enough}, and there can be {most}."
+
+
+def _name(gate: Gate) -> str:
+    """Return the name of the number in a gate, as it is written there."""
+    match gate.number:
+        case GateNumber.PASS_ALL_K:
+            return f"pass^{gate.k}"
+        case GateNumber.METRIC_MEAN:
+            return f"{gate.metric}.mean"
+    return gate.number.value
+
+
+def _scales(planned: Sequence[evaluation_pb2.CasePlanned]) -> dict[str, bool]:
+    """Return the names of the metrics that judge some case, and whether the scores of all of that name are 0 to 1."""
+    found: dict[str, bool] = {}
+    for case in planned:
+        for name, kind in _metrics_of(case.case):
+            found[name] = found.get(name, True) and kind != "custom"
+    return found
+
+
+_EXPECTATIONS: Final[Mapping[str, Callable[[eval_set_pb2.Expectation], bool]]] = {
+    "final_response": lambda expect: expect.HasField("answer"),
+    "tool_trajectory": lambda expect: bool(expect.tools),
+    "agent_trajectory": lambda expect: bool(expect.agents),
+}
+"""The kinds of metrics that judge an expectation that no other metric of their kind judges."""
+
+
+def _metrics_of(case: eval_set_pb2.EvalCase) -> Iterator[tuple[str, str]]:
+    """Return the names and kinds of a case's metrics, those included that its expectations have by default."""
+    kinds: set[str] = set()
+    for metric in case.metrics:
+        kind = metric.WhichOneof("kind") or ""
+        kinds.add(kind)
+        yield metric.name or kind, kind
+    for default, is_expected in _EXPECTATIONS.items():
+        if default not in kinds and any(is_expected(turn.expect) for turn in case.turns):
+            yield default, default
+
+
+def check_gate(
+    gate: Gate,
+    cases: Sequence[eval_result_pb2.CaseResult],
+    totals: eval_result_pb2.EvalTotals,
+    comparison: eval_result_pb2.EvalComparison | None,
+    *,
+    allow_removed: bool,
+) -> eval_result_pb2.GateResult:
+    """Return whether the results meet a gate; `cases` have their runs with scores, `comparison` is with the baseline.
+
+    FAILED if what is known does not meet it; else NOT_EVALUATED if something that the number is over is not known,
+    such as the pass rate of a case that could not be judged. A crashed run is known: it did not pass, and counts as 0
+    in the mean of a metric. `removed` fails whenever a case is gone, unless that is allowed: then its bound decides.
+    """
+    measured = _measure(gate, cases, totals, comparison)
+    result = eval_result_pb2.GateResult(gate=gate.text, status=PASSED, value=measured.value)
+    if measured.value is None:
+        result.status, result.reason = NOT_EVALUATED, measured.unknown
+    elif gate.number is GateNumber.REMOVED and measured.value and not allow_removed:
+        result.status = FAILED
+        result.reason = f"Cases of the baseline may not be removed unless that is allowed. {measured.note}"
+    elif not gate.holds(measured.value):
+        result.status = FAILED
+        result.reason = (
+            f"{_name(gate)} is {_shown(gate, measured.value)}, not {gate.operator} {gate.bound:.12g}. {measured.note}"
+        )
+    elif measured.unknown:
+        result.status, result.reason = NOT_EVALUATED, measured.unknown
+    result.reason = result.reason.rstrip()
+    return result
+
+
+def _shown(gate: Gate, value: float) -> str:
+    """Return a value in a few digits, or in all of them if few would be within the bound."""
+    text = f"{value:.6g}"
+    return repr(value) if gate.holds(float(text)) else text
+
+
+def _measure(
+    gate: Gate,
+    cases: Sequence[eval_result_pb2.CaseResult],
+    totals: eval_result_pb2.EvalTotals,
+    comparison: eval_result_pb2.EvalComparison | None,
+) -> Measured:
+    match gate.number:
+        case GateNumber.CASE_PASS_RATE_LOWER:
+            return gate_numbers.worst_case(cases)
+        case GateNumber.PASS_RATE:
+            value = totals.pass_rate if totals.HasField("pass_rate") else None
+            return Measured(value=value, unknown=gate_numbers.unjudged(cases))
+        case GateNumber.PASS_RATE_LOWER:
+            value = totals.pass_rate_interval.lower if totals.HasField("pass_rate_interval") else None
+            return Measured(value=value, unknown=gate_numbers.unjudged(cases))
+        case GateNumber.PASS_ALL_K:
+            return gate_numbers.pass_all_k(cases, gate.k)
+        case GateNumber.METRIC_MEAN:
+            return gate_numbers.metric_mean(cases, gate.metric)
+        case GateNumber.COST_TOTAL:
+            return gate_numbers.cost(totals)
+        case GateNumber.REGRESSIONS:
+            return gate_numbers.regressions(comparison)
+        case GateNumber.REMOVED:
+            return gate_numbers.removed(comparison)
+    assert_never(gate.number)

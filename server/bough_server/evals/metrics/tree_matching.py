@@ -1,0 +1,284 @@
+"""Match an expected tree of agents with the tree that there is, so that as little as possible is violated.
+
+The cost of a matching is (violations, -matched, extras), compared from left to right. It is counted as one integer in
+which each component outweighs everything behind it, so sums keep the order. A required agent that is missing, a refused
+extra agent, failed tool calls and each forbidden agent are one violation each: everything that decides a verdict is in
+the first component, or two agents of one name could be matched the wrong way round.
+
+Nothing here recurses: the depth of a tree is not bounded.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bough.v1 import eval_set_pb2
+from bough_server.evals.agent_tree import AgentNode
+from bough_server.evals.metrics.alignment import MAX_SUM, Pairs, Row, best_in_any_order, best_in_order
+
+ANY: Final = "*"
+"""The name of an expected agent that any agent matches."""
+
+MAX_PAIRS: Final = 4_000_000
+"""The most pairs of expected and actual agents that are compared, repeats counted."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ExpectedNode:
+    """An agent that is expected. The one at the top is virtual: its children are the expected roots."""
+
+    index: int
+    """The position in preorder; 0 for the virtual root."""
+    agent: eval_set_pb2.ExpectedAgent
+    parent: "ExpectedNode | None" = None
+    children: "list[ExpectedNode]" = field(default_factory=list)
+    required: int = 1
+    """The number of agents that must be there if this one is, itself included, repeats counted."""
+
+    name: str = field(init=False)
+    at_least: int = field(init=False)
+    """How often it must be there; an optional agent need not, whatever its repeat says."""
+    spare: int | None = field(init=False)
+    """How often it may be there beyond `at_least`; None for any number."""
+    is_ordered: bool = field(init=False)
+    """Whether the order of its children counts."""
+    refuses_extra: bool = field(init=False)
+    """Whether other children than the expected ones are violations."""
+    can_fail: bool = field(init=False)
+    """Whether a match can be wrong in itself, by its tool calls or forbidden agents."""
+
+    def __post_init__(self) -> None:
+        # Read once: matching reads them for each pair of agents, and a field of a message is slow to read.
+        agent, repeat = self.agent, self.agent.repeat
+        self.name = agent.name
+        least = repeat.min if repeat.HasField("min") else 1
+        self.at_least = 0 if agent.optional else least
+        if not agent.HasField("repeat"):
+            self.spare = 1 - self.at_least
+        else:
+            self.spare = max(0, repeat.max - self.at_least) if repeat.HasField("max") else None
+        self.is_ordered = agent.children_order == eval_set_pb2.EVAL_ORDER_ORDERED
+        self.refuses_extra = agent.extra != eval_set_pb2.EXTRA_AGENTS_ALLOW
+        self.can_fail = bool(agent.tools or agent.tools_mode or agent.forbidden)
+
+
+def expected_tree(
+    roots: Sequence[eval_set_pb2.ExpectedAgent],
+    *,
+    order: eval_set_pb2.EvalOrder.ValueType = eval_set_pb2.EVAL_ORDER_UNSPECIFIED,
+    extra: eval_set_pb2.ExtraAgents.ValueType = eval_set_pb2.EXTRA_AGENTS_UNSPECIFIED,
+) -> list[ExpectedNode]:
+    """Return the expected agents in preorder, below a virtual root that comes first."""
+    nodes = [ExpectedNode(index=0, agent=eval_set_pb2.ExpectedAgent(children_order=order, extra=extra))]
+    ahead = [(nodes[0], agent) for agent in reversed(roots)]
+    while ahead:
+        parent, agent = ahead.pop()
+        node = ExpectedNode(index=len(nodes), agent=agent, parent=parent)
+        parent.children.append(node)
+        nodes.append(node)
+        ahead.extend((node, child) for child in reversed(agent.children))
+    for node in reversed(nodes[1:]):
+        assert node.parent is not None
+        node.parent.required += node.at_least * node.required
+    return nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """An expected agent that is there, and what is different directly below it."""
+
+    expected: ExpectedNode
+    actual: AgentNode
+    is_required: bool
+    missing: tuple[tuple[ExpectedNode, int], ...]
+    """Required children that are not there, and how often each is missing."""
+    extra: tuple[AgentNode, ...]
+    """Children that are there and match nothing."""
+
+
+Faults = Callable[[ExpectedNode, AgentNode], int]
+"""The violations of an agent in itself, whatever is matched below it: failed tool calls, forbidden agents."""
+
+
+def best_matching(expected: Sequence[ExpectedNode], actual: Sequence[AgentNode], faults: Faults) -> list[Match]:
+    """Return the matched agents of the cheapest matching, in preorder of the expected ones; the virtual roots first.
+
+    Equal input has equal output: trees are read in preorder, and ties are decided by position.
+
+    Raises:
+        ValueError: The trees are too large to be compared exactly; the message says how large they are.
+    """
+    return _Matcher(expected, actual, faults).matches()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alignment:
+    """Which children of a matched pair match: indexes of both lists, and what that changes the cost by."""
+
+    pairs: Pairs
+    gain: int
+
+
+_NOTHING: Final = _Alignment(pairs=[], gain=0)
+
+
+class _Matcher:
+    def __init__(self, expected: Sequence[ExpectedNode], actual: Sequence[AgentNode], faults: Faults) -> None:
+        self._expected = expected
+        self._actual = actual
+        self._faults = faults
+        # Matched and extra agents are agents that there are, so neither count reaches the base.
+        self._match = actual[0].size
+        self._violation = self._match * self._match
+        self._by_name: dict[int, dict[str, list[int]]] = {}
+        self._alignments: dict[tuple[int, int], _Alignment] = {}
+        self._raise_if_too_large()
+
+    def _raise_if_too_large(self) -> None:
+        """Every agent can be an extra, fail by its tools, and be forbidden by each of the agents above it."""
+        forbids = [0] * len(self._expected)
+        for node in self._expected[1:]:
+            assert node.parent is not None
+            forbids[node.index] = forbids[node.parent.index] + bool(node.agent.forbidden)
+        most = self._expected[0].required + self._actual[0].size * (2 + max(forbids))
+        if most * self._violation >= MAX_SUM:
+            raise ValueError(
+                f"The trees are too large to be compared: {self._expected[0].required - 1} agents are required and "
+                f"{len(self._actual) - 1} are there."
+            )
+
+    def matches(self) -> list[Match]:
+        for level in reversed(self._levels()):
+            for expected, actual in level:
+                self._alignments[expected.index, actual.index] = self._align(expected, actual)
+        matches = []
+        ahead = [(self._expected[0], self._actual[0], True)]
+        while ahead:
+            expected, actual, is_required = ahead.pop()
+            pairs = self._alignments.get((expected.index, actual.index), _NOTHING).pairs
+            match, below = _matched(expected, actual, pairs, is_required=is_required)
+            matches.append(match)
+            ahead.extend(reversed(below))
+        return matches
+
+    def _levels(self) -> list[list[tuple[ExpectedNode, AgentNode]]]:
+        """Return the pairs that can match and both have children, level by level.
+
+        A pair below another is one level deeper in both trees.
+        """
+        levels = [[(self._expected[0], self._actual[0])]]
+        count = 0
+        while levels[-1]:
+            below: list[tuple[ExpectedNode, AgentNode]] = []
+            for expected, actual in levels[-1]:
+                for child in expected.children:
+                    candidates = self._candidates(child, actual)
+                    count += sum(_copies(child, len(candidates))[:2]) * len(actual.children)
+                    if child.children:
+                        others = (actual.children[j] for j in candidates)
+                        below.extend((child, other) for other in others if other.children)
+                if count > MAX_PAIRS:
+                    raise ValueError(
+                        f"The trees are too large to be compared: more than {MAX_PAIRS:,} pairs of agents could match."
+                    )
+            levels.append(below)
+        return levels
+
+    def _align(self, expected: ExpectedNode, actual: AgentNode) -> _Alignment:
+        rows: list[Row] = []
+        owners: list[int] = []
+        alike: dict[tuple[object, ...], list[Row]] = {}
+        for i, child in enumerate(expected.children):
+            candidates = self._candidates(child, actual)
+            if not candidates:
+                continue
+            # Agents without children and conditions weigh the same if they are written the same.
+            kind = (child.name, child.at_least, child.spare, child.refuses_extra)
+            is_plain = not child.children and not child.can_fail
+            new = alike.get(kind) if is_plain else None
+            if new is None:
+                new = self._rows(child, actual, candidates)
+                if is_plain:
+                    alike[kind] = new
+            rows.extend(new)
+            owners.extend([i] * len(new))
+        if not rows:
+            return _NOTHING
+        pairs = best_in_order(rows) if expected.is_ordered else best_in_any_order(rows)
+        return _Alignment(
+            pairs=[(owners[row], column) for row, column in pairs],
+            gain=sum(rows[row].weights[column] for row, column in pairs),
+        )
+
+    def _rows(self, child: ExpectedNode, actual: AgentNode, candidates: Sequence[int]) -> list[Row]:
+        """Return a row for each copy of an expected child that can be needed, the required ones first.
+
+        A weight is what a match changes the cost by, compared with an expected agent and an actual one without a match.
+        """
+        parent = child.parent
+        refuses = parent is None or parent.refuses_extra
+        missing = child.required * self._violation
+        required, optional = [0] * len(actual.children), [0] * len(actual.children)
+        for j in candidates:
+            other = actual.children[j]
+            gain = self._cost(child, other) - (self._violation + other.size if refuses else 0)
+            required[j] = min(0, gain - missing)
+            optional[j] = min(0, gain)
+        needed, others, is_open = _copies(child, len(candidates))
+        return [Row(weights=required)] * needed + [Row(weights=optional, is_open=is_open)] * others
+
+    def _cost(self, expected: ExpectedNode, actual: AgentNode) -> int:
+        """Return the cost of a match with everything below it."""
+        key = expected.index, actual.index
+        cost = self._alignments.get(key, _NOTHING).gain - self._match
+        if expected.can_fail:
+            cost += self._faults(expected, actual) * self._violation
+        if expected.refuses_extra and actual.children:
+            cost += len(actual.children) * self._violation + actual.size - 1
+        return cost + (expected.required - 1) * self._violation
+
+    def _candidates(self, child: ExpectedNode, actual: AgentNode) -> Sequence[int]:
+        """Return the positions of the children that an expected child can match."""
+        if child.name == ANY:
+            return range(len(actual.children))
+        by_name = self._by_name.get(actual.index)
+        if by_name is None:
+            by_name = self._by_name[actual.index] = {}
+            for j, other in enumerate(actual.children):
+                by_name.setdefault(other.agent.name, []).append(j)
+        return by_name.get(child.name, ())
+
+
+def _copies(child: ExpectedNode, candidates: int) -> tuple[int, int, bool]:
+    """Return how many rows a child takes: required ones, others, and whether one row stands for all others."""
+    needed = min(child.at_least, candidates)
+    if child.spare is None or child.spare > candidates - needed:
+        return needed, min(1, candidates - needed), True
+    return needed, child.spare, False
+
+
+def _matched(
+    expected: ExpectedNode, actual: AgentNode, pairs: Pairs, *, is_required: bool
+) -> tuple[Match, list[tuple[ExpectedNode, AgentNode, bool]]]:
+    """Return a match, and the matches directly below it: expected, actual, whether it is required."""
+    counts = [0] * len(expected.children)
+    below = []
+    for i, j in sorted(pairs):
+        child = expected.children[i]
+        counts[i] += 1
+        below.append((child, actual.children[j], counts[i] <= child.at_least))
+    taken = {j for _, j in pairs}
+    match = Match(
+        expected=expected,
+        actual=actual,
+        is_required=is_required,
+        missing=tuple(_missing(expected, counts)),
+        extra=tuple(child for j, child in enumerate(actual.children) if j not in taken),
+    )
+    return match, below
+
+
+def _missing(expected: ExpectedNode, counts: Sequence[int]) -> Iterator[tuple[ExpectedNode, int]]:
+    for child, count in zip(expected.children, counts, strict=True):
+        if count < child.at_least:
+            yield child, child.at_least - count

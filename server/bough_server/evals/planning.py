@@ -1,0 +1,166 @@
+"""Check a request for an evaluation, and build the first events of its log."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata, util
+from typing import Final
+
+from bough.v1 import agent_pb2, eval_result_pb2, eval_service_pb2, evaluation_pb2
+from bough_server.agents.registry import VersionHashes, reachable
+from bough_server.errors import FieldViolation, InvalidRequest, NotInstalled
+from bough_server.evals.compare import baseline_of
+from bough_server.evals.dependencies import EvaluationDependencies
+from bough_server.evals.eval_set import planned_cases, set_digest
+from bough_server.evals.gates import parse_gate, unreachable
+from bough_server.evals.validation import Known, problems_of
+from bough_server.messages import copy_of
+from bough_server.runtime.agent import Resolver
+from bough_server.store.ports import Principal
+
+DEFAULT_JOBS: Final = 4
+
+MAX_BASELINE_BYTES: Final = 2 * 1024 * 1024
+"""The most bytes of a baseline without its trees, which becomes part of an event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The first events of an evaluation: `started`, then one for each case."""
+
+    started: evaluation_pb2.EvaluationPlanned
+    cases: Sequence[evaluation_pb2.CasePlanned]
+
+    @property
+    def events(self) -> list[evaluation_pb2.EvaluationEvent]:
+        """The events, in order."""
+        first = evaluation_pb2.EvaluationEvent(evaluation_planned=self.started)
+        return [first, *(evaluation_pb2.EvaluationEvent(case_planned=one) for one in self.cases)]
+
+
+def request_digest(request: eval_service_pb2.EvaluateRequest) -> str:
+    """Return a SHA-256 hex digest of a request's content, without the field that only concerns following it."""
+    content = copy_of(request)
+    content.ClearField("heartbeat_interval")
+    return hashlib.sha256(content.SerializeToString(deterministic=True)).hexdigest()
+
+
+def require_extra() -> None:
+    """Raise NotInstalled if the packages that evaluations need are not installed."""
+    if util.find_spec("scipy") is None:
+        raise NotInstalled('Evaluations need the extra "eval": pip install "bough[server,eval]".')
+
+
+async def plan(
+    dependencies: EvaluationDependencies,
+    principal: Principal,
+    request: eval_service_pb2.EvaluateRequest,
+    *,
+    baseline: eval_result_pb2.EvalResult | None,
+    digest: str,
+) -> Plan:
+    """Check a request as a whole and plan its evaluation.
+
+    Raises NotInstalled, InvalidRequest with every problem, NotFound and AgentUnusable.
+    """
+    require_extra()
+    agent = request.agent or request.set.agent
+    known = Known(models=frozenset(dependencies.models), metrics=frozenset(dependencies.metrics))
+    # In a thread: a set of 8 MiB takes seconds to check.
+    wrong = await asyncio.to_thread(problems_of, request.set, agent=agent, known=known)
+    if wrong:
+        raise InvalidRequest([FieldViolation(field=_in_set(path), description=text) for path, text in wrong])
+    runs = request.runs if request.HasField("runs") else None
+    cases = await asyncio.to_thread(planned_cases, request.set, runs=runs)
+    _refuse_gates(request, cases, has_baseline=baseline is not None)
+    pins = eval_result_pb2.EvalPins(set_digest=set_digest(request.set), server_version=metadata.version("bough"))
+    if agent:
+        resolver, versions = await dependencies.agents.for_run(principal.tenant_id, agent, request.definitions)
+        _pin(pins, agent, resolver, versions)
+    for planned in cases:
+        for metric in planned.case.metrics:
+            if metric.HasField("llm_judge"):
+                model = metric.llm_judge.model
+                pins.judges[model] = dependencies.models.get(model, "")
+    started = _started(request, principal, agent=agent, cases=cases, pins=pins, digest=digest)
+    if baseline is not None:
+        started.baseline.CopyFrom(_kept(baseline))
+    return Plan(started=started, cases=cases)
+
+
+def _started(
+    request: eval_service_pb2.EvaluateRequest,
+    principal: Principal,
+    *,
+    agent: str,
+    cases: Sequence[evaluation_pb2.CasePlanned],
+    pins: eval_result_pb2.EvalPins,
+    digest: str,
+) -> evaluation_pb2.EvaluationPlanned:
+    started = evaluation_pb2.EvaluationPlanned(
+        agent=agent,
+        case_count=len(cases),
+        run_count=sum(one.runs for one in cases),
+        jobs=request.jobs if request.HasField("jobs") else DEFAULT_JOBS,
+        gates=request.gates,
+        definitions=[_known(one) for one in request.definitions],
+        pins=pins,
+        allow_removed=request.allow_removed,
+        labels=dict(request.labels),
+        request_id=request.request_id,
+        request_digest=digest if request.request_id else "",
+        user_id=principal.user_id,
+    )
+    started.set.CopyFrom(request.set)
+    del started.set.cases[:]
+    if request.HasField("budget"):
+        started.budget.CopyFrom(request.budget)
+    return started
+
+
+def _known(definition: agent_pb2.AgentDefinition) -> agent_pb2.AgentDefinition:
+    kept = copy_of(definition)
+    kept.DiscardUnknownFields()
+    return kept
+
+
+def _pin(pins: eval_result_pb2.EvalPins, agent: str, resolver: Resolver, versions: VersionHashes) -> None:
+    pins.agent = agent
+    for one in reachable(resolver, agent):
+        pins.agents[one.name] = resolver.agents[one.name].revision or versions.agents.get(one.name, "")
+    pins.models.update(versions.models)
+    pins.tools.update(versions.tools)
+    pins.prices = versions.prices
+
+
+def _refuse_gates(
+    request: eval_service_pb2.EvaluateRequest, cases: Sequence[evaluation_pb2.CasePlanned], *, has_baseline: bool
+) -> None:
+    """Raise InvalidRequest for gates that cannot be read, or that no result of these cases could reach."""
+    wrong: list[FieldViolation] = []
+    for index, text in enumerate(request.gates):
+        field = f"gates[{index}]"
+        try:
+            gate = parse_gate(text)
+        except ValueError as error:
+            wrong.append(FieldViolation(field=field, description=str(error)))
+            continue
+        if gate.needs_baseline and not has_baseline:
+            wrong.append(FieldViolation(field=field, description=f"{gate.name} needs a baseline"))
+        elif why := unreachable(gate, cases):
+            wrong.append(FieldViolation(field=field, description=why))
+    if wrong:
+        raise InvalidRequest(wrong)
+
+
+def _kept(baseline: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalResult:
+    kept = baseline_of(baseline)
+    if kept.ByteSize() > MAX_BASELINE_BYTES:
+        description = f"is {kept.ByteSize():,} bytes without its trees and may be {MAX_BASELINE_BYTES:,}"
+        raise InvalidRequest([FieldViolation(field="baseline", description=description)])
+    return kept
+
+
+def _in_set(path: str) -> str:
+    return f"set.{path}" if path else "set"

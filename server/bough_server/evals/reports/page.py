@@ -1,0 +1,100 @@
+"""Self-contained HTML pages with agent trees: what templates show, and the environment that renders them.
+
+Pages load nothing and run no script. What models and tools said is text in them, whatever it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from bough_server.plain_text import printable
+
+_DEEPEST: Final = 12
+"""Levels that are indented; deeper agents are indented as far as these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A text with a title."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """A line with a style: a state, "anomaly" or "dim"."""
+
+    text: str
+    style: str = "dim"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A tool call; `target` and `target_name` are the id and the name of the agent that it called."""
+
+    name: str
+    state: str
+    facts: Sequence[str] = ()
+    blocks: Sequence[Block] = ()
+    notes: Sequence[Note] = ()
+    target: str = ""
+    target_name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What an agent said and called in one step; calls outside of steps are one without a title."""
+
+    blocks: Sequence[Block] = ()
+    notes: Sequence[Note] = ()
+    calls: Sequence[Call] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """An agent of a tree, in preorder with its depth; `mark` says how it compares with the expected tree."""
+
+    name: str
+    depth: int
+    state: str = ""
+    id: str = ""
+    mark: str = ""
+    facts: Sequence[str] = ()
+    blocks: Sequence[Block] = ()
+    steps: Sequence[Step] = ()
+    answer: Sequence[Block] = ()
+    notes: Sequence[Note] = ()
+    is_open: bool = False
+
+    @property
+    def indent(self) -> str:
+        """The indent in rem."""
+        return f"{min(max(0, self.depth), _DEEPEST) * 1.6:.1f}"
+
+
+def _shown(value: object) -> object:
+    # What is markup has been made by a template.
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("bough_server.evals.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page. It has ASCII characters only, so that it survives any encoding."""
+    page = _environment().get_template(template).render(**values)
+    return page.encode("ascii", "xmlcharrefreplace").decode("ascii")

@@ -1,0 +1,53 @@
+"""Words that all reports share: statuses, reasons, rates."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from bough.v1 import eval_result_pb2
+
+STATUS: Final = {
+    eval_result_pb2.METRIC_STATUS_PASSED: "passed",
+    eval_result_pb2.METRIC_STATUS_FAILED: "failed",
+    eval_result_pb2.METRIC_STATUS_NOT_EVALUATED: "not judged",
+}
+
+
+def status_text(status: eval_result_pb2.MetricStatus.ValueType) -> str:
+    """Return a status in words; "running" for one that is not known yet."""
+    return STATUS.get(status, "running")
+
+
+def reasons_of(case: eval_result_pb2.CaseResult) -> list[str]:
+    """Return why a case did not pass, each sentence once: the case's own reason, its runs', and their scores'."""
+    return list(dict.fromkeys(text for text in _reasons(case) if text))
+
+
+def _reasons(case: eval_result_pb2.CaseResult) -> Iterator[str]:
+    yield case.reason
+    for run in case.runs:
+        yield run.reason
+        for score in run.scores:
+            if score.status == eval_result_pb2.METRIC_STATUS_PASSED:
+                continue
+            if score.reason:
+                yield f"{score.name}: {score.reason}"
+            for comparison in score.agents:
+                for difference in comparison.differences:
+                    yield f"{score.name}: {difference.message}"
+
+
+def rate_text(statistics: eval_result_pb2.PassStatistics) -> str:
+    """Return how many runs passed, with the interval of the rate: "4/5 (0.38 to 0.96)"; empty without runs."""
+    if not statistics.runs:
+        return ""
+    interval = statistics.pass_rate_interval
+    return f"{statistics.passed}/{statistics.runs} ({interval.lower:.2f} to {interval.upper:.2f})"
+
+
+def cost_text(result: eval_result_pb2.EvalResult) -> str:
+    """Return what the runs cost, and what the judges did, as far as it is known."""
+    parts: list[str] = []
+    for name, usage in (("runs", result.totals.usage), ("judges", result.totals.judge_usage)):
+        if usage.HasField("cost_nanos"):
+            parts.append(f"{name} {usage.cost_nanos / 1e9:.4g} {usage.currency_code}")
+    return ", ".join(parts)

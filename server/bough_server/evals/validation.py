@@ -1,0 +1,215 @@
+"""Validation of eval sets, with all problems at once; message_documents.py checks how they are written.
+
+The same list answers `bough eval validate` and the requests of EvalService. Rules that the schema states, such as the
+bounds of numbers, are in schema_rules.py.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from bough.v1 import eval_set_pb2, message_pb2
+from bough_server.agents.loading import not_yet_reported
+from bough_server.engine.input_requests import outcome_mistakes
+from bough_server.errors import InvalidRequest, Problem
+from bough_server.evals.eval_set import MAX_SET_BYTES, SetSource, is_recorded, origin_of, planned_runs
+from bough_server.evals.expectation_validation import (
+    FieldProblem,
+    KnownNames,
+    expectation_problems,
+    json_problem,
+    metrics_problems,
+    nothing_to_judge,
+    unknown_name,
+)
+from bough_server.runs.admission import check_input
+from bough_server.schema_rules import broken_rules
+from bough_server.session_state import is_key
+from bough_server.tools.builtin import RESERVED
+from bough_server.value_matcher import check_matcher
+
+MAX_RUNS: Final = 100_000
+"""The most runs of cases in one evaluation."""
+
+MAX_CASE_BYTES: Final = 2 * 1024 * 1024
+MAX_MOCKS_BYTES: Final = 1024 * 1024
+_USER_ROLES: Final = (message_pb2.ROLE_UNSPECIFIED, message_pb2.ROLE_USER)
+_KEY_WORDS: Final = "a letter, then up to 127 of letters, digits and _ - . :"
+
+
+def problems_of(
+    eval_set: eval_set_pb2.EvalSet, *, agent: str = "", known: KnownNames, runs: int | None = None
+) -> list[FieldProblem]:
+    """Return every problem of a set: the field's path and a sentence.
+
+    `agent` and `runs` are what the request says instead of the set.
+    """
+    return [
+        *_set_problems(eval_set, agent, known, runs),
+        *metrics_problems(eval_set.defaults.metrics, "defaults.metrics", known),
+        *_unused_defaults(eval_set),
+        *_repeated_ids(eval_set),
+        *(
+            problem
+            for index, case in enumerate(eval_set.cases)
+            for problem in _case_problems(case, f"cases[{index}]", eval_set.defaults, known)
+        ),
+    ]
+
+
+def set_problems(source: SetSource, known: KnownNames) -> list[Problem]:
+    """Return every problem of a file's set, by the schema's rules too, each with its line."""
+    problems = [source.problem(field, description) for field, description in problems_of(source.set, known=known)]
+    rules = [source.problem(violation.field, violation.description) for violation in broken_rules(source.set)]
+    return [*problems, *not_yet_reported(rules, problems)]
+
+
+def _set_problems(
+    eval_set: eval_set_pb2.EvalSet, agent: str, known: KnownNames, runs: int | None
+) -> Iterator[FieldProblem]:
+    if eval_set.ByteSize() > MAX_SET_BYTES:
+        yield "", f"is larger than {MAX_SET_BYTES // 1024 // 1024} MiB."
+    if not eval_set.cases:
+        yield "cases", "must have at least one case."
+    named = agent or eval_set.agent
+    if not named and not all(is_recorded(case) for case in eval_set.cases):
+        yield "agent", "is required: the agent that the cases run."
+    yield from unknown_name("agent", named, known.agents, "agent")
+    planned = sum(planned_runs(case, eval_set.defaults, runs=runs) for case in eval_set.cases)
+    if planned > MAX_RUNS:
+        yield "cases", f"have {planned:,} runs in all; an evaluation may have {MAX_RUNS:,}."
+
+
+def _unused_defaults(eval_set: eval_set_pb2.EvalSet) -> Iterator[FieldProblem]:
+    for index, metric in enumerate(eval_set.defaults.metrics):
+        missing = {nothing_to_judge(metric, case) for case in eval_set.cases}
+        if missing and "" not in missing:
+            yield f"defaults.metrics[{index}]", f"has nothing to judge: no case expects any {missing.pop()}."
+
+
+def _repeated_ids(eval_set: eval_set_pb2.EvalSet) -> Iterator[FieldProblem]:
+    first: dict[str, int] = {}
+    for index, case in enumerate(eval_set.cases):
+        if case.id in first:
+            yield f"cases[{index}].id", f"{case.id!r} is also the id of cases[{first[case.id]}]."
+        first.setdefault(case.id, index)
+
+
+def _case_problems(
+    case: eval_set_pb2.EvalCase, place: str, defaults: eval_set_pb2.EvalDefaults, known: KnownNames
+) -> Iterator[FieldProblem]:
+    if case.ByteSize() > MAX_CASE_BYTES:
+        yield place, f"is larger than {MAX_CASE_BYTES // 1024 // 1024} MiB."
+    yield from _state_problems(case.session_state_json, f"{place}.session_state_json")
+    yield from _turns_problems(case, place)
+    yield from _mocks_problems(case.mocks, f"{place}.mocks")
+    for name, changes in origin_of(case).changes.agents.items():
+        yield from unknown_name("model", changes.model, known.models, f'{place}.from.changes.agents["{name}"].model')
+    for index, answer in enumerate(case.answers):
+        yield from _answer_problems(answer, f"{place}.answers[{index}]")
+    yield from metrics_problems(case.metrics, f"{place}.metrics", known)
+    for index, metric in enumerate(case.metrics):
+        if missing := nothing_to_judge(metric, case):
+            yield f"{place}.metrics[{index}]", f"has nothing to judge: the case {case.id!r} expects no {missing}."
+
+
+def _state_problems(state_json: str, place: str) -> Iterator[FieldProblem]:
+    if problem := json_problem(state_json, is_object=True):
+        yield place, problem
+        return
+    for key in json.loads(state_json or "{}"):
+        if not is_key(key):
+            yield place, f"{key[:40]!r} is not a key of session state: {_KEY_WORDS}."
+
+
+def _turns_problems(case: eval_set_pb2.EvalCase, place: str) -> Iterator[FieldProblem]:
+    if not case.turns:
+        yield f"{place}.turns", "must have at least one turn."
+    for index, turn in enumerate(case.turns):
+        inner = f"{place}.turns[{index}]"
+        if is_recorded(case):
+            yield from _recorded_problems(turn, inner)
+        elif index == 0 and case.HasField("from"):
+            if said := _said(turn):
+                yield (
+                    f"{inner}.{said[0]}",
+                    "must not be set: the first turn of a case with `from` is what follows in it.",
+                )
+        else:
+            yield from _user_problems(turn, inner)
+        yield from expectation_problems(turn.expect, f"{inner}.expect")
+    if is_recorded(case) and case.HasField("from"):
+        yield f"{place}.from", "must not be set: the turns are recorded, so nothing runs."
+
+
+def _said(turn: eval_set_pb2.EvalTurn) -> list[str]:
+    """Return the names of the fields that say what the user says."""
+    return [*(["user"] if turn.user else []), *(["input"] if turn.HasField("input") else [])]
+
+
+def _recorded_problems(turn: eval_set_pb2.EvalTurn, place: str) -> Iterator[FieldProblem]:
+    if not turn.HasField("recorded"):
+        yield f"{place}.recorded", "is required: either every turn of a case has it or none."
+    for name in _said(turn):
+        yield f"{place}.{name}", "must not be set: the turns are recorded, so nothing runs."
+
+
+def _user_problems(turn: eval_set_pb2.EvalTurn, place: str) -> Iterator[FieldProblem]:
+    said = _said(turn)
+    if not said:
+        yield f"{place}.user", "is required, or `input`, or in every turn `recorded`."
+    elif len(said) > 1:
+        yield f"{place}.input", "excludes `user`: set one of the two."
+    elif turn.user:
+        message = message_pb2.Message(parts=[message_pb2.Part(text=turn.user)])
+        if not turn.user.strip():
+            yield f"{place}.user", "must not be blank."
+        elif wrong := _input_problems(message, ""):
+            yield f"{place}.user", wrong[0][1]
+    else:
+        yield from _input_problems(turn.input, f"{place}.input")
+
+
+def _input_problems(message: message_pb2.Message, place: str) -> list[FieldProblem]:
+    if message.role not in _USER_ROLES:
+        return [(f"{place}.role", "must be USER, or left out.")]
+    if not any(part.text.strip() or part.data_json or part.HasField("blob") for part in message.parts):
+        return [(f"{place}.parts", "must have at least one part with text, data or a blob.")]
+    light = message_pb2.Message(metadata_json=message.metadata_json)
+    # Files have their own bound.
+    light.parts.extend(part for part in message.parts if not part.HasField("blob"))
+    try:
+        check_input(light, field=place)
+    except InvalidRequest as error:
+        return [(violation.field, violation.description) for violation in error.violations]
+    return []
+
+
+def _mocks_problems(mocks: eval_set_pb2.ToolMocks, place: str) -> Iterator[FieldProblem]:
+    if mocks.ByteSize() > MAX_MOCKS_BYTES:
+        yield place, f"are larger than {MAX_MOCKS_BYTES // 1024 // 1024} MiB."
+    for index, mock in enumerate(mocks.tools):
+        inner = f"{place}.tools[{index}]"
+        if mock.name in RESERVED:
+            yield f"{inner}.name", f"{mock.name!r} is a built-in tool, which cannot be mocked."
+        if problem := check_matcher(mock.arguments_match):
+            yield f"{inner}.arguments_match", problem
+        match mock.WhichOneof("answer"):
+            case None:
+                yield inner, "answers nothing: set `result` or `outcome`."
+            case "result_json":
+                problem = json_problem(mock.result_json) if mock.result_json else "must be JSON text."
+                yield from [(f"{inner}.result_json", problem)] if problem else []
+            case "outcome":
+                yield from ((f"{inner}.outcome", mistake) for mistake in outcome_mistakes(mock.outcome))
+
+
+def _answer_problems(answer: eval_set_pb2.EvalAnswer, place: str) -> Iterator[FieldProblem]:
+    if not answer.decision and not answer.value_json:
+        yield place, "answers nothing: set `decision` or `value`."
+    if answer.arguments_json and answer.decision != eval_set_pb2.EVAL_DECISION_APPROVE:
+        yield f"{place}.arguments_json", "is for `decision: APPROVE`: other arguments to run the call with."
+    if problem := json_problem(answer.arguments_json, is_object=True):
+        yield f"{place}.arguments_json", problem
+    if problem := json_problem(answer.value_json):
+        yield f"{place}.value_json", problem

@@ -1,0 +1,231 @@
+"""Verdicts: of a case from its runs, of an evaluation from its cases or its gates; and the numbers over all cases.
+
+A crashed run is a failure. Other runs of a case are not judged one by one but together: a case passes if the mean of
+each metric over its runs reaches the metric's threshold, so a run that misses it can be made up for. What could not be
+judged never passes. FAILED counts over NOT_EVALUATED, and NOT_EVALUATED over PASSED.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from bough.v1 import eval_result_pb2, eval_set_pb2, evaluation_pb2, usage_pb2
+from bough_server.evals import statistics
+from bough_server.usage import Sums
+
+CaseResult = eval_result_pb2.CaseResult
+CaseRunResult = eval_result_pb2.CaseRunResult
+Status: TypeAlias = eval_result_pb2.MetricStatus.ValueType
+
+PASSED: Final = eval_result_pb2.METRIC_STATUS_PASSED
+FAILED: Final = eval_result_pb2.METRIC_STATUS_FAILED
+NOT_EVALUATED: Final = eval_result_pb2.METRIC_STATUS_NOT_EVALUATED
+
+
+def worst(statuses: Iterable[Status]) -> Status:
+    """Return FAILED if a status is, else NOT_EVALUATED if one is not PASSED or there is none, else PASSED."""
+    found = set(statuses)
+    if FAILED in found:
+        return FAILED
+    return PASSED if found == {PASSED} else NOT_EVALUATED
+
+
+def is_judged(run: eval_result_pb2.CaseRunResult) -> bool:
+    """Return whether a run of a case passed or failed; one that crashed failed."""
+    return run.status in (PASSED, FAILED)
+
+
+def has_passed(run: eval_result_pb2.CaseRunResult) -> bool:
+    """Return whether a run of a case passed by itself."""
+    return run.status == PASSED
+
+
+def case_result(
+    planned: evaluation_pb2.CasePlanned, runs: Sequence[eval_result_pb2.CaseRunResult]
+) -> eval_result_pb2.CaseResult:
+    """Return what is known about a case from the results of its runs, in any order.
+
+    FAILED if a run crashed, or if the mean of a metric over the runs that have a score of it misses its threshold;
+    else NOT_EVALUATED if a run is missing or could not be judged, in whole or by one of the metrics; else PASSED. One
+    crashed and one passed run are therefore a failure, and so are one failed run and one that could not be judged.
+
+    The statistics count the judged runs, crashed ones among them. Raises ConfigurationError if scipy is not installed.
+    """
+    ordered = sorted(runs, key=lambda run: run.index)
+    judged = [run for run in ordered if is_judged(run)]
+    metrics = list(_metrics(ordered))
+    status, reason = _case_verdict(planned, ordered, metrics)
+    return CaseResult(
+        case_id=planned.case.id,
+        labels=planned.case.labels,
+        turns=map(_without_recorded, planned.case.turns),
+        status=status,
+        reason=reason,
+        runs=ordered,
+        metrics=(metric.summary() for metric in metrics),
+        statistics=statistics.pass_statistics(sum(map(has_passed, judged)), len(judged)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MetricOfRuns:
+    """A metric over the runs of a case."""
+
+    name: str
+    threshold: float
+    scores: Sequence[float]
+    """Those of the runs that have one."""
+    missing: int
+    """How many runs have none."""
+    miss: str
+    """The reason of the first score that misses the threshold; empty for none."""
+
+    @property
+    def status(self) -> Status:
+        if self.scores and not statistics.reaches(statistics.mean(self.scores), self.threshold):
+            return FAILED
+        return NOT_EVALUATED if self.missing or not self.scores else PASSED
+
+    def summary(self) -> eval_result_pb2.MetricSummary:
+        mean = None if self.missing or not self.scores else statistics.mean(self.scores)
+        return eval_result_pb2.MetricSummary(name=self.name, status=self.status, mean=mean, threshold=self.threshold)
+
+    def failure(self) -> str:
+        runs = "1 run" if len(self.scores) == 1 else f"{len(self.scores)} runs"
+        mean = statistics.mean(self.scores)
+        sentence = f"{self.name}: the mean over {runs} is {mean:.6g}, and has to be at least {self.threshold:.6g}."
+        return f"{sentence} {self.miss}".rstrip()
+
+
+def _metrics(runs: Sequence[eval_result_pb2.CaseRunResult]) -> Iterator[_MetricOfRuns]:
+    """Return the metrics that some run has an entry of, in the order in which they first come."""
+    for name in dict.fromkeys(score.name for run in runs for score in run.scores):
+        entries = [score for run in runs for score in run.scores if score.name == name]
+        known = [entry for entry in entries if entry.HasField("score")]
+        misses = (entry.reason for entry in known if not statistics.reaches(entry.score, entry.threshold))
+        yield _MetricOfRuns(
+            name=name,
+            threshold=entries[0].threshold,
+            scores=[entry.score for entry in known],
+            missing=len(runs) - len(known),
+            miss=next(misses, ""),
+        )
+
+
+def _case_verdict(
+    planned: evaluation_pb2.CasePlanned,
+    runs: Sequence[eval_result_pb2.CaseRunResult],
+    metrics: Sequence[_MetricOfRuns],
+) -> tuple[Status, str]:
+    """Return the verdict of a case and the sentence that says why."""
+    total = max(planned.runs, len(runs))
+    if crashed := [run for run in runs if run.crashed]:
+        return FAILED, _of_runs(crashed, total, "crashed")
+    if failed := next((metric for metric in metrics if metric.status == FAILED), None):
+        return FAILED, failed.failure()
+    if unjudged := [run for run in runs if not is_judged(run)]:
+        return NOT_EVALUATED, _of_runs(unjudged, total, "could not be judged")
+    if len(runs) < total or not runs:
+        return NOT_EVALUATED, f"{total - len(runs)} of {total} runs were not run."
+    if unknown := next((metric for metric in metrics if metric.status != PASSED), None):
+        return NOT_EVALUATED, f"{unknown.name} could not be judged in {unknown.missing} of {total} runs."
+    return PASSED, ""
+
+
+def _of_runs(runs: Sequence[eval_result_pb2.CaseRunResult], total: int, what: str) -> str:
+    """Return a sentence that counts some runs and says why it is so of the first."""
+    counted = f"{len(runs)} of {total} runs {what}" if total > 1 else f"The run {what}"
+    first = runs[0]
+    if not first.reason:
+        return f"{counted}."
+    return f"{counted}. Run {first.index}: {first.reason}" if total > 1 else f"{counted}: {first.reason}"
+
+
+def _without_recorded(turn: eval_set_pb2.EvalTurn) -> eval_set_pb2.EvalTurn:
+    """Return a turn without the invocation that is judged in it, which may be large and is therefore never copied."""
+    return eval_set_pb2.EvalTurn(
+        user=turn.user,
+        input=turn.input if turn.HasField("input") else None,
+        expect=turn.expect if turn.HasField("expect") else None,
+    )
+
+
+def totals(
+    cases: Sequence[eval_result_pb2.CaseResult], *, planned_runs: int, digest: str
+) -> eval_result_pb2.EvalTotals:
+    """Return the numbers over all cases; the digest of the set seeds the resampling, so the same cases have the same.
+
+    Over 1,000 cases the resampling takes tenths of a second: call it in a thread. Raises ConfigurationError if scipy
+    is not installed.
+    """
+    statuses = [case.status for case in cases]
+    result = eval_result_pb2.EvalTotals(
+        cases=len(cases),
+        cases_passed=statuses.count(PASSED),
+        cases_failed=statuses.count(FAILED),
+        cases_not_evaluated=statuses.count(NOT_EVALUATED),
+        runs=planned_runs,
+        runs_ended=sum(case.statistics.runs for case in cases),
+        runs_passed=sum(case.statistics.passed for case in cases),
+        metric_means=_metric_means(cases),
+        usage=_sum(run.usage for case in cases for run in case.runs if run.HasField("usage")),
+        judge_usage=_sum(run.judge_usage for case in cases for run in case.runs if run.HasField("judge_usage")),
+        flaky_cases=[case.case_id for case in cases if case.statistics.flaky],
+    )
+    if rates := [case.statistics.pass_rate for case in cases if case.statistics.HasField("pass_rate")]:
+        result.pass_rate = statistics.mean(rates)
+        result.pass_rate_interval.CopyFrom(statistics.bootstrap(rates, digest))
+    return result
+
+
+def _metric_means(cases: Sequence[eval_result_pb2.CaseResult]) -> dict[str, float]:
+    """Return the mean of each metric over the cases that have one, by its name."""
+    means: dict[str, list[float]] = {}
+    for case in cases:
+        for metric in case.metrics:
+            if metric.HasField("mean"):
+                means.setdefault(metric.name, []).append(metric.mean)
+    return {name: statistics.mean(values) for name, values in means.items()}
+
+
+def _sum(usages: Iterable[usage_pb2.Usage]) -> usage_pb2.Usage | None:
+    """Return the sum of some usages; None if there is none."""
+    sums: Sums | None = None
+    for usage in usages:
+        sums = sums or Sums()
+        sums.add(Sums.of(usage))
+    return sums.usage() if sums else None
+
+
+def total_cost(numbers: eval_result_pb2.EvalTotals) -> usage_pb2.Usage:
+    """Return what runs and judges used together; its cost is absent if it is not known at all."""
+    sums = Sums.of(numbers.usage)
+    sums.add(Sums.of(numbers.judge_usage))
+    return sums.usage()
+
+
+def verdict(
+    cases: Sequence[eval_result_pb2.CaseResult],
+    gates: Sequence[eval_result_pb2.GateResult],
+    *,
+    removed: Sequence[str],
+) -> Status:
+    """Return the verdict of an evaluation; `removed` are the cases of the baseline that are gone and may not be.
+
+    Without gates every case has to pass. With gates they alone decide: failed cases are then as bad as the numbers of
+    the gates say, in which a crashed run counts as a failed one, and as 0 in the mean of a metric. What could not be
+    judged still counts, because no number has it: the verdict is at best NOT_EVALUATED if a case, or a run of a case
+    that failed, is. Removed cases fail the evaluation with gates and without, and an evaluation of no
+    case is NOT_EVALUATED.
+    """
+    statuses = [gate.status for gate in gates] if gates else [case.status for case in cases]
+    if removed:
+        statuses.append(FAILED)
+    if not cases or any(map(has_unjudged, cases)):
+        statuses.append(NOT_EVALUATED)
+    return worst(statuses)
+
+
+def has_unjudged(case: eval_result_pb2.CaseResult) -> bool:
+    """Return whether a case, or a run of it, could not be judged."""
+    return case.status not in (PASSED, FAILED) or not all(map(is_judged, case.runs))

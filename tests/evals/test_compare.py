@@ -1,0 +1,275 @@
+"""Two results of evaluations side by side: what they depended on, and what became of each case."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bough.v1 import eval_result_pb2, usage_pb2
+from bough_server.evals.compare import ADDED, BETTER, REMOVED, SAME, WORSE, baseline_of, compare
+from bough_server.evals.verdicts import FAILED, NOT_EVALUATED, PASSED
+from tests.support.eval_results import CASES, case_of, crashed, passing, result_of, scored, unjudged
+
+CaseComparison = eval_result_pb2.CaseComparison
+Difference = eval_result_pb2.TreeDifference
+Pins = eval_result_pb2.EvalPins
+Result = eval_result_pb2.EvalResult
+Run = eval_result_pb2.CaseRunResult
+
+
+def moved(agent: str, invocation_id: str = "") -> eval_result_pb2.TreeDifference:
+    return Difference(
+        kind=eval_result_pb2.DIFFERENCE_KIND_MOVED, agent=agent, message=f"{agent} moved.", invocation_id=invocation_id
+    )
+
+
+def with_tree(score: float, *differences: eval_result_pb2.TreeDifference) -> Run:
+    """A run with the score and the differences of an agent_trajectory."""
+    run = scored(tree=score)
+    run.scores[0].agents.add(violations=len(differences), differences=differences)
+    return run
+
+
+def of_costs(nanos: int | None, currency: str = "USD") -> Result:
+    usage = usage_pb2.Usage(cost_nanos=nanos, currency_code=currency if nanos is not None else "")
+    return Result(totals=eval_result_pb2.EvalTotals(usage=usage))
+
+
+def only(comparison: eval_result_pb2.EvalComparison) -> CaseComparison:
+    assert len(comparison.cases) == 1
+    return comparison.cases[0]
+
+
+def test_cases_are_compared_in_pairs_in_the_new_order_and_the_removed_ones_come_last() -> None:
+    before = result_of(passing("gone"), passing("worse"), passing("better", 0), passing("same"))
+    after = result_of(passing("same"), passing("better"), passing("new", 0), passing("worse", 0))
+    comparison = compare(before, after)
+    assert [(case.case_id, case.change) for case in comparison.cases] == [
+        ("same", SAME),
+        ("better", BETTER),
+        ("new", ADDED),
+        ("worse", WORSE),
+        ("gone", REMOVED),
+    ]
+    assert (comparison.better, comparison.worse, comparison.removed, comparison.added) == (1, 1, 1, 1)
+    assert comparison.pass_rate_change == after.totals.pass_rate - before.totals.pass_rate == -0.25
+
+
+def test_a_pair_says_what_there_was_and_what_there_is() -> None:
+    before, after = result_of(case_of("a", scored(answer=1, tree=1))), result_of(case_of("a", scored(answer=0.25)))
+    assert only(compare(before, after)) == CaseComparison(
+        case_id="a",
+        change=WORSE,
+        before=PASSED,
+        after=FAILED,
+        pass_rate_before=1,
+        pass_rate_after=0,
+        metric_changes={"answer": -0.75},
+    )
+    nothing = result_of()
+    assert only(compare(nothing, after)) == CaseComparison(case_id="a", change=ADDED, after=FAILED, pass_rate_after=0)
+    assert only(compare(before, nothing)) == CaseComparison(
+        case_id="a", change=REMOVED, before=PASSED, pass_rate_before=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        (passing("a", 5, 5), passing("a", 4, 5), WORSE),
+        (passing("a", 1, 5), passing("a", 2, 5), BETTER),
+        (passing("a", 1, 5), passing("a", 2, 10), SAME),
+        (passing("a"), case_of("a", unjudged()), WORSE),
+        (passing("a", 0), case_of("a", unjudged()), SAME),
+        (passing("a", 0), case_of("a", crashed()), SAME),
+        # It passes by the mean over its runs, and did before each of them.
+        (passing("a", 1, 2), case_of("a", scored(answer=0.5), scored(answer=1.5)), BETTER),
+    ],
+)
+def test_the_verdict_of_a_case_decides_and_then_how_often_it_passed(
+    before: eval_result_pb2.CaseResult,
+    after: eval_result_pb2.CaseResult,
+    change: eval_result_pb2.CaseChange.ValueType,
+) -> None:
+    assert only(compare(result_of(before), result_of(after))).change == change
+
+
+def test_first_comes_what_is_not_the_same_of_what_the_results_depended_on() -> None:
+    before = Result(
+        set_name="desk",
+        pins=Pins(
+            set_digest="sha256:" + "a" * 64,
+            agent="lead",
+            agents={"lead": "1", "writer": "1", "gone": "1"},
+            models={"small": "x"},
+            tools={"search": "t"},
+            prices="p1",
+            judges={"big": "j"},
+            server_version="0.6.0",
+        ),
+    )
+    after = Result(
+        set_name="counter",
+        pins=Pins(
+            set_digest="sha256:" + "b" * 64,
+            agent="chief",
+            agents={"lead": "2", "writer": "1", "new": "1"},
+            models={"small": "y"},
+            tools={"search": "u"},
+            judges={"big": "k"},
+            server_version="0.7.0",
+        ),
+    )
+    assert list(compare(before, after).pins_changed) == [
+        "The name of the set has changed: desk, now counter.",
+        "The content of the set has changed: sha256:aaaaaaaaaaaaa, now sha256:bbbbbbbbbbbbb.",
+        "The evaluated agent has changed: lead, now chief.",
+        "The agent 'gone' is gone.",
+        "The agent 'lead' has changed: 1, now 2.",
+        "The agent 'new' is new.",
+        "The model 'small' has changed: x, now y.",
+        "The tool 'search' has changed: t, now u.",
+        "The price list has changed: p1, now none.",
+        "The judge 'big' has changed: j, now k.",
+        "The version of the server has changed: 0.6.0, now 0.7.0.",
+    ]
+    assert list(compare(before, before).pins_changed) == []
+
+
+def test_hashes_that_begin_alike_are_shown_in_full() -> None:
+    before, after = (Result(pins=Pins(prices=f"sha256:{'0' * 32}{end}")) for end in "ab")
+    assert list(compare(before, after).pins_changed) == [
+        f"The price list has changed: sha256:{'0' * 32}a, now sha256:{'0' * 32}b."
+    ]
+
+
+def test_costs_are_compared_in_one_currency_if_both_are_known() -> None:
+    assert compare(of_costs(5), of_costs(3)).cost_nanos_change == -2
+    for left, right in [
+        (of_costs(5), of_costs(None)),
+        (of_costs(None), of_costs(5)),
+        (of_costs(5), of_costs(5, "EUR")),
+    ]:
+        assert not compare(left, right).HasField("cost_nanos_change")
+
+
+def test_a_rate_that_one_side_has_not_has_no_change() -> None:
+    comparison = compare(result_of(passing("a")), result_of(case_of("a", unjudged())))
+    assert not comparison.HasField("pass_rate_change")
+    assert only(comparison) == CaseComparison(
+        case_id="a", change=WORSE, before=PASSED, after=NOT_EVALUATED, pass_rate_before=1
+    )
+
+
+def test_behind_a_worse_case_are_the_differences_that_its_first_run_that_differs_has_and_had_not() -> None:
+    before = result_of(case_of("a", with_tree(1, moved("lead", "1")), with_tree(1), with_tree(1)))
+    after = result_of(
+        case_of(
+            "a",
+            with_tree(1, moved("lead", "2")),
+            with_tree(0.5, moved("writer"), moved("lead")),
+            with_tree(0, moved("x")),
+        )
+    )
+    assert list(only(compare(before, after)).differences) == [moved("writer"), moved("lead")]
+    # Of the better case the same have gone.
+    assert list(only(compare(after, before)).differences) == [moved("writer"), moved("lead")]
+
+
+def test_a_difference_that_comes_twice_and_came_once_is_a_difference() -> None:
+    before = result_of(case_of("a", with_tree(1, moved("writer"))))
+    after = result_of(case_of("a", with_tree(0, moved("writer"), moved("writer"))))
+    assert list(only(compare(before, after)).differences) == [moved("writer")]
+
+
+def test_a_case_that_fails_in_another_way_is_the_same_and_shows_what_differs_now() -> None:
+    before, after = result_of(case_of("a", with_tree(0, moved("x")))), result_of(case_of("a", with_tree(0, moved("y"))))
+    assert (only(compare(before, after)).change, list(only(compare(before, after)).differences)) == (SAME, [moved("y")])
+
+
+def test_against_a_baseline_without_runs_what_is_worse_shows_all_its_differences() -> None:
+    before, failing = result_of(case_of("a", with_tree(1))), result_of(case_of("a", with_tree(0, moved("writer"))))
+    assert list(only(compare(baseline_of(before), failing)).differences) == [moved("writer")]
+    # Whether those of a case that is as bad as before are new is not known.
+    assert not only(compare(baseline_of(failing), failing)).differences
+    assert not only(compare(baseline_of(failing), before)).differences
+
+
+def test_a_run_that_the_other_result_lacks_explains_a_worse_case_but_not_one_that_is_as_before() -> None:
+    before = result_of(case_of("a", with_tree(1)))
+    worse = result_of(case_of("a", with_tree(1), with_tree(0, moved("writer"))))
+    assert list(only(compare(before, worse)).differences) == [moved("writer")]
+    same = result_of(case_of("a", with_tree(1), with_tree(1, moved("writer"))))
+    assert not only(compare(before, same)).differences
+
+
+def test_cases_of_one_id_are_paired_in_order() -> None:
+    before = result_of(passing("run"), passing("run", 0))
+    after = result_of(passing("run"), passing("run"), passing("run"))
+    assert [case.change for case in compare(before, after).cases] == [SAME, BETTER, ADDED]
+
+
+def test_a_baseline_keeps_the_numbers_of_cases_without_their_runs_and_turns() -> None:
+    result = result_of(case_of("a", with_tree(1, moved("writer")), with_tree(0)), pins=Pins(set_digest="d"))
+    result.cases[0].turns.add(user="Hello")
+    result.cases[0].labels["area"] = "sums"
+    result.evaluation_id, result.status = "e", FAILED
+    kept = baseline_of(result)
+    statistics = result.cases[0].statistics
+    assert kept == Result(
+        evaluation_id="e",
+        set_name="desk",
+        status=FAILED,
+        pins=result.pins,
+        totals=result.totals,
+        cases=[
+            eval_result_pb2.CaseResult(
+                case_id="a",
+                status=FAILED,
+                metrics=result.cases[0].metrics,
+                statistics=eval_result_pb2.PassStatistics(
+                    runs=2,
+                    passed=1,
+                    pass_rate=0.5,
+                    pass_rate_interval=statistics.pass_rate_interval,
+                    flaky=True,
+                ),
+            )
+        ],
+    )
+    assert statistics.pass_at_k
+
+
+RESULTS = CASES.map(lambda cases: result_of(*cases))
+
+
+@given(RESULTS)
+def test_nothing_has_become_of_a_result_compared_with_itself_or_with_what_is_kept_of_it(result: Result) -> None:
+    for before in (result, baseline_of(result)):
+        comparison = compare(before, result)
+        assert {case.change for case in comparison.cases} == {SAME}
+        assert (comparison.better, comparison.worse, comparison.removed, comparison.added) == (0, 0, 0, 0)
+        assert not comparison.pins_changed
+        assert comparison.pass_rate_change == 0
+        assert not any(case.differences or any(case.metric_changes.values()) for case in comparison.cases)
+
+
+_MIRRORED = {SAME: SAME, BETTER: WORSE, WORSE: BETTER, REMOVED: ADDED, ADDED: REMOVED}
+
+
+@given(RESULTS, RESULTS, st.sampled_from(["d", "e"]), st.sampled_from(["d", "e"]))
+def test_the_other_way_round_better_is_worse_and_new_is_gone(a: Result, b: Result, left: str, right: str) -> None:
+    a.pins.set_digest, b.pins.set_digest = left, right
+    there, back = compare(a, b), compare(b, a)
+    assert {case.case_id: _MIRRORED[case.change] for case in there.cases} == {
+        case.case_id: case.change for case in back.cases
+    }
+    assert (there.better, there.removed) == (back.worse, back.added)
+    assert (there.worse, there.added) == (back.better, back.removed)
+    assert len(there.pins_changed) == len(back.pins_changed) == (left != right)
+    assert there.HasField("pass_rate_change") == back.HasField("pass_rate_change")
+    assert there.pass_rate_change == -back.pass_rate_change
+    returned = {case.case_id: case for case in back.cases}
+    for case in there.cases:
+        mirror = returned[case.case_id]
+        assert (case.before, case.after) == (mirror.after, mirror.before)
+        assert dict(case.metric_changes) == {name: -change for name, change in mirror.metric_changes.items()}

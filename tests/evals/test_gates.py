@@ -1,0 +1,406 @@
+"""Gates: how they are written, what they are refused for before anything runs, and what they find."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bough.v1 import eval_result_pb2, eval_set_pb2, evaluation_pb2, usage_pb2
+from bough_server.evals import gates, statistics, verdicts
+from bough_server.evals.compare import compare
+from bough_server.evals.gates import Gate, GateNumber, parse_gate, unreachable
+from bough_server.evals.verdicts import FAILED, NOT_EVALUATED, PASSED
+from tests.support.eval_results import (
+    RUNS,
+    case_of,
+    crashed,
+    passing,
+    planned_case,
+    result_of,
+    scored,
+    totals_of,
+    unjudged,
+)
+from tests.support.examples import examples
+
+Case = eval_result_pb2.CaseResult
+GateResult = eval_result_pb2.GateResult
+Metric = eval_set_pb2.Metric
+Usage = usage_pb2.Usage
+
+CUSTOM = Metric(name="quality", custom=eval_set_pb2.CustomMetric(name="quality"))
+ANSWER = Metric(name="answer", final_response=eval_set_pb2.FinalResponseMetric())
+
+
+def checked(
+    text: str,
+    cases: list[Case],
+    *,
+    usage: usage_pb2.Usage | None = None,
+    comparison: eval_result_pb2.EvalComparison | None = None,
+    allow_removed: bool = False,
+) -> GateResult:
+    totals = totals_of(cases, usage=usage)
+    return gates.check_gate(parse_gate(text), cases, totals, comparison, allow_removed=allow_removed)
+
+
+# How gates are written.
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "rest"),
+    [
+        ("case.pass_rate.lower >= 0.8", GateNumber.CASE_PASS_RATE_LOWER, {"operator": ">=", "bound": 0.8}),
+        ("pass_rate>.5", GateNumber.PASS_RATE, {"operator": ">", "bound": 0.5}),
+        (" pass_rate.lower  ==1 ", GateNumber.PASS_RATE_LOWER, {"operator": "==", "bound": 1.0}),
+        ("pass^3 >= 5e-1", GateNumber.PASS_ALL_K, {"operator": ">=", "bound": 0.5, "k": 3}),
+        ("my.metric-1.mean < 2", GateNumber.METRIC_MEAN, {"operator": "<", "bound": 2.0, "metric": "my.metric-1"}),
+        ("cost.total <= 2.50", GateNumber.COST_TOTAL, {"operator": "<=", "bound": 2.5}),
+        ("regressions == 0", GateNumber.REGRESSIONS, {"operator": "==", "bound": 0.0}),
+        ("removed <= +1", GateNumber.REMOVED, {"operator": "<=", "bound": 1.0}),
+    ],
+)
+def test_a_gate_is_a_number_an_operator_and_a_bound(text: str, number: GateNumber, rest: dict[str, object]) -> None:
+    assert parse_gate(text) == Gate(text=text, number=number, **rest)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("passrate >= 0.9", "There is no number 'passrate' for a gate. Did you mean 'pass_rate'?"),
+        ("pass@3 >= 0.9", "Did you mean 'pass^K'?"),
+        ("regression == 0", "Did you mean 'regressions'?"),
+        ("xyz >= 0.9", "A gate can be on case.pass_rate.lower, pass_rate, pass_rate.lower, pass^K, METRIC.mean,"),
+        ("pass_rate", "'pass_rate' is not a gate: it takes a number, one of >=, <=, ==, >, <, and a bound, in quotes"),
+        ("pass_rate = 1", "is not a gate"),
+        ("pass_rate => 1", "is not a gate"),
+        ("pass_rate >= 0.9 0.8", "is not a gate"),
+        ("", "is not a gate"),
+        ("pass_rate >= 90%", "'90%' in the gate 'pass_rate >= 90%' is not a number such as 0.9."),
+        ("pass_rate >= nan", "is not a number"),
+        ("pass_rate >= 1e999", "is not a number"),
+        ("pass^0 >= 0.9", "'pass^0' takes a number of runs, at least 1, after the ^, as pass^3 does."),
+        ("pass^K >= 0.9", "'pass^K' takes a number of runs"),
+    ],
+)
+def test_what_is_not_a_gate_is_refused_with_what_to_write(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=r"\w") as refused:
+        parse_gate(text)
+    assert problem in str(refused.value)
+
+
+def test_two_numbers_need_a_baseline() -> None:
+    needing = {number for number in GateNumber if Gate(text="", number=number, operator="==", bound=0).needs_baseline}
+    assert needing == {GateNumber.REGRESSIONS, GateNumber.REMOVED}
+
+
+# What is refused before anything runs.
+
+
+def test_a_bound_that_so_few_runs_cannot_reach_is_refused_with_the_number_that_it_takes() -> None:
+    planned = [planned_case("a", 20), planned_case("b", 5)]
+    assert unreachable(parse_gate("case.pass_rate.lower >= 0.8"), planned) == (
+        "'case.pass_rate.lower >= 0.8' cannot be reached: the case 'b' is run 5 times, and the lower bound of 5 of 5 is"
+        " 0.566. It takes 16 runs of each case."
+    )
+    assert unreachable(parse_gate("case.pass_rate.lower >= 0.8"), [planned_case("a", 16)]) == ""
+    assert unreachable(parse_gate("case.pass_rate.lower >= 0.566"), planned).endswith("It takes 6 runs of each case.")
+    assert unreachable(parse_gate("case.pass_rate.lower >= 0.565"), planned) == ""
+
+
+def test_a_bound_that_so_few_cases_cannot_reach_is_refused_however_often_they_run() -> None:
+    planned = [planned_case("a", 500)]
+    assert unreachable(parse_gate("pass_rate.lower > 0.9"), planned) == (
+        "'pass_rate.lower > 0.9' cannot be reached: the set has 1 case, and the lower bound of 1 of 1 is 0.207."
+        " It takes 35 cases."
+    )
+
+
+def test_a_lower_bound_never_reaches_one() -> None:
+    for text in ("case.pass_rate.lower >= 1", "case.pass_rate.lower > 0.9999999999999999"):
+        assert "It is below 1 for any number" in unreachable(parse_gate(text), [planned_case("a", 1000)])
+
+
+def test_a_bound_that_takes_more_runs_than_a_case_can_have_says_so() -> None:
+    assert unreachable(parse_gate("case.pass_rate.lower >= 0.999"), [planned_case("a", 1000)]).endswith(
+        "It takes 3838 runs of each case, and there can be 1000."
+    )
+
+
+def test_that_k_runs_pass_takes_k_runs_of_each_case() -> None:
+    planned = [planned_case("a", 8), planned_case("b", 1)]
+    assert unreachable(parse_gate("pass^8 >= 0.5"), planned) == (
+        "'pass^8 >= 0.5' cannot be reached: the case 'b' is run 1 time. It takes 8 runs of each case."
+    )
+    assert unreachable(parse_gate("pass^1 >= 1"), planned) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("pass_rate > 1", "pass_rate is never above 1."),
+        ("pass_rate == 1.5", "pass_rate is never above 1."),
+        ("pass_rate < 0", "pass_rate is never below 0."),
+        ("pass^1 >= 2", "pass^1 is never above 1."),
+        ("answer.mean >= 1.1", "answer.mean is never above 1."),
+        ("cost.total < 0", "cost.total is never below 0."),
+        ("regressions <= -1", "regressions is never below 0."),
+        ("regressions > 1", "regressions is never above 1."),
+        ("pass_rate.lower < 0", "pass_rate.lower is never below 0."),
+        ("case.pass_rate.lower == -0.5", "case.pass_rate.lower is never below 0."),
+    ],
+)
+def test_a_bound_outside_of_what_a_number_can_be_is_refused(text: str, problem: str) -> None:
+    assert unreachable(parse_gate(text), [planned_case("a", 3, metrics=[ANSWER])]) == (
+        f"{text!r} cannot be reached: {problem}"
+    )
+
+
+@pytest.mark.parametrize("text", ["cost.total <= 2", "cost.total >= 1000", "regressions == 0", "removed == 7"])
+def test_numbers_that_runs_do_not_bound_are_not_refused(text: str) -> None:
+    assert unreachable(parse_gate(text), [planned_case("a")]) == ""
+
+
+def test_the_mean_of_a_metric_that_no_case_has_is_refused_with_a_suggestion() -> None:
+    planned = [planned_case("a", metrics=[ANSWER]), planned_case("b", metrics=[CUSTOM])]
+    assert unreachable(parse_gate("anwser.mean >= 0.9"), planned) == (
+        "'anwser.mean >= 0.9' cannot be reached: no case has the metric 'anwser'. Did you mean 'answer'?"
+    )
+    assert "There is answer, quality." in unreachable(parse_gate("budget.mean >= 0.9"), planned)
+
+
+def test_what_a_custom_metric_can_reach_is_not_known() -> None:
+    assert unreachable(parse_gate("quality.mean >= 10"), [planned_case("b", metrics=[CUSTOM])]) == ""
+
+
+def test_metrics_without_a_name_and_those_of_expectations_have_the_names_of_their_kinds() -> None:
+    expect = eval_set_pb2.Expectation(
+        answer=eval_set_pb2.ExpectedAnswer(exact="4"), agents=[eval_set_pb2.ExpectedAgent(name="desk")]
+    )
+    case = planned_case("a", turns=[eval_set_pb2.EvalTurn(expect=expect)], metrics=[ANSWER, Metric(budget={})])
+    known = ["answer.mean >= 1", "budget.mean >= 1", "agent_trajectory.mean >= 1"]
+    assert [unreachable(parse_gate(text), [case]) for text in known] == ["", "", ""]
+    # The expected answer is judged by the metric of its kind that the case has, and no tools are expected.
+    for text in ("final_response.mean >= 1", "tool_trajectory.mean >= 1"):
+        assert "no case has the metric" in unreachable(parse_gate(text), [case])
+
+
+# What gates find.
+
+
+def test_the_worst_case_decides_about_the_lower_bound_of_each_case() -> None:
+    cases = [passing("a", 5, 5), passing("b", 4, 5), passing("c", 5, 5)]
+    result = checked("case.pass_rate.lower >= 0.5", cases)
+    assert result == GateResult(
+        gate="case.pass_rate.lower >= 0.5",
+        status=FAILED,
+        value=statistics.wilson(4, 5).lower,
+        reason="case.pass_rate.lower is 0.375535, not >= 0.5. In the case 'b' 4 of 5 runs passed.",
+    )
+    assert checked("case.pass_rate.lower > 0.3", cases) == GateResult(
+        gate="case.pass_rate.lower > 0.3", status=PASSED, value=statistics.wilson(4, 5).lower
+    )
+
+
+def test_the_pass_rate_is_the_mean_over_cases_whatever_the_number_of_their_runs() -> None:
+    cases = [passing("a", 9, 9), passing("b", 0, 1)]
+    assert checked("pass_rate == 0.5", cases).status == PASSED
+    assert checked("pass_rate > 0.5", cases).reason == "pass_rate is 0.5, not > 0.5."
+    assert checked("pass_rate < 0.5", cases).status == FAILED
+    assert checked("pass_rate <= 0.5", cases).status == PASSED
+
+
+def test_the_lower_bound_of_the_pass_rate_is_that_of_the_totals() -> None:
+    cases = [passing("a", 5, 5), passing("b", 3, 5), passing("c", 4, 5)]
+    lower = totals_of(cases).pass_rate_interval.lower
+    assert checked("pass_rate.lower >= 0.2", cases).value == lower
+    assert checked("pass_rate.lower >= 0.5", [passing("a", 5, 5)]).value == statistics.wilson(1, 1).lower
+
+
+def test_that_k_runs_pass_is_the_mean_over_cases() -> None:
+    cases = [passing("a", 5, 10), passing("b", 10, 10)]
+    assert checked("pass^2 >= 0.6", cases).value == pytest.approx((2 / 9 + 1) / 2)
+    assert checked("pass^2 >= 0.7", cases).reason == "pass^2 is 0.611111, not >= 0.7."
+
+
+def test_a_crashed_run_counts_as_failed_in_pass_rates_and_as_zero_in_means() -> None:
+    cases = [case_of("a", crashed(), scored(answer=1)), passing("b", 2, 2)]
+    assert checked("pass_rate >= 0.75", cases).status == PASSED
+    assert checked("answer.mean >= 0.75", cases).status == PASSED
+    assert checked("answer.mean >= 0.8", cases) == GateResult(
+        gate="answer.mean >= 0.8",
+        status=FAILED,
+        value=0.75,
+        reason="answer.mean is 0.75, not >= 0.8. 1 crashed run counted as 0.",
+    )
+
+
+def test_a_case_whose_runs_all_crashed_counts_in_every_mean() -> None:
+    cases = [case_of("a", crashed(), crashed()), passing("b", 2, 2)]
+    assert checked("answer.mean >= 0.9", cases).value == 0.5
+
+
+def test_a_case_without_a_metric_does_not_count_in_its_mean() -> None:
+    cases = [
+        case_of("a", scored()),
+        case_of("b", scored(tools=0)),
+        passing("c"),
+        case_of("d", scored(tools=0), crashed()),
+    ]
+    assert checked("answer.mean >= 1", cases).status == PASSED
+    assert checked("judge.mean >= 1", [case_of("a", scored())]) == GateResult(
+        gate="judge.mean >= 1", status=NOT_EVALUATED, reason="No run has a score of judge."
+    )
+
+
+def test_a_case_that_another_metric_could_not_judge_does_not_count_in_a_mean_either() -> None:
+    cases = [passing("a"), case_of("b", scored(judge=None))]
+    assert checked("answer.mean >= 1", cases).status == PASSED
+    assert checked("judge.mean >= 1", cases).status == NOT_EVALUATED
+
+
+def test_the_mean_of_a_metric_may_make_up_for_a_failed_run() -> None:
+    assert checked("quality.mean >= 1", [case_of("a", scored(quality=0.5), scored(quality=1.5))]).status == PASSED
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["pass_rate >= 0.5", "case.pass_rate.lower >= 0.2", "pass_rate.lower >= 0.2", "pass^2 >= 1", "answer.mean >= 1"],
+)
+def test_what_could_not_be_judged_keeps_a_gate_from_passing_but_not_from_failing(text: str) -> None:
+    cases = [passing("a", 2, 2), case_of("b", scored(answer=1), scored(answer=1), unjudged())]
+    found = checked(text, cases)
+    assert (found.status, found.HasField("value")) == (NOT_EVALUATED, True)
+    assert "judged" in found.reason
+    assert checked(text, [*cases, passing("c", 0, 3), passing("d", 0, 3), passing("e", 0, 3)]).status == FAILED
+
+
+@pytest.mark.parametrize("text", ["pass_rate >= 0", "case.pass_rate.lower >= 0", "pass_rate.lower >= 0", "pass^1 >= 0"])
+def test_a_number_of_nothing_is_absent(text: str) -> None:
+    found = checked(text, [case_of("a", unjudged())])
+    assert (found.status, found.HasField("value")) == (NOT_EVALUATED, False)
+    assert "'a'" in found.reason
+
+
+def test_a_run_that_failed_by_one_metric_says_nothing_about_another() -> None:
+    cases = [case_of("a", scored(answer=0, judge=None)), case_of("b", scored(answer=1, judge=1))]
+    found = checked("judge.mean >= 1", cases)
+    assert (found.status, found.value) == (NOT_EVALUATED, 1)
+    assert found.reason == "1 case could not be judged by judge in every run."
+
+
+def test_the_cost_is_in_units_of_the_currency() -> None:
+    usage = Usage(model_calls=3, cost_nanos=2_000_000_000, currency_code="EUR")
+    assert checked("cost.total <= 2", [passing("a")], usage=usage).status == PASSED
+    usage.cost_nanos += 1_000
+    assert checked("cost.total <= 2", [passing("a")], usage=usage) == GateResult(
+        gate="cost.total <= 2", status=FAILED, value=2.000001, reason="cost.total is 2.000001, not <= 2. In EUR."
+    )
+
+
+def test_a_cost_that_is_not_known_never_passes() -> None:
+    assert checked("cost.total <= 2", [passing("a")], usage=Usage(model_calls=1)).status == NOT_EVALUATED
+    assert checked("cost.total <= 2", [passing("a")], usage=Usage()).value == 0
+    totals = totals_of([passing("a")], usage=Usage(model_calls=1, cost_nanos=1, currency_code="USD"))
+    totals.judge_usage.model_calls = 1
+    gate = parse_gate("cost.total <= 2")
+    assert gates.check_gate(gate, [passing("a")], totals, None, allow_removed=False).status == NOT_EVALUATED
+    totals.usage.cost_nanos = 3_000_000_000
+    assert gates.check_gate(gate, [passing("a")], totals, None, allow_removed=False).status == FAILED
+
+
+def test_regressions_are_the_cases_that_are_worse_than_in_the_baseline() -> None:
+    before = [passing("a"), passing("b"), passing("c"), passing("d", 0)]
+    after = [passing("a", 0), passing("b"), case_of("c", crashed()), passing("d")]
+    found = checked("regressions == 0", after, comparison=compare(result_of(*before), result_of(*after)))
+    assert (found.status, found.value) == (FAILED, 2)
+    assert found.reason == "regressions is 2, not == 0. Worse: 'a', 'c'."
+
+
+def test_a_case_that_could_not_be_judged_is_not_known_to_be_a_regression() -> None:
+    after = [case_of("a", unjudged())]
+    found = checked("regressions == 0", after, comparison=compare(result_of(passing("a")), result_of(*after)))
+    assert (found.status, found.value) == (NOT_EVALUATED, 0)
+    assert found.reason == "Could not be judged, and passed in the baseline: 'a'."
+
+
+def test_without_a_baseline_the_numbers_of_a_comparison_are_not_known() -> None:
+    for text in ("regressions == 0", "removed == 0"):
+        assert checked(text, [passing("a")]) == GateResult(
+            gate=text, status=NOT_EVALUATED, reason="The gate needs a baseline, and there is none."
+        )
+
+
+def test_dropping_six_of_seven_cases_fails_against_the_baseline() -> None:
+    baseline = result_of(*(passing(case_id, 1 if case_id == "a" else 0) for case_id in "abcdefg"))
+    now = [passing("a")]
+    comparison = compare(baseline, result_of(*now))
+    assert verdicts.verdict(now, [], removed=[]) == PASSED
+    removed = [case.case_id for case in comparison.cases if case.change == eval_result_pb2.CASE_CHANGE_REMOVED]
+    assert verdicts.verdict(now, [], removed=removed) == FAILED
+    assert checked("removed == 0", now, comparison=comparison).status == FAILED
+    # The bound says how many may be gone, if any may.
+    assert checked("removed <= 6", now, comparison=comparison) == GateResult(
+        gate="removed <= 6",
+        status=FAILED,
+        value=6,
+        reason="Cases of the baseline may not be removed unless that is allowed. "
+        "Removed: 'b', 'c', 'd', 'e', 'f' and others.",
+    )
+    assert checked("removed <= 6", now, comparison=comparison, allow_removed=True).status == PASSED
+    assert checked("removed <= 5", now, comparison=comparison, allow_removed=True).status == FAILED
+
+
+# Laws.
+
+NUMBERS = st.sampled_from(
+    ["case.pass_rate.lower", "pass_rate", "pass_rate.lower", "pass^1", "pass^2", "pass^3", "answer.mean"]
+)
+BOUNDS = st.sampled_from([-0.1, 0.0, 0.2, 0.34, 0.5, 0.56, 0.57, 0.72, 0.9, 1.0, 1.1]) | st.integers(1, 6).map(
+    lambda n: statistics.wilson(n, n).lower
+)
+PLANS = st.lists(st.integers(1, 5), min_size=1, max_size=5)
+
+
+def planned_of(plan: list[int]) -> list[evaluation_pb2.CasePlanned]:
+    return [planned_case(f"case {number}", runs, metrics=[ANSWER]) for number, runs in enumerate(plan)]
+
+
+@given(NUMBERS, st.sampled_from([">=", ">"]), BOUNDS, PLANS)
+@examples(150)
+def test_a_gate_that_is_not_refused_is_met_if_everything_passes_and_one_that_is_refused_is_not(
+    number: str, operator: str, bound: float, plan: list[int]
+) -> None:
+    gate = parse_gate(f"{number} {operator} {bound!r}")
+    cases = [passing(f"case {number}", runs, runs) for number, runs in enumerate(plan)]
+    found = gates.check_gate(gate, cases, totals_of(cases), None, allow_removed=False)
+    assert (found.status == PASSED) == (unreachable(gate, planned_of(plan)) == "")
+
+
+@given(NUMBERS, st.sampled_from([">=", ">", "<=", "<", "=="]), BOUNDS, PLANS, st.data())
+@examples(150)
+def test_no_results_meet_a_gate_that_is_refused(
+    number: str, operator: str, bound: float, plan: list[int], data: st.DataObject
+) -> None:
+    gate = parse_gate(f"{number} {operator} {bound!r}")
+    cases = [
+        case_of(f"case {number}", *data.draw(st.lists(RUNS, min_size=runs, max_size=runs)))
+        for number, runs in enumerate(plan)
+    ]
+    if unreachable(gate, planned_of(plan)):
+        assert gates.check_gate(gate, cases, totals_of(cases), None, allow_removed=False).status != PASSED
+
+
+@given(st.sampled_from(["case.pass_rate.lower", "pass_rate.lower"]), BOUNDS, st.sampled_from([">=", ">"]))
+def test_the_number_that_a_refused_gate_takes_is_enough_and_one_less_is_not(
+    number: str, bound: float, operator: str
+) -> None:
+    gate = parse_gate(f"{number} {operator} {bound!r}")
+
+    def planned(count: int) -> list[evaluation_pb2.CasePlanned]:
+        return planned_of([count]) if number.startswith("case") else planned_of([1] * count)
+
+    problem = unreachable(gate, planned(1))
+    if "It takes" in problem:
+        needed = int(problem.partition("It takes ")[2].split()[0])
+        assert unreachable(gate, planned(needed)) == ""
+        assert unreachable(gate, planned(needed - 1)) != ""

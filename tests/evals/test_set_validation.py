@@ -1,0 +1,288 @@
+"""What is wrong with an eval set beyond how it is written: each problem with the path of its field."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import json_format
+
+from bough.v1 import eval_set_pb2
+from bough_server.evals.eval_set import origin_of
+from bough_server.evals.expectation_validation import KnownNames
+from bough_server.evals.validation import MAX_RUNS, problems_of
+
+KNOWN = KnownNames(agents=frozenset({"lead", "writer"}), models=frozenset({"default"}), metrics=frozenset({"polite"}))
+MIB = 1024 * 1024
+
+Json = Mapping[str, Any]
+
+
+def set_of(*cases: Json, **fields: Any) -> eval_set_pb2.EvalSet:
+    """A set of the desk; a case without turns has one."""
+    filled = [{"id": f"c{index}", "turns": [{"user": "Hi."}], **case} for index, case in enumerate(cases)]
+    return json_format.ParseDict({"name": "s", "agent": "lead", "cases": filled, **fields}, eval_set_pb2.EvalSet())
+
+
+def problems(*cases: Json, **fields: Any) -> list[tuple[str, str]]:
+    return problems_of(set_of(*cases, **fields), known=KNOWN)
+
+
+def of_case(case: Json) -> list[tuple[str, str]]:
+    """The problems of one case, with paths inside it."""
+    return [(field.removeprefix("cases[0]."), text) for field, text in problems(case)]
+
+
+def of_expectation(expect: Json) -> list[tuple[str, str]]:
+    """The problems of one expectation, with paths inside it."""
+    found = of_case({"turns": [{"user": "Hi.", "expect": expect}]})
+    return [(field.removeprefix("turns[0].expect."), text) for field, text in found]
+
+
+def of_metric(metric: Json) -> list[tuple[str, str]]:
+    """The problems of one metric, with paths inside it."""
+    return [
+        (field.removeprefix("metrics[0]").removeprefix("."), text) for field, text in of_case({"metrics": [metric]})
+    ]
+
+
+def test_a_sound_set_has_no_problems() -> None:
+    turn = {"user": "Hi.", "expect": {"answer": {"exact": "Hi."}, "agents": [{"name": "*"}]}}
+    metrics = [{"agentTrajectory": {}}, {"finalResponse": {}}, {"custom": {"name": "polite"}}]
+    assert problems({"turns": [turn, {"input": {"parts": [{"text": "x"}]}}], "metrics": metrics}, {}) == []
+
+
+def test_a_set_needs_cases_and_an_agent() -> None:
+    assert problems() == [("cases", "must have at least one case.")]
+    assert problems({}, agent="") == [("agent", "is required: the agent that the cases run.")]
+
+
+def test_a_set_of_recorded_invocations_needs_no_agent() -> None:
+    assert problems({"turns": [{"recorded": {"runId": "r"}}]}, agent="") == []
+
+
+def test_an_unknown_agent_is_reported_with_a_suggestion() -> None:
+    assert problems({}, agent="leed") == [("agent", "There is no agent 'leed'. Did you mean 'lead'?")]
+    assert problems_of(set_of({}), agent="riter", known=KNOWN) == [
+        ("agent", "There is no agent 'riter'. Did you mean 'writer'?")
+    ]
+
+
+def test_names_are_not_checked_if_it_is_not_known_which_there_are() -> None:
+    eval_set = set_of({"metrics": [{"custom": {"name": "other"}}]}, agent="other")
+    assert problems_of(eval_set, known=KnownNames()) == []
+
+
+def test_an_id_is_used_once() -> None:
+    assert problems({"id": "a"}, {"id": "b"}, {"id": "a"}) == [("cases[2].id", "'a' is also the id of cases[0].")]
+
+
+def test_an_evaluation_has_a_bounded_number_of_runs() -> None:
+    eval_set = set_of(*[{}] * 101, defaults={"runs": 1000})
+    problem = ("cases", f"have 101,000 runs in all; an evaluation may have {MAX_RUNS:,}.")
+    assert problems_of(eval_set, known=KNOWN) == [problem]
+    assert problems_of(eval_set, known=KNOWN, runs=990) == []
+
+
+def test_sets_cases_and_mocks_have_a_bounded_size() -> None:
+    mock = {"name": "t", "resultJson": json.dumps("x" * MIB)}
+    assert of_case({"mocks": {"tools": [mock]}}) == [("mocks", "are larger than 1 MiB.")]
+    assert problems({"turns": [{"user": "Hi.", "expect": {"answer": {"exact": "x" * 2 * MIB}}}]}) == [
+        ("cases[0]", "is larger than 2 MiB.")
+    ]
+    assert problems(*[{"turns": [{"user": "Hi.", "expect": {"answer": {"exact": "x" * MIB}}}]}] * 8) == [
+        ("", "is larger than 8 MiB.")
+    ]
+
+
+def test_each_turn_says_what_the_user_says_in_one_way() -> None:
+    both = {"user": "Hi.", "input": {"parts": [{"text": "x"}]}}
+    assert of_case({"turns": []}) == [("turns", "must have at least one turn.")]
+    assert of_case({"turns": [{}, {"user": " \n"}, both]}) == [
+        ("turns[0].user", "is required, or `input`, or in every turn `recorded`."),
+        ("turns[1].user", "must not be blank."),
+        ("turns[2].input", "excludes `user`: set one of the two."),
+    ]
+
+
+def test_an_input_is_one_that_a_run_accepts() -> None:
+    turns = [
+        {"input": {"role": "ROLE_TOOL", "parts": [{"text": "x"}]}},
+        {"input": {"parts": [{"text": " "}]}},
+        {"input": {"parts": [{"text": "x"}, {"dataJson": "{"}]}},
+        {"input": {"parts": [{"text": "x" * (256 * 1024)}]}},
+        {"user": "x" * (256 * 1024)},
+        {"input": {"parts": [{"blob": {"data": "eA==", "mediaType": "text/plain"}}]}},
+    ]
+    found = of_case({"turns": turns})
+    assert [field for field, _ in found] == [
+        "turns[0].input.role",
+        "turns[1].input.parts",
+        "turns[2].input.parts[1].data_json",
+        "turns[3].input.parts",
+        "turns[4].user",
+    ]
+    assert found[0][1] == "must be USER, or left out."
+    assert found[3][1] == found[4][1]
+    assert "an input may have 262144" in found[3][1]
+
+
+def test_either_every_turn_is_recorded_or_none() -> None:
+    recorded = {"recorded": {"runId": "r"}}
+    assert of_case({"turns": [recorded, {"user": "Hi."}]}) == [
+        ("turns[1].recorded", "is required: either every turn of a case has it or none."),
+        ("turns[1].user", "must not be set: the turns are recorded, so nothing runs."),
+    ]
+    assert of_case({"turns": [recorded], "from": {"runId": "r", "throughSequence": 1}}) == [
+        ("from", "must not be set: the turns are recorded, so nothing runs.")
+    ]
+
+
+def test_the_first_turn_of_a_fork_is_what_follows_in_it() -> None:
+    origin = {"runId": "r", "throughSequence": 1, "changes": {"agents": {"lead": {"model": "defalt"}}}}
+    assert of_case({"turns": [{}, {"user": "More."}], "from": {**origin, "changes": {}}}) == []
+    assert of_case({"turns": [{"user": "Hi."}], "from": origin}) == [
+        ("turns[0].user", "must not be set: the first turn of a case with `from` is what follows in it."),
+        ('from.changes.agents["lead"].model', "There is no model 'defalt'. Did you mean 'default'?"),
+    ]
+
+
+def test_session_state_is_an_object_with_keys_of_session_state() -> None:
+    assert of_case({"sessionStateJson": "[1]"}) == [("session_state_json", "must be one JSON object.")]
+    assert of_case({"sessionStateJson": '{"a": NaN}'}) == [
+        ("session_state_json", "must be JSON text: NaN is not JSON.")
+    ]
+    [(field, text)] = of_case({"sessionStateJson": '{"ok": 1, "1 no": 2}'})
+    assert (field, text.startswith("'1 no' is not a key of session state")) == ("session_state_json", True)
+
+
+def test_expected_texts_of_json_are_json_and_matchers_make_sense() -> None:
+    tools = [
+        {"name": "t", "argumentsJson": "{", "resultJson": "1"},
+        {"name": "t", "argumentsJson": "{}", "argumentsMatch": {}},
+        {"name": "t", "resultJson": "1", "resultMatch": {"regex": "("}},
+        {"name": "t", "argumentsMatch": {"schemaJson": '{"type": 7}'}},
+    ]
+    found = of_expectation({"answer": {"regex": "["}, "tools": tools})
+    assert [field for field, _ in found] == [
+        "answer",
+        "tools[0].arguments_json",
+        "tools[1].arguments_match",
+        "tools[2].result_match",
+        "tools[2].result_match",
+        "tools[3].arguments_match",
+    ]
+    assert found[2][1] == "excludes arguments: set one of the two."
+
+
+def test_expected_agents_are_checked_at_every_depth() -> None:
+    child = {"name": "b", "repeat": {"max": 1, "min": 2}, "tools": [{"name": "t", "resultJson": "{"}]}
+    assert [field for field, _ in of_expectation({"agents": [{"name": "a", "children": [child]}]})] == [
+        "agents[0].children[0].repeat.max",
+        "agents[0].children[0].tools[0].result_json",
+    ]
+    assert of_expectation({"agents": [{"name": "a", "repeat": {"min": 0, "max": 1}}]}) == []
+
+
+def test_metrics_of_a_case_have_different_names_and_a_kind() -> None:
+    budget = {"budget": {"errors": 0}}
+    assert of_case({"metrics": [budget, budget, {"name": "budget", "toolTrajectory": {}}, {}]}) == [
+        ("metrics[1]", "There are two metrics 'budget': give each its own `name`."),
+        ("metrics[2].name", "There are two metrics 'budget': give each its own `name`."),
+        ("metrics[3]", "needs a kind, such as `tool_trajectory: {}`."),
+    ]
+    assert of_case({"metrics": [budget, {"name": "other", **budget}]}) == []
+
+
+def test_models_and_functions_of_metrics_are_known() -> None:
+    rubrics = [{"id": "a", "text": "x"}, {"id": "b", "text": "x"}, {"id": "a", "text": "y"}]
+    assert of_metric({"llmJudge": {"model": "defalt", "rubrics": rubrics}}) == [
+        ("llm_judge.model", "There is no model 'defalt'. Did you mean 'default'?"),
+        ("llm_judge.rubrics[2].id", "'a' is also the id of cases[0].metrics[0].llm_judge.rubrics[0]."),
+    ]
+    assert of_metric({"custom": {"name": "polit", "configJson": "[]"}}) == [
+        ("custom.name", "There is no metric 'polit'. Did you mean 'polite'?"),
+        ("custom.config_json", "must be one JSON object."),
+    ]
+
+
+def test_a_budget_bounds_something_that_runs_use() -> None:
+    assert of_metric({"budget": {}}) == [("budget", "bounds nothing: set `limits` or `errors`.")]
+    assert of_metric({"budget": {"limits": {"concurrency": 2}}}) == [
+        ("budget.limits.concurrency", "has no meaning here: a budget is about what a run used in all.")
+    ]
+
+
+def test_what_metrics_expect_themselves_is_checked_too() -> None:
+    assert [field for field, _ in of_metric({"toolTrajectory": {"tools": [{"name": "t", "resultJson": "{"}]}})] == [
+        "tool_trajectory.tools[0].result_json"
+    ]
+    assert [field for field, _ in of_metric({"finalResponse": {"answer": {"regex": "("}}})] == ["final_response.answer"]
+
+
+def test_a_metric_that_has_nothing_to_judge_is_reported_with_its_case() -> None:
+    assert of_metric({"agentTrajectory": {}}) == [("", "has nothing to judge: the case 'c0' expects no agents.")]
+    assert of_metric({"finalResponse": {}}) == [("", "has nothing to judge: the case 'c0' expects no answer.")]
+    assert of_metric({"toolTrajectory": {}}) == []
+
+
+def test_a_default_metric_judges_the_cases_that_expect_something() -> None:
+    judged = {"turns": [{"user": "Hi.", "expect": {"answer": {}}}]}
+    defaults = {"metrics": [{"finalResponse": {}}]}
+    assert problems(judged, {}, defaults=defaults) == []
+    assert problems({}, {}, defaults=defaults) == [
+        ("defaults.metrics[0]", "has nothing to judge: no case expects any answer.")
+    ]
+
+
+def test_mocks_answer_calls_of_tools_that_can_be_mocked() -> None:
+    mocks = [
+        {"name": "transfer_to_agent", "resultJson": "1"},
+        {"name": "t"},
+        {"name": "t", "resultJson": "{"},
+        {"name": "t", "resultJson": ""},
+        {"name": "t", "outcome": {}},
+        {"name": "t", "resultJson": "1", "argumentsMatch": {"equalsJson": ""}},
+        {"name": "t", "outcome": {"parts": [{"text": ""}]}},
+    ]
+    found = of_case({"mocks": {"tools": mocks}})
+    assert [field for field, _ in found] == [
+        "mocks.tools[0].name",
+        "mocks.tools[1]",
+        "mocks.tools[2].result_json",
+        "mocks.tools[3].result_json",
+        "mocks.tools[4].outcome",
+        "mocks.tools[5].arguments_match",
+    ]
+    assert found[0][1] == "'transfer_to_agent' is a built-in tool, which cannot be mocked."
+    assert found[1][1] == "answers nothing: set `result` or `outcome`."
+
+
+def test_an_answer_says_something() -> None:
+    answers = [
+        {"tool": "t"},
+        {"decision": "EVAL_DECISION_REFUSE", "argumentsJson": "{}"},
+        {"decision": "EVAL_DECISION_APPROVE", "argumentsJson": "[]"},
+        {"question": "why", "valueJson": "because"},
+        {"question": "why", "valueJson": '"because"'},
+    ]
+    assert of_case({"answers": answers})[:3] == [
+        ("answers[0]", "answers nothing: set `decision` or `value`."),
+        ("answers[1].arguments_json", "is for `decision: APPROVE`: other arguments to run the call with."),
+        ("answers[2].arguments_json", "must be one JSON object."),
+    ]
+    assert [field for field, _ in of_case({"answers": answers})[3:]] == ["answers[3].value_json"]
+
+
+def test_a_deep_tree_of_expected_agents_is_checked() -> None:
+    depth = 40
+    tree: Json = {"name": "a", "repeat": {"min": 2, "max": 1}}
+    for _ in range(depth):
+        tree = {"name": "a", "children": [tree]}
+    assert [field for field, _ in of_expectation({"agents": [tree]})] == [
+        "agents[0]" + ".children[0]" * depth + ".repeat.max"
+    ]
+
+
+def test_where_a_case_begins_is_read_from_its_origin() -> None:
+    eval_set = set_of({"from": {"runId": "r", "throughSequence": 3}})
+    assert (origin_of(eval_set.cases[0]).run_id, origin_of(eval_set.cases[0]).through_sequence) == ("r", 3)
