@@ -222,11 +222,11 @@ def test_the_tree_of_each_turn_is_compared_and_its_agents_are_marked() -> None:
 
 def test_a_cut_call_that_an_agent_is_expected_to_make_is_not_judged() -> None:
     lead = ExpectedAgent(name="lead", children=[ExpectedAgent(name="w", tools=[wants("a", result_json="1")])])
-    call = did("a", result=1)
-    call.result_truncated = True
+    call = did("a", result=1, agent="w")
+    call.invocation_id, call.result_truncated = "w", True
     result = score_run(case_of(Expectation(agents=[lead])), [record(call, agents=tree_of("lead", "w"))], index=0)
     assert result.status == METRIC_STATUS_NOT_EVALUATED
-    assert "The result of a of lead was cut" in result.reason
+    assert "The result of a of w was cut" in result.reason
 
 
 def test_the_calls_of_a_child_count_although_a_clients_view_hides_them() -> None:
