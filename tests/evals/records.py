@@ -7,12 +7,18 @@ from google.protobuf import timestamp_pb2
 
 from bough.v1 import eval_set_pb2, execution_pb2, usage_pb2
 from bough.v1.eval_set_pb2 import EvalCase, EvalTurn, ExpectedTool, Metric, ToolTrajectoryMetric, TrajectoryMode
-from bough.v1.invocation_pb2 import AgentInvocation, Invocation, ToolInvocation
+from bough.v1.invocation_pb2 import AgentInvocation, Invocation, InvocationOptions, ToolInvocation
 from bough.v1.message_pb2 import Message, Part
 from bough_server.evals.metrics.turn import Turn
 
 SUCCEEDED = execution_pb2.EXECUTION_STATE_SUCCEEDED
 FAILED = execution_pb2.EXECUTION_STATE_FAILED
+
+_MOST = 2**31 - 1
+WHOLE = InvocationOptions(
+    max_agents=_MOST, max_tools=_MOST, max_tool_args_bytes=_MOST, max_tool_result_bytes=_MOST, max_bytes=_MOST
+)
+"""The options of a record that is judged: without the limits of an answer."""
 
 
 def said(text: str) -> Message:

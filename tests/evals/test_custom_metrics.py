@@ -17,8 +17,8 @@ from bough.v1.eval_set_pb2 import CustomMetric, EvalCase, Metric
 from bough.v1.invocation_pb2 import Invocation
 from bough_server.agents.loading import load_python
 from bough_server.errors import ConfigurationError
-from bough_server.evals.metrics.custom import Judgement, MetricFunction, load_metrics, metric, score
-from tests.evals.records import case_of, did, record, turns_of
+from bough_server.evals.metrics.custom import Judgement, MetricFunction, load_metrics, metric, score_custom
+from tests.evals.records import case_of, did, record
 
 
 def judge(
@@ -27,9 +27,7 @@ def judge(
     made = function if isinstance(function, MetricFunction) else metric(name="judge")(function)  # type: ignore[arg-type]
     configured = Metric(name="mine", threshold=threshold, custom=CustomMetric(name=made.name, config_json=config_json))
     case = case_of(*[None] * len(runs), metrics=[configured])
-    found = score(configured, case, turns_of(case, *runs), function=made)
-    assert found is not None
-    return found
+    return score_custom(configured, made, case, runs)
 
 
 def test_a_function_keeps_its_name_and_is_still_callable() -> None:
@@ -85,6 +83,13 @@ def test_a_configuration_that_a_function_does_not_take_is_not_judged() -> None:
     assert found.reason == "The metric 'judge' takes no configuration: give its function a third parameter."
 
 
+@pytest.mark.parametrize(("config", "words"), [("[]", "must be one JSON object."), ("{", "Expecting property name")])
+def test_a_configuration_that_is_no_object_is_not_judged(config: str, words: str) -> None:
+    found = judge(lambda invocation, case, config: 1, record(), config_json=config)
+    assert found.status == METRIC_STATUS_NOT_EVALUATED
+    assert words in found.reason
+
+
 @pytest.mark.parametrize("error", [ValueError("no \ud800 luck"), SystemExit(3), KeyboardInterrupt(), RecursionError()])
 def test_an_exception_is_not_judged_and_logged_whole(error: BaseException) -> None:
     def fails(invocation: Invocation, case: EvalCase) -> bool:
@@ -116,6 +121,10 @@ def test_what_is_no_score_is_not_judged(returned: object, shown: str) -> None:
     assert (found.status, found.HasField("score")) == (METRIC_STATUS_NOT_EVALUATED, False)
     words = "it must return a number, True or False, or one of them with a text."
     assert found.reason == f"The metric 'judge' returned {shown}; {words}"
+
+
+def test_a_run_without_turns_is_not_judged() -> None:
+    assert judge(lambda invocation, case: 1).reason == "No turn was run."
 
 
 def test_a_number_beyond_floats_and_a_coroutine_are_not_judged() -> None:

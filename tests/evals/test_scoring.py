@@ -28,12 +28,12 @@ from bough.v1.invocation_pb2 import Invocation
 from bough.v1.policy_pb2 import Limits
 from bough.v1.usage_pb2 import Usage
 from bough_server.evals.metrics.turn import name_of
-from bough_server.evals.scoring import UNLIMITED, applicable_metrics, not_evaluated, score_run
+from bough_server.evals.scoring import applicable_metrics, not_evaluated, score_run
 from bough_server.evals.turn_result import MAX_BYTES, turn_result
 from bough_server.tree.fold import fold, fold_stored
 from bough_server.views import Selection
-from tests.evals.records import FAILED, SUCCEEDED, case_of, did, node, record, trajectory, wants
-from tests.support.logs import LOOK, RUN_ID, SESSION_ID, desk, numbered, stored
+from tests.evals.records import FAILED, SUCCEEDED, WHOLE, case_of, did, node, record, trajectory, wants
+from tests.support.logs import LOOK, RUN_ID, SESSION_ID, desk, stored
 
 ANSWER = Expectation(answer=ExpectedAnswer(exact="Done."))
 TOOLS = Expectation(tools=[wants("search")])
@@ -222,40 +222,24 @@ def test_the_tree_of_each_turn_is_compared_and_its_agents_are_marked() -> None:
 
 def test_a_cut_call_that_an_agent_is_expected_to_make_is_not_judged() -> None:
     lead = ExpectedAgent(name="lead", children=[ExpectedAgent(name="w", tools=[wants("a", result_json="1")])])
-    call = did("a", result=1)
-    call.result_truncated = True
+    call = did("a", result=1, agent="w")
+    call.invocation_id, call.result_truncated = "w", True
     result = score_run(case_of(Expectation(agents=[lead])), [record(call, agents=tree_of("lead", "w"))], index=0)
     assert result.status == METRIC_STATUS_NOT_EVALUATED
-    assert "The result of a of lead was cut" in result.reason
+    assert "The result of a of w was cut" in result.reason
 
 
 def test_the_calls_of_a_child_count_although_a_clients_view_hides_them() -> None:
     case = case_of(Expectation(tools=[wants("search", arguments_json=LOOK.arguments_json, result_json='{"it": 1}')]))
-    whole = fold_stored(stored(desk()), run_id=RUN_ID, session_id=SESSION_ID, options=UNLIMITED)
+    whole = fold_stored(stored(desk()), run_id=RUN_ID, session_id=SESSION_ID, options=WHOLE)
     assert verdict(score_run(case, [whole], index=0)) == (METRIC_STATUS_PASSED, "")
     summary = Selection(follow_pb2.EVENT_VIEW_SUMMARY)
     seen = fold(shown for event in desk() if (shown := summary.apply(event)) is not None)
     assert [call.name for call in seen.tools] == ["call_researcher"]
 
 
-def test_a_record_without_limits_has_every_call_whole() -> None:
-    log = desk()
-    [started] = [event for event in log if event.tool_started.call.name == "search"]
-    more = []
-    for number in range(2_000):
-        more.append(type(started)())
-        more[-1].CopyFrom(started)
-        more[-1].tool_started.call.call_id = f"more-{number}"
-        more[-1].tool_started.call.arguments_json = '{"q": "' + "x" * 5_000 + '"}'
-    events = numbered([*log[:-1], *more, log[-1]])
-    assert len(fold(events).tools) < 2_002
-    whole = fold(events, UNLIMITED)
-    assert len(whole.tools) == whole.tools_total == 2_002
-    assert not any(call.arguments_truncated for call in whole.tools)
-
-
 def test_a_turn_keeps_its_tree_with_the_calls_of_each_agent() -> None:
-    run = fold_stored(stored(desk()), run_id=RUN_ID, session_id=SESSION_ID, options=UNLIMITED)
+    run = fold_stored(stored(desk()), run_id=RUN_ID, session_id=SESSION_ID, options=WHOLE)
     kept = turn_result(run, marks={"C": eval_result_pb2.TREE_MARK_MOVED})
     assert (kept.run_id, kept.trace_id, kept.state, kept.answer) == (RUN_ID, "a" * 32, SUCCEEDED, "One.")
     assert (kept.truncated, kept.HasField("error")) == (False, False)

@@ -24,6 +24,7 @@ from bough.v1.invocation_pb2 import Invocation
 from bough_server.evals.metrics import budget, final_response, tool_trajectory, trees
 from bough_server.evals.metrics.turn import Turn, name_of, no_score
 from bough_server.evals.turn_result import MAX_BYTES, turn_result
+from bough_server.messages import copy_of
 from bough_server.usage import Sums
 
 MAX_REASON: Final = 1_000
@@ -51,15 +52,16 @@ _CRASHED: Final = (execution_pb2.EXECUTION_STATE_FAILED, execution_pb2.EXECUTION
 
 
 def applicable_metrics(case: EvalCase) -> list[Metric]:
-    """Return the metrics of a case, and a default one for each kind of expectation that none of them judges."""
-    metrics = list(case.metrics)
-    taken = {name_of(metric) for metric in metrics}
+    """Return the metrics of a case, and a default one for each kind of expectation that none of them judges.
+
+    All are copies that have their names.
+    """
+    metrics = [_named(metric, name_of(metric)) for metric in case.metrics]
+    taken = {metric.name for metric in metrics}
     for field, default in _KINDS.items():
-        if not _is_expected(case, field) or any(_judges(metric, field) for metric in case.metrics):
-            continue
-        kind = name_of(default)
-        metrics.append(Metric(name=f"{kind}.expected" if kind in taken else ""))
-        metrics[-1].MergeFrom(default)
+        if _is_expected(case, field) and not any(_judges(metric, field) for metric in case.metrics):
+            kind = name_of(default)
+            metrics.append(_named(default, f"{kind}.expected" if kind in taken else kind))
     return metrics
 
 
@@ -105,6 +107,12 @@ def not_evaluated(
         result.unanswered.CopyFrom(unanswered)
     _add_turns(result, invocations, {})
     return result
+
+
+def _named(metric: Metric, name: str) -> Metric:
+    named = copy_of(metric)
+    named.name = name
+    return named
 
 
 def _is_expected(case: EvalCase, field: str) -> bool:
@@ -170,7 +178,7 @@ def _add_scores(
     """Add the score of each metric, and return the marks of the first agent_trajectory by turn."""
     marks: Mapping[int, trees.Marks] | None = None
     for metric in applicable_metrics(case):
-        score = extra_scores.get(name_of(metric))
+        score = extra_scores.get(metric.name)
         if score is None and metric.HasField("agent_trajectory"):
             judgement = trees.judge(metric, case, turns)
             if judgement is None:

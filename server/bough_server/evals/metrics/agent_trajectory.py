@@ -10,7 +10,6 @@ from bough_server.evals.agent_tree import AgentNode, agent_tree
 from bough_server.evals.metrics import tool_trajectory
 from bough_server.evals.metrics.tree_matching import ANY, ExpectedNode, Match, best_matching, expected_tree
 from bough_server.evals.metrics.tree_words import MAX_DIFFERENCES, TreeDifferences
-from bough_server.evals.metrics.turn import Turn, TurnScore, mean_score, not_judged
 
 TRANSPARENT: Final = frozenset(
     {
@@ -24,8 +23,6 @@ TRANSPARENT: Final = frozenset(
 """Kinds whose agents do not count by default: composites by rule."""
 
 _MAX_COUNT: Final = 2**31 - 1
-_MAX_NAMED: Final = 5
-"""The most differences in the reason of a score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,35 +39,6 @@ class TreeScore:
     """
     marks: Mapping[str, eval_result_pb2.TreeMark.ValueType]
     """By invocation id; without transparent agents, which are not compared."""
-
-
-def score(
-    metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase, turns: Sequence[Turn]
-) -> eval_result_pb2.MetricScore | None:
-    """Return the mean of the scores of the turns that have expected agents; None if there is no such turn."""
-    scores: dict[int, TurnScore] = {}
-    comparisons: list[eval_result_pb2.TreeComparison] = []
-    for turn in turns:
-        if turn.expect is None or not turn.expect.agents:
-            continue
-        try:
-            compared = compare_trees(turn.expect.agents, turn.invocation, metric.agent_trajectory)
-        except ValueError as error:
-            scores[turn.index] = not_judged(str(error))
-            continue
-        scores[turn.index] = TurnScore(value=compared.score, reason=_reason(compared.comparison))
-        compared.comparison.turn = turn.index
-        comparisons.append(compared.comparison)
-    result = mean_score(metric, case, scores)
-    if result is not None:
-        result.agents.extend(comparisons)
-    return result
-
-
-def _reason(comparison: eval_result_pb2.TreeComparison) -> str:
-    found = [difference.message for difference in comparison.differences]
-    more = [f"and {len(found) - _MAX_NAMED} more"] if len(found) > _MAX_NAMED else []
-    return "; ".join(found[:_MAX_NAMED] + more)
 
 
 def compare_trees(

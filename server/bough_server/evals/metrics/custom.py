@@ -1,7 +1,6 @@
 """Custom metrics: functions of the operator's Python modules that judge a turn, registered by @metric."""
 
 import inspect
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
@@ -16,9 +15,10 @@ from bough.v1.eval_set_pb2 import EvalCase, Metric
 from bough.v1.invocation_pb2 import Invocation
 from bough_server.agents.loading import load_values
 from bough_server.errors import text_of_error
-from bough_server.evals.metrics.turn import Turn, TurnScore, mean_score, no_score, not_judged
+from bough_server.evals.metrics.turn import TurnScore, mean_score, no_score, not_judged
 from bough_server.functions import NAME
 from bough_server.messages import copy_of
+from bough_server.value_matcher import parse_json
 
 Judgement: TypeAlias = float | bool | tuple[float | bool, str]
 """A score, or a score and the reason for it. True is 1, False is 0."""
@@ -75,33 +75,45 @@ def load_metrics(module_names: Iterable[str], folder: Path) -> Mapping[str, Metr
     return load_values(MetricFunction, module_names, folder, what="metrics")
 
 
-def score(
-    metric: Metric, case: EvalCase, turns: Sequence[Turn], *, function: MetricFunction
-) -> eval_result_pb2.MetricScore | None:
+def score_custom(
+    metric: Metric, function: MetricFunction, case: EvalCase, invocations: Sequence[Invocation]
+) -> eval_result_pb2.MetricScore:
     """Return the mean of a function over all turns; not judged if it raises, or returns no score, for one of them.
 
     The function runs in the calling thread, on copies.
     """
-    configuration: list[Mapping[str, object]] = []
-    if metric.custom.config_json and not function.takes_configuration:
-        message = f"The metric {function.name!r} takes no configuration: give its function a third parameter."
-        return no_score(metric, message)
-    if function.takes_configuration:
-        configuration.append(json.loads(metric.custom.config_json or "{}"))
+    try:
+        configuration = _configuration(metric, function)
+    except ValueError as error:
+        return no_score(metric, str(error))
     scores: dict[int, TurnScore] = {}
-    for turn in turns:
-        with structlog.contextvars.bound_contextvars(case_id=case.id, run_id=turn.invocation.run_id):
-            scores[turn.index] = _turn_score(function, turn, case, configuration)
-        if scores[turn.index].value is None:
+    for index, invocation in enumerate(invocations):
+        with structlog.contextvars.bound_contextvars(case_id=case.id, run_id=invocation.run_id):
+            scores[index] = _turn_score(function, invocation, case, configuration)
+        if scores[index].value is None:
             break
-    return mean_score(metric, case, scores)
+    return mean_score(metric, case, scores) or no_score(metric, "No turn was run.")
+
+
+def _configuration(metric: Metric, function: MetricFunction) -> Sequence[Mapping[str, object]]:
+    """Return what a function gets beside the turn and the case. Raises ValueError with a sentence."""
+    text = metric.custom.config_json
+    if not function.takes_configuration:
+        if text:
+            message = f"The metric {function.name!r} takes no configuration: give its function a third parameter."
+            raise ValueError(message)
+        return ()
+    configuration = parse_json(text or "{}")
+    if not isinstance(configuration, dict):
+        raise ValueError(f"The configuration of the metric {function.name!r} must be one JSON object.")
+    return (configuration,)
 
 
 def _turn_score(
-    function: MetricFunction, turn: Turn, case: EvalCase, configuration: Sequence[Mapping[str, object]]
+    function: MetricFunction, invocation: Invocation, case: EvalCase, configuration: Sequence[Mapping[str, object]]
 ) -> TurnScore:
     try:
-        found: object = function(copy_of(turn.invocation), copy_of(case), *configuration)
+        found: object = function(copy_of(invocation), copy_of(case), *configuration)
         value, reason = found if isinstance(found, tuple) and len(found) == 2 else (found, "")
         number = float(value) if isinstance(value, Real) else nan
     except BaseException as error:  # whatever its class: a function must not end the server

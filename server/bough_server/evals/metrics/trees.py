@@ -1,13 +1,12 @@
 """The agent_trajectory metric: the score of tree comparisons over the turns of a run, and the marks of their agents."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from bough.v1 import eval_result_pb2, eval_set_pb2
 from bough_server.evals.metrics.agent_trajectory import TreeScore, compare_trees
-from bough_server.evals.metrics.tool_trajectory import cut_call
-from bough_server.evals.metrics.turn import Turn, TurnScore, mean_score, no_score
+from bough_server.evals.metrics.turn import Turn, TurnScore, mean_score, not_judged
 
 Marks: TypeAlias = Mapping[str, eval_result_pb2.TreeMark.ValueType]
 """The marks of a turn's agents by invocation id."""
@@ -35,19 +34,18 @@ def score(
 
 def judge(metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase, turns: Sequence[Turn]) -> TreeJudgement | None:
     """Return the mean over the turns with expected agents and how each agent compares; None if there are none."""
+    scores: dict[int, TurnScore] = {}
     found: dict[int, TreeScore] = {}
     for turn in turns:
-        expected = turn.expect.agents if turn.expect is not None else ()
-        if not expected:
+        if turn.expect is None or not turn.expect.agents:
             continue
-        problem = cut_call(list(_tools(expected)), turn.invocation.tools)
         try:
-            found[turn.index] = compare_trees(expected, turn.invocation, metric.agent_trajectory)
-        except ValueError as error:  # the trees are too large to be compared
-            problem = str(error)
-        if problem:
-            return TreeJudgement(score=no_score(metric, problem), marks={})
-    scores = {index: TurnScore(value=tree.score, reason=_reason(tree.comparison)) for index, tree in found.items()}
+            tree = compare_trees(turn.expect.agents, turn.invocation, metric.agent_trajectory)
+        except ValueError as error:
+            scores[turn.index] = not_judged(str(error))
+            continue
+        found[turn.index] = tree
+        scores[turn.index] = TurnScore(value=tree.score, reason=_reason(tree.comparison))
     result = mean_score(metric, case, scores)
     if result is None:
         return None
@@ -57,14 +55,7 @@ def judge(metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase, turns: Seque
     return TreeJudgement(score=result, marks={index: tree.marks for index, tree in found.items()})
 
 
-def _tools(agents: Iterable[eval_set_pb2.ExpectedAgent]) -> Iterator[eval_set_pb2.ExpectedTool]:
-    """Yield the calls that agents and all below them are expected to make."""
-    for agent in agents:
-        yield from agent.tools
-        yield from _tools(agent.children)
-
-
 def _reason(comparison: eval_result_pb2.TreeComparison) -> str:
-    messages = [difference.message.rstrip(".") for difference in comparison.differences]
-    more = f" and {len(messages) - _MAX_SENTENCES} more" if len(messages) > _MAX_SENTENCES else ""
-    return "; ".join(messages[:_MAX_SENTENCES]) + more
+    messages = [difference.message for difference in comparison.differences]
+    more = [f"and {len(messages) - _MAX_SENTENCES} more"] if len(messages) > _MAX_SENTENCES else []
+    return "; ".join(messages[:_MAX_SENTENCES] + more)

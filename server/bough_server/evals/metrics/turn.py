@@ -57,7 +57,7 @@ def threshold_of(metric: eval_set_pb2.Metric) -> float:
 
 def is_configured(metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase) -> bool:
     """Return whether the case names the metric, so that it is not only there because something is expected."""
-    return metric in case.metrics
+    return name_of(metric) in map(name_of, case.metrics)
 
 
 def mean_score(
