@@ -7,7 +7,7 @@ from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, execution_pb2, in
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.judges import Judges
 from bough_server.evals.metrics import custom
-from bough_server.evals.metrics.turn import Turn, name_of, no_score
+from bough_server.evals.metrics.turn import name_of, no_score
 from bough_server.evals.scoring import applicable_metrics, not_evaluated, score_run
 from bough_server.store.ports import Principal
 
@@ -52,12 +52,7 @@ async def _custom(
     function = dependencies.metrics.get(metric.custom.name)
     if function is None:  # one of another project's metrics, kept by an import
         return no_score(metric, f"There is no metric {metric.custom.name!r} here.")
-    turns = [
-        Turn(index=number, expect=turn.expect if turn.HasField("expect") else None, invocation=invocation)
-        for number, (turn, invocation) in enumerate(zip(case.turns, invocations, strict=False))
-    ]
-    score = await asyncio.to_thread(custom.score, metric, case, turns, function=function)
-    return score if score is not None else no_score(metric, "There is no turn to judge.")
+    return await asyncio.to_thread(custom.score_custom, metric, function, case, invocations)
 
 
 def _unmocked(invocations: Sequence[invocation_pb2.Invocation]) -> str:
