@@ -75,9 +75,8 @@ class Evaluations:
     ) -> EvaluationRecord:
         now = self.dependencies.clock.now_ns()
         evaluation_id = ids.new_uuid7(now)
-        records = [
-            as_fact(event, sequence=sequence, now_ns=now) for sequence, event in enumerate(planned.events, start=1)
-        ]
+        events = planned.events()
+        records = [as_fact(event, sequence=sequence, now_ns=now) for sequence, event in enumerate(events, start=1)]
         await self.dependencies.store.log.create_evaluation(
             NewEvaluation(
                 evaluation_id=evaluation_id,
@@ -94,7 +93,7 @@ class Evaluations:
         )
         record = await self.dependencies.store.evaluations.get(principal, evaluation_id)
         fold = EvaluationFold()
-        for event in planned.events:
+        for event in events:
             fold.apply(event)
         self._launch(record, fold)
         _log.info("evaluation started", evaluation_id=evaluation_id, set=fold.planned.set.name, cases=len(fold.cases))

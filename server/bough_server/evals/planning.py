@@ -32,9 +32,8 @@ class Plan:
     started: evaluation_pb2.EvaluationPlanned
     cases: Sequence[evaluation_pb2.CasePlanned]
 
-    @property
     def events(self) -> list[evaluation_pb2.EvaluationEvent]:
-        """The events, in order."""
+        """Return the events, in order, without their sequences and times."""
         first = evaluation_pb2.EvaluationEvent(evaluation_planned=self.started)
         return [first, *(evaluation_pb2.EvaluationEvent(case_planned=one) for one in self.cases)]
 
