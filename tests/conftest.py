@@ -2,7 +2,10 @@
 
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Generator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -13,6 +16,25 @@ from tests.support.examples import EXAMPLES
 
 # What is imported lives to the end: while the tests are collected, the collector would only go over it again and again.
 gc.disable()
+
+_MEMORY = Path("/dev/shm")
+_ENOUGH_BYTES = 2 * 1024**3
+
+
+def _use_memory() -> None:
+    """Put temporary files into memory, where there is plenty: on a disk each commit of each test waits for a flush.
+
+    No test cuts the power, which is all that a flush is for. A TMPDIR that is set stays.
+    """
+    if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK):
+        return
+    is_for_programs = not os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC  # containers often forbid it there
+    if is_for_programs and shutil.disk_usage(_MEMORY).free >= _ENOUGH_BYTES:
+        os.environ["TMPDIR"] = str(_MEMORY)
+        tempfile.tempdir = None  # else pytest's own temporary files have settled it
+
+
+_use_memory()
 
 # A machine that is busy with something else is no failure; what is stuck meets the timeout of pytest.
 hypothesis.settings.register_profile("bough", deadline=None, max_examples=EXAMPLES)

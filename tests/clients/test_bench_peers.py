@@ -24,35 +24,28 @@ async def test_bough_and_a_bare_loop_run_the_same_desk_and_every_turn_is_measure
             assert all(len(laps[name]) == 2 and min(laps[name]) > 0 for name in ("cpu", "p50", "first"))
 
 
-async def test_a_peer_that_cannot_be_installed_is_left_out_aloud_and_the_others_run(
+async def test_what_cannot_be_installed_or_started_is_left_out_aloud_and_the_others_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(name: str) -> str:
         raise environments.EnvironmentFailed("pip found no network")
 
-    monkeypatch.setattr(environments, "python_of", fail)
-    report = await race(tmp_path, (RAW, PEERS[0]), shapes(1, at_once=1))
-    assert [one["name"] for one in report["results"]] == [RAW.name]
-    assert report["left_out"] == ["openai-agents could not be installed. pip found no network"]
-    assert "LEFT OUT: openai-agents could not be installed. pip found no network\n" in capsys.readouterr().err
-
-
-async def test_a_contestant_that_does_not_start_is_left_out_with_what_it_wrote(tmp_path: Path) -> None:
-    broken = dataclasses.replace(RAW, name="broken", start=lambda ground: BOUGH.start(_nowhere(ground)))
-    report = await race(tmp_path, (RAW, broken), shapes(1, at_once=1))
-    assert [one["name"] for one in report["results"]] == [RAW.name]
-    assert len(report["left_out"]) == 1
-    assert report["left_out"][0].startswith("broken: A program ended before it served")
-
-
-async def test_a_contestant_that_does_not_start_in_time_is_left_out_by_name(tmp_path: Path) -> None:
     @asynccontextmanager
     async def start(ground: Ground) -> AsyncIterator[Runner]:
         raise TimeoutError
         yield
 
-    report = await race(tmp_path, (dataclasses.replace(RAW, name="slow", start=start),), shapes(1, at_once=1))
-    assert report["left_out"] == ["slow: it did not start in time"]
+    monkeypatch.setattr(environments, "python_of", fail)
+    broken = dataclasses.replace(RAW, name="broken", start=lambda ground: BOUGH.start(_nowhere(ground)))
+    slow = dataclasses.replace(RAW, name="slow", start=start)
+    report = await race(tmp_path, (PEERS[0], broken, slow, RAW), shapes(1, at_once=1))
+    assert [one["name"] for one in report["results"]] == [RAW.name]
+    not_installed, not_started, not_in_time = report["left_out"]
+    assert not_installed == "openai-agents could not be installed. pip found no network"
+    assert not_started.startswith("broken: A program ended before it served")
+    assert not_in_time == "slow: it did not start in time"
+    said = capsys.readouterr().err
+    assert all(f"LEFT OUT: {why}\n" in said for why in report["left_out"])
 
 
 def _nowhere(ground: Ground) -> Ground:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -93,22 +94,28 @@ def test_a_run_that_fails_says_why(bough_team):
     assert (code, "4 passed" in out) == (0, True), out
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ("", "There is no bough.yaml in"),
-        ("models: {default: {provider: local}}", "has no scripted model: add one to bough.yaml, or pass `bough_team`"),
-        ("modles: {}", "bough.yaml:1: modles: There is no such setting."),
-    ],
-)
-async def test_a_project_that_cannot_be_used_is_a_sentence(tmp_path: Path, config: str, words: str) -> None:
-    if config:
-        (tmp_path / "bough.yaml").write_text(config, encoding="utf-8")
-    (tmp_path / "test_it.py").write_text("def test_it(bough_team):\n    bough_team()\n", encoding="utf-8")
+async def test_a_project_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
+    projects = {
+        "none": ("", "There is no bough.yaml in"),
+        "unscripted": (
+            "models: {default: {provider: local}}",
+            "has no scripted model: add one to bough.yaml, or pass `bough_team`",
+        ),
+        "mistaken": ("modles: {}", "bough.yaml:1: modles: There is no such setting."),
+    }
+    for name, (config, _) in projects.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        if config:
+            (folder / "bough.yaml").write_text(config, encoding="utf-8")
+        test = f"def test_{name}(bough_team):\n    bough_team()\n"
+        (folder / f"test_{name}.py").write_text(test, encoding="utf-8")
 
     code, out = await pytest_in(tmp_path)
 
-    assert (code, words in out) == (1, True), out
+    failed = dict(zip(sorted(projects), re.split(r"^_+ test_\w+ _+$", out, flags=re.MULTILINE)[1:], strict=True))
+    assert {name: words in failed[name] for name, (_, words) in projects.items()} == dict.fromkeys(projects, True), out
+    assert (code, "3 failed" in out) == (1, True), out
 
 
 async def test_a_session_of_pytest_that_uses_no_team_does_not_load_the_server(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """A harness for tests of runs: a real store on a file, a registry, and Runs, without a server around them."""
 
 import asyncio
+import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,6 +36,7 @@ from bough_server.runs.runs import Runs
 from bough_server.runs.takeover import session_cut
 from bough_server.runtime.agent import Agent
 from bough_server.store.ports import Principal, RunRecord, StoredEvent, StoredMessage
+from bough_server.store.sql.database import upgrade_database
 from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.telemetry import Parent, Tracing, make_provider
@@ -225,6 +228,24 @@ def untouchable(tool: Tool) -> Tool:
     )
 
 
+@cache
+def _empty_database() -> bytes:
+    """A database without runs; to create its schema takes longer than all else that opens a store."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bough.db"
+        upgrade_database(f"sqlite:///{path}")
+        return path.read_bytes()
+
+
+def _database(folder: Path) -> Path:
+    """The database of a folder, made if it is missing."""
+    path = folder / "bough.db"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_empty_database())
+    return path
+
+
 @asynccontextmanager
 async def open_harness(
     folder: Path,
@@ -242,7 +263,8 @@ async def open_harness(
 ) -> AsyncIterator[RunHarness]:
     """A harness on a database file in a folder; it closes everything at the end."""
     clock = clock or SystemClock()
-    store = open_store(f"sqlite:///{folder / 'bough.db'}", hooks=hooks)
+    path = _database(folder)
+    store = open_store(f"sqlite:///{path}", durability="process", hooks=hooks)
     tracing = Tracing(make_provider(export=False))
     registry = Registry(definitions, models=models, code_agents=code_agents, tools=tools, functions=functions)
     dependencies = RunDependencies(

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -21,6 +22,14 @@ def mistakes(text: str) -> list[str]:
     with pytest.raises(ConfigurationError) as refused:
         parse_documents(text, path="f.yaml")
     return refused.value.message.splitlines()
+
+
+def composed(text: str) -> yaml.Node | yaml.MarkedYAMLError:
+    """What PyYAML makes of a text."""
+    try:
+        return yaml.compose(text, Loader=yaml.BaseLoader)
+    except yaml.MarkedYAMLError as error:
+        return error
 
 
 def test_values_know_their_lines() -> None:
@@ -85,6 +94,20 @@ def test_a_few_aliases_cannot_make_a_large_value() -> None:
 def test_any_json_is_read_as_json(value: object) -> None:
     documents = parse_documents(json.dumps(value), path="f.json")
     assert [document.value for document in documents] == ([] if value is None else [value])
+
+
+@given(st.sampled_from("'\""), st.text(" \t\n\r\\'\"abnx0-.#\x85\u2028\ufeffé", max_size=12))
+@example('"', "a \\n b  \n\n  c\t\\\n d")
+@example("'", "it''s  \n  --- ")
+def test_any_quoted_text_is_what_it_is_in_yaml(quote: str, text: str) -> None:
+    whole = f"[{quote}{text}{quote}, after]"
+    found = composed(whole)
+    if isinstance(found, yaml.MarkedYAMLError):
+        assert mistakes(whole) == [f"f.yaml:{found.problem_mark.line + 1}: This is not YAML: {found.problem}."]
+        return
+    [document] = parse_documents(whole, path="f.yaml")
+    texts = [(scalar.value, scalar.start_mark.line + 1) for scalar in found.value]
+    assert [(value, document.line((index,))) for index, value in enumerate(document.value)] == texts
 
 
 def test_json_may_be_indented_by_tabs(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ import os, sys, bough_server.cli as cli
 sys.argv = ["bough", "--version"]
 assert "grpc" not in sys.modules
 try:
-    cli.main()
+    cli.execute()
 except SystemExit as end:
     print(end.code, os.environ["GRPC_ENABLE_FORK_SUPPORT"])
 """
@@ -143,13 +143,38 @@ def test_the_help_and_a_shells_completion_load_neither_client_nor_server() -> No
 import bough_server.cli as cli
 sys.argv = ["bough", "--help"]
 try:
-    cli.main()
+    cli.execute()
 except SystemExit:
     pass
 """
     found = loaded(code)
     assert "typer" in found
     assert not found & {"asyncio", "bough", "google", "grpc", "pydantic", "rich", "sqlalchemy", "yaml"}
+
+
+def test_a_command_waits_for_threads_and_exit_handlers_but_frees_no_objects() -> None:
+    code = """
+import atexit, sys, threading, time, bough_server.cli as cli
+
+class Kept:
+    def __del__(self):
+        print("freed")
+
+def late():
+    time.sleep(0.1)
+    print("thread")
+
+def end():
+    threading.Thread(target=late).start()
+    atexit.register(print, "handler")
+    raise SystemExit(3)
+
+kept = Kept()
+cli.execute = end
+cli.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout.splitlines(), ended.stderr) == (3, ["thread", "handler"], "")
 
 
 def test_a_command_to_a_running_server_loads_neither_the_database_nor_the_server() -> None:
@@ -163,7 +188,7 @@ def test_a_command_loads_no_module_of_the_others() -> None:
 import sys, bough_server.cli as cli
 sys.argv = ["bough", "schema", "agent"]
 try:
-    cli.main()
+    cli.execute()
 except SystemExit as end:
     assert end.code == 0
 print(*(name for name in sys.modules if name.startswith("bough_server.cli.")))
