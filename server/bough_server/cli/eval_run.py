@@ -247,15 +247,15 @@ async def _report(
     result: "eval_result_pb2.EvalResult",
     redact: "RedactSection",
 ) -> ExitCode:
-    from bough_server.cli.output import print_lines, terminal
-    from bough_server.cli.render.evaluations import result_lines
+    from bough_server.cli.output import print_lines
+    from bough_server.cli.render.evaluations import result_lines, result_width
 
     comparison = None
     if arguments.baseline:
         from bough_server.cli.eval_files import baseline_of
 
         comparison = await connection.client.evaluations.compare(baseline_of(arguments.baseline), result.evaluation_id)
-    print_lines(result_lines(result, comparison, width=terminal().width))
+    print_lines(result_lines(result, comparison, width=result_width()))
     arguments.files.write(result, comparison, redact=redact)
     return exit_code(result)
 
