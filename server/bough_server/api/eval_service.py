@@ -16,7 +16,7 @@ from bough_server.api.streaming import StreamPosition, responses
 from bough_server.clock import Clock
 from bough_server.errors import FieldViolation, InvalidRequest, SequenceOutOfRange
 from bough_server.evals.compare import compare
-from bough_server.evals.evaluation_log import EvaluationFold
+from bough_server.evals.evaluation_log import EvaluationState
 from bough_server.evals.evaluations import Evaluations
 from bough_server.evals.folding import TreeBuilder, read_tree
 from bough_server.evals.given import diff_invocations, score_invocations
@@ -201,7 +201,7 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         return invocation
 
 
-def _summary(fold: EvaluationFold) -> eval_result_pb2.EvalTotals:
+def _summary(fold: EvaluationState) -> eval_result_pb2.EvalTotals:
     """Return the totals that the log holds, or of the cases so far while it has none."""
     return fold.totaled.totals if fold.totaled is not None else fold.totals_of(fold.case_results())
 

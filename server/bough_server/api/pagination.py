@@ -58,7 +58,7 @@ def page_by_name(
 
 
 def position_of(page: Page, *, listing: str) -> int:
-    """Return the number of a page's first item in a list that has an order of its own.
+    """Return the number of a page's first item in a list that is not sorted by name.
 
     Raises InvalidRequest for a token of another listing.
     """

@@ -1,4 +1,4 @@
-"""Progress of an evaluation: a bar at a terminal, a line for each run of a case elsewhere."""
+"""EvalProgress of an evaluation: a bar at a terminal, a line for each run of a case elsewhere."""
 
 import sys
 from types import TracebackType
@@ -14,7 +14,7 @@ from bough_server.evals.reports.words import status_text
 from bough_server.plain_text import one_line
 
 
-class Progress:
+class EvalProgress:
     """Shows the events of an evaluation on standard error while it is open."""
 
     def __init__(self) -> None:

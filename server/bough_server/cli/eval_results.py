@@ -73,15 +73,15 @@ def show(
 async def _show(target: Target, evaluation: str, files: Files) -> ExitCode:
     from bough_server.cli.connection import connected
     from bough_server.cli.eval_run import exit_code
-    from bough_server.cli.output import print_lines
-    from bough_server.cli.render.evaluations import result_lines, result_width
+    from bough_server.cli.output import print_lines, whole_width
+    from bough_server.cli.render.evaluations import result_lines
     from bough_server.settings import Settings
 
     files.check()
     redact = Settings.load(target.config).evaluation.redact
     async with connected(target, is_silent=True, is_reading=True) as connection:
         result = await connection.client.evaluations.result(await resolve_evaluation(connection.client, evaluation))
-    print_lines(result_lines(result, width=result_width()))
+    print_lines(result_lines(result, width=whole_width()))
     files.write(result, redact=redact)
     return exit_code(result)
 
@@ -93,18 +93,18 @@ def watch(context: typer.Context, evaluation: EvaluationArgument) -> None:
 
 async def _watch(target: Target, evaluation: str) -> ExitCode:
     from bough_server.cli.connection import connected
-    from bough_server.cli.eval_progress import Progress
+    from bough_server.cli.eval_progress import EvalProgress
     from bough_server.cli.eval_run import exit_code
-    from bough_server.cli.output import print_lines
-    from bough_server.cli.render.evaluations import result_lines, result_width
+    from bough_server.cli.output import print_lines, whole_width
+    from bough_server.cli.render.evaluations import result_lines
 
     async with connected(target, needs_runs=True) as connection:
         evaluation_id = await resolve_evaluation(connection.client, evaluation)
-        with Progress() as progress:
+        with EvalProgress() as progress:
             async for event in connection.client.evaluations.watch(evaluation_id):
                 progress.show(event)
         result = await connection.client.evaluations.result(evaluation_id)
-    print_lines(result_lines(result, width=result_width()))
+    print_lines(result_lines(result, width=whole_width()))
     return exit_code(result)
 
 
@@ -142,8 +142,8 @@ def compare(
 
 async def _compare(target: Target, baseline: str, candidate: str, *, json: bool) -> ExitCode:
     from bough_server.cli.connection import connected
-    from bough_server.cli.output import json_text, print_line, print_lines
-    from bough_server.cli.render.evaluations import comparison_lines, result_width
+    from bough_server.cli.output import json_text, print_line, print_lines, whole_width
+    from bough_server.cli.render.evaluations import comparison_lines
 
     async with connected(target, is_silent=True, is_reading=True) as connection:
         client = connection.client
@@ -151,7 +151,7 @@ async def _compare(target: Target, baseline: str, candidate: str, *, json: bool)
     if json:
         print_line(json_text(found))
     else:
-        print_lines(comparison_lines(found, width=result_width()))
+        print_lines(comparison_lines(found, width=whole_width()))
     return ExitCode.FAILED if found.worse or found.removed else ExitCode.YES
 
 
@@ -188,8 +188,8 @@ async def _score(target: Target, runs: Sequence[str], set_path: Path | None, cas
     from bough import run_source
     from bough_server.cli.connection import connected, resolve_run
     from bough_server.cli.eval_run import exit_code
-    from bough_server.cli.output import print_lines
-    from bough_server.cli.render.evaluations import result_lines, result_width
+    from bough_server.cli.output import print_lines, whole_width
+    from bough_server.cli.render.evaluations import result_lines
     from bough_server.settings import Settings
 
     case = _case(set_path, case_id) if set_path is not None else None
@@ -202,7 +202,7 @@ async def _score(target: Target, runs: Sequence[str], set_path: Path | None, cas
             result = await client.evaluations.score(sources)
         else:
             result = await client.evaluations.score(sources, expect=case.turns[0].expect, metrics=case.metrics)
-    print_lines(result_lines(result, width=result_width()))
+    print_lines(result_lines(result, width=whole_width()))
     files.write(result, redact=redact)
     return exit_code(result)
 
@@ -235,8 +235,8 @@ def diff(
 async def _diff(target: Target, left: str, right: str, *, json: bool) -> ExitCode:
     from bough import run_source
     from bough_server.cli.connection import connected, resolve_run
-    from bough_server.cli.output import json_text, print_line, print_lines
-    from bough_server.cli.render.evaluations import diff_lines, result_width
+    from bough_server.cli.output import json_text, print_line, print_lines, whole_width
+    from bough_server.cli.render.evaluations import diff_lines
 
     async with connected(target, is_silent=True, is_reading=True) as connection:
         client = connection.client
@@ -245,7 +245,7 @@ async def _diff(target: Target, left: str, right: str, *, json: bool) -> ExitCod
     if json:
         print_line(json_text(found))
     else:
-        print_lines(diff_lines(found, width=result_width()))
+        print_lines(diff_lines(found, width=whole_width()))
     return ExitCode.YES if found.same else ExitCode.FAILED
 
 

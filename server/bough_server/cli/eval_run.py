@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bough.v1 import agent_pb2, eval_result_pb2, evaluation_pb2, policy_pb2
     from bough_server.agents.definition import Source
     from bough_server.cli.connection import Connection
-    from bough_server.cli.eval_progress import Progress
+    from bough_server.cli.eval_progress import EvalProgress
     from bough_server.errors import ConfigurationError
     from bough_server.evals.eval_set import SetSource
     from bough_server.settings_sections import RedactSection
@@ -189,7 +189,7 @@ async def _evaluate(
     baseline: "str | eval_result_pb2.EvalResult | None",
 ) -> "eval_result_pb2.EvalResult":
     """Run the evaluation to its end and return its result; Ctrl-C cancels it."""
-    from bough_server.cli.eval_progress import Progress
+    from bough_server.cli.eval_progress import EvalProgress
 
     definitions: list[agent_pb2.AgentDefinition] = [one.definition for one in sources]
     events = connection.client.evaluations.run(
@@ -205,13 +205,13 @@ async def _evaluate(
         labels=pairs_of(arguments.labels, "--label"),
         request_id=arguments.request_id,
     )
-    with Progress() as progress:
+    with EvalProgress() as progress:
         evaluation_id = await _follow(connection.client, events, progress)
     return await connection.client.evaluations.result(evaluation_id)
 
 
 async def _follow(
-    client: "AsyncClient", events: "AsyncIterator[evaluation_pb2.EvaluationEvent]", progress: "Progress"
+    client: "AsyncClient", events: "AsyncIterator[evaluation_pb2.EvaluationEvent]", progress: "EvalProgress"
 ) -> str:
     import asyncio
 
@@ -247,15 +247,15 @@ async def _report(
     result: "eval_result_pb2.EvalResult",
     redact: "RedactSection",
 ) -> ExitCode:
-    from bough_server.cli.output import print_lines
-    from bough_server.cli.render.evaluations import result_lines, result_width
+    from bough_server.cli.output import print_lines, whole_width
+    from bough_server.cli.render.evaluations import result_lines
 
     comparison = None
     if arguments.baseline:
         from bough_server.cli.eval_files import baseline_of
 
         comparison = await connection.client.evaluations.compare(baseline_of(arguments.baseline), result.evaluation_id)
-    print_lines(result_lines(result, comparison, width=result_width()))
+    print_lines(result_lines(result, comparison, width=whole_width()))
     arguments.files.write(result, comparison, redact=redact)
     return exit_code(result)
 

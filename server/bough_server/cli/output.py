@@ -34,6 +34,12 @@ def terminal() -> Terminal:
     return Terminal(highlight=False, markup=False, emoji=False)
 
 
+def whole_width() -> int:
+    """Return the width to cut lines to: the terminal's; lines in a pipe are whole."""
+    console = terminal()
+    return console.width if console.is_terminal else sys.maxsize
+
+
 def forgive_encoding() -> None:
     """Let standard output replace characters that its encoding lacks, instead of failing in the middle of a run."""
     if hasattr(sys.stdout, "reconfigure"):

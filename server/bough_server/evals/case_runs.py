@@ -1,4 +1,4 @@
-"""Run the turns of a case: ordinary runs in a session of their own, each of which is found again after a restart."""
+"""Run the turns of a case: ordinary runs in a separate session, each of which is found again after a restart."""
 
 import hashlib
 from collections.abc import Sequence

@@ -24,7 +24,7 @@ CaseRun: TypeAlias = tuple[str, int]
 
 
 @dataclass(slots=True)
-class EvaluationFold:
+class EvaluationState:
     """What the events of an evaluation say, in the order of their sequences.
 
     Without `keeps_trees` the turns of results are dropped: nothing but a result that is shown needs them, and those of

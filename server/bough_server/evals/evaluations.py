@@ -11,9 +11,9 @@ from bough.v1 import eval_result_pb2, eval_service_pb2, evaluation_pb2, event_pb
 from bough_server import evaluation_events, ids
 from bough_server.errors import Fenced, RequestIdReused, SequenceOutOfRange, ServerStopping, StorageFailed
 from bough_server.evals.dependencies import EvaluationDependencies
-from bough_server.evals.evaluation_log import EvaluationFold, as_fact
+from bough_server.evals.evaluation_log import EvaluationState, as_fact
 from bough_server.evals.evaluator import LiveEvaluation
-from bough_server.evals.planning import Plan, plan, request_digest
+from bough_server.evals.planning import EvaluationPlan, plan, request_digest
 from bough_server.store.evaluation_ports import EvaluationFilter, EvaluationRecord
 from bough_server.store.ports import (
     NewEvaluation,
@@ -71,7 +71,7 @@ class Evaluations:
             return _same_request(found, digest, request.request_id)
 
     async def _create(
-        self, principal: Principal, request: eval_service_pb2.EvaluateRequest, planned: Plan
+        self, principal: Principal, request: eval_service_pb2.EvaluateRequest, planned: EvaluationPlan
     ) -> EvaluationRecord:
         now = self.dependencies.clock.now_ns()
         evaluation_id = ids.new_uuid7(now)
@@ -92,14 +92,14 @@ class Evaluations:
             )
         )
         record = await self.dependencies.store.evaluations.get(principal, evaluation_id)
-        fold = EvaluationFold()
+        fold = EvaluationState()
         for event in events:
             fold.apply(event)
         self._launch(record, fold)
         _log.info("evaluation started", evaluation_id=evaluation_id, set=fold.planned.set.name, cases=len(fold.cases))
         return record
 
-    def _launch(self, record: EvaluationRecord, fold: EvaluationFold) -> None:
+    def _launch(self, record: EvaluationRecord, fold: EvaluationState) -> None:
         live = LiveEvaluation(self.dependencies, record, fold, on_end=self._ended)
         self._live[live.evaluation_id] = live
         live.launch()
@@ -153,7 +153,7 @@ class Evaluations:
         """Return a page of evaluations, newest first, and the next page's token."""
         return await self.dependencies.store.evaluations.list(principal, evaluation_filter, page)
 
-    async def fold(self, principal: Principal, evaluation_id: str, *, keeps_trees: bool = True) -> EvaluationFold:
+    async def fold(self, principal: Principal, evaluation_id: str, *, keeps_trees: bool = True) -> EvaluationState:
         """Return what an evaluation's committed events say. Raises NotFound."""
         await self.get(principal, evaluation_id)
         return await self._read(evaluation_id, keeps_trees=keeps_trees)
@@ -169,8 +169,8 @@ class Evaluations:
             return await self.result(principal, source.evaluation_id)
         return source.result
 
-    async def _read(self, evaluation_id: str, *, keeps_trees: bool = False) -> EvaluationFold:
-        fold = EvaluationFold(keeps_trees=keeps_trees)
+    async def _read(self, evaluation_id: str, *, keeps_trees: bool = False) -> EvaluationState:
+        fold = EvaluationState(keeps_trees=keeps_trees)
         while page := await self.dependencies.store.log.read(evaluation_id, after=fold.last_sequence):
             await asyncio.to_thread(_apply, fold, page)
         return fold
@@ -277,11 +277,11 @@ def _same_request(earlier: EvaluationRecord, digest: str, request_id: str) -> Ev
     return earlier
 
 
-def _apply(fold: EvaluationFold, page: Sequence[StoredEvent]) -> None:
+def _apply(fold: EvaluationState, page: Sequence[StoredEvent]) -> None:
     for stored in page:
         fold.apply(evaluation_events.parse(stored.data))
 
 
-def _whole(fold: EvaluationFold, evaluation_id: str) -> eval_result_pb2.EvalResult:
+def _whole(fold: EvaluationState, evaluation_id: str) -> eval_result_pb2.EvalResult:
     cases = fold.case_results()
     return fold.result(evaluation_id, cases, fold.totals_of(cases))

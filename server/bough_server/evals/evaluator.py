@@ -16,7 +16,7 @@ from bough.v1 import (
 from bough_server.errors import Fenced, RunError, ServerStopping, StorageFailed
 from bough_server.evals.case_runs import CaseRunner, NotJudged, recorded_of
 from bough_server.evals.dependencies import EvaluationDependencies
-from bough_server.evals.evaluation_log import EvaluationFold, as_fact
+from bough_server.evals.evaluation_log import EvaluationState, as_fact
 from bough_server.evals.judging import judge_run
 from bough_server.evals.outcome import judged
 from bough_server.evals.scoring import not_evaluated
@@ -31,7 +31,7 @@ _log = structlog.get_logger(__name__)
 class EvaluationRecorder:
     """Appends to the log of an evaluation, and folds what it appends."""
 
-    def __init__(self, dependencies: EvaluationDependencies, record: EvaluationRecord, fold: EvaluationFold) -> None:
+    def __init__(self, dependencies: EvaluationDependencies, record: EvaluationRecord, fold: EvaluationState) -> None:
         self._dependencies, self._record, self.fold = dependencies, record, fold
         self._last = fold.last_sequence
 
@@ -57,7 +57,7 @@ class LiveEvaluation:
         self,
         dependencies: EvaluationDependencies,
         record: EvaluationRecord,
-        fold: EvaluationFold,
+        fold: EvaluationState,
         *,
         on_end: Callable[["LiveEvaluation", BaseException | None], None],
     ) -> None:

@@ -26,7 +26,7 @@ MAX_BASELINE_BYTES: Final = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class EvaluationPlan:
     """The first events of an evaluation: `started`, then one for each case."""
 
     started: evaluation_pb2.EvaluationPlanned
@@ -58,7 +58,7 @@ async def plan(
     *,
     baseline: eval_result_pb2.EvalResult | None,
     digest: str,
-) -> Plan:
+) -> EvaluationPlan:
     """Check a request as a whole and plan its evaluation.
 
     Raises NotInstalled, InvalidRequest with every problem, NotFound and AgentUnusable.
@@ -86,7 +86,7 @@ async def plan(
     started = _started(request, principal, agent=agent, cases=cases, pins=pins, digest=digest)
     if baseline is not None:
         started.baseline.CopyFrom(_kept(baseline))
-    return Plan(started=started, cases=cases)
+    return EvaluationPlan(started=started, cases=cases)
 
 
 def _started(

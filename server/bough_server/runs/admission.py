@@ -224,6 +224,8 @@ def record_of(admission: Admission, principal: Principal, session_id: str, *, ow
         labels=admission.request.labels,
         last_sequence=2 if is_queued else 1,
     )
+    if admission.case is not None:
+        run.evaluation_id, run.case_id = admission.case.evaluation_id, admission.case.case_id
     run.create_time.FromNanoseconds(admission.now_ns)
     run.start_time.FromNanoseconds(admission.now_ns)
     if admission.deadline_time_ns is not None:

@@ -30,7 +30,7 @@ class EvaluationFilter:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-class Evaluations(Protocol):
+class EvaluationIndex(Protocol):
     """Rows of evaluations; EventLog writes them, in the transactions of the events that change them.
 
     Ids and request ids of runs are unknown here.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bough.v1 import agent_pb2, agent_service_pb2, event_pb2
-from bough_server.store.evaluation_ports import Evaluations
+from bough_server.store.evaluation_ports import EvaluationIndex
 from bough_server.store.ports import Blobs, Catalog, EventLog, RunIndex, Sessions
 
 
@@ -136,7 +136,7 @@ class RunStore(Protocol):
         ...
 
     @property
-    def evaluations(self) -> Evaluations:
+    def evaluations(self) -> EvaluationIndex:
         """The rows of evaluations."""
         ...
 

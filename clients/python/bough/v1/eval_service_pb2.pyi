@@ -714,7 +714,7 @@ class ScoreInvocationsRequest(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def invocations(self) -> _containers.RepeatedCompositeFieldContainer[Global___InvocationSource]:
-        """What is judged: each is a case of its own, of one turn."""
+        """What is judged: each is a separate case, of one turn."""
 
     @_builtins.property
     def expect(self) -> _eval_set_pb2.Expectation:

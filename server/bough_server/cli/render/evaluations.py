@@ -6,7 +6,6 @@ from typing import Final
 from rich.text import Text
 
 from bough.v1 import eval_result_pb2, evaluation_pb2
-from bough_server.cli.output import terminal
 from bough_server.cli.render.format import cost_text, state_style, state_text, time_text, tokens, tokens_text
 from bough_server.evals.reports.words import rate_text, reasons_of, status_text
 from bough_server.plain_text import one_line
@@ -23,13 +22,6 @@ _CHANGES: Final = {
     eval_result_pb2.CASE_CHANGE_ADDED: "new",
 }
 _MOST_DIFFERENCES: Final = 5
-_WHOLE: Final = 1_000_000
-
-
-def result_width() -> int:
-    """Return the width that lines are cut to: the terminal's; lines in a pipe are whole."""
-    console = terminal()
-    return console.width if console.is_terminal else _WHOLE
 
 
 def result_lines(

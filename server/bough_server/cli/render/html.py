@@ -18,7 +18,7 @@ from bough_server.cli.render.format import (
 )
 from bough_server.cli.render.notes import finish_text
 from bough_server.cli.render.tree import kind_and_end, origin_parts, totals
-from bough_server.evals.reports.page import Block, Call, Node, Note, Step, render
+from bough_server.evals.reports.page import Block, Call, Note, Step, TreeNode, render
 from bough_server.plain_text import one_line
 
 
@@ -71,10 +71,10 @@ def _head(invocation: invocation_pb2.Invocation) -> Iterator[Note]:
         yield Note(text=one_line(anomaly.message), style="anomaly")
 
 
-def _node(agent: invocation_pb2.AgentInvocation, work: _Work) -> Node:
+def _node(agent: invocation_pb2.AgentInvocation, work: _Work) -> TreeNode:
     notes = [Note(text=error_text(agent.error), style="failed")] if agent.HasField("error") else []
     notes += [Note(text=one_line(anomaly.message), style="anomaly") for anomaly in agent.anomalies]
-    return Node(
+    return TreeNode(
         id=agent.invocation_id,
         name=agent.name or "?",
         depth=agent.depth,

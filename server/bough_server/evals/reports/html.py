@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2
-from bough_server.evals.reports.page import Block, Call, Node, Note, Step, render
+from bough_server.evals.reports.page import Block, Call, Note, Step, TreeNode, render
 from bough_server.evals.reports.words import cost_text, rate_text, reasons_of, status_text
 
 _MARKS: Final = {
@@ -26,7 +26,7 @@ _PASSED: Final = eval_result_pb2.METRIC_STATUS_PASSED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
+class GateRow:
     """A row of the table of gates."""
 
     gate: str
@@ -37,7 +37,7 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ChangeRow:
     """A row of the table of changes."""
 
     case_id: str
@@ -46,18 +46,18 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class TurnView:
     """A turn of a run."""
 
     blocks: Sequence[Block]
-    expected: Sequence[Node]
+    expected: Sequence[TreeNode]
     expectations: Sequence[Block]
-    actual: Sequence[Node]
+    actual: Sequence[TreeNode]
     notes: Sequence[Note]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunView:
     """A run of a case."""
 
     number: int
@@ -65,12 +65,12 @@ class Run:
     style: str
     facts: Sequence[str]
     notes: Sequence[Note]
-    turns: Sequence[Turn]
+    turns: Sequence[TurnView]
     is_open: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class CaseView:
     """A case."""
 
     id: str
@@ -81,7 +81,7 @@ class Case:
     metrics: str
     facts: Sequence[str]
     notes: Sequence[Note]
-    runs: Sequence[Run]
+    runs: Sequence[RunView]
     is_open: bool
 
 
@@ -118,26 +118,26 @@ def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalCo
         yield Note(text=text, style="anomaly")
 
 
-def _gate(gate: eval_result_pb2.GateResult) -> Gate:
+def _gate(gate: eval_result_pb2.GateResult) -> GateRow:
     value = f"{gate.value:.4g}" if gate.HasField("value") else ""
     verdict = status_text(gate.status)
-    return Gate(gate=gate.gate, verdict=verdict, style=_style(gate.status), value=value, reason=gate.reason)
+    return GateRow(gate=gate.gate, verdict=verdict, style=_style(gate.status), value=value, reason=gate.reason)
 
 
-def _changes(comparison: eval_result_pb2.EvalComparison) -> Iterator[Change]:
+def _changes(comparison: eval_result_pb2.EvalComparison) -> Iterator[ChangeRow]:
     for case in comparison.cases:
         if case.change in _CHANGES:
             differences = "; ".join(one.message for one in case.differences)
-            yield Change(case_id=case.case_id, change=_CHANGES[case.change], differences=differences)
+            yield ChangeRow(case_id=case.case_id, change=_CHANGES[case.change], differences=differences)
 
 
-def _case(index: int, case: eval_result_pb2.CaseResult) -> Case:
+def _case(index: int, case: eval_result_pb2.CaseResult) -> CaseView:
     metrics = ", ".join(
         f"{metric.name} {metric.mean:.3g}" if metric.HasField("mean") else f"{metric.name} -" for metric in case.metrics
     )
     rate = rate_text(case.statistics)
     flaky = " flaky" if case.statistics.flaky else ""
-    return Case(
+    return CaseView(
         id=f"case-{index}",
         name=case.case_id,
         verdict=status_text(case.status),
@@ -151,7 +151,7 @@ def _case(index: int, case: eval_result_pb2.CaseResult) -> Case:
     )
 
 
-def _run(run: eval_result_pb2.CaseRunResult, case: eval_result_pb2.CaseResult) -> Run:
+def _run(run: eval_result_pb2.CaseRunResult, case: eval_result_pb2.CaseResult) -> RunView:
     facts = [f"{score.name} {score.score:.3g}" for score in run.scores if score.HasField("score")]
     if run.HasField("duration"):
         facts.append(f"{run.duration.ToTimedelta().total_seconds():.1f} s")
@@ -165,7 +165,7 @@ def _run(run: eval_result_pb2.CaseRunResult, case: eval_result_pb2.CaseResult) -
             Note(text=f"{score.name}, {one.rubric_id}: {'holds' if one.holds else 'does not hold'}: {one.reason}")
             for one in score.judgements
         ]
-    return Run(
+    return RunView(
         number=run.index + 1,
         verdict=status_text(run.status),
         style=_style(run.status),
@@ -181,7 +181,7 @@ def _turn(
     turn: eval_result_pb2.TurnResult,
     run: eval_result_pb2.CaseRunResult,
     case: eval_result_pb2.CaseResult,
-) -> Turn:
+) -> TurnView:
     asked = case.turns[number] if number < len(case.turns) else eval_set_pb2.EvalTurn()
     missing = {
         (one.agent, one.expected_parent)
@@ -196,7 +196,7 @@ def _turn(
         notes.append(Note(text=turn.error.message, style="failed"))
     if turn.truncated:
         notes.append(Note(text="Parts of the tree were left out.", style="anomaly"))
-    return Turn(
+    return TurnView(
         blocks=[Block(title=f"turn {number + 1}, user", text=asked.user)] if asked.user else [],
         expected=list(_expected(asked.expect.agents, "", 0, missing)),
         expectations=list(_expectations(asked.expect)),
@@ -207,7 +207,7 @@ def _turn(
 
 def _expected(
     agents: Sequence[eval_set_pb2.ExpectedAgent], parent: str, depth: int, missing: set[tuple[str, str]]
-) -> Iterator[Node]:
+) -> Iterator[TreeNode]:
     for agent in agents:
         facts = ["optional"] if agent.optional else []
         if agent.HasField("repeat"):
@@ -217,7 +217,7 @@ def _expected(
         if agent.forbidden:
             facts.append(f"never below it: {', '.join(agent.forbidden)}")
         calls = [Call(name=tool.name, state="", blocks=_wanted(tool)) for tool in agent.tools]
-        yield Node(
+        yield TreeNode(
             name=agent.name,
             depth=depth,
             mark="missing" if (agent.name, parent) in missing else "",
@@ -253,11 +253,11 @@ def _wanted(tool: eval_set_pb2.ExpectedTool) -> list[Block]:
     return blocks
 
 
-def _agent(agent: eval_result_pb2.ResultAgent) -> Node:
+def _agent(agent: eval_result_pb2.ResultAgent) -> TreeNode:
     facts = [f"{agent.step_count} steps"] if agent.step_count else []
     if agent.usage.HasField("total_tokens"):
         facts.append(f"{agent.usage.total_tokens:,} tokens")
-    return Node(
+    return TreeNode(
         id=agent.invocation_id,
         name=agent.name,
         depth=agent.depth,

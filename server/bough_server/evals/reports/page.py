@@ -56,7 +56,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class TreeNode:
     """An agent of a tree, in preorder with its depth; `mark` says how it compares with the expected tree."""
 
     name: str
