@@ -303,6 +303,8 @@ class RunForker:
             last_sequence=point.sequence + len(fork.events),
             forked_from=forked.origin,
             deadline_time=forked.deadline_time if forked.HasField("deadline_time") else None,
+            evaluation_id=forked.evaluation_id,
+            case_id=forked.case_id,
         )
         run.create_time.FromNanoseconds(now)
         run.start_time.CopyFrom(run.create_time)
