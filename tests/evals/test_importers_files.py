@@ -92,6 +92,10 @@ def test_files_must_be_one_with_cases_and_at_most_one_with_metrics() -> None:
         (b'{"evalCases": [1]}', r"evalCases\[0\]: must be an object"),
         (b'{"evalCases": [{"evalId": 1}]}', r"evalCases\[0\]\.evalId: must be a text"),
         (b'{"evalCases": []}', "The set has no case that can be imported"),
+        (
+            b'{"evalCases": [{"conversation": [{"tools": [{"id": "a"}]}]}]}',
+            r"evalCases\[0\]\.conversation\[0\]\.tools\[0\]\.name: is required",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_with_its_place(tmp_path: Path, data: bytes, problem: str) -> None:
@@ -293,9 +297,9 @@ CASE = shaped(
     actualConversation=st.none() | listed(TURN),
     sessionInput=shaped(state=st.dictionaries(TEXTS, LEAVES).map(dict)),
 )
-TREES: st.SearchStrategy[JsonValue] = st.dictionaries(NAMES, st.booleans() | st.dictionaries(NAMES, st.booleans())).map(
-    dict
-)
+FLAGS: st.SearchStrategy[JsonValue] = st.booleans()
+BRANCHES: st.SearchStrategy[JsonValue] = st.dictionaries(NAMES, FLAGS).map(dict)
+TREES: st.SearchStrategy[JsonValue] = st.dictionaries(NAMES, FLAGS | BRANCHES).map(dict)
 STRATEGIES = st.sampled_from(["exact", "skip", "contains", "regex", "other"])
 JSON_CRITERION = shaped(matchStrategy=STRATEGIES, ignoreTree=TREES) | shaped(onlyTree=TREES, numberTolerance=NUMBERS)
 STRATEGY = shaped(name=shaped(matchStrategy=st.just("exact")), arguments=JSON_CRITERION, result=JSON_CRITERION)
@@ -340,4 +344,5 @@ def test_whatever_the_json_an_import_returns_a_set_or_says_what_is_wrong(
     assert eval_set == eval_set_pb2.EvalSet.FromString(eval_set.SerializeToString())
     assert eval_set.cases
     assert all(case.id and case.turns for case in eval_set.cases)
+    assert all(tool.name for case in eval_set.cases for turn in case.turns for tool in turn.expect.tools)
     assert all(sentences)

@@ -572,6 +572,17 @@ def test_ids_are_unique_and_valid() -> None:
     assert [case.id for case in eval_set.cases] == ["a", "a-2", "case-3", "b-", "x" * 256]
 
 
+def test_many_cases_of_one_id_are_imported() -> None:
+    cases = [trpc_case(turn(tools=[tool("add", {"a": number})]), rubrics=[{}]) for number in range(5_000)]
+    eval_set, sentences = imported(trpc_set(*cases), metric({"toolTrajectory": {}}))
+    assert len({case.id for case in eval_set.cases}) == 5_000
+    assert sentences == [
+        "Rubrics of cases have no place: no metric asks them. (Case 'one'.)",
+        "A case without an id, or with one that is taken or not valid, has another one here. "
+        "(Cases 'one-2', 'one-3', 'one-4' and 4996 more.)",
+    ]
+
+
 def test_a_name_of_a_set_is_made_valid() -> None:
     eval_set, _ = import_values({"evalCases": [trpc_case(turn())]}, [], path=Path("7 days.evalset.json"))
     assert eval_set.name == "set-7-days"

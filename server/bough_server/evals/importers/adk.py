@@ -182,7 +182,7 @@ def _older_case(
 
 
 def _older_call(use: JsonObject, mocks: eval_set_pb2.ToolMocks) -> ImportedCall:
-    call = ImportedCall(name=use.text("toolName"), arguments=use.raw("toolInput"))
+    call = ImportedCall(name=use.required_text("toolName"), arguments=use.raw("toolInput"))
     if use.has("mockToolOutput"):
         mock = mocks.tools.add(name=call.name, result_json=as_json(use.raw("mockToolOutput")))
         mock.arguments_match.equals_json = "{}" if call.arguments is None else as_json(call.arguments)

@@ -5,6 +5,7 @@ them in different ways. What no metric compares is kept too, judged with the thr
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
@@ -99,7 +100,7 @@ def assemble(source: ImportedSet, notes: Notes) -> EvalSet:
             notes.add("A case without an id, or with one that is taken or not valid, has another one here.", case.id)
     kept = [case for case in named if _has_turns(case, notes)]
     if not kept:
-        why = " ".join(notes.sentences)
+        why = " ".join(notes.about_cases)
         raise ConfigurationError(f"The set has no case that can be imported. {why}".strip())
     eval_set = EvalSet(name=set_name(source.name), description=source.description[:_MAX_DESCRIPTION])
     eval_set.cases.extend(_Placement(source=source, case=case, notes=notes).placed() for case in kept)
@@ -146,7 +147,7 @@ class _Placement:
                 self._metrics.append(self._placed(name, metric))
             except NoCounterpart as error:
                 self._metrics.append(self._unplaced(name, metric, str(error)))
-        self._keep_unjudged(set(names))
+        self._keep_unjudged(names)
         case = EvalCase(id=self.case.id, session_state_json=self.case.state_json, metrics=self._metrics)
         if self.case.mocks is not None:
             case.mocks.CopyFrom(self.case.mocks)
@@ -189,18 +190,20 @@ class _Placement:
             notes=self.notes,
         )
 
-    def _keep_unjudged(self, taken: set[str]) -> None:
+    def _keep_unjudged(self, taken: Sequence[str]) -> None:
         """Keep expectations that no metric compares, judged with the threshold 0."""
         turns = self.case.turns
         if self._tools is None and any(turn.calls for turn in turns):
             default = self.source.default_tools
             self._tools = [[default.expected(call) for call in turn.calls] for turn in turns]
             trajectory = ToolTrajectoryMetric(mode=default.mode)
-            self._metrics.append(Metric(name=_free("expected_tools", taken), threshold=0, tool_trajectory=trajectory))
+            self._metrics.append(
+                Metric(name=_free_name("expected_tools", taken), threshold=0, tool_trajectory=trajectory)
+            )
             self.notes.add("No metric compares the expected tool calls: they are kept with the threshold 0.")
         if self._answers is None and any(turn.answer for turn in turns):
             self._answers = [ExpectedAnswer(exact=turn.answer) if turn.answer else None for turn in turns]
-            name = _free("expected_answer", taken)
+            name = _free_name("expected_answer", taken)
             self._metrics.append(Metric(name=name, threshold=0, final_response=FinalResponseMetric()))
             self.notes.add("No metric compares the expected answers: they are kept with the threshold 0.")
 
@@ -265,19 +268,21 @@ def _id_text(text: str) -> str:
     return re.sub(r"[\x00-\x1f\x7f-\x9f]", "-", text)[:MAX_ID]
 
 
+def _free_name(name: str, taken: Sequence[str]) -> str:
+    return _unique([*taken, name], _MAX_NAME)[-1]
+
+
 def _unique(names: Iterable[str], longest: int) -> list[str]:
     """Return names of which no two are equal: the later ones get a number."""
     taken: set[str] = set()
+    numbers: Counter[str] = Counter()
     unique: list[str] = []
     for name in names:
-        unique.append(_free(name, taken, longest))
-        taken.add(unique[-1])
+        free = name
+        while free in taken:
+            numbers[name] += 1
+            number = numbers[name] + 1
+            free = f"{name[: longest - len(str(number)) - 1]}-{number}"
+        unique.append(free)
+        taken.add(free)
     return unique
-
-
-def _free(name: str, taken: set[str], longest: int = _MAX_NAME) -> str:
-    number, free = 1, name
-    while free in taken:
-        number += 1
-        free = f"{name[: longest - len(str(number)) - 1]}-{number}"
-    return free

@@ -5,6 +5,7 @@ Both forms are read everywhere: messages with `content` or with `parts`, calls i
 
 import base64
 import binascii
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -128,7 +129,7 @@ def _file(data: str, uri: str, media_type: str) -> Part | None:
 def _calls(source: JsonObject) -> Iterator[ImportedCall]:
     for tool in source.children("tools"):
         yield ImportedCall(
-            name=tool.text("name"),
+            name=tool.required_text("name"),
             call_id=tool.text("id"),
             arguments=tool.raw("arguments"),
             result=tool.raw("result"),
@@ -150,7 +151,7 @@ def _intermediate_calls(source: JsonObject) -> Iterator[ImportedCall]:
     for use in uses:
         response = _response_of(use, responses)
         yield ImportedCall(
-            name=use.text("name"),
+            name=use.required_text("name"),
             call_id=use.text("id"),
             arguments=use.raw("args"),
             result=None if response is None else response.raw("response"),
@@ -202,8 +203,9 @@ def _agents(source: JsonObject) -> list[invocation_pb2.AgentInvocation]:
                 state=_SUCCEEDED,
             )
         )
+    children = Counter(agent.parent_invocation_id for agent in agents)
     for one in agents:
-        one.child_count = sum(each.parent_invocation_id == one.invocation_id for each in agents)
+        one.child_count = children[one.invocation_id]
     return agents
 
 

@@ -5,6 +5,7 @@ A criterion with a member that this module does not know has no counterpart: it 
 
 import json
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -189,7 +190,9 @@ def _length_regex(length: JsonObject | None) -> str:
 
 def _regex(pattern: str) -> str:
     try:
-        re.compile(pattern)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns of what later versions may read otherwise, such as "[["
+            re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise NoCounterpart(f"{pattern[:80]!r} is not a regular expression of Python: {error}") from error
     return pattern

@@ -22,18 +22,23 @@ class Notes:
     """Sentences about what has no place in a set, each once, with the cases that it is about."""
 
     def __init__(self) -> None:
-        self._cases: dict[str, list[str]] = {}
+        self._cases: dict[str, dict[str, None]] = {}
 
     def add(self, sentence: str, case_id: str = "") -> None:
         """Add a sentence, about one case or about the whole set."""
-        cases = self._cases.setdefault(sentence, [])
-        if case_id and case_id not in cases:
-            cases.append(case_id)
+        cases = self._cases.setdefault(sentence, {})
+        if case_id:
+            cases[case_id] = None
 
     @property
     def sentences(self) -> list[str]:
         """The sentences, in the order in which they were first added."""
-        return [f"{sentence}{_of_cases(cases)}" for sentence, cases in self._cases.items()]
+        return [f"{sentence}{_of_cases(list(cases))}" for sentence, cases in self._cases.items()]
+
+    @property
+    def about_cases(self) -> list[str]:
+        """Those of the sentences that are about cases."""
+        return [f"{sentence}{_of_cases(list(cases))}" for sentence, cases in self._cases.items() if cases]
 
 
 def _of_cases(cases: list[str]) -> str:
@@ -68,6 +73,12 @@ class JsonObject:
         if not isinstance(value, str):
             raise self.wrong(name, "must be a text")
         return value
+
+    def required_text(self, name: str) -> str:
+        """Return a text that is not empty. Raises ConfigurationError."""
+        if not (text := self.text(name)):
+            raise self.wrong(name, "is required")
+        return text
 
     def flag(self, name: str) -> bool:
         """Return a boolean; False if it is missing. Raises ConfigurationError."""
