@@ -64,6 +64,25 @@ def test_a_metrics_file_says_whose_set_it_is() -> None:
     assert sentences == []
 
 
+def test_the_metrics_beside_an_older_set_of_trpc_are_read(tmp_path: Path) -> None:
+    source, metrics = tmp_path / "math.evalset.json", tmp_path / "math.metrics.json"
+    use: JsonValue = {"name": "add", "args": {"a": 1}}
+    turn: JsonValue = {
+        "user_content": {"parts": [{"text": "1 + 1?"}], "role": "user"},
+        "intermediate_data": {"tool_uses": [use]},
+    }
+    source.write_text(json.dumps({"eval_set_id": "math", "eval_cases": [{"eval_id": "a", "conversation": [turn]}]}))
+    metrics.write_text(json.dumps(METRICS))
+    (tmp_path / "test_config.json").write_text(json.dumps(CONFIG))
+    eval_set, sentences = import_files([source])
+    assert sentences == [f"The metrics are those of {metrics}."]
+    assert eval_set.defaults.metrics[0].tool_trajectory.mode == eval_set_pb2.TRAJECTORY_MODE_ANY_ORDER
+    # The file has no results, and without a criterion none is required to be missing.
+    assert [(tool.name, tool.HasField("result_match")) for tool in eval_set.cases[0].turns[0].expect.tools] == [
+        ("add", False)
+    ]
+
+
 @pytest.mark.parametrize(("source", "metrics"), [(TRPC, CONFIG), ([{"query": "Hi"}], METRICS)])
 def test_metrics_of_the_other_tool_are_refused(source: JsonValue, metrics: JsonValue) -> None:
     with pytest.raises(ConfigurationError, match="The metrics are not those of"):

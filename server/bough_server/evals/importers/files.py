@@ -113,13 +113,13 @@ def _read(path: Path) -> _File:
 
 def _beside(source: _File, notes: Notes) -> _File | None:
     """Return the metrics that the other tool would find beside a set; None if there are none."""
-    if source.format is FileFormat.TRPC_SET:
-        path = source.path.with_name(f"{_stem(source.path)}.metrics.json")
-    elif source.format in (FileFormat.ADK_SET, FileFormat.ADK_TESTS):
-        path = source.path.with_name("test_config.json")
-    else:
-        return None
-    if not path.is_file() or path == source.path:
+    # An older set of trpc-agent-go looks like one of ADK.
+    of_trpc = source.format in (FileFormat.TRPC_SET, FileFormat.ADK_SET)
+    of_adk = source.format in (FileFormat.ADK_SET, FileFormat.ADK_TESTS)
+    names = [*([f"{_stem(source.path)}.metrics.json"] if of_trpc else []), *(["test_config.json"] if of_adk else [])]
+    paths = (source.path.with_name(name) for name in names)
+    path = next((path for path in paths if path.is_file() and path != source.path), None)
+    if path is None:
         return None
     notes.add(f"The metrics are those of {path}.")
     return _read(path)

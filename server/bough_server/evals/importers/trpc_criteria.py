@@ -42,7 +42,8 @@ _DEFAULT_STRATEGY: Final = JsonObject(
 def compares_tools(criterion: JsonObject | None, notes: Notes) -> ComparesTools:
     """Return how a tool trajectory criterion compares calls; without one exactly, in any order.
 
-    Raises NoCounterpart, and ConfigurationError for values of a wrong type.
+    Without a criterion a result that the file does not have is any result: older files have none. Raises
+    NoCounterpart, and ConfigurationError for values of a wrong type.
     """
     source = criterion or JsonObject(members={})
     _refuse_unknown(source, "defaultStrategy", "toolStrategy", "orderSensitive", "subsetMatching")
@@ -56,8 +57,10 @@ def compares_tools(criterion: JsonObject | None, notes: Notes) -> ComparesTools:
         _check_strategy(strategy)
 
     def expected(call: ImportedCall) -> ExpectedTool:
-        strategy = strategies.get(call.name, default)
-        return _expected_tool(call, strategy, notes)
+        tool = _expected_tool(call, strategies.get(call.name, default), notes)
+        if criterion is None and call.result is None:
+            tool.ClearField("result_match")
+        return tool
 
     mode = _MODES[source.flag("orderSensitive"), source.flag("subsetMatching")]
     return ComparesTools(mode=mode, expected=expected)
