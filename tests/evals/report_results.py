@@ -23,9 +23,8 @@ def fill(message: Message, text: Callable[[str], str], depth: int = 0) -> None:
         elif field.message_type is not None and depth < 7 and field.name not in ("recorded", "children"):
             if field.message_type.full_name.startswith("google.protobuf."):
                 continue
-            fill(
-                getattr(message, field.name).add() if field.is_repeated else _set(message, field.name), text, depth + 1
-            )
+            held = getattr(message, field.name)
+            fill(held.add() if field.is_repeated else held, text, depth + 1)
 
 
 def messages(first: Message) -> Iterator[Message]:
