@@ -102,6 +102,8 @@ def test_a_page_marks_the_differences_of_both_trees_and_shows_steps_and_calls() 
         'is JSON that contains {\n  "a": 1\n}\nignored: a.id\nnumbers may be 0.5 apart',
         "calls in any order, others may be made",
         "never below it: researcher",
+        "at least 1 time",
+        'search_notes\n  arguments contains {\n    "topic": "leaves"\n  }',
         "asked by lead / mailer",
         "Send the mail?",
         "flaky: who-calls-whom",

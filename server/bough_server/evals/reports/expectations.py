@@ -80,11 +80,14 @@ def repeat_words(repeat: eval_set_pb2.EvalRepeat) -> str:
     """Return how often something is expected."""
     low = repeat.min if repeat.HasField("min") else 1
     if not repeat.HasField("max"):
-        return f"at least {low} times"
-    return f"{low} times" if low == repeat.max else f"{low} to {repeat.max} times"
+        return f"at least {_times(low)}" if low else "any number of times"
+    return _times(low) if low == repeat.max else f"{low} to {_times(repeat.max)}"
+
+
+def _times(count: int) -> str:
+    return "1 time" if count == 1 else f"{count} times"
 
 
 def _tool_words(tool: eval_set_pb2.ExpectedTool) -> str:
-    blocks = list(call_blocks(tool))
-    details = "".join(f"\n  {block.title} {block.text}".replace("\n", "\n  ") for block in blocks)
-    return f"{tool.name}{details}"
+    details = [f"{block.title} {block.text}" for block in call_blocks(tool)]
+    return "\n".join([tool.name, *details]).replace("\n", "\n  ")

@@ -140,7 +140,7 @@ def _changes(comparison: eval_result_pb2.EvalComparison) -> Iterator[ChangeRow]:
                 case_id=case.case_id,
                 change=CHANGES[case.change],
                 style=_CHANGE_STYLES.get(case.change, ""),
-                rates=f"{before} to {after}",
+                rates=f"{before} to {after}" if before != after else before,
                 differences="; ".join(one.message for one in case.differences),
             )
 

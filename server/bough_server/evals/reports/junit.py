@@ -24,7 +24,7 @@ def junit_text(result: eval_result_pb2.EvalResult) -> str:
     name = _clean(result.set_name or "evaluation")
     suite = TestSuite(name)
     if result.evaluation_id:
-        suite.add_property("evaluation_id", result.evaluation_id)
+        suite.add_property("evaluation_id", _clean(result.evaluation_id))
     for metric, mean in sorted(result.totals.metric_means.items()):
         suite.add_property(f"mean.{_clean(metric)}", f"{mean:g}")
     for case in result.cases:
