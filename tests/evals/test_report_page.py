@@ -78,7 +78,6 @@ def test_no_text_of_a_result_becomes_markup(text: str, value: str) -> None:
     assert {tag for tag, _ in page.tags} <= _TAGS
     assert {name for _, attributes in page.tags for name in attributes} <= _ATTRIBUTES
     assert {attributes["href"] for tag, attributes in page.tags if tag == "a"} == {"#case-0"}
-    assert "49" not in shown or "49" in text + value or "{{" not in text + value
 
 
 def test_a_page_has_a_strict_policy_and_loads_nothing() -> None:

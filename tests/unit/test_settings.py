@@ -362,3 +362,12 @@ def test_the_variables_of_otlp_say_what_goes_out(
     assert Settings.load().exports_metrics
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     assert not Settings.load().exports_metrics
+
+
+def test_what_reports_leave_out_is_configured(config: Path) -> None:
+    assert Settings.load(config).evaluation.redact.fields == ()
+    config.write_text("evaluation: {redact: {fields: [user.*.password], patterns: ['sk-[a-z]+']}}")
+    redact = Settings.load(config).evaluation.redact
+    assert (redact.fields, redact.patterns) == (("user.*.password",), ("sk-[a-z]+",))
+    config.write_text("evaluation: {redact: {pattern: [a]}}")
+    assert "evaluation.redact.pattern" in "\n".join(refusal(config))
