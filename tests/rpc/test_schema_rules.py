@@ -1,5 +1,6 @@
 """Every rule of the schema that a request can break, read from the descriptors, is broken once and must be reported."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,10 @@ VALUES: Mapping[str, Callable[[Any], Any]] = {
     "string.max_len": lambda most: "x" * (most + 1),
     "string.pattern": lambda _: " ",
     "int32.gte": lambda least: least - 1,
+    "int32.lte": lambda most: most + 1,
     "int64.gte": lambda least: least - 1,
+    "double.gte": lambda least: least - 1,
+    "double.finite": lambda _: math.inf,
     "enum.defined_only": lambda _: 99,
     "duration.gt": lambda bound: moved(bound, 0),
     "duration.gte": lambda least: moved(least, -1),

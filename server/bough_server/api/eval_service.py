@@ -112,9 +112,10 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         page = page_of(request.page_size, request.page_token)
         since = position_of(page, listing=_CASES)
         record = await self._evaluations.get(self._principal(), request.evaluation_id)
-        fold = await self._evaluations.fold(self._principal(), request.evaluation_id)
+        asked = range(since, since + page.size)
+        fold = await self._evaluations.fold(self._principal(), request.evaluation_id, shown=asked)
         names = list(fold.cases)
-        cases = await asyncio.to_thread(fold.case_results, names[since : since + page.size])
+        cases = await asyncio.to_thread(fold.case_results, names[since : fold.shown.stop])
         shown, token = page_at(
             cases, page, listing=_CASES, since=since, total=len(names), size=lambda case: case.ByteSize()
         )
@@ -143,8 +144,8 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         context: aio.ServicerContext[pb.CompareEvaluationsRequest, pb.CompareEvaluationsResponse],
     ) -> pb.CompareEvaluationsResponse:
         """Compare two results."""
-        before = await self._evaluations.source(self._principal(), request.baseline)
-        after = await self._evaluations.source(self._principal(), request.candidate)
+        before = await self._evaluations.source(self._principal(), request.baseline, field="baseline")
+        after = await self._evaluations.source(self._principal(), request.candidate, field="candidate")
         return pb.CompareEvaluationsResponse(comparison=await asyncio.to_thread(compare, before, after))
 
     async def ScoreInvocations(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from bough.v1 import eval_result_pb2, evaluation_pb2
 from bough_server import evaluation_events
@@ -23,15 +23,24 @@ CaseRun: TypeAlias = tuple[str, int]
 """A run of a case: the case's id, and the number of the run, from 0."""
 
 
+MAX_SHOWN_BYTES: Final = 4 * 1024 * 1024
+"""The most bytes of results that a fold keeps whole, of several cases together; a page shows a quarter of it."""
+
+MAX_CASE_BYTES: Final = 1024 * 1024
+"""The most bytes of the results of one case's runs, but for the first: the others are without trees."""
+
+
 @dataclass(slots=True)
 class EvaluationState:
     """What the events of an evaluation say, in the order of their sequences.
 
-    Without `keeps_trees` the turns of results are dropped: nothing but a result that is shown needs them, and those of
-    a thousand cases are large.
+    Results are kept whole only for the cases of a page: those of a thousand cases are large. Of the others the turns
+    are dropped, and without `keeps_differences` also the details of their scores.
     """
 
-    keeps_trees: bool = False
+    shown: range = range(0)
+    """The numbers of the cases whose results are kept whole; it ends earlier if they are too large together."""
+    keeps_differences: bool = False
     last_sequence: int = 0
     planned: evaluation_pb2.EvaluationPlanned = field(default_factory=evaluation_pb2.EvaluationPlanned)
     create_time_ns: int = 0
@@ -45,6 +54,10 @@ class EvaluationState:
     spent: Sums = field(default_factory=Sums)
     """What the runs and judges of all scored runs of cases used together."""
 
+    _places: dict[str, int] = field(default_factory=dict)
+    _held: dict[int, int] = field(default_factory=dict)
+    """The bytes that are kept of each shown case, by its number."""
+
     def apply(self, event: evaluation_pb2.EvaluationEvent) -> None:
         """Add the next event of the log."""
         self.last_sequence = event.sequence
@@ -53,6 +66,7 @@ class EvaluationState:
                 self.planned = event.evaluation_planned
                 self.create_time_ns = event.record_time.ToNanoseconds()
             case "case_planned":
+                self._places[event.case_planned.case.id] = len(self.cases)
                 self.cases[event.case_planned.case.id] = event.case_planned
             case "case_run_started":
                 one = event.case_run_started
@@ -71,9 +85,28 @@ class EvaluationState:
     def _score(self, result: eval_result_pb2.CaseRunResult) -> None:
         self.spent.add(Sums.of(result.usage))
         self.spent.add(Sums.of(result.judge_usage))
-        if not self.keeps_trees:
-            del result.turns[:]
+        place = self._places[result.case_id]
+        if place in self.shown:
+            self._show(place, result)
+        else:
+            _strip(result, keeps_differences=self.keeps_differences)
         self.scored[result.case_id, result.index] = result
+
+    def _show(self, place: int, result: eval_result_pb2.CaseRunResult) -> None:
+        """Count a result that is kept whole, and give up others, or parts of it, that would be too much."""
+        held = self._held.setdefault(place, 0)
+        if held and held + result.ByteSize() > MAX_CASE_BYTES:
+            _cut(result)
+        self._held[place] += result.ByteSize()
+        while len(self._held) > 1 and sum(self._held.values()) > MAX_SHOWN_BYTES:
+            last = max(self._held)
+            del self._held[last]
+            self.shown = range(self.shown.start, last)
+            for (case_id, _), other in self.scored.items():
+                if self._places[case_id] == last:
+                    _strip(other, keeps_differences=self.keeps_differences)
+            if place == last:
+                _strip(result, keeps_differences=self.keeps_differences)
 
     def remaining(self) -> Iterator[tuple[evaluation_pb2.CasePlanned, int]]:
         """Yield the runs of cases that are not judged yet, in the order of the set."""
@@ -81,10 +114,6 @@ class EvaluationState:
             for index in range(planned.runs):
                 if (planned.case.id, index) not in self.scored:
                     yield planned, index
-
-    def unfinished(self) -> list[CaseRun]:
-        """Return the runs of cases that began and are not judged."""
-        return [one for one in self.started if one not in self.scored]
 
     def results_of(self, case_id: str) -> list[eval_result_pb2.CaseRunResult]:
         """Return the results of a case's runs so far, by index."""
@@ -120,3 +149,22 @@ class EvaluationState:
             result.status = self.totaled.status
             result.gates.extend(self.totaled.gates)
         return result
+
+
+def _strip(result: eval_result_pb2.CaseRunResult, *, keeps_differences: bool) -> None:
+    """Drop what no number depends on."""
+    del result.turns[:]
+    for score in result.scores:
+        del score.judgements[:]
+        if not keeps_differences:
+            del score.agents[:]
+
+
+def _cut(result: eval_result_pb2.CaseRunResult) -> None:
+    """Drop the trees and the answer of each turn, and say so."""
+    for turn in result.turns:
+        del turn.agents[:]
+        turn.answer, turn.truncated = "", True
+    for score in result.scores:
+        del score.agents[:]
+        del score.judgements[:]
