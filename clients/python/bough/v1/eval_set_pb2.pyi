@@ -599,7 +599,7 @@ class ExpectedAgent(_message.Message):
 
     @_builtins.property
     def children(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpectedAgent]:
-        """The agents that it calls."""
+        """The agents that it calls. A tree has at most 64 levels."""
 
     @_builtins.property
     def forbidden(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
