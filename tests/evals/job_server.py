@@ -266,6 +266,9 @@ def check_log(events: Sequence[evaluation_pb2.EvaluationEvent]) -> None:
     scored = [event.case_run_scored.result for event in events if event.HasField("case_run_scored")]
     assert sorted((one.case_id, one.index) for one in scored) == sorted(runs)
     assert len(runs) == planned.run_count
+    for kind in ("case_run_started", "case_run_ended"):
+        facts = [getattr(event, kind) for event in events if event.HasField(kind)]  # type: ignore[arg-type]
+        assert len({(one.case_id, one.index) for one in facts}) == len(facts)
     for place, event in enumerate(events):
         if event.HasField("case_run_started"):
             one = event.case_run_started

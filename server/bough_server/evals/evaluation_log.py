@@ -47,6 +47,8 @@ class EvaluationState:
     cases: dict[str, evaluation_pb2.CasePlanned] = field(default_factory=dict)
     started: dict[CaseRun, str] = field(default_factory=dict)
     """The runs of cases that began, and the session of each."""
+    ended: set[CaseRun] = field(default_factory=set)
+    """The runs of cases whose turns have ended."""
     scored: dict[CaseRun, eval_result_pb2.CaseRunResult] = field(default_factory=dict)
     cancel: evaluation_pb2.EvaluationCancelRequested | None = None
     totaled: evaluation_pb2.EvaluationTotaled | None = None
@@ -71,6 +73,8 @@ class EvaluationState:
             case "case_run_started":
                 one = event.case_run_started
                 self.started[one.case_id, one.index] = one.session_id
+            case "case_run_ended":
+                self.ended.add((event.case_run_ended.case_id, event.case_run_ended.index))
             case "case_run_scored":
                 self._score(event.case_run_scored.result)
             case "evaluation_totaled":

@@ -188,7 +188,7 @@ class LiveEvaluation:
         case = planned.case
         try:
             invocations = recorded or await self._runner.run(planned, index)
-            if not recorded:
+            if not recorded and (case.id, index) not in self._fold.ended:
                 event = evaluation_pb2.EvaluationEvent()
                 event.case_run_ended.case_id, event.case_run_ended.index = case.id, index
                 event.case_run_ended.run_ids.extend(one.run_id for one in invocations)
