@@ -94,6 +94,20 @@ async def clerk(ctx: Context, input: Message) -> str:
     return ", ".join(said)
 
 
+@agent(description="Stamps a text, and then waits for its gate.", tools=["stamp"])
+async def careful(ctx: Context, input: Message) -> str:
+    """Answers with what the tool returns, when its gate is open."""
+    name = input.parts[0].text
+    said = str(await ctx.call_tool("stamp", text=name))
+
+    async def opened() -> None:
+        ARRIVED[name].set()
+        await GATES[name].wait()
+
+    await ctx.step("wait", opened)
+    return said
+
+
 @agent(description="Pays.", tools=["pay"])
 async def cashier(ctx: Context, input: Message) -> str:
     """Answers with what the tool returns."""

@@ -11,6 +11,7 @@ from grpc import aio
 from structlog.testing import capture_logs
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, execution_pb2
+from bough.v1.policy_pb2 import Limits
 from bough_server.evals import evaluator
 from bough_server.evals.evaluations import Evaluations
 from bough_server.store.ports import Principal
@@ -114,16 +115,18 @@ async def test_an_unanswered_case_is_not_judged_either_if_the_server_stops_befor
 
 
 async def test_a_budget_counts_what_was_used_before_the_restart(tmp_path: Path) -> None:
-    cases = [case(f"c{number}", "again-a again-b") for number in range(2)]
-    made = eval_set(*cases, case("wait", "x"), case("rest", "again-c"), agent="clerk")
-    del made.cases[2]
+    GATES["spent0"].set()
+    made = eval_set(*(case(f"c{number}", f"spent{number}") for number in range(4)), agent="careful")
     async with evaluating(tmp_path) as server:
-        log = await evaluated(server, made, budget={"tool_calls": 3}, jobs=1)
-        assert log.result("rest").status == NOT_EVALUATED
+        log = await begin(server, made, budget=Limits(tool_calls=2), jobs=1).until("case_run_started")
+        await asyncio.wait_for(ARRIVED["spent1"].wait(), 30)
+    for number in range(4):
+        GATES[f"spent{number}"].set()
     async with evaluating(tmp_path) as server:
-        found = await evaluation(server, log.evaluation_id)
-    assert found.result.totals.usage.tool_calls == 4
-    assert CALLED["again-c"] == 0
+        followed = await watch(server, log.evaluation_id).to_the_end()
+    check_log(followed.events)
+    assert [followed.result(f"c{number}").status for number in range(4)] == [PASSED] * 2 + [NOT_EVALUATED] * 2
+    assert [CALLED[f"spent{number}"] for number in range(4)] == [1, 1, 0, 0]
 
 
 async def test_an_error_in_one_case_is_its_own_and_is_logged_whole(
