@@ -193,3 +193,16 @@ async def test_a_page_of_cases_has_their_trees_and_the_pages_are_the_result(tmp_
                 break
     assert seen == list(whole.result.cases)
     assert all(one.runs[0].turns[0].agents for one in seen)
+
+
+async def test_a_reader_that_does_not_read_holds_nothing_up(tmp_path: Path) -> None:
+    text = "x" * 1_500
+    cases = [case(f"c{number}", text, text, text, answers=[text] * 3) for number in range(150)]
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, eval_set(*cases), jobs=8).until("evaluation_planned")
+        idle = watch(server, log.evaluation_id)
+        await idle.until("evaluation_planned")
+        await asyncio.wait_for(log.to_the_end(), 60)
+        await idle.to_the_end()
+    check_log(log.events)
+    assert idle.events == log.events

@@ -1,6 +1,7 @@
 """Requests for evaluations that are refused before anything is written, and large ones, over a real socket."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -103,6 +104,17 @@ async def test_a_request_that_cannot_be_evaluated_is_refused_and_nothing_is_writ
     assert (code, reason) == (INVALID, "INVALID_REQUEST")
     assert set(named) <= set(found), found
     assert len(found) == len(set(found)), found
+
+
+async def test_what_every_case_would_repeat_is_bounded(server: Served) -> None:
+    large = {"metrics": [{"custom": {"name": "x", "config_json": json.dumps({"a": "b" * 300_000})}}]}
+    assert "set.defaults" in (await refusal(server, eval_set(case("a", "x"), defaults=large)))[2]
+    medium = {"metrics": [{"custom": {"name": "x", "config_json": json.dumps({"a": "b" * 200_000})}}]}
+    assert "set.defaults" in (await refusal(server, eval_set(*many(400), defaults=medium)))[2]
+    mine = agent_pb2.AgentDefinition(name="mine", description="Echoes.", sequence=agent_pb2.SequenceAgent())
+    mine.sub_agents.add(agent="echo")
+    definitions = [agent_pb2.AgentDefinition(name=f"m{n}", description="x" * 60_000) for n in range(20)]
+    assert (await refusal(server, eval_set(case("a", "x")), definitions=[mine, *definitions]))[2] == ["definitions"]
 
 
 async def test_what_a_request_names_has_to_be_there(server: Served) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import sqlite3
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from structlog.testing import capture_logs
 
 from bough.v1 import eval_result_pb2, evaluation_pb2
 from bough_server import app
-from bough_server.evals import evaluations
-from bough_server.evals.evaluation_log import MAX_CASE_BYTES, MAX_SHOWN_BYTES, EvaluationState
+from bough_server.evals import evaluations, result_pages
+from bough_server.evals.evaluation_log import EvaluationState
 from bough_server.runs import recovery
 from bough_server.store.sql.store import open_store
 from bough_server.store.sql.writer import CommitHooks
@@ -24,7 +25,9 @@ from tests.evals.job_server import (
     case,
     check_log,
     eval_set,
+    evaluated,
     evaluating,
+    evaluation,
     runs_of,
     watch,
 )
@@ -39,11 +42,14 @@ class Disk:
     def __init__(self) -> None:
         self.failing = range(0)
         self.commits = 0
+        self.has_failed = threading.Event()
 
     def __call__(self) -> None:
         """What becomes of a commit."""
         self.commits += 1
         if self.commits in self.failing:
+            if self.commits >= self.failing.start + 5:
+                self.has_failed.set()
             error = sqlite3.OperationalError("disk I/O error")
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR
             raise error
@@ -99,8 +105,7 @@ async def test_a_disk_that_never_recovers_keeps_the_evaluation_for_the_next_serv
     async with evaluating(tmp_path) as server:
         disk.fail(after=8, count=1_000_000)
         log = await begin(server, made, jobs=2).until("evaluation_planned")
-        while disk.commits < disk.failing.start + 5:
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(disk.has_failed.wait, 30)
     disk.failing = range(0)
     async with evaluating(tmp_path) as server:
         followed = await asyncio.wait_for(followed_to_the_end(server, log.evaluation_id), 60)
@@ -152,28 +157,16 @@ def test_a_running_evaluation_keeps_no_trees() -> None:
     assert kept < 1_000 * 100, kept
 
 
-def test_a_page_keeps_the_results_of_its_cases_until_they_are_too_large_together() -> None:
-    fold = EvaluationState(shown=range(10, 1_010))
-    for event in planned(2_000):
-        fold.apply(event)
-    for number in reversed(range(2_000)):
-        fold.apply(scored(number))
-    assert fold.shown.start == 10
-    assert 0 < len(fold.shown) * 100_000 <= MAX_SHOWN_BYTES
-    assert fold.shown.stop == 10 + MAX_SHOWN_BYTES // fold.scored["c10", 0].ByteSize()
-    for (case_id, _), result in fold.scored.items():
-        assert bool(result.turns) == (int(case_id[1:]) in fold.shown)
-
-
-def test_a_case_of_many_large_runs_is_shown_with_the_trees_of_the_first_ones() -> None:
-    fold = EvaluationState(shown=range(1))
-    for event in planned(1, runs=1_000):
-        fold.apply(event)
-    for index in range(1_000):
-        fold.apply(scored(0, index=index))
-    (shown,) = fold.case_results()
-    assert shown.ByteSize() < MAX_CASE_BYTES + 200_000
-    assert shown.runs[0].turns[0].agents
-    assert not shown.runs[0].turns[0].truncated
-    assert not shown.runs[999].turns[0].agents
-    assert shown.runs[999].turns[0].truncated
+async def test_a_case_of_many_large_runs_is_shown_with_the_trees_of_the_first_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_pages, "MAX_CASE_BYTES", 4_000)
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set(case("one", "x" * 1_000, runs=12)))
+        found = await evaluation(server, log.evaluation_id)
+    (shown,) = found.result.cases
+    assert shown.ByteSize() < 10_000
+    turns = [run.turns[0] for run in shown.runs]
+    assert [bool(turn.agents) for turn in turns] == [not turn.truncated for turn in turns]
+    assert not turns[0].truncated
+    assert turns[11].truncated

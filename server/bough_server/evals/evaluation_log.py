@@ -1,13 +1,14 @@
 """Fold the log of an evaluation: what is planned, what is done, and what was found so far."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from bough.v1 import eval_result_pb2, evaluation_pb2
 from bough_server import evaluation_events
 from bough_server.evals.verdicts import case_result, totals
-from bough_server.store.ports import EvaluationFact
+from bough_server.store.ports import EvaluationFact, EventLog, StoredEvent
 from bough_server.usage import Sums
 
 
@@ -23,23 +24,14 @@ CaseRun: TypeAlias = tuple[str, int]
 """A run of a case: the case's id, and the number of the run, from 0."""
 
 
-MAX_SHOWN_BYTES: Final = 4 * 1024 * 1024
-"""The most bytes of results that a fold keeps whole, of several cases together; a page shows a quarter of it."""
-
-MAX_CASE_BYTES: Final = 1024 * 1024
-"""The most bytes of the results of one case's runs, but for the first: the others are without trees."""
-
-
 @dataclass(slots=True)
 class EvaluationState:
     """What the events of an evaluation say, in the order of their sequences.
 
-    Results are kept whole only for the cases of a page: those of a thousand cases are large. Of the others the turns
-    are dropped, and without `keeps_differences` also the details of their scores.
+    The turns of results are dropped, and without `keeps_differences` also the details of their scores: only a result
+    that is shown needs them, and those of a thousand cases are large. See ResultPages.
     """
 
-    shown: range = range(0)
-    """The numbers of the cases whose results are kept whole; it ends earlier if they are too large together."""
     keeps_differences: bool = False
     last_sequence: int = 0
     planned: evaluation_pb2.EvaluationPlanned = field(default_factory=evaluation_pb2.EvaluationPlanned)
@@ -50,15 +42,13 @@ class EvaluationState:
     ended: set[CaseRun] = field(default_factory=set)
     """The runs of cases whose turns have ended."""
     scored: dict[CaseRun, eval_result_pb2.CaseRunResult] = field(default_factory=dict)
+    scored_at: dict[CaseRun, int] = field(default_factory=dict)
+    """The sequence of each result in `scored`."""
     cancel: evaluation_pb2.EvaluationCancelRequested | None = None
     totaled: evaluation_pb2.EvaluationTotaled | None = None
     end: evaluation_pb2.EvaluationEvent | None = None
     spent: Sums = field(default_factory=Sums)
     """What the runs and judges of all scored runs of cases used together."""
-
-    _places: dict[str, int] = field(default_factory=dict)
-    _held: dict[int, int] = field(default_factory=dict)
-    """The bytes that are kept of each shown case, by its number."""
 
     def apply(self, event: evaluation_pb2.EvaluationEvent) -> None:
         """Add the next event of the log."""
@@ -68,7 +58,6 @@ class EvaluationState:
                 self.planned = event.evaluation_planned
                 self.create_time_ns = event.record_time.ToNanoseconds()
             case "case_planned":
-                self._places[event.case_planned.case.id] = len(self.cases)
                 self.cases[event.case_planned.case.id] = event.case_planned
             case "case_run_started":
                 one = event.case_run_started
@@ -76,7 +65,7 @@ class EvaluationState:
             case "case_run_ended":
                 self.ended.add((event.case_run_ended.case_id, event.case_run_ended.index))
             case "case_run_scored":
-                self._score(event.case_run_scored.result)
+                self._score(event.case_run_scored.result, event.sequence)
             case "evaluation_totaled":
                 self.totaled = event.evaluation_totaled
             case "evaluation_cancel_requested":
@@ -86,31 +75,16 @@ class EvaluationState:
             case _:
                 pass
 
-    def _score(self, result: eval_result_pb2.CaseRunResult) -> None:
+    def _score(self, result: eval_result_pb2.CaseRunResult, sequence: int) -> None:
+        self.scored_at[result.case_id, result.index] = sequence
         self.spent.add(Sums.of(result.usage))
         self.spent.add(Sums.of(result.judge_usage))
-        place = self._places[result.case_id]
-        if place in self.shown:
-            self._show(place, result)
-        else:
-            _strip(result, keeps_differences=self.keeps_differences)
+        del result.turns[:]
+        for score in result.scores:
+            del score.judgements[:]
+            if not self.keeps_differences:
+                del score.agents[:]
         self.scored[result.case_id, result.index] = result
-
-    def _show(self, place: int, result: eval_result_pb2.CaseRunResult) -> None:
-        """Count a result that is kept whole, and give up others, or parts of it, that would be too much."""
-        held = self._held.setdefault(place, 0)
-        if held and held + result.ByteSize() > MAX_CASE_BYTES:
-            _cut(result)
-        self._held[place] += result.ByteSize()
-        while len(self._held) > 1 and sum(self._held.values()) > MAX_SHOWN_BYTES:
-            last = max(self._held)
-            del self._held[last]
-            self.shown = range(self.shown.start, last)
-            for (case_id, _), other in self.scored.items():
-                if self._places[case_id] == last:
-                    _strip(other, keeps_differences=self.keeps_differences)
-            if place == last:
-                _strip(result, keeps_differences=self.keeps_differences)
 
     def remaining(self) -> Iterator[tuple[evaluation_pb2.CasePlanned, int]]:
         """Yield the runs of cases that are not judged yet, in the order of the set."""
@@ -155,20 +129,14 @@ class EvaluationState:
         return result
 
 
-def _strip(result: eval_result_pb2.CaseRunResult, *, keeps_differences: bool) -> None:
-    """Drop what no number depends on."""
-    del result.turns[:]
-    for score in result.scores:
-        del score.judgements[:]
-        if not keeps_differences:
-            del score.agents[:]
+async def read_state(log: EventLog, evaluation_id: str, *, keeps_differences: bool = False) -> EvaluationState:
+    """Return what the committed events of an evaluation say."""
+    state = EvaluationState(keeps_differences=keeps_differences)
+    while page := await log.read(evaluation_id, after=state.last_sequence):
+        await asyncio.to_thread(_apply, state, page)
+    return state
 
 
-def _cut(result: eval_result_pb2.CaseRunResult) -> None:
-    """Drop the trees and the answer of each turn, and say so."""
-    for turn in result.turns:
-        del turn.agents[:]
-        turn.answer, turn.truncated = "", True
-    for score in result.scores:
-        del score.agents[:]
-        del score.judgements[:]
+def _apply(state: EvaluationState, page: Sequence[StoredEvent]) -> None:
+    for stored in page:
+        state.apply(evaluation_events.parse(stored.data))

@@ -20,7 +20,7 @@ from bough_server.errors import (
     ServerStopping,
 )
 from bough_server.evals.dependencies import EvaluationDependencies
-from bough_server.evals.evaluation_log import EvaluationState, as_fact
+from bough_server.evals.evaluation_log import EvaluationState, as_fact, read_state
 from bough_server.evals.evaluator import LiveEvaluation
 from bough_server.evals.planning import EvaluationPlan, plan, request_digest
 from bough_server.runs.recovery import retry_until_stored
@@ -165,14 +165,6 @@ class Evaluations:
         """Return a page of evaluations, newest first, and the next page's token."""
         return await self.dependencies.store.evaluations.list(principal, evaluation_filter, page)
 
-    async def fold(self, principal: Principal, evaluation_id: str, *, shown: range = range(0)) -> EvaluationState:
-        """Return what an evaluation's committed events say, with the whole results of these cases, by number.
-
-        Raises NotFound.
-        """
-        await self.get(principal, evaluation_id)
-        return await self._read(evaluation_id, EvaluationState(shown=shown, keeps_differences=True))
-
     async def source(
         self, principal: Principal, source: eval_service_pb2.EvalSource, *, field: str
     ) -> eval_result_pb2.EvalResult:
@@ -183,16 +175,12 @@ class Evaluations:
         if source.WhichOneof("source") != "evaluation_id":
             return source.result
         evaluation_id = source.evaluation_id
-        fold = await self.fold(principal, evaluation_id)
+        await self.get(principal, evaluation_id)
+        fold = await read_state(self.dependencies.store.log, evaluation_id, keeps_differences=True)
         if fold.end is None:
             description = f"The evaluation {evaluation_id!r} has not ended: wait for its end."
             raise InvalidRequest([FieldViolation(field=f"{field}.evaluation_id", description=description)])
         return await asyncio.to_thread(_whole, fold, evaluation_id)
-
-    async def _read(self, evaluation_id: str, fold: EvaluationState) -> EvaluationState:
-        while page := await self.dependencies.store.log.read(evaluation_id, after=fold.last_sequence):
-            await asyncio.to_thread(_apply, fold, page)
-        return fold
 
     # Ending
 
@@ -311,7 +299,7 @@ class Evaluations:
         except (RunMoved, Fenced):
             return  # another worker was faster
         taken = replace(record, epoch=record.epoch + 1, owner=self.dependencies.worker)
-        self._launch(taken, await self._read(evaluation_id, EvaluationState()))
+        self._launch(taken, await read_state(self.dependencies.store.log, evaluation_id))
 
     async def _is_elsewhere(self, record: EvaluationRecord) -> bool:
         if record.owner in ("", self.dependencies.worker):
@@ -351,11 +339,6 @@ def _same_request(earlier: EvaluationRecord, digest: str, request_id: str) -> Ev
             details={"evaluation_id": earlier.evaluation.evaluation_id},
         )
     return earlier
-
-
-def _apply(fold: EvaluationState, page: Sequence[StoredEvent]) -> None:
-    for stored in page:
-        fold.apply(evaluation_events.parse(stored.data))
 
 
 def _whole(fold: EvaluationState, evaluation_id: str) -> eval_result_pb2.EvalResult:
