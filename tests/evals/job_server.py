@@ -19,7 +19,7 @@ from tests.rpc import run_server
 from tests.rpc.run_server import Served
 
 GATES: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
-"""Events that `gated` waits for, by its input; each test uses names of its own."""
+"""Events that `gated` waits for, by its input; each test has other names."""
 
 ARRIVED: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 """Set once `gated` waits."""

@@ -10,6 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, execution_pb2, policy_pb2
+from bough_server.evals import evaluator
 from tests.evals.job_server import (
     ARRIVED,
     AT_ONCE,
@@ -106,6 +107,22 @@ async def test_between_two_turns_a_cancelled_evaluation_begins_no_further_one(tm
         count = len(await runs_of(server, log.evaluation_id))
         await log.to_the_end()
         assert len(await runs_of(server, log.evaluation_id)) <= count + 1 < 41
+
+
+async def test_a_cancelled_evaluation_waits_for_no_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = asyncio.Event()
+
+    async def judging(*_: Any, **__: Any) -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(evaluator, "judge_run", judging)
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, eval_set(*many(3))).until("case_run_started")
+        await asyncio.wait_for(asked.wait(), 30)
+        await cancel(server, log.evaluation_id)
+        await asyncio.wait_for(log.to_the_end(), 20)
+    assert log.kinds[-1] == "evaluation_cancelled"
 
 
 async def test_a_cancellation_is_durable_across_a_restart(tmp_path: Path) -> None:

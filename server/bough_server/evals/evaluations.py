@@ -284,7 +284,7 @@ class Evaluations:
             attempt = self._continuing[evaluation_id] = self._spawn(self._take_over(evaluation_id))
             attempt.add_done_callback(lambda _: self._continuing.pop(evaluation_id, None))
             attempt.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.shield(attempt)
+        await self._unless_stopped(attempt)
 
     async def _take_over(self, evaluation_id: str) -> None:
         record = await self.dependencies.store.evaluations.find(evaluation_id)
@@ -329,7 +329,16 @@ class Evaluations:
     async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
         task = self._spawn(work)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(task)
+        return await self._unless_stopped(task)
+
+    async def _unless_stopped(self, task: "asyncio.Task[T]") -> T:
+        """Wait for a task that the caller's cancellation must not end. Raises ServerStopping if `close` ended it."""
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled() and self._is_stopping:
+                raise ServerStopping("The server is stopping. Try again at another server.") from None
+            raise
 
 
 def _same_request(earlier: EvaluationRecord, digest: str, request_id: str) -> EvaluationRecord:

@@ -1,8 +1,8 @@
 """Execute one evaluation: run its cases, judge them, and record what happens."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, Final
 
 import structlog
 
@@ -193,9 +193,7 @@ class LiveEvaluation:
                 event.case_run_ended.case_id, event.case_run_ended.index = case.id, index
                 event.case_run_ended.run_ids.extend(one.run_id for one in invocations)
                 await self._recorder.record(event)
-            if self._fold.cancel is not None:
-                return None
-            return await judge_run(
+            judging = judge_run(
                 self._dependencies,
                 self.record.principal,
                 case,
@@ -203,6 +201,7 @@ class LiveEvaluation:
                 index=index,
                 evaluation_id=self.evaluation_id,
             )
+            return await self._unless_cancelled(judging)
         except NotJudged as error:
             return not_evaluated(case, index, error.reason, invocations=error.invocations, unanswered=error.unanswered)
         except (ServerStopping, StorageFailed, Fenced):
@@ -217,6 +216,19 @@ class LiveEvaluation:
             )
             return not_evaluated(case, index, "The server failed while judging it; the server's log says why.")
 
+    async def _unless_cancelled(
+        self, judging: Coroutine[Any, Any, eval_result_pb2.CaseRunResult]
+    ) -> eval_result_pb2.CaseRunResult | None:
+        """Return the result, or None as soon as the evaluation is cancelled: judges have further questions."""
+        tasks = asyncio.create_task(judging), asyncio.create_task(self._cancel_asked.wait())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        return None if tasks[0].cancelled() else tasks[0].result()
+
     async def _scored(self, result: eval_result_pb2.CaseRunResult) -> None:
         event = evaluation_pb2.EvaluationEvent()
         event.case_run_scored.result.CopyFrom(result)
@@ -225,8 +237,10 @@ class LiveEvaluation:
     async def _cancel_runs(self) -> None:
         """Wait until the evaluation is cancelled, and cancel its runs, those of judges too."""
         await self._cancel_asked.wait()
-        note = self._fold.cancel.note if self._fold.cancel is not None else ""
-        await self._runner.cancel_all(note=note)
+        await self._runner.cancel_all(note=self._note())
+
+    def _note(self) -> str:
+        return "" if self._fold.cancel is None else self._fold.cancel.note
 
     async def _end(self) -> None:
         fold = self._fold
@@ -234,6 +248,7 @@ class LiveEvaluation:
         summary = await asyncio.to_thread(fold.totals_of, cases)
         end = evaluation_pb2.EvaluationEvent()
         if fold.cancel is not None:
+            await self._runner.cancel_all(note=self._note())  # what was being created when the others were cancelled
             error = RunError("The evaluation was cancelled.", reason=error_pb2.ERROR_REASON_CANCELLED)
             end.evaluation_cancelled.error.CopyFrom(error.to_agent_error())
             end.evaluation_cancelled.totals.CopyFrom(summary)
