@@ -179,6 +179,22 @@ async def test_a_quiet_stream_has_heartbeats(tmp_path: Path) -> None:
     check_log(log.events)
 
 
+async def test_what_is_known_so_far_of_an_evaluation_that_goes_on(tmp_path: Path) -> None:
+    GATES["so far"].set()
+    async with evaluating(tmp_path) as server:
+        made = eval_set(case("a", "so far", answers=["so far"]), case("b", "not yet"), agent="gated")
+        log = await begin(server, made, jobs=1).until("case_run_scored")
+        await asyncio.wait_for(ARRIVED["not yet"].wait(), 30)
+        found = await evaluation(server, log.evaluation_id)
+        GATES["not yet"].set()
+        await log.to_the_end()
+    totals = found.result.totals
+    assert (totals.cases, totals.cases_passed, totals.runs, totals.runs_ended) == (2, 1, 2, 1)
+    assert [one.status for one in found.result.cases] == [PASSED, NOT_EVALUATED]
+    assert found.result.status == eval_result_pb2.METRIC_STATUS_UNSPECIFIED
+    assert not found.result.HasField("end_time")
+
+
 async def test_a_page_of_cases_has_their_trees_and_the_pages_are_the_result(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
         log = await evaluated(server, eval_set(*many(7)))

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, execution_pb2
 from bough.v1.policy_pb2 import Limits
+from bough_server.errors import NotFound
 from bough_server.evals import evaluator
 from bough_server.evals.evaluations import Evaluations
 from bough_server.store.ports import Principal
@@ -35,6 +36,7 @@ from tests.rpc.run_server import Served
 PASSED = eval_result_pb2.METRIC_STATUS_PASSED
 NOT_EVALUATED = eval_result_pb2.METRIC_STATUS_NOT_EVALUATED
 ME = Principal(tenant_id="local", user_id="local")
+OTHER = Principal(tenant_id="other", user_id="local")
 
 
 async def test_a_stopped_evaluation_goes_on_at_the_next_server_and_runs_nothing_twice(tmp_path: Path) -> None:
@@ -112,6 +114,71 @@ async def test_an_unanswered_case_is_not_judged_either_if_the_server_stops_befor
     assert result.status == NOT_EVALUATED
     assert "Which colour?" in result.reason
     assert result.unanswered.prompt == "Which colour?"
+
+
+async def test_a_request_that_was_not_answered_yet_is_answered_by_the_next_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering = asyncio.Event()
+
+    async def resume(*_: Any, **__: Any) -> Any:
+        answering.set()
+        await asyncio.Event().wait()  # until the server stops
+
+    one = case("one", "Which colour?", answers=["red"])
+    one["answers"] = [{"value_json": '"red"'}]
+    async with evaluating(tmp_path) as server:
+        monkeypatch.setattr(server.app.runs, "resume", resume)
+        log = await begin(server, eval_set(one, agent="asker")).until("case_run_started")
+        await asyncio.wait_for(answering.wait(), 30)
+    async with evaluating(tmp_path) as server:
+        followed = await watch(server, log.evaluation_id).to_the_end()
+    check_log(followed.events)
+    assert followed.result("one").status == PASSED
+
+
+async def test_a_run_that_cannot_go_on_at_the_next_server_makes_its_case_not_judged(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        cases = [case("begun", "parked"), case("later", "parked too")]
+        log = await begin(server, eval_set(*cases, agent="gated"), jobs=1).until("case_run_started")
+        await asyncio.wait_for(ARRIVED["parked"].wait(), 30)
+    async with evaluating(tmp_path, python=[]) as server:
+        followed = await asyncio.wait_for(watch(server, log.evaluation_id).to_the_end(), 30)
+        (run,) = await runs_of(server, log.evaluation_id)
+    check_log(followed.events)
+    assert [followed.result(name).status for name in ("begun", "later")] == [NOT_EVALUATED] * 2
+    assert "gated" in followed.result("begun").reason
+    assert run.state == execution_pb2.EXECUTION_STATE_CANCELLED
+
+
+async def test_an_evaluation_goes_on_without_its_client(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        log = begin(server, eval_set(case("one", "alone", answers=["alone"]), agent="gated"), timeout=0.5)
+        with pytest.raises(aio.AioRpcError) as ended:
+            await log.to_the_end()
+        assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        assert (await evaluation(server, log.evaluation_id)).evaluation.state == execution_pb2.EXECUTION_STATE_RUNNING
+        GATES["alone"].set()
+        followed = await watch(server, log.evaluation_id).to_the_end()
+    check_log(followed.events)
+    assert followed.result("one").status == PASSED
+
+
+async def test_another_tenants_evaluation_does_not_exist(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set(*many(1)), request_id="mine")
+        evaluations, source = server.app.evaluations, eval_service_pb2.EvalSource(evaluation_id=log.evaluation_id)
+        for call in (
+            evaluations.get(OTHER, log.evaluation_id),
+            evaluations.cancel(OTHER, log.evaluation_id),
+            evaluations.source(OTHER, source, field="baseline"),
+            anext(evaluations.follow(OTHER, log.evaluation_id)),
+        ):
+            with pytest.raises(NotFound):
+                await call
+        request = eval_service_pb2.EvaluateRequest(set=eval_set(*many(1)), request_id="mine")
+        started = await evaluations.start(OTHER, request)
+        assert started.evaluation.evaluation_id != log.evaluation_id
 
 
 async def test_a_budget_counts_what_was_used_before_the_restart(tmp_path: Path) -> None:
