@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar, cast
@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar, cast
 import structlog
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, evaluation_pb2, event_pb2
-from bough_server import evaluation_events, ids
+from bough_server import ids
 from bough_server.errors import (
     Fenced,
     FieldViolation,
@@ -19,6 +19,7 @@ from bough_server.errors import (
     SequenceOutOfRange,
     ServerStopping,
 )
+from bough_server.evals.cancel_commands import CancelCommands
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.evaluation_log import EvaluationState, as_fact, read_state
 from bough_server.evals.evaluator import LiveEvaluation
@@ -33,12 +34,9 @@ from bough_server.store.ports import (
     RunMoved,
     StoredEvent,
 )
-from bough_server.store.worker_ports import RunCommand
 
 RETRY_SECONDS: Final = 1.0
 """How long after an evaluation stopped because of the storage the first attempt to continue it is made."""
-
-_STOPS: Final = evaluation_events.TERMINAL_KINDS | {evaluation_events.EVALUATION_CANCEL_REQUESTED}
 
 Pages = AsyncGenerator[Sequence[StoredEvent], None]
 
@@ -53,6 +51,7 @@ class Evaluations:
     def __init__(self, dependencies: EvaluationDependencies) -> None:
         self.dependencies = dependencies
         """What evaluations, and the scoring of stored runs, are executed with."""
+        self._commands = CancelCommands(dependencies, cancel=self._cancel, is_elsewhere=self._is_elsewhere)
         self._live: dict[str, LiveEvaluation] = {}
         self._continuing: dict[str, asyncio.Task[None]] = {}
         """The attempts to take evaluations over that are under way."""
@@ -189,14 +188,15 @@ class Evaluations:
 
         Raises NotFound, ServerStopping and StorageFailed.
         """
-        await self._cancel(await self.get(principal, evaluation_id), requested_by=principal.user_id, note=note)
+        request = event_pb2.CancelRequested(requested_by=principal.user_id, note=note)
+        await self._cancel(await self.get(principal, evaluation_id), request)
         return await self.get(principal, evaluation_id)
 
-    async def _cancel(self, record: EvaluationRecord, *, requested_by: str, note: str) -> None:
-        while not await self._request_cancel(record, requested_by=requested_by, note=note):
-            record = await self.dependencies.store.evaluations.get(record.principal, record.evaluation.evaluation_id)
+    async def _cancel(self, record: EvaluationRecord, request: event_pb2.CancelRequested) -> None:
+        while not await self._request_cancel(record, request):
+            record = await self.get(record.principal, record.evaluation.evaluation_id)
 
-    async def _request_cancel(self, record: EvaluationRecord, *, requested_by: str, note: str) -> bool:
+    async def _request_cancel(self, record: EvaluationRecord, request: event_pb2.CancelRequested) -> bool:
         """Request the end of an evaluation; return False if it changed hands meanwhile and the caller must try again.
 
         An evaluation that has already ended counts as True.
@@ -205,9 +205,8 @@ class Evaluations:
         if record.evaluation.HasField("end_time"):
             return True
         if await self._is_elsewhere(record):
-            cancel = event_pb2.CancelRequested(requested_by=requested_by, note=note)
             with suppress(Fenced):  # it has ended meanwhile
-                await self._send_cancel(record, cancel)
+                await self._commands.send(record, request)
             return True
         if evaluation_id not in self._live:
             self._refuse_while_stopping()
@@ -216,21 +215,11 @@ class Evaluations:
         if live is None:
             return False
         try:
-            await live.cancel(requested_by=requested_by, note=note)
+            await live.cancel(requested_by=request.requested_by, note=request.note)
         except Fenced:  # it has ended, or another worker has taken it over
             await live.stop()
             return False
         return True
-
-    async def _send_cancel(self, record: EvaluationRecord, cancel: event_pb2.CancelRequested) -> None:
-        """Ask the owner to end an evaluation, and wait until the request, or the end, is in its log."""
-        evaluation_id = record.evaluation.evaluation_id
-        await self.dependencies.store.mailbox.post(RunCommand(command_id=0, run_id=evaluation_id, cancel=cancel))
-        tail = cast(Pages, self.dependencies.store.log.tail(evaluation_id, after=record.evaluation.last_sequence))
-        async with aclosing(tail):
-            async for page in tail:
-                if any(stored.kind in _STOPS for stored in page):
-                    return
 
     # The worker
 
@@ -239,33 +228,11 @@ class Evaluations:
 
         Commands that other workers send to evaluations of this one are carried out from now on.
         """
-        self._spawn(retry_until_stored(self.dependencies.clock, self._read_commands))
+        self._spawn(self._commands.read())
         found = await self.dependencies.store.evaluations.open_evaluations()
         for record in found:
             self._spawn(self._try_now(record.evaluation.evaluation_id))
         return len(found)
-
-    async def _read_commands(self) -> None:
-        """Carry out commands as they arrive. Raises ServerStopping, and StorageFailed if it cannot begin."""
-        async for evaluation_id in self.dependencies.store.mailbox.arrivals():
-            try:
-                await retry_until_stored(self.dependencies.clock, partial(self._carry_out, evaluation_id))
-            except Exception as error:  # one bad evaluation must not keep commands from the others
-                _log.error("commands of an evaluation not carried out", evaluation_id=evaluation_id, exc_info=error)
-
-    async def _carry_out(self, evaluation_id: str) -> None:
-        """Carry out an evaluation's pending commands, of which only cancellations have a meaning.
-
-        Commands to runs arrive as well, and are left to their reader. Raises ServerStopping and StorageFailed, after
-        which the commands are still pending.
-        """
-        record = await self.dependencies.store.evaluations.find(evaluation_id)
-        if record is None or await self._is_elsewhere(record):
-            return
-        for command in await self.dependencies.store.mailbox.take(evaluation_id):
-            if command.cancel is not None:
-                await self._cancel(record, requested_by=command.cancel.requested_by, note=command.cancel.note)
-            await self.dependencies.store.mailbox.done(command.command_id)
 
     async def _try_now(self, evaluation_id: str) -> None:
         """Continue an evaluation as soon as its log can be read and written; log an error that keeps it from that."""
