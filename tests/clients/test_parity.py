@@ -21,6 +21,7 @@ from bough import (
     user_message,
 )
 from bough.catalog import Catalog, SyncCatalog
+from bough.evaluations import Evaluations, SyncEvaluations
 from bough.sessions import Sessions, SyncSessions
 from bough.stream import RunStream
 from bough.sync_stream import SyncRunStream
@@ -37,7 +38,13 @@ from tests.clients.stream_server import LoopbackService, listening
 from tests.rpc.catalog_server import define, team_settings
 from tests.rpc.run_server import served
 
-PAIRS = [(AsyncClient, Client), (Catalog, SyncCatalog), (Sessions, SyncSessions), (RunStream, SyncRunStream)]
+PAIRS = [
+    (AsyncClient, Client),
+    (Catalog, SyncCatalog),
+    (Evaluations, SyncEvaluations),
+    (Sessions, SyncSessions),
+    (RunStream, SyncRunStream),
+]
 
 SYNCHRONOUS = {
     "aclose": "close",
@@ -100,7 +107,7 @@ async def test_both_clients_have_the_same_attributes() -> None:
     async with AsyncClient("127.0.0.1:1") as one:
         with Client("127.0.0.1:1") as other:
             public = [{name for name in vars(each) if not name.startswith("_")} for each in (one, other)]
-            assert public == [{"address", "catalog", "sessions"}] * 2
+            assert public == [{"address", "catalog", "evaluations", "sessions"}] * 2
             assert one.address == other.address == "127.0.0.1:1"
 
 
