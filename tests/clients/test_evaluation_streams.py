@@ -29,9 +29,11 @@ UNHEARD = [Drop(moment=moment) for moment in (Moment.UNHEARD, Moment.UNANSWERED)
 @asynccontextmanager
 async def connected(service: EvaluatingService, rejoining: Rejoining = AT_ONCE) -> AsyncIterator[AsyncClient]:
     """A client of a server on loopback with that service; it rejoins at once."""
-    async with evaluating(service) as address:
-        async with AsyncClient(address, rejoining=rejoining, options=NO_TRANSPARENT_RETRIES) as client:
-            yield client
+    async with (
+        evaluating(service) as address,
+        AsyncClient(address, rejoining=rejoining, options=NO_TRANSPARENT_RETRIES) as client,
+    ):
+        yield client
 
 
 async def listed(events: AsyncIterator[evaluation_pb2.EvaluationEvent]) -> list[evaluation_pb2.EvaluationEvent]:
@@ -73,7 +75,8 @@ async def test_a_call_is_repeated_under_one_request_id_until_it_is_accepted_and_
         assert await listed(client.evaluations.run(SET, agent="guide", runs=2, gates=["pass_rate >= 0.5"])) == LOG
 
     first = service.asked[0]
-    assert isinstance(first, pb.EvaluateRequest) and first.request_id
+    assert isinstance(first, pb.EvaluateRequest)
+    assert first.request_id
     assert first == pb.EvaluateRequest(
         request_id=first.request_id, set=SET, agent="guide", runs=2, gates=["pass_rate >= 0.5"]
     )
@@ -90,7 +93,8 @@ async def test_the_callers_own_request_id_and_heartbeat_are_kept() -> None:
         await listed(client.evaluations.run(SET, request_id="ci-7", heartbeat=2.5))
 
     evaluate, watch = service.asked
-    assert isinstance(evaluate, pb.EvaluateRequest) and evaluate.request_id == "ci-7"
+    assert isinstance(evaluate, pb.EvaluateRequest)
+    assert evaluate.request_id == "ci-7"
     assert [one.heartbeat_interval.ToMilliseconds() for one in (evaluate, watch)] == [2500, 2500]
 
 
