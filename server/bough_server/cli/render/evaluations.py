@@ -53,21 +53,25 @@ def _reasons(case: eval_result_pb2.CaseResult) -> list[str]:
     """Return why a case did not pass, without what a sentence before has said already."""
     if case.status == eval_result_pb2.METRIC_STATUS_PASSED:
         return []
-    shown: list[str] = []
+    shown = [one_line(case.reason)] if case.reason else []
     for run in case.runs:
-        number = f"run {run.index + 1}: " if len(case.runs) > 1 else ""
-        if run.reason:
-            shown.append(number + one_line(run.reason))
-        differences = [
-            one_line(difference.message)
-            for score in run.scores
-            for comparison in score.agents
-            for difference in comparison.differences
-        ]
-        shown += [number + text for text in dict.fromkeys(differences) if text not in one_line(run.reason)]
-    if not shown or len(case.runs) > 1:
-        shown.insert(0, one_line(case.reason))
-    return [text for text in dict.fromkeys(shown) if text]
+        number = f"run {run.index}: " if len(case.runs) > 1 else ""
+        for text in map(one_line, _reasons_of_run(run)):
+            # The same reason is in the case's, the run's and the score's sentences.
+            if not any((text.partition(": ")[2] or text) in one for one in shown):
+                shown.append(f"{number}{text}")
+    return shown
+
+
+def _reasons_of_run(run: eval_result_pb2.CaseRunResult) -> Iterator[str]:
+    """Yield why a run did not pass: the run's own reason, its scores', and how its trees differ."""
+    yield run.reason
+    for score in run.scores:
+        if score.status == eval_result_pb2.METRIC_STATUS_PASSED:
+            continue
+        yield f"{score.name}: {score.reason}"
+        for comparison in score.agents:
+            yield from (f"{score.name}: {difference.message}" for difference in comparison.differences)
 
 
 def _gate_line(gate: eval_result_pb2.GateResult, width: int) -> Text:
