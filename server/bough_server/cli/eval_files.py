@@ -43,7 +43,7 @@ class Files:
 
         paths = [path for path in (self.junit, self.markdown, self.html, self.json) if path is not None]
         for path in paths:
-            if why := _unwritable(path):
+            if why := why_unwritable(path):
                 raise ConfigurationError(f"{path}: {why}")
         if len({path.resolve() for path in paths}) < len(paths):
             raise ConfigurationError("Two of --junit, --markdown, --html and --json name the same file.")
@@ -81,7 +81,7 @@ class Files:
                 print_stderr(f"wrote {path}")
 
 
-def _unwritable(path: Path) -> str:
+def why_unwritable(path: Path) -> str:
     """Return why a file cannot be written, as a sentence; empty if it can."""
     folder = path.resolve().parent
     if path.is_dir():

@@ -54,13 +54,17 @@ def record(
 async def _record(
     target: Target, runs: Sequence[str], set_path: Path, case_id: str, *, expect: Sequence[Expect], mocks: bool
 ) -> ExitCode:
-    from bough.v1 import invocation_pb2
+    from bough.v1 import execution_pb2, invocation_pb2
     from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.eval_files import why_unwritable
+    from bough_server.cli.render.format import state_text
     from bough_server.errors import ConfigurationError
     from bough_server.evals.recording import case_of
 
     if case_id and len(runs) > 1:
         raise ConfigurationError("--case names one case, and there are several runs: omit it.")
+    if why := why_unwritable(set_path):
+        raise ConfigurationError(f"{set_path}: {why}")
     eval_set = _read_or_new(set_path)
     options = invocation_pb2.InvocationOptions(max_tool_args_bytes=_LARGEST, max_tool_result_bytes=_LARGEST)
     async with connected(target, is_silent=True, is_reading=True) as connection:
@@ -72,6 +76,8 @@ async def _record(
             )
             eval_set.agent = eval_set.agent or invocation.agent
             _put(eval_set, made)
+            if invocation.state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
+                print_stderr(f"The run {run_id} is {state_text(invocation.state)}: say in the case what is expected.")
             for sentence in dropped:
                 print_stderr(sentence)
     _write(set_path, eval_set)
@@ -105,8 +111,9 @@ def _put(eval_set: "eval_set_pb2.EvalSet", case: "eval_set_pb2.EvalCase") -> Non
 def _write(path: Path, eval_set: "eval_set_pb2.EvalSet") -> None:
     from bough_server.cli.eval_files import write_whole
     from bough_server.cli.output import json_text
+    from bough_server.cli.render.format import counted
     from bough_server.evals.eval_set import eval_set_yaml
 
     text = json_text(eval_set) + "\n" if path.suffix == ".json" else eval_set_yaml(eval_set)
     write_whole(path, text)
-    print_stderr(f"wrote {path}: {len(eval_set.cases)} cases")
+    print_stderr(f"wrote {path}: {counted(len(eval_set.cases), 'case')}")
