@@ -65,7 +65,7 @@ def test_the_sample_is_imported_with_the_default_criteria() -> None:
                     {
                         "name": "response_match_score",
                         "threshold": 0.8,
-                        "custom": {"name": "adk.response_match_score", "config_json": '{"criterion": 0.8}'},
+                        "custom": {"name": "adk.response_match_score", "config_json": '{"criterion":0.8}'},
                     },
                     {"name": "expected_answer", "threshold": 0, "final_response": {}},
                 ]
@@ -76,13 +76,22 @@ def test_the_sample_is_imported_with_the_default_criteria() -> None:
                     "turns": [
                         {
                             "user": "Book a flight to London",
-                            "expect": {"tools": [{"name": "trigger_elicitation", "arguments_json": json.dumps(asked)}]},
+                            "expect": {
+                                "tools": [
+                                    {
+                                        "name": "trigger_elicitation",
+                                        "arguments_json": json.dumps(asked, separators=(",", ":")),
+                                    }
+                                ]
+                            },
                         },
                         {
                             "user": "The traveler is Alice and the date is 2026-05-15",
                             "expect": {
                                 "answer": {"exact": "Successfully booked flight to London on 2026-05-15 for Alice."},
-                                "tools": [{"name": "book_flight", "arguments_json": json.dumps(booked)}],
+                                "tools": [
+                                    {"name": "book_flight", "arguments_json": json.dumps(booked, separators=(",", ":"))}
+                                ],
                             },
                         },
                     ],
@@ -158,7 +167,9 @@ def test_a_criterion_without_a_counterpart_makes_its_cases_not_judged(name: str,
         eval_set_pb2.Metric(
             name=name,
             threshold=0.5,
-            custom=eval_set_pb2.CustomMetric(name=f"adk.{name}", config_json=json.dumps({"criterion": criterion})),
+            custom=eval_set_pb2.CustomMetric(
+                name=f"adk.{name}", config_json=json.dumps({"criterion": criterion}, separators=(",", ":"))
+            ),
         )
     ]
     assert sentences == [
@@ -210,7 +221,7 @@ def test_calls_are_those_of_intermediate_data() -> None:
         "tool_responses": [],
         "intermediate_responses": [],
     }
-    assert calls_of(adk_set(turn(uses))) == [("add", '{"a": 1}'), ("now", "{}")]
+    assert calls_of(adk_set(turn(uses))) == [("add", '{"a":1}'), ("now", "{}")]
 
 
 def test_calls_are_those_of_invocation_events() -> None:
@@ -222,7 +233,7 @@ def test_calls_are_those_of_invocation_events() -> None:
             {"author": "writer", "content": None},
         ]
     }
-    assert calls_of(adk_set(turn(events))) == [("add", "{}"), ("write", '{"b": 2}')]
+    assert calls_of(adk_set(turn(events))) == [("add", "{}"), ("write", '{"b":2}')]
 
 
 def test_camel_case_is_read_as_snake_case() -> None:
@@ -268,13 +279,13 @@ def test_camel_case_is_read_as_snake_case() -> None:
             "cases": [
                 {
                     "id": "one",
-                    "session_state_json": '{"n": 1}',
+                    "session_state_json": '{"n":1}',
                     "turns": [
                         {
                             "user": "hello",
                             "expect": {
                                 "answer": {"exact": "hi"},
-                                "tools": [{"name": "add", "arguments_json": '{"a": 1}'}],
+                                "tools": [{"name": "add", "arguments_json": '{"a":1}'}],
                             },
                         }
                     ],
@@ -357,15 +368,13 @@ TURNS: JsonValue = [
         "reference": "13 and 4.",
     },
 ]
-ROLL = {"name": "roll_die", "arguments_json": '{"sides": 17}'}
+ROLL = {"name": "roll_die", "arguments_json": '{"sides":17}'}
 OLDER_CASE = {
     "turns": [
         {"user": "What can you do?", "expect": {"answer": {"exact": "I can roll dice.\n"}}},
         {"user": "Roll two", "expect": {"answer": {"exact": "13 and 4."}, "tools": [ROLL, ROLL]}},
     ],
-    "mocks": {
-        "tools": [{"name": "roll_die", "arguments_match": {"equals_json": '{"sides": 17}'}, "result_json": "13"}]
-    },
+    "mocks": {"tools": [{"name": "roll_die", "arguments_match": {"equals_json": '{"sides":17}'}, "result_json": "13"}]},
 }
 OLDER_METRICS = {"metrics": [TRAJECTORY, {"name": "expected_answer", "threshold": 0, "final_response": {}}]}
 
@@ -386,6 +395,6 @@ def test_a_list_of_cases_has_their_names_and_sessions() -> None:
         {"name": "empty", "data": [{"query": "Hi"}], "initial_session": {}},
     ]
     eval_set, _ = imported(source, {"tool_trajectory_avg_score": 1})
-    assert [(case.id, case.session_state_json) for case in eval_set.cases] == [("dice", '{"n": 1}'), ("empty", "")]
+    assert [(case.id, case.session_state_json) for case in eval_set.cases] == [("dice", '{"n":1}'), ("empty", "")]
     assert eval_set.cases[0].mocks == set_of({"cases": [OLDER_CASE]}).cases[0].mocks
     assert eval_set.cases[1].turns == [eval_set_pb2.EvalTurn(user="Hi", expect=eval_set_pb2.Expectation())]

@@ -112,7 +112,7 @@ def test_files_must_be_one_with_cases_and_at_most_one_with_metrics() -> None:
         (b'{"evalCases": [{"evalId": 1}]}', r"evalCases\[0\]\.evalId: must be a text"),
         (b'{"evalCases": []}', "The set has no case that can be imported"),
         (
-            b'{"evalCases": [{"conversation": [{"tools": [{"id": "a"}]}]}]}',
+            b'{"evalCases":[{"conversation":[{"tools":[{"id":"a"}]}]}]}',
             r"evalCases\[0\]\.conversation\[0\]\.tools\[0\]\.name: is required",
         ),
     ],

@@ -16,8 +16,8 @@ from bough_server.evals.importers.trpc_result import trpc_result
 FILES = Path(__file__).parents[1] / "golden" / "imports"
 CALL = {
     "name": "add",
-    "arguments_json": '{"a": 1}',
-    "result_json": '{"sum": 2}',
+    "arguments_json": '{"a":1}',
+    "result_json": '{"sum":2}',
     "state": "EXECUTION_STATE_SUCCEEDED",
 }
 PASSED_RUN = {
@@ -74,7 +74,7 @@ RESULT: dict[str, object] = {
                     "user": "1 + 1?",
                     "expect": {
                         "answer": {"exact": "2"},
-                        "tools": [{"name": "add", "arguments_json": '{"a": 1}', "result_match": {"equals_json": "2"}}],
+                        "tools": [{"name": "add", "arguments_json": '{"a":1}', "result_match": {"equals_json": "2"}}],
                     },
                 }
             ],
@@ -233,7 +233,7 @@ def test_an_exported_result_can_be_imported() -> None:
     eval_set, _ = import_values(trpc_result(result_of(RESULT)), path=Path("x.evalset_result.json"))
     assert [case.id for case in eval_set.cases] == ["sum run 1", "other"]
     record = eval_set.cases[0].turns[0].recorded
-    assert [(call.name, call.arguments_json) for call in record.tools] == [("add", '{"a": 1}'), ("now", "{}")]
+    assert [(call.name, call.arguments_json) for call in record.tools] == [("add", '{"a":1}'), ("now", "{}")]
     assert [(agent.name, agent.depth) for agent in record.agents] == [("lead", 0), ("a", 1), ("b", 2), ("c", 1)]
 
 

@@ -63,7 +63,11 @@ def expected_answer(criterion: JsonValue, answer: str | None) -> eval_set_pb2.Ex
 
 
 def matcher(value: JsonValue, *ignore: str, tolerance: float = 1e-6) -> dict[str, object]:
-    return {"equals_json": json.dumps(value), "number_tolerance": tolerance, "ignore": list(ignore)}
+    return {
+        "equals_json": json.dumps(value, separators=(",", ":")),
+        "number_tolerance": tolerance,
+        "ignore": list(ignore),
+    }
 
 
 def mapped(member: str, criterion: JsonValue, call: JsonValue) -> eval_set_pb2.ExpectedTool:
@@ -188,8 +192,8 @@ def test_the_trace_sample_is_imported_as_a_record_that_is_judged() -> None:
                                     {
                                         "call_id": "call_00_example",
                                         "name": "calculator",
-                                        "arguments_json": json.dumps(arguments),
-                                        "result_json": json.dumps(result),
+                                        "arguments_json": json.dumps(arguments, separators=(",", ":")),
+                                        "result_json": json.dumps(result, separators=(",", ":")),
                                         "state": "EXECUTION_STATE_SUCCEEDED",
                                         "sequence": 1,
                                     }
@@ -247,7 +251,7 @@ def test_a_metric_of_that_name_without_a_criterion_compares_exactly() -> None:
     assert [json_format.MessageToDict(one, preserving_proto_field_name=True) for one in found] == [
         {
             "name": "add",
-            "arguments_match": {"equals_json": '{"a": 1}', "number_tolerance": 1e-6},
+            "arguments_match": {"equals_json": '{"a":1}', "number_tolerance": 1e-6},
             "result_match": {"equals_json": "2", "number_tolerance": 1e-6},
         }
     ]
@@ -261,7 +265,7 @@ def test_the_strategy_of_a_tool_is_by_its_name_else_the_default() -> None:
     calls: JsonValue = [tool(name, {"x": 1}, 2) for name in "abc"]
     found = expected_tools(trpc_set(trpc_case(turn(tools=calls))), metric({"toolTrajectory": criterion}))
     assert [(one.name, one.arguments_match.equals_json, one.result_match.equals_json) for one in found] == [
-        ("a", '{"x": 1}', ""),
+        ("a", '{"x":1}', ""),
         ("b", "", "2"),
         ("c", "", ""),
     ]
@@ -320,7 +324,7 @@ def test_arguments_that_are_missing_are_none_and_a_missing_result_is_null() -> N
 
 def test_arguments_and_results_can_be_any_json() -> None:
     assert mapped("arguments", EXACT, tool("add", "plain")).arguments_match.equals_json == '"plain"'
-    assert mapped("result", EXACT, tool("add", {}, [1, "é"])).result_match.equals_json == '[1, "é"]'
+    assert mapped("result", EXACT, tool("add", {}, [1, "é"])).result_match.equals_json == '[1,"é"]'
 
 
 def test_a_name_that_is_ignored_is_any_name() -> None:
@@ -356,7 +360,7 @@ def test_a_trajectory_that_is_compared_otherwise_makes_its_cases_not_judged(crit
         {
             "name": "calls",
             "threshold": 0.5,
-            "custom": {"name": "trpc.calls", "configJson": json.dumps(source)},
+            "custom": {"name": "trpc.calls", "configJson": json.dumps(source, separators=(",", ":"))},
         }
     ]
     assert sentences == [
@@ -415,7 +419,7 @@ def test_a_second_way_to_compare_the_calls_of_several_turns_has_no_counterpart()
             "Ye+s",
             {"regex": r"\A(?=(?s:.{0,6})\Z)(?s:.*?)(?:Ye+s)"},
         ),
-        ({"json": {"ignoreTree": {"id": True}}}, '{"a": 1}', {"json": matcher({"a": 1}, "id")}),
+        ({"json": {"ignoreTree": {"id": True}}}, '{"a":1}', {"json": matcher({"a": 1}, "id")}),
         ({"json": {"matchStrategy": "skip"}}, "no JSON", {"json": {}}),
         ({"text": {"matchStrategy": "contains"}, "json": EXACT}, "7", {"contains": ["7"], "json": matcher(7)}),
         ({"text": {}}, None, {"exact": ""}),
@@ -528,7 +532,7 @@ def _members(value: JsonValue) -> dict[str, JsonValue]:
 def test_the_state_of_the_session_is_kept_and_the_rest_of_it_is_said() -> None:
     session: JsonValue = {"appName": "app", "userId": "u", "state": {"n": 1, "user:name": "Ann", "_x": 2}}
     eval_set, sentences = imported(trpc_set(trpc_case(turn(), sessionInput=session)))
-    assert eval_set.cases[0].session_state_json == '{"n": 1, "user:name": "Ann"}'
+    assert eval_set.cases[0].session_state_json == '{"n":1,"user:name":"Ann"}'
     assert sentences == [
         "appName, userId of the session have no place: each run of a case has its session.",
         "The key '_x' of the session's state was left out: it is not a key here. (Case 'one'.)",
@@ -753,6 +757,6 @@ def test_an_older_result_with_parts_and_numbers_for_statuses_is_read() -> None:
     eval_set, _ = import_values(source, path=Path("x.evalset_result.json"))
     record = eval_set.cases[0].turns[0].recorded
     assert [(one.name, one.arguments_json, one.result_json) for one in record.tools] == [
-        ("calculator", '{"a": 2}', '{"result": 5}')
+        ("calculator", '{"a":2}', '{"result":5}')
     ]
-    assert eval_set.cases[0].turns[0].expect.tools[0].result_match.equals_json == '{"result": 5}'
+    assert eval_set.cases[0].turns[0].expect.tools[0].result_match.equals_json == '{"result":5}'

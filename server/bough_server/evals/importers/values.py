@@ -183,7 +183,7 @@ def clean(value: JsonValue, depth: int = 0) -> JsonValue:
 def as_json(value: JsonValue) -> str:
     """Return a value as JSON text."""
     try:
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     except ValueError as error:  # a whole number of thousands of digits
         raise ConfigurationError(f"The file has a number that cannot be written: {error}.") from error
 
