@@ -9,7 +9,7 @@ from bough import AsyncClient, InvalidRequest, NotFound
 from bough.v1 import eval_result_pb2, evaluation_pb2, policy_pb2
 from bough_server.agents.definition import Source
 from bough_server.cli.definitions import definitions_in
-from bough_server.cli.eval_run import EvalArguments
+from bough_server.cli.eval_options import EvalArguments
 from bough_server.cli.exit_codes import with_commands
 from bough_server.documents import parse_duration, suggestion
 from bough_server.errors import ConfigurationError

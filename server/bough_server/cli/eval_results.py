@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bough_server.cli.eval_files import Content, Files
-from bough_server.cli.eval_run import ContentOption, HtmlOption, JsonOption, JUnitOption, MarkdownOption
+from bough_server.cli.eval_options import ContentOption, HtmlOption, JsonOption, JUnitOption, MarkdownOption
 from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import JsonOption as JsonFlag
 from bough_server.cli.options import LimitOption, Target, target_of
