@@ -202,3 +202,31 @@ async def test_a_run_that_did_not_succeed_is_recorded_with_a_note(tmp_path: Path
     assert made.code == 0
     assert "failed" in made.err
     assert json.loads((tmp_path / "s.json").read_text(encoding="utf-8"))["cases"][0]["id"] == "a"
+
+
+async def test_a_run_that_waited_for_people_becomes_a_case_with_their_answers(tmp_path: Path) -> None:
+    environment = {"BOUGH_DATABASE": str(tmp_path / "bough.db"), "BOUGH_DEFAULT_MODEL": "scripted"}
+    shop = ("--config", str(DESK.parent / "approvals" / "bough.yaml"), "--embedded")
+    recorded = str(tmp_path / "set.yaml")
+    await bough(*shop, "run", "lead", "Orders 1001 and 1002 come back.", environment=environment)
+    replies = {"read_card": '"4242"', "interviewer": '"it is broken"', "refund": "false"}
+    while asked := await open_requests(shop, environment):
+        answers = [word for input_id, name in asked.items() for word in ("--answer", f"{input_id}={replies[name]}")]
+        await bough(*shop, "resume", "last", *answers, environment=environment)
+    for mocks in ("--mocks", "--no-mocks"):
+        command = ("eval", "record", "last", "--set", recorded, "--case", mocks.strip("-"), mocks)
+        made = await bough(*shop, *command, environment=environment)
+        assert (made.code, len(made.err.splitlines())) == (0, 1), made.err
+    fresh = {**environment, "BOUGH_DATABASE": str(tmp_path / "fresh.db")}
+    ended = await bough(*shop, "eval", "run", recorded, environment=fresh)
+
+    assert (ended.code, ended.out.count("passed      ")) == (0, 2), ended.out
+    text = (tmp_path / "set.yaml").read_text(encoding="utf-8")
+    assert (text.count("decision: REFUSE"), text.count("value: it is broken")) == (2, 2)
+
+
+async def open_requests(command: tuple[str, ...], environment: dict[str, str]) -> dict[str, str]:
+    """What the newest run asks for: the id of each request, and its tool or the agent that asks."""
+    listed = await bough(*command, "runs", "--limit", "1", "--json", environment=environment)
+    requests = json.loads(listed.out).get("openRequests", [])
+    return {one["inputId"]: one.get("call", {}).get("name") or one["agentPath"][-1] for one in requests}
