@@ -43,6 +43,8 @@ class EvaluatingService(eval_service_pb2_grpc.EvalServiceServicer):
         self.asked: list[Asked] = []
         self.started: set[str] = set()
         """The request id of every evaluation that was started."""
+        self.deadlines: list[float | None] = []
+        """The seconds left until the deadline of every call of ScoreInvocations."""
         self.left = asyncio.Event()
         """Set when a call ends before all of its events were sent."""
 
@@ -76,6 +78,10 @@ class EvaluatingService(eval_service_pb2_grpc.EvalServiceServicer):
     async def _break(self, context, drop: Drop | None, moment: Moment) -> None:
         if drop is not None and drop.moment is moment:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped")
+
+    async def ScoreInvocations(self, request, context):
+        self.deadlines.append(context.time_remaining())
+        return pb.ScoreInvocationsResponse()
 
     async def GetEvaluation(self, request, context):
         start = int(request.page_token or "0")

@@ -152,3 +152,19 @@ async def test_a_result_is_joined_from_its_pages() -> None:
         assert await asyncio.to_thread(read, address) == result
         assert (await client.evaluations.get(EVALUATION_ID)).evaluation_id == EVALUATION_ID
     assert [case.case_id for case in result.cases] == [f"case-{number}" for number in range(4)]
+
+
+async def test_to_judge_takes_as_long_as_the_caller_says_by_default_as_long_as_it_takes() -> None:
+    service = EvaluatingService(LOG)
+
+    def score(address: str) -> None:
+        with Client(address, call_timeout=5) as client:
+            client.evaluations.score([])
+            client.evaluations.score([], timeout=90)
+
+    async with evaluating(service) as address, AsyncClient(address, call_timeout=5) as client:
+        await client.evaluations.score([])
+        await client.evaluations.score([], timeout=90)
+        await asyncio.to_thread(score, address)
+    assert [left is None or 5 < left < 100 for left in service.deadlines] == [True] * 4
+    assert [left is None for left in service.deadlines] == [True, False] * 2

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import grpc
@@ -195,10 +196,14 @@ class Evaluations:
         *,
         expect: eval_set_pb2.Expectation | None = None,
         metrics: Iterable[eval_set_pb2.Metric] = (),
+        timeout: float | None = None,
     ) -> eval_result_pb2.EvalResult:
-        """Judge stored runs or given records; nothing runs. Raises NotFound, OutOfRange or InvalidRequest."""
+        """Judge stored runs or given records; nothing runs but judges, which may take minutes.
+
+        `timeout` is in seconds (default: none). Raises NotFound, OutOfRange or InvalidRequest.
+        """
         request = eval_service_pb2.ScoreInvocationsRequest(invocations=invocations, expect=expect, metrics=metrics)
-        return (await self._calls.call(self._stub.ScoreInvocations, request)).result
+        return (await replace(self._calls, timeout=timeout).call(self._stub.ScoreInvocations, request)).result
 
     async def diff(self, left: InvocationSource, right: InvocationSource) -> eval_result_pb2.InvocationDiff:
         """Compare the trees of two runs. Raises NotFound or OutOfRange."""
@@ -339,10 +344,14 @@ class SyncEvaluations:
         *,
         expect: eval_set_pb2.Expectation | None = None,
         metrics: Iterable[eval_set_pb2.Metric] = (),
+        timeout: float | None = None,
     ) -> eval_result_pb2.EvalResult:
-        """Judge stored runs or given records; nothing runs. Raises NotFound, OutOfRange or InvalidRequest."""
+        """Judge stored runs or given records; nothing runs but judges, which may take minutes.
+
+        `timeout` is in seconds (default: none). Raises NotFound, OutOfRange or InvalidRequest.
+        """
         request = eval_service_pb2.ScoreInvocationsRequest(invocations=invocations, expect=expect, metrics=metrics)
-        return self._calls.call(self._stub.ScoreInvocations, request).result
+        return replace(self._calls, timeout=timeout).call(self._stub.ScoreInvocations, request).result
 
     def diff(self, left: InvocationSource, right: InvocationSource) -> eval_result_pb2.InvocationDiff:
         """Compare the trees of two runs. Raises NotFound or OutOfRange."""
