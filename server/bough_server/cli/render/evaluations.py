@@ -6,7 +6,7 @@ from typing import Final
 from rich.text import Text
 
 from bough.v1 import eval_result_pb2, evaluation_pb2
-from bough_server.cli.render.format import cost_text, state_style, state_text, time_text, tokens, tokens_text
+from bough_server.cli.render.format import cost_text, counted, state_style, state_text, time_text, tokens, tokens_text
 from bough_server.evals.reports.words import rate_text, status_text
 from bough_server.plain_text import one_line
 
@@ -22,6 +22,8 @@ _CHANGES: Final = {
     eval_result_pb2.CASE_CHANGE_ADDED: "new",
 }
 _MOST_DIFFERENCES: Final = 5
+_MOST_REASONS: Final = 10
+"""The most reasons of a case; a file of --json or --html has them all."""
 
 
 def result_lines(
@@ -60,7 +62,8 @@ def _reasons(case: eval_result_pb2.CaseResult) -> list[str]:
             # The same reason is in the case's, the run's and the score's sentences.
             if not any((text.partition(": ")[2] or text) in one for one in shown):
                 shown.append(f"{number}{text}")
-    return shown
+    more = len(shown) - _MOST_REASONS
+    return shown if more <= 0 else [*shown[:_MOST_REASONS], f"and {counted(more, 'more reason')}"]
 
 
 def _reasons_of_run(run: eval_result_pb2.CaseRunResult) -> Iterator[str]:
@@ -87,11 +90,11 @@ def _gate_line(gate: eval_result_pb2.GateResult, width: int) -> Text:
 def _total_line(result: eval_result_pb2.EvalResult) -> Text:
     found = result.totals
     line = Text(f"{_verdict(result)}: ", style=_STYLES.get(result.status, ""))
-    parts = [f"{found.cases_passed} of {found.cases} cases passed"]
+    parts = [f"{found.cases_passed} of {counted(found.cases, 'case')} passed"]
     if found.cases_not_evaluated:
         parts.append(f"{found.cases_not_evaluated} not judged")
     if found.runs > found.cases:
-        parts.append(f"{found.runs_passed} of {found.runs} runs passed")
+        parts.append(f"{found.runs_passed} of {counted(found.runs, 'run')} passed")
     if found.HasField("pass_rate_interval"):
         interval = found.pass_rate_interval
         parts.append(f"pass rate {found.pass_rate:.2f} ({interval.lower:.2f} to {interval.upper:.2f})")
