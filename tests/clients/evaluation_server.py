@@ -8,9 +8,11 @@ from typing import TypeAlias
 import grpc
 from grpc import aio
 
+from bough import AsyncClient, Rejoining
 from bough.v1 import eval_result_pb2, eval_service_pb2_grpc, evaluation_pb2
 from bough.v1 import eval_service_pb2 as pb
 from tests.clients.durable_server import Drop, Moment
+from tests.clients.stream_server import AT_ONCE, NO_TRANSPARENT_RETRIES
 
 EVALUATION_ID = "01970000-0000-7000-8000-00000000e0a1"
 
@@ -37,9 +39,17 @@ class EvaluatingService(eval_service_pb2_grpc.EvalServiceServicer):
     """Streams one log; the n-th stream breaks as the n-th drop says, later ones do not."""
 
     def __init__(
-        self, log: Sequence[evaluation_pb2.EvaluationEvent], drops: Sequence[Drop | None] = (), *, overlap: int = 0
+        self,
+        log: Sequence[evaluation_pb2.EvaluationEvent],
+        drops: Sequence[Drop | None] = (),
+        *,
+        overlap: int = 0,
+        holds: bool = False,
     ) -> None:
         self.log, self.drops, self.overlap = list(log), list(drops), overlap
+        self.holds = holds
+        """Whether streams stay open after the log's last event."""
+        self.cancelled: list[str] = []
         self.asked: list[Asked] = []
         self.started: set[str] = set()
         """The request id of every evaluation that was started."""
@@ -74,10 +84,16 @@ class EvaluatingService(eval_service_pb2_grpc.EvalServiceServicer):
         finally:
             self.left.set()
         await self._break(context, drop, Moment.STREAMING)
+        if self.holds:
+            await asyncio.Event().wait()
 
     async def _break(self, context, drop: Drop | None, moment: Moment) -> None:
         if drop is not None and drop.moment is moment:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped")
+
+    async def CancelEvaluation(self, request, context):
+        self.cancelled.append(request.evaluation_id)
+        return pb.CancelEvaluationResponse()
 
     async def ScoreInvocations(self, request, context):
         self.deadlines.append(context.time_remaining())
@@ -105,3 +121,13 @@ async def evaluating(service: EvaluatingService) -> AsyncIterator[str]:
         yield f"127.0.0.1:{port}"
     finally:
         await server.stop(0)
+
+
+@asynccontextmanager
+async def connected(service: EvaluatingService, rejoining: Rejoining = AT_ONCE) -> AsyncIterator[AsyncClient]:
+    """A client of a server on loopback with that service; it rejoins at once."""
+    async with (
+        evaluating(service) as address,
+        AsyncClient(address, rejoining=rejoining, options=NO_TRANSPARENT_RETRIES) as client,
+    ):
+        yield client

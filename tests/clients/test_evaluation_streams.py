@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from typing import cast
 
 import pytest
@@ -14,7 +14,7 @@ from bough.v1 import eval_result_pb2, evaluation_pb2
 from bough.v1 import eval_service_pb2 as pb
 from bough.v1 import eval_set_pb2 as sets
 from tests.clients.durable_server import Drop, Moment
-from tests.clients.evaluation_server import EVALUATION_ID, EvaluatingService, evaluating, log_of
+from tests.clients.evaluation_server import EVALUATION_ID, EvaluatingService, connected, evaluating, log_of
 from tests.clients.stream_server import AT_ONCE, NO_TRANSPARENT_RETRIES
 
 LOG = log_of(4)
@@ -24,16 +24,6 @@ DROPS = st.lists(
     max_size=6,
 )
 UNHEARD = [Drop(moment=moment) for moment in (Moment.UNHEARD, Moment.UNANSWERED)]
-
-
-@asynccontextmanager
-async def connected(service: EvaluatingService, rejoining: Rejoining = AT_ONCE) -> AsyncIterator[AsyncClient]:
-    """A client of a server on loopback with that service; it rejoins at once."""
-    async with (
-        evaluating(service) as address,
-        AsyncClient(address, rejoining=rejoining, options=NO_TRANSPARENT_RETRIES) as client,
-    ):
-        yield client
 
 
 async def listed(events: AsyncIterator[evaluation_pb2.EvaluationEvent]) -> list[evaluation_pb2.EvaluationEvent]:
