@@ -48,10 +48,10 @@ RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Idempotent methods by service, which the channel may retry.
 
-Run, ResumeRun, ForkRun, Evaluate and CreateSession are idempotent because this client always sends a request id. Calls
-that are not listed are not: a repeated CreateAgent would find its own name taken, a repeated DeleteSession or
-DeleteAgent nothing to delete, and a repeated UpdateSession or UpdateSessionState might undo another caller's change in
-between.
+Run, ResumeRun, ForkRun, Evaluate and CreateSession are idempotent because this client always sends a request id.
+Methods that are not listed are not: a repeated CreateAgent would find its own name taken, a repeated DeleteSession or
+DeleteAgent nothing to delete, and a repeated UpdateSession or UpdateSessionState might undo another caller's change
+in between.
 """
 
 _SERVICE_CONFIG: Final = {
