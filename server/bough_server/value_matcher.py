@@ -241,7 +241,11 @@ def _schema_problem(text: str) -> str:
         schema = parse_json(text)
         if isinstance(schema, bool):
             return ""
-        return value_schema_problem(schema, is_bounded=True) if isinstance(schema, dict) else "is not a JSON Schema: it is no object."
+        return (
+            value_schema_problem(schema, is_bounded=True)
+            if isinstance(schema, dict)
+            else "is not a JSON Schema: it is no object."
+        )
     except ValueError as error:
         return f"is not JSON: {error}."
     except RecursionError:

@@ -9,6 +9,7 @@ from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.diff import diff
 from bough_server.evals.eval_set import planned_cases
 from bough_server.evals.folding import UNLIMITED, read_tree
+from bough_server.evals.judges import Judges
 from bough_server.evals.judging import judge_run
 from bough_server.evals.planning import require_extra
 from bough_server.evals.validation import request_problems
@@ -53,10 +54,11 @@ async def score_invocations(
     cases: list[eval_result_pb2.CaseResult] = []
     size = 0
     taken: dict[str, int] = {}
+    judges = Judges(dependencies, principal)
     for number, source in enumerate(request.invocations):
         invocation = await invocation_of(dependencies, principal, source)
         case = _case(request, _case_id(invocation, number, taken))
-        result = await judge_run(dependencies, principal, case, [invocation], index=0)
+        result = await judge_run(dependencies, case, [invocation], index=0, judges=judges)
         judged = case_result(evaluation_pb2.CasePlanned(case=case, runs=1), [result])
         size += judged.ByteSize()
         if size > MAX_RESULT_BYTES:

@@ -65,6 +65,11 @@ def applicable_metrics(case: EvalCase) -> list[Metric]:
     return metrics
 
 
+def can_be_judged(case: EvalCase, invocations: Sequence[Invocation]) -> bool:
+    """Return whether a run of a case has scores: that it did not crash, and that its records are whole."""
+    return next(_problems(case, invocations), "") == ""
+
+
 def score_run(
     case: EvalCase,
     invocations: Sequence[Invocation],
