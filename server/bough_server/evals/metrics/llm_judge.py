@@ -31,8 +31,8 @@ The tools that were called, in order:
 The agents that worked on it, each below the one that called it:
 {{tree}}"""
 
-_INSTRUCTION: Final = """You judge the answer of another agent by criteria. For each of the criteria decide whether it holds,
-by what you are shown and by nothing else. Say first why, in one or two sentences, then whether it holds."""
+_INSTRUCTION: Final = """You judge the answer of another agent by criteria. For each of the criteria decide whether it
+holds, by what you are shown and by nothing else. Say first why, in one or two sentences, then whether it holds."""
 
 _PROMPT: Final = """Criteria:
 {criteria}
