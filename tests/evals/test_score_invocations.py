@@ -128,12 +128,13 @@ async def test_records_of_other_systems_need_no_ids_and_no_kinds(server: Served)
     assert [one.status for one in found.cases] == [FAILED, PASSED, PASSED, PASSED, PASSED, FAILED]
 
 
-async def test_ids_in_a_record_may_repeat_or_be_empty(server: Served) -> None:
+async def test_a_tree_whose_ids_repeat_is_not_judged(server: Served) -> None:
     record = invocation(agent("lead", agent("writer"), agent("writer")))
     for one in record.agents:
         one.invocation_id = one.parent_invocation_id = ""
     found = await scored(server, *given(record), expect=LEAD)
-    assert found.cases[0].status in (FAILED, NOT_EVALUATED)
+    assert found.cases[0].status == NOT_EVALUATED
+    assert "several agents with the same invocation_id" in found.cases[0].reason
 
 
 async def test_runs_that_are_not_there_are_errors(server: Served) -> None:

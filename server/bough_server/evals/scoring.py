@@ -167,6 +167,8 @@ def _problems(case: EvalCase, invocations: Sequence[Invocation]) -> Iterator[str
             yield f"{subject} has not ended."
         if invocation.agents_total > len(invocation.agents) or invocation.tools_total > len(invocation.tools):
             yield f"{subject} has more agents or tool calls than its record."
+        if len({agent.invocation_id for agent in invocation.agents}) < len(invocation.agents):
+            yield f"The record of {subject[:1].lower()}{subject[1:]} has several agents with the same invocation_id."
         for anomaly in (*invocation.anomalies, *(one for agent in invocation.agents for one in agent.anomalies)):
             yield f"The record of {subject[:1].lower()}{subject[1:]} is inconsistent: {anomaly.message}"[:MAX_REASON]
     if len(invocations) != len(case.turns):
