@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.json_format import MessageToJson
 from grpc import StatusCode, aio
 
 from bough.v1 import (
@@ -135,6 +136,16 @@ async def test_a_tree_whose_ids_repeat_is_not_judged(server: Served) -> None:
     found = await scored(server, *given(record), expect=LEAD)
     assert found.cases[0].status == NOT_EVALUATED
     assert "several agents with the same invocation_id" in found.cases[0].reason
+
+
+async def test_a_record_may_have_any_times(server: Served) -> None:
+    record = invocation(agent("lead"))
+    record.start_time.seconds, record.end_time.seconds = -(10**17), 10**17
+    limit = eval_set_pb2.BudgetMetric()
+    limit.limits.wall_duration.FromSeconds(1)
+    found = await scored(server, *given(record), metrics=[eval_set_pb2.Metric(budget=limit)])
+    assert found.status == FAILED
+    assert MessageToJson(found)
 
 
 async def test_runs_that_are_not_there_are_errors(server: Served) -> None:

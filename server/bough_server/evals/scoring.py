@@ -30,6 +30,9 @@ from bough_server.usage import Sums
 MAX_REASON: Final = 1_000
 """The most characters of a run's reason."""
 
+_LONGEST_NS: Final = 315_576_000_000 * 1_000_000_000
+"""The longest duration that has a JSON form: records of other systems may have any times."""
+
 _MAX_SCORE_BYTES: Final = 512 * 1024
 """The most bytes of all scores; the turns have the rest."""
 
@@ -142,7 +145,7 @@ def _unscored(case: EvalCase, index: int, invocations: Sequence[Invocation]) -> 
     if any(invocation.HasField("tree_usage") for invocation in invocations):
         result.usage.CopyFrom(used.usage())
     if any(duration is not None for duration in durations):
-        result.duration.FromNanoseconds(sum(filter(None, durations)))
+        result.duration.FromNanoseconds(min(_LONGEST_NS, sum(filter(None, durations))))
     return result
 
 
