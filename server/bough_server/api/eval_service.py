@@ -8,18 +8,18 @@ from typing import Any, Final
 from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 
-from bough.v1 import eval_result_pb2, eval_service_pb2_grpc, invocation_pb2, run_pb2
 from bough.v1 import eval_service_pb2 as pb
+from bough.v1 import eval_service_pb2_grpc, invocation_pb2, run_pb2
 from bough_server import evaluation_events
-from bough_server.api.pagination import page_at, page_of, position_of, read_within
+from bough_server.api.pagination import PAGE_BYTES, page_of, position_of, read_within, token_of
 from bough_server.api.streaming import StreamPosition, responses
 from bough_server.clock import Clock
 from bough_server.errors import FieldViolation, InvalidRequest, SequenceOutOfRange
 from bough_server.evals.compare import compare
-from bough_server.evals.evaluation_log import EvaluationState
 from bough_server.evals.evaluations import Evaluations
 from bough_server.evals.folding import TreeBuilder, read_tree
 from bough_server.evals.given import diff_invocations, score_invocations
+from bough_server.evals.result_pages import ResultPages
 from bough_server.runs.runs import Runs
 from bough_server.store.evaluation_ports import EvaluationFilter
 from bough_server.store.ports import EventLog, Principal
@@ -47,6 +47,7 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
     ) -> None:
         self._runs, self._log, self._evaluations = runs, log, evaluations
         self._principal, self._clock = principal, clock
+        self._pages = ResultPages(evaluations.dependencies)
 
     async def GetInvocation(
         self,
@@ -110,17 +111,12 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
     ) -> pb.GetEvaluationResponse:
         """Return an evaluation with a page of its cases."""
         page = page_of(request.page_size, request.page_token)
-        since = position_of(page, listing=_CASES)
         record = await self._evaluations.get(self._principal(), request.evaluation_id)
-        fold = await self._evaluations.fold(self._principal(), request.evaluation_id)
-        names = list(fold.cases)
-        cases = await asyncio.to_thread(fold.case_results, names[since : since + page.size])
-        shown, token = page_at(
-            cases, page, listing=_CASES, since=since, total=len(names), size=lambda case: case.ByteSize()
+        found = await self._pages.page(
+            request.evaluation_id, since=position_of(page, listing=_CASES), most=page.size, most_bytes=PAGE_BYTES
         )
-        summary = await asyncio.to_thread(_summary, fold)
-        result = fold.result(request.evaluation_id, shown, summary)
-        return pb.GetEvaluationResponse(evaluation=record.evaluation, result=result, next_page_token=token)
+        token = token_of(found.next_since, listing=_CASES) if found.next_since else ""
+        return pb.GetEvaluationResponse(evaluation=record.evaluation, result=found.result, next_page_token=token)
 
     async def ListEvaluations(
         self,
@@ -199,11 +195,6 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         invocation = await builder.invocation()
         invocation.as_of_sequence = through
         return invocation
-
-
-def _summary(fold: EvaluationState) -> eval_result_pb2.EvalTotals:
-    """Return the totals that the log holds, or of the cases so far while it has none."""
-    return fold.totaled.totals if fold.totaled is not None else fold.totals_of(fold.case_results())
 
 
 async def _folded(requests: AsyncIterator[pb.AggregateEventsRequest]) -> TreeBuilder:

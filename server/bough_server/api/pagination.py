@@ -68,13 +68,9 @@ def position_of(page: Page, *, listing: str) -> int:
     return int(name) if name.isdecimal() and len(name) < 10 else 0
 
 
-def page_at(
-    items: Sequence[T], page: Page, *, listing: str, since: int, total: int, size: Callable[[T], int]
-) -> tuple[list[T], str]:
-    """Return those of a page's items that fit it, and the token of the next page; the first is number `since`."""
-    shown = _within(PAGE_BYTES, items[: page.size], size)
-    after = since + len(shown)
-    return shown, _token(listing, str(after)) if after < total else ""
+def token_of(position: int, *, listing: str) -> str:
+    """Return the token of the page that begins with this number; see position_of."""
+    return _token(listing, str(position))
 
 
 async def read_within(

@@ -4,6 +4,7 @@ import typer
 
 from bough_server.cli import eval_results
 from bough_server.cli.commands import command
+from bough_server.cli.eval_import import export, import_
 from bough_server.cli.eval_record import record
 from bough_server.cli.eval_run import run
 from bough_server.cli.eval_validate import validate
@@ -23,3 +24,5 @@ command(eval, "compare")(eval_results.compare)
 command(eval, "score")(eval_results.score)
 command(eval, "diff")(eval_results.diff)
 command(eval, "record")(record)
+command(eval, "import")(import_)
+command(eval, "export")(export)

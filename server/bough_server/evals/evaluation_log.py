@@ -1,5 +1,6 @@
 """Fold the log of an evaluation: what is planned, what is done, and what was found so far."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -7,7 +8,7 @@ from typing import TypeAlias
 from bough.v1 import eval_result_pb2, evaluation_pb2
 from bough_server import evaluation_events
 from bough_server.evals.verdicts import case_result, totals
-from bough_server.store.ports import EvaluationFact
+from bough_server.store.ports import EvaluationFact, EventLog, StoredEvent
 from bough_server.usage import Sums
 
 
@@ -39,6 +40,8 @@ class EvaluationState:
     started: dict[CaseRun, str] = field(default_factory=dict)
     """The runs of cases that began, and the session of each."""
     scored: dict[CaseRun, eval_result_pb2.CaseRunResult] = field(default_factory=dict)
+    scored_at: dict[CaseRun, int] = field(default_factory=dict)
+    """The sequence of each result in `scored`."""
     cancel: evaluation_pb2.EvaluationCancelRequested | None = None
     totaled: evaluation_pb2.EvaluationTotaled | None = None
     end: evaluation_pb2.EvaluationEvent | None = None
@@ -58,7 +61,7 @@ class EvaluationState:
                 one = event.case_run_started
                 self.started[one.case_id, one.index] = one.session_id
             case "case_run_scored":
-                self._score(event.case_run_scored.result)
+                self._score(event.case_run_scored.result, event.sequence)
             case "evaluation_totaled":
                 self.totaled = event.evaluation_totaled
             case "evaluation_cancel_requested":
@@ -68,7 +71,8 @@ class EvaluationState:
             case _:
                 pass
 
-    def _score(self, result: eval_result_pb2.CaseRunResult) -> None:
+    def _score(self, result: eval_result_pb2.CaseRunResult, sequence: int) -> None:
+        self.scored_at[result.case_id, result.index] = sequence
         self.spent.add(Sums.of(result.usage))
         self.spent.add(Sums.of(result.judge_usage))
         if not self.keeps_trees:
@@ -120,3 +124,16 @@ class EvaluationState:
             result.status = self.totaled.status
             result.gates.extend(self.totaled.gates)
         return result
+
+
+async def read_state(log: EventLog, evaluation_id: str, *, keeps_trees: bool = False) -> EvaluationState:
+    """Return what the committed events of an evaluation say."""
+    state = EvaluationState(keeps_trees=keeps_trees)
+    while page := await log.read(evaluation_id, after=state.last_sequence):
+        await asyncio.to_thread(_apply, state, page)
+    return state
+
+
+def _apply(state: EvaluationState, page: Sequence[StoredEvent]) -> None:
+    for stored in page:
+        state.apply(evaluation_events.parse(stored.data))

@@ -8,10 +8,10 @@ from typing import Any, Final, TypeVar, cast
 import structlog
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, evaluation_pb2, event_pb2
-from bough_server import evaluation_events, ids
+from bough_server import ids
 from bough_server.errors import Fenced, RequestIdReused, SequenceOutOfRange, ServerStopping, StorageFailed
 from bough_server.evals.dependencies import EvaluationDependencies
-from bough_server.evals.evaluation_log import EvaluationState, as_fact
+from bough_server.evals.evaluation_log import EvaluationState, as_fact, read_state
 from bough_server.evals.evaluator import LiveEvaluation
 from bough_server.evals.planning import EvaluationPlan, plan, request_digest
 from bough_server.store.evaluation_ports import EvaluationFilter, EvaluationRecord
@@ -153,14 +153,10 @@ class Evaluations:
         """Return a page of evaluations, newest first, and the next page's token."""
         return await self.dependencies.store.evaluations.list(principal, evaluation_filter, page)
 
-    async def fold(self, principal: Principal, evaluation_id: str, *, keeps_trees: bool = True) -> EvaluationState:
-        """Return what an evaluation's committed events say. Raises NotFound."""
-        await self.get(principal, evaluation_id)
-        return await self._read(evaluation_id, keeps_trees=keeps_trees)
-
     async def result(self, principal: Principal, evaluation_id: str) -> eval_result_pb2.EvalResult:
         """Return the whole result of an evaluation so far. Raises NotFound."""
-        fold = await self.fold(principal, evaluation_id)
+        await self.get(principal, evaluation_id)
+        fold = await read_state(self.dependencies.store.log, evaluation_id, keeps_trees=True)
         return await asyncio.to_thread(_whole, fold, evaluation_id)
 
     async def source(self, principal: Principal, source: eval_service_pb2.EvalSource) -> eval_result_pb2.EvalResult:
@@ -168,12 +164,6 @@ class Evaluations:
         if source.WhichOneof("source") == "evaluation_id":
             return await self.result(principal, source.evaluation_id)
         return source.result
-
-    async def _read(self, evaluation_id: str, *, keeps_trees: bool = False) -> EvaluationState:
-        fold = EvaluationState(keeps_trees=keeps_trees)
-        while page := await self.dependencies.store.log.read(evaluation_id, after=fold.last_sequence):
-            await asyncio.to_thread(_apply, fold, page)
-        return fold
 
     # Ending
 
@@ -233,7 +223,7 @@ class Evaluations:
         except (RunMoved, Fenced):
             return  # another worker was faster
         taken = await self.dependencies.store.evaluations.find(evaluation_id)
-        fold = await self._read(evaluation_id)
+        fold = await read_state(self.dependencies.store.log, evaluation_id)
         if taken is not None and fold.end is None and evaluation_id not in self._live:
             self._launch(taken, fold)
 
@@ -275,11 +265,6 @@ def _same_request(earlier: EvaluationRecord, digest: str, request_id: str) -> Ev
             details={"evaluation_id": earlier.evaluation.evaluation_id},
         )
     return earlier
-
-
-def _apply(fold: EvaluationState, page: Sequence[StoredEvent]) -> None:
-    for stored in page:
-        fold.apply(evaluation_events.parse(stored.data))
 
 
 def _whole(fold: EvaluationState, evaluation_id: str) -> eval_result_pb2.EvalResult:

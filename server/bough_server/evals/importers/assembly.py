@@ -1,0 +1,288 @@
+"""Build an eval set from the cases and metrics of another tool, with the same meaning as far as there is one.
+
+Expectations are kept with the turns if one metric compares them, and in the metric itself if several metrics compare
+them in different ways. What no metric compares is kept too, judged with the threshold 0, which always passes.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
+
+from bough.v1 import message_pb2
+from bough.v1.eval_set_pb2 import (
+    EvalCase,
+    EvalSet,
+    EvalTurn,
+    ExpectedAnswer,
+    ExpectedTool,
+    FinalResponseMetric,
+    Metric,
+    ToolMocks,
+    ToolTrajectoryMetric,
+    TrajectoryMode,
+)
+from bough_server.errors import ConfigurationError
+from bough_server.evals.importers.conversations import Exchange, ImportedCall
+from bough_server.evals.importers.unplaced import unplaced_metric
+from bough_server.evals.importers.values import JsonObject, JsonValue, Notes, as_json
+from bough_server.session_state import is_key
+
+_Expected = TypeVar("_Expected")
+
+MAX_ID: Final = 256
+_MAX_NAME: Final = 128
+_MAX_DESCRIPTION: Final = 4096
+
+
+class NoCounterpart(Exception):
+    """A metric, or how it compares something, that has no counterpart; the message says what it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparesTools:
+    """A metric that compares tool calls."""
+
+    mode: TrajectoryMode.ValueType
+    expected: Callable[[ImportedCall], ExpectedTool]
+    """The expected call of an imported one. Raises NoCounterpart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparesAnswers:
+    """A metric that compares answers."""
+
+    expected: Callable[[str | None], ExpectedAnswer]
+    """The expected answer of an imported one. Raises NoCounterpart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedMetric:
+    """A metric of another tool, and what it compares; a text says why it has no counterpart."""
+
+    name: str
+    threshold: float | None
+    compares: ComparesTools | ComparesAnswers | str
+    config: JsonValue = None
+    """The metric as the file has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedCase:
+    """A case of another tool."""
+
+    id: str
+    turns: Sequence[Exchange]
+    metrics: Sequence[ImportedMetric]
+    state_json: str = ""
+    mocks: ToolMocks | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedSet:
+    """A set of another tool, named as the prefix of its metrics: "trpc" or "adk"."""
+
+    tool: str
+    name: str
+    cases: Sequence[ImportedCase]
+    description: str = ""
+    default_tools: ComparesTools
+    """How tool calls are kept that no metric compares."""
+
+
+def assemble(source: ImportedSet, notes: Notes) -> EvalSet:
+    """Return the set. Raises ConfigurationError if none of its cases can be imported."""
+    ids = _unique([_id_text(case.id) or f"case-{number}" for number, case in enumerate(source.cases, start=1)], MAX_ID)
+    named = [replace(case, id=id) for id, case in zip(ids, source.cases, strict=True)]
+    for case, before in zip(named, source.cases, strict=True):
+        if case.id != before.id:
+            notes.add("A case without an id, or with one that is taken or not valid, has another one here.", case.id)
+    kept = [case for case in named if _has_turns(case, notes)]
+    if not kept:
+        why = " ".join(notes.about_cases)
+        raise ConfigurationError(f"The set has no case that can be imported. {why}".strip())
+    eval_set = EvalSet(name=set_name(source.name), description=source.description[:_MAX_DESCRIPTION])
+    eval_set.cases.extend(_Placement(source=source, case=case, notes=notes).placed() for case in kept)
+    _share_metrics(eval_set)
+    return eval_set
+
+
+def set_name(text: str) -> str:
+    """Return a text as the name of a set: letters, digits, '.', '_' and '-', beginning with a letter."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", text)[:_MAX_NAME]
+    return name if re.match(r"[A-Za-z]", name) else f"set-{name}"[:_MAX_NAME].rstrip("-")
+
+
+def session_state(source: JsonObject | None, case_id: str, notes: Notes) -> str:
+    """Return the state that a session begins with as JSON; empty for none. Raises ConfigurationError."""
+    if source is None:
+        return ""
+    if unread := source.unknown("state"):
+        notes.add(f"{', '.join(sorted(unread))} of the session have no place: each run of a case has its session.")
+    state = source.child("state")
+    members = dict(state.members) if state is not None else {}
+    for name in [name for name in members if not is_key(name)]:
+        notes.add(f"The key {name[:40]!r} of the session's state was left out: it is not a key here.", case_id)
+        del members[name]
+    return as_json(members) if members else ""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Placement:
+    """Gives one case its turns and metrics."""
+
+    source: ImportedSet
+    case: ImportedCase
+    notes: Notes
+    _tools: Sequence[Sequence[ExpectedTool]] | None = None
+    _answers: Sequence[ExpectedAnswer | None] | None = None
+    _metrics: list[Metric] = field(default_factory=list)
+
+    def placed(self) -> EvalCase:
+        """Return the case."""
+        names = _unique([_metric_name(metric.name) for metric in self.case.metrics], _MAX_NAME)
+        for name, metric in zip(names, self.case.metrics, strict=True):
+            try:
+                self._metrics.append(self._placed(name, metric))
+            except NoCounterpart as error:
+                self._metrics.append(self._unplaced(name, metric, str(error)))
+        self._keep_unjudged(names)
+        case = EvalCase(id=self.case.id, session_state_json=self.case.state_json, metrics=self._metrics)
+        if self.case.mocks is not None:
+            case.mocks.CopyFrom(self.case.mocks)
+        case.turns.extend(self._turn(index, turn) for index, turn in enumerate(self.case.turns))
+        return case
+
+    def _placed(self, name: str, metric: ImportedMetric) -> Metric:
+        turns = self.case.turns
+        match metric.compares:
+            case ComparesTools(mode=mode, expected=expected):
+                calls = [[expected(call) for call in turn.calls] for turn in turns]
+                wanted = ToolTrajectoryMetric(mode=mode)
+                if self._tools is None:
+                    self._tools = calls
+                elif calls != self._tools:
+                    wanted.tools.extend(_of_one_turn(calls))
+                return Metric(name=name, threshold=metric.threshold, tool_trajectory=wanted)
+            case ComparesAnswers(expected=expected_answer):
+                answers = [expected_answer(turn.answer) for turn in turns]
+                judged = FinalResponseMetric()
+                if self._answers is None:
+                    self._answers = answers
+                elif answers != self._answers:
+                    judged.answer.CopyFrom(_of_one_turn(answers))
+                return Metric(name=name, threshold=metric.threshold, final_response=judged)
+            case str(reason):
+                raise NoCounterpart(reason)
+
+    def _unplaced(self, name: str, metric: ImportedMetric, why: str) -> Metric:
+        self.notes.add(
+            f"The metric {metric.name!r} has no counterpart: {why}. Its cases are not judged until it is removed.",
+            self.case.id,
+        )
+        return unplaced_metric(
+            self.source.tool,
+            metric.name,
+            metric_name=name,
+            threshold=metric.threshold,
+            config=metric.config,
+            notes=self.notes,
+        )
+
+    def _keep_unjudged(self, taken: Sequence[str]) -> None:
+        """Keep expectations that no metric compares, judged with the threshold 0."""
+        turns = self.case.turns
+        if self._tools is None and any(turn.calls for turn in turns):
+            default = self.source.default_tools
+            self._tools = [[default.expected(call) for call in turn.calls] for turn in turns]
+            trajectory = ToolTrajectoryMetric(mode=default.mode)
+            self._metrics.append(
+                Metric(name=_free_name("expected_tools", taken), threshold=0, tool_trajectory=trajectory)
+            )
+            self.notes.add("No metric compares the expected tool calls: they are kept with the threshold 0.")
+        if self._answers is None and any(turn.answer for turn in turns):
+            self._answers = [ExpectedAnswer(exact=turn.answer) if turn.answer else None for turn in turns]
+            name = _free_name("expected_answer", taken)
+            self._metrics.append(Metric(name=name, threshold=0, final_response=FinalResponseMetric()))
+            self.notes.add("No metric compares the expected answers: they are kept with the threshold 0.")
+
+    def _turn(self, index: int, turn: Exchange) -> EvalTurn:
+        made = _said(turn)
+        if self._tools is not None:
+            made.expect.SetInParent()  # without expected calls a metric has none to expect, but judges the turn
+            made.expect.tools.extend(self._tools[index])
+        if self._answers is not None and (answer := self._answers[index]) is not None:
+            made.expect.answer.CopyFrom(answer)
+        return made
+
+
+def _said(turn: Exchange) -> EvalTurn:
+    if turn.recorded is not None:
+        return EvalTurn(recorded=turn.recorded)
+    if all(part.HasField("text") for part in turn.user.parts):
+        return EvalTurn(user="\n".join(part.text for part in turn.user.parts))
+    return EvalTurn(input=turn.user)
+
+
+def _of_one_turn(expected: Sequence[_Expected]) -> _Expected:
+    """Return what a metric expects that cannot be kept with the turns. Raises NoCounterpart."""
+    if len(expected) != 1 or expected[0] == []:
+        raise NoCounterpart("another metric of the set compares the same turns in another way")
+    return expected[0]
+
+
+def _has_turns(case: ImportedCase, notes: Notes) -> bool:
+    """Return whether a case can be run or judged, and note why it cannot."""
+    if not case.turns:
+        notes.add("A case without a conversation was left out.", case.id)
+        return False
+    if any(turn.recorded is None and not _is_said(turn.user) for turn in case.turns):
+        notes.add("A case with a turn in which the user says nothing was left out.", case.id)
+        return False
+    return True
+
+
+def _is_said(message: message_pb2.Message) -> bool:
+    return any(part.text.strip() or not part.HasField("text") for part in message.parts)
+
+
+def _share_metrics(eval_set: EvalSet) -> None:
+    """Move the metrics that every case has into the set's defaults."""
+    shared = [metric for metric in eval_set.cases[0].metrics if all(metric in case.metrics for case in eval_set.cases)]
+    eval_set.defaults.metrics.extend(shared)
+    for case in eval_set.cases:
+        own = [metric for metric in case.metrics if metric not in shared]
+        del case.metrics[:]
+        case.metrics.extend(own)
+    if not shared:
+        eval_set.ClearField("defaults")
+
+
+def _metric_name(text: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", text)[:_MAX_NAME]
+    return name if re.match(r"[A-Za-z]", name) else f"metric-{name}"[:_MAX_NAME].rstrip("-")
+
+
+def _id_text(text: str) -> str:
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "-", text)[:MAX_ID]
+
+
+def _free_name(name: str, taken: Sequence[str]) -> str:
+    return _unique([*taken, name], _MAX_NAME)[-1]
+
+
+def _unique(names: Iterable[str], longest: int) -> list[str]:
+    """Return names of which no two are equal: the later ones get a number."""
+    taken: set[str] = set()
+    numbers: Counter[str] = Counter()
+    unique: list[str] = []
+    for name in names:
+        free = name
+        while free in taken:
+            numbers[name] += 1
+            number = numbers[name] + 1
+            free = f"{name[: longest - len(str(number)) - 1]}-{number}"
+        unique.append(free)
+        taken.add(free)
+    return unique

@@ -1,0 +1,220 @@
+"""Conversations of other tools: what the user said, what was answered, and the calls in between.
+
+Both forms are read everywhere: messages with `content` or with `parts`, calls in `tools` or in `intermediate_data`.
+"""
+
+import base64
+import binascii
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bough.v1 import execution_pb2, invocation_pb2, message_pb2
+from bough.v1.message_pb2 import ROLE_ASSISTANT, ROLE_USER, Blob, Message, Part
+from bough_server.evals.importers.values import JsonObject, JsonValue, Notes, as_json, object_of
+
+_SUCCEEDED: Final = execution_pb2.EXECUTION_STATE_SUCCEEDED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedCall:
+    """A tool call of a conversation; None for arguments or a result that are missing."""
+
+    name: str
+    call_id: str = ""
+    arguments: JsonValue = None
+    result: JsonValue = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One turn of a conversation: the user's message, the answer, and the calls in their order."""
+
+    user: Message
+    answer: str | None = None
+    """None if there is no answer; a null text is an answer without text."""
+    calls: Sequence[ImportedCall] = ()
+    recorded: invocation_pb2.Invocation | None = None
+    """What is judged instead of a run."""
+
+
+def read_exchange(source: JsonObject, case_id: str, notes: Notes) -> Exchange:
+    """Return what an invocation of a conversation expects. Raises ConfigurationError."""
+    if source.has("contextMessages"):
+        notes.add("contextMessages have no place: the agent does not see them.", case_id)
+    if source.has("rubrics"):
+        notes.add("Rubrics of turns have no place: no metric asks them.", case_id)
+    if _intermediate_messages(source):
+        notes.add("Intermediate responses that are expected have no place: no metric compares them.", case_id)
+    final = source.child("finalResponse")
+    return Exchange(
+        user=_message(source.child("userContent"), ROLE_USER, case_id, notes),
+        answer=None if final is None else text_of_content(final),
+        calls=list(_calls(source)),
+    )
+
+
+def read_record(source: JsonObject, case_id: str, notes: Notes) -> invocation_pb2.Invocation:
+    """Return an invocation of a conversation as the record of a run that succeeded. Raises ConfigurationError."""
+    record = invocation_pb2.Invocation(
+        invocation_id=source.text("invocationId"), state=_SUCCEEDED, complete=True, agents=_agents(source)
+    )
+    record.user_content.CopyFrom(_message(source.child("userContent"), ROLE_USER, case_id, notes))
+    if (final := source.child("finalResponse")) is not None:
+        record.final_response.CopyFrom(_message(final, ROLE_ASSISTANT, case_id, notes))
+    for said in _intermediate_messages(source):
+        record.intermediate_responses.append(_message(said, ROLE_ASSISTANT, case_id, notes))
+    record.tools.extend(_tool_invocation(call, number) for number, call in enumerate(_calls(source), start=1))
+    record.agent = record.agents[0].name if record.agents else ""
+    record.agents_total, record.tools_total = len(record.agents), len(record.tools)
+    record.as_of_sequence = record.tools_total
+    return record
+
+
+def text_of_content(content: JsonObject) -> str:
+    """Return the text of a message: its `content`, else its text parts, one a line. Raises ConfigurationError."""
+    parts = (part for part in _parts(content) if not part.flag("thought"))
+    texts = [content.text("content"), *(part.text("text") for part in parts)]
+    return "\n".join(text for text in texts if text)
+
+
+def _message(content: JsonObject | None, role: message_pb2.Role.ValueType, case_id: str, notes: Notes) -> Message:
+    message = Message(role=role)
+    if content is None:
+        return message
+    if text := content.text("content"):
+        message.parts.append(Part(text=text))
+    for source in _parts(content):
+        part = _part(source)
+        if part is None and (unread := source.unknown("type", "text", "thought")):
+            notes.add(f"Parts of messages with {', '.join(sorted(unread))} have no place.", case_id)
+        if part is not None:
+            message.parts.append(part)
+    return message
+
+
+def _parts(content: JsonObject) -> list[JsonObject]:
+    return [*content.children("parts"), *content.children("contentParts")]
+
+
+def _part(source: JsonObject) -> Part | None:
+    """Return a text, an image or a file; None for a part that is none of them, or empty."""
+    if source.flag("thought"):
+        return None
+    if text := source.text("text"):
+        return Part(text=text)
+    inline, linked, image = source.child("inlineData"), source.child("fileData"), source.child("image")
+    if inline is not None:
+        return _file(inline.text("data"), "", inline.text("mimeType"))
+    if linked is not None:
+        return _file("", linked.text("fileUri"), linked.text("mimeType"))
+    if image is not None:
+        kind = image.text("format")
+        return _file(image.text("data"), image.text("url"), f"image/{kind}" if kind else "")
+    return None
+
+
+def _file(data: str, uri: str, media_type: str) -> Part | None:
+    if uri:
+        return Part(blob=Blob(uri=uri, media_type=media_type))
+    try:
+        # genai writes URL-safe base64, Go the standard one.
+        decoded = base64.b64decode(data.translate(str.maketrans("-_", "+/")) + "=" * (-len(data) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return Part(blob=Blob(data=decoded, media_type=media_type)) if decoded else None
+
+
+def _calls(source: JsonObject) -> Iterator[ImportedCall]:
+    for tool in source.children("tools"):
+        yield ImportedCall(
+            name=tool.required_text("name"),
+            call_id=tool.text("id"),
+            arguments=tool.raw("arguments"),
+            result=tool.raw("result"),
+        )
+    yield from _intermediate_calls(source)
+
+
+def _intermediate_calls(source: JsonObject) -> Iterator[ImportedCall]:
+    """Yield the calls of `intermediate_data`, which is lists of calls and responses, or a list of events."""
+    data = source.child("intermediateData")
+    if data is None:
+        return
+    uses, responses = data.children("toolUses"), data.children("toolResponses")
+    for event in data.children("invocationEvents"):
+        content = event.child("content")
+        for part in _parts(content) if content is not None else ():
+            uses.extend(filter(None, [part.child("functionCall")]))
+            responses.extend(filter(None, [part.child("functionResponse")]))
+    for use in uses:
+        response = _response_of(use, responses)
+        yield ImportedCall(
+            name=use.required_text("name"),
+            call_id=use.text("id"),
+            arguments=use.raw("args"),
+            result=None if response is None else response.raw("response"),
+        )
+
+
+def _response_of(use: JsonObject, responses: list[JsonObject]) -> JsonObject | None:
+    """Take the response to a call from the list: that with its id, without an id the first of its name."""
+    for index, response in enumerate(responses):
+        if response.text("id") == use.text("id") and (use.text("id") or response.text("name") == use.text("name")):
+            return responses.pop(index)
+    return None
+
+
+def _intermediate_messages(source: JsonObject) -> list[JsonObject]:
+    """Return what was said before the answer."""
+    messages = source.children("intermediateResponses")
+    data = source.child("intermediateData")
+    if data is None:
+        return messages
+    said = data.raw("intermediateResponses")
+    place = data.at("intermediateResponses")
+    if said is not None and not isinstance(said, list):
+        raise data.wrong("intermediateResponses", "must be a list")
+    for index, pair in enumerate(said or []):
+        # An author and a list of parts.
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise data.wrong(f"intermediateResponses[{index}]", "must be an author and a list of parts")
+        messages.append(object_of({"parts": pair[1]}, f"{place}[{index}]"))
+    return messages
+
+
+def _agents(source: JsonObject) -> list[invocation_pb2.AgentInvocation]:
+    """Return the agents, which are in preorder, with their depths."""
+    depths: dict[str, int] = {}
+    agents: list[invocation_pb2.AgentInvocation] = []
+    for number, agent in enumerate(source.children("agents")):
+        name, own, parent = agent.text("name"), agent.text("invocationId"), agent.text("parentInvocationId")
+        own = own or f"agent-{number}"
+        parent = parent if parent in depths else ""
+        depths.setdefault(own, depths[parent] + 1 if parent else 0)
+        agents.append(
+            invocation_pb2.AgentInvocation(
+                invocation_id=own,
+                parent_invocation_id=parent,
+                name=name,
+                branch=agent.text("branch"),
+                depth=depths[own],
+                state=_SUCCEEDED,
+            )
+        )
+    children = Counter(agent.parent_invocation_id for agent in agents)
+    for one in agents:
+        one.child_count = children[one.invocation_id]
+    return agents
+
+
+def _tool_invocation(call: ImportedCall, number: int) -> invocation_pb2.ToolInvocation:
+    return invocation_pb2.ToolInvocation(
+        call_id=call.call_id or f"call-{number}",
+        name=call.name,
+        arguments_json="{}" if call.arguments is None else as_json(call.arguments),
+        result_json=as_json(call.result),
+        state=_SUCCEEDED,
+        sequence=number,
+    )

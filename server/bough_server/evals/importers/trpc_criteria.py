@@ -1,0 +1,269 @@
+"""Criteria of trpc-agent-go: how it compares names, texts and JSON, in the terms of eval sets.
+
+A criterion with a member that this module does not know has no counterpart: it may compare in another way.
+"""
+
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from bough.v1.eval_set_pb2 import (
+    TRAJECTORY_MODE_ANY_ORDER,
+    TRAJECTORY_MODE_EXACT,
+    TRAJECTORY_MODE_IN_ORDER,
+    TRAJECTORY_MODE_SUPERSET,
+    ExpectedAnswer,
+    ExpectedTool,
+    TrajectoryMode,
+    ValueMatcher,
+)
+from bough_server.evals.importers.assembly import ComparesAnswers, ComparesTools, NoCounterpart
+from bough_server.evals.importers.conversations import ImportedCall
+from bough_server.evals.importers.values import JsonObject, JsonValue, Notes, as_json, object_of
+
+NUMBER_TOLERANCE: Final = 1e-6
+"""How far numbers may be apart if the criterion does not say."""
+
+_MODES: Final[Mapping[tuple[bool, bool], TrajectoryMode.ValueType]] = {
+    (True, False): TRAJECTORY_MODE_EXACT,
+    (True, True): TRAJECTORY_MODE_IN_ORDER,
+    (False, False): TRAJECTORY_MODE_ANY_ORDER,
+    (False, True): TRAJECTORY_MODE_SUPERSET,
+}
+"""The mode by orderSensitive and subsetMatching."""
+
+_DEFAULT_STRATEGY: Final = JsonObject(
+    members={part: {"matchStrategy": "exact"} for part in ("name", "arguments", "result")}
+)
+
+
+def compares_tools(criterion: JsonObject | None, notes: Notes) -> ComparesTools:
+    """Return how a tool trajectory criterion compares calls; without one exactly, in any order.
+
+    Without a criterion a result that the file does not have is any result: older files have none. Raises
+    NoCounterpart, and ConfigurationError for values of a wrong type.
+    """
+    source = criterion or JsonObject(members={})
+    _refuse_unknown(source, "defaultStrategy", "toolStrategy", "orderSensitive", "subsetMatching")
+    default = source.child("defaultStrategy") or _DEFAULT_STRATEGY
+    by_tool = source.child("toolStrategy") or JsonObject(members={})
+    # By their exact names: tools are named by people, not by the format.
+    strategies = {
+        name: object_of(value, by_tool.at(name)) for name, value in by_tool.members.items() if value is not None
+    }
+    for strategy in (default, *strategies.values()):
+        _check_strategy(strategy)
+
+    def expected(call: ImportedCall) -> ExpectedTool:
+        tool = _expected_tool(call, strategies.get(call.name, default), notes)
+        if criterion is None and call.result is None:
+            tool.ClearField("result_match")
+        return tool
+
+    mode = _MODES[source.flag("orderSensitive"), source.flag("subsetMatching")]
+    return ComparesTools(mode=mode, expected=expected)
+
+
+def compares_answers(criterion: JsonObject) -> ComparesAnswers:
+    """Return how a final response criterion compares answers.
+
+    Raises NoCounterpart, and ConfigurationError for values of a wrong type.
+    """
+    _refuse_unknown(criterion, "text", "json")
+    text, value = criterion.child("text"), criterion.child("json")
+    if text is None and value is None:
+        raise NoCounterpart("it says neither text nor json")
+
+    def expected(answer: str | None) -> ExpectedAnswer:
+        if answer is None and (_compares(text) or _compares(value)):
+            return ExpectedAnswer(exact="")  # no answer is expected: both missing is a pass
+        wanted = ExpectedAnswer() if text is None else _text_expectation(text, answer or "")
+        if value is not None and not value.flag("ignore"):
+            wanted.json.CopyFrom(value_matcher(value, _parsed(answer or "") if _compares(value) else None))
+        return wanted
+
+    expected("null")  # what is wrong with the criterion itself shows with any answer
+    return ComparesAnswers(expected=expected)
+
+
+def _compares(criterion: JsonObject | None) -> bool:
+    """Return whether a criterion compares with what is expected."""
+    return criterion is not None and not criterion.flag("ignore") and criterion.text("matchStrategy") != "skip"
+
+
+def value_matcher(criterion: JsonObject, expected: JsonValue) -> ValueMatcher:
+    """Return a matcher that compares as a JSON criterion does. Raises NoCounterpart and ConfigurationError."""
+    _refuse_unknown(criterion, "ignore", "ignoreTree", "onlyTree", "matchStrategy", "numberTolerance", "valid")
+    only, ignored = criterion.child("onlyTree"), criterion.child("ignoreTree")
+    if criterion.flag("ignore"):
+        return ValueMatcher()
+    if only is not None and ignored is not None and only.members and ignored.members:
+        raise NoCounterpart("it has both onlyTree and ignoreTree, which fails in trpc-agent-go")
+    strategy = criterion.text("matchStrategy")
+    if strategy == "skip":
+        return ValueMatcher()
+    if strategy not in ("", "exact"):
+        raise NoCounterpart(f"it compares JSON by {strategy!r}")
+    tolerance = criterion.number("numberTolerance", NUMBER_TOLERANCE)
+    if tolerance < 0:
+        raise NoCounterpart("its numberTolerance is less than 0")
+    if only is not None and only.members:
+        return ValueMatcher(schema_json=as_json(_only_schema(only, expected, tolerance)))
+    paths = [".".join(path) for path in _ignored_paths(ignored)] if ignored is not None else []
+    return ValueMatcher(equals_json=as_json(expected), number_tolerance=tolerance, ignore=paths)
+
+
+def _expected_tool(call: ImportedCall, strategy: JsonObject, notes: Notes) -> ExpectedTool:
+    tool = ExpectedTool(name=call.name)
+    name = strategy.child("name")
+    if name is not None and (name.flag("ignore") or name.text("matchStrategy") == "skip"):
+        tool.name = "*"
+    elif name is None:
+        notes.add(
+            f"The strategy of the tool {call.name!r} compares no names, so that trpc-agent-go takes calls of other "
+            "tools for it; here the name has to be equal."
+        )
+    if (arguments := strategy.child("arguments")) is not None:
+        expected = {} if call.arguments is None else call.arguments  # no arguments are none, however they are written
+        _set_matcher(tool.arguments_match, value_matcher(arguments, expected))
+    if (result := strategy.child("result")) is not None:
+        _set_matcher(tool.result_match, value_matcher(result, call.result))
+    return tool
+
+
+def _set_matcher(target: ValueMatcher, matcher: ValueMatcher) -> None:
+    """Set a matcher, unless it takes any value: a matcher of results would refuse failed calls."""
+    if matcher.WhichOneof("expected") is not None:
+        target.CopyFrom(matcher)
+
+
+def _check_strategy(strategy: JsonObject) -> None:
+    """Raise NoCounterpart for a strategy that cannot be kept, whatever the calls are."""
+    _refuse_unknown(strategy, "name", "arguments", "result")
+    name = strategy.child("name")
+    if name is not None:
+        _refuse_unknown(name, "ignore", "caseInsensitive", "matchStrategy")
+        how = name.text("matchStrategy")
+        if not name.flag("ignore") and how != "skip":
+            if how not in ("", "exact"):
+                raise NoCounterpart(f"it compares names of tools by {how!r}")
+            if name.flag("caseInsensitive"):
+                raise NoCounterpart("it compares names of tools without case")
+    for part in ("arguments", "result"):
+        criterion = strategy.child(part)
+        if criterion is not None:
+            value_matcher(criterion, {})
+
+
+def _text_expectation(criterion: JsonObject, expected: str) -> ExpectedAnswer:
+    _refuse_unknown(criterion, "ignore", "caseInsensitive", "matchStrategy", "length")
+    if criterion.flag("ignore"):
+        return ExpectedAnswer()
+    wanted = ExpectedAnswer(ignore_case=criterion.flag("caseInsensitive"))
+    match criterion.text("matchStrategy"):
+        case "" | "exact":
+            wanted.exact = expected
+        case "contains":
+            wanted.contains.extend([expected] if expected else [])
+        case "regex":
+            wanted.regex = _regex(expected)
+        case "skip":
+            pass
+        case other:
+            raise NoCounterpart(f"it compares texts by {other!r}")
+    if length := _length_regex(criterion.child("length")):
+        # Both must hold: first look that the length is right, then search anywhere.
+        wanted.regex = _regex(rf"\A(?={length})(?s:.*?)(?:{wanted.regex})" if wanted.regex else rf"\A{length}")
+    return wanted
+
+
+def _length_regex(length: JsonObject | None) -> str:
+    """Return a regular expression of a whole text with so many characters; empty for any number."""
+    if length is None or length.flag("ignore"):
+        return ""
+    _refuse_unknown(length, "ignore", "min", "max")
+    least, most = length.number("min"), length.number("max", -1.0)
+    has_most = length.has("max")
+    if not (length.has("min") or has_most) or least < 0 or (has_most and most < least):
+        raise NoCounterpart("its length has no valid bounds")
+    return rf"(?s:.{{{int(least)},{int(most) if has_most else ''}}})\Z"
+
+
+def _regex(pattern: str) -> str:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns of what later versions may read otherwise, such as "[["
+            re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise NoCounterpart(f"{pattern[:80]!r} is not a regular expression of Python: {error}") from error
+    return pattern
+
+
+def _ignored_paths(tree: JsonObject) -> Iterator[tuple[str, ...]]:
+    """Yield the paths to what a tree says to ignore. Raises NoCounterpart for names that a path cannot have."""
+    for name, value in tree.members.items():
+        if value is not True and not isinstance(value, dict):
+            continue
+        if not name or "." in name or name == "*":
+            raise NoCounterpart(f"its ignoreTree has the name {name!r}")
+        if value is True:
+            yield (name,)
+        else:
+            yield from ((name, *path) for path in _ignored_paths(object_of(value, tree.at(name))))
+
+
+def _only_schema(tree: JsonObject, expected: JsonValue, tolerance: float) -> JsonValue:
+    """Return the JSON Schema of values that are equal to an expected one in what a tree selects."""
+    if not isinstance(expected, dict):
+        return _equal_schema(expected, tolerance)
+    chosen = {name: value for name, value in tree.members.items() if value is not False}
+    properties: dict[str, JsonValue] = {}
+    for name, value in chosen.items():
+        if name not in expected:
+            properties[name] = False  # trpc-agent-go fails too if the expected value lacks it
+        elif value is True:
+            properties[name] = _equal_schema(expected[name], tolerance)
+        else:
+            properties[name] = _only_schema(object_of(value, tree.at(name)), expected[name], tolerance)
+    return {"type": "object", "required": list(chosen), "properties": properties}
+
+
+def _equal_schema(expected: JsonValue, tolerance: float) -> JsonValue:
+    """Return the JSON Schema of values that are equal to an expected one."""
+    if isinstance(expected, dict):
+        return {
+            "type": "object",
+            "required": list(expected),
+            "properties": {name: _equal_schema(value, tolerance) for name, value in expected.items()},
+            "additionalProperties": False,
+        }
+    if isinstance(expected, list):
+        items = [_equal_schema(value, tolerance) for value in expected]
+        # An empty list of schemas is not valid.
+        some: dict[str, JsonValue] = {"prefixItems": items} if items else {}
+        return {"type": "array", **some, "minItems": len(items), "maxItems": len(items)}
+    if isinstance(expected, bool) or not isinstance(expected, int | float):
+        return {"const": expected}
+    try:
+        return {"type": "number", "minimum": expected - tolerance, "maximum": expected + tolerance}
+    except OverflowError:  # a whole number beyond the largest float
+        return {"const": expected}
+
+
+def _parsed(answer: str) -> JsonValue:
+    try:
+        value: JsonValue = json.loads(answer, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise NoCounterpart("it compares answers as JSON, and the expected answer is none") from error
+    return value
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _refuse_unknown(criterion: JsonObject, *known: str) -> None:
+    if unknown := criterion.unknown(*known):
+        raise NoCounterpart(f"it has {', '.join(map(repr, sorted(unknown)))}")

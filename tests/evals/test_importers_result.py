@@ -1,0 +1,292 @@
+"""Results in the form of trpc-agent-go, and the commands that import and export."""
+
+import json
+from pathlib import Path
+
+from google.protobuf import json_format
+from typer import Typer
+from typer.testing import CliRunner, Result
+
+from bough.v1 import eval_result_pb2, eval_set_pb2
+from bough_server.cli.commands import command
+from bough_server.cli.eval_import import export, import_
+from bough_server.evals.importers.files import import_values
+from bough_server.evals.importers.trpc_result import trpc_result
+
+FILES = Path(__file__).parents[1] / "golden" / "imports"
+CALL = {
+    "name": "add",
+    "arguments_json": '{"a":1}',
+    "result_json": '{"sum":2}',
+    "state": "EXECUTION_STATE_SUCCEEDED",
+}
+PASSED_RUN = {
+    "case_id": "sum",
+    "status": "METRIC_STATUS_PASSED",
+    "turns": [
+        {
+            "run_id": "r1",
+            "state": "EXECUTION_STATE_SUCCEEDED",
+            "answer": "It is 2.",
+            "agents": [
+                {"name": "lead", "invocation_id": "i1", "calls": [CALL]},
+                {
+                    "name": "a",
+                    "depth": 1,
+                    "invocation_id": "i2",
+                    "calls": [{"name": "now", "error": {"message": "No."}}],
+                },
+                {"name": "b", "depth": 2, "invocation_id": "i3"},
+                {"name": "c", "depth": 1, "invocation_id": "i4"},
+            ],
+        }
+    ],
+    "scores": [
+        {"name": "calls", "status": "METRIC_STATUS_PASSED", "score": 1, "threshold": 1},
+        {"name": "answer", "status": "METRIC_STATUS_PASSED", "score": 0, "threshold": 0, "reason": "It differs."},
+    ],
+}
+CRASHED_RUN = {
+    "case_id": "sum",
+    "index": 1,
+    "status": "METRIC_STATUS_FAILED",
+    "crashed": True,
+    "reason": "The run failed.",
+}
+UNJUDGED_RUN = {
+    "case_id": "other",
+    "status": "METRIC_STATUS_NOT_EVALUATED",
+    "reason": "quality: It was not asked.",
+    "scores": [{"name": "quality", "status": "METRIC_STATUS_NOT_EVALUATED", "threshold": 0.5, "reason": "Why."}],
+    "turns": [{"run_id": "r3", "answer": "Yes"}, {"run_id": "r4", "answer": "No"}],
+}
+RESULT: dict[str, object] = {
+    "evaluation_id": "e1",
+    "set_name": "math",
+    "status": "METRIC_STATUS_FAILED",
+    "start_time": "2026-11-22T10:00:00.500Z",
+    "cases": [
+        {
+            "case_id": "sum",
+            "status": "METRIC_STATUS_FAILED",
+            "turns": [
+                {
+                    "user": "1 + 1?",
+                    "expect": {
+                        "answer": {"exact": "2"},
+                        "tools": [{"name": "add", "arguments_json": '{"a":1}', "result_match": {"equals_json": "2"}}],
+                    },
+                }
+            ],
+            "runs": [PASSED_RUN, CRASHED_RUN],
+        },
+        {
+            "case_id": "other",
+            "status": "METRIC_STATUS_NOT_EVALUATED",
+            "turns": [{"user": "Well?"}, {"input": {"parts": [{"text": "And?"}]}}],
+            "runs": [UNJUDGED_RUN],
+        },
+    ],
+}
+
+
+def result_of(members: dict[str, object]) -> eval_result_pb2.EvalResult:
+    return json_format.ParseDict(members, eval_result_pb2.EvalResult())
+
+
+CALLS = {"metricName": "calls", "score": 1.0, "evalStatus": "passed", "threshold": 1.0}
+ANSWER = {"metricName": "answer", "evalStatus": "passed"}
+QUALITY = {"metricName": "quality", "evalStatus": "not_evaluated", "threshold": 0.5}
+SCORES = [{**CALLS, "details": {"score": 1.0}}, {**ANSWER, "details": {"reason": "It differs."}}]
+TOTALS = [
+    {
+        "metricName": "calls",
+        "averageScore": 1.0,
+        "evalStatus": "passed",
+        "threshold": 1.0,
+        "statusCounts": {"passed": 1},
+    },
+    {"metricName": "answer", "evalStatus": "passed", "statusCounts": {"passed": 1}},
+]
+NO_TOTALS = [
+    {"metricName": "quality", "evalStatus": "not_evaluated", "threshold": 0.5, "statusCounts": {"notEvaluated": 1}}
+]
+SUM_RUNS = [
+    {
+        "evalSetId": "math",
+        "evalId": "sum",
+        "runId": 1,
+        "score": 1,
+        "finalEvalStatus": "passed",
+        "overallEvalMetricResults": SCORES,
+        "evalMetricResultPerInvocation": [
+            {
+                "actualInvocation": {
+                    "invocationId": "r1",
+                    "userContent": {"role": "user", "content": "1 + 1?"},
+                    "finalResponse": {"role": "assistant", "content": "It is 2."},
+                    "tools": [
+                        {"id": "call-1", "name": "add", "arguments": {"a": 1}, "result": {"sum": 2}},
+                        {"id": "call-2", "name": "now", "arguments": {}, "result": "No."},
+                    ],
+                    "agents": [
+                        {"invocationId": "i1", "name": "lead", "branch": "lead"},
+                        {"invocationId": "i2", "parentInvocationId": "i1", "name": "a", "branch": "lead/a"},
+                        {"invocationId": "i3", "parentInvocationId": "i2", "name": "b", "branch": "lead/a/b"},
+                        {"invocationId": "i4", "parentInvocationId": "i1", "name": "c", "branch": "lead/c"},
+                    ],
+                },
+                "expectedInvocation": {
+                    "invocationId": "sum-1",
+                    "userContent": {"role": "user", "content": "1 + 1?"},
+                    "finalResponse": {"role": "assistant", "content": "2"},
+                    "tools": [{"name": "add", "arguments": {"a": 1}, "result": 2}],
+                },
+                "evalMetricResults": SCORES,
+            }
+        ],
+    },
+    {
+        "evalSetId": "math",
+        "evalId": "sum",
+        "runId": 2,
+        "finalEvalStatus": "failed",
+        "errorMessage": "The run failed.",
+    },
+]
+OTHER_RUN = {
+    "evalSetId": "math",
+    "evalId": "other",
+    "runId": 1,
+    "finalEvalStatus": "not_evaluated",
+    "errorMessage": "quality: It was not asked.",
+    "overallEvalMetricResults": [{**QUALITY, "details": {"reason": "Why."}}],
+    "evalMetricResultPerInvocation": [
+        {
+            "actualInvocation": {
+                "invocationId": f"r{number + 2}",
+                "userContent": {"role": "user", "content": said},
+                "finalResponse": {"role": "assistant", "content": answer},
+            },
+            "expectedInvocation": {
+                "invocationId": f"other-{number}",
+                "userContent": {"role": "user", "content": said},
+            },
+        }
+        for number, said, answer in ((1, "Well?", "Yes"), (2, "And?", "No"))
+    ],
+}
+SUMMARY = {
+    "overallStatus": "failed",
+    "numRuns": 2,
+    "runStatusCounts": {"failed": 1, "notEvaluated": 1},
+    "runSummaries": [
+        {
+            "runId": 1,
+            "overallStatus": "not_evaluated",
+            "caseStatusCounts": {"passed": 1, "notEvaluated": 1},
+            "metricSummaries": [*TOTALS, *NO_TOTALS],
+        },
+        {"runId": 2, "overallStatus": "failed", "caseStatusCounts": {"failed": 1}},
+    ],
+    "evalCaseSummaries": [
+        {
+            "evalId": "sum",
+            "overallStatus": "failed",
+            "runStatusCounts": {"passed": 1, "failed": 1},
+            "metricSummaries": TOTALS,
+            "runSummaries": [
+                {"runId": 1, "finalEvalStatus": "passed", "metricResults": [CALLS, ANSWER]},
+                {"runId": 2, "finalEvalStatus": "failed", "errorMessage": "The run failed."},
+            ],
+        },
+        {
+            "evalId": "other",
+            "overallStatus": "not_evaluated",
+            "runStatusCounts": {"notEvaluated": 1},
+            "metricSummaries": NO_TOTALS,
+            "runSummaries": [
+                {
+                    "runId": 1,
+                    "finalEvalStatus": "not_evaluated",
+                    "errorMessage": "quality: It was not asked.",
+                    "metricResults": [QUALITY],
+                }
+            ],
+        },
+    ],
+}
+
+
+def test_a_result_is_written_with_the_fields_of_the_other_reader() -> None:
+    assert trpc_result(result_of(RESULT)) == {
+        "evalSetResultId": "math_e1",
+        "evalSetResultName": "math_e1",
+        "evalSetId": "math",
+        "evalCaseResults": [*SUM_RUNS, OTHER_RUN],
+        "summary": SUMMARY,
+        "creationTimestamp": 1795341600.5,
+    }
+
+
+def test_an_exported_result_can_be_imported() -> None:
+    eval_set, _ = import_values(trpc_result(result_of(RESULT)), path=Path("x.evalset_result.json"))
+    assert [case.id for case in eval_set.cases] == ["sum run 1", "other"]
+    record = eval_set.cases[0].turns[0].recorded
+    assert [(call.name, call.arguments_json) for call in record.tools] == [("add", '{"a":1}'), ("now", "{}")]
+    assert [(agent.name, agent.depth) for agent in record.agents] == [("lead", 0), ("a", 1), ("b", 2), ("c", 1)]
+
+
+def test_a_text_that_was_cut_stays_a_text() -> None:
+    run = eval_result_pb2.CaseRunResult()
+    run.turns.add().agents.add().calls.add(name="add", arguments_json='{"a": "x…', result_json='{"r": …')
+    case = eval_result_pb2.CaseResult(case_id="one", runs=[run])
+    made = trpc_result(eval_result_pb2.EvalResult(set_name="s", cases=[case]))
+    assert '"arguments": "{\\"a\\": \\"x…"' in json.dumps(made, ensure_ascii=False)
+
+
+# The commands.
+
+APP = Typer()
+command(APP, "import")(import_)
+command(APP, "export")(export)
+
+
+def called(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(APP, [str(argument) for argument in arguments])
+
+
+def test_import_writes_a_set_and_says_what_has_no_place(tmp_path: Path) -> None:
+    to = tmp_path / "trace.json"
+    found = called("import", FILES / "trace-basic.evalset.json", "--to", to, "--agent", "calculator")
+    assert found.exit_code == 0
+    eval_set = json_format.Parse(to.read_bytes(), eval_set_pb2.EvalSet())
+    assert (eval_set.name, eval_set.agent, len(eval_set.cases)) == ("trace-basic", "calculator", 1)
+    assert found.stderr.splitlines() == [
+        "There is no metrics file: tool calls are compared exactly, in any order.",
+        "appName, userId of the session have no place: each run of a case has its session.",
+        "No metric compares the expected answers: they are kept with the threshold 0.",
+        f"wrote {to}: 1 case",
+    ]
+
+
+def test_import_says_that_an_agent_is_missing(tmp_path: Path) -> None:
+    found = called("import", FILES / "tooltrajectory-basic.evalset.json", "--to", tmp_path / "a.json")
+    assert "The set names no agent: write one into it, or name it by `bough eval run --agent`." in found.stderr
+
+
+def test_import_of_a_file_that_is_none_exits_with_2_and_writes_nothing(tmp_path: Path) -> None:
+    source, to = tmp_path / "a.json", tmp_path / "set.json"
+    source.write_text("{}")
+    found = called("import", source, "--to", to)
+    assert found.exit_code == 2
+    assert found.stderr.startswith(f"{source}: The file is no eval set of trpc-agent-go")
+    assert not to.exists()
+
+
+def test_export_writes_a_result_file(tmp_path: Path) -> None:
+    source, to = tmp_path / "result.json", tmp_path / "math.evalset_result.json"
+    source.write_text(json_format.MessageToJson(result_of(RESULT)))
+    found = called("export", source, "--to", to, "--format", "trpc")
+    assert (found.exit_code, found.stderr) == (0, f"wrote {to}\n")
+    assert json.loads(to.read_text()) == trpc_result(result_of(RESULT))
