@@ -410,7 +410,7 @@ class ExpectedAnswer(_message.Message):
     exact: _builtins.str
     """The text, without white space around it."""
     regex: _builtins.str
-    """A regular expression of Python that matches somewhere in it; empty for none."""
+    """A regular expression of RE2 that matches somewhere in it; empty for none: as in Python, without lookaround and back references."""
     ignore_case: _builtins.bool
     """Whether `exact`, `contains`, `excludes` and `regex` ignore case."""
     @_builtins.property
@@ -462,7 +462,7 @@ class ValueMatcher(_message.Message):
     subset_json: _builtins.str
     """JSON that it contains: an object may have more members, at every depth; lists have equal lengths."""
     regex: _builtins.str
-    """A regular expression of Python that matches somewhere in it, if it is a string, else in its JSON text."""
+    """A regular expression of RE2 that matches somewhere in it, if it is a string, else in its JSON text."""
     schema_json: _builtins.str
     """JSON Schema (2020-12) that it fits."""
     number_tolerance: _builtins.float
