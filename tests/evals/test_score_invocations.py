@@ -1,4 +1,4 @@
-"""ScoreInvocations, DiffInvocations and CompareEvaluations over a socket: stored runs, and records that callers bring."""
+"""Records that are stored or that callers bring: ScoreInvocations, DiffInvocations and CompareEvaluations."""
 
 import asyncio
 import time
@@ -188,9 +188,7 @@ async def test_the_result_of_many_records_fits_an_answer(server: Served) -> None
 
 
 async def test_more_metrics_than_fit_an_answer_are_refused_at_once(server: Served) -> None:
-    metrics = [
-        eval_set_pb2.Metric(name=f"budget-{n}", budget=eval_set_pb2.BudgetMetric(errors=n)) for n in range(64)
-    ]
+    metrics = [eval_set_pb2.Metric(name=f"budget-{n}", budget=eval_set_pb2.BudgetMetric(errors=n)) for n in range(64)]
     with pytest.raises(aio.AioRpcError) as refused:
         await scored(server, *[stored("none")] * 10_000, metrics=metrics)
     assert [field for field, _ in broken(refused.value)] == ["invocations"]

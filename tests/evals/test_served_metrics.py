@@ -35,7 +35,8 @@ async def test_a_metric_of_the_operator_has_its_configuration(server: Served) ->
 
 
 async def test_a_metric_that_raises_leaves_its_case_not_judged(server: Served) -> None:
-    found = await evaluated(server, set=set_of(case("Hello", metrics=[custom("raising")]), metrics=[custom("starts_with", '{"text": ""}')]))
+    raising = case("Hello", metrics=[custom("raising")])
+    found = await evaluated(server, set=set_of(raising, metrics=[custom("starts_with", '{"text": ""}')]))
     assert found.cases[0].status == NOT_EVALUATED
     assert "RuntimeError: no score for Hello" in found.cases[0].reason
 

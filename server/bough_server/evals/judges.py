@@ -85,7 +85,7 @@ class Judges:
         said: list[eval_result_pb2.Judgement] = []
         problem = ""
         for question, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, llm_judge.Answer):
+            if isinstance(answer, llm_judge.JudgeAnswer):
                 said += llm_judge.judgements(metric.llm_judge, question, answer)
             elif isinstance(answer, ServerStopping | StorageFailed) or not isinstance(answer, CallError | RunError):
                 raise answer
@@ -93,7 +93,9 @@ class Judges:
                 problem = problem or f"The judge was not asked: {answer.message}"
         return llm_judge.score(metric, said, problem=problem)
 
-    async def _answer(self, question: llm_judge.Question, case: eval_set_pb2.EvalCase, used: Sums) -> llm_judge.Answer:
+    async def _answer(
+        self, question: llm_judge.Question, case: eval_set_pb2.EvalCase, used: Sums
+    ) -> llm_judge.JudgeAnswer:
         async with self._free:
             request = _request(question)
             digest = self._digest(request, question)
@@ -106,7 +108,7 @@ class Judges:
 
     async def _ask(
         self, request: agent_service_pb2.RunRequest, case: eval_set_pb2.EvalCase, used: Sums
-    ) -> llm_judge.Answer | None:
+    ) -> llm_judge.JudgeAnswer | None:
         """Return what the run of this request says; None if it has no answer and was started elsewhere."""
         found = await self._dependencies.store.runs.find_request(self._principal, request.request_id)
         run = (found or await self._start(request, case)).run
@@ -119,8 +121,8 @@ class Judges:
             return None  # with the evaluation that had asked
         answer = await self._dependencies.runs.final_answer(ended)
         if answer is None:
-            return llm_judge.Answer(run_id=ended.run_id, problem=ended.error.message or "its run has no answer.")
-        return llm_judge.Answer(run_id=ended.run_id, text=messages.text_of(answer))
+            return llm_judge.JudgeAnswer(run_id=ended.run_id, problem=ended.error.message or "its run has no answer.")
+        return llm_judge.JudgeAnswer(run_id=ended.run_id, text=messages.text_of(answer))
 
     async def _start(self, request: agent_service_pb2.RunRequest, case: eval_set_pb2.EvalCase) -> RunRecord:
         if self._is_cancelled():

@@ -110,7 +110,7 @@ def _counted(rule: _Rule) -> _Rule:
 
 _OWN: Final[Mapping[str, _Rule]] = dict(Draft202012Validator.VALIDATORS)
 
-_Bounded: Final = extend(
+_Bounded: Final = extend(  # type: ignore[no-untyped-call]
     Draft202012Validator,
     {
         "pattern": _pattern,

@@ -51,7 +51,7 @@ _Text = Callable[[eval_set_pb2.EvalTurn, invocation_pb2.Invocation], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class JudgeAnswer:
     """What a judge's run ended with: the text of its answer, or a sentence that says why there is none."""
 
     run_id: str
@@ -116,7 +116,7 @@ def judge(metric: eval_set_pb2.LlmJudgeMetric) -> agent_pb2.AgentDefinition:
 
 
 def judgements(
-    metric: eval_set_pb2.LlmJudgeMetric, question: Question, said: Answer
+    metric: eval_set_pb2.LlmJudgeMetric, question: Question, said: JudgeAnswer
 ) -> list[eval_result_pb2.Judgement]:
     """Return what the judge said about each rubric; without `holds` if it did not say."""
     try:
