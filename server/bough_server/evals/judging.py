@@ -31,11 +31,12 @@ async def judge_run(
         return not_evaluated(case, index, unmocked, invocations=invocations)
     scores: dict[str, eval_result_pb2.MetricScore] = {}
     used = Sums()
-    if await asyncio.to_thread(can_be_judged, case, invocations):
-        for metric in applicable_metrics(case):
+    asked = [metric for metric in applicable_metrics(case) if metric.WhichOneof("kind") in ("custom", "llm_judge")]
+    if asked and await asyncio.to_thread(can_be_judged, case, invocations):
+        for metric in asked:
             if metric.HasField("custom"):
                 scores[metric.name] = await _custom(dependencies, metric, case, invocations)
-            elif metric.HasField("llm_judge"):
+            else:
                 scores[metric.name] = await judges.score(metric, case, invocations, used=used)
     result = await asyncio.to_thread(score_run, case, invocations, index=index, extra_scores=scores)
     if used.numbers:
