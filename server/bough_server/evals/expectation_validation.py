@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from bough.v1 import eval_set_pb2
 from bough_server.documents import suggestion
@@ -13,6 +13,11 @@ from bough_server.value_matcher import check_answer, check_matcher
 
 FieldProblem: TypeAlias = tuple[str, str]
 """A field's path and the problem with it."""
+
+
+MAX_DEPTH: Final = 64
+"""The most levels of an expected tree. Parsers of protobuf read a hundred levels, and a log and a result wrap a case in
+more of them than a request does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +39,16 @@ def expectation_problems(expect: eval_set_pb2.Expectation, place: str) -> Iterat
         yield from _agent_problems(agent, f"{place}.agents[{index}]")
 
 
-def _agent_problems(agent: eval_set_pb2.ExpectedAgent, place: str) -> Iterator[FieldProblem]:
+def _agent_problems(agent: eval_set_pb2.ExpectedAgent, place: str, depth: int = 1) -> Iterator[FieldProblem]:
     least = agent.repeat.min if agent.repeat.HasField("min") else 1
     if agent.repeat.HasField("max") and least > agent.repeat.max:
         yield f"{place}.repeat.max", f"must not be less than min, which is {least}."
     yield from tools_problems(agent.tools, f"{place}.tools")
+    if agent.children and depth == MAX_DEPTH:
+        yield f"{place}.children", f"must not be set: an expected tree has at most {MAX_DEPTH} levels."
+        return
     for index, child in enumerate(agent.children):
-        yield from _agent_problems(child, f"{place}.children[{index}]")
+        yield from _agent_problems(child, f"{place}.children[{index}]", depth + 1)
 
 
 def tools_problems(tools: Sequence[eval_set_pb2.ExpectedTool], place: str) -> Iterator[FieldProblem]:

@@ -111,7 +111,7 @@ class Judges:
     ) -> llm_judge.JudgeAnswer | None:
         """Return what the run of this request says; None if it has no answer and was started elsewhere."""
         found = await self._dependencies.store.runs.find_request(self._principal, request.request_id)
-        run = (found or await self._start(request, case)).run
+        run = (found or await self._started(request, case)).run
         if found is not None and run.HasField("end_time") and run.state != _SUCCEEDED and not self._is_own(run):
             return None
         ended = await self._ended(run.run_id)
@@ -123,6 +123,12 @@ class Judges:
         if answer is None:
             return llm_judge.JudgeAnswer(run_id=ended.run_id, problem=ended.error.message or "its run has no answer.")
         return llm_judge.JudgeAnswer(run_id=ended.run_id, text=messages.text_of(answer))
+
+    async def _started(self, request: agent_service_pb2.RunRequest, case: eval_set_pb2.EvalCase) -> RunRecord:
+        # Shielded: whatever stops the caller meanwhile must not leave a run of an evaluation that is cancelled.
+        starting = asyncio.create_task(self._start(request, case))
+        starting.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(starting)
 
     async def _start(self, request: agent_service_pb2.RunRequest, case: eval_set_pb2.EvalCase) -> RunRecord:
         if self._is_cancelled():

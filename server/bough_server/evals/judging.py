@@ -32,7 +32,8 @@ async def judge_run(
     scores: dict[str, eval_result_pb2.MetricScore] = {}
     used = Sums()
     asked = [metric for metric in applicable_metrics(case) if metric.WhichOneof("kind") in ("custom", "llm_judge")]
-    if asked and await asyncio.to_thread(can_be_judged, case, invocations):
+    can_ask = bool(asked) and await asyncio.to_thread(can_be_judged, case, invocations)
+    if can_ask:
         for metric in asked:
             if metric.HasField("custom"):
                 scores[metric.name] = await _custom(dependencies, metric, case, invocations)

@@ -191,7 +191,7 @@ class EvaluateRequest(_message.Message):
 
     @_builtins.property
     def definitions(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentDefinition]:
-        """Agents that the runs look up before those of the catalog, as RunRequest.definitions."""
+        """Agents that the runs look up before those of the catalog, as RunRequest.definitions. At most 1 MiB."""
 
     @_builtins.property
     def gates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -570,7 +570,7 @@ class EvalSource(_message.Message):
     EVALUATION_ID_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     evaluation_id: _builtins.str
-    """An evaluation that has ended. Unknown, or another tenant's: NOT_FOUND."""
+    """An evaluation that has ended. Unknown, or another tenant's: NOT_FOUND; one that has not ended: INVALID_ARGUMENT."""
     @_builtins.property
     def result(self) -> _eval_result_pb2.EvalResult:
         """A result."""

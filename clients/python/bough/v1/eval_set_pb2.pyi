@@ -158,7 +158,7 @@ class EvalSet(_message.Message):
     """The agent that the cases run, unless EvaluateRequest.agent names another. Not needed if every case has recorded invocations."""
     @_builtins.property
     def defaults(self) -> Global___EvalDefaults:
-        """What holds for every case that does not say otherwise."""
+        """What holds for every case that does not say otherwise. At most 256 KiB, and 64 MiB by the number of cases."""
 
     @_builtins.property
     def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvalCase]:
@@ -599,7 +599,7 @@ class ExpectedAgent(_message.Message):
 
     @_builtins.property
     def children(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpectedAgent]:
-        """The agents that it calls."""
+        """The agents that it calls. A tree has at most 64 levels."""
 
     @_builtins.property
     def forbidden(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
