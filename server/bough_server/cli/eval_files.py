@@ -68,12 +68,14 @@ class Files:
         from bough_server.evals.reports.junit import junit_text
         from bough_server.evals.reports.markdown import markdown_text
 
-        shown = reduced(result, self.content.value, fields=redact.fields, patterns=redact.patterns)
+        shown, compared = reduced(
+            result, comparison, self.content.value, fields=redact.fields, patterns=redact.patterns
+        )
         writers: tuple[tuple[Path | None, Callable[[], str]], ...] = (
             (self.json, lambda: json_text(shown) + "\n"),
             (self.junit, lambda: junit_text(shown)),
-            (self.markdown, lambda: markdown_text(shown, comparison)),
-            (self.html, lambda: html_page(shown, comparison)),
+            (self.markdown, lambda: markdown_text(shown, compared)),
+            (self.html, lambda: html_page(shown, compared)),
         )
         for path, text in writers:
             if path is not None:
