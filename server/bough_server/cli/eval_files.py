@@ -50,7 +50,7 @@ class Files:
         for file, package in ((self.junit, "junitparser"), (self.html, "jinja2")):
             if file is not None and util.find_spec(package) is None:
                 raise ConfigurationError(f'{file}: This needs the extra "eval": pip install "bough[server,eval]".')
-        reduced(eval_result_pb2.EvalResult(), self.content.value, fields=redact.fields, patterns=redact.patterns)
+        reduced(eval_result_pb2.EvalResult(), None, self.content.value, fields=redact.fields, patterns=redact.patterns)
 
     def write(
         self,
