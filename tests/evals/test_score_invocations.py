@@ -25,8 +25,10 @@ from bough.v1.eval_service_pb2 import (
     RunRef,
     ScoreInvocationsRequest,
 )
+from bough_server import app
+from bough_server.store.ports import Principal
 from tests.evals.invocations import agent, invocation
-from tests.evals.test_judges import broken, judge, judged_by
+from tests.evals.test_judges import broken, case, evaluated, judge, judged_by, set_of
 from tests.rpc.run_server import Served, begin, served, settings
 
 PASSED = eval_result_pb2.METRIC_STATUS_PASSED
@@ -162,6 +164,30 @@ async def test_runs_that_are_not_there_are_errors(server: Served) -> None:
         with pytest.raises(aio.AioRpcError) as refused:
             await server.trees.DiffInvocations(DiffInvocationsRequest(left=source, right=stored(run_id)))
         assert refused.value.code() == code
+
+
+async def test_another_tenants_runs_and_evaluations_do_not_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = Principal(tenant_id="anne", user_id="local")
+    monkeypatch.setattr(app, "current_principal", lambda: caller)
+    async with served(settings(tmp_path)) as server:
+        run_id = await ran(server, "echo", "hello")
+        found = await evaluated(
+            server, set=set_of(case("Hello"), metrics=[eval_set_pb2.Metric(budget=eval_set_pb2.BudgetMetric(errors=0))])
+        )
+        assert (await scored(server, stored(run_id))).status == PASSED
+        caller = Principal(tenant_id="bert", user_id="local")
+        given_one = EvalSource(result=eval_result_pb2.EvalResult())
+        hidden = EvalSource(evaluation_id=found.evaluation_id)
+        for call in (
+            server.trees.ScoreInvocations(ScoreInvocationsRequest(invocations=[stored(run_id)])),
+            server.trees.DiffInvocations(DiffInvocationsRequest(left=stored(run_id), right=stored(run_id))),
+            server.trees.CompareEvaluations(CompareEvaluationsRequest(baseline=given_one, candidate=hidden)),
+        ):
+            with pytest.raises(aio.AioRpcError) as refused:
+                await call
+            assert refused.value.code() == StatusCode.NOT_FOUND
 
 
 async def test_mistakes_are_named_by_their_place_in_the_request(server: Served) -> None:
