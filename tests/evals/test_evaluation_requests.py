@@ -93,6 +93,7 @@ def nested(depth: int) -> eval_set_pb2.EvalSet:
         (eval_set(case("a", "x")), {"gates": ["regressions == 0"]}, ["gates[0]"]),
         (eval_set(case("a", "x")), {"labels": {"bough/x": "y"}}, ['labels["bough/x"]']),
         (eval_set(case("a", "x")), {"jobs": 65}, ["jobs"]),
+        (eval_set(case("a", "x")), {"budget": {"depth": 3, "tokens": 5}}, ["budget.depth"]),
         (eval_set(case("a", "x")), {"runs": 0}, ["runs"]),
         (eval_set(case("a", "x")), {"baseline": eval_service_pb2.EvalSource()}, ["baseline.source"]),
     ],

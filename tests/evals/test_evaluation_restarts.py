@@ -289,6 +289,22 @@ async def test_an_owner_that_was_overtaken_writes_nothing_more(tmp_path: Path) -
     assert not [one for one in logged if one["log_level"] == "error"], logged
 
 
+async def test_an_owner_that_was_overtaken_sends_a_cancellation_to_its_successor(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, eval_set(case("a", "handed over"), agent="gated")).until("case_run_started")
+        await asyncio.wait_for(ARRIVED["handed over"].wait(), 30)
+        first = server.app.evaluations.dependencies
+        await first.store.leases.release(first.worker)
+        async with Worker(server, "successor") as successor:
+            await successor.evaluations.recover()
+            await until_owned(successor, log.evaluation_id)
+            request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=log.evaluation_id, note="late")
+            await asyncio.wait_for(server.trees.CancelEvaluation(request), 30)
+            await asyncio.wait_for(log.to_the_end(), 30)
+    assert log.kinds[-1] == "evaluation_cancelled"
+    assert log.having("evaluation_cancel_requested")[0].note == "late"
+
+
 async def until_owned(worker: Worker, evaluation_id: str) -> None:
     """Wait until a worker has taken an evaluation over."""
     while True:

@@ -12,7 +12,7 @@ import pytest
 from grpc import aio
 from structlog.testing import capture_logs
 
-from bough.v1 import eval_result_pb2, evaluation_pb2
+from bough.v1 import eval_result_pb2, eval_service_pb2, evaluation_pb2, execution_pb2
 from bough_server import app
 from bough_server.evals import evaluations, result_pages
 from bough_server.evals.evaluation_log import EvaluationState
@@ -20,6 +20,7 @@ from bough_server.runs import recovery
 from bough_server.store.sql.store import open_store
 from bough_server.store.sql.writer import CommitHooks
 from tests.evals.job_server import (
+    ARRIVED,
     Followed,
     begin,
     case,
@@ -111,6 +112,27 @@ async def test_a_disk_that_never_recovers_keeps_the_evaluation_for_the_next_serv
         followed = await asyncio.wait_for(followed_to_the_end(server, log.evaluation_id), 60)
         assert len(await runs_of(server, log.evaluation_id)) == 5
     check_log(followed.events)
+
+
+async def test_a_cancellation_that_could_not_be_written_is_refused_and_can_be_sent_again(
+    tmp_path: Path, disk: Disk
+) -> None:
+    request = eval_service_pb2.CancelEvaluationRequest()
+    async with evaluating(tmp_path) as server:
+        made = eval_set(case("one", "unwritten"), agent="gated")
+        log = await begin(server, made).until("case_run_started")
+        await asyncio.wait_for(ARRIVED["unwritten"].wait(), 30)
+        request.evaluation_id = log.evaluation_id
+        disk.fail(after=1, count=2)
+        with pytest.raises(aio.AioRpcError) as refused:
+            await server.trees.CancelEvaluation(request)
+        assert "STORAGE_FAILED" in str(refused.value.trailing_metadata())
+        await server.trees.CancelEvaluation(request)
+        followed = await asyncio.wait_for(followed_to_the_end(server, log.evaluation_id), 30)
+        (run,) = await runs_of(server, log.evaluation_id)
+    assert followed.kinds[-1] == "evaluation_cancelled"
+    assert followed.kinds.count("evaluation_cancel_requested") == 1
+    assert run.state == execution_pb2.EXECUTION_STATE_CANCELLED
 
 
 async def test_a_disk_that_fails_leaves_no_unhandled_error(tmp_path: Path, disk: Disk) -> None:
