@@ -202,7 +202,7 @@ async def test_an_error_in_one_case_is_its_own_and_is_logged_whole(
     judge = evaluator.judge_run
 
     async def judging(*arguments: Any, **options: Any) -> Any:
-        if arguments[2].id == "c1":
+        if arguments[1].id == "c1":
             raise ZeroDivisionError("a secret of the server")
         return await judge(*arguments, **options)
 

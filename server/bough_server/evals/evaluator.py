@@ -17,6 +17,7 @@ from bough_server.errors import Fenced, RunError, ServerStopping, StorageFailed
 from bough_server.evals.case_runs import CaseRunner, NotJudged, recorded_of
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.evaluation_log import EvaluationState, as_fact
+from bough_server.evals.judges import Judges, counted_in
 from bough_server.evals.judging import judge_run
 from bough_server.evals.outcome import judged
 from bough_server.evals.scoring import not_evaluated
@@ -67,6 +68,13 @@ class LiveEvaluation:
         self._dependencies, self.record, self._fold = dependencies, record, fold
         self.evaluation_id = record.evaluation.evaluation_id
         self._recorder = EvaluationRecorder(dependencies, record, fold)
+        self._judges = Judges(
+            dependencies,
+            record.principal,
+            evaluation_id=self.evaluation_id,
+            counted=counted_in(fold.scored.values()),
+            is_cancelled=lambda: fold.cancel is not None,
+        )
         self._runner = CaseRunner(
             dependencies,
             record.principal,
@@ -193,14 +201,7 @@ class LiveEvaluation:
                 event.case_run_ended.case_id, event.case_run_ended.index = case.id, index
                 event.case_run_ended.run_ids.extend(one.run_id for one in invocations)
                 await self._recorder.record(event)
-            judging = judge_run(
-                self._dependencies,
-                self.record.principal,
-                case,
-                invocations,
-                index=index,
-                evaluation_id=self.evaluation_id,
-            )
+            judging = judge_run(self._dependencies, case, invocations, index=index, judges=self._judges)
             return await self._unless_cancelled(judging)
         except NotJudged as error:
             return not_evaluated(case, index, error.reason, invocations=error.invocations, unanswered=error.unanswered)

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 from bough.v1 import eval_set_pb2
 from bough_server.documents import suggestion
 from bough_server.evals.eval_set import metric_name
+from bough_server.evals.metrics.llm_judge import template_mistake
 from bough_server.value_matcher import check_answer, check_matcher
 
 FieldProblem: TypeAlias = tuple[str, str]
@@ -108,7 +109,8 @@ def _kind_problems(metric: eval_set_pb2.Metric, place: str, known: KnownNames) -
         case "llm_judge":
             yield from _judge_problems(metric.llm_judge, f"{place}.llm_judge", known)
         case "custom":
-            yield from unknown_name("metric", metric.custom.name, known.metrics, f"{place}.custom.name")
+            if "." not in metric.custom.name:  # else one of another project's, which an import has kept
+                yield from unknown_name("metric", metric.custom.name, known.metrics, f"{place}.custom.name")
             if problem := json_problem(metric.custom.config_json, is_object=True):
                 yield f"{place}.custom.config_json", problem
 
@@ -128,6 +130,8 @@ def _judge_problems(judge: eval_set_pb2.LlmJudgeMetric, place: str, known: Known
             there = f"{place}.rubrics[{first[rubric.id]}]"
             yield f"{place}.rubrics[{index}].id", f"{rubric.id!r} is also the id of {there}."
         first.setdefault(rubric.id, index)
+    if judge.template and (problem := template_mistake(judge.template)):
+        yield f"{place}.template", problem
     if problem := json_problem(judge.settings.extra_json, is_object=True):
         yield f"{place}.settings.extra_json", problem
 

@@ -1,11 +1,11 @@
 """Make cases of runs: what they were asked, what they did, and mocks of what their tools returned."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import error_pb2, eval_set_pb2, execution_pb2, invocation_pb2, message_pb2
+from bough.v1 import error_pb2, eval_set_pb2, event_pb2, execution_pb2, input_pb2, invocation_pb2, message_pb2
 from bough_server.evals.metrics.agent_trajectory import TRANSPARENT
 from bough_server.evals.metrics.tool_trajectory import counted
 from bough_server.messages import text_of
@@ -120,6 +120,55 @@ def case_of(
     case.mocks.tools.extend(mocks.tools)
     case.mocks.strict = True
     return case, mocks.dropped
+
+
+def recorded_answers(
+    events: Iterable[event_pb2.AgentEvent], *, with_mocks: bool
+) -> tuple[Sequence[eval_set_pb2.EvalAnswer], Sequence[str]]:
+    """Return the answers that a run got, and sentences about those that a case cannot give.
+
+    With mocks, tools that the client runs need no answer.
+    """
+    asked: dict[str, input_pb2.InputRequest] = {}
+    made: dict[tuple[str, str], eval_set_pb2.EvalAnswer] = {}
+    dropped: list[str] = []
+    for event in events:
+        if event.HasField("input_requested"):
+            asked[event.input_requested.request.input_id] = event.input_requested.request
+        elif event.HasField("input_received"):
+            given = event.input_received.answer
+            request = asked.get(given.input_id)
+            if request is None or (with_mocks and request.kind == input_pb2.INPUT_KIND_CLIENT_TOOL):
+                continue
+            answer = _case_answer(request, given)
+            about = request.call.name or request.prompt
+            if answer is None:
+                dropped.append(f"The answer about {cut_text(about, _SHOWN_BYTES)!r} is none that a case can give.")
+            elif made.setdefault((answer.agent, about), answer) != answer:
+                dropped.append(
+                    f"{cut_text(about, _SHOWN_BYTES)!r} was answered in another way before, which is kept for both."
+                )
+    return list(made.values()), dropped
+
+
+def _case_answer(request: input_pb2.InputRequest, given: input_pb2.InputAnswer) -> eval_set_pb2.EvalAnswer | None:
+    """Return an answer of a case that answers a request as it was answered; None if there is none."""
+    answer = eval_set_pb2.EvalAnswer(agent=request.agent_path[-1] if request.agent_path else "")
+    match given.WhichOneof("answer"):
+        case "approval":
+            answer.tool = request.call.name
+            approved = given.approval.approved
+            answer.decision = eval_set_pb2.EVAL_DECISION_APPROVE if approved else eval_set_pb2.EVAL_DECISION_REFUSE
+            answer.arguments_json = given.approval.arguments_json
+        case "value_json":
+            answer.question, answer.value_json = request.prompt, given.value_json
+        case "tool_outcome" if len(given.tool_outcome.parts) == 1 and not given.tool_outcome.HasField("failure"):
+            (part,) = given.tool_outcome.parts
+            answer.tool = request.call.name
+            answer.value_json = part.data_json or json.dumps(part.text, ensure_ascii=False)
+        case _:
+            return None
+    return answer
 
 
 def _expected_agents(invocation: invocation_pb2.Invocation) -> list[eval_set_pb2.ExpectedAgent]:

@@ -744,7 +744,7 @@ class CaseRunResult(_message.Message):
 
     @_builtins.property
     def judge_usage(self) -> _usage_pb2.Usage:
-        """What judges used."""
+        """What judges used that were asked first for this run; an answer that was known before costs nothing."""
 
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:

@@ -685,7 +685,9 @@ class InvocationSource(_message.Message):
 
     @_builtins.property
     def invocation(self) -> _invocation_pb2.Invocation:
-        """A record, of any system. One that was cut, has anomalies or has not ended is not judged."""
+        """A record, of any system. One that was cut, has anomalies, has not ended, or has several agents with the same invocation_id is
+        not judged.
+        """
 
     def __init__(
         self,
@@ -748,7 +750,11 @@ class ScoreInvocationsResponse(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def result(self) -> _eval_result_pb2.EvalResult:
-        """One case for each of the invocations, in their order; its id is the run's, else its number."""
+        """One case for each of the invocations, in their order; its id is the run's, else its number, which is also added to an id that
+        comes again. A result has at most 4 MiB: of cases that do not fit, trees are left out, then turns and scores, then runs,
+        statistics and the reason, so that the last of many cases may have nothing but their status and the means of their metrics. With
+        so many metrics that not even those fit the call is INVALID_ARGUMENT.
+        """
 
     def __init__(
         self,
