@@ -212,7 +212,7 @@ async def test_a_set_over_eight_mebibytes_is_refused(server: Served) -> None:
 
 
 async def test_ten_thousand_cases_are_planned_and_more_are_refused(server: Served) -> None:
-    cases = [{"id": f"c{number}", "turns": [{"user": "hello"}]} for number in range(10_001)]
+    cases = [{"id": f"c{number}", "turns": [{"user": "ten thousand"}]} for number in range(10_001)]
     made = json_format.ParseDict({"name": "large", "agent": "gated", "cases": cases}, eval_set_pb2.EvalSet())
     code, _, named = await refusal(server, made)
     assert (code, named) == (INVALID, ["set.cases"])
@@ -229,7 +229,10 @@ async def test_ten_thousand_cases_are_planned_and_more_are_refused(server: Serve
 
 
 async def test_a_set_of_eight_mebibytes_does_not_block_the_server(server: Served) -> None:
-    """Other calls are answered while a large set is checked and planned; the watchdog's bound is a second."""
+    """Other calls are answered while a large set is checked and planned; the watchdog's bound is a second.
+
+    What counts is the time that the event loop's thread computes in one go: other programs may slow it down.
+    """
     cases = [case(f"c{number}", "x" * 400 + "y" * 400, answers=["z"]) for number in range(9_000)]
     made = eval_set(*cases, agent="gated")
     assert 7 * MIB < made.ByteSize() < 8 * MIB
@@ -238,9 +241,9 @@ async def test_a_set_of_eight_mebibytes_does_not_block_the_server(server: Served
     async def probe() -> None:
         nonlocal longest
         while not is_over:
-            began = time.perf_counter()
+            began = time.thread_time()
             await asyncio.sleep(0.01)
-            longest = max(longest, time.perf_counter() - began)
+            longest = max(longest, time.thread_time() - began)
 
     probing = asyncio.create_task(probe())
     log = await begin(server, made, jobs=1).until("case_run_started")
