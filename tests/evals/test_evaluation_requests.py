@@ -200,7 +200,8 @@ async def test_an_expected_tree_that_no_parser_reads_is_refused(server: Served, 
     one = field_of(1, b"one") + field_of(4, turn)
     request = field_of(2, field_of(1, b"set") + field_of(3, b"echo") + field_of(5, one))
     with pytest.raises(aio.AioRpcError) as refused:
-        async for _ in server.channel.unary_stream("/bough.v1.EvalService/Evaluate")(request):
+        evaluate: Any = server.channel.unary_stream("/bough.v1.EvalService/Evaluate")
+        async for _ in evaluate(request):
             pass
     assert refused.value.code() == INVALID
     await nothing_written(server)

@@ -15,6 +15,7 @@ from bough.v1.policy_pb2 import Limits
 from bough_server.errors import NotFound
 from bough_server.evals import evaluator
 from bough_server.evals.evaluations import Evaluations
+from bough_server.evals.judging import judge_run
 from bough_server.store.ports import Principal
 from tests.evals.job_server import (
     ARRIVED,
@@ -199,12 +200,11 @@ async def test_a_budget_counts_what_was_used_before_the_restart(tmp_path: Path) 
 async def test_an_error_in_one_case_is_its_own_and_is_logged_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge = evaluator.judge_run
 
     async def judging(*arguments: Any, **options: Any) -> Any:
         if arguments[1].id == "c1":
             raise ZeroDivisionError("a secret of the server")
-        return await judge(*arguments, **options)
+        return await judge_run(*arguments, **options)
 
     monkeypatch.setattr(evaluator, "judge_run", judging)
     async with evaluating(tmp_path) as server:
