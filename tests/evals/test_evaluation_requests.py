@@ -199,10 +199,9 @@ async def test_an_expected_tree_that_no_parser_reads_is_refused(server: Served, 
     turn = field_of(1, b"hello") + field_of(3, field_of(3, agent))
     one = field_of(1, b"one") + field_of(4, turn)
     request = field_of(2, field_of(1, b"set") + field_of(3, b"echo") + field_of(5, one))
+    evaluate: Any = server.channel.unary_stream("/bough.v1.EvalService/Evaluate")
     with pytest.raises(aio.AioRpcError) as refused:
-        evaluate: Any = server.channel.unary_stream("/bough.v1.EvalService/Evaluate")
-        async for _ in evaluate(request):
-            pass
+        await evaluate(request).read()
     assert refused.value.code() == INVALID
     await nothing_written(server)
 
