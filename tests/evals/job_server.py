@@ -281,7 +281,7 @@ def check_log(events: Sequence[evaluation_pb2.EvaluationEvent]) -> None:
     assert sorted((one.case_id, one.index) for one in scored) == sorted(runs)
     assert len(runs) == planned.run_count
     for kind in ("case_run_started", "case_run_ended"):
-        facts = [getattr(event, kind) for event in events if event.HasField(kind)]  # type: ignore[arg-type]
+        facts = [getattr(event, kind) for event in events if event.HasField(kind)]
         assert len({(one.case_id, one.index) for one in facts}) == len(facts)
     for place, event in enumerate(events):
         if event.HasField("case_run_started"):

@@ -95,18 +95,49 @@ async def test_a_run_of_a_case_that_begins_while_the_evaluation_is_cancelled_is_
             assert {run.state for run in await runs_of(server, log.evaluation_id)} <= {CANCELLED}
 
 
-async def test_between_two_turns_a_cancelled_evaluation_begins_no_further_one(tmp_path: Path) -> None:
+async def test_a_run_that_was_being_created_when_the_evaluation_was_cancelled_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = asyncio.Event()
     async with evaluating(tmp_path) as server:
-        GATES["first"].set()
-        made = eval_set(case("one", "first", *(f"turn{number}" for number in range(40))), agent="gated")
-        for number in range(40):
-            GATES[f"turn{number}"].set()
-        log = await begin(server, made).until("case_run_started")
-        await asyncio.wait_for(ARRIVED["turn1"].wait(), 30)
+        start = server.app.runs.start
+
+        async def starting(*arguments: Any, **options: Any) -> Any:
+            await may_go_on.wait()
+            return await start(*arguments, **options)
+
+        monkeypatch.setattr(server.app.runs, "start", starting)
+        log = await begin(server, eval_set(*waiting("created", 1), agent="gated")).until("case_run_started")
         await cancel(server, log.evaluation_id)
-        count = len(await runs_of(server, log.evaluation_id))
+        await log.until("evaluation_cancel_requested")
+        may_go_on.set()
+        await asyncio.wait_for(log.to_the_end(), 20)
+        runs = await runs_of(server, log.evaluation_id)
+    assert [run.state for run in runs] == [CANCELLED]
+
+
+async def test_between_two_turns_a_cancelled_evaluation_begins_no_further_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, eval_set(case("one", "turn one", "turn two"), agent="gated")).until(
+            "case_run_started"
+        )
+        get, has_ended = server.app.runs.get, asyncio.Event()
+
+        async def getting(*arguments: Any) -> Any:
+            record = await get(*arguments)
+            if record.run.HasField("end_time") and not has_ended.is_set():
+                has_ended.set()
+                await cancel(server, log.evaluation_id)
+            return record
+
+        monkeypatch.setattr(server.app.runs, "get", getting)
+        GATES["turn one"].set()
         await log.to_the_end()
-        assert len(await runs_of(server, log.evaluation_id)) <= count + 1 < 41
+        (run,) = await runs_of(server, log.evaluation_id)
+    assert log.kinds[-1] == "evaluation_cancelled"
+    assert run.state == execution_pb2.EXECUTION_STATE_SUCCEEDED
 
 
 async def test_a_cancelled_evaluation_waits_for_no_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,7 +199,8 @@ async def test_a_page_of_cases_has_their_trees_and_the_pages_are_the_result(tmp_
     async with evaluating(tmp_path) as server:
         log = await evaluated(server, eval_set(*many(7)))
         whole = await evaluation(server, log.evaluation_id)
-        seen, token = [], ""
+        seen: list[eval_result_pb2.CaseResult] = []
+        token = ""
         while True:
             page = await evaluation(server, log.evaluation_id, page_size=3, page_token=token)
             assert page.result.totals == whole.result.totals

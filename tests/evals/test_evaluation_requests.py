@@ -93,6 +93,7 @@ def nested(depth: int) -> eval_set_pb2.EvalSet:
         (eval_set(case("a", "x")), {"gates": ["regressions == 0"]}, ["gates[0]"]),
         (eval_set(case("a", "x")), {"labels": {"bough/x": "y"}}, ['labels["bough/x"]']),
         (eval_set(case("a", "x")), {"jobs": 65}, ["jobs"]),
+        (eval_set(case("a", "x")), {"budget": {"depth": 3, "tokens": 5}}, ["budget.depth"]),
         (eval_set(case("a", "x")), {"runs": 0}, ["runs"]),
         (eval_set(case("a", "x")), {"baseline": eval_service_pb2.EvalSource()}, ["baseline.source"]),
     ],
@@ -198,9 +199,9 @@ async def test_an_expected_tree_that_no_parser_reads_is_refused(server: Served, 
     turn = field_of(1, b"hello") + field_of(3, field_of(3, agent))
     one = field_of(1, b"one") + field_of(4, turn)
     request = field_of(2, field_of(1, b"set") + field_of(3, b"echo") + field_of(5, one))
+    evaluate: Any = server.channel.unary_stream("/bough.v1.EvalService/Evaluate")
     with pytest.raises(aio.AioRpcError) as refused:
-        async for _ in server.channel.unary_stream("/bough.v1.EvalService/Evaluate")(request):
-            pass
+        await evaluate(request).read()
     assert refused.value.code() == INVALID
     await nothing_written(server)
 
@@ -211,7 +212,7 @@ async def test_a_set_over_eight_mebibytes_is_refused(server: Served) -> None:
 
 
 async def test_ten_thousand_cases_are_planned_and_more_are_refused(server: Served) -> None:
-    cases = [{"id": f"c{number}", "turns": [{"user": "hello"}]} for number in range(10_001)]
+    cases = [{"id": f"c{number}", "turns": [{"user": "ten thousand"}]} for number in range(10_001)]
     made = json_format.ParseDict({"name": "large", "agent": "gated", "cases": cases}, eval_set_pb2.EvalSet())
     code, _, named = await refusal(server, made)
     assert (code, named) == (INVALID, ["set.cases"])
@@ -228,7 +229,10 @@ async def test_ten_thousand_cases_are_planned_and_more_are_refused(server: Serve
 
 
 async def test_a_set_of_eight_mebibytes_does_not_block_the_server(server: Served) -> None:
-    """Other calls are answered while a large set is checked and planned; the watchdog's bound is a second."""
+    """Other calls are answered while a large set is checked and planned; the watchdog's bound is a second.
+
+    What counts is the time that the event loop's thread computes in one go: other programs may slow it down.
+    """
     cases = [case(f"c{number}", "x" * 400 + "y" * 400, answers=["z"]) for number in range(9_000)]
     made = eval_set(*cases, agent="gated")
     assert 7 * MIB < made.ByteSize() < 8 * MIB
@@ -237,9 +241,9 @@ async def test_a_set_of_eight_mebibytes_does_not_block_the_server(server: Served
     async def probe() -> None:
         nonlocal longest
         while not is_over:
-            began = time.perf_counter()
+            began = time.thread_time()
             await asyncio.sleep(0.01)
-            longest = max(longest, time.perf_counter() - began)
+            longest = max(longest, time.thread_time() - began)
 
     probing = asyncio.create_task(probe())
     log = await begin(server, made, jobs=1).until("case_run_started")

@@ -15,6 +15,7 @@ from bough.v1.policy_pb2 import Limits
 from bough_server.errors import NotFound
 from bough_server.evals import evaluator
 from bough_server.evals.evaluations import Evaluations
+from bough_server.evals.judging import judge_run
 from bough_server.store.ports import Principal
 from tests.evals.job_server import (
     ARRIVED,
@@ -199,12 +200,11 @@ async def test_a_budget_counts_what_was_used_before_the_restart(tmp_path: Path) 
 async def test_an_error_in_one_case_is_its_own_and_is_logged_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge = evaluator.judge_run
 
     async def judging(*arguments: Any, **options: Any) -> Any:
         if arguments[1].id == "c1":
             raise ZeroDivisionError("a secret of the server")
-        return await judge(*arguments, **options)
+        return await judge_run(*arguments, **options)
 
     monkeypatch.setattr(evaluator, "judge_run", judging)
     async with evaluating(tmp_path) as server:
@@ -287,6 +287,22 @@ async def test_an_owner_that_was_overtaken_writes_nothing_more(tmp_path: Path) -
                 await log.to_the_end()
     check_log(log.events)
     assert not [one for one in logged if one["log_level"] == "error"], logged
+
+
+async def test_an_owner_that_was_overtaken_sends_a_cancellation_to_its_successor(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, eval_set(case("a", "handed over"), agent="gated")).until("case_run_started")
+        await asyncio.wait_for(ARRIVED["handed over"].wait(), 30)
+        first = server.app.evaluations.dependencies
+        await first.store.leases.release(first.worker)
+        async with Worker(server, "successor") as successor:
+            await successor.evaluations.recover()
+            await until_owned(successor, log.evaluation_id)
+            request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=log.evaluation_id, note="late")
+            await asyncio.wait_for(server.trees.CancelEvaluation(request), 30)
+            await asyncio.wait_for(log.to_the_end(), 30)
+    assert log.kinds[-1] == "evaluation_cancelled"
+    assert log.having("evaluation_cancel_requested")[0].note == "late"
 
 
 async def until_owned(worker: Worker, evaluation_id: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from grpc import aio
 from structlog.testing import capture_logs
 
-from bough.v1 import eval_result_pb2, evaluation_pb2
+from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2, execution_pb2
 from bough_server import app
 from bough_server.evals import evaluations, result_pages
 from bough_server.evals.evaluation_log import EvaluationState
@@ -20,6 +20,7 @@ from bough_server.runs import recovery
 from bough_server.store.sql.store import open_store
 from bough_server.store.sql.writer import CommitHooks
 from tests.evals.job_server import (
+    ARRIVED,
     Followed,
     begin,
     case,
@@ -113,6 +114,27 @@ async def test_a_disk_that_never_recovers_keeps_the_evaluation_for_the_next_serv
     check_log(followed.events)
 
 
+async def test_a_cancellation_that_could_not_be_written_is_refused_and_can_be_sent_again(
+    tmp_path: Path, disk: Disk
+) -> None:
+    request = eval_service_pb2.CancelEvaluationRequest()
+    async with evaluating(tmp_path) as server:
+        made = eval_set(case("one", "unwritten"), agent="gated")
+        log = await begin(server, made).until("case_run_started")
+        await asyncio.wait_for(ARRIVED["unwritten"].wait(), 30)
+        request.evaluation_id = log.evaluation_id
+        disk.fail(after=1, count=2)
+        with pytest.raises(aio.AioRpcError) as refused:
+            await server.trees.CancelEvaluation(request)
+        assert "STORAGE_FAILED" in str(refused.value.trailing_metadata())
+        await server.trees.CancelEvaluation(request)
+        followed = await asyncio.wait_for(followed_to_the_end(server, log.evaluation_id), 30)
+        (run,) = await runs_of(server, log.evaluation_id)
+    assert followed.kinds[-1] == "evaluation_cancelled"
+    assert followed.kinds.count("evaluation_cancel_requested") == 1
+    assert run.state == execution_pb2.EXECUTION_STATE_CANCELLED
+
+
 async def test_a_disk_that_fails_leaves_no_unhandled_error(tmp_path: Path, disk: Disk) -> None:
     made = eval_set(*(case(f"c{number}", "one") for number in range(5)), agent="memory")
     unhandled: list[object] = []
@@ -127,20 +149,22 @@ async def test_a_disk_that_fails_leaves_no_unhandled_error(tmp_path: Path, disk:
     assert not [one for one in logged if one["event"] in ("evaluation failed", "evaluation not continued")]
 
 
-def planned(count: int, *, runs: int = 1) -> list[evaluation_pb2.EvaluationEvent]:
+def planned(count: int) -> list[evaluation_pb2.EvaluationEvent]:
     """The first events of an evaluation of so many cases."""
-    events = [evaluation_pb2.EvaluationEvent(sequence=1, evaluation_planned={"case_count": count})]
+    started = evaluation_pb2.EvaluationPlanned(case_count=count)
+    events = [evaluation_pb2.EvaluationEvent(sequence=1, evaluation_planned=started)]
     for number in range(count):
-        made = evaluation_pb2.CasePlanned(case={"id": f"c{number}", "turns": [{"user": "x"}]}, runs=runs)
+        one = eval_set_pb2.EvalCase(id=f"c{number}", turns=[eval_set_pb2.EvalTurn(user="x")])
+        made = evaluation_pb2.CasePlanned(case=one, runs=1)
         events.append(evaluation_pb2.EvaluationEvent(sequence=number + 2, case_planned=made))
     return events
 
 
-def scored(number: int, *, index: int = 0, size: int = 100_000) -> evaluation_pb2.EvaluationEvent:
+def scored(number: int, *, size: int) -> evaluation_pb2.EvaluationEvent:
     """A result with a tree of so many bytes."""
     event = evaluation_pb2.EvaluationEvent(sequence=1_000_000)
     result = event.case_run_scored.result
-    result.case_id, result.index, result.status = f"c{number}", index, PASSED
+    result.case_id, result.index, result.status = f"c{number}", 0, PASSED
     turn = result.turns.add(answer="yes")
     turn.agents.add(name="a" * size)
     result.scores.add(name="agent_trajectory", score=1.0).agents.add().differences.add(agent="b" * 100)

@@ -24,6 +24,9 @@ DEFAULT_JOBS: Final = 4
 MAX_BASELINE_BYTES: Final = 2 * 1024 * 1024
 """The most bytes of a baseline without its trees, which becomes part of an event."""
 
+BUDGET_FIELDS: Final = ("model_calls", "tool_calls", "tokens", "cost_nanos", "wall_duration")
+"""The bounds of Limits that an evaluation as a whole can have."""
+
 MAX_DEFINITIONS_BYTES: Final = 1024 * 1024
 """The most bytes of a request's definitions, which become part of the same event."""
 
@@ -74,7 +77,7 @@ async def plan(
         request_problems, request.set, agent=request.agent, known=dependencies.known_names(), runs=runs
     )
     violations = [FieldViolation(field=_in_set(path), description=text) for path, text in wrong]
-    if violations := [*violations, *_large_definitions(request)]:
+    if violations := [*violations, *_large_definitions(request), *_meaningless_bounds(request)]:
         raise InvalidRequest(violations)
     cases = await asyncio.to_thread(planned_cases, request.set, runs=runs)
     _refuse_gates(request, cases, has_baseline=baseline is not None)
@@ -171,6 +174,14 @@ def _large_definitions(request: eval_service_pb2.EvaluateRequest) -> Iterator[Fi
     if size > MAX_DEFINITIONS_BYTES:
         description = f"are {size:,} bytes and may be {MAX_DEFINITIONS_BYTES:,}"
         yield FieldViolation(field="definitions", description=description)
+
+
+def _meaningless_bounds(request: eval_service_pb2.EvaluateRequest) -> Iterator[FieldViolation]:
+    for bound, _ in request.budget.ListFields():
+        if bound.name not in BUDGET_FIELDS:
+            names = ", ".join(BUDGET_FIELDS)
+            description = f"has no meaning for all runs together; a budget may have {names}"
+            yield FieldViolation(field=f"budget.{bound.name}", description=description)
 
 
 def _in_set(path: str) -> str:
