@@ -27,6 +27,7 @@ from bough.v1.eval_set_pb2 import (
 from bough.v1.invocation_pb2 import Invocation
 from bough.v1.policy_pb2 import Limits
 from bough.v1.usage_pb2 import Usage
+from bough_server.evals.folding import UNLIMITED
 from bough_server.evals.metrics.turn import name_of
 from bough_server.evals.scoring import applicable_metrics, not_evaluated, score_run
 from bough_server.evals.turn_result import MAX_BYTES, turn_result
@@ -255,13 +256,25 @@ def test_a_turn_keeps_its_tree_with_the_calls_of_each_agent() -> None:
 
 
 def test_long_texts_of_a_turn_are_cut_and_details_are_left_out() -> None:
-    run = record(did("a", "x" * 5_000, "y"), agents=[node("lead", answer="z" * 5_000)], answer="é" * 5_000)
+    size, most = 20_000, 16_384
+    run = record(did("a", "x" * size, "y"), agents=[node("lead", answer="z" * size)], answer="é" * size)
     run.tools[0].invocation_id = "lead"
-    run.error.CopyFrom(error_pb2.AgentError(message="m" * 5_000, details_json="{}"))
+    run.error.CopyFrom(error_pb2.AgentError(message="m" * size, details_json="{}"))
     kept = turn_result(run)
     assert kept.truncated
-    assert (kept.answer, kept.error.message, kept.error.details_json) == ("é" * 2_000, "m" * 2_000, "")
-    assert (kept.agents[0].answer, len(kept.agents[0].calls[0].arguments_json)) == ("z" * 2_000, 2_000)
+    assert (kept.answer, kept.error.message, kept.error.details_json) == ("é" * most, "m" * most, "")
+    assert (kept.agents[0].answer, len(kept.agents[0].calls[0].arguments_json)) == ("z" * most, most)
+
+
+def test_a_turn_keeps_its_steps_and_the_step_of_each_call() -> None:
+    run = fold_stored(stored(desk()), run_id=RUN_ID, session_id=SESSION_ID, options=UNLIMITED)
+    kept = turn_result(run)
+    assert not kept.truncated
+    assert [[(step.index, step.text) for step in agent.steps] for agent in kept.agents] == [
+        [(0, "Let me ask."), (1, "")],
+        [(0, ""), (1, "")],
+    ]
+    assert [[call.step_index for call in agent.calls] for agent in kept.agents] == [[0], [0]]
 
 
 def test_a_result_is_within_its_bound_however_large_the_trees_are() -> None:

@@ -50,7 +50,7 @@ class Files:
         for file, package in ((self.junit, "junitparser"), (self.html, "jinja2")):
             if file is not None and util.find_spec(package) is None:
                 raise ConfigurationError(f'{file}: This needs the extra "eval": pip install "bough[server,eval]".')
-        reduced(eval_result_pb2.EvalResult(), self.content.value, fields=redact.fields, patterns=redact.patterns)
+        reduced(eval_result_pb2.EvalResult(), None, self.content.value, fields=redact.fields, patterns=redact.patterns)
 
     def write(
         self,
@@ -68,12 +68,14 @@ class Files:
         from bough_server.evals.reports.junit import junit_text
         from bough_server.evals.reports.markdown import markdown_text
 
-        shown = reduced(result, self.content.value, fields=redact.fields, patterns=redact.patterns)
+        shown, compared = reduced(
+            result, comparison, self.content.value, fields=redact.fields, patterns=redact.patterns
+        )
         writers: tuple[tuple[Path | None, Callable[[], str]], ...] = (
             (self.json, lambda: json_text(shown) + "\n"),
             (self.junit, lambda: junit_text(shown)),
-            (self.markdown, lambda: markdown_text(shown, comparison)),
-            (self.html, lambda: html_page(shown, comparison)),
+            (self.markdown, lambda: markdown_text(shown, compared)),
+            (self.html, lambda: html_page(shown, compared)),
         )
         for path, text in writers:
             if path is not None:

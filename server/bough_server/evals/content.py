@@ -1,75 +1,71 @@
 """Reduce what a result quotes of conversations: cut texts, leave them out, and remove secrets."""
 
-import json
-import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import Final, TypeAlias
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from bough.v1 import eval_result_pb2
-from bough_server.errors import ConfigurationError
+from bough_server.evals.secrets import Redactor
 from bough_server.messages import copy_of
 
 MAX_CHARACTERS: Final = 2_000
 """The most characters of a text in a file, unless full texts are asked for."""
 
-REDACTED: Final = "[redacted]"
-
-_JSON_TEXTS: Final = frozenset(
-    {"arguments_json", "result_json", "equals_json", "subset_json", "value_json", "data_json", "details_json"}
+_IDS: Final = frozenset(
+    {"evaluation_id", "run_id", "trace_id", "invocation_id", "set_digest", "prices", "server_version", "currency_code"}
 )
-"""Fields that quote JSON of a conversation."""
+"""Fields that this server makes: they quote nothing, and no pattern changes them."""
 
-_TEXTS: Final = frozenset(
-    {"user", "answer", "reason", "message", "text", "exact", "contains", "excludes", "regex", "prompt", "summary"}
+_NAMES: Final = frozenset(
+    {
+        *("set_name", "case_id", "name", "agent", "expected_parent", "actual_parent", "rubric_id", "gate", "forbidden"),
+        *("flaky_cases", "pins_changed", "agent_path", "input_id", "call_id", "labels"),
+    }
 )
-"""Fields that quote texts of a conversation, or sentences that may."""
+"""Fields that name things. They are left if the content is left out, as ids are; patterns are searched in them."""
 
-_OF_THE_TREE: Final = frozenset({"TreeDifference"})
-"""Messages whose sentences name agents only."""
+_Change: TypeAlias = Callable[[FieldDescriptor, bool, str], str]
+"""Takes a field, whether its message is about names only, and the text; returns the text that is shown."""
 
 
 def reduced(
-    result: eval_result_pb2.EvalResult, content: str, *, fields: Sequence[str] = (), patterns: Sequence[str] = ()
-) -> eval_result_pb2.EvalResult:
-    """Return a copy of a result with less of what was said in it.
+    result: eval_result_pb2.EvalResult,
+    comparison: eval_result_pb2.EvalComparison | None,
+    content: str,
+    *,
+    fields: Sequence[str] = (),
+    patterns: Sequence[str] = (),
+) -> tuple[eval_result_pb2.EvalResult, eval_result_pb2.EvalComparison | None]:
+    """Return copies of a result and of its comparison with less of what was said in them.
 
     `content` is "full", "cut" (each text to MAX_CHARACTERS) or "none": then nothing that was said is left, nor any
     sentence that may quote it; names of agents and tools, scores and the differences of trees remain. `fields` are
-    paths of members in JSON, and `patterns` regular expressions, whose values and matches become "[redacted]". A JSON
-    text that was cut cannot be searched for members, so it is replaced as a whole if there are `fields`. Raises
-    ConfigurationError for a pattern that is no regular expression.
+    paths of members in JSON, and `patterns` regular expressions, whose values and matches become "[redacted]" in every
+    text, names included. A JSON text that was cut cannot be searched for members, so it is replaced as a whole if there
+    are `fields`. Files that users sent are left out unless all is shown.
+
+    Raises ConfigurationError for a pattern that is no regular expression.
     """
-    shown = copy_of(result)
-    change = _change(content, [path.split(".") for path in fields], _compiled(patterns))
-    for message in _messages(shown):
-        _reduce(message, change)
-    return shown
+    redactor = Redactor(fields=fields, patterns=patterns)
+    shown, compared = copy_of(result), None if comparison is None else copy_of(comparison)
+    both = [one for one in (shown, compared) if one is not None]
+    for message in _messages(both):
+        for field, text in _texts(message):
+            redactor.collect(text, is_json=_is_json(field))
+    change = _change(content, redactor)
+    for message in list(_messages(both)):
+        _reduce(message, change, keeps_files=content == "full" and not (fields or patterns))
+    return shown, compared
 
 
-def _compiled(patterns: Sequence[str]) -> list[re.Pattern[str]]:
-    try:
-        return [re.compile(pattern) for pattern in patterns]
-    except re.error as error:
-        raise ConfigurationError(
-            f"evaluation.redact.patterns: {error.pattern!r} is no regular expression: {error.msg}."
-        ) from None
-
-
-def _change(
-    content: str, fields: Sequence[Sequence[str]], patterns: Sequence[re.Pattern[str]]
-) -> Callable[[str, str], str]:
-    """Return a function from a field's name and text to the text that is shown."""
-
-    def changed(name: str, text: str) -> str:
-        if content == "none":
+def _change(content: str, redactor: Redactor) -> _Change:
+    def changed(field: FieldDescriptor, is_name: bool, text: str) -> str:
+        if content == "none" and not is_name and field.name not in _NAMES:
             return ""
-        if fields and name in _JSON_TEXTS:
-            text = _without_members(text, fields)
-        for pattern in patterns:
-            text = pattern.sub(REDACTED, text)
-        # After the patterns: a secret that is cut in two would no longer match.
+        text = redactor.redact(text, is_json=_is_json(field))
+        # After the secrets: one that is cut in two would no longer match.
         if content == "cut" and len(text) > MAX_CHARACTERS:
             text = text[: MAX_CHARACTERS - 1] + "…"
         return text
@@ -77,69 +73,63 @@ def _change(
     return changed
 
 
-def _reduce(message: Message, change: Callable[[str, str], str]) -> None:
+def _reduce(message: Message, change: _Change, *, keeps_files: bool) -> None:
     """Change the texts of one message in place."""
-    if message.DESCRIPTOR.name in _OF_THE_TREE:
-        return
+    is_name = _names_agents_only(message)
     for field, value in message.ListFields():
-        if field.name not in _TEXTS and field.name not in _JSON_TEXTS:
+        if field.type == FieldDescriptor.TYPE_BYTES:
+            if not keeps_files:
+                message.ClearField(field.name)
+        elif _is_map(field):
+            _reduce_map(value, field, change)
+        elif not _is_text(field):
             continue
-        if field.message_type is not None:
-            continue
-        if not field.is_repeated:
-            setattr(message, field.name, change(field.name, value))
+        elif field.is_repeated:
+            value[:] = [change(field, is_name, text) for text in value]
         else:
-            value[:] = [change(field.name, text) for text in value]
+            setattr(message, field.name, change(field, is_name, value))
 
 
-def _messages(message: Message) -> Iterator[Message]:
-    """Yield a message and all messages in it."""
-    waiting = [message]
+def _reduce_map(values: MutableMapping[str, str], field: FieldDescriptor, change: _Change) -> None:
+    """Change the values of labels. The other maps have hashes and numbers."""
+    if field.name == "labels":
+        for key, text in list(values.items()):
+            values[key] = change(field, True, text)
+
+
+def _names_agents_only(message: Message) -> bool:
+    """Return whether the texts of a message are about names: differences of tool calls quote arguments and results."""
+    return isinstance(message, eval_result_pb2.TreeDifference) and message.kind != eval_result_pb2.DIFFERENCE_KIND_TOOLS
+
+
+def _texts(message: Message) -> Iterator[tuple[FieldDescriptor, str]]:
+    """Yield the texts of one message."""
+    for field, value in message.ListFields():
+        if _is_map(field):
+            if field.name == "labels":
+                yield from ((field, text) for text in value.values())
+        elif _is_text(field):
+            yield from ((field, text) for text in (value if field.is_repeated else [value]))
+
+
+def _is_text(field: FieldDescriptor) -> bool:
+    return field.type == FieldDescriptor.TYPE_STRING and field.name not in _IDS
+
+
+def _is_json(field: FieldDescriptor) -> bool:
+    return field.name.endswith("_json")
+
+
+def _is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def _messages(first: Sequence[Message]) -> Iterator[Message]:
+    """Yield messages and all messages in them."""
+    waiting = list(first)
     while waiting:
         one = waiting.pop()
         yield one
         for field, value in one.ListFields():
-            if field.message_type is None or field.message_type.GetOptions().map_entry:
-                continue
-            waiting.extend(value if field.is_repeated else [value])
-
-
-def _without_members(text: str, fields: Sequence[Sequence[str]]) -> str:
-    if not text:
-        return text
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return json.dumps(REDACTED)
-    for path in fields:
-        _hide(value, path)
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _hide(value: Any, path: Sequence[str]) -> None:
-    """Replace the members at a path, in place, wherever in the value it begins; `*` is any member or item."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        _hide_at(one, path)
-        if isinstance(one, dict):
-            waiting.extend(one.values())
-        elif isinstance(one, list):
-            waiting.extend(one)
-
-
-def _hide_at(value: Any, path: Sequence[str]) -> None:
-    if isinstance(value, list):
-        if path[0] == "*":
-            _hide_in(value, range(len(value)), path)
-        return
-    if isinstance(value, dict):
-        _hide_in(value, list(value) if path[0] == "*" else [path[0]] if path[0] in value else [], path)
-
-
-def _hide_in(value: Any, keys: Any, path: Sequence[str]) -> None:
-    for key in keys:
-        if len(path) == 1:
-            value[key] = REDACTED
-        else:
-            _hide_at(value[key], path[1:])
+            if field.message_type is not None and not _is_map(field):
+                waiting.extend(value if field.is_repeated else [value])

@@ -25,13 +25,14 @@ traversed.
 _LARGEST: Final = 2**31 - 1
 
 UNLIMITED: Final = invocation_pb2.InvocationOptions(
+    include_steps=True,
     max_agents=_LARGEST,
     max_tools=_LARGEST,
     max_tool_args_bytes=_LARGEST,
     max_tool_result_bytes=_LARGEST,
     max_bytes=_LARGEST,
 )
-"""The options of records that are judged: scores must not depend on what fits an answer."""
+"""The options of records that are judged: scores must not depend on what fits an answer. Results show the steps."""
 
 T = TypeVar("T")
 

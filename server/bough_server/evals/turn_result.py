@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from bough.v1 import error_pb2, invocation_pb2, message_pb2
-from bough.v1.eval_result_pb2 import TreeMark, TurnResult
+from bough.v1.eval_result_pb2 import ResultAgent, TreeMark, TurnResult
 from bough_server.messages import copy_of, text_of
 
 MAX_BYTES: Final = 1536 * 1024
@@ -19,7 +19,7 @@ _MAX_NAME: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """How much of a turn is kept: characters of each text, and numbers of agents and calls."""
+    """How much of a turn is kept: characters of each text, and numbers of agents, and of calls and of steps."""
 
     text: int
     agents: int
@@ -27,6 +27,7 @@ class _Bounds:
 
 
 _BOUNDS: Final[Sequence[_Bounds]] = (
+    _Bounds(16_384, 1_000, 2_000),
     _Bounds(2_000, 1_000, 2_000),
     _Bounds(500, 1_000, 2_000),
     _Bounds(100, 1_000, 2_000),
@@ -45,7 +46,8 @@ def turn_result(
 ) -> TurnResult:
     """Return what a result keeps of a turn, in at most `max_bytes`, of which 4 KiB are always enough.
 
-    Texts are cut at 2,000 characters and at most 1,000 agents and 2,000 calls are kept, fewer if they do not fit.
+    Texts are cut at 16,384 characters, and at most 1,000 agents, 2,000 calls and 2,000 steps are kept, fewer if they do
+    not fit.
     `marks` are those of the agents by invocation id.
     """
     result = TurnResult()
@@ -72,8 +74,12 @@ class _Cutter:
             answer=self._answer(invocation.final_response),
         )
         self._add_agents(result, invocation.agents, marks)
-        calls = sorted(invocation.tools[: self.bounds.calls], key=attrgetter("sequence"))
-        self._add_calls(result, invocation.agents, calls)
+        # Added in place: a message that is passed to another's constructor is copied.
+        kept = {agent.invocation_id: one for agent, one in zip(invocation.agents, result.agents, strict=False)}
+        numbers = self._add_steps(invocation, kept)
+        for call in sorted(invocation.tools[: self.bounds.calls], key=attrgetter("sequence")):
+            if call.invocation_id in kept:
+                self._add_call(kept[call.invocation_id], call, numbers.get((call.invocation_id, call.step_id)))
         # A record that is only the beginning of a run can be smaller than the bounds.
         has_more = max(len(invocation.agents), invocation.agents_total) > len(result.agents) or max(
             len(invocation.tools), invocation.tools_total
@@ -101,26 +107,34 @@ class _Cutter:
             if agent.HasField("usage"):
                 kept.usage.CopyFrom(agent.usage)
 
-    def _add_calls(
-        self,
-        result: TurnResult,
-        agents: Sequence[invocation_pb2.AgentInvocation],
-        calls: Sequence[invocation_pb2.ToolInvocation],
-    ) -> None:
-        # Added in place: a message that is passed to another's constructor is copied.
-        callers = {agent.invocation_id: kept for agent, kept in zip(agents, result.agents, strict=False)}
-        for call in calls:
-            if call.invocation_id not in callers:
+    def _add_steps(
+        self, invocation: invocation_pb2.Invocation, kept: Mapping[str, ResultAgent]
+    ) -> Mapping[tuple[str, str], int]:
+        """Add the steps to their agents. Return the number of each by its agent invocation and its id."""
+        numbers: dict[tuple[str, str], int] = {}
+        answers = {agent.invocation_id: text_of(agent.output) for agent in invocation.agents}
+        self.has_cut = self.has_cut or len(invocation.steps) > self.bounds.calls
+        for step in invocation.steps[: self.bounds.calls]:
+            agent = kept.get(step.invocation_id)
+            if agent is None:
                 continue
-            kept = callers[call.invocation_id].calls.add(
-                name=self._name(call.name),
-                arguments_json=self._text(call.arguments_json),
-                result_json=self._text(call.result_json),
-                state=call.state,
-            )
-            if call.HasField("error"):
-                kept.error.CopyFrom(self._error(call.error))
-            self.has_cut = self.has_cut or call.arguments_truncated or call.result_truncated
+            # The step's own index is not unique: parallel paths of an agent's code count each their own.
+            number = numbers[step.invocation_id, step.step_id] = len(agent.steps)
+            text = text_of(step.llm_response.message)
+            agent.steps.add(index=number, text="" if text == answers[step.invocation_id] else self._text(text))
+        return numbers
+
+    def _add_call(self, agent: ResultAgent, call: invocation_pb2.ToolInvocation, step: int | None) -> None:
+        kept = agent.calls.add(
+            name=self._name(call.name),
+            arguments_json=self._text(call.arguments_json),
+            result_json=self._text(call.result_json),
+            state=call.state,
+            step_index=step,
+        )
+        if call.HasField("error"):
+            kept.error.CopyFrom(self._error(call.error))
+        self.has_cut = self.has_cut or call.arguments_truncated or call.result_truncated
 
     def _error(self, error: error_pb2.AgentError) -> error_pb2.AgentError:
         kept = copy_of(error)

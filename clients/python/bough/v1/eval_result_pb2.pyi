@@ -744,7 +744,7 @@ class CaseRunResult(_message.Message):
 
     @_builtins.property
     def judge_usage(self) -> _usage_pb2.Usage:
-        """What judges used."""
+        """What judges used that were asked first for this run; an answer that was known before costs nothing."""
 
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
@@ -843,6 +843,7 @@ class ResultAgent(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     STEP_COUNT_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The agent's name."""
     depth: _builtins.int
@@ -867,6 +868,10 @@ class ResultAgent(_message.Message):
     def usage(self) -> _usage_pb2.Usage:
         """What it used, without its sub-agents."""
 
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResultStep]:
+        """Its steps, in order. A result of an earlier version has none."""
+
     def __init__(
         self,
         *,
@@ -880,14 +885,41 @@ class ResultAgent(_message.Message):
         usage: _usage_pb2.Usage | None = ...,
         step_count: _builtins.int = ...,
         answer: _builtins.str = ...,
+        steps: _abc.Iterable[Global___ResultStep] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "calls", b"calls", "depth", b"depth", "invocation_id", b"invocation_id", "kind", b"kind", "mark", b"mark", "name", b"name", "state", b"state", "step_count", b"step_count", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "calls", b"calls", "depth", b"depth", "invocation_id", b"invocation_id", "kind", b"kind", "mark", b"mark", "name", b"name", "state", b"state", "step_count", b"step_count", "steps", b"steps", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResultAgent: _TypeAlias = ResultAgent  # noqa: Y015
+
+@_typing.final
+class ResultStep(_message.Message):
+    """A step of an agent of a result's tree: one model call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """The number of the step among the agent's steps, from 0."""
+    text: _builtins.str
+    """What the model said; it may be cut. Empty if it said nothing, or if it is the agent's answer."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResultStep: _TypeAlias = ResultStep  # noqa: Y015
 
 @_typing.final
 class ResultCall(_message.Message):
@@ -900,6 +932,7 @@ class ResultCall(_message.Message):
     RESULT_JSON_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    STEP_INDEX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The tool's name."""
     arguments_json: _builtins.str
@@ -908,6 +941,8 @@ class ResultCall(_message.Message):
     """The result; it may be cut. Empty if it failed."""
     state: _execution_pb2.ExecutionState.ValueType
     """The state in which it ended."""
+    step_index: _builtins.int
+    """The step that called, as ResultStep.index; absent if code called outside of steps."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """Why it failed; unset in any other state."""
@@ -920,12 +955,15 @@ class ResultCall(_message.Message):
         result_json: _builtins.str = ...,
         state: _execution_pb2.ExecutionState.ValueType = ...,
         error: _error_pb2.AgentError | None = ...,
+        step_index: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_step_index", b"_step_index", "error", b"error", "step_index", b"step_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "error", b"error", "name", b"name", "result_json", b"result_json", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_index", b"_step_index", "arguments_json", b"arguments_json", "error", b"error", "name", b"name", "result_json", b"result_json", "state", b"state", "step_index", b"step_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__step_index: _TypeAlias = _typing.Literal["step_index"]  # noqa: Y015
+    _WhichOneofArgType__step_index: _TypeAlias = _typing.Literal["_step_index", b"_step_index"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_index) -> _WhichOneofReturnType__step_index | None: ...
 
 Global___ResultCall: _TypeAlias = ResultCall  # noqa: Y015
 

@@ -1,6 +1,5 @@
 """The agent tree of a run as one HTML page that needs nothing else: no script, no network, light and dark."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from bough import text_of
@@ -18,7 +17,7 @@ from bough_server.cli.render.format import (
 )
 from bough_server.cli.render.notes import finish_text
 from bough_server.cli.render.tree import kind_and_end, origin_parts, totals
-from bough_server.evals.reports.page import Block, Call, Note, Step, TreeNode, render
+from bough_server.evals.reports.page import Block, Call, Note, Step, TreeNode, indented_json, render
 from bough_server.plain_text import one_line
 
 
@@ -151,12 +150,7 @@ def _message(title: str, message: message_pb2.Message) -> Iterator[Block]:
 def _json(title: str, text: str, *, is_cut: bool) -> Iterator[Block]:
     if not text:
         return
-    try:
-        value = json.loads(text)
-        shown = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
-    except (ValueError, RecursionError):  # what was cut is no JSON, and deep nesting is too much for both functions
-        shown = text
-    yield Block(title=f"{title}, cut" if is_cut else title, text=shown)
+    yield Block(title=f"{title}, cut" if is_cut else title, text=indented_json(text))
 
 
 def _is_output(message: message_pb2.Message, output: message_pb2.Message) -> bool:

@@ -1,13 +1,13 @@
 """Results as one HTML page: cases, gates, and the expected tree beside the actual one with the differences marked."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2
-from bough_server.evals.reports.page import Block, Call, Note, Step, TreeNode, render
-from bough_server.evals.reports.words import cost_text, rate_text, reasons_of, status_text
+from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, input_pb2, usage_pb2
+from bough_server.evals.reports.expectations import call_blocks, expected_blocks, mode_words, repeat_words
+from bough_server.evals.reports.page import Block, Call, Note, Step, TreeNode, indented_json, render
+from bough_server.evals.reports.words import CHANGES, compared_text, rate_text, reasons_of, status_text
 
 _MARKS: Final = {
     eval_result_pb2.TREE_MARK_MATCHED: "matched",
@@ -16,11 +16,10 @@ _MARKS: Final = {
     eval_result_pb2.TREE_MARK_ALLOWED: "allowed",
     eval_result_pb2.TREE_MARK_VIOLATED: "violated",
 }
-_CHANGES: Final = {
-    eval_result_pb2.CASE_CHANGE_BETTER: "better",
-    eval_result_pb2.CASE_CHANGE_WORSE: "worse",
-    eval_result_pb2.CASE_CHANGE_REMOVED: "gone",
-    eval_result_pb2.CASE_CHANGE_ADDED: "new",
+_CHANGE_STYLES: Final = {
+    eval_result_pb2.CASE_CHANGE_BETTER: "passed",
+    eval_result_pb2.CASE_CHANGE_WORSE: "failed",
+    eval_result_pb2.CASE_CHANGE_REMOVED: "anomaly",
 }
 _PASSED: Final = eval_result_pb2.METRIC_STATUS_PASSED
 
@@ -42,6 +41,8 @@ class ChangeRow:
 
     case_id: str
     change: str
+    style: str
+    rates: str
     differences: str
 
 
@@ -65,6 +66,7 @@ class RunView:
     style: str
     facts: Sequence[str]
     notes: Sequence[Note]
+    blocks: Sequence[Block]
     turns: Sequence[TurnView]
     is_open: bool
 
@@ -108,14 +110,19 @@ def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalCo
         bounds = found.pass_rate_interval
         parts.append(f"pass rate {found.pass_rate:.2f} ({bounds.lower:.2f} to {bounds.upper:.2f})")
     yield Note(text=" · ".join(parts), style=_style(result.status))
-    if facts := [*(f"{name} {mean:.3g}" for name, mean in sorted(found.metric_means.items())), cost_text(result)]:
-        yield Note(text=" · ".join(fact for fact in facts if fact))
+    means = [f"{name} {mean:.3g}" for name, mean in sorted(found.metric_means.items())]
+    if means:
+        yield Note(text=" · ".join(means))
+    for name, usage in (("runs", found.usage), ("judges", found.judge_usage)):
+        if used := list(_usage_facts(usage)):
+            yield Note(text=f"{name}: {' · '.join(used)}")
     if found.flaky_cases:
         yield Note(text=f"flaky: {', '.join(found.flaky_cases)}", style="anomaly")
     if result.evaluation_id:
         yield Note(text=f"evaluation {result.evaluation_id}, agent {result.pins.agent or '-'}")
-    for text in comparison.pins_changed if comparison is not None else ():
-        yield Note(text=text, style="anomaly")
+    if comparison is not None:
+        yield Note(text=f"against the baseline: {compared_text(comparison)}")
+        yield from (Note(text=text, style="anomaly") for text in comparison.pins_changed)
 
 
 def _gate(gate: eval_result_pb2.GateResult) -> GateRow:
@@ -126,9 +133,16 @@ def _gate(gate: eval_result_pb2.GateResult) -> GateRow:
 
 def _changes(comparison: eval_result_pb2.EvalComparison) -> Iterator[ChangeRow]:
     for case in comparison.cases:
-        if case.change in _CHANGES:
-            differences = "; ".join(one.message for one in case.differences)
-            yield ChangeRow(case_id=case.case_id, change=_CHANGES[case.change], differences=differences)
+        if case.change in CHANGES:
+            before = f"{case.pass_rate_before:.2f}" if case.HasField("pass_rate_before") else "-"
+            after = f"{case.pass_rate_after:.2f}" if case.HasField("pass_rate_after") else "-"
+            yield ChangeRow(
+                case_id=case.case_id,
+                change=CHANGES[case.change],
+                style=_CHANGE_STYLES.get(case.change, ""),
+                rates=f"{before} to {after}",
+                differences="; ".join(one.message for one in case.differences),
+            )
 
 
 def _case(index: int, case: eval_result_pb2.CaseResult) -> CaseView:
@@ -137,6 +151,7 @@ def _case(index: int, case: eval_result_pb2.CaseResult) -> CaseView:
     )
     rate = rate_text(case.statistics)
     flaky = " flaky" if case.statistics.flaky else ""
+    labels = [f"{name}={value}" for name, value in sorted(case.labels.items())]
     return CaseView(
         id=f"case-{index}",
         name=case.case_id,
@@ -144,7 +159,7 @@ def _case(index: int, case: eval_result_pb2.CaseResult) -> CaseView:
         style=_style(case.status),
         rate=f"{rate}{flaky}",
         metrics=metrics,
-        facts=[fact for fact in (rate, metrics) if fact],
+        facts=[fact for fact in (f"{rate}{flaky}", metrics, *labels) if fact],
         notes=[Note(text=reason, style=_style(case.status)) for reason in reasons_of(case)],
         runs=[_run(run, case) for run in case.runs],
         is_open=case.status != _PASSED,
@@ -155,8 +170,7 @@ def _run(run: eval_result_pb2.CaseRunResult, case: eval_result_pb2.CaseResult) -
     facts = [f"{score.name} {score.score:.3g}" for score in run.scores if score.HasField("score")]
     if run.HasField("duration"):
         facts.append(f"{run.duration.ToTimedelta().total_seconds():.1f} s")
-    if run.usage.HasField("total_tokens"):
-        facts.append(f"{run.usage.total_tokens:,} tokens")
+    facts += _usage_facts(run.usage)
     notes = [Note(text=run.reason, style=_style(run.status))] if run.reason else []
     for score in run.scores:
         if score.reason:
@@ -171,6 +185,7 @@ def _run(run: eval_result_pb2.CaseRunResult, case: eval_result_pb2.CaseResult) -
         style=_style(run.status),
         facts=facts,
         notes=notes,
+        blocks=list(_question(run.unanswered)) if run.HasField("unanswered") else [],
         turns=[_turn(number, turn, run, case) for number, turn in enumerate(run.turns)],
         is_open=run.status != _PASSED and run.index == 0,
     )
@@ -183,96 +198,95 @@ def _turn(
     case: eval_result_pb2.CaseResult,
 ) -> TurnView:
     asked = case.turns[number] if number < len(case.turns) else eval_set_pb2.EvalTurn()
-    missing = {
-        (one.agent, one.expected_parent)
-        for score in run.scores
-        for comparison in score.agents
-        if comparison.turn == number
-        for one in comparison.differences
-        if one.kind == eval_result_pb2.DIFFERENCE_KIND_MISSING
-    }
     notes = [Note(text=f"run {turn.run_id}" + (f", trace {turn.trace_id}" if turn.trace_id else ""))]
     if turn.error.message:
         notes.append(Note(text=turn.error.message, style="failed"))
     if turn.truncated:
-        notes.append(Note(text="Parts of the tree were left out.", style="anomaly"))
+        notes.append(Note(text="Parts of the tree or of its texts were left out.", style="anomaly"))
+    user = asked.user or "".join(part.text or part.data_json for part in asked.input.parts)
     return TurnView(
-        blocks=[Block(title=f"turn {number + 1}, user", text=asked.user)] if asked.user else [],
-        expected=list(_expected(asked.expect.agents, "", 0, missing)),
-        expectations=list(_expectations(asked.expect)),
+        blocks=[Block(title=f"turn {number + 1}, user", text=user)] if user else [],
+        expected=list(_expected(asked.expect.agents, "", 0, _expected_marks(number, run))),
+        expectations=list(expected_blocks(asked.expect)),
         actual=[_agent(agent) for agent in turn.agents],
         notes=notes,
     )
 
 
+def _expected_marks(turn: int, run: eval_result_pb2.CaseRunResult) -> Mapping[tuple[str, str], str]:
+    """Return the marks of expected agents, by name and the path of the caller: those that are missing or elsewhere."""
+    kinds = {eval_result_pb2.DIFFERENCE_KIND_MISSING: "missing", eval_result_pb2.DIFFERENCE_KIND_MOVED: "moved"}
+    return {
+        (one.agent, one.expected_parent): kinds[one.kind]
+        for score in run.scores
+        for comparison in score.agents
+        if comparison.turn == turn
+        for one in comparison.differences
+        if one.kind in kinds
+    }
+
+
 def _expected(
-    agents: Sequence[eval_set_pb2.ExpectedAgent], parent: str, depth: int, missing: set[tuple[str, str]]
+    agents: Sequence[eval_set_pb2.ExpectedAgent], parent: str, depth: int, marks: Mapping[tuple[str, str], str]
 ) -> Iterator[TreeNode]:
     for agent in agents:
-        facts = ["optional"] if agent.optional else []
-        if agent.HasField("repeat"):
-            facts.append(_repeat_text(agent.repeat))
-        if agent.extra == eval_set_pb2.EXTRA_AGENTS_ALLOW:
-            facts.append("others allowed")
-        if agent.forbidden:
-            facts.append(f"never below it: {', '.join(agent.forbidden)}")
-        calls = [Call(name=tool.name, state="", blocks=_wanted(tool)) for tool in agent.tools]
+        calls = [Call(name=tool.name, state="", blocks=list(call_blocks(tool))) for tool in agent.tools]
         yield TreeNode(
             name=agent.name,
             depth=depth,
-            mark="missing" if (agent.name, parent) in missing else "",
-            facts=facts,
+            mark=marks.get((agent.name, parent), ""),
+            facts=list(_expected_facts(agent)),
             steps=[Step(calls=calls)] if calls else [],
         )
-        yield from _expected(agent.children, f"{parent}/{agent.name}" if parent else agent.name, depth + 1, missing)
+        yield from _expected(agent.children, f"{parent}/{agent.name}" if parent else agent.name, depth + 1, marks)
 
 
-def _repeat_text(repeat: eval_set_pb2.EvalRepeat) -> str:
-    low = repeat.min if repeat.HasField("min") else 1
-    if not repeat.HasField("max"):
-        return f"at least {low} times"
-    return f"{low} times" if low == repeat.max else f"{low} to {repeat.max} times"
-
-
-def _expectations(expect: eval_set_pb2.Expectation) -> Iterator[Block]:
-    if expect.tools:
-        lines = [f"{tool.name}({tool.arguments_json})" if tool.arguments_json else tool.name for tool in expect.tools]
-        yield Block(title="tool calls", text="\n".join(lines))
-    if expect.HasField("answer"):
-        yield Block(title="answer", text=str(expect.answer).strip())
-
-
-def _wanted(tool: eval_set_pb2.ExpectedTool) -> list[Block]:
-    blocks = [Block(title="arguments", text=_json(tool.arguments_json))] if tool.arguments_json else []
-    if tool.HasField("arguments_match"):
-        blocks.append(Block(title="arguments match", text=str(tool.arguments_match).strip()))
-    if tool.result_json:
-        blocks.append(Block(title="result", text=_json(tool.result_json)))
-    if tool.HasField("result_match"):
-        blocks.append(Block(title="result matches", text=str(tool.result_match).strip()))
-    return blocks
+def _expected_facts(agent: eval_set_pb2.ExpectedAgent) -> Iterator[str]:
+    if agent.optional:
+        yield "optional"
+    if agent.HasField("repeat"):
+        yield repeat_words(agent.repeat)
+    if agent.children and agent.children_order == eval_set_pb2.EVAL_ORDER_ORDERED:
+        yield "in order"
+    if agent.extra == eval_set_pb2.EXTRA_AGENTS_ALLOW:
+        yield "others allowed"
+    if agent.forbidden:
+        yield f"never below it: {', '.join(agent.forbidden)}"
+    if mode := mode_words(agent):
+        yield mode
 
 
 def _agent(agent: eval_result_pb2.ResultAgent) -> TreeNode:
-    facts = [f"{agent.step_count} steps"] if agent.step_count else []
-    if agent.usage.HasField("total_tokens"):
-        facts.append(f"{agent.usage.total_tokens:,} tokens")
+    # The id is no anchor: it is not unique among the runs of a page.
     return TreeNode(
-        id=agent.invocation_id,
         name=agent.name,
         depth=agent.depth,
         state=_state_text(agent.state),
         mark=_MARKS.get(agent.mark, ""),
-        facts=facts,
-        steps=[Step(calls=[_call(call) for call in agent.calls])] if agent.calls else [],
+        facts=[*([_counted(agent.step_count, "step")] if agent.step_count else []), *_usage_facts(agent.usage)],
+        steps=list(_steps(agent)),
         answer=[Block(title="answer", text=agent.answer)] if agent.answer else [],
         is_open=agent.depth == 0,
     )
 
 
+def _steps(agent: eval_result_pb2.ResultAgent) -> Iterator[Step]:
+    """Yield each step with its calls, then the calls outside of steps."""
+    calls: dict[int | None, list[Call]] = {}
+    numbers = {step.index for step in agent.steps}
+    for call in agent.calls:
+        number = call.step_index if call.HasField("step_index") and call.step_index in numbers else None
+        calls.setdefault(number, []).append(_call(call))
+    for step in agent.steps:
+        blocks = [Block(title=f"step {step.index + 1}", text=step.text)] if step.text else []
+        yield Step(blocks=blocks, calls=calls.pop(step.index, []))
+    if None in calls:
+        yield Step(calls=calls[None])
+
+
 def _call(call: eval_result_pb2.ResultCall) -> Call:
     blocks = [
-        Block(title=title, text=_json(text))
+        Block(title=title, text=indented_json(text))
         for title, text in (("arguments", call.arguments_json), ("result", call.result_json))
         if text
     ]
@@ -280,17 +294,32 @@ def _call(call: eval_result_pb2.ResultCall) -> Call:
     return Call(name=call.name, state=_state_text(call.state), blocks=blocks, notes=notes)
 
 
-def _json(text: str) -> str:
-    """Return JSON indented; a text that is no JSON, as one that was cut, as it is."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+def _question(request: input_pb2.InputRequest) -> Iterator[Block]:
+    """Yield the question that no answer of the case answers."""
+    asker = " / ".join(request.agent_path)
+    yield Block(title=f"asked by {asker}" if asker else "asked", text=request.prompt)
+    if request.call.name:
+        yield Block(title=f"about {request.call.name}", text=indented_json(request.call.arguments_json))
+
+
+def _usage_facts(usage: usage_pb2.Usage) -> Iterator[str]:
+    if usage.HasField("total_tokens"):
+        yield f"{usage.total_tokens:,} tokens"
+    elif usage.HasField("input_tokens") or usage.HasField("output_tokens"):
+        yield f"{usage.input_tokens + usage.output_tokens:,} tokens"
+    if usage.HasField("cost_nanos"):
+        yield f"{usage.cost_nanos / 1e9:.4g} {usage.currency_code}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _state_text(state: execution_pb2.ExecutionState.ValueType) -> str:
-    return execution_pb2.ExecutionState.Name(state).removeprefix("EXECUTION_STATE_").lower() if state else ""
+    """Return a state in words; empty for one that a later version has."""
+    if not state or state not in execution_pb2.ExecutionState.values():
+        return ""
+    return execution_pb2.ExecutionState.Name(state).removeprefix("EXECUTION_STATE_").lower()
 
 
 def _style(status: eval_result_pb2.MetricStatus.ValueType) -> str:

@@ -5,24 +5,23 @@ from collections.abc import Iterator
 from typing import Final
 
 from bough.v1 import eval_result_pb2
-from bough_server.evals.reports.words import cost_text, rate_text, reasons_of, status_text
+from bough_server.evals.reports.words import CHANGES, compared_text, cost_text, rate_text, reasons_of, status_text
+from bough_server.plain_text import one_line
 
 MAX_CHARACTERS: Final = 65_000
 """The most characters of a report: a comment on GitHub takes 65,536."""
 
 _MOST_REASON: Final = 300
-_SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>|#~])")
-_ICONS: Final = {
-    eval_result_pb2.METRIC_STATUS_PASSED: "\N{WHITE HEAVY CHECK MARK}",
-    eval_result_pb2.METRIC_STATUS_FAILED: "\N{CROSS MARK}",
-    eval_result_pb2.METRIC_STATUS_NOT_EVALUATED: "\N{WHITE QUESTION MARK ORNAMENT}",
-}
-_CHANGES: Final = {
-    eval_result_pb2.CASE_CHANGE_BETTER: "better",
-    eval_result_pb2.CASE_CHANGE_WORSE: "worse",
-    eval_result_pb2.CASE_CHANGE_REMOVED: "gone",
-    eval_result_pb2.CASE_CHANGE_ADDED: "new",
-}
+_MOST_METRICS: Final = 20
+_MOST_FLAKY: Final = 20
+_MOST_OF_LIST: Final = 12_000
+"""The most characters of the list of gates, and of that of changes."""
+
+_SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>|#~$])")
+_LINKS: Final = re.compile(r"([@#])(?=\w)|(://)|\b(www)(?=\.)|\b(GH)(?=-\d)", re.IGNORECASE)
+"""What GitHub makes links of, after Markdown is read: mentions, which notify people, issues and addresses."""
+
+_ZERO_WIDTH_SPACE: Final = "\u200b"
 
 
 def markdown_text(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalComparison | None = None) -> str:
@@ -30,11 +29,13 @@ def markdown_text(result: eval_result_pb2.EvalResult, comparison: eval_result_pb
 
     Cases that did not pass come first. What does not fit is left out from the end, passing cases first, and counted.
     """
-    head = [*_head(result), *_gates(result), *(_compared(comparison) if comparison is not None else ())]
+    head = [*_head(result), *_listed(_gates(result))]
+    if comparison is not None:
+        head += [f"Against the baseline: {compared_text(comparison)}.", "", *_listed(_changes(comparison))]
     cases = sorted(result.cases, key=lambda case: case.status == eval_result_pb2.METRIC_STATUS_PASSED)
     rows = [_row(case) for case in cases]
     kept, left_out = _fitting(rows, MAX_CHARACTERS - sum(len(line) + 1 for line in head) - 200)
-    lines = [*head, "| | case | runs | why |", "|---|---|---|---|", *kept]
+    lines = [*head, "| verdict | case | runs | why |", "|---|---|---|---|", *kept]
     if left_out:
         lines += ["", f"{left_out} more cases are left out."]
     return "\n".join(lines) + "\n"
@@ -42,7 +43,7 @@ def markdown_text(result: eval_result_pb2.EvalResult, comparison: eval_result_pb
 
 def _head(result: eval_result_pb2.EvalResult) -> Iterator[str]:
     found = result.totals
-    yield f"### {_icon(result.status)} {_plain(result.set_name or 'Evaluation')}: {status_text(result.status)}"
+    yield f"### {_plain(result.set_name or 'Evaluation')}: {status_text(result.status)}"
     yield ""
     parts = [f"{found.cases_passed} of {found.cases} cases passed"]
     if found.cases_not_evaluated:
@@ -50,13 +51,15 @@ def _head(result: eval_result_pb2.EvalResult) -> Iterator[str]:
     if found.HasField("pass_rate"):
         bounds = found.pass_rate_interval
         parts.append(f"pass rate {found.pass_rate:.2f} ({bounds.lower:.2f} to {bounds.upper:.2f})")
-    parts += [f"{_plain(name)} {mean:.3g}" for name, mean in sorted(found.metric_means.items())]
+    means = sorted(found.metric_means.items())
+    parts += [f"{_plain(name)} {mean:.3g}" for name, mean in means[:_MOST_METRICS]]
     if cost := cost_text(result):
-        parts.append(cost)
+        parts.append(_plain(cost))
     yield ", ".join(parts)
     yield ""
     if found.flaky_cases:
-        yield "Flaky: " + ", ".join(_plain(case_id) for case_id in found.flaky_cases[:20])
+        more = f" and {len(found.flaky_cases) - _MOST_FLAKY} more" if len(found.flaky_cases) > _MOST_FLAKY else ""
+        yield "Flaky: " + ", ".join(_plain(case_id) for case_id in found.flaky_cases[:_MOST_FLAKY]) + more
         yield ""
 
 
@@ -64,29 +67,30 @@ def _gates(result: eval_result_pb2.EvalResult) -> Iterator[str]:
     for gate in result.gates:
         value = f": {gate.value:.4g}" if gate.HasField("value") else ""
         reason = f" ({_plain(gate.reason)})" if gate.reason else ""
-        yield f"- {_icon(gate.status)} `{gate.gate.replace('`', '')}`{value}{reason}"
-    if result.gates:
-        yield ""
+        yield f"- {status_text(gate.status)}: {_plain(gate.gate)}{value}{reason}"
 
 
-def _compared(comparison: eval_result_pb2.EvalComparison) -> Iterator[str]:
-    yield (
-        f"Than the baseline: {comparison.better} better, {comparison.worse} worse, {comparison.removed} gone, "
-        f"{comparison.added} new."
-    )
+def _changes(comparison: eval_result_pb2.EvalComparison) -> Iterator[str]:
     for text in comparison.pins_changed:
         yield f"- {_plain(text)}"
     for case in comparison.cases:
-        if case.change in _CHANGES and case.change != eval_result_pb2.CASE_CHANGE_ADDED:
+        if case.change in CHANGES and case.change != eval_result_pb2.CASE_CHANGE_ADDED:
             why = "; ".join(_plain(one.message) for one in case.differences[:3])
-            yield f"- {_CHANGES[case.change]}: {_plain(case.case_id)}{f' ({why})' if why else ''}"
-    yield ""
+            yield f"- {CHANGES[case.change]}: {_plain(case.case_id)}{f' ({why})' if why else ''}"
+
+
+def _listed(items: Iterator[str]) -> list[str]:
+    """Return the items of a list that fit, how many do not, and an empty line; nothing if there are none."""
+    lines = list(items)
+    kept, left_out = _fitting(lines, _MOST_OF_LIST)
+    more = [f"- and {left_out} more"] if left_out else []
+    return [*kept, *more, ""] if lines else []
 
 
 def _row(case: eval_result_pb2.CaseResult) -> str:
     reasons = "; ".join(_plain(reason) for reason in reasons_of(case)[:3])
     flaky = " flaky" if case.statistics.flaky else ""
-    return f"| {_icon(case.status)} | {_plain(case.case_id)} | {rate_text(case.statistics)}{flaky} | {reasons} |"
+    return f"| {status_text(case.status)} | {_plain(case.case_id)} | {rate_text(case.statistics)}{flaky} | {reasons} |"
 
 
 def _fitting(rows: list[str], most: int) -> tuple[list[str], int]:
@@ -99,11 +103,9 @@ def _fitting(rows: list[str], most: int) -> tuple[list[str], int]:
     return rows, 0
 
 
-def _icon(status: eval_result_pb2.MetricStatus.ValueType) -> str:
-    return _ICONS.get(status, "")
-
-
 def _plain(text: str) -> str:
-    """Return a text on one line that Markdown shows as it is."""
-    line = " ".join(text.split())
-    return _SPECIAL.sub(r"\\\1", line if len(line) <= _MOST_REASON else line[: _MOST_REASON - 1] + "…")
+    """Return a text on one line that Markdown shows as it is, and in which nothing is a link or notifies anyone."""
+    line = one_line(text)
+    line = line if len(line) <= _MOST_REASON else line[: _MOST_REASON - 1] + "…"
+    line = _LINKS.sub(lambda match: match[0] + _ZERO_WIDTH_SPACE, line)
+    return _SPECIAL.sub(r"\\\1", line.replace("&", "&amp;"))

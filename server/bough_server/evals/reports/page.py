@@ -3,6 +3,7 @@
 Pages load nothing and run no script. What models and tools said is text in them, whatever it is.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -72,9 +73,18 @@ class TreeNode:
     is_open: bool = False
 
     @property
-    def indent(self) -> str:
-        """The indent in rem."""
-        return f"{min(max(0, self.depth), _DEEPEST) * 1.6:.1f}"
+    def indent(self) -> int:
+        """How many levels the node is indented."""
+        return min(max(0, self.depth), _DEEPEST)
+
+
+def indented_json(text: str) -> str:
+    """Return JSON indented; a text that is no JSON, as one that was cut, as it is."""
+    try:
+        value = json.loads(text)
+        return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):  # deep nesting is too much for both functions
+        return text
 
 
 def _shown(value: object) -> object:

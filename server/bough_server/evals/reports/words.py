@@ -11,6 +11,22 @@ STATUS: Final = {
     eval_result_pb2.METRIC_STATUS_NOT_EVALUATED: "not judged",
 }
 
+CHANGES: Final = {
+    eval_result_pb2.CASE_CHANGE_BETTER: "better",
+    eval_result_pb2.CASE_CHANGE_WORSE: "worse",
+    eval_result_pb2.CASE_CHANGE_REMOVED: "gone",
+    eval_result_pb2.CASE_CHANGE_ADDED: "new",
+}
+
+
+def compared_text(comparison: eval_result_pb2.EvalComparison) -> str:
+    """Return how many cases changed, and by how much the pass rate did."""
+    counts = (comparison.better, comparison.worse, comparison.removed, comparison.added)
+    parts = [f"{count} {word}" for count, word in zip(counts, CHANGES.values(), strict=True)]
+    if comparison.HasField("pass_rate_change"):
+        parts.append(f"pass rate {comparison.pass_rate_change:+.2f}")
+    return ", ".join(parts)
+
 
 def status_text(status: eval_result_pb2.MetricStatus.ValueType) -> str:
     """Return a status in words; "running" for one that is not known yet."""

@@ -1,0 +1,90 @@
+"""Expectations in words that people read."""
+
+from collections.abc import Iterator
+
+from bough.v1 import eval_set_pb2
+from bough_server.evals.reports.page import Block, indented_json
+
+_MODES = {
+    eval_set_pb2.TRAJECTORY_MODE_EXACT: "in this order, and no others",
+    eval_set_pb2.TRAJECTORY_MODE_IN_ORDER: "in this order, others may be between them",
+    eval_set_pb2.TRAJECTORY_MODE_ANY_ORDER: "in any order, and no others",
+    eval_set_pb2.TRAJECTORY_MODE_SUPERSET: "in any order, others may be made",
+    eval_set_pb2.TRAJECTORY_MODE_SUBSET: "no calls but these, in any order",
+}
+
+
+def expected_blocks(expect: eval_set_pb2.Expectation) -> Iterator[Block]:
+    """Yield what is expected beside the tree: the answer and the tool calls."""
+    if expect.HasField("answer"):
+        yield Block(title="answer", text=answer_words(expect.answer))
+    if expect.tools:
+        yield Block(title="tool calls", text="\n".join(_tool_words(tool) for tool in expect.tools))
+
+
+def call_blocks(tool: eval_set_pb2.ExpectedTool) -> Iterator[Block]:
+    """Yield what is expected of a call's arguments and result."""
+    for title, text, matcher in (
+        ("arguments", tool.arguments_json, tool.arguments_match if tool.HasField("arguments_match") else None),
+        ("result", tool.result_json, tool.result_match if tool.HasField("result_match") else None),
+    ):
+        if text:
+            yield Block(title=title, text=indented_json(text))
+        if matcher is not None:
+            yield Block(title=title, text=matcher_words(matcher))
+
+
+def answer_words(expected: eval_set_pb2.ExpectedAnswer) -> str:
+    """Return what is expected of an answer, a line for each condition; "any" if there is none."""
+    lines = [f"is: {expected.exact}"] if expected.HasField("exact") else []
+    lines += [f"contains: {text}" for text in expected.contains]
+    lines += [f"does not contain: {text}" for text in expected.excludes]
+    if expected.regex:
+        lines.append(f"matches: {expected.regex}")
+    if lines and expected.ignore_case:
+        lines.append("case is ignored")
+    if expected.HasField("json"):
+        lines.append(f"is JSON that {matcher_words(expected.json)}")
+    return "\n".join(lines) or "any"
+
+
+def matcher_words(matcher: eval_set_pb2.ValueMatcher) -> str:
+    """Return what a value has to be."""
+    kind = matcher.WhichOneof("expected")
+    if kind == "equals_json":
+        lines = [f"equals {indented_json(matcher.equals_json)}"]
+    elif kind == "subset_json":
+        lines = [f"contains {indented_json(matcher.subset_json)}"]
+    elif kind == "regex":
+        lines = [f"matches: {matcher.regex}"]
+    elif kind == "schema_json":
+        lines = [f"fits the JSON Schema {indented_json(matcher.schema_json)}"]
+    else:
+        lines = ["is anything"]
+    if matcher.ignore:
+        lines.append(f"ignored: {', '.join(matcher.ignore)}")
+    if matcher.number_tolerance:
+        lines.append(f"numbers may be {matcher.number_tolerance:g} apart")
+    return "\n".join(lines)
+
+
+def mode_words(agent: eval_set_pb2.ExpectedAgent) -> str:
+    """Return how an agent's calls are compared; empty if they are not."""
+    if not agent.tools and not agent.tools_mode:
+        return ""
+    words = _MODES.get(agent.tools_mode, _MODES[eval_set_pb2.TRAJECTORY_MODE_EXACT])
+    return f"calls {words}" if agent.tools else "no calls"
+
+
+def repeat_words(repeat: eval_set_pb2.EvalRepeat) -> str:
+    """Return how often something is expected."""
+    low = repeat.min if repeat.HasField("min") else 1
+    if not repeat.HasField("max"):
+        return f"at least {low} times"
+    return f"{low} times" if low == repeat.max else f"{low} to {repeat.max} times"
+
+
+def _tool_words(tool: eval_set_pb2.ExpectedTool) -> str:
+    blocks = list(call_blocks(tool))
+    details = "".join(f"\n  {block.title} {block.text}".replace("\n", "\n  ") for block in blocks)
+    return f"{tool.name}{details}"

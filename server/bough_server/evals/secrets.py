@@ -1,0 +1,190 @@
+"""Find and remove secrets in results: members of JSON at configured paths, and matches of configured patterns."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from bough_server.errors import ConfigurationError
+
+REDACTED: Final = "[redacted]"
+
+_SHORTEST: Final = 4
+"""Shorter values are removed only if they stand alone: a "1" is in too many texts."""
+
+_LONGEST_PREFIX: Final = 512
+"""How far back from an ellipsis the beginning of a secret is looked for."""
+
+
+class Redactor:
+    """Removes secrets. Texts are collected first: a sentence may quote a secret that a call has at a path."""
+
+    def __init__(self, *, fields: Sequence[str] = (), patterns: Sequence[str] = ()) -> None:
+        """Raise ConfigurationError for a pattern that is no regular expression."""
+        self._paths = [path.split(".") for path in fields if path]
+        self._patterns = _compiled(patterns)
+        self._values: set[str] = set()
+        self._known: re.Pattern[str] | None = None
+        self._sorted: list[str] = []
+
+    def collect(self, text: str, *, is_json: bool) -> None:
+        """Note the secrets in a text, so that `redact` finds them in others too."""
+        if not text:
+            return
+        self._known = None
+        if is_json and self._paths:
+            self._collect_members(text)
+        for pattern in self._patterns:
+            self._values.update(match for match in _matches(pattern, text) if len(match) >= _SHORTEST)
+
+    def redact(self, text: str, *, is_json: bool) -> str:
+        """Return a text without secrets; JSON that was cut cannot be searched for members, and is replaced."""
+        if not text or not (self._paths or self._patterns):
+            return text
+        if is_json:
+            text = self._redact_json(text)
+        for pattern in self._patterns:
+            text = pattern.sub(_replaced, text)
+        if self._values:
+            text = self._without_beginnings(self._literals().sub(REDACTED, text))
+        return text
+
+    def _redact_json(self, text: str) -> str:
+        try:
+            value = json.loads(text)
+            for path in self._paths:
+                for holder, key in list(_members(value, path)):
+                    holder[key] = REDACTED
+            # Escapes hide what patterns look for: strings are searched as they are meant.
+            text = json.dumps(self._redact_strings(value), ensure_ascii=False, separators=(",", ":"))
+            # JSON can escape unpaired surrogates, which messages cannot hold.
+            return text.encode(errors="replace").decode()
+        except (ValueError, RecursionError):
+            return json.dumps(REDACTED) if self._paths else text
+
+    def _redact_strings(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.redact(value, is_json=False)
+        if isinstance(value, list):
+            return [self._redact_strings(item) for item in value]
+        if isinstance(value, dict):
+            return {self._redact_strings(name): self._redact_strings(item) for name, item in value.items()}
+        return value
+
+    def _collect_members(self, text: str) -> None:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            for path in self._paths:
+                member = rf'"{re.escape(path[-1])}"\s*:\s*(?:"((?:[^"\\]|\\.)*)|([^"\[{{,}}\]\s]+))'
+                self._values.update(match[1] or match[2] for match in re.finditer(member, text) if match[1] or match[2])
+            return
+        for path in self._paths:
+            for holder, key in list(_members(value, path)):
+                self._values.update(_scalars(holder[key]))
+
+    def _literals(self) -> re.Pattern[str]:
+        if self._known is None:
+            self._sorted = sorted({form for value in self._values for form in _forms(value)})
+            longest_first = sorted(self._sorted, key=len, reverse=True)
+            self._known = re.compile("|".join(_literal(value) for value in longest_first))
+        return self._known
+
+    def _without_beginnings(self, text: str) -> str:
+        """Remove the beginning of a secret before an ellipsis or the end of a text: there it was cut in two."""
+        pieces = re.split("(…)", text)
+        return "".join(piece if piece == "…" else self._without_beginning(piece) for piece in pieces)
+
+    def _without_beginning(self, text: str) -> str:
+        # The longest is looked for first.
+        for start in range(max(0, len(text) - _LONGEST_PREFIX), len(text) - _SHORTEST + 1):
+            tail = text[start:]
+            index = _first_from(self._sorted, tail)
+            if index < len(self._sorted) and self._sorted[index].startswith(tail):
+                return text[:start] + REDACTED
+        return text
+
+
+def _compiled(patterns: Sequence[str]) -> list[re.Pattern[str]]:
+    try:
+        return [re.compile(pattern) for pattern in patterns if pattern]
+    except re.error as error:
+        raise ConfigurationError(
+            f"evaluation.redact.patterns: {error.pattern!r} is no regular expression: {error.msg}."
+        ) from None
+
+
+def _matches(pattern: re.Pattern[str], text: str) -> Iterable[str]:
+    return (match[0] for match in pattern.finditer(text))
+
+
+def _replaced(match: re.Match[str]) -> str:
+    # A pattern that matches nothing, as `x*` does, must not fill a text with words.
+    return REDACTED if match[0] else ""
+
+
+def _forms(value: str) -> Iterator[str]:
+    """Yield a value as it is, and as JSON and Python quote it."""
+    yield value
+    yield json.dumps(value)[1:-1]
+    yield json.dumps(value, ensure_ascii=False)[1:-1]
+    yield repr(value)[1:-1]
+
+
+def _literal(value: str) -> str:
+    literal = re.escape(value)
+    return literal if len(value) >= _SHORTEST else rf"(?<!\w){literal}(?!\w)"
+
+
+def _first_from(values: Sequence[str], text: str) -> int:
+    """Return the index of the first sorted value that is not less than a text."""
+    low, high = 0, len(values)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if values[middle] < text else (low, middle)
+    return low
+
+
+def _scalars(value: Any) -> Iterator[str]:
+    """Yield the texts and numbers in a value."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            waiting.extend(one.values())
+        elif isinstance(one, list):
+            waiting.extend(one)
+        elif isinstance(one, str):
+            if one and one != REDACTED:
+                yield one
+        elif one is not None and not isinstance(one, bool):
+            yield json.dumps(one)
+
+
+def _members(value: Any, path: Sequence[str]) -> Iterator[tuple[Any, Any]]:
+    """Yield the holder and key of each member at a path, wherever in the value the path begins."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        yield from _members_at(one, path)
+        if isinstance(one, dict):
+            waiting.extend(one.values())
+        elif isinstance(one, list):
+            waiting.extend(one)
+
+
+def _members_at(value: Any, path: Sequence[str]) -> Iterator[tuple[Any, Any]]:
+    holders = [value]
+    for number, name in enumerate(path, start=1):
+        found = [(holder, key) for holder in holders for key in _keys(holder, name)]
+        if number == len(path):
+            yield from found
+        holders = [holder[key] for holder, key in found]
+
+
+def _keys(holder: Any, name: str) -> Sequence[Any]:
+    if isinstance(holder, list):
+        return range(len(holder)) if name == "*" else ()
+    if isinstance(holder, dict):
+        return list(holder) if name == "*" else [name] if name in holder else []
+    return ()

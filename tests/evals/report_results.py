@@ -1,0 +1,295 @@
+"""Results for tests of reports: one with every kind of text, and one for people to look at."""
+
+from collections.abc import Callable, Iterator
+
+from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from bough.v1 import eval_result_pb2
+
+
+def fill(message: Message, text: Callable[[str], str], depth: int = 0) -> None:
+    """Set every text of a message and of the messages in it; of lists, one item."""
+    for field in message.DESCRIPTOR.fields:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            if field.message_type.fields_by_name["value"].type == FieldDescriptor.TYPE_STRING:
+                getattr(message, field.name)["key"] = text(field.name)
+        elif field.type == FieldDescriptor.TYPE_STRING:
+            if field.is_repeated:
+                getattr(message, field.name).append(text(field.name))
+            else:
+                setattr(message, field.name, text(field.name))
+        elif field.message_type is not None and depth < 7 and field.name not in ("recorded", "children"):
+            if field.message_type.full_name.startswith("google.protobuf."):
+                continue
+            held = getattr(message, field.name)
+            fill(held.add() if field.is_repeated else held, text, depth + 1)
+
+
+def messages(first: Message) -> Iterator[Message]:
+    """A message and all messages in it."""
+    yield first
+    for field, value in first.ListFields():
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for one in value if field.is_repeated else [value]:
+                yield from messages(one)
+
+
+_RUN = {
+    "caseId": "who-calls-whom",
+    "status": "METRIC_STATUS_FAILED",
+    "reason": "agent_trajectory is 0.6667, below 1: writer was called by researcher, expected by lead",
+    "duration": "1.5s",
+    "usage": {
+        "inputTokens": 1200,
+        "outputTokens": 40,
+        "totalTokens": 1240,
+        "costNanos": 2500000,
+        "currencyCode": "USD",
+    },
+    "scores": [
+        {"name": "tool_trajectory", "status": "METRIC_STATUS_PASSED", "score": 1, "threshold": 1},
+        {
+            "name": "agent_trajectory",
+            "status": "METRIC_STATUS_FAILED",
+            "score": 0.6667,
+            "threshold": 1,
+            "agents": [
+                {
+                    "violations": 2,
+                    "differences": [
+                        {
+                            "kind": "DIFFERENCE_KIND_MOVED",
+                            "agent": "writer",
+                            "expectedParent": "lead",
+                            "actualParent": "lead/researcher",
+                            "message": "writer was called by researcher, expected by lead",
+                            "invocationId": "i3",
+                        },
+                        {
+                            "kind": "DIFFERENCE_KIND_MISSING",
+                            "agent": "checker",
+                            "expectedParent": "lead",
+                            "message": "checker was expected below lead and is missing",
+                        },
+                    ],
+                }
+            ],
+        },
+        {
+            "name": "polite",
+            "status": "METRIC_STATUS_NOT_EVALUATED",
+            "threshold": 1,
+            "reason": "The judge answered nonsense.",
+            "judgements": [{"rubricId": "kind", "reason": "It is | rude\n@everyone", "holds": False}],
+        },
+    ],
+    "turns": [
+        {
+            "runId": "run-1",
+            "traceId": "0af7651916cd43dd8448eb211c80319c",
+            "state": "EXECUTION_STATE_SUCCEEDED",
+            "answer": "Chlorophyll fades.",
+            "agents": [
+                {
+                    "name": "lead",
+                    "invocationId": "i1",
+                    "state": "EXECUTION_STATE_SUCCEEDED",
+                    "mark": "TREE_MARK_MATCHED",
+                    "stepCount": 2,
+                    "answer": "Chlorophyll fades.",
+                    "usage": {"totalTokens": 700},
+                    "steps": [{"text": "Let me ask the researcher."}, {"index": 1}],
+                    "calls": [
+                        {
+                            "name": "call_researcher",
+                            "state": "EXECUTION_STATE_SUCCEEDED",
+                            "argumentsJson": '{"topic":"leaves"}',
+                            "resultJson": '"It fades."',
+                            "stepIndex": 0,
+                        }
+                    ],
+                },
+                {
+                    "name": "researcher",
+                    "depth": 1,
+                    "invocationId": "i2",
+                    "state": "EXECUTION_STATE_SUCCEEDED",
+                    "mark": "TREE_MARK_VIOLATED",
+                    "stepCount": 1,
+                    "steps": [{}],
+                    "calls": [
+                        {
+                            "name": "search_notes",
+                            "state": "EXECUTION_STATE_FAILED",
+                            "argumentsJson": '{"topic":"leaves","limit":3}',
+                            "error": {"message": "The notes <are> closed & locked."},
+                            "stepIndex": 0,
+                        }
+                    ],
+                },
+                {"name": "writer", "depth": 2, "invocationId": "i3", "mark": "TREE_MARK_MOVED", "answer": "It fades."},
+                {"name": "translator", "depth": 1, "invocationId": "i4", "mark": "TREE_MARK_UNEXPECTED"},
+                {"name": "logger", "depth": 1, "invocationId": "i5", "mark": "TREE_MARK_ALLOWED"},
+            ],
+        }
+    ],
+}
+
+_TURNS = [
+    {
+        "user": "Why do leaves turn red?",
+        "expect": {
+            "answer": {
+                "contains": ["chlorophyll", "red"],
+                "excludes": ["As an AI"],
+                "regex": "fade[sd]",
+                "ignoreCase": True,
+                "json": {"subsetJson": '{"a":1}', "ignore": ["a.id"], "numberTolerance": 0.5},
+            },
+            "tools": [{"name": "search_notes", "argumentsMatch": {"subsetJson": '{"topic":"leaves"}'}}],
+            "agents": [
+                {
+                    "name": "lead",
+                    "childrenOrder": "EVAL_ORDER_ORDERED",
+                    "children": [
+                        {
+                            "name": "researcher",
+                            "repeat": {"min": 1},
+                            "tools": [{"name": "search_notes", "resultMatch": {"regex": "red"}}],
+                            "toolsMode": "TRAJECTORY_MODE_SUPERSET",
+                        },
+                        {"name": "writer", "forbidden": ["researcher"]},
+                        {"name": "checker"},
+                    ],
+                }
+            ],
+        },
+    }
+]
+
+
+def example(*, passed: int = 1) -> eval_result_pb2.EvalResult:
+    """A result with a flaky case that failed, one that crashed, one that is not judged, and some that passed."""
+    ok = {"caseId": "easy", "status": "METRIC_STATUS_PASSED", "duration": "0.5s", "turns": [{"runId": "run-9"}]}
+    rate = {
+        "runs": 2,
+        "passed": 1,
+        "passRate": 0.5,
+        "passRateInterval": {"lower": 0.0945, "upper": 0.9055},
+        "flaky": True,
+    }
+    all_passed = {"runs": 1, "passed": 1, "passRate": 1, "passRateInterval": {"lower": 0.2065, "upper": 1}}
+    value = {
+        "evaluationId": "ev-1",
+        "setName": "desk",
+        "pins": {"agent": "lead"},
+        "status": "METRIC_STATUS_FAILED",
+        "totals": {
+            "cases": 3 + passed,
+            "casesPassed": passed,
+            "casesFailed": 2,
+            "casesNotEvaluated": 1,
+            "runs": 4 + passed,
+            "runsPassed": 1 + passed,
+            "passRate": 0.5,
+            "passRateInterval": {"lower": 0.2, "upper": 0.8},
+            "metricMeans": {"agent_trajectory": 0.8333},
+            "usage": {
+                "totalTokens": 3720,
+                "costNanos": 7500000,
+                "currencyCode": "USD",
+                "modelCalls": 6,
+                "toolCalls": 4,
+            },
+            "judgeUsage": {"totalTokens": 100},
+            "flakyCases": ["who-calls-whom"],
+        },
+        "cases": [
+            {
+                "caseId": "who-calls-whom",
+                "labels": {"topic": "nature"},
+                "turns": _TURNS,
+                "status": "METRIC_STATUS_FAILED",
+                "reason": "agent_trajectory is 0.8333, below 1.",
+                "runs": [_RUN, {**_RUN, "index": 1, "status": "METRIC_STATUS_PASSED", "reason": "", "scores": []}],
+                "metrics": [
+                    {"name": "agent_trajectory", "status": "METRIC_STATUS_FAILED", "mean": 0.8333, "threshold": 1},
+                    {"name": "polite", "status": "METRIC_STATUS_NOT_EVALUATED", "threshold": 1},
+                ],
+                "statistics": rate,
+            },
+            {
+                "caseId": "crash",
+                "status": "METRIC_STATUS_FAILED",
+                "reason": "A run crashed.",
+                "runs": [
+                    {
+                        "caseId": "crash",
+                        "status": "METRIC_STATUS_FAILED",
+                        "crashed": True,
+                        "reason": "The run failed: the model \u0007 is\ngone.",
+                        "turns": [{"runId": "run-3", "state": "EXECUTION_STATE_FAILED", "error": {"message": "gone"}}],
+                    }
+                ],
+            },
+            {
+                "caseId": "approval",
+                "status": "METRIC_STATUS_NOT_EVALUATED",
+                "reason": "No answer for: Send the mail?",
+                "runs": [
+                    {
+                        "caseId": "approval",
+                        "status": "METRIC_STATUS_NOT_EVALUATED",
+                        "reason": "No answer for: Send the mail?",
+                        "unanswered": {
+                            "inputId": "in-1",
+                            "prompt": "Send the mail?",
+                            "call": {"name": "send", "argumentsJson": '{"to":"ann@example.com"}'},
+                            "agentPath": ["lead", "mailer"],
+                        },
+                    }
+                ],
+            },
+            *(
+                {
+                    "caseId": f"easy-{number}",
+                    "status": "METRIC_STATUS_PASSED",
+                    "turns": _TURNS,
+                    "runs": [{**ok, "caseId": f"easy-{number}", "turns": _RUN["turns"]}],
+                    "statistics": all_passed,
+                }
+                for number in range(passed)
+            ),
+        ],
+        "gates": [
+            {"gate": "pass_rate>=0.9", "status": "METRIC_STATUS_FAILED", "value": 0.5, "reason": "0.5 is below 0.9."},
+            {"gate": "regressions<=0", "status": "METRIC_STATUS_PASSED", "value": 0},
+        ],
+    }
+    return json_format.ParseDict(value, eval_result_pb2.EvalResult())
+
+
+def comparison() -> eval_result_pb2.EvalComparison:
+    """What is different about it: one case is worse, one is gone."""
+    value = {
+        "pinsChanged": ["The revision of lead is not the same."],
+        "cases": [
+            {
+                "caseId": "who-calls-whom",
+                "change": "CASE_CHANGE_WORSE",
+                "before": "METRIC_STATUS_PASSED",
+                "after": "METRIC_STATUS_FAILED",
+                "passRateBefore": 1,
+                "passRateAfter": 0.5,
+                "differences": [{"message": "writer was called by researcher, expected by lead"}],
+            },
+            {"caseId": "old", "change": "CASE_CHANGE_REMOVED", "before": "METRIC_STATUS_PASSED"},
+        ],
+        "worse": 1,
+        "removed": 1,
+        "passRateChange": -0.25,
+        "costNanosChange": -1000000,
+    }
+    return json_format.ParseDict(value, eval_result_pb2.EvalComparison())

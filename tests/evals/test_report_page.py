@@ -1,0 +1,140 @@
+"""The HTML report: what it shows, that it loads nothing, and that no text in a result becomes markup."""
+
+from html.parser import HTMLParser
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bough.v1 import eval_result_pb2, eval_set_pb2
+from bough_server.evals.reports.expectations import answer_words, matcher_words
+from bough_server.evals.reports.html import html_page
+from tests.evals.report_results import comparison, example, fill
+
+_VOID = {"meta", "!doctype"}
+_TAGS = {*("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "a", "pre", "code", "b", "span", "div")}
+_TAGS |= {"details", "summary", "table", "tr", "th", "td"}
+_ATTRIBUTES = {"lang", "charset", "name", "content", "http-equiv", "class", "id", "style", "href", "open"}
+
+
+class _Page(HTMLParser):
+    """A page's texts and tags, all of which have to be closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip() and self.open[-1] != "style":
+            self.texts.append(data.strip())
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(f"a comment: {data}")
+
+
+_EVIL = st.text(max_size=30) | st.sampled_from(
+    [
+        "<script>alert(1)</script>",
+        '" onclick="alert(1)',
+        "'><img src=x onerror=alert(1)>",
+        "</pre></details><style>*{}</style>",
+        "<!-- ",
+        "]]>",
+        "{{ 7 * 7 }}{% raw %}",
+        "javascript:alert(1)",
+        "&lt;b&gt;",
+        "\x00\x1b[31m\u2028\u202e",
+    ]
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=_EVIL, value=_EVIL)
+def test_no_text_of_a_result_becomes_markup(text: str, value: str) -> None:
+    text, value = (one.encode(errors="replace").decode() for one in (text, value))
+
+    def said(name: str) -> str:
+        return value if name.endswith("_json") else text
+
+    result, compared = eval_result_pb2.EvalResult(), eval_result_pb2.EvalComparison()
+    fill(result, said)
+    fill(compared, said)
+    compared.cases[0].change = eval_result_pb2.CASE_CHANGE_WORSE
+    shown = html_page(result, compared)
+    assert shown.isascii()
+    page = _Page(shown)
+    assert {tag for tag, _ in page.tags} <= _TAGS
+    assert {name for _, attributes in page.tags for name in attributes} <= _ATTRIBUTES
+    assert {attributes["href"] for tag, attributes in page.tags if tag == "a"} == {"#case-0"}
+    assert "49" not in shown or "49" in text + value or "{{" not in text + value
+
+
+def test_a_page_has_a_strict_policy_and_loads_nothing() -> None:
+    page = _Page(html_page(example(), comparison()))
+    policy = [attributes["content"] for _, attributes in page.tags if "http-equiv" in attributes]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
+    assert all((attributes.get("href") or "#").startswith("#") for _, attributes in page.tags)
+
+
+def test_a_page_marks_the_differences_of_both_trees_and_shows_steps_and_calls() -> None:
+    page = _Page(html_page(example(), comparison()))
+    marks = [attributes["class"] for _, attributes in page.tags if (attributes.get("class") or "").startswith("mark ")]
+    both = [f"mark {name}" for name in ("matched", "violated", "moved", "unexpected", "allowed")]
+    # The first run; the second passed and has the same tree without differences; and a case that passed.
+    assert marks == ["mark moved", "mark missing", *both, *both, *both]
+    for text in (
+        "step 1",
+        "Let me ask the researcher.",
+        "The notes <are> closed & locked.",
+        "contains: chlorophyll\ncontains: red\ndoes not contain: As an AI\nmatches: fade[sd]\ncase is ignored\n"
+        'is JSON that contains {\n  "a": 1\n}\nignored: a.id\nnumbers may be 0.5 apart',
+        "calls in any order, others may be made",
+        "never below it: researcher",
+        "asked by lead / mailer",
+        "Send the mail?",
+        "flaky: who-calls-whom",
+        "against the baseline: 0 better, 1 worse, 1 gone, 0 new, pass rate -0.25",
+        "1.00 to 0.50",
+        "0.5 is below 0.9.",
+        "runs: 3,720 tokens · 0.0075 USD",
+        "polite, kind: does not hold: It is | rude\n@everyone",
+    ):
+        assert text in page.texts, text
+
+
+def test_only_what_did_not_pass_is_unfolded() -> None:
+    page = _Page(html_page(example()))
+    cases = [attributes for _, attributes in page.tags if attributes.get("class") == "case"]
+    assert ["open" in attributes for attributes in cases] == [True, True, True, False]
+
+
+def test_a_state_of_a_later_version_has_no_words() -> None:
+    result = example()
+    result.cases[0].runs[0].turns[0].agents[0].state = 99  # type: ignore[assignment]
+    assert "99" not in _Page(html_page(result)).texts
+
+
+def test_a_page_of_a_thousand_cases_is_a_few_megabytes() -> None:
+    assert len(html_page(example(passed=1_000))) < 8 << 20
+
+
+def test_expectations_are_words() -> None:
+    matcher = eval_set_pb2.ValueMatcher
+    assert matcher_words(matcher(equals_json='{"a":[1]}')) == 'equals {\n  "a": [\n    1\n  ]\n}'
+    assert matcher_words(matcher(regex="^a$")) == "matches: ^a$"
+    assert matcher_words(matcher(schema_json='{"type":"object"}')) == 'fits the JSON Schema {\n  "type": "object"\n}'
+    assert matcher_words(matcher()) == "is anything"
+    assert answer_words(eval_set_pb2.ExpectedAnswer(exact="", ignore_case=True)) == "is: \ncase is ignored"
+    assert answer_words(eval_set_pb2.ExpectedAnswer()) == "any"

@@ -1,0 +1,135 @@
+"""No secret of a result is in a file that a command writes, and no more of conversations than was asked for."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bough.v1 import eval_result_pb2
+from bough_server.cli.eval_files import Content, Files
+from bough_server.errors import ConfigurationError
+from bough_server.evals.content import reduced
+from bough_server.settings_sections import RedactSection
+from tests.evals.report_results import comparison, example, fill, messages
+
+_SECRETS = st.text("abcdefghijkABCDEF0123456789-_\"\\<&|é'", min_size=6, max_size=30).map(lambda text: f"q{text}q")
+_IDS = {"evaluation_id", "run_id", "trace_id", "invocation_id", "set_digest", "prices", "server_version"}
+_OURS = {*_IDS, "agents", "models", "tools", "judges", "currency_code"}
+
+
+def _result(text: str, value: str) -> tuple[eval_result_pb2.EvalResult, eval_result_pb2.EvalComparison]:
+    def said(name: str) -> str:
+        if name in _OURS:
+            return "ours"
+        return value if name.endswith("_json") else text
+
+    result, compared = eval_result_pb2.EvalResult(), eval_result_pb2.EvalComparison()
+    fill(result, said)
+    fill(compared, said)
+    return result, compared
+
+
+def _forms(secret: str) -> set[str]:
+    return {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1]}
+
+
+def _texts(content: str, text: str, value: str, **redact: list[str]) -> list[str]:
+    """Every text of what is left."""
+    found: list[str] = []
+    for one in reduced(*_result(text, value), content, **redact):
+        assert one is not None
+        for message in messages(one):
+            for _, held in message.ListFields():
+                found += [held] if isinstance(held, str) else []
+                if hasattr(held, "values") and not hasattr(held, "DESCRIPTOR"):
+                    found += [item for item in held.values() if isinstance(item, str)]
+                elif not isinstance(held, str) and hasattr(held, "__iter__"):
+                    found += [item for item in held if isinstance(item, str)]
+    return found
+
+
+@given(secret=_SECRETS, cut=st.sampled_from(["", "x" * 1_990]), content=st.sampled_from(["cut", "full"]))
+def test_no_text_holds_what_a_member_at_a_path_has(secret: str, cut: str, content: str) -> None:
+    value = json.dumps({"user": [{"password": secret}], "other": secret, "more": cut})
+    for text in _texts(content, f"{cut}It said {secret}, not {secret!r}.", value, fields=["user.*.password"]):
+        assert not any(form in text for form in _forms(secret))
+
+
+@given(secret=_SECRETS, cut=st.sampled_from(["", "x" * 1_990]), is_whole=st.booleans())
+def test_no_text_holds_what_a_pattern_matches(secret: str, cut: str, is_whole: bool) -> None:
+    value = json.dumps({"a": f"{cut}{secret}"})
+    patterns = [r"q[^q]*q"]
+    for text in _texts("cut", f"{cut}It said {secret}.", value if is_whole else value[:-1], patterns=patterns):
+        assert not any(form in text for form in _forms(secret))
+
+
+@given(secret=_SECRETS)
+def test_nothing_that_was_said_is_left_without_content(secret: str) -> None:
+    result, compared = example(), comparison()
+    run = result.cases[0].runs[0]
+    for message in (result.cases[0].turns[0], run.scores[0], run.turns[0].agents[0].calls[0], run.unanswered):
+        fill(message, lambda name: "a" if name in {"name", "agent"} or name.endswith("_id") else secret)
+    for difference in run.scores[0].agents[0].differences:
+        difference.kind = eval_result_pb2.DIFFERENCE_KIND_TOOLS
+        difference.expected_parent = difference.actual_parent = "lead"
+    run.scores[0].judgements[0].rubric_id = "kind"
+    run.unanswered.agent_path[:] = ["lead"]
+    for agent in result.cases[0].turns[0].expect.agents:
+        agent.forbidden[:] = ["writer"]
+    result.cases[0].turns[0].input.metadata_json = secret
+    shown, _ = reduced(result, compared, "none")
+    assert secret.encode() not in shown.SerializeToString()
+    (moved, missing) = shown.cases[0].runs[0].scores[1].agents[0].differences
+    assert (moved.message, missing.agent) == ("writer was called by researcher, expected by lead", "checker")
+
+
+def test_the_beginning_of_a_secret_before_an_ellipsis_is_removed() -> None:
+    result = example()
+    run = result.cases[0].runs[0]
+    run.turns[0].agents[0].calls[0].arguments_json = '{"password": "hunter2-and-more"}'
+    run.reason = 'password: "hunter2-a… is not expected'
+    shown, _ = reduced(result, None, "full", fields=["password"])
+    assert shown.cases[0].runs[0].reason == 'password: "[redacted]… is not expected'
+
+
+def test_json_that_was_cut_is_replaced_as_a_whole_if_there_are_paths() -> None:
+    result = example()
+    call = result.cases[0].runs[0].turns[0].agents[0].calls[0]
+    call.arguments_json, call.result_json = '{"password": "hunter2", "more": "', '"\\ud800"'
+    result.cases[0].reason = "It said hunter2."
+    shown, _ = reduced(result, None, "full", fields=["password"])
+    call = shown.cases[0].runs[0].turns[0].agents[0].calls[0]
+    assert (call.arguments_json, call.result_json) == ('"[redacted]"', '"?"')
+    assert shown.cases[0].reason == "It said [redacted]."
+
+
+def test_texts_are_cut_after_secrets_are_found() -> None:
+    result = example()
+    turn = result.cases[0].runs[0].turns[0]
+    turn.answer = "x" * 1_996 + " key-0123456789"
+    shown, _ = reduced(result, None, "cut", patterns=["key-[0-9]{10}"])
+    answer = shown.cases[0].runs[0].turns[0].answer
+    assert (len(answer), answer[-6:]) == (2_000, "xx [r…")
+    whole, _ = reduced(result, None, "full")
+    assert whole == result
+
+
+def test_a_pattern_that_is_no_regular_expression_is_said() -> None:
+    with pytest.raises(ConfigurationError, match=r"evaluation\.redact\.patterns: '\(' is no regular expression"):
+        reduced(example(), None, "full", patterns=["("])
+
+
+def test_no_file_that_is_written_holds_a_secret(tmp_path: Path) -> None:
+    result, compared = _result("It is hunter2hunter2.", '{"password": "hunter2hunter2"}')
+    files = [tmp_path / name for name in ("j.xml", "m.md", "h.html", "r.json")]
+    for content in Content:
+        for redact in (RedactSection(fields=("password",)), RedactSection(patterns=("hunter2",))):
+            if content == Content.NONE:
+                redact = RedactSection(patterns=("hunter2",))
+            Files(junit=files[0], markdown=files[1], html=files[2], json=files[3], content=content).write(
+                result, compared, redact=redact
+            )
+            for path in files:
+                assert "hunter2" not in path.read_text(encoding="utf-8"), (path, content)
