@@ -1,7 +1,7 @@
 """Make cases of runs: what they were asked, what they did, and mocks of what their tools returned."""
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -101,25 +101,46 @@ def _named(call: invocation_pb2.ToolInvocation) -> str:
 def case_of(
     invocation: invocation_pb2.Invocation, case_id: str, *, parts: Collection[str], with_mocks: bool
 ) -> tuple[eval_set_pb2.EvalCase, Sequence[str]]:
-    """Return a case that a run passes, and sentences about what its mocks leave out.
+    """Return a case that a run passes, and sentences about what it leaves out.
 
     `parts` are what it expects: "agents", "tools" and "answer". With mocks no tool runs: they are strict.
     """
     case = eval_set_pb2.EvalCase(id=case_id)
-    turn = case.turns.add(user=text_of(invocation.user_content))
+    turn = case.turns.add()
+    left_out = list(_record_input(turn, invocation.user_content))
     if "answer" in parts and invocation.HasField("final_response"):
-        turn.expect.answer.exact = text_of(invocation.final_response).strip()
+        if any(part.truncated for part in invocation.final_response.parts):
+            left_out.append("The answer is too long to be expected, so the case expects none.")
+        else:
+            turn.expect.answer.exact = text_of(invocation.final_response).strip()
     if "tools" in parts:
         for call in counted((), invocation.tools):
             turn.expect.tools.add(name=call.name, arguments_json=call.arguments_json)
     if "agents" in parts:
         turn.expect.agents.extend(_expected_agents(invocation))
     if not with_mocks:
-        return case, ()
+        return case, left_out
     mocks = recorded_mocks(invocation)
     case.mocks.tools.extend(mocks.tools)
     case.mocks.strict = True
-    return case, mocks.dropped
+    return case, [*left_out, *mocks.dropped]
+
+
+def _record_input(turn: eval_set_pb2.EvalTurn, said: message_pb2.Message) -> Iterator[str]:
+    """Let a turn say what the user said, and yield a sentence for what of it a case cannot hold."""
+    if any(part.truncated for part in said.parts):
+        yield "What the user said is too long for the record, and was cut in the case."
+    if any(part.HasField("blob") for part in said.parts):
+        yield "The user sent files, which the case does not have."
+    kept = [part for part in said.parts if part.WhichOneof("content") in ("text", "data_json")]
+    if all(part.HasField("text") for part in kept):
+        turn.user = text_of(said)
+        return
+    for part in kept:
+        if part.HasField("text"):
+            turn.input.parts.add(text=part.text)
+        else:
+            turn.input.parts.add(data_json=part.data_json)
 
 
 def recorded_answers(
