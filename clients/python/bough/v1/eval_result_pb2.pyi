@@ -498,7 +498,7 @@ class EvalTotals(_message.Message):
 
     @_builtins.property
     def flaky_cases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The ids of cases of which some runs passed and some did not."""
+        """The ids of cases of which some runs passed and some did not, the first 1,000 of them."""
 
     def __init__(
         self,
