@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Iterator
@@ -64,8 +65,9 @@ async def test_a_newcomer_finds_the_services_by_reflection_and_runs_a_turn_by_ha
 async def test_the_set_of_the_desk_is_evaluated_by_hand(tmp_path: Path) -> None:
     request = EXAMPLES / "eval" / "request.json"
     asked = json_format.Parse(request.read_text(encoding="utf-8"), eval_service_pb2.EvaluateRequest())
+    desk = shutil.copytree(EXAMPLES / "desk", tmp_path / "desk")  # a server leaves files beside its configuration
     environment = {"BOUGH_DATABASE": str(tmp_path / "bough.db"), "BOUGH_DEFAULT_MODEL": "scripted"}
-    async with serving(EXAMPLES / "desk" / "bough.yaml", environment=environment) as server:
+    async with serving(desk / "bough.yaml", environment=environment) as server:
         url = f"http://{server.address}/bough.v1.EvalService"
         printed = await _buf_curl(tmp_path, "-d", f"@{request}", f"{url}/Evaluate")
         responses = [json_format.ParseDict(one, eval_service_pb2.EvaluateResponse()) for one in _printed(printed)]
