@@ -7,7 +7,7 @@ import gc
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from difflib import get_close_matches
@@ -110,7 +110,7 @@ _Loader.add_implicit_resolver(_FLOAT, FLOAT_PATTERN, list("-+.0123456789"))
 class _LargeLoader(getattr(yaml, "CSafeLoader", _Loader)):  # type: ignore[misc] # its base is known at run time
     """libyaml's loader with the same plain scalars, if PyYAML has it: four times as fast.
 
-    It accepts neither keys of over 1,024 characters nor escaped surrogate pairs, so smaller files are read without it.
+    It accepts neither keys of over 1,024 characters nor escaped surrogate pairs: what it refuses is read without it.
     """
 
 
@@ -182,19 +182,29 @@ def read_documents(path: Path, bounds: DocumentBounds = DEFAULT_BOUNDS) -> list[
 
 def parse_documents(text: str, *, path: str, bounds: DocumentBounds = DEFAULT_BOUNDS) -> list[Document]:
     """Return the documents of a YAML text, without empty ones. Raises ConfigurationError with every problem."""
+    if len(text) > _MIB:
+        try:
+            with _without_collection():
+                return _composed(text, _LargeLoader, path, bounds)
+        except yaml.YAMLError:
+            pass  # either it is no YAML, or libyaml is stricter: the other loader says which
+    try:
+        return _composed(text, _Loader, path, bounds)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(str(_syntax_problem(path, error))) from None
+
+
+def _composed(text: str, loader: type[yaml.SafeLoader], path: str, bounds: DocumentBounds) -> list[Document]:
+    """Return the documents that a loader makes of a text. Raises YAMLError and ConfigurationError."""
     problems: list[Problem] = []
     documents: list[Document] = []
-    is_large = len(text) > _MIB
     try:
-        with _without_collection() if is_large else nullcontext():
-            for node in yaml.compose_all(text, Loader=_LargeLoader if is_large else _Loader):
-                reader = _DocumentReader(path, bounds.values)
-                value = reader.read(node, ())
-                problems += reader.problems
-                if value is not None:
-                    documents.append(Document(path=path, value=value, lines=reader.lines))
-    except yaml.YAMLError as error:
-        problems.append(_syntax_problem(path, error))
+        for node in yaml.compose_all(text, Loader=loader):
+            reader = _DocumentReader(path, bounds.values)
+            value = reader.read(node, ())
+            problems += reader.problems
+            if value is not None:
+                documents.append(Document(path=path, value=value, lines=reader.lines))
     except RecursionError:
         problems.append(Problem(path=path, line=0, field="", description=f"is nested deeper than {_DEEPEST} levels"))
     raise_problems(problems)

@@ -201,7 +201,7 @@ class EvaluationSection(Section):
     """Evaluations, as the command line writes them."""
 
     redact: RedactSection = RedactSection()
-    """What is removed from every file."""
+    """What is removed from every file that `bough eval` writes."""
 
 
 def database_url(text: str, folder: Path) -> str:

@@ -1,13 +1,13 @@
 """Compare JSON values and texts with the matchers of eval sets, and say in a sentence how they differ."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Final, TypeAlias
 
 from bough.v1 import eval_set_pb2
+from bough_server.regexes import RegexProblem, check_pattern, is_found
 from bough_server.tools.arguments import schema_mistakes, value_path, value_schema_problem
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
@@ -88,7 +88,7 @@ def _mismatch(matcher: eval_set_pb2.ValueMatcher, value_json: str) -> str:
         case "schema_json":
             if problem := _schema_problem(matcher.schema_json):
                 return f"the expected schema_json {problem}".rstrip(".")
-            return "; ".join(schema_mistakes(_parsed(value_json), matcher.schema_json))
+            return "; ".join(schema_mistakes(_parsed(value_json), matcher.schema_json, is_bounded=True))
         case None:
             return ""
 
@@ -213,17 +213,18 @@ def _regex_mismatch(pattern: str, value_json: str) -> str:
 
 def _search(pattern: str, text: str, *, ignore_case: bool = False) -> str:
     """Return that a pattern matches nowhere in a text; empty if it does."""
-    if problem := _regex_problem(pattern):
-        return f"the expected regex {problem}".rstrip(".")
-    found = re.search(pattern, text, re.IGNORECASE if ignore_case else 0)
+    try:
+        found = is_found(pattern, text, ignore_case=ignore_case)
+    except RegexProblem as error:
+        return f"the expected regex {error}"
     return "" if found else f"{_shown(text)} does not match the regex {_cut(pattern, _SHOWN)}"
 
 
 def _regex_problem(pattern: str) -> str:
     try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        return f"is not a regular expression of Python: {error}."
+        check_pattern(pattern)
+    except RegexProblem as error:
+        return f"{error}."
     return ""
 
 
@@ -240,7 +241,11 @@ def _schema_problem(text: str) -> str:
         schema = parse_json(text)
         if isinstance(schema, bool):
             return ""
-        return value_schema_problem(schema) if isinstance(schema, dict) else "is not a JSON Schema: it is no object."
+        return (
+            value_schema_problem(schema, is_bounded=True)
+            if isinstance(schema, dict)
+            else "is not a JSON Schema: it is no object."
+        )
     except ValueError as error:
         return f"is not JSON: {error}."
     except RecursionError:

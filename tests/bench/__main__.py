@@ -33,6 +33,8 @@ CASES: Final = {
     "waiting": "waiting",
     "growth": "growth",
     "followers": "followers",
+    "score": "score",
+    "evaluate": "evaluate",
 }
 REPORT: Final = Path("var/bench.json")
 PROFILE: Final = Path("var/bench.prof")

@@ -18,15 +18,21 @@ from bough import (
     answer_of,
     collect,
     collect_sync,
+    run_source,
     user_message,
 )
 from bough.catalog import Catalog, SyncCatalog
+from bough.evaluations import Evaluations, SyncEvaluations
 from bough.sessions import Sessions, SyncSessions
 from bough.stream import RunStream
 from bough.sync_stream import SyncRunStream
 from bough.v1 import (
+    METRIC_STATUS_PASSED,
     MISSING_SESSION_POLICY_CREATE,
     AgentEvent,
+    EvalCase,
+    EvalSet,
+    EvalTurn,
     FollowOptions,
     InvocationOptions,
     RunPolicy,
@@ -37,7 +43,13 @@ from tests.clients.stream_server import LoopbackService, listening
 from tests.rpc.catalog_server import define, team_settings
 from tests.rpc.run_server import served
 
-PAIRS = [(AsyncClient, Client), (Catalog, SyncCatalog), (Sessions, SyncSessions), (RunStream, SyncRunStream)]
+PAIRS = [
+    (AsyncClient, Client),
+    (Catalog, SyncCatalog),
+    (Evaluations, SyncEvaluations),
+    (Sessions, SyncSessions),
+    (RunStream, SyncRunStream),
+]
 
 SYNCHRONOUS = {
     "aclose": "close",
@@ -100,7 +112,7 @@ async def test_both_clients_have_the_same_attributes() -> None:
     async with AsyncClient("127.0.0.1:1") as one:
         with Client("127.0.0.1:1") as other:
             public = [{name for name in vars(each) if not name.startswith("_")} for each in (one, other)]
-            assert public == [{"address", "catalog", "sessions"}] * 2
+            assert public == [{"address", "catalog", "evaluations", "sessions"}] * 2
             assert one.address == other.address == "127.0.0.1:1"
 
 
@@ -173,6 +185,48 @@ async def test_the_synchronous_client_changes_agents_and_sessions(address: str) 
                 client.sessions.get(session.session_id)
 
     await asyncio.to_thread(change)
+
+
+async def test_both_clients_evaluate_and_read_what_was_found(address: str) -> None:
+    trips = EvalSet(name="trips", agent="coach", cases=[EvalCase(id="go", turns=[EvalTurn(user="Go.")])])
+
+    def evaluate() -> list[Any]:
+        with Client(address) as client:
+            events = list(client.evaluations.run(trips, runs=2, labels={"pr": "7"}))
+            evaluation_id = events[0].evaluation_id
+            result = client.evaluations.result(evaluation_id)
+            source = run_source(result.cases[0].runs[0].turns[0].run_id)
+            ended = client.evaluations.cancel(evaluation_id, note="It has ended.")
+            return [
+                events,
+                list(client.evaluations.watch(evaluation_id, after_sequence=1)),
+                list(client.evaluations.list(labels={"pr": "7"})),
+                client.evaluations.get(evaluation_id),
+                ended,
+                result,
+                client.evaluations.compare(evaluation_id, result),
+                client.evaluations.score([source]),
+                client.evaluations.diff(source, source),
+            ]
+
+    async with AsyncClient(address) as client:
+        await client.catalog.create_agent(define("coach"))
+        found = await asyncio.to_thread(evaluate)
+        calls, evaluation_id = client.evaluations, found[0][0].evaluation_id
+        result = await calls.result(evaluation_id)
+        source = run_source(result.cases[0].runs[0].turns[0].run_id)
+        assert found == [
+            await listed(calls.watch(evaluation_id)),
+            await listed(calls.watch(evaluation_id, after_sequence=1)),
+            await listed(calls.list(set_name="trips")),
+            await calls.get(evaluation_id),
+            await calls.cancel(evaluation_id),
+            result,
+            await calls.compare(result, evaluation_id),
+            await calls.score([source]),
+            await calls.diff(source, source),
+        ]
+    assert (result.totals.runs_passed, result.status) == (2, METRIC_STATUS_PASSED)
 
 
 async def test_events_are_sent_for_aggregation_in_as_many_messages(address: str) -> None:

@@ -29,7 +29,8 @@ _NAME: Final = re.compile(r"# ([\w./-]+\.(?:yaml|py))$")
 _YAML: Final = re.compile(r"(bough|eval|agents/[\w-]+|[\w-]*script[\w-]*)\.yaml")
 _EXITS: Final = re.compile(r"^(.+?) +# exits with (\d+)\b.*$", re.MULTILINE)
 _SERVED: Final = re.compile(
-    r"\bbough (run|resume|fork|replay|watch|tree|events|runs|cancel|sessions|models|agents (list|show))\b"
+    r"\bbough (run|resume|fork|replay|watch|tree|events|runs|cancel|sessions|models|agents (list|show)"
+    r"|eval (run|list|show|watch|cancel|score|diff|record))\b"
 )
 
 

@@ -1,6 +1,7 @@
 """Matchers of JSON values and of answers: what matches, and how a value that does not match is said to differ."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -156,7 +157,7 @@ def test_what_is_equal_is_a_subset_and_equality_has_no_direction(one: object, ot
         (ValueMatcher(equals_json="[NaN]"), "equals_json is not JSON: NaN is not JSON."),
         (ValueMatcher(subset_json="-Infinity"), "subset_json is not JSON: -Infinity is not JSON."),
         (ValueMatcher(subset_json="[" * 100_000), "subset_json is not JSON: it is nested too deeply."),
-        (ValueMatcher(regex="("), "regex is not a regular expression of Python: missing ), unterminated subpattern"),
+        (ValueMatcher(regex="("), "regex is not a regular expression of RE2: missing )"),
         (ValueMatcher(schema_json="{"), "schema_json is not JSON: "),
         (ValueMatcher(schema_json="3"), "schema_json is not a JSON Schema: it is no object."),
         (ValueMatcher(schema_json='{"type": "text"}'), "schema_json is not a JSON Schema: type: "),
@@ -224,4 +225,59 @@ def test_an_answer_matches_if_every_condition_holds(expected: ExpectedAnswer, te
 def test_an_empty_text_to_contain_is_a_mistake() -> None:
     assert check_answer(ExpectedAnswer(excludes=[""])) == "excludes has an empty text, which every answer contains."
     assert check_answer(ExpectedAnswer(contains=["a"], excludes=["b"], regex="c", exact="")) == ""
-    assert check_answer(ExpectedAnswer(regex="(")).startswith("regex is not a regular expression of Python: ")
+    assert check_answer(ExpectedAnswer(regex="(")).startswith("regex is not a regular expression of RE2: ")
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*b", "(x+x+)+y", "(.*)*z"])
+def test_no_pattern_takes_long(pattern: str) -> None:
+    start = time.process_time()
+    assert answer_mismatch(ExpectedAnswer(regex=pattern), "a" * 40_000 + "x" * 40_000 + "!") != ""
+    assert time.process_time() - start < 2
+
+
+def test_a_pattern_too_costly_for_a_text_is_said() -> None:
+    wrong = answer_mismatch(ExpectedAnswer(regex="[ab]*a[ab]{900}c"), "ab" * 100_000)
+    assert wrong == "the expected regex is too costly for a text of 200,000 bytes"
+    assert answer_mismatch(ExpectedAnswer(regex="[ab]*a[ab]{900}c|b$"), "ab" * 10_000) == ""
+
+
+def test_lookaround_is_refused_before_anything_is_matched() -> None:
+    for pattern in ("(?=a)b", r"(a)\1", "(?:a{1000}){1000}", "a" * 5_000):
+        assert check_answer(ExpectedAnswer(regex=pattern)).startswith("regex is ")
+
+
+def test_the_patterns_of_a_schema_are_bounded_too() -> None:
+    text = json.dumps({"a": "x" * 5_000 + "!", "x" * 5_000: 1})
+    for schema in (
+        {"properties": {"a": {"pattern": "(x+x+)+y"}}},
+        {"patternProperties": {"(x+x+)+y": {}}, "additionalProperties": False},
+        {"unevaluatedProperties": False, "patternProperties": {"(x+x+)+y": {}}},
+    ):
+        assert mismatch(ValueMatcher(schema_json=json.dumps(schema)), text) != ""
+    assert check_matcher(ValueMatcher(schema_json='{"pattern": "(?=a)"}')).startswith(
+        "schema_json has a pattern that is not a regular expression of RE2: "
+    )
+
+
+def test_a_schema_cannot_ask_for_endless_work_by_references() -> None:
+    definitions = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
+    schema = json.dumps({"$ref": "#/$defs/d0", "$defs": {**definitions, "d40": {}}})
+    assert mismatch(ValueMatcher(schema_json=schema), "1").startswith("the expected schema_json cannot be used: ")
+    assert "more than 20,000 references" in check_matcher(ValueMatcher(schema_json=schema))
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "is_valid"),
+    [
+        ({"patternProperties": {"^n_": {"type": "number"}}, "additionalProperties": False}, {"n_a": 1}, True),
+        ({"patternProperties": {"^n_": {"type": "number"}}, "additionalProperties": False}, {"n_a": "1"}, False),
+        ({"patternProperties": {"^n_": {"type": "number"}}, "additionalProperties": False}, {"a": 1}, False),
+        ({"properties": {"a": {}}, "additionalProperties": {"type": "string"}}, {"a": 1, "b": "c"}, True),
+        ({"properties": {"a": {}}, "additionalProperties": {"type": "string"}}, {"a": 1, "b": 2}, False),
+        ({"properties": {"a": {"pattern": "^x"}}}, {"a": "xy"}, True),
+        ({"properties": {"a": {"pattern": "^x"}}}, {"a": "y"}, False),
+        ({"pattern": "^x"}, 5, True),
+    ],
+)
+def test_bounded_rules_mean_what_they_mean_elsewhere(schema: object, value: object, is_valid: bool) -> None:
+    assert (mismatch(ValueMatcher(schema_json=json.dumps(schema)), json.dumps(value)) == "") is is_valid

@@ -1,5 +1,6 @@
 """Every rule of the schema that a request can break, read from the descriptors, is broken once and must be reported."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,16 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from bough.v1 import ROLE_TOOL, agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2
+from bough.v1 import (
+    ROLE_TOOL,
+    agent_service_pb2,
+    catalog_service_pb2,
+    eval_service_pb2,
+    eval_set_pb2,
+    session_service_pb2,
+)
+from bough_server.evals.expectation_validation import KnownNames
+from bough_server.evals.validation import request_problems
 from bough_server.interceptors.validation import violations
 from bough_server.schema_rules import schema
 
@@ -55,7 +65,10 @@ VALUES: Mapping[str, Callable[[Any], Any]] = {
     "string.max_len": lambda most: "x" * (most + 1),
     "string.pattern": lambda _: " ",
     "int32.gte": lambda least: least - 1,
+    "int32.lte": lambda most: most + 1,
     "int64.gte": lambda least: least - 1,
+    "double.gte": lambda least: least - 1,
+    "double.finite": lambda _: math.inf,
     "enum.defined_only": lambda _: 99,
     "duration.gt": lambda bound: moved(bound, 0),
     "duration.gte": lambda least: moved(least, -1),
@@ -83,6 +96,7 @@ TEXTS: Mapping[str, str] = {
     "note.no_control": "\x1b[2J",
     "session_id.no_control": "\x7f",
     "agent.no_control": "a\n",
+    "id.no_control": "a\n",
 }
 """A text that breaks a CEL rule."""
 
@@ -226,3 +240,19 @@ def test_a_request_that_breaks_a_rule_is_told_where(request_: Descriptor, rule: 
 def test_every_request_has_a_rule_to_break() -> None:
     ruled = {request.name for request, _ in every_rule()}
     assert {request.name for request in REQUESTS} - ruled == JUDGED_ELSEWHERE
+
+
+def rules_of_sets() -> list[Rule]:
+    """Every rule of eval sets, which requests bring unchecked and the planning of an evaluation checks."""
+    return list(all_rules(schema().FindMessageTypeByName("bough.v1.EvalSet")))
+
+
+@pytest.mark.parametrize("rule", rules_of_sets(), ids=lambda one: ".".join([*one.fields, one.name]))
+def test_a_set_that_breaks_a_rule_is_told_where(rule: Rule) -> None:
+    eval_set, path = broken(eval_set_pb2.EvalSet, rule)
+    assert isinstance(eval_set, eval_set_pb2.EvalSet)
+    assert path in [field for field, _ in request_problems(eval_set, known=KnownNames())]
+
+
+def test_sets_have_rules_to_break() -> None:
+    assert len(rules_of_sets()) > 100

@@ -279,6 +279,20 @@ async def test_a_call_that_was_cancelled_is_seen_with_its_error_in_the_next_turn
     assert lines[3:] == ["USER two"]
 
 
+def _make_first_revision(database: sqlite3.Connection) -> None:
+    """Undo the migrations after the first, so that the next server upgrades the database again."""
+    for table in ("calls", "blobs", "session_blobs"):
+        database.execute(f"DROP TABLE {table}")
+    for index in ("runs_of_evaluation", "evaluations_newest_first", "evaluations_of_set"):
+        database.execute(f"DROP INDEX {index}")
+    for index, columns in (("runs_by_request", "request_id"), ("runs_newest_first", "create_time_ns")):
+        database.execute(f"DROP INDEX {index}")
+        database.execute(f"CREATE INDEX {index} ON runs (tenant_id, {columns})")
+    for column in ("kind", "evaluation_id", "case_id", "set_name", "totals", "verdict"):
+        database.execute(f"ALTER TABLE runs DROP COLUMN {column}")
+    database.execute("UPDATE alembic_version SET version_num = '0006'")
+
+
 async def test_calls_of_runs_from_before_the_table_of_calls_are_there_after_a_rebuild(tmp_path: Path) -> None:
     """Until then their exchanges are seen, as with SESSION."""
     heard: list[ModelRequest] = []
@@ -287,9 +301,7 @@ async def test_calls_of_runs_from_before_the_table_of_calls_are_there_after_a_re
         session_id = (await harness.turn("lead", "question 0"))[0].session_id
         before = await harness.store.sessions.history(ME, session_id, through=99)
     with closing(sqlite3.connect(path, isolation_level=None)) as intruder:
-        for table in ("calls", "blobs", "session_blobs"):
-            intruder.execute(f"DROP TABLE {table}")
-        intruder.execute("UPDATE alembic_version SET version_num = '0006'")
+        _make_first_revision(intruder)
     async with open_team(tmp_path, READING, *TEAM, tools=[read], heard=heard) as harness:
         await harness.turn("lead", "question 1", session_id=session_id)
     rebuild_projections(f"sqlite:///{path}")

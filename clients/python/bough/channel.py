@@ -17,7 +17,18 @@ CALL_TIMEOUT: Final = 10.0
 
 RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "bough.v1.AgentService": ("Run", "WatchRun", "ResumeRun", "ForkRun", "CancelRun", "GetRun", "ListRuns"),
-    "bough.v1.EvalService": ("GetInvocation", "AggregateEvents"),
+    "bough.v1.EvalService": (
+        "GetInvocation",
+        "AggregateEvents",
+        "Evaluate",
+        "WatchEvaluation",
+        "CancelEvaluation",
+        "GetEvaluation",
+        "ListEvaluations",
+        "CompareEvaluations",
+        "ScoreInvocations",
+        "DiffInvocations",
+    ),
     "bough.v1.CatalogService": (
         "UpdateAgent",
         "GetAgent",
@@ -37,9 +48,10 @@ RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Idempotent methods by service, which the channel may retry.
 
-Run, ResumeRun, ForkRun and CreateSession are idempotent because this client always sends a request id. Methods that are
-not listed are not: a repeated CreateAgent would find its own name taken, a repeated DeleteSession or DeleteAgent
-nothing to delete, and a repeated UpdateSession or UpdateSessionState might undo another caller's change in between.
+Run, ResumeRun, ForkRun, Evaluate and CreateSession are idempotent because this client always sends a request id.
+Methods that are not listed are not: a repeated CreateAgent would find its own name taken, a repeated DeleteSession or
+DeleteAgent nothing to delete, and a repeated UpdateSession or UpdateSessionState might undo another caller's change
+in between.
 """
 
 _SERVICE_CONFIG: Final = {

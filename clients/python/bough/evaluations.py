@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import grpc
 from grpc import aio
@@ -33,12 +34,29 @@ InvocationSource: TypeAlias = eval_service_pb2.InvocationSource
 
 _Response: TypeAlias = eval_service_pb2.EvaluateResponse | eval_service_pb2.WatchEvaluationResponse
 _Request: TypeAlias = eval_service_pb2.EvaluateRequest | eval_service_pb2.WatchEvaluationRequest
+_Call: TypeAlias = (
+    aio.UnaryStreamCall[eval_service_pb2.EvaluateRequest, eval_service_pb2.EvaluateResponse]
+    | aio.UnaryStreamCall[eval_service_pb2.WatchEvaluationRequest, eval_service_pb2.WatchEvaluationResponse]
+)
+
+EVALUATION_ID_KEY: Final = "bough-evaluation-id"
+"""Initial metadata of every stream of an evaluation: its id, sent before the first event."""
 
 _TERMINAL: Final = frozenset({"evaluation_completed", "evaluation_failed", "evaluation_cancelled"})
 
 
+class _SyncCall(Protocol):
+    def __iter__(self) -> Iterator[_Response]: ...
+    def initial_metadata(self) -> Iterable[tuple[str, str | bytes]]: ...
+    def cancel(self) -> object: ...
+
+
 class _Place:
-    """Position of one stream in the log of an evaluation, over as many calls as it takes."""
+    """Position of one stream in the log of an evaluation, over as many calls as it takes.
+
+    The first call is repeated under its request id until the server has accepted it. From then on the evaluation is
+    watched from the last event.
+    """
 
     def __init__(self, request: _Request) -> None:
         self._request = request
@@ -46,8 +64,14 @@ class _Place:
         if isinstance(request, eval_service_pb2.WatchEvaluationRequest):
             self._evaluation_id, self._received = request.evaluation_id, request.after_sequence
 
+    def accept(self, evaluation_id: str | bytes | None) -> bool:
+        """Read the id in a stream's initial metadata. Return whether there is one: then a server accepted the call."""
+        if isinstance(evaluation_id, str):
+            self._evaluation_id = evaluation_id
+        return isinstance(evaluation_id, str)
+
     def next_request(self) -> _Request:
-        """Return the request that continues from here; the first call is repeated until the evaluation is known."""
+        """Return the request that continues from here."""
         if not self._evaluation_id:
             return self._request
         heartbeat = self._request.heartbeat_interval if self._request.HasField("heartbeat_interval") else None
@@ -59,7 +83,7 @@ class _Place:
         """Return the events of a response that are new, in order."""
         new = [event for event in response.batch.events if event.sequence > self._received]
         for event in new:
-            self._evaluation_id, self._received = event.evaluation_id, event.sequence
+            self._received = event.sequence
             self.is_over = event.WhichOneof("payload") in _TERMINAL
         return new
 
@@ -172,10 +196,14 @@ class Evaluations:
         *,
         expect: eval_set_pb2.Expectation | None = None,
         metrics: Iterable[eval_set_pb2.Metric] = (),
+        timeout: float | None = None,
     ) -> eval_result_pb2.EvalResult:
-        """Judge stored runs or given records; nothing runs. Raises NotFound, OutOfRange or InvalidRequest."""
+        """Judge stored runs or given records; nothing runs but judges, which may take minutes.
+
+        `timeout` is in seconds (default: none). Raises NotFound, OutOfRange or InvalidRequest.
+        """
         request = eval_service_pb2.ScoreInvocationsRequest(invocations=invocations, expect=expect, metrics=metrics)
-        return (await self._calls.call(self._stub.ScoreInvocations, request)).result
+        return (await replace(self._calls, timeout=timeout).call(self._stub.ScoreInvocations, request)).result
 
     async def diff(self, left: InvocationSource, right: InvocationSource) -> eval_result_pb2.InvocationDiff:
         """Compare the trees of two runs. Raises NotFound or OutOfRange."""
@@ -184,10 +212,12 @@ class Evaluations:
 
     async def _follow(self, request: _Request, timeout: float | None) -> AsyncIterator[evaluation_pb2.EvaluationEvent]:
         place = _Place(request)
-        backoff = RejoinBackoff(self._rejoining, timeout=timeout, contact=self._calls.contact)
+        backoff = RejoinBackoff(self._rejoining, timeout=timeout, contact=self._calls.contact, subject="evaluation")
         while not place.is_over:
             call = self._begin(place.next_request(), backoff.remaining())
             try:
+                if place.accept((await call.initial_metadata()).get(EVALUATION_ID_KEY)):
+                    backoff.answered()
                 async for response in call:
                     backoff.progressed()
                     for event in place.new_events(response):
@@ -200,9 +230,7 @@ class Evaluations:
             if not place.is_over:
                 await asyncio.sleep(backoff.delay_after(failed))
 
-    def _begin(
-        self, request: _Request, timeout: float | None
-    ) -> "aio.UnaryStreamCall[eval_service_pb2.EvaluateRequest, eval_service_pb2.EvaluateResponse] | aio.UnaryStreamCall[eval_service_pb2.WatchEvaluationRequest, eval_service_pb2.WatchEvaluationResponse]":  # noqa: E501
+    def _begin(self, request: _Request, timeout: float | None) -> _Call:
         wait_for_ready = self._calls.wait_for_ready
         if isinstance(request, eval_service_pb2.EvaluateRequest):
             return self._stub.Evaluate(request, timeout=timeout, wait_for_ready=wait_for_ready)
@@ -316,10 +344,14 @@ class SyncEvaluations:
         *,
         expect: eval_set_pb2.Expectation | None = None,
         metrics: Iterable[eval_set_pb2.Metric] = (),
+        timeout: float | None = None,
     ) -> eval_result_pb2.EvalResult:
-        """Judge stored runs or given records; nothing runs. Raises NotFound, OutOfRange or InvalidRequest."""
+        """Judge stored runs or given records; nothing runs but judges, which may take minutes.
+
+        `timeout` is in seconds (default: none). Raises NotFound, OutOfRange or InvalidRequest.
+        """
         request = eval_service_pb2.ScoreInvocationsRequest(invocations=invocations, expect=expect, metrics=metrics)
-        return self._calls.call(self._stub.ScoreInvocations, request).result
+        return replace(self._calls, timeout=timeout).call(self._stub.ScoreInvocations, request).result
 
     def diff(self, left: InvocationSource, right: InvocationSource) -> eval_result_pb2.InvocationDiff:
         """Compare the trees of two runs. Raises NotFound or OutOfRange."""
@@ -328,24 +360,29 @@ class SyncEvaluations:
 
     def _follow(self, request: _Request, timeout: float | None) -> Iterator[evaluation_pb2.EvaluationEvent]:
         place = _Place(request)
-        backoff = RejoinBackoff(self._rejoining, timeout=timeout, contact=self._calls.contact)
+        backoff = RejoinBackoff(self._rejoining, timeout=timeout, contact=self._calls.contact, subject="evaluation")
         while not place.is_over:
             failed: CallFailed
+            call = self._begin(place.next_request(), backoff.remaining())
             try:
-                for response in self._begin(place.next_request(), backoff.remaining()):
+                if place.accept(dict(call.initial_metadata()).get(EVALUATION_ID_KEY)):
+                    backoff.answered()
+                for response in call:
                     backoff.progressed()
                     yield from place.new_events(response)
                 return
             except grpc.RpcError as error:
                 failed = from_rpc_error(error)
+            finally:
+                call.cancel()
             if not place.is_over:
                 time.sleep(backoff.delay_after(failed))
 
-    def _begin(self, request: _Request, timeout: float | None) -> Iterator[_Response]:
+    def _begin(self, request: _Request, timeout: float | None) -> _SyncCall:
         wait_for_ready = self._calls.wait_for_ready
         if isinstance(request, eval_service_pb2.EvaluateRequest):
-            return iter(self._stub.Evaluate(request, timeout=timeout, wait_for_ready=wait_for_ready))
-        return iter(self._stub.WatchEvaluation(request, timeout=timeout, wait_for_ready=wait_for_ready))
+            return self._stub.Evaluate(request, timeout=timeout, wait_for_ready=wait_for_ready)
+        return self._stub.WatchEvaluation(request, timeout=timeout, wait_for_ready=wait_for_ready)
 
 
 def run_source(run_id: str, *, as_of_sequence: int = 0) -> InvocationSource:

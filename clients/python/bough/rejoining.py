@@ -56,8 +56,10 @@ class Contact:
 class RejoinBackoff:
     """Drops of one stream: attempts without progress, since when the server is unavailable, and the deadline."""
 
-    def __init__(self, rejoining: Rejoining, *, timeout: float | None, contact: Contact | None = None) -> None:
-        self._rejoining = rejoining
+    def __init__(
+        self, rejoining: Rejoining, *, timeout: float | None, contact: Contact | None = None, subject: str = "run"
+    ) -> None:
+        self._rejoining, self._subject = rejoining, subject
         self._contact = contact or Contact()
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._attempt = 0
@@ -70,7 +72,9 @@ class RejoinBackoff:
             return None
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise deadline_exceeded("The time for following the run is over; the run itself may still be running.")
+            raise deadline_exceeded(
+                f"The time for following the {self._subject} is over; the {self._subject} itself may still be running."
+            )
         return left
 
     def answered(self) -> None:

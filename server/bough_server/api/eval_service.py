@@ -139,8 +139,8 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         context: aio.ServicerContext[pb.CompareEvaluationsRequest, pb.CompareEvaluationsResponse],
     ) -> pb.CompareEvaluationsResponse:
         """Compare two results."""
-        before = await self._evaluations.source(self._principal(), request.baseline)
-        after = await self._evaluations.source(self._principal(), request.candidate)
+        before = await self._evaluations.source(self._principal(), request.baseline, field="baseline")
+        after = await self._evaluations.source(self._principal(), request.candidate, field="candidate")
         return pb.CompareEvaluationsResponse(comparison=await asyncio.to_thread(compare, before, after))
 
     async def ScoreInvocations(

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Final
 
@@ -68,6 +69,7 @@ async def connected(
     is_silent: bool = False,
     is_reading: bool = False,
     needs_runs: bool = False,
+    subject: str = "run",
 ) -> AsyncIterator[Connection]:
     """Connect to the server that the flags select, for as long as the context is open.
 
@@ -75,8 +77,9 @@ async def connected(
     database open is used, also with --embedded; else the one at 127.0.0.1:50051 if it answers; else an embedded one is
     opened for as long as the command lasts. A note about that is printed on standard error; with `is_silent` the caller
     prints it. With `is_reading` the embedded server resumes no runs: looking at runs must neither execute them nor
-    count as an attempt to recover them. A command that reads, or one that `needs_runs`, creates no database. Raises
-    ConfigurationError if the flags exclude each other, or if no server answers at the address.
+    count as an attempt to recover them. A command that reads, or one that `needs_runs`, creates no database.
+    `subject` is what the note about a lost connection says is rejoined. Raises ConfigurationError if the flags exclude
+    each other, or if no server answers at the address.
     """
     if target.embedded and target.address is not None:
         raise ConfigurationError("--embedded and --address exclude each other: omit one of them.")
@@ -87,6 +90,7 @@ async def connected(
             default_model,
             recover=not is_reading,
             is_starting=not is_reading and not needs_runs,
+            subject=subject,
         )
         if connection.note and not is_silent:
             print_stderr(connection.note)
@@ -94,13 +98,19 @@ async def connected(
 
 
 async def _connect(
-    stack: AsyncExitStack, target: Target, default_model: str | None, *, recover: bool, is_starting: bool
+    stack: AsyncExitStack,
+    target: Target,
+    default_model: str | None,
+    *,
+    recover: bool,
+    is_starting: bool,
+    subject: str,
 ) -> Connection:
     give_up = time.monotonic() + _IN_USE_SECONDS
     while True:
         found = await running_server(target, default_model, is_starting=is_starting)
         if found is not None:
-            return await _to_server(stack, target, found, default_model)
+            return await _to_server(stack, target, found, default_model, subject=subject)
         try:
             return await _to_embedded(stack, target, default_model, recover=recover, creates=is_starting)
         except DatabaseInUse:
@@ -111,7 +121,7 @@ async def _connect(
 
 
 async def _to_server(
-    stack: AsyncExitStack, target: Target, found: FoundServer, default_model: str | None
+    stack: AsyncExitStack, target: Target, found: FoundServer, default_model: str | None, *, subject: str
 ) -> Connection:
     if default_model is not None:
         way_out = "stop it first" if found.serves_database else "add --embedded"
@@ -119,16 +129,16 @@ async def _to_server(
             f"--default-model applies only to an embedded server, and a server runs at {found.address}: "
             f"{way_out}, or pass it to `bough serve`."
         )
-    rejoining = Rejoining(timeout=_REJOINING_SECONDS, on_drop=_report_drop)
+    rejoining = Rejoining(timeout=_REJOINING_SECONDS, on_drop=partial(_report_drop, subject))
     client = await stack.enter_async_context(AsyncClient(found.address, timeout=None, rejoining=rejoining))
     note = f"The server at {found.address} has this database open: using it." if target.embedded else ""
     return Connection(client=client, command=target.command, note=note)
 
 
-def _report_drop(error: CallFailed) -> None:
+def _report_drop(subject: str, error: CallFailed) -> None:
     # With an ErrorReason it is a sentence of the server; without one, words of the gRPC library.
     what = error.message if error.reason else "The connection to the server was lost."
-    print_stderr(f"{what} Rejoining the run for up to {_REJOINING_SECONDS:g} s.")
+    print_stderr(f"{what} Rejoining the {subject} for up to {_REJOINING_SECONDS:g} s.")
 
 
 async def running_server(target: Target, default_model: str | None = None, *, is_starting: bool) -> FoundServer | None:

@@ -1,8 +1,10 @@
 """Files that evaluations write and read: results, reports, baselines."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -33,13 +35,22 @@ class Files:
     json: Path | None = None
     content: Content = Content.CUT
 
-    def check(self) -> None:
-        """Raise ConfigurationError for a file that cannot be written, before anything runs."""
+    def check(self, redact: "RedactSection") -> None:
+        """Raise ConfigurationError for a file that could not be written, before anything runs."""
+        from bough.v1 import eval_result_pb2
         from bough_server.errors import ConfigurationError
+        from bough_server.evals.content import reduced
 
-        for path in (self.junit, self.markdown, self.html, self.json):
-            if path is not None and not path.resolve().parent.is_dir():
-                raise ConfigurationError(f"{path}: The folder {path.resolve().parent} does not exist.")
+        paths = [path for path in (self.junit, self.markdown, self.html, self.json) if path is not None]
+        for path in paths:
+            if why := why_unwritable(path):
+                raise ConfigurationError(f"{path}: {why}")
+        if len({path.resolve() for path in paths}) < len(paths):
+            raise ConfigurationError("Two of --junit, --markdown, --html and --json name the same file.")
+        for file, package in ((self.junit, "junitparser"), (self.html, "jinja2")):
+            if file is not None and util.find_spec(package) is None:
+                raise ConfigurationError(f'{file}: This needs the extra "eval": pip install "bough[server,eval]".')
+        reduced(eval_result_pb2.EvalResult(), None, self.content.value, fields=redact.fields, patterns=redact.patterns)
 
     def write(
         self,
@@ -48,7 +59,7 @@ class Files:
         *,
         redact: "RedactSection",
     ) -> None:
-        """Write every file, each whole or not at all. Raises ConfigurationError for a pattern of `redact`."""
+        """Write every file, each whole or not at all. Raises ConfigurationError and OSError."""
         if not any((self.junit, self.markdown, self.html, self.json)):
             return
         from bough_server.cli.output import json_text
@@ -72,11 +83,27 @@ class Files:
                 print_stderr(f"wrote {path}")
 
 
+def why_unwritable(path: Path) -> str:
+    """Return why a file cannot be written, as a sentence; empty if it can."""
+    folder = path.resolve().parent
+    if path.is_dir():
+        return "This is a folder."
+    if not folder.is_dir():
+        return f"The folder {folder} does not exist."
+    # A file is replaced as a whole, for which its folder has to be writable.
+    return "" if os.access(folder, os.W_OK) else f"The folder {folder} is not writable."
+
+
 def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically: a reader never sees part of it."""
+    """Write a file atomically: a reader never sees part of it, and a failure leaves nothing. Raises OSError."""
+    path = path.resolve()  # of a link, the file that it leads to is replaced
     unfinished = path.with_name(f"{path.name}.part")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def baseline_of(text: str) -> "str | eval_result_pb2.EvalResult":

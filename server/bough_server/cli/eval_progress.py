@@ -45,6 +45,8 @@ class EvalProgress:
                 self._runs[event.case_planned.case.id] = event.case_planned.runs
             case "case_run_scored":
                 self._scored(event.case_run_scored.result)
+            case "evaluation_failed":
+                print_stderr(f"The evaluation failed: {one_line(event.evaluation_failed.error.message)}")
             case _:
                 pass
 

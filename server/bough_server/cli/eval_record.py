@@ -11,6 +11,7 @@ from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import Target, target_of
 
 if TYPE_CHECKING:
+    from bough import AsyncClient
     from bough.v1 import eval_set_pb2
 
 
@@ -23,6 +24,7 @@ class Expect(StrEnum):
 
 
 _LARGEST: Final = 2**31 - 1
+_CONTROL_EVENTS: Final = "agent.control.*"
 _ALL: Final = (Expect.AGENTS, Expect.TOOLS, Expect.ANSWER)
 
 
@@ -44,7 +46,7 @@ def record(
         typer.Option("--mocks/--no-mocks", help="Write the results of tools into the case, so that no tool runs."),
     ] = True,
 ) -> None:
-    """Write runs into a set as cases: what the user said, the agents, the tool calls and the answer.
+    """Write runs into a set as cases: what the user said, what people answered, the agents, tool calls and answer.
 
     A case of the same id is replaced. The file is written anew: comments in it are lost.
     """
@@ -54,28 +56,44 @@ def record(
 async def _record(
     target: Target, runs: Sequence[str], set_path: Path, case_id: str, *, expect: Sequence[Expect], mocks: bool
 ) -> ExitCode:
-    from bough.v1 import invocation_pb2
     from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.eval_files import why_unwritable
     from bough_server.errors import ConfigurationError
-    from bough_server.evals.recording import case_of
 
     if case_id and len(runs) > 1:
         raise ConfigurationError("--case names one case, and there are several runs: omit it.")
+    if why := why_unwritable(set_path):
+        raise ConfigurationError(f"{set_path}: {why}")
     eval_set = _read_or_new(set_path)
-    options = invocation_pb2.InvocationOptions(max_tool_args_bytes=_LARGEST, max_tool_result_bytes=_LARGEST)
     async with connected(target, is_silent=True, is_reading=True) as connection:
         for run in runs:
             run_id = await resolve_run(connection.client, run)
-            invocation = await connection.client.get_tree(run_id, options=options)
-            made, dropped = case_of(
-                invocation, case_id or run_id, parts=[each.value for each in expect], with_mocks=mocks
-            )
-            eval_set.agent = eval_set.agent or invocation.agent
+            made, agent = await _case(connection.client, run_id, case_id or run_id, expect, mocks=mocks)
+            eval_set.agent = eval_set.agent or agent
             _put(eval_set, made)
-            for sentence in dropped:
-                print_stderr(sentence)
     _write(set_path, eval_set)
     return ExitCode.YES
+
+
+async def _case(
+    client: "AsyncClient", run_id: str, case_id: str, expect: Sequence[Expect], *, mocks: bool
+) -> "tuple[eval_set_pb2.EvalCase, str]":
+    """Return a case that a run passes, and the run's agent. Say on standard error what the case leaves out."""
+    from bough.v1 import execution_pb2, follow_pb2, invocation_pb2
+    from bough_server.cli.render.format import state_text
+    from bough_server.evals.recording import case_of, recorded_answers
+
+    options = invocation_pb2.InvocationOptions(max_tool_args_bytes=_LARGEST, max_tool_result_bytes=_LARGEST)
+    invocation = await client.get_tree(run_id, options=options)
+    made, dropped = case_of(invocation, case_id, parts=[each.value for each in expect], with_mocks=mocks)
+    async with client.watch(run_id, until=follow_pb2.WATCH_UNTIL_CURRENT, event_names=[_CONTROL_EVENTS]) as stream:
+        answers, unanswered = recorded_answers([event async for event in stream], with_mocks=mocks)
+    made.answers.extend(answers)
+    if invocation.state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
+        print_stderr(f"The run {run_id} is {state_text(invocation.state)}: say in the case what is expected.")
+    for sentence in (*dropped, *unanswered):
+        print_stderr(sentence)
+    return made, invocation.agent
 
 
 def _read_or_new(path: Path) -> "eval_set_pb2.EvalSet":
@@ -105,8 +123,9 @@ def _put(eval_set: "eval_set_pb2.EvalSet", case: "eval_set_pb2.EvalCase") -> Non
 def _write(path: Path, eval_set: "eval_set_pb2.EvalSet") -> None:
     from bough_server.cli.eval_files import write_whole
     from bough_server.cli.output import json_text
+    from bough_server.cli.render.format import counted
     from bough_server.evals.eval_set import eval_set_yaml
 
     text = json_text(eval_set) + "\n" if path.suffix == ".json" else eval_set_yaml(eval_set)
     write_whole(path, text)
-    print_stderr(f"wrote {path}: {len(eval_set.cases)} cases")
+    print_stderr(f"wrote {path}: {counted(len(eval_set.cases), 'case')}")

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bough_server.cli.eval_files import Content, Files
-from bough_server.cli.eval_run import ContentOption, HtmlOption, JsonOption, JUnitOption, MarkdownOption
+from bough_server.cli.eval_options import ContentOption, HtmlOption, JsonOption, JUnitOption, MarkdownOption
 from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
-from bough_server.cli.options import Target, target_of
+from bough_server.cli.options import JsonOption as JsonFlag
+from bough_server.cli.options import LimitOption, Target, target_of
 
 if TYPE_CHECKING:
-    from bough import AsyncClient
     from bough.v1 import eval_result_pb2, eval_set_pb2
 
 
@@ -25,34 +25,34 @@ EvaluationArgument = Annotated[
 SourceArgument = Annotated[
     str, typer.Argument(metavar="RESULT", help="A file of --json, an evaluation's id, or `last`.")
 ]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-MostOption = Annotated[int, typer.Option("--most", metavar="N", min=1, help="How many to list at most.")]
 
 _PAGE_SIZE: Final = 1000
-_MIN_SUFFIX: Final = 6
-_ID_LENGTH: Final = 36
 
 
-def list_evaluations(context: typer.Context, most: MostOption = 20, json: JsonFlag = False) -> None:
+def list_evaluations(context: typer.Context, limit: LimitOption = 20, json: JsonFlag = False) -> None:
     """List evaluations, newest first."""
-    finish(_list(target_of(context), most=most, json=json))
+    finish(_list(target_of(context), limit=limit, json=json))
 
 
-async def _list(target: Target, *, most: int, json: bool) -> ExitCode:
+async def _list(target: Target, *, limit: int, json: bool) -> ExitCode:
     from bough_server.cli.connection import connected
-    from bough_server.cli.output import print_table
+    from bough_server.cli.output import json_line, print_line, print_lines, whole_width
     from bough_server.cli.render.evaluations import evaluations_table
 
     async with connected(target, is_silent=True, is_reading=True) as connection:
         found = []
-        async for one in connection.client.evaluations.list(page_size=min(most, _PAGE_SIZE)):
+        async for one in connection.client.evaluations.list(page_size=min(limit, _PAGE_SIZE)):
             found.append(one)
-            if len(found) == most:
+            if len(found) == limit:
                 break
     if not found and not json:
         print_stderr("There are no evaluations yet: start one with `bough eval run`.")
         return ExitCode.YES
-    print_table(found, evaluations_table, json=json)
+    if json:
+        for one in found:
+            print_line(json_line(one))
+    else:
+        print_lines(evaluations_table(found, whole_width()))
     return ExitCode.YES
 
 
@@ -72,18 +72,15 @@ def show(
 
 async def _show(target: Target, evaluation: str, files: Files) -> ExitCode:
     from bough_server.cli.connection import connected
-    from bough_server.cli.eval_run import exit_code
-    from bough_server.cli.output import print_lines, whole_width
-    from bough_server.cli.render.evaluations import result_lines
+    from bough_server.cli.eval_follow import result_of
+    from bough_server.cli.eval_report import report
     from bough_server.settings import Settings
 
-    files.check()
     redact = Settings.load(target.config).evaluation.redact
+    files.check(redact)
     async with connected(target, is_silent=True, is_reading=True) as connection:
-        result = await connection.client.evaluations.result(await resolve_evaluation(connection.client, evaluation))
-    print_lines(result_lines(result, width=whole_width()))
-    files.write(result, redact=redact)
-    return exit_code(result)
+        result = await result_of(connection.client, evaluation)
+    return report(result, files=files, redact=redact)
 
 
 def watch(context: typer.Context, evaluation: EvaluationArgument) -> None:
@@ -93,16 +90,15 @@ def watch(context: typer.Context, evaluation: EvaluationArgument) -> None:
 
 async def _watch(target: Target, evaluation: str) -> ExitCode:
     from bough_server.cli.connection import connected
-    from bough_server.cli.eval_progress import EvalProgress
-    from bough_server.cli.eval_run import exit_code
+    from bough_server.cli.eval_follow import Following, resolve_evaluation
+    from bough_server.cli.eval_report import exit_code
     from bough_server.cli.output import print_lines, whole_width
     from bough_server.cli.render.evaluations import result_lines
 
-    async with connected(target, needs_runs=True) as connection:
+    async with connected(target, needs_runs=True, subject="evaluation") as connection:
         evaluation_id = await resolve_evaluation(connection.client, evaluation)
-        with EvalProgress() as progress:
-            async for event in connection.client.evaluations.watch(evaluation_id):
-                progress.show(event)
+        following = Following(connection, evaluation_id=evaluation_id)
+        await following.watch(connection.client.evaluations.watch(evaluation_id))
         result = await connection.client.evaluations.result(evaluation_id)
     print_lines(result_lines(result, width=whole_width()))
     return exit_code(result)
@@ -119,6 +115,7 @@ def cancel(
 
 async def _cancel(target: Target, evaluation: str, note: str) -> ExitCode:
     from bough_server.cli.connection import connected
+    from bough_server.cli.eval_follow import resolve_evaluation
     from bough_server.cli.output import print_line
     from bough_server.cli.render.format import state_text
 
@@ -141,13 +138,13 @@ def compare(
 
 
 async def _compare(target: Target, baseline: str, candidate: str, *, json: bool) -> ExitCode:
-    from bough_server.cli.connection import connected
     from bough_server.cli.output import json_text, print_line, print_lines, whole_width
     from bough_server.cli.render.evaluations import comparison_lines
+    from bough_server.evals.compare import compare
 
-    async with connected(target, is_silent=True, is_reading=True) as connection:
-        client = connection.client
-        found = await client.evaluations.compare(await _source(client, baseline), await _source(client, candidate))
+    # Not by the server: files need none, and two results with all of their trees may be larger than a request.
+    before, after = await _results(target, baseline, candidate)
+    found = compare(before, after)
     if json:
         print_line(json_text(found))
     else:
@@ -155,11 +152,17 @@ async def _compare(target: Target, baseline: str, candidate: str, *, json: bool)
     return ExitCode.FAILED if found.worse or found.removed else ExitCode.YES
 
 
-async def _source(client: "AsyncClient", text: str) -> "str | eval_result_pb2.EvalResult":
+async def _results(target: Target, *texts: str) -> "list[eval_result_pb2.EvalResult]":
+    from bough_server.cli.connection import connected
     from bough_server.cli.eval_files import baseline_of
+    from bough_server.cli.eval_follow import result_of
 
-    found = baseline_of(text)
-    return await resolve_evaluation(client, found) if isinstance(found, str) else found
+    sources = [baseline_of(text) for text in texts]
+    results = [source for source in sources if not isinstance(source, str)]
+    if len(results) == len(sources):
+        return results
+    async with connected(target, is_silent=True, is_reading=True) as connection:
+        return [await result_of(connection.client, source) for source in sources]
 
 
 def score(
@@ -187,14 +190,12 @@ def score(
 async def _score(target: Target, runs: Sequence[str], set_path: Path | None, case_id: str, *, files: Files) -> ExitCode:
     from bough import run_source
     from bough_server.cli.connection import connected, resolve_run
-    from bough_server.cli.eval_run import exit_code
-    from bough_server.cli.output import print_lines, whole_width
-    from bough_server.cli.render.evaluations import result_lines
+    from bough_server.cli.eval_report import report
     from bough_server.settings import Settings
 
     case = _case(set_path, case_id) if set_path is not None else None
-    files.check()
     redact = Settings.load(target.config).evaluation.redact
+    files.check(redact)
     async with connected(target, needs_runs=True) as connection:
         client = connection.client
         sources = [run_source(await resolve_run(client, run)) for run in runs]
@@ -202,9 +203,7 @@ async def _score(target: Target, runs: Sequence[str], set_path: Path | None, cas
             result = await client.evaluations.score(sources)
         else:
             result = await client.evaluations.score(sources, expect=case.turns[0].expect, metrics=case.metrics)
-    print_lines(result_lines(result, width=whole_width()))
-    files.write(result, redact=redact)
-    return exit_code(result)
+    return report(result, files=files, redact=redact)
 
 
 def _case(set_path: Path, case_id: str) -> "eval_set_pb2.EvalCase":
@@ -247,34 +246,3 @@ async def _diff(target: Target, left: str, right: str, *, json: bool) -> ExitCod
     else:
         print_lines(diff_lines(found, width=whole_width()))
     return ExitCode.YES if found.same else ExitCode.FAILED
-
-
-async def resolve_evaluation(client: "AsyncClient", text: str) -> str:
-    """Return the id of the evaluation that a full id, `last` or a unique suffix of an id names.
-
-    Raises ConfigurationError if there is no such evaluation, or more than one.
-    """
-    from bough_server.errors import ConfigurationError
-
-    if len(text) == _ID_LENGTH:
-        return text.lower()
-    if text == "last":
-        async for one in client.evaluations.list(page_size=1):
-            return one.evaluation_id
-        raise ConfigurationError("There is no evaluation yet: start one with `bough eval run`.")
-    if len(text) < _MIN_SUFFIX:
-        raise ConfigurationError(
-            f"{text!r} is too short to name an evaluation: use its id, `last`, or at least the last 6 characters of "
-            "its id."
-        )
-    ids = [one.evaluation_id async for one in client.evaluations.list(page_size=_PAGE_SIZE)]
-    found = [each for each in ids if each.endswith(text.lower())]
-    if not found:
-        raise ConfigurationError(
-            f"There is no evaluation whose id ends in {text!r}: `bough eval list` lists evaluations."
-        )
-    if len(found) > 1:
-        raise ConfigurationError(
-            f"{len(found)} evaluation ids end in {text!r}, such as {found[0]} and {found[1]}: use more characters."
-        )
-    return found[0]

@@ -87,12 +87,13 @@ def sentences(error: Exception) -> Iterator[str]:
         return
     # Without an ErrorReason the status was set by gRPC, whose message means nothing to users.
     is_from_grpc = isinstance(error, DeadlineExceeded) and not error.reason
-    yield "The call's deadline passed before the server answered." if is_from_grpc else _with_commands(error.message)
+    yield "The call's deadline passed before the server answered." if is_from_grpc else with_commands(error.message)
     if error.run_id and error.run_id not in error.message:
         yield f"  run: {error.run_id}"
 
 
-def _with_commands(message: str) -> str:
+def with_commands(message: str) -> str:
+    """Return a server's message with the commands that call the RPCs that it refers to."""
     for call, command in _COMMANDS.items():
         message = message.replace(call, f"`{command}`")
     return message

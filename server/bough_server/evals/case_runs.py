@@ -1,7 +1,7 @@
 """Run the turns of a case: ordinary runs in a separate session, each of which is found again after a restart."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +18,7 @@ from bough.v1 import (
     policy_pb2,
     session_pb2,
 )
-from bough_server import messages
+from bough_server import events, messages
 from bough_server.errors import CallError, NotFound, ServerStopping, SessionExists, StorageFailed
 from bough_server.evals.answers import answers_to
 from bough_server.evals.dependencies import EvaluationDependencies
@@ -26,7 +26,7 @@ from bough_server.evals.folding import UNLIMITED, TreeBuilder, read_tree
 from bough_server.evals.recording import mocks_of
 from bough_server.runs.admission import CaseRun
 from bough_server.session_state import values_of
-from bough_server.store.ports import Principal, RunRecord
+from bough_server.store.ports import Page, Principal, RunFilter, RunRecord, StoredEvent
 from bough_server.telemetry import Parent
 from bough_server.tree.fold import Tree
 
@@ -39,6 +39,20 @@ _ENDED: Final = frozenset(
         execution_pb2.EXECUTION_STATE_CANCELLED,
     }
 )
+
+
+_OPEN: Final = tuple(
+    state
+    for state in execution_pb2.ExecutionState.values()
+    if state not in _ENDED and state != execution_pb2.EXECUTION_STATE_UNSPECIFIED
+)
+
+_PAGE_RUNS: Final = 500
+
+_UNANSWERED: Final = "The case of an evaluation that this run belongs to does not answer what it asks."
+"""The note of a cancellation; it is read again after a restart."""
+
+_NOT_CONTINUED: Final = "The evaluation that this run belongs to could not continue it."
 
 
 class NotJudged(Exception):
@@ -91,8 +105,9 @@ class CaseRunner:
         evaluation_id: str,
         agent: str,
         definitions: Sequence[agent_pb2.AgentDefinition],
+        is_cancelled: Callable[[], bool],
     ) -> None:
-        self._dependencies, self._principal = dependencies, principal
+        self._dependencies, self._principal, self._is_cancelled = dependencies, principal, is_cancelled
         self._evaluation_id, self._agent, self._definitions = evaluation_id, agent, definitions
 
     def named(self, planned: evaluation_pb2.CasePlanned, index: int) -> CaseRunId:
@@ -102,21 +117,18 @@ class CaseRunner:
     async def run(self, planned: evaluation_pb2.CasePlanned, index: int) -> list[invocation_pb2.Invocation]:
         """Run the turns of a case up to the first that fails, and return the record of each.
 
-        Turns that were run before, by this process or an earlier one, are not run again. Raises NotJudged,
-        ServerStopping and StorageFailed.
+        Turns that were run before, by this process or an earlier one, are not run again. Once the evaluation is
+        cancelled no further turn begins. Raises NotJudged, ServerStopping and StorageFailed.
         """
         case, named = planned.case, self.named(planned, index)
         mocks = await self._mocks(case)
         invocations: list[invocation_pb2.Invocation] = []
         session_id = ""
-        for number, turn in enumerate(case.turns):
+        for number in range(len(case.turns)):
+            if self._is_cancelled():
+                break
             try:
-                if number == 0 and case.HasField("from"):
-                    record = await self._fork(case, named, mocks)
-                else:
-                    if number == 0:
-                        await self._prepare_session(case, named)
-                    record = await self._start(case, named, turn, session=session_id, number=number, mocks=mocks)
+                record = await self._begin(case, named, number, session_id=session_id, mocks=mocks)
                 session_id = record.run.session_id
                 invocations.append(await self._finish(record, case))
             except NotJudged as error:
@@ -129,15 +141,42 @@ class CaseRunner:
                 break
         return invocations
 
-    async def cancel(self, planned: evaluation_pb2.CasePlanned, index: int, *, note: str) -> None:
-        """Cancel the runs of a case that have begun and not ended."""
-        named = self.named(planned, index)
-        for number in range(len(planned.case.turns)):
-            record = await self._dependencies.store.runs.find_request(self._principal, named.request_id(number))
-            if record is None:
+    async def cancel_all(self, *, note: str) -> None:
+        """Cancel every run of the evaluation that has not ended."""
+        open_runs = RunFilter(evaluation_id=self._evaluation_id, states=_OPEN)
+        token = ""
+        while True:
+            page = Page(size=_PAGE_RUNS, token=token)
+            found, token = await self._dependencies.store.runs.list(self._principal, open_runs, page)
+            for run in found:
+                await self._cancel(run.run_id, note=note)
+            if not token:
                 return
-            if record.run.state not in _ENDED:
-                await self._dependencies.runs.cancel(self._principal, record.run.run_id, note=note)
+
+    async def _cancel(self, run_id: str, *, note: str) -> None:
+        with suppress(NotFound):  # deleted meanwhile, with its session
+            await self._dependencies.runs.cancel(self._principal, run_id, note=note)
+
+    async def _begin(
+        self,
+        case: eval_set_pb2.EvalCase,
+        named: CaseRunId,
+        number: int,
+        *,
+        session_id: str,
+        mocks: eval_set_pb2.ToolMocks | None,
+    ) -> RunRecord:
+        """Start a turn, or find the run that was started for it before."""
+        if number == 0 and case.HasField("from"):
+            record = await self._fork(case, named, mocks)
+        else:
+            if number == 0:
+                await self._prepare_session(case, named)
+            turn = case.turns[number]
+            record = await self._start(case, named, turn, session=session_id, number=number, mocks=mocks)
+        if self._is_cancelled():  # while the run was created, unseen by cancel_all
+            await self._cancel(record.run.run_id, note="")
+        return record
 
     async def _prepare_session(self, case: eval_set_pb2.EvalCase, named: CaseRunId) -> None:
         """Create the session of a case with the state that it begins with, unless its first turn has begun."""
@@ -221,35 +260,70 @@ class CaseRunner:
 
     async def _finish(self, record: RunRecord, case: eval_set_pb2.EvalCase) -> invocation_pb2.Invocation:
         """Follow a run to its end, answer what it asks, and return its record. Raises NotJudged."""
-        runs, run_id = self._dependencies.runs, record.run.run_id
-        builder = TreeBuilder(Tree(UNLIMITED, run_id=run_id, session_id=record.run.session_id))
-        after = 0
-        unanswered: input_pb2.InputRequest | None = None
-        while True:
-            pages = runs.follow(self._principal, run_id, after=after, until=follow_pb2.WATCH_UNTIL_INTERRUPTED)
-            async with aclosing(pages):
-                async for page in pages:
-                    await builder.add_stored(page)
-                    after = page[-1].sequence
-            run = (await runs.get(self._principal, run_id)).run
-            if run.state in _ENDED and run.last_sequence == after:
-                break
-            if run.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED or run.last_sequence > after:
-                continue  # resumed meanwhile, by an earlier server or by someone's own answer
-            answers, unanswered = answers_to(case.answers, run.open_requests)
-            if unanswered is not None:
-                await runs.cancel(self._principal, run_id, note="A case of an evaluation does not answer it.")
-                continue
-            await runs.resume(
-                self._principal,
-                agent_service_pb2.ResumeRunRequest(run_id=run_id, answers=answers),
-                deadline_time_ns=None,
-            )
+        reader = _TurnReader(record)
+        try:
+            unanswered = await self._answer_to_the_end(reader, case)
+        except (ServerStopping, StorageFailed):
+            raise
+        except CallError as error:
+            await self._cancel(record.run.run_id, note=_NOT_CONTINUED)
+            raise NotJudged(f"The run could not be continued: {error.message}") from None
         if unanswered is not None:
             question = unanswered.prompt or f"the call of {unanswered.call.name}"
             raise NotJudged(f"No answer of the case answers this: {question}", unanswered=unanswered)
-        invocation = await builder.invocation()
-        invocation.as_of_sequence = after
+        return await reader.invocation()
+
+    async def _answer_to_the_end(
+        self, reader: "_TurnReader", case: eval_set_pb2.EvalCase
+    ) -> input_pb2.InputRequest | None:
+        """Follow a run to its end; return the request that no answer of the case answers, and that ended it."""
+        runs, run_id = self._dependencies.runs, reader.run_id
+        while True:
+            pages = runs.follow(self._principal, run_id, after=reader.after, until=follow_pb2.WATCH_UNTIL_INTERRUPTED)
+            async with aclosing(pages):
+                async for page in pages:
+                    await reader.add(page)
+            run = (await runs.get(self._principal, run_id)).run
+            if run.last_sequence > reader.after:
+                continue  # resumed meanwhile, by an earlier server or by a client's own answer
+            if run.state in _ENDED:
+                return answers_to(case.answers, reader.requests)[1] if reader.ended_unanswered else None
+            if run.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
+                continue
+            answers, unanswered = answers_to(case.answers, run.open_requests)
+            if unanswered is not None:
+                await runs.cancel(self._principal, run_id, note=_UNANSWERED)
+                continue
+            request = agent_service_pb2.ResumeRunRequest(run_id=run_id, answers=answers)
+            await runs.resume(self._principal, request, deadline_time_ns=None)
+
+
+class _TurnReader:
+    """Reads the log of a turn's run."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self.run_id = record.run.run_id
+        self._builder = TreeBuilder(Tree(UNLIMITED, run_id=self.run_id, session_id=record.run.session_id))
+        self.after = 0
+        self.requests: Sequence[input_pb2.InputRequest] = ()
+        """What the run asked when it was interrupted last."""
+        self.ended_unanswered = False
+        """Whether the run was cancelled because the case does not answer it, now or by an earlier server."""
+
+    async def add(self, page: Sequence[StoredEvent]) -> None:
+        """Add the next events of the log."""
+        await self._builder.add_stored(page)
+        self.after = page[-1].sequence
+        for stored in page:
+            if stored.kind == events.RUN_INTERRUPTED:
+                self.requests = events.parse(stored.data).run_interrupted.requests
+            elif stored.kind == events.CANCEL_REQUESTED:
+                self.ended_unanswered |= events.parse(stored.data).cancel_requested.note == _UNANSWERED
+
+    async def invocation(self) -> invocation_pb2.Invocation:
+        """Return the record of what was read."""
+        invocation = await self._builder.invocation()
+        invocation.as_of_sequence = self.after
         return invocation
 
 

@@ -28,17 +28,19 @@ CaseRun: TypeAlias = tuple[str, int]
 class EvaluationState:
     """What the events of an evaluation say, in the order of their sequences.
 
-    Without `keeps_trees` the turns of results are dropped: nothing but a result that is shown needs them, and those of
-    a thousand cases are large.
+    The turns of results are dropped, and without `keeps_differences` also the details of their scores: only a result
+    that is shown needs them, and those of a thousand cases are large. See ResultPages.
     """
 
-    keeps_trees: bool = False
+    keeps_differences: bool = False
     last_sequence: int = 0
     planned: evaluation_pb2.EvaluationPlanned = field(default_factory=evaluation_pb2.EvaluationPlanned)
     create_time_ns: int = 0
     cases: dict[str, evaluation_pb2.CasePlanned] = field(default_factory=dict)
     started: dict[CaseRun, str] = field(default_factory=dict)
     """The runs of cases that began, and the session of each."""
+    ended: set[CaseRun] = field(default_factory=set)
+    """The runs of cases whose turns have ended."""
     scored: dict[CaseRun, eval_result_pb2.CaseRunResult] = field(default_factory=dict)
     scored_at: dict[CaseRun, int] = field(default_factory=dict)
     """The sequence of each result in `scored`."""
@@ -60,6 +62,8 @@ class EvaluationState:
             case "case_run_started":
                 one = event.case_run_started
                 self.started[one.case_id, one.index] = one.session_id
+            case "case_run_ended":
+                self.ended.add((event.case_run_ended.case_id, event.case_run_ended.index))
             case "case_run_scored":
                 self._score(event.case_run_scored.result, event.sequence)
             case "evaluation_totaled":
@@ -75,8 +79,11 @@ class EvaluationState:
         self.scored_at[result.case_id, result.index] = sequence
         self.spent.add(Sums.of(result.usage))
         self.spent.add(Sums.of(result.judge_usage))
-        if not self.keeps_trees:
-            del result.turns[:]
+        del result.turns[:]
+        for score in result.scores:
+            del score.judgements[:]
+            if not self.keeps_differences:
+                del score.agents[:]
         self.scored[result.case_id, result.index] = result
 
     def remaining(self) -> Iterator[tuple[evaluation_pb2.CasePlanned, int]]:
@@ -85,10 +92,6 @@ class EvaluationState:
             for index in range(planned.runs):
                 if (planned.case.id, index) not in self.scored:
                     yield planned, index
-
-    def unfinished(self) -> list[CaseRun]:
-        """Return the runs of cases that began and are not judged."""
-        return [one for one in self.started if one not in self.scored]
 
     def results_of(self, case_id: str) -> list[eval_result_pb2.CaseRunResult]:
         """Return the results of a case's runs so far, by index."""
@@ -126,9 +129,9 @@ class EvaluationState:
         return result
 
 
-async def read_state(log: EventLog, evaluation_id: str, *, keeps_trees: bool = False) -> EvaluationState:
+async def read_state(log: EventLog, evaluation_id: str, *, keeps_differences: bool = False) -> EvaluationState:
     """Return what the committed events of an evaluation say."""
-    state = EvaluationState(keeps_trees=keeps_trees)
+    state = EvaluationState(keeps_differences=keeps_differences)
     while page := await log.read(evaluation_id, after=state.last_sequence):
         await asyncio.to_thread(_apply, state, page)
     return state

@@ -3,17 +3,28 @@
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 import structlog
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, evaluation_pb2, event_pb2
 from bough_server import ids
-from bough_server.errors import Fenced, RequestIdReused, SequenceOutOfRange, ServerStopping, StorageFailed
+from bough_server.errors import (
+    Fenced,
+    FieldViolation,
+    InvalidRequest,
+    RequestIdReused,
+    SequenceOutOfRange,
+    ServerStopping,
+)
+from bough_server.evals.cancel_commands import CancelCommands
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.evaluation_log import EvaluationState, as_fact, read_state
 from bough_server.evals.evaluator import LiveEvaluation
 from bough_server.evals.planning import EvaluationPlan, plan, request_digest
+from bough_server.runs.recovery import retry_until_stored
 from bough_server.store.evaluation_ports import EvaluationFilter, EvaluationRecord
 from bough_server.store.ports import (
     NewEvaluation,
@@ -23,10 +34,9 @@ from bough_server.store.ports import (
     RunMoved,
     StoredEvent,
 )
-from bough_server.store.worker_ports import RunCommand
 
-INITIAL_BACKOFF: Final = 0.5
-MAX_BACKOFF: Final = 30.0
+RETRY_SECONDS: Final = 1.0
+"""How long after an evaluation stopped because of the storage the first attempt to continue it is made."""
 
 Pages = AsyncGenerator[Sequence[StoredEvent], None]
 
@@ -41,7 +51,10 @@ class Evaluations:
     def __init__(self, dependencies: EvaluationDependencies) -> None:
         self.dependencies = dependencies
         """What evaluations, and the scoring of stored runs, are executed with."""
+        self._commands = CancelCommands(dependencies, cancel=self._cancel, is_elsewhere=self._is_elsewhere)
         self._live: dict[str, LiveEvaluation] = {}
+        self._continuing: dict[str, asyncio.Task[None]] = {}
+        """The attempts to take evaluations over that are under way."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
 
@@ -60,7 +73,9 @@ class Evaluations:
             earlier = await self.dependencies.store.evaluations.find_request(principal, request.request_id)
             if earlier is not None:
                 return _same_request(earlier, digest, request.request_id)
-        baseline = await self.source(principal, request.baseline) if request.HasField("baseline") else None
+        baseline = None
+        if request.HasField("baseline"):
+            baseline = await self.source(principal, request.baseline, field="baseline")
         planned = await plan(self.dependencies, principal, request, baseline=baseline, digest=digest)
         self._refuse_while_stopping()
         try:
@@ -100,6 +115,8 @@ class Evaluations:
         return record
 
     def _launch(self, record: EvaluationRecord, fold: EvaluationState) -> None:
+        if self._is_stopping:
+            return  # the next server continues it
         live = LiveEvaluation(self.dependencies, record, fold, on_end=self._ended)
         self._live[live.evaluation_id] = live
         live.launch()
@@ -107,20 +124,14 @@ class Evaluations:
     def _ended(self, live: LiveEvaluation, stopped: BaseException | None) -> None:
         """Handle the end of an evaluation's task: it has ended, or stopped with an error that no event records."""
         self._live.pop(live.evaluation_id, None)
-        if stopped is None or self._is_stopping or isinstance(stopped, Fenced | ServerStopping):
+        if stopped is None or self._is_stopping or isinstance(stopped, Fenced):
             return
-        if not isinstance(stopped, StorageFailed):
-            _log.error("evaluation stopped", evaluation_id=live.evaluation_id, exc_info=stopped)
-        self._spawn(self._try_again(live.record))
+        self._spawn(self._try_again(live.evaluation_id))
 
-    async def _try_again(self, record: EvaluationRecord) -> None:
-        backoff = INITIAL_BACKOFF
-        while not self._is_stopping:
-            await self.dependencies.clock.sleep(backoff)
-            backoff = min(MAX_BACKOFF, backoff * 2)
-            with suppress(StorageFailed):
-                await self._continue(record.evaluation.evaluation_id)
-                return
+    async def _try_again(self, evaluation_id: str) -> None:
+        """Continue an evaluation whose log, or that of one of its runs, could not be written, after a while."""
+        await self.dependencies.clock.sleep(RETRY_SECONDS)
+        await self._try_now(evaluation_id)
 
     # Reading
 
@@ -153,17 +164,22 @@ class Evaluations:
         """Return a page of evaluations, newest first, and the next page's token."""
         return await self.dependencies.store.evaluations.list(principal, evaluation_filter, page)
 
-    async def result(self, principal: Principal, evaluation_id: str) -> eval_result_pb2.EvalResult:
-        """Return the whole result of an evaluation so far. Raises NotFound."""
-        await self.get(principal, evaluation_id)
-        fold = await read_state(self.dependencies.store.log, evaluation_id, keeps_trees=True)
-        return await asyncio.to_thread(_whole, fold, evaluation_id)
+    async def source(
+        self, principal: Principal, source: eval_service_pb2.EvalSource, *, field: str
+    ) -> eval_result_pb2.EvalResult:
+        """Return a result, without its turns if it is stored, that a request names or brings in a field.
 
-    async def source(self, principal: Principal, source: eval_service_pb2.EvalSource) -> eval_result_pb2.EvalResult:
-        """Return a result that a request names or brings. Raises NotFound."""
-        if source.WhichOneof("source") == "evaluation_id":
-            return await self.result(principal, source.evaluation_id)
-        return source.result
+        Raises NotFound, and InvalidRequest for an evaluation that has not ended.
+        """
+        if source.WhichOneof("source") != "evaluation_id":
+            return source.result
+        evaluation_id = source.evaluation_id
+        await self.get(principal, evaluation_id)
+        fold = await read_state(self.dependencies.store.log, evaluation_id, keeps_differences=True)
+        if fold.end is None:
+            description = f"The evaluation {evaluation_id!r} has not ended: wait for its end."
+            raise InvalidRequest([FieldViolation(field=f"{field}.evaluation_id", description=description)])
+        return await asyncio.to_thread(_whole, fold, evaluation_id)
 
     # Ending
 
@@ -172,45 +188,72 @@ class Evaluations:
 
         Raises NotFound, ServerStopping and StorageFailed.
         """
-        await self._cancel(await self.get(principal, evaluation_id), requested_by=principal.user_id, note=note)
+        request = event_pb2.CancelRequested(requested_by=principal.user_id, note=note)
+        await self._cancel(await self.get(principal, evaluation_id), request)
         return await self.get(principal, evaluation_id)
 
-    async def _cancel(self, record: EvaluationRecord, *, requested_by: str, note: str) -> None:
+    async def _cancel(self, record: EvaluationRecord, request: event_pb2.CancelRequested) -> None:
+        while not await self._request_cancel(record, request):
+            record = await self.get(record.principal, record.evaluation.evaluation_id)
+
+    async def _request_cancel(self, record: EvaluationRecord, request: event_pb2.CancelRequested) -> bool:
+        """Request the end of an evaluation; return False if it changed hands meanwhile and the caller must try again.
+
+        An evaluation that has already ended counts as True.
+        """
         evaluation_id = record.evaluation.evaluation_id
         if record.evaluation.HasField("end_time"):
-            return
-        if evaluation_id not in self._live and not await self._is_elsewhere(record):
+            return True
+        if await self._is_elsewhere(record):
+            with suppress(Fenced):  # it has ended meanwhile
+                await self._commands.send(record, request)
+            return True
+        if evaluation_id not in self._live:
+            self._refuse_while_stopping()
             await self._continue(evaluation_id)
         live = self._live.get(evaluation_id)
-        if live is not None:
-            with suppress(Fenced):  # it has ended meanwhile
-                await live.cancel(requested_by=requested_by, note=note)
-        elif await self._is_elsewhere(record):
-            cancel = event_pb2.CancelRequested(requested_by=requested_by, note=note)
-            with suppress(Fenced):
-                await self.dependencies.store.mailbox.post(
-                    RunCommand(command_id=0, run_id=evaluation_id, cancel=cancel)
-                )
+        if live is None:
+            return False
+        try:
+            await live.cancel(requested_by=request.requested_by, note=request.note)
+        except Fenced:  # it has ended, or another worker has taken it over
+            await live.stop()
+            return False
+        return True
 
     # The worker
 
     async def recover(self) -> int:
-        """Continue every evaluation that no worker executes, in the background; return how many there are."""
+        """Continue every evaluation that no worker executes, in the background; return how many there are.
+
+        Commands that other workers send to evaluations of this one are carried out from now on.
+        """
+        self._spawn(self._commands.read())
         found = await self.dependencies.store.evaluations.open_evaluations()
         for record in found:
-            self._spawn(self._try_now(record))
+            self._spawn(self._try_now(record.evaluation.evaluation_id))
         return len(found)
 
-    async def _try_now(self, record: EvaluationRecord) -> None:
+    async def _try_now(self, evaluation_id: str) -> None:
+        """Continue an evaluation as soon as its log can be read and written; log an error that keeps it from that."""
         try:
-            await self._continue(record.evaluation.evaluation_id)
-        except StorageFailed:
-            await self._try_again(record)
+            await retry_until_stored(self.dependencies.clock, partial(self._continue, evaluation_id))
         except Exception as error:
-            _log.error("evaluation not continued", evaluation_id=record.evaluation.evaluation_id, exc_info=error)
+            _log.error("evaluation not continued", evaluation_id=evaluation_id, exc_info=error)
 
     async def _continue(self, evaluation_id: str) -> None:
-        """Take an evaluation over and launch it, unless it has ended or another live worker has it."""
+        """Take an evaluation over and launch it, unless it has ended or another live worker has it.
+
+        Calls for the same evaluation share one attempt: two would fence each other.
+        """
+        attempt = self._continuing.get(evaluation_id)
+        if attempt is None:
+            attempt = self._continuing[evaluation_id] = self._spawn(self._take_over(evaluation_id))
+            attempt.add_done_callback(lambda _: self._continuing.pop(evaluation_id, None))
+            attempt.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await self._unless_stopped(attempt)
+
+    async def _take_over(self, evaluation_id: str) -> None:
         record = await self.dependencies.store.evaluations.find(evaluation_id)
         if record is None or record.evaluation.HasField("end_time") or self._is_stopping:
             return
@@ -222,10 +265,8 @@ class Evaluations:
             )
         except (RunMoved, Fenced):
             return  # another worker was faster
-        taken = await self.dependencies.store.evaluations.find(evaluation_id)
-        fold = await read_state(self.dependencies.store.log, evaluation_id)
-        if taken is not None and fold.end is None and evaluation_id not in self._live:
-            self._launch(taken, fold)
+        taken = replace(record, epoch=record.epoch + 1, owner=self.dependencies.worker)
+        self._launch(taken, await read_state(self.dependencies.store.log, evaluation_id))
 
     async def _is_elsewhere(self, record: EvaluationRecord) -> bool:
         if record.owner in ("", self.dependencies.worker):
@@ -235,12 +276,12 @@ class Evaluations:
     async def close(self) -> None:
         """Stop everything where it is; the next server continues it."""
         self._is_stopping = True
-        for live in list(self._live.values()):
-            await live.stop()
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
+        while self._tasks:  # a task may spawn another while it is being cancelled
+            for task in self._tasks:
+                task.cancel()
             await asyncio.wait(self._tasks)
+        await asyncio.gather(*(live.stop() for live in self._live.values()))
+        self._live.clear()
 
     def _refuse_while_stopping(self) -> None:
         if self._is_stopping:
@@ -255,7 +296,16 @@ class Evaluations:
     async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
         task = self._spawn(work)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(task)
+        return await self._unless_stopped(task)
+
+    async def _unless_stopped(self, task: "asyncio.Task[T]") -> T:
+        """Wait for a task that the caller's cancellation must not end. Raises ServerStopping if `close` ended it."""
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled() and self._is_stopping:
+                raise ServerStopping("The server is stopping. Try again at another server.") from None
+            raise
 
 
 def _same_request(earlier: EvaluationRecord, digest: str, request_id: str) -> EvaluationRecord:

@@ -1,8 +1,8 @@
 """Execute one evaluation: run its cases, judge them, and record what happens."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, Final
 
 import structlog
 
@@ -17,6 +17,7 @@ from bough_server.errors import Fenced, RunError, ServerStopping, StorageFailed
 from bough_server.evals.case_runs import CaseRunner, NotJudged, recorded_of
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.evaluation_log import EvaluationState, as_fact
+from bough_server.evals.judges import Judges, counted_in
 from bough_server.evals.judging import judge_run
 from bough_server.evals.outcome import judged
 from bough_server.evals.scoring import not_evaluated
@@ -36,7 +37,10 @@ class EvaluationRecorder:
         self._last = fold.last_sequence
 
     async def record(self, *events: evaluation_pb2.EvaluationEvent) -> None:
-        """Append events in one transaction, and wait until they are on disk. Raises Fenced and StorageFailed."""
+        """Append events in one transaction, and wait until they are on disk.
+
+        Raises Fenced and StorageFailed, after which this recorder cannot be used: its sequences would leave a gap.
+        """
         now = self._dependencies.clock.now_ns()
         records: list[EvaluationFact] = []
         for event in events:
@@ -64,16 +68,26 @@ class LiveEvaluation:
         self._dependencies, self.record, self._fold = dependencies, record, fold
         self.evaluation_id = record.evaluation.evaluation_id
         self._recorder = EvaluationRecorder(dependencies, record, fold)
+        self._judges = Judges(
+            dependencies,
+            record.principal,
+            evaluation_id=self.evaluation_id,
+            counted=counted_in(fold.scored.values()),
+            is_cancelled=lambda: fold.cancel is not None,
+        )
         self._runner = CaseRunner(
             dependencies,
             record.principal,
             evaluation_id=self.evaluation_id,
             agent=fold.planned.agent,
             definitions=fold.planned.definitions,
+            is_cancelled=lambda: fold.cancel is not None,
         )
         self._on_end = on_end
         self._task: asyncio.Task[None] | None = None
+        self._stopped: BaseException | None = None
         self._cancelling: asyncio.Task[None] | None = None
+        self._cancel_asked = asyncio.Event()
 
     def launch(self) -> None:
         """Start to execute it, in a task of this object."""
@@ -81,40 +95,73 @@ class LiveEvaluation:
 
     async def stop(self) -> None:
         """Stop where it is; the next server continues it."""
-        for task in (self._cancelling, self._task):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait({task})
+        tasks = {task for task in (self._cancelling, self._task) if task is not None}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def cancel(self, *, requested_by: str, note: str) -> None:
         """Record that the evaluation is to stop, once, and cancel its runs. Raises Fenced and StorageFailed."""
         if self._fold.cancel is not None or self._fold.end is not None:
             return
+        if self._cancelling is None:  # calls that come meanwhile wait for the event of the first
+            self._cancelling = asyncio.create_task(self._request_cancel(requested_by, note))
+        await asyncio.shield(self._cancelling)
+
+    async def _request_cancel(self, requested_by: str, note: str) -> None:
         event = evaluation_pb2.EvaluationEvent()
         event.evaluation_cancel_requested.requested_by, event.evaluation_cancel_requested.note = requested_by, note
-        await self._recorder.record(event)
-        self._cancelling = asyncio.create_task(self._cancel_runs())
+        try:
+            await self._recorder.record(event)
+        except (Fenced, StorageFailed) as error:
+            self._stopped = error
+            if self._task is not None:
+                self._task.cancel()
+            raise
+        self._cancel_asked.set()
 
     async def _live(self) -> None:
         stopped: BaseException | None = None
         try:
             await self._execute()
         except asyncio.CancelledError:
-            raise
+            if self._stopped is None:
+                raise
+            stopped = self._stopped
         except BaseExceptionGroup as group:
             stopped = _first(group)
         except Exception as error:
             stopped = error
+        if stopped is not None and not isinstance(stopped, Fenced | ServerStopping | StorageFailed):
+            stopped = await self._fail(stopped)
         self._on_end(self, stopped)
+
+    async def _fail(self, error: BaseException) -> BaseException | None:
+        """End the evaluation with an error of the server's code; return what keeps that from being recorded."""
+        _log.error("evaluation failed", evaluation_id=self.evaluation_id, exc_info=error)
+        failure = RunError(
+            "The server failed while executing this evaluation; the server's log says why.",
+            reason=error_pb2.ERROR_REASON_INTERNAL,
+        )
+        event = evaluation_pb2.EvaluationEvent()
+        event.evaluation_failed.error.CopyFrom(failure.to_agent_error())
+        try:
+            await self._recorder.record(event)
+        except Exception as unrecorded:
+            return unrecorded
+        return None
 
     async def _execute(self) -> None:
         if self._fold.cancel is not None:  # recovered between the request and the end
-            await self._cancel_runs()
-        else:
-            remaining = self._fold.remaining()
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self._fold.planned.jobs or DEFAULT_JOBS):
-                    group.create_task(self._work(remaining))
+            self._cancel_asked.set()
+        remaining = self._fold.remaining()
+        async with asyncio.TaskGroup() as group:
+            canceller = group.create_task(self._cancel_runs())
+            workers = [group.create_task(self._work(remaining)) for _ in range(self._fold.planned.jobs or DEFAULT_JOBS)]
+            await asyncio.wait(workers)
+            if self._fold.cancel is None:
+                canceller.cancel()
         await self._end()
 
     async def _work(self, remaining: "Iterator[tuple[evaluation_pb2.CasePlanned, int]]") -> None:
@@ -136,29 +183,26 @@ class LiveEvaluation:
             event.case_run_started.session_id = "" if recorded else named.session_id
             await self._recorder.record(event)
         result = await self._judged(planned, index, recorded)
-        if self._fold.cancel is None:
+        if result is not None and self._fold.cancel is None:
             await self._scored(result)
 
     async def _judged(
         self, planned: evaluation_pb2.CasePlanned, index: int, recorded: Sequence[invocation_pb2.Invocation]
-    ) -> eval_result_pb2.CaseRunResult:
-        """Run a case and judge it. Whatever goes wrong with it is its own result, not the evaluation's end."""
+    ) -> eval_result_pb2.CaseRunResult | None:
+        """Run a case and judge it; return None if the evaluation was cancelled meanwhile.
+
+        Whatever goes wrong with the case is its own result, not the evaluation's end.
+        """
         case = planned.case
         try:
             invocations = recorded or await self._runner.run(planned, index)
-            if not recorded:
+            if not recorded and (case.id, index) not in self._fold.ended:
                 event = evaluation_pb2.EvaluationEvent()
                 event.case_run_ended.case_id, event.case_run_ended.index = case.id, index
                 event.case_run_ended.run_ids.extend(one.run_id for one in invocations)
                 await self._recorder.record(event)
-            return await judge_run(
-                self._dependencies,
-                self.record.principal,
-                case,
-                invocations,
-                index=index,
-                evaluation_id=self.evaluation_id,
-            )
+            judging = judge_run(self._dependencies, case, invocations, index=index, judges=self._judges)
+            return await self._unless_cancelled(judging)
         except NotJudged as error:
             return not_evaluated(case, index, error.reason, invocations=error.invocations, unanswered=error.unanswered)
         except (ServerStopping, StorageFailed, Fenced):
@@ -173,15 +217,31 @@ class LiveEvaluation:
             )
             return not_evaluated(case, index, "The server failed while judging it; the server's log says why.")
 
+    async def _unless_cancelled(
+        self, judging: Coroutine[Any, Any, eval_result_pb2.CaseRunResult]
+    ) -> eval_result_pb2.CaseRunResult | None:
+        """Return the result, or None as soon as the evaluation is cancelled: judges have further questions."""
+        tasks = asyncio.create_task(judging), asyncio.create_task(self._cancel_asked.wait())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        return None if tasks[0].cancelled() else tasks[0].result()
+
     async def _scored(self, result: eval_result_pb2.CaseRunResult) -> None:
         event = evaluation_pb2.EvaluationEvent()
         event.case_run_scored.result.CopyFrom(result)
         await self._recorder.record(event)
 
     async def _cancel_runs(self) -> None:
-        note = self._fold.cancel.note if self._fold.cancel is not None else ""
-        for case_id, index in self._fold.unfinished():
-            await self._runner.cancel(self._fold.cases[case_id], index, note=note)
+        """Wait until the evaluation is cancelled, and cancel its runs, those of judges too."""
+        await self._cancel_asked.wait()
+        await self._runner.cancel_all(note=self._note())
+
+    def _note(self) -> str:
+        return "" if self._fold.cancel is None else self._fold.cancel.note
 
     async def _end(self) -> None:
         fold = self._fold
@@ -189,8 +249,7 @@ class LiveEvaluation:
         summary = await asyncio.to_thread(fold.totals_of, cases)
         end = evaluation_pb2.EvaluationEvent()
         if fold.cancel is not None:
-            if self._cancelling is not None:
-                await self._cancelling
+            await self._runner.cancel_all(note=self._note())  # what was being created when the others were cancelled
             error = RunError("The evaluation was cancelled.", reason=error_pb2.ERROR_REASON_CANCELLED)
             end.evaluation_cancelled.error.CopyFrom(error.to_agent_error())
             end.evaluation_cancelled.totals.CopyFrom(summary)

@@ -3,15 +3,21 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from bough.v1 import eval_set_pb2
 from bough_server.documents import suggestion
 from bough_server.evals.eval_set import metric_name
+from bough_server.evals.metrics.llm_judge import template_mistake
 from bough_server.value_matcher import check_answer, check_matcher
 
 FieldProblem: TypeAlias = tuple[str, str]
 """A field's path and the problem with it."""
+
+
+MAX_DEPTH: Final = 64
+"""The most levels of an expected tree. Parsers of protobuf read a hundred levels, and a log and a result wrap a case in
+more of them than a request does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +39,16 @@ def expectation_problems(expect: eval_set_pb2.Expectation, place: str) -> Iterat
         yield from _agent_problems(agent, f"{place}.agents[{index}]")
 
 
-def _agent_problems(agent: eval_set_pb2.ExpectedAgent, place: str) -> Iterator[FieldProblem]:
+def _agent_problems(agent: eval_set_pb2.ExpectedAgent, place: str, depth: int = 1) -> Iterator[FieldProblem]:
     least = agent.repeat.min if agent.repeat.HasField("min") else 1
     if agent.repeat.HasField("max") and least > agent.repeat.max:
         yield f"{place}.repeat.max", f"must not be less than min, which is {least}."
     yield from tools_problems(agent.tools, f"{place}.tools")
+    if agent.children and depth == MAX_DEPTH:
+        yield f"{place}.children", f"must not be set: an expected tree has at most {MAX_DEPTH} levels."
+        return
     for index, child in enumerate(agent.children):
-        yield from _agent_problems(child, f"{place}.children[{index}]")
+        yield from _agent_problems(child, f"{place}.children[{index}]", depth + 1)
 
 
 def tools_problems(tools: Sequence[eval_set_pb2.ExpectedTool], place: str) -> Iterator[FieldProblem]:
@@ -100,7 +109,8 @@ def _kind_problems(metric: eval_set_pb2.Metric, place: str, known: KnownNames) -
         case "llm_judge":
             yield from _judge_problems(metric.llm_judge, f"{place}.llm_judge", known)
         case "custom":
-            yield from unknown_name("metric", metric.custom.name, known.metrics, f"{place}.custom.name")
+            if "." not in metric.custom.name:  # else one of another project's, which an import has kept
+                yield from unknown_name("metric", metric.custom.name, known.metrics, f"{place}.custom.name")
             if problem := json_problem(metric.custom.config_json, is_object=True):
                 yield f"{place}.custom.config_json", problem
 
@@ -120,6 +130,8 @@ def _judge_problems(judge: eval_set_pb2.LlmJudgeMetric, place: str, known: Known
             there = f"{place}.rubrics[{first[rubric.id]}]"
             yield f"{place}.rubrics[{index}].id", f"{rubric.id!r} is also the id of {there}."
         first.setdefault(rubric.id, index)
+    if judge.template and (problem := template_mistake(judge.template)):
+        yield f"{place}.template", problem
     if problem := json_problem(judge.settings.extra_json, is_object=True):
         yield f"{place}.settings.extra_json", problem
 

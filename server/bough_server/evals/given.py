@@ -9,15 +9,28 @@ from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.diff import diff
 from bough_server.evals.eval_set import planned_cases
 from bough_server.evals.folding import UNLIMITED, read_tree
+from bough_server.evals.judges import Judges
 from bough_server.evals.judging import judge_run
 from bough_server.evals.planning import require_extra
+from bough_server.evals.scoring import applicable_metrics
 from bough_server.evals.validation import request_problems
 from bough_server.evals.verdicts import case_result, totals, verdict
+from bough_server.messages import copy_of
 from bough_server.store.ports import Principal
 from bough_server.tree.fold import Tree
 
-MAX_RESULT_BYTES: Final = 3 * 1024 * 1024
-"""The most bytes of a result before the trees of further cases are left out: clients accept messages of 4 MiB."""
+MAX_RESULT_BYTES: Final = 3_900_000
+"""The most bytes of the cases of a result: clients accept messages of 4 MiB."""
+
+_MAX_ID: Final = 128
+"""The most characters of a record's id that become the id of its case."""
+
+_CASE_BYTES: Final = 64
+_METRIC_BYTES: Final = 40
+"""What the least about a case and about one of its metrics take, names left out."""
+
+_FRAME_BYTES: Final = 8
+"""What a case takes in a message beside its content."""
 
 
 async def invocation_of(
@@ -49,23 +62,89 @@ async def score_invocations(
     Raises NotInstalled, InvalidRequest, NotFound and SequenceOutOfRange.
     """
     require_extra()
-    await _check(dependencies, request)
-    cases: list[eval_result_pb2.CaseResult] = []
-    size = 0
-    taken: dict[str, int] = {}
+    case = _case(request)
+    await _check(dependencies, case)
+    found = _Found(request, case)
+    judges = Judges(dependencies, principal)
     for number, source in enumerate(request.invocations):
         invocation = await invocation_of(dependencies, principal, source)
-        case = _case(request, _case_id(invocation, number, taken))
-        result = await judge_run(dependencies, principal, case, [invocation], index=0)
-        judged = case_result(evaluation_pb2.CasePlanned(case=case, runs=1), [result])
-        size += judged.ByteSize()
-        if size > MAX_RESULT_BYTES:
-            for turn in (turn for run in judged.runs for turn in run.turns):
-                del turn.agents[:]
-                turn.truncated = True
-        cases.append(judged)
-    summary = await asyncio.to_thread(totals, cases, planned_runs=len(cases), digest="")
-    return eval_result_pb2.EvalResult(cases=cases, totals=summary, status=verdict(cases, (), removed=()))
+        case.id = found.case_id(invocation, number)
+        result = await judge_run(dependencies, case, [invocation], index=0, judges=judges)
+        found.add(await asyncio.to_thread(case_result, evaluation_pb2.CasePlanned(case=case, runs=1), [result]))
+    return await asyncio.to_thread(found.result)
+
+
+class _Found:
+    """The cases of an answer that clients accept, which has at most MAX_RESULT_BYTES."""
+
+    def __init__(self, request: eval_service_pb2.ScoreInvocationsRequest, case: eval_set_pb2.EvalCase) -> None:
+        """Raises InvalidRequest if even the least about each case does not fit."""
+        count = len(request.invocations)
+        metrics = sum(len(metric.name) + _METRIC_BYTES for metric in applicable_metrics(case))
+        self._least = _CASE_BYTES + metrics
+        if count * self._least > MAX_RESULT_BYTES:
+            description = (
+                f"has {count:,} items, and with these metrics the results of {MAX_RESULT_BYTES // self._least:,} fit "
+                "an answer. Score them in several calls."
+            )
+            raise InvalidRequest([FieldViolation(field="invocations", description=description)])
+        self._room = MAX_RESULT_BYTES
+        self._waiting = count
+        self._cases: list[eval_result_pb2.CaseResult] = []
+        self._numbers: list[eval_result_pb2.CaseResult] = []
+        """The same cases, for the totals: without texts and trees."""
+        self._taken: set[str] = set()
+
+    def case_id(self, invocation: invocation_pb2.Invocation, number: int) -> str:
+        """Return the run's id, else the invocation's number; with the number if an earlier case has that id."""
+        name = given = invocation.run_id[:_MAX_ID] or str(number)
+        while name in self._taken:
+            name = f"{given} ({number})"
+            given = name
+        self._taken.add(name)
+        return name
+
+    def add(self, case: eval_result_pb2.CaseResult) -> None:
+        """Add the next case, with as much about it as fits beside the least about those that follow."""
+        self._waiting -= 1
+        numbers = copy_of(case)
+        _strip(numbers, "numbers")
+        self._numbers.append(numbers)
+        room = self._room - self._waiting * self._least
+        for step in ("", "trees", "turns", "runs", "reason"):
+            _strip(case, step)
+            if case.ByteSize() + _FRAME_BYTES <= room:
+                break
+        self._room -= case.ByteSize() + _FRAME_BYTES
+        self._cases.append(case)
+
+    def result(self) -> eval_result_pb2.EvalResult:
+        """Return the result."""
+        summary = totals(self._numbers, planned_runs=len(self._numbers), digest="")
+        return eval_result_pb2.EvalResult(
+            cases=self._cases, totals=summary, status=verdict(self._numbers, (), removed=())
+        )
+
+
+def _strip(case: eval_result_pb2.CaseResult, step: str) -> None:
+    """Leave out something of a case, in place."""
+    turns = [turn for run in case.runs for turn in run.turns]
+    if step == "trees":
+        for turn in turns:
+            turn.truncated = turn.truncated or bool(turn.agents)
+            del turn.agents[:]
+    if step in ("turns", "numbers"):
+        del case.turns[:]
+        for run in case.runs:
+            del run.turns[:]
+            del run.scores[:]
+            run.ClearField("unanswered")
+    if step == "runs":
+        del case.runs[:]
+        case.ClearField("labels")
+        case.ClearField("statistics")
+    if step in ("reason", "numbers"):
+        case.ClearField("reason")
 
 
 async def diff_invocations(
@@ -77,8 +156,8 @@ async def diff_invocations(
     return await asyncio.to_thread(diff, left, right)
 
 
-async def _check(dependencies: EvaluationDependencies, request: eval_service_pb2.ScoreInvocationsRequest) -> None:
-    one = eval_set_pb2.EvalSet(name="given", cases=[_case(request, "0")])
+async def _check(dependencies: EvaluationDependencies, case: eval_set_pb2.EvalCase) -> None:
+    one = eval_set_pb2.EvalSet(name="given", cases=[case])
     # Marks the case as one that is not run, as those of the request are.
     one.cases[0].turns[0].recorded.SetInParent()
     wrong = await asyncio.to_thread(request_problems, one, known=dependencies.known_names())
@@ -90,18 +169,9 @@ def _in_request(path: str) -> str:
     return path.removeprefix("cases[0].turns[0].").removeprefix("cases[0].")
 
 
-def _case(request: eval_service_pb2.ScoreInvocationsRequest, case_id: str) -> eval_set_pb2.EvalCase:
+def _case(request: eval_service_pb2.ScoreInvocationsRequest) -> eval_set_pb2.EvalCase:
     turn = eval_set_pb2.EvalTurn()
     if request.HasField("expect"):
         turn.expect.CopyFrom(request.expect)
-    case = eval_set_pb2.EvalCase(id=case_id, turns=[turn], metrics=request.metrics)
+    case = eval_set_pb2.EvalCase(id="given", turns=[turn], metrics=request.metrics)
     return planned_cases(eval_set_pb2.EvalSet(cases=[case]), runs=1)[0].case
-
-
-def _case_id(invocation: invocation_pb2.Invocation, number: int, taken: dict[str, int]) -> str:
-    """Return the run's id, else the invocation's number; a run that is judged twice gets its number as well."""
-    name = invocation.run_id or str(number)
-    if name in taken:
-        return f"{name} ({number})"
-    taken[name] = number
-    return name

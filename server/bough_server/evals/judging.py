@@ -2,44 +2,46 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
-from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, execution_pb2, invocation_pb2
+from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, invocation_pb2
+from bough_server.evals.case_runs import DEFAULT_TIMEOUT_SECONDS
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.judges import Judges
 from bough_server.evals.metrics import custom
-from bough_server.evals.metrics.turn import name_of, no_score
-from bough_server.evals.scoring import applicable_metrics, not_evaluated, score_run
-from bough_server.store.ports import Principal
+from bough_server.evals.metrics.turn import no_score
+from bough_server.evals.scoring import applicable_metrics, can_be_judged, not_evaluated, score_run
+from bough_server.usage import Sums
 
 
 async def judge_run(
     dependencies: EvaluationDependencies,
-    principal: Principal,
     case: eval_set_pb2.EvalCase,
     invocations: Sequence[invocation_pb2.Invocation],
     *,
     index: int,
-    evaluation_id: str = "",
+    judges: Judges,
 ) -> eval_result_pb2.CaseRunResult:
     """Return the result of a run of a case from the records of its turns. Raises ServerStopping and StorageFailed.
 
-    What computes runs in a thread: a tree of a thousand agents takes a tenth of a second.
+    `judges` are those of the evaluation, which count the usage of each of them once. What computes runs in a thread: a
+    tree of a thousand agents takes a tenth of a second.
     """
     if unmocked := _unmocked(invocations):
         return not_evaluated(case, index, unmocked, invocations=invocations)
     scores: dict[str, eval_result_pb2.MetricScore] = {}
-    judges = Judges(dependencies, principal, evaluation_id=evaluation_id, case_id=case.id)
-    if all(one.state == execution_pb2.EXECUTION_STATE_SUCCEEDED for one in invocations):
-        for metric in applicable_metrics(case):
+    used = Sums()
+    asked = [metric for metric in applicable_metrics(case) if metric.WhichOneof("kind") in ("custom", "llm_judge")]
+    can_ask = bool(asked) and await asyncio.to_thread(can_be_judged, case, invocations)
+    if can_ask:
+        for metric in asked:
             if metric.HasField("custom"):
-                score = await _custom(dependencies, metric, case, invocations)
-            elif metric.HasField("llm_judge"):
-                score = await judges.score(metric, case, invocations)
+                scores[metric.name] = await _custom(dependencies, metric, case, invocations)
             else:
-                continue
-            scores[name_of(metric)] = score
+                scores[metric.name] = await judges.score(metric, case, invocations, used=used)
     result = await asyncio.to_thread(score_run, case, invocations, index=index, extra_scores=scores)
-    result.judge_usage.CopyFrom(judges.used.usage())
+    if used.numbers:
+        result.judge_usage.CopyFrom(used.usage())
     return result
 
 
@@ -52,7 +54,13 @@ async def _custom(
     function = dependencies.metrics.get(metric.custom.name)
     if function is None:  # one of another project's metrics, kept by an import
         return no_score(metric, f"There is no metric {metric.custom.name!r} here.")
-    return await asyncio.to_thread(custom.score_custom, metric, function, case, invocations)
+    seconds = case.timeout.ToTimedelta().total_seconds() if case.HasField("timeout") else DEFAULT_TIMEOUT_SECONDS
+    work = dependencies.threads.submit(partial(custom.score_custom, metric, function, case, invocations))
+    try:
+        return (await asyncio.wait_for(work, seconds)).result()
+    except TimeoutError:
+        # Its thread cannot be stopped: it keeps its place among them until the function returns.
+        return no_score(metric, f"The metric {function.name!r} has not returned within {seconds:g} s.")
 
 
 def _unmocked(invocations: Sequence[invocation_pb2.Invocation]) -> str:

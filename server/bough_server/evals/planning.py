@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from typing import Final
@@ -23,6 +23,12 @@ DEFAULT_JOBS: Final = 4
 
 MAX_BASELINE_BYTES: Final = 2 * 1024 * 1024
 """The most bytes of a baseline without its trees, which becomes part of an event."""
+
+BUDGET_FIELDS: Final = ("model_calls", "tool_calls", "tokens", "cost_nanos", "wall_duration")
+"""The bounds of Limits that an evaluation as a whole can have."""
+
+MAX_DEFINITIONS_BYTES: Final = 1024 * 1024
+"""The most bytes of a request's definitions, which become part of the same event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +76,9 @@ async def plan(
     wrong = await asyncio.to_thread(
         request_problems, request.set, agent=request.agent, known=dependencies.known_names(), runs=runs
     )
-    if wrong:
-        raise InvalidRequest([FieldViolation(field=_in_set(path), description=text) for path, text in wrong])
+    violations = [FieldViolation(field=_in_set(path), description=text) for path, text in wrong]
+    if violations := [*violations, *_large_definitions(request), *_meaningless_bounds(request)]:
+        raise InvalidRequest(violations)
     cases = await asyncio.to_thread(planned_cases, request.set, runs=runs)
     _refuse_gates(request, cases, has_baseline=baseline is not None)
     pins = eval_result_pb2.EvalPins(set_digest=set_digest(request.set), server_version=metadata.version("bough"))
@@ -160,6 +167,21 @@ def _kept(baseline: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalResult:
         description = f"is {kept.ByteSize():,} bytes without its trees and may be {MAX_BASELINE_BYTES:,}"
         raise InvalidRequest([FieldViolation(field="baseline", description=description)])
     return kept
+
+
+def _large_definitions(request: eval_service_pb2.EvaluateRequest) -> Iterator[FieldViolation]:
+    size = sum(one.ByteSize() for one in request.definitions)
+    if size > MAX_DEFINITIONS_BYTES:
+        description = f"are {size:,} bytes and may be {MAX_DEFINITIONS_BYTES:,}"
+        yield FieldViolation(field="definitions", description=description)
+
+
+def _meaningless_bounds(request: eval_service_pb2.EvaluateRequest) -> Iterator[FieldViolation]:
+    for bound, _ in request.budget.ListFields():
+        if bound.name not in BUDGET_FIELDS:
+            names = ", ".join(BUDGET_FIELDS)
+            description = f"has no meaning for all runs together; a budget may have {names}"
+            yield FieldViolation(field=f"budget.{bound.name}", description=description)
 
 
 def _in_set(path: str) -> str:

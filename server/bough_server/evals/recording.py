@@ -1,11 +1,11 @@
 """Make cases of runs: what they were asked, what they did, and mocks of what their tools returned."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import error_pb2, eval_set_pb2, execution_pb2, invocation_pb2, message_pb2
+from bough.v1 import error_pb2, eval_set_pb2, event_pb2, execution_pb2, input_pb2, invocation_pb2, message_pb2
 from bough_server.evals.metrics.agent_trajectory import TRANSPARENT
 from bough_server.evals.metrics.tool_trajectory import counted
 from bough_server.messages import text_of
@@ -101,25 +101,95 @@ def _named(call: invocation_pb2.ToolInvocation) -> str:
 def case_of(
     invocation: invocation_pb2.Invocation, case_id: str, *, parts: Collection[str], with_mocks: bool
 ) -> tuple[eval_set_pb2.EvalCase, Sequence[str]]:
-    """Return a case that a run passes, and sentences about what its mocks leave out.
+    """Return a case that a run passes, and sentences about what it leaves out.
 
     `parts` are what it expects: "agents", "tools" and "answer". With mocks no tool runs: they are strict.
     """
     case = eval_set_pb2.EvalCase(id=case_id)
-    turn = case.turns.add(user=text_of(invocation.user_content))
+    turn = case.turns.add()
+    left_out = list(_record_input(turn, invocation.user_content))
     if "answer" in parts and invocation.HasField("final_response"):
-        turn.expect.answer.exact = text_of(invocation.final_response).strip()
+        if any(part.truncated for part in invocation.final_response.parts):
+            left_out.append("The answer is too long to be expected, so the case expects none.")
+        else:
+            turn.expect.answer.exact = text_of(invocation.final_response).strip()
     if "tools" in parts:
         for call in counted((), invocation.tools):
             turn.expect.tools.add(name=call.name, arguments_json=call.arguments_json)
     if "agents" in parts:
         turn.expect.agents.extend(_expected_agents(invocation))
     if not with_mocks:
-        return case, ()
+        return case, left_out
     mocks = recorded_mocks(invocation)
     case.mocks.tools.extend(mocks.tools)
     case.mocks.strict = True
-    return case, mocks.dropped
+    return case, [*left_out, *mocks.dropped]
+
+
+def _record_input(turn: eval_set_pb2.EvalTurn, said: message_pb2.Message) -> Iterator[str]:
+    """Let a turn say what the user said, and yield a sentence for what of it a case cannot hold."""
+    if any(part.truncated for part in said.parts):
+        yield "What the user said is too long for the record, and was cut in the case."
+    if any(part.HasField("blob") for part in said.parts):
+        yield "The user sent files, which the case does not have."
+    kept = [part for part in said.parts if part.WhichOneof("content") in ("text", "data_json")]
+    if all(part.HasField("text") for part in kept):
+        turn.user = text_of(said)
+        return
+    for part in kept:
+        if part.HasField("text"):
+            turn.input.parts.add(text=part.text)
+        else:
+            turn.input.parts.add(data_json=part.data_json)
+
+
+def recorded_answers(
+    events: Iterable[event_pb2.AgentEvent], *, with_mocks: bool
+) -> tuple[Sequence[eval_set_pb2.EvalAnswer], Sequence[str]]:
+    """Return the answers that a run got, and sentences about those that a case cannot give.
+
+    With mocks, tools that the client runs need no answer.
+    """
+    asked: dict[str, input_pb2.InputRequest] = {}
+    made: dict[tuple[str, str], eval_set_pb2.EvalAnswer] = {}
+    dropped: list[str] = []
+    for event in events:
+        if event.HasField("input_requested"):
+            asked[event.input_requested.request.input_id] = event.input_requested.request
+        elif event.HasField("input_received"):
+            given = event.input_received.answer
+            request = asked.get(given.input_id)
+            if request is None or (with_mocks and request.kind == input_pb2.INPUT_KIND_CLIENT_TOOL):
+                continue
+            answer = _case_answer(request, given)
+            about = request.call.name or request.prompt
+            if answer is None:
+                dropped.append(f"The answer about {cut_text(about, _SHOWN_BYTES)!r} is none that a case can give.")
+            elif made.setdefault((answer.agent, about), answer) != answer:
+                dropped.append(
+                    f"{cut_text(about, _SHOWN_BYTES)!r} was answered in another way before, which is kept for both."
+                )
+    return list(made.values()), dropped
+
+
+def _case_answer(request: input_pb2.InputRequest, given: input_pb2.InputAnswer) -> eval_set_pb2.EvalAnswer | None:
+    """Return an answer of a case that answers a request as it was answered; None if there is none."""
+    answer = eval_set_pb2.EvalAnswer(agent=request.agent_path[-1] if request.agent_path else "")
+    match given.WhichOneof("answer"):
+        case "approval":
+            answer.tool = request.call.name
+            approved = given.approval.approved
+            answer.decision = eval_set_pb2.EVAL_DECISION_APPROVE if approved else eval_set_pb2.EVAL_DECISION_REFUSE
+            answer.arguments_json = given.approval.arguments_json
+        case "value_json":
+            answer.question, answer.value_json = request.prompt, given.value_json
+        case "tool_outcome" if len(given.tool_outcome.parts) == 1 and not given.tool_outcome.HasField("failure"):
+            (part,) = given.tool_outcome.parts
+            answer.tool = request.call.name
+            answer.value_json = part.data_json or json.dumps(part.text, ensure_ascii=False)
+        case _:
+            return None
+    return answer
 
 
 def _expected_agents(invocation: invocation_pb2.Invocation) -> list[eval_set_pb2.ExpectedAgent]:

@@ -14,6 +14,9 @@ from bough_server.evals.verdicts import case_result
 _HELD: Final = 8
 """The most ended evaluations whose state is kept: a client reads the pages of one after the other."""
 
+MAX_CASE_BYTES: Final = 1024 * 1024
+"""The most bytes of the results of one case's runs: those beyond it, but for the first, are without trees."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultPage:
@@ -65,12 +68,17 @@ class ResultPages:
         """Return a case with the trees of its runs, which are read from the log."""
         planned = state.cases[case_id]
         runs: list[eval_result_pb2.CaseRunResult] = []
+        held = 0
         for index in range(planned.runs):
             sequence = state.scored_at.get((case_id, index))
             if sequence is None:
                 continue
             found = await self._dependencies.store.log.read(evaluation_id, after=sequence - 1, through=sequence)
-            runs.append(evaluation_events.parse(found[0].data).case_run_scored.result)
+            result = evaluation_events.parse(found[0].data).case_run_scored.result
+            if held and held + result.ByteSize() > MAX_CASE_BYTES:
+                _cut(result)
+            held += result.ByteSize()
+            runs.append(result)
         return case_result(planned, runs)
 
 
@@ -81,3 +89,13 @@ def _totals(state: EvaluationState) -> eval_result_pb2.EvalTotals:
     if state.end is not None and state.end.HasField("evaluation_cancelled"):
         return state.end.evaluation_cancelled.totals
     return state.totals_of(state.case_results())
+
+
+def _cut(result: eval_result_pb2.CaseRunResult) -> None:
+    """Drop the trees and the answer of each turn, and say so."""
+    for turn in result.turns:
+        del turn.agents[:]
+        turn.answer, turn.truncated = "", True
+    for score in result.scores:
+        del score.agents[:]
+        del score.judgements[:]

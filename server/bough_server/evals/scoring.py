@@ -30,6 +30,9 @@ from bough_server.usage import Sums
 MAX_REASON: Final = 1_000
 """The most characters of a run's reason."""
 
+_LONGEST_NS: Final = 315_576_000_000 * 1_000_000_000
+"""The longest duration that has a JSON form: records of other systems may have any times."""
+
 _MAX_SCORE_BYTES: Final = 512 * 1024
 """The most bytes of all scores; the turns have the rest."""
 
@@ -63,6 +66,11 @@ def applicable_metrics(case: EvalCase) -> list[Metric]:
             kind = name_of(default)
             metrics.append(_named(default, f"{kind}.expected" if kind in taken else kind))
     return metrics
+
+
+def can_be_judged(case: EvalCase, invocations: Sequence[Invocation]) -> bool:
+    """Return whether a run of a case has scores: that it did not crash, and that its records are whole."""
+    return next(_problems(case, invocations), "") == ""
 
 
 def score_run(
@@ -137,7 +145,7 @@ def _unscored(case: EvalCase, index: int, invocations: Sequence[Invocation]) -> 
     if any(invocation.HasField("tree_usage") for invocation in invocations):
         result.usage.CopyFrom(used.usage())
     if any(duration is not None for duration in durations):
-        result.duration.FromNanoseconds(sum(filter(None, durations)))
+        result.duration.FromNanoseconds(min(_LONGEST_NS, sum(filter(None, durations))))
     return result
 
 
@@ -162,6 +170,8 @@ def _problems(case: EvalCase, invocations: Sequence[Invocation]) -> Iterator[str
             yield f"{subject} has not ended."
         if invocation.agents_total > len(invocation.agents) or invocation.tools_total > len(invocation.tools):
             yield f"{subject} has more agents or tool calls than its record."
+        if len({agent.invocation_id for agent in invocation.agents}) < len(invocation.agents):
+            yield f"The record of {subject[:1].lower()}{subject[1:]} has several agents with the same invocation_id."
         for anomaly in (*invocation.anomalies, *(one for agent in invocation.agents for one in agent.anomalies)):
             yield f"The record of {subject[:1].lower()}{subject[1:]} is inconsistent: {anomaly.message}"[:MAX_REASON]
     if len(invocations) != len(case.turns):

@@ -33,6 +33,10 @@ MAX_RUNS: Final = 100_000
 
 MAX_CASE_BYTES: Final = 2 * 1024 * 1024
 MAX_MOCKS_BYTES: Final = 1024 * 1024
+MAX_DEFAULTS_BYTES: Final = 256 * 1024
+MAX_MERGED_BYTES: Final = 64 * 1024 * 1024
+"""The most bytes of the cases once each has the defaults: so they are written to the log."""
+
 _USER_ROLES: Final = (message_pb2.ROLE_UNSPECIFIED, message_pb2.ROLE_USER)
 _KEY_WORDS: Final = "a letter, then up to 127 of letters, digits and _ - . :"
 
@@ -79,6 +83,12 @@ def _set_problems(
 ) -> Iterator[FieldProblem]:
     if eval_set.ByteSize() > MAX_SET_BYTES:
         yield "", f"is larger than {MAX_SET_BYTES // 1024 // 1024} MiB."
+    defaults = eval_set.defaults.ByteSize()
+    if defaults > MAX_DEFAULTS_BYTES:
+        yield "defaults", f"are larger than {MAX_DEFAULTS_BYTES // 1024} KiB."
+    elif defaults * len(eval_set.cases) > MAX_MERGED_BYTES:
+        most = MAX_MERGED_BYTES // len(eval_set.cases)
+        yield "defaults", f"are {defaults:,} bytes, and with {len(eval_set.cases):,} cases they may be {most:,}."
     if not eval_set.cases:
         yield "cases", "must have at least one case."
     named = agent or eval_set.agent

@@ -21,6 +21,9 @@ PASSED: Final = eval_result_pb2.METRIC_STATUS_PASSED
 FAILED: Final = eval_result_pb2.METRIC_STATUS_FAILED
 NOT_EVALUATED: Final = eval_result_pb2.METRIC_STATUS_NOT_EVALUATED
 
+MAX_FLAKY: Final = 1_000
+"""The most flaky cases that totals name: they are part of an event and of every page of a result."""
+
 
 def worst(statuses: Iterable[Status]) -> Status:
     """Return FAILED if a status is, else NOT_EVALUATED if one is not PASSED or there is none, else PASSED."""
@@ -170,7 +173,7 @@ def totals(
         metric_means=_metric_means(cases),
         usage=_sum(run.usage for case in cases for run in case.runs if run.HasField("usage")),
         judge_usage=_sum(run.judge_usage for case in cases for run in case.runs if run.HasField("judge_usage")),
-        flaky_cases=[case.case_id for case in cases if case.statistics.flaky],
+        flaky_cases=[case.case_id for case in cases if case.statistics.flaky][:MAX_FLAKY],
     )
     if rates := [case.statistics.pass_rate for case in cases if case.statistics.HasField("pass_rate")]:
         result.pass_rate = statistics.mean(rates)

@@ -11,6 +11,7 @@ from grpc import aio
 
 from bough.v1 import agent_pb2, event_pb2
 from bough.v1 import agent_service_pb2 as pb
+from bough.v1 import eval_service_pb2 as eval_pb
 from bough_server.blobs import blobs_in, data_size, parts_of_request
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.interceptors.handlers import (
@@ -37,6 +38,10 @@ _WITH_FILES: Final = (pb.RunRequest, pb.ResumeRunRequest, pb.ForkRunRequest)
 _Requested: TypeAlias = pb.RunRequest | pb.ResumeRunRequest | pb.ForkRunRequest
 
 _FOLLOWING: Final = (pb.RunRequest, pb.WatchRunRequest, pb.ResumeRunRequest, pb.ForkRunRequest)
+
+
+_NOT_STORED: Final = (eval_pb.ScoreInvocationsRequest, eval_pb.DiffInvocationsRequest)
+"""Requests whose times are read, and neither stored nor answered; records may have 100,000 of them."""
 
 
 class Validation(aio.ServerInterceptor):
@@ -84,7 +89,7 @@ def _light(request: _Requested) -> _Requested:
 
 def _violations(request: Message) -> list[FieldViolation]:
     # The schema's rules accept times out of range, but a log that holds one could not be written as JSON.
-    if unwritable := list(_unwritable_times(request, "")):
+    if not isinstance(request, _NOT_STORED) and (unwritable := list(_unwritable_times(request, ""))):
         return unwritable
     broken = broken_rules(request)
     return [*broken, *_unknown_event_names(request, {violation.field for violation in broken})]

@@ -13,6 +13,7 @@ from referencing.jsonschema import DRAFT202012
 
 from bough.v1 import error_pb2
 from bough_server.errors import RunError
+from bough_server.tools.bounded_schemas import TooCostly, bounded_errors, pattern_problem
 
 _MOST_MISTAKES: Final = 5
 _LONGEST_MISTAKE: Final = 300
@@ -44,12 +45,18 @@ def bad_arguments(mistakes: Sequence[str]) -> RunError:
     return RunError(message, reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
 
 
-def schema_mistakes(value: Any, schema_json: str) -> list[str]:
-    """Return how a JSON value violates a schema, each mistake with its path; empty if it is valid."""
+def schema_mistakes(value: Any, schema_json: str, *, is_bounded: bool = False) -> list[str]:
+    """Return how a JSON value violates a schema, each mistake with its path; empty if it is valid.
+
+    `is_bounded`: a schema that would take long to check is a mistake, and its patterns are RE2's.
+    """
     try:
-        errors = sorted(_validator(schema_json).iter_errors(value), key=lambda error: [str(p) for p in error.path])
+        found = bounded_errors(value, schema_json) if is_bounded else _validator(schema_json).iter_errors(value)
+        errors = sorted(found, key=lambda error: [str(p) for p in error.path])
     except (RecursionError, referencing.exceptions.Unresolvable):
         return ["the tool's schema cannot be followed to its end"]
+    except TooCostly as error:
+        return [str(error)]
     # jsonschema reports every missing name, and _mistakes() lists all of them each time: the dict drops duplicates.
     return list(dict.fromkeys(mistake for error in errors for mistake in _mistakes(error)))
 
@@ -68,16 +75,24 @@ def schema_problem(schema_json: str, *, why_object: str = "") -> str:
     return value_schema_problem(schema)
 
 
-def value_schema_problem(schema: Mapping[str, Any]) -> str:
-    """Return what is wrong with a schema of any JSON value, as a sentence; empty if nothing is."""
+def value_schema_problem(schema: Mapping[str, Any], *, is_bounded: bool = False) -> str:
+    """Return what is wrong with a schema of any JSON value, as a sentence; empty if nothing is.
+
+    `is_bounded`: its patterns have to be RE2's.
+    """
     meta = Draft202012Validator(Draft202012Validator.META_SCHEMA, format_checker=Draft202012Validator.FORMAT_CHECKER)
     for mistake in meta.iter_errors(schema):
         return f"is not a JSON Schema: {value_path(mistake.path) or 'it'}: {mistake.message[:_LONGEST_MISTAKE]}."
     try:
         _resolve_references(schema)
+        if is_bounded:
+            bounded_errors({}, json.dumps(schema))
+            return pattern_problem(schema)
         _validator(json.dumps(schema)).is_valid({})  # a reference that leads back to itself shows only in use
     except (RecursionError, referencing.exceptions.Unresolvable):
         return "must hold only references to its own parts, such as #/$defs/name, and none that leads back to itself."
+    except TooCostly as error:
+        return f"cannot be used: {error}."
     return ""
 
 

@@ -498,7 +498,7 @@ class EvalTotals(_message.Message):
 
     @_builtins.property
     def flaky_cases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The ids of cases of which some runs passed and some did not."""
+        """The ids of cases of which some runs passed and some did not, the first 1,000 of them."""
 
     def __init__(
         self,
@@ -744,7 +744,7 @@ class CaseRunResult(_message.Message):
 
     @_builtins.property
     def judge_usage(self) -> _usage_pb2.Usage:
-        """What judges used."""
+        """What judges used that were asked first for this run; an answer that was known before costs nothing."""
 
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:

@@ -191,7 +191,7 @@ class EvaluateRequest(_message.Message):
 
     @_builtins.property
     def definitions(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentDefinition]:
-        """Agents that the runs look up before those of the catalog, as RunRequest.definitions."""
+        """Agents that the runs look up before those of the catalog, as RunRequest.definitions. At most 1 MiB."""
 
     @_builtins.property
     def gates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -570,7 +570,7 @@ class EvalSource(_message.Message):
     EVALUATION_ID_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     evaluation_id: _builtins.str
-    """An evaluation that has ended. Unknown, or another tenant's: NOT_FOUND."""
+    """An evaluation that has ended. Unknown, or another tenant's: NOT_FOUND; one that has not ended: INVALID_ARGUMENT."""
     @_builtins.property
     def result(self) -> _eval_result_pb2.EvalResult:
         """A result."""
@@ -685,7 +685,9 @@ class InvocationSource(_message.Message):
 
     @_builtins.property
     def invocation(self) -> _invocation_pb2.Invocation:
-        """A record, of any system. One that was cut, has anomalies or has not ended is not judged."""
+        """A record, of any system. One that was cut, has anomalies, has not ended, or has several agents with the same invocation_id is
+        not judged.
+        """
 
     def __init__(
         self,
@@ -748,7 +750,11 @@ class ScoreInvocationsResponse(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def result(self) -> _eval_result_pb2.EvalResult:
-        """One case for each of the invocations, in their order; its id is the run's, else its number."""
+        """One case for each of the invocations, in their order; its id is the run's, else its number, which is also added to an id that
+        comes again. A result has at most 4 MiB: of cases that do not fit, trees are left out, then turns and scores, then runs,
+        statistics and the reason, so that the last of many cases may have nothing but their status and the means of their metrics. With
+        so many metrics that not even those fit the call is INVALID_ARGUMENT.
+        """
 
     def __init__(
         self,

@@ -158,7 +158,7 @@ class EvalSet(_message.Message):
     """The agent that the cases run, unless EvaluateRequest.agent names another. Not needed if every case has recorded invocations."""
     @_builtins.property
     def defaults(self) -> Global___EvalDefaults:
-        """What holds for every case that does not say otherwise."""
+        """What holds for every case that does not say otherwise. At most 256 KiB, and 64 MiB by the number of cases."""
 
     @_builtins.property
     def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvalCase]:
@@ -410,7 +410,7 @@ class ExpectedAnswer(_message.Message):
     exact: _builtins.str
     """The text, without white space around it."""
     regex: _builtins.str
-    """A regular expression of Python that matches somewhere in it; empty for none."""
+    """A regular expression of RE2 that matches somewhere in it; empty for none: as in Python, without lookaround and back references."""
     ignore_case: _builtins.bool
     """Whether `exact`, `contains`, `excludes` and `regex` ignore case."""
     @_builtins.property
@@ -462,7 +462,7 @@ class ValueMatcher(_message.Message):
     subset_json: _builtins.str
     """JSON that it contains: an object may have more members, at every depth; lists have equal lengths."""
     regex: _builtins.str
-    """A regular expression of Python that matches somewhere in it, if it is a string, else in its JSON text."""
+    """A regular expression of RE2 that matches somewhere in it, if it is a string, else in its JSON text."""
     schema_json: _builtins.str
     """JSON Schema (2020-12) that it fits."""
     number_tolerance: _builtins.float
@@ -599,7 +599,7 @@ class ExpectedAgent(_message.Message):
 
     @_builtins.property
     def children(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpectedAgent]:
-        """The agents that it calls."""
+        """The agents that it calls. A tree has at most 64 levels."""
 
     @_builtins.property
     def forbidden(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1045,7 +1045,12 @@ Global___Rubric: _TypeAlias = Rubric  # noqa: Y015
 
 @_typing.final
 class LlmJudgeMetric(_message.Message):
-    """Asks a model. The score is the part of the rubrics that hold, by the majority of the samples; a tie fails."""
+    """Asks a model. The score is the part of the rubrics that hold, by the majority of the samples; a tie fails.
+
+    A judgement is a run of an agent named "judge" in a session apart. Equal questions of a user have one answer: one that depends on
+    the same model and its configuration, settings, rubrics and texts is not asked again, in whatever evaluation it comes up; one
+    that failed is asked again by a later evaluation. A judge that is down or says nonsense leaves the run of the case not judged.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1057,8 +1062,9 @@ class LlmJudgeMetric(_message.Message):
     model: _builtins.str
     """The configured name of the model that judges."""
     template: _builtins.str
-    """What the judge reads, with {{placeholders}}: user, answer, expected, tools, tree, agents.NAME.input, agents.NAME.output.
-    Default: all but the agents.
+    """What the judge reads, with {{placeholders}}: user, answer, expected, tools, tree, agents.NAME.input, agents.NAME.output. Each is
+    replaced by the text between two marks that the text cannot hold. It needs at least one, and an unknown one is INVALID_ARGUMENT;
+    with more than 250 KiB in all the run is not judged. Default: all but the agents.
     """
     samples: _builtins.int
     """How often each question is asked. Default: 1."""
@@ -1091,14 +1097,18 @@ Global___LlmJudgeMetric: _TypeAlias = LlmJudgeMetric  # noqa: Y015
 
 @_typing.final
 class CustomMetric(_message.Message):
-    """Calls a function that the operator registered with @metric, for each turn. The score of a run is the mean over its turns."""
+    """Calls a function that the operator registered with @metric, for each turn. The score of a run is the mean over its turns. A function
+    that raises, or has not returned within the timeout of the case, leaves the run not judged.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     CONFIG_JSON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name that it is registered under. Unknown: INVALID_ARGUMENT."""
+    """The name that it is registered under. Unknown: INVALID_ARGUMENT; but with a dot in it, such as "adk.x", it is another project's,
+    and makes the run not judged.
+    """
     config_json: _builtins.str
     """What it gets as its configuration, as one JSON object; empty for none. A function that takes none makes the run not judged."""
     def __init__(

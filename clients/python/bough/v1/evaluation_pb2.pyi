@@ -169,7 +169,9 @@ class EvaluationEvent(_message.Message):
 
     @_builtins.property
     def case_run_scored(self) -> Global___CaseRunScored:
-        """A run of a case is judged. Every planned run has exactly one, those that are not run included."""
+        """A run of a case is judged. Every planned run has exactly one, those that are not run included, unless the evaluation is
+        cancelled or fails.
+        """
 
     @_builtins.property
     def evaluation_totaled(self) -> Global___EvaluationTotaled:

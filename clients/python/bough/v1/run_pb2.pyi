@@ -93,7 +93,7 @@ class Run(_message.Message):
     that follow it end with UNAVAILABLE (RUN_PARKED) and this reason, after every recorded event.
     """
     evaluation_id: _builtins.str
-    """The evaluation that it belongs to; empty for none."""
+    """The evaluation that it belongs to, as a turn of a case or as the run of a judge; empty for none."""
     case_id: _builtins.str
     """The case of the evaluation; empty for none."""
     @_builtins.property
@@ -205,7 +205,7 @@ class RunFilter(_message.Message):
     agent: _builtins.str
     """Only runs of this root agent."""
     evaluation_id: _builtins.str
-    """Only runs of this evaluation."""
+    """Only runs of this evaluation, those of its judges too: their agent is "judge"."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_execution_pb2.ExecutionState.ValueType]:
         """Only runs in one of these states; empty for any."""

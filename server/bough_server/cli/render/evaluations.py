@@ -6,8 +6,8 @@ from typing import Final
 from rich.text import Text
 
 from bough.v1 import eval_result_pb2, evaluation_pb2
-from bough_server.cli.render.format import cost_text, state_style, state_text, time_text, tokens, tokens_text
-from bough_server.evals.reports.words import rate_text, reasons_of, status_text
+from bough_server.cli.render.format import cost_text, counted, state_style, state_text, time_text, tokens, tokens_text
+from bough_server.evals.reports.words import rate_text, status_text
 from bough_server.plain_text import one_line
 
 _STYLES: Final = {
@@ -22,6 +22,8 @@ _CHANGES: Final = {
     eval_result_pb2.CASE_CHANGE_ADDED: "new",
 }
 _MOST_DIFFERENCES: Final = 5
+_MOST_REASONS: Final = 10
+"""The most reasons of a case; a file of --json or --html has them all."""
 
 
 def result_lines(
@@ -45,8 +47,34 @@ def _case_lines(case: eval_result_pb2.CaseResult, width: int) -> Iterator[Text]:
     if means := " ".join(f"{one.name}={one.mean:.3g}" for one in case.metrics if one.HasField("mean")):
         line.append(f"  {means}", style="dim")
     yield _fitted(line, width)
-    for reason in dict.fromkeys(map(one_line, reasons_of(case))):
+    for reason in _reasons(case):
         yield Text(f"            {reason}", style="dim")  # whole: it says what to do
+
+
+def _reasons(case: eval_result_pb2.CaseResult) -> list[str]:
+    """Return why a case did not pass, without what a sentence before has said already."""
+    if case.status == eval_result_pb2.METRIC_STATUS_PASSED:
+        return []
+    shown = [one_line(case.reason)] if case.reason else []
+    for run in case.runs:
+        number = f"run {run.index}: " if len(case.runs) > 1 else ""
+        for text in map(one_line, _reasons_of_run(run)):
+            # The same reason is in the case's, the run's and the score's sentences.
+            if not any((text.partition(": ")[2] or text) in one for one in shown):
+                shown.append(f"{number}{text}")
+    more = len(shown) - _MOST_REASONS
+    return shown if more <= 0 else [*shown[:_MOST_REASONS], f"and {counted(more, 'more reason')}"]
+
+
+def _reasons_of_run(run: eval_result_pb2.CaseRunResult) -> Iterator[str]:
+    """Yield why a run did not pass: the run's own reason, its scores', and how its trees differ."""
+    yield run.reason
+    for score in run.scores:
+        if score.status == eval_result_pb2.METRIC_STATUS_PASSED:
+            continue
+        yield f"{score.name}: {score.reason}"
+        for comparison in score.agents:
+            yield from (f"{score.name}: {difference.message}" for difference in comparison.differences)
 
 
 def _gate_line(gate: eval_result_pb2.GateResult, width: int) -> Text:
@@ -61,12 +89,12 @@ def _gate_line(gate: eval_result_pb2.GateResult, width: int) -> Text:
 
 def _total_line(result: eval_result_pb2.EvalResult) -> Text:
     found = result.totals
-    line = Text(f"{status_text(result.status)}: ", style=_STYLES.get(result.status, ""))
-    parts = [f"{found.cases_passed} of {found.cases} cases passed"]
+    line = Text(f"{_verdict(result)}: ", style=_STYLES.get(result.status, ""))
+    parts = [f"{found.cases_passed} of {counted(found.cases, 'case')} passed"]
     if found.cases_not_evaluated:
         parts.append(f"{found.cases_not_evaluated} not judged")
     if found.runs > found.cases:
-        parts.append(f"{found.runs_passed} of {found.runs} runs passed")
+        parts.append(f"{found.runs_passed} of {counted(found.runs, 'run')} passed")
     if found.HasField("pass_rate_interval"):
         interval = found.pass_rate_interval
         parts.append(f"pass rate {found.pass_rate:.2f} ({interval.lower:.2f} to {interval.upper:.2f})")
@@ -76,10 +104,17 @@ def _total_line(result: eval_result_pb2.EvalResult) -> Text:
         parts.append(cost_text(found.usage))
     if found.judge_usage.HasField("cost_nanos"):
         parts.append(f"judges {cost_text(found.judge_usage)}")
-    if result.cancelled:
-        parts.append("cancelled")
     line.append(", ".join(parts), style="default")
     return line
+
+
+def _verdict(result: eval_result_pb2.EvalResult) -> str:
+    """Return a result's status in words; without one the evaluation was cancelled, has failed, or is in progress."""
+    if result.cancelled:
+        return "cancelled"
+    return (
+        "ended without a verdict" if result.HasField("end_time") and not result.status else status_text(result.status)
+    )
 
 
 def comparison_lines(comparison: eval_result_pb2.EvalComparison, *, width: int) -> list[Text]:
@@ -102,13 +137,14 @@ def comparison_lines(comparison: eval_result_pb2.EvalComparison, *, width: int) 
 
 
 def evaluations_table(evaluations: Sequence[evaluation_pb2.Evaluation], width: int) -> list[Text]:
-    """Return a row for each evaluation: its id, state, verdict, creation time, set and agent."""
-    lines = [Text(f"{'evaluation':36}  {'state':9}  {'verdict':10}  {'created':16}  set, agent"[:width], style="dim")]
+    """Return a row for each evaluation: its id, verdict or state, creation time, set and agent."""
+    lines = [Text(f"{'evaluation':36}  {'verdict':10}  {'created':16}  set, agent"[:width], style="dim")]
     for one in evaluations:
         line = Text(f"{one.evaluation_id:36}  ")
-        line.append(f"{state_text(one.state):9}", style=state_style(one.state))
-        verdict = status_text(one.status) if one.status else "-"
-        line.append(f"  {verdict:10}", style=_STYLES.get(one.status, ""))
+        if one.status:
+            line.append(f"{status_text(one.status):10}", style=_STYLES.get(one.status, ""))
+        else:
+            line.append(f"{state_text(one.state):10}", style=state_style(one.state))
         line.append(f"  {time_text(one.create_time)}  {one.set_name}, {one.agent or '-'}")
         lines.append(_fitted(line, width))
     return lines

@@ -1,0 +1,128 @@
+"""JSON Schemas that callers bring to judge values by: checking takes a bounded time, whatever the schema."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any, Final
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+from jsonschema.validators import extend
+from referencing import Registry
+
+from bough_server.regexes import RegexProblem, check_pattern, is_found
+
+MAX_REFERENCES: Final = 20_000
+"""The most references that are followed to check one value: with n of them a schema can ask for 2^n."""
+
+_followed: ContextVar[list[int]] = ContextVar("bough_followed_references")
+
+_Rule = Callable[[Any, Any, Any, Any], Iterator[ValidationError]]
+
+
+class TooCostly(ValueError):
+    """A schema that cannot be checked in a bounded time; the message is a sentence without a period."""
+
+
+def bounded_errors(value: Any, schema_json: str) -> list[ValidationError]:
+    """Return how a value violates a schema. Raises TooCostly, and what following a broken reference raises."""
+    token = _followed.set([0])
+    try:
+        return list(_validator(schema_json).iter_errors(value))
+    except RegexProblem as error:
+        raise TooCostly(f"a pattern of the schema {error}") from None
+    finally:
+        _followed.reset(token)
+
+
+def pattern_problem(schema: object) -> str:
+    """Return what is wrong with the patterns of a schema, as a sentence; empty if nothing is."""
+    try:
+        for pattern in _patterns(schema):
+            check_pattern(pattern)
+    except RegexProblem as error:
+        return f"has a pattern that {error}."
+    return ""
+
+
+def _patterns(schema: object) -> Iterator[str]:
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting.extend(one)
+        if not isinstance(one, dict):
+            continue
+        if isinstance(pattern := one.get("pattern"), str):
+            yield pattern
+        if isinstance(named := one.get("patternProperties"), dict):
+            yield from named
+        waiting.extend(inner for name, inner in one.items() if name not in ("const", "enum", "default", "examples"))
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    if isinstance(instance, str) and not is_found(pattern, instance):
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _pattern_properties(
+    validator: Any, rules: Mapping[str, Any], instance: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if isinstance(instance, dict):
+        for pattern, rule in rules.items():
+            for name, value in instance.items():
+                if is_found(pattern, name):
+                    yield from validator.descend(value, rule, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    if not isinstance(instance, dict):
+        return
+    known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    extra = [name for name in instance if name not in known and not any(is_found(one, name) for one in patterns)]
+    if isinstance(rule, dict):
+        for name in extra:
+            yield from validator.descend(instance[name], rule, path=name)
+    elif not rule and extra:
+        yield ValidationError(f"{', '.join(extra)} {'is' if len(extra) == 1 else 'are'} not expected")
+
+
+def _unevaluated_properties(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    # The package's own rule matches patternProperties with patterns that may take for ever.
+    if '"patternProperties"' in json.dumps(schema):
+        raise TooCostly("the schema has unevaluatedProperties beside patternProperties, which is not supported here")
+    yield from _OWN["unevaluatedProperties"](validator, rule, instance, schema)
+
+
+def _counted(rule: _Rule) -> _Rule:
+    """Return the rule of a reference that counts how often it is followed."""
+
+    def follow(validator: Any, reference: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+        count = _followed.get()
+        count[0] += 1
+        if count[0] > MAX_REFERENCES:
+            raise TooCostly(f"the schema follows more than {MAX_REFERENCES:,} references for one value")
+        yield from rule(validator, reference, instance, schema)
+
+    return follow
+
+
+_OWN: Final[Mapping[str, _Rule]] = dict(Draft202012Validator.VALIDATORS)
+
+_Bounded: Final = extend(  # type: ignore[no-untyped-call]
+    Draft202012Validator,
+    {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+        "unevaluatedProperties": _unevaluated_properties,
+        "$ref": _counted(_OWN["$ref"]),
+        "$dynamicRef": _counted(_OWN["$dynamicRef"]),
+    },
+)
+
+
+@lru_cache(maxsize=256)
+def _validator(schema_json: str) -> Any:
+    return _Bounded(json.loads(schema_json), registry=Registry())

@@ -1,0 +1,160 @@
+"""Streams of evaluations: whatever breaks, each sequence is streamed once and in order, of a single evaluation."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bough import AsyncClient, Client, DeadlineExceeded, Rejoining, Unavailable
+from bough.v1 import eval_result_pb2, evaluation_pb2
+from bough.v1 import eval_service_pb2 as pb
+from bough.v1 import eval_set_pb2 as sets
+from tests.clients.durable_server import Drop, Moment
+from tests.clients.evaluation_server import EVALUATION_ID, EvaluatingService, connected, evaluating, log_of
+from tests.clients.stream_server import AT_ONCE, NO_TRANSPARENT_RETRIES
+
+LOG = log_of(4)
+SET = sets.EvalSet(name="trips", agent="guide", cases=[sets.EvalCase(id="oslo", turns=[sets.EvalTurn(user="Hi")])])
+DROPS = st.lists(
+    st.none() | st.builds(Drop, moment=st.sampled_from(Moment), events=st.integers(0, 9)),
+    max_size=6,
+)
+UNHEARD = [Drop(moment=moment) for moment in (Moment.UNHEARD, Moment.UNANSWERED)]
+
+
+async def listed(events: AsyncIterator[evaluation_pb2.EvaluationEvent]) -> list[evaluation_pb2.EvaluationEvent]:
+    return [event async for event in events]
+
+
+@given(drops=DROPS, overlap=st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+async def test_every_sequence_comes_once_and_in_order_over_dropped_connections(
+    drops: list[Drop | None], overlap: int
+) -> None:
+    service = EvaluatingService(LOG, drops, overlap=overlap)
+    async with connected(service) as client:
+        assert await listed(client.evaluations.run(SET)) == LOG
+        assert len(service.started) == 1
+        assert await listed(client.evaluations.watch(EVALUATION_ID, after_sequence=2)) == LOG[2:]
+
+
+@given(drops=DROPS, overlap=st.integers(0, 3))
+@settings(max_examples=20, deadline=None)
+async def test_the_synchronous_client_streams_the_same(drops: list[Drop | None], overlap: int) -> None:
+    service = EvaluatingService(LOG, drops, overlap=overlap)
+
+    def follow(address: str) -> list[list[evaluation_pb2.EvaluationEvent]]:
+        with Client(address, rejoining=AT_ONCE, options=NO_TRANSPARENT_RETRIES) as client:
+            run = list(client.evaluations.run(SET))
+            return [run, list(client.evaluations.watch(EVALUATION_ID, after_sequence=2))]
+
+    async with evaluating(service) as address:
+        assert await asyncio.to_thread(follow, address) == [LOG, LOG[2:]]
+    assert len(service.started) == 1
+
+
+async def test_a_call_is_repeated_under_one_request_id_until_it_is_accepted_and_then_the_evaluation_is_watched() -> (
+    None
+):
+    service = EvaluatingService(LOG, [*UNHEARD, Drop(moment=Moment.ACCEPTED), Drop(events=2)])
+    async with connected(service) as client:
+        assert await listed(client.evaluations.run(SET, agent="guide", runs=2, gates=["pass_rate >= 0.5"])) == LOG
+
+    first = service.asked[0]
+    assert isinstance(first, pb.EvaluateRequest)
+    assert first.request_id
+    assert first == pb.EvaluateRequest(
+        request_id=first.request_id, set=SET, agent="guide", runs=2, gates=["pass_rate >= 0.5"]
+    )
+    assert service.asked == [
+        *[first] * 3,
+        pb.WatchEvaluationRequest(evaluation_id=EVALUATION_ID),
+        pb.WatchEvaluationRequest(evaluation_id=EVALUATION_ID, after_sequence=2),
+    ]
+
+
+async def test_the_callers_own_request_id_and_heartbeat_are_kept() -> None:
+    service = EvaluatingService(LOG, [Drop(events=1)])
+    async with connected(service) as client:
+        await listed(client.evaluations.run(SET, request_id="ci-7", heartbeat=2.5))
+
+    evaluate, watch = service.asked
+    assert isinstance(evaluate, pb.EvaluateRequest)
+    assert evaluate.request_id == "ci-7"
+    assert [one.heartbeat_interval.ToMilliseconds() for one in (evaluate, watch)] == [2500, 2500]
+
+
+async def test_a_server_that_stays_away_ends_the_stream_with_its_error() -> None:
+    service = EvaluatingService(LOG, [Drop(events=1), *[Drop(moment=Moment.UNHEARD)] * 100_000])
+    rejoining = Rejoining(first_delay=0.0, longest_delay=0.0, timeout=0.2)
+    async with connected(service, rejoining) as client:
+        with pytest.raises(Unavailable):
+            await listed(client.evaluations.run(SET))
+
+
+async def test_the_time_for_following_bounds_the_stream_and_names_the_evaluation() -> None:
+    service = EvaluatingService(LOG, [Drop(events=0)] * 1000)
+    rejoining = Rejoining(first_delay=0.05, longest_delay=0.05)
+    async with connected(service, rejoining) as client:
+        with pytest.raises(DeadlineExceeded):
+            await listed(client.evaluations.watch(EVALUATION_ID, timeout=0.2))
+
+
+async def test_a_stream_that_is_closed_early_ends_its_call() -> None:
+    service = EvaluatingService(log_of(20_000))
+    async with connected(service) as client:
+        events = client.evaluations.watch(EVALUATION_ID)
+        # The interface promises an iterator; this one is a generator, which can be closed.
+        generator = cast(AsyncGenerator[evaluation_pb2.EvaluationEvent, None], events)
+        async with aclosing(generator):
+            assert await anext(events) == service.log[0]
+        await asyncio.wait_for(service.left.wait(), 10)
+
+
+async def test_a_synchronous_stream_that_is_closed_early_ends_its_call() -> None:
+    service = EvaluatingService(log_of(20_000))
+
+    def first(address: str) -> None:
+        with Client(address) as client:
+            for event in client.evaluations.watch(EVALUATION_ID):
+                assert event.sequence == 1
+                break
+            left.result(10)
+
+    async with evaluating(service) as address:
+        left = asyncio.run_coroutine_threadsafe(service.left.wait(), asyncio.get_running_loop())
+        await asyncio.to_thread(first, address)
+
+
+async def test_a_result_is_joined_from_its_pages() -> None:
+    service = EvaluatingService(LOG)
+
+    def read(address: str) -> eval_result_pb2.EvalResult:
+        with Client(address) as client:
+            return client.evaluations.result(EVALUATION_ID, page_size=3)
+
+    async with evaluating(service) as address, AsyncClient(address) as client:
+        result = await client.evaluations.result(EVALUATION_ID, page_size=3)
+        assert await asyncio.to_thread(read, address) == result
+        assert (await client.evaluations.get(EVALUATION_ID)).evaluation_id == EVALUATION_ID
+    assert [case.case_id for case in result.cases] == [f"case-{number}" for number in range(4)]
+
+
+async def test_to_judge_takes_as_long_as_the_caller_says_by_default_as_long_as_it_takes() -> None:
+    service = EvaluatingService(LOG)
+
+    def score(address: str) -> None:
+        with Client(address, call_timeout=5) as client:
+            client.evaluations.score([])
+            client.evaluations.score([], timeout=90)
+
+    async with evaluating(service) as address, AsyncClient(address, call_timeout=5) as client:
+        await client.evaluations.score([])
+        await client.evaluations.score([], timeout=90)
+        await asyncio.to_thread(score, address)
+    assert [left is None or 5 < left < 100 for left in service.deadlines] == [True] * 4
+    assert [left is None for left in service.deadlines] == [True, False] * 2

@@ -1,0 +1,290 @@
+"""A server that evaluates, the agents that it evaluates, and short ways to start and follow evaluations."""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+from grpc import aio
+
+from bough.v1 import agent_service_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2, run_pb2
+from bough_server import Context, Message, agent
+from bough_server.settings import Settings
+from bough_server.tools.tool import tool
+from tests.rpc import run_server
+from tests.rpc.run_server import Served
+
+GATES: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+"""Events that `gated` waits for, by its input; each test has other names."""
+
+ARRIVED: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+"""Set once `gated` waits."""
+
+CALLED: Counter[str] = Counter()
+"""How often `stamp` ran, by its text."""
+
+AT_ONCE: list[int] = [0, 0]
+"""How many `slow` agents run now, and how many did at most."""
+
+
+@agent(description="Says what it is told.")
+async def echo(ctx: Context, input: Message) -> str:
+    """Answers with its input."""
+    return input.parts[0].text
+
+
+@agent(description="Fails if it is told to.")
+async def touchy(ctx: Context, input: Message) -> str:
+    """Answers with its input, or raises."""
+    text = input.parts[0].text
+    if text == "fail":
+        raise ValueError("it was told to")
+    return text
+
+
+@agent(description="Waits for the gate that it is told.")
+async def gated(ctx: Context, input: Message) -> str:
+    """Answers when its gate is open."""
+    name = input.parts[0].text
+
+    async def opened() -> None:
+        ARRIVED[name].set()
+        await GATES[name].wait()
+
+    await ctx.step("wait", opened)
+    return name
+
+
+@agent(description="Takes a moment.")
+async def slow(ctx: Context, input: Message) -> str:
+    """Counts how many of it run at once."""
+
+    async def moment() -> None:
+        AT_ONCE[0] += 1
+        AT_ONCE[1] = max(AT_ONCE)
+        await asyncio.sleep(0.02)
+        AT_ONCE[0] -= 1
+
+    await ctx.step("moment", moment)
+    return input.parts[0].text
+
+
+@agent(description="Asks what it is told, and says the answer.")
+async def asker(ctx: Context, input: Message) -> str:
+    """Answers with what it is answered."""
+    return str(await ctx.ask(input.parts[0].text))
+
+
+@agent(description="Remembers what it was told, in the session.")
+async def memory(ctx: Context, input: Message) -> str:
+    """Answers with what was said before, and with the name that the session began with."""
+    said = ctx.state.get("said", [])
+    ctx.state["said"] = [*said, input.parts[0].text]
+    return f"{ctx.state.get('name', 'nobody')}: {','.join(said)}"
+
+
+@agent(description="Stamps a text.", tools=["stamp"])
+async def clerk(ctx: Context, input: Message) -> str:
+    """Answers with what the tool returns for each word, after the clerk's turn."""
+    said = [str(await ctx.call_tool("stamp", text=word)) for word in input.parts[0].text.split()]
+    return ", ".join(said)
+
+
+@agent(description="Stamps a text, and then waits for its gate.", tools=["stamp"])
+async def careful(ctx: Context, input: Message) -> str:
+    """Answers with what the tool returns, when its gate is open."""
+    name = input.parts[0].text
+    said = str(await ctx.call_tool("stamp", text=name))
+
+    async def opened() -> None:
+        ARRIVED[name].set()
+        await GATES[name].wait()
+
+    await ctx.step("wait", opened)
+    return said
+
+
+@agent(description="Pays.", tools=["pay"])
+async def cashier(ctx: Context, input: Message) -> str:
+    """Answers with what the tool returns."""
+    return str(await ctx.call_tool("pay", amount=int(input.parts[0].text)))
+
+
+@agent(description="Has the client look.", tools=["look"])
+async def scout(ctx: Context, input: Message) -> str:
+    """Answers with what the client's tool returns."""
+    return str(await ctx.call_tool("look", place=input.parts[0].text))
+
+
+@tool
+async def stamp(text: str) -> str:
+    """Stamps a text."""
+    CALLED[text] += 1
+    return f"stamped {text}"
+
+
+@tool(approval=True)
+async def pay(amount: int) -> str:
+    """Pays."""
+    return f"paid {amount}"
+
+
+@tool(execution="client")
+async def look(place: str) -> str:
+    """Looks at a place."""
+    raise NotImplementedError
+
+
+def case(case_id: str, *said: str, answers: Sequence[str | None] = (), **fields: Any) -> dict[str, Any]:
+    """A case, in the file's form: what the user says, and the exact answers."""
+    turns: list[dict[str, Any]] = [{"user": text} for text in said]
+    for turn, answer in zip(turns, answers, strict=False):
+        if answer is not None:
+            turn["expect"] = {"answer": {"exact": answer}}
+    return {"id": case_id, "turns": turns, **fields}
+
+
+def eval_set(*cases: dict[str, Any], agent: str = "echo", **fields: Any) -> eval_set_pb2.EvalSet:
+    """A set of these cases."""
+    return json_format.ParseDict({"name": "set", "agent": agent, "cases": cases, **fields}, eval_set_pb2.EvalSet())
+
+
+def many(count: int, said: str = "hello") -> list[dict[str, Any]]:
+    """Cases of `echo` that pass."""
+    return [case(f"c{number}", said, answers=[said]) for number in range(count)]
+
+
+@dataclass(slots=True, kw_only=True)
+class Followed:
+    """The events of one stream of an evaluation."""
+
+    call: Any
+    events: list[evaluation_pb2.EvaluationEvent] = field(default_factory=list)
+    heartbeats: int = 0
+
+    async def until(self, kind: str) -> "Followed":
+        """Read until an event of this kind has arrived."""
+        while kind not in self.kinds:
+            response = await self.call.read()
+            assert response is not aio.EOF, f"the stream ended before {kind}: {self.kinds}"
+            self._take(response)
+        return self
+
+    async def to_the_end(self) -> "Followed":
+        """Read to the end of the stream. Raises AioRpcError if it fails."""
+        while (response := await self.call.read()) is not aio.EOF:
+            self._take(response)
+        return self
+
+    async def heartbeat(self) -> "Followed":
+        """Read until a response without events has arrived."""
+        before = self.heartbeats
+        while self.heartbeats == before:
+            self._take(await self.call.read())
+        return self
+
+    def _take(self, response: Any) -> None:
+        self.events.extend(response.batch.events)
+        self.heartbeats += not response.batch.events
+
+    @property
+    def kinds(self) -> list[str]:
+        """The payloads, in order."""
+        return [str(event.WhichOneof("payload")) for event in self.events]
+
+    @property
+    def evaluation_id(self) -> str:
+        """The evaluation of the first event."""
+        return self.events[0].evaluation_id
+
+    def having(self, kind: str) -> list[Any]:
+        """The payloads of a kind, in order."""
+        return [getattr(event, kind) for event in self.events if event.WhichOneof("payload") == kind]
+
+    def results(self) -> dict[tuple[str, int], Any]:
+        """The results of the runs of cases; each has exactly one."""
+        found = {(one.result.case_id, one.result.index): one.result for one in self.having("case_run_scored")}
+        assert len(found) == len(self.having("case_run_scored"))
+        return found
+
+    def result(self, case_id: str, index: int = 0) -> Any:
+        """The result of a run of a case."""
+        return self.results()[case_id, index]
+
+
+def settings(folder: Path, **changes: Any) -> Settings:
+    """Settings of a server with the agents of this module."""
+    return run_server.settings(folder, **{"python": ["tests.evals.job_server"], **changes})
+
+
+@asynccontextmanager
+async def evaluating(folder: Path, **changes: Any) -> AsyncIterator[Served]:
+    """A server with the agents of this module, over a socket."""
+    async with run_server.served(settings(folder, **changes)) as server:
+        yield server
+
+
+def begin(server: Served, made: eval_set_pb2.EvalSet, *, timeout: float | None = 60, **fields: Any) -> Followed:
+    """Start an evaluation."""
+    return Followed(call=server.trees.Evaluate(eval_service_pb2.EvaluateRequest(set=made, **fields), timeout=timeout))
+
+
+async def evaluated(server: Served, made: eval_set_pb2.EvalSet, **fields: Any) -> Followed:
+    """Evaluate a set and return the whole log."""
+    return await begin(server, made, **fields).to_the_end()
+
+
+def watch(server: Served, evaluation_id: str, **fields: Any) -> Followed:
+    """Follow an evaluation."""
+    request = eval_service_pb2.WatchEvaluationRequest(evaluation_id=evaluation_id, **fields)
+    return Followed(call=server.trees.WatchEvaluation(request, timeout=60))
+
+
+async def runs_of(server: Served, evaluation_id: str) -> list[run_pb2.Run]:
+    """Every run of an evaluation, oldest first."""
+    request = agent_service_pb2.ListRunsRequest(page_size=1000)
+    request.filter.evaluation_id = evaluation_id
+    found: list[run_pb2.Run] = []
+    while True:
+        response = await server.agents.ListRuns(request)
+        found.extend(response.runs)
+        if not response.next_page_token:
+            return found[::-1]
+        request.page_token = response.next_page_token
+
+
+async def evaluation(server: Served, evaluation_id: str, **fields: Any) -> eval_service_pb2.GetEvaluationResponse:
+    """Return an evaluation."""
+    request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, **fields)
+    response: eval_service_pb2.GetEvaluationResponse = await server.trees.GetEvaluation(request)
+    return response
+
+
+def check_log(events: Sequence[evaluation_pb2.EvaluationEvent]) -> None:
+    """Check what holds for every log that has ended with a verdict."""
+    kinds = [str(event.WhichOneof("payload")) for event in events]
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    planned = events[0].evaluation_planned
+    assert kinds[: planned.case_count + 1] == ["evaluation_planned"] + ["case_planned"] * planned.case_count
+    assert kinds[-2:] == ["evaluation_totaled", "evaluation_completed"]
+    runs = {
+        (event.case_planned.case.id, index)
+        for event in events
+        if event.HasField("case_planned")
+        for index in range(event.case_planned.runs)
+    }
+    scored = [event.case_run_scored.result for event in events if event.HasField("case_run_scored")]
+    assert sorted((one.case_id, one.index) for one in scored) == sorted(runs)
+    assert len(runs) == planned.run_count
+    for kind in ("case_run_started", "case_run_ended"):
+        facts = [getattr(event, kind) for event in events if event.HasField(kind)]
+        assert len({(one.case_id, one.index) for one in facts}) == len(facts)
+    for place, event in enumerate(events):
+        if event.HasField("case_run_started"):
+            one = event.case_run_started
+            later = [other.case_run_scored.result for other in events[place:] if other.HasField("case_run_scored")]
+            assert (one.case_id, one.index) in {(other.case_id, other.index) for other in later}

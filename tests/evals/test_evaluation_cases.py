@@ -1,0 +1,209 @@
+"""How a case runs: answers, mocks, forks, recorded invocations and timeouts, over a real socket."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+
+from bough.v1 import (
+    eval_result_pb2,
+    eval_service_pb2,
+    execution_pb2,
+    invocation_pb2,
+)
+from tests.evals.job_server import CALLED, Followed, case, check_log, eval_set, evaluated, evaluating, runs_of
+from tests.rpc.run_server import Served, begin
+
+PASSED, FAILED = eval_result_pb2.METRIC_STATUS_PASSED, eval_result_pb2.METRIC_STATUS_FAILED
+NOT_EVALUATED = eval_result_pb2.METRIC_STATUS_NOT_EVALUATED
+CANCELLED = execution_pb2.EXECUTION_STATE_CANCELLED
+
+
+def status(log: Followed) -> int:
+    """The verdict."""
+    return int(log.having("evaluation_completed")[0].status)
+
+
+async def recorded(server: Served, agent: str, text: str) -> str:
+    """Run an agent to its end and return the run's id."""
+    turn = begin(server, agent, text)
+    await turn.to_the_end()
+    return turn.events[0].run_id
+
+
+@pytest.mark.parametrize(
+    ("agent", "said", "answers", "answer"),
+    [
+        ("cashier", "5", [{"tool": "pay", "decision": "EVAL_DECISION_APPROVE"}], "paid 5"),
+        ("cashier", "5", [{"decision": "EVAL_DECISION_APPROVE", "arguments_json": '{"amount": 7}'}], "paid 7"),
+        (
+            "asker",
+            "Which colour?",
+            [
+                {"question": "size", "value_json": '"large"'},
+                {"agent": "cashier", "value_json": '"not of this agent"'},
+                {"agent": "asker", "question": "colour", "value_json": '"red"'},
+                {"value_json": '"too late"'},
+            ],
+            "red",
+        ),
+        ("scout", "roof", [{"tool": "look", "value_json": '"a cat"'}], "a cat"),
+    ],
+)
+async def test_the_answers_of_a_case_answer_its_run(
+    tmp_path: Path, agent: str, said: str, answers: list[dict[str, Any]], answer: str
+) -> None:
+    one = case("one", said, answers=[answer], runs=2)
+    one["answers"] = answers
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set(one, agent=agent))
+    check_log(log.events)
+    assert status(log) == PASSED, log.results()
+
+
+async def test_a_refused_approval_is_an_answer(tmp_path: Path) -> None:
+    one = case("one", "5")
+    one["answers"] = [{"tool": "pay", "decision": "EVAL_DECISION_REFUSE"}]
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set(one, agent="cashier"))
+    assert (status(log), log.result("one").crashed) == (FAILED, True), "this agent fails if it may not pay"
+    assert not log.result("one").HasField("unanswered")
+
+
+@pytest.mark.parametrize(
+    ("agent", "said", "answers", "words"),
+    [
+        ("asker", "Which colour?", [], "Which colour?"),
+        ("asker", "Which colour?", [{"tool": "pay", "decision": "EVAL_DECISION_APPROVE"}], "Which colour?"),
+        ("cashier", "5", [{"question": "pay", "value_json": "1"}], "pay"),
+        ("scout", "roof", [{"decision": "EVAL_DECISION_APPROVE"}], "look"),
+    ],
+)
+async def test_a_request_that_no_answer_answers_makes_the_case_not_judged_and_cancels_its_run(
+    tmp_path: Path, agent: str, said: str, answers: list[dict[str, Any]], words: str
+) -> None:
+    one = case("one", said, "and again")
+    one["answers"] = answers
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set(one, agent=agent))
+        (run,) = await runs_of(server, log.evaluation_id)
+    check_log(log.events)
+    result = log.result("one")
+    assert status(log) == result.status == NOT_EVALUATED
+    assert words in result.reason
+    assert result.unanswered.input_id
+    assert run.state == CANCELLED
+
+
+async def test_an_answer_that_the_run_refuses_makes_the_case_not_judged_and_cancels_its_run(tmp_path: Path) -> None:
+    one = case("one", "5")
+    one["answers"] = [{"decision": "EVAL_DECISION_APPROVE", "arguments_json": '{"amount": "much"}'}]
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set(one, case("other", "6"), agent="cashier"))
+        runs = await runs_of(server, log.evaluation_id)
+    check_log(log.events)
+    assert log.result("one").status == NOT_EVALUATED
+    assert "amount" in log.result("one").reason
+    assert [run.state for run in runs] == [CANCELLED] * 2
+
+
+async def test_a_run_that_takes_too_long_has_crashed(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set(case("one", "never opened", timeout="0.2s"), agent="gated"))
+    result = log.result("one")
+    assert (result.status, result.crashed) == (FAILED, True)
+    assert "wall_duration" in result.reason or "seconds" in result.reason, result.reason
+
+
+async def test_mocks_answer_instead_of_the_tool(tmp_path: Path) -> None:
+    mocks = {"tools": [{"name": "stamp", "result_json": '"mocked"'}]}
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(
+            server, eval_set(case("one", "mock-a b", answers=["mocked, mocked"], mocks=mocks), agent="clerk")
+        )
+    assert status(log) == PASSED, log.results()
+    assert not CALLED["mock-a"]
+
+
+async def test_a_recorded_run_answers_its_calls_and_strict_mocks_nothing_else(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        run_id = await recorded(server, "clerk", "rec-a rec-b")
+        mocks = {"run_id": run_id, "strict": True}
+        cases = [
+            case("same", "rec-b rec-a", answers=["stamped rec-b, stamped rec-a"], mocks=mocks),
+            case("other", "rec-a rec-c", mocks=mocks),
+            case("loose", "rec-d rec-a", answers=["stamped rec-d, stamped rec-a"], mocks={"run_id": run_id}),
+            case("gone", "rec-a", mocks={"run_id": "no-such-run"}),
+        ]
+        log = await evaluated(server, eval_set(*cases, agent="clerk"))
+        runs = await runs_of(server, log.evaluation_id)
+    check_log(log.events)
+    assert [log.result(one).status for one in ("same", "loose")] == [PASSED] * 2
+    assert {name: CALLED[f"rec-{name}"] for name in "abcd"} == {"a": 1, "b": 1, "c": 0, "d": 1}
+    assert log.result("other").status == NOT_EVALUATED
+    assert "stamp" in log.result("other").reason
+    assert log.result("gone").status == NOT_EVALUATED
+    assert "no-such-run" in log.result("gone").reason
+    assert {run.case_id for run in runs} == {"same", "other", "loose"}
+
+
+async def test_a_case_that_begins_with_a_fork_runs_only_what_follows(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        turn = begin(server, "clerk", "fork-a fork-b")
+        await turn.to_the_end()
+        run_id = turn.events[0].run_id
+        ends = [event.sequence for event in turn.events if event.HasField("tool_completed")]
+        origin = {"run_id": run_id, "through_sequence": str(ends[0])}
+        one: dict[str, Any] = {
+            "id": "one",
+            "from": origin,
+            "turns": [
+                {"expect": {"answer": {"exact": "stamped fork-a, stamped fork-b"}}},
+                {"user": "fork-c", "expect": {"answer": {"exact": "stamped fork-c"}}},
+            ],
+        }
+        gone = {"id": "gone", "from": {"run_id": "no-such-run", "through_sequence": "1"}, "turns": [{}]}
+        beyond = {"id": "beyond", "from": {**origin, "through_sequence": "9999"}, "turns": [{}]}
+        changes = {"input": {"parts": [{"text": "fork-d"}]}}
+        changed = {
+            "id": "changed",
+            "from": {"run_id": run_id, "through_sequence": "1", "changes": changes},
+            "turns": [{"expect": {"answer": {"exact": "stamped fork-d"}}}],
+        }
+        log = await evaluated(server, eval_set(one, gone, beyond, changed, agent="clerk"))
+        runs = await runs_of(server, log.evaluation_id)
+    check_log(log.events)
+    assert log.result("one").status == PASSED, log.result("one")
+    assert log.result("changed").status == PASSED, log.result("changed")
+    assert [CALLED[f"fork-{name}"] for name in "abcd"] == [1, 2, 1, 1]
+    for name in ("gone", "beyond"):
+        assert log.result(name).status == NOT_EVALUATED
+    assert "no-such-run" in log.result("gone").reason
+    sessions = {run.session_id for run in runs if run.case_id == "one"}
+    assert len([run for run in runs if run.case_id == "one"]) == 2
+    assert len(sessions) == 1, "the second turn goes on in the session of the fork"
+
+
+async def test_recorded_invocations_are_judged_and_nothing_runs(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        run_id = await recorded(server, "clerk", "told-a")
+        response = await server.trees.GetInvocation(eval_service_pb2.GetInvocationRequest(run_id=run_id))
+        invocation = json_format.MessageToDict(response.invocation)
+        good, bad = (
+            {"id": name, "turns": [{"recorded": invocation, "expect": {"tools": [{"name": tool}]}}]}
+            for name, tool in (("good", "stamp"), ("bad", "print"))
+        )
+        log = await evaluated(server, eval_set(good, bad, agent=""), runs=5)
+        assert not await runs_of(server, log.evaluation_id)
+    check_log(log.events)
+    assert [log.result(name).status for name in ("good", "bad")] == [PASSED, FAILED]
+    assert "case_run_ended" not in log.kinds
+    assert [one.session_id for one in log.having("case_run_started")] == ["", ""]
+
+
+async def test_a_case_of_an_unfinished_record_is_not_judged(tmp_path: Path) -> None:
+    turn = {"recorded": json_format.MessageToDict(invocation_pb2.Invocation(run_id="r"))}
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set({"id": "one", "turns": [turn]}, agent=""))
+    assert log.result("one").status == NOT_EVALUATED

@@ -1,0 +1,235 @@
+"""How evaluations end: cancelled, out of budget, judged by gates and against a baseline, over a real socket."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from grpc import aio
+
+from bough.v1 import eval_result_pb2, eval_service_pb2, execution_pb2, policy_pb2
+from bough_server.evals import evaluator
+from tests.evals.job_server import (
+    ARRIVED,
+    AT_ONCE,
+    GATES,
+    Followed,
+    begin,
+    case,
+    check_log,
+    eval_set,
+    evaluated,
+    evaluating,
+    evaluation,
+    many,
+    runs_of,
+    watch,
+)
+from tests.rpc.run_server import Served
+
+PASSED, FAILED = eval_result_pb2.METRIC_STATUS_PASSED, eval_result_pb2.METRIC_STATUS_FAILED
+NOT_EVALUATED = eval_result_pb2.METRIC_STATUS_NOT_EVALUATED
+CANCELLED = execution_pb2.EXECUTION_STATE_CANCELLED
+
+
+def status(log: Followed) -> int:
+    """The verdict."""
+    return int(log.having("evaluation_completed")[0].status)
+
+
+async def cancel(server: Served, evaluation_id: str, note: str = "") -> Any:
+    """Cancel an evaluation."""
+    request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=evaluation_id, note=note)
+    return (await server.trees.CancelEvaluation(request)).evaluation
+
+
+def waiting(name: str, count: int) -> list[dict[str, Any]]:
+    """Cases of `gated` that wait."""
+    return [case(f"{name}{number}", f"{name}{number}") for number in range(count)]
+
+
+async def test_a_cancelled_evaluation_cancels_its_runs_and_begins_no_others(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, eval_set(*waiting("cancel", 6), agent="gated"), jobs=2).until("case_run_started")
+        await asyncio.wait_for(asyncio.gather(ARRIVED["cancel0"].wait(), ARRIVED["cancel1"].wait()), 30)
+        await asyncio.gather(*(cancel(server, log.evaluation_id, note="enough") for _ in range(5)))
+        await log.to_the_end()
+        again = await cancel(server, log.evaluation_id)
+        runs = await runs_of(server, log.evaluation_id)
+        found = await evaluation(server, log.evaluation_id)
+        followed = await watch(server, log.evaluation_id).to_the_end()
+    assert [event.sequence for event in log.events] == list(range(1, len(log.events) + 1))
+    assert log.kinds.count("evaluation_cancel_requested") == 1
+    assert log.having("evaluation_cancel_requested")[0].note == "enough"
+    assert log.kinds[-1] == "evaluation_cancelled"
+    assert log.kinds.count("case_run_started") == 2
+    assert [run.state for run in runs] == [CANCELLED] * 2
+    assert found.evaluation.state == again.state == CANCELLED
+    assert found.result.cancelled
+    assert found.evaluation.last_sequence == len(log.events)
+    assert followed.events == log.events
+
+
+async def test_to_cancel_what_has_ended_changes_nothing(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set(*many(2)))
+        ended = await cancel(server, log.evaluation_id)
+        assert ended.state == execution_pb2.EXECUTION_STATE_SUCCEEDED
+        assert (await watch(server, log.evaluation_id).to_the_end()).events == log.events
+        with pytest.raises(aio.AioRpcError) as refused:
+            await cancel(server, "nothing")
+        assert refused.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_run_of_a_case_that_begins_while_the_evaluation_is_cancelled_is_cancelled_too(tmp_path: Path) -> None:
+    """Whenever the cancellation comes, nothing waits for the gates, which stay closed."""
+    async with evaluating(tmp_path) as server:
+        for delay in range(12):
+            log = await begin(server, eval_set(*waiting(f"at{delay}-", 4), agent="gated"), jobs=4).until("case_planned")
+            await asyncio.sleep(delay * 0.002)
+            await cancel(server, log.evaluation_id)
+            await asyncio.wait_for(log.to_the_end(), 20)
+            assert log.kinds[-1] == "evaluation_cancelled"
+            assert {run.state for run in await runs_of(server, log.evaluation_id)} <= {CANCELLED}
+
+
+async def test_a_run_that_was_being_created_when_the_evaluation_was_cancelled_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = asyncio.Event()
+    async with evaluating(tmp_path) as server:
+        start = server.app.runs.start
+
+        async def starting(*arguments: Any, **options: Any) -> Any:
+            await may_go_on.wait()
+            return await start(*arguments, **options)
+
+        monkeypatch.setattr(server.app.runs, "start", starting)
+        log = await begin(server, eval_set(*waiting("created", 1), agent="gated")).until("case_run_started")
+        await cancel(server, log.evaluation_id)
+        await log.until("evaluation_cancel_requested")
+        may_go_on.set()
+        await asyncio.wait_for(log.to_the_end(), 20)
+        runs = await runs_of(server, log.evaluation_id)
+    assert [run.state for run in runs] == [CANCELLED]
+
+
+async def test_between_two_turns_a_cancelled_evaluation_begins_no_further_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, eval_set(case("one", "turn one", "turn two"), agent="gated")).until(
+            "case_run_started"
+        )
+        get, has_ended = server.app.runs.get, asyncio.Event()
+
+        async def getting(*arguments: Any) -> Any:
+            record = await get(*arguments)
+            if record.run.HasField("end_time") and not has_ended.is_set():
+                has_ended.set()
+                await cancel(server, log.evaluation_id)
+            return record
+
+        monkeypatch.setattr(server.app.runs, "get", getting)
+        GATES["turn one"].set()
+        await log.to_the_end()
+        (run,) = await runs_of(server, log.evaluation_id)
+    assert log.kinds[-1] == "evaluation_cancelled"
+    assert run.state == execution_pb2.EXECUTION_STATE_SUCCEEDED
+
+
+async def test_a_cancelled_evaluation_waits_for_no_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = asyncio.Event()
+
+    async def judging(*_: Any, **__: Any) -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(evaluator, "judge_run", judging)
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, eval_set(*many(3))).until("case_run_started")
+        await asyncio.wait_for(asked.wait(), 30)
+        await cancel(server, log.evaluation_id)
+        await asyncio.wait_for(log.to_the_end(), 20)
+    assert log.kinds[-1] == "evaluation_cancelled"
+
+
+async def test_a_cancellation_is_durable_across_a_restart(tmp_path: Path) -> None:
+    made = eval_set(*waiting("durable", 3), agent="gated")
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, made, jobs=1).until("case_run_started")
+        await asyncio.wait_for(ARRIVED["durable0"].wait(), 30)
+    async with evaluating(tmp_path) as server:
+        # Recovery continues it at the same time.
+        await cancel(server, log.evaluation_id)
+        followed = await watch(server, log.evaluation_id).to_the_end()
+        runs = await runs_of(server, log.evaluation_id)
+    assert followed.kinds[-1] == "evaluation_cancelled"
+    assert followed.events[: len(log.events)] == log.events
+    assert {run.state for run in runs} == {CANCELLED}
+
+
+@pytest.mark.parametrize("name", ["tool_calls", "wall_duration"])
+async def test_when_the_budget_is_used_up_the_rest_is_not_judged(tmp_path: Path, name: str) -> None:
+    limits = (
+        policy_pb2.Limits(tool_calls=3) if name == "tool_calls" else policy_pb2.Limits(wall_duration=Duration(nanos=1))
+    )
+    cases = [case(f"c{number}", "budget-a budget-b") for number in range(5)]
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set(*cases, agent="clerk"), budget=limits, jobs=1)
+        runs = await runs_of(server, log.evaluation_id)
+    check_log(log.events)
+    count = 2 if name == "tool_calls" else 0
+    assert len(runs) == log.kinds.count("case_run_started") == count
+    assert [log.result(f"c{number}").status for number in range(5)] == [PASSED] * count + [NOT_EVALUATED] * (5 - count)
+    assert name in log.result("c4").reason
+    assert status(log) == NOT_EVALUATED
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+async def test_jobs_bound_the_runs_that_are_in_progress(tmp_path: Path, jobs: int) -> None:
+    AT_ONCE[:] = [0, 0]
+    cases = [case(f"c{number}", "x") for number in range(12)]
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set(*cases, agent="slow"), jobs=jobs)
+    check_log(log.events)
+    assert [0, jobs] == AT_ONCE
+
+
+@pytest.mark.parametrize(
+    ("gates", "verdict"),
+    [
+        (["pass_rate >= 0.5"], PASSED),
+        (["pass_rate >= 0.9"], FAILED),
+        (["final_response.mean > 0.4", "pass_rate > 0"], PASSED),
+    ],
+)
+async def test_gates_alone_decide(tmp_path: Path, gates: list[str], verdict: int) -> None:
+    cases = [case("good", "x", answers=["x"]), case("bad", "x", answers=["y"])]
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set(*cases), gates=gates)
+    assert status(log) == verdict
+    assert [gate.gate for gate in log.having("evaluation_totaled")[0].gates] == gates
+
+
+async def test_a_baseline_is_compared_by_id_and_by_result(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        before = await evaluated(server, eval_set(*many(7)))
+        found = await evaluation(server, before.evaluation_id)
+        by_id = eval_service_pb2.EvalSource(evaluation_id=before.evaluation_id)
+        by_result = eval_service_pb2.EvalSource(result=found.result)
+        for baseline in (by_id, by_result):
+            same = await evaluated(server, eval_set(*many(7)), baseline=baseline, gates=["regressions == 0"])
+            assert status(same) == PASSED
+            fewer = await evaluated(server, eval_set(*many(1)), baseline=baseline)
+            assert status(fewer) == FAILED, "six of seven cases are gone"
+            allowed = await evaluated(server, eval_set(*many(1)), baseline=baseline, allow_removed=True)
+            assert status(allowed) == PASSED
+            worse = eval_set(*many(6), case("c6", "hello", answers=["good bye"]))
+            log = await evaluated(server, worse, baseline=baseline, gates=["regressions == 0"])
+            assert status(log) == FAILED
+            kept = log.having("evaluation_planned")[0].baseline
+            assert [one.case_id for one in kept.cases] == [f"c{number}" for number in range(7)]
+            assert not any(one.runs for one in kept.cases)

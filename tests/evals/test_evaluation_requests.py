@@ -1,0 +1,263 @@
+"""Requests for evaluations that are refused before anything is written, and large ones, over a real socket."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import json_format
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
+from grpc import aio
+
+from bough.v1 import agent_pb2, agent_service_pb2, eval_result_pb2, eval_service_pb2, eval_set_pb2
+from tests.evals.job_server import (
+    ARRIVED,
+    GATES,
+    begin,
+    case,
+    check_log,
+    eval_set,
+    evaluated,
+    evaluating,
+    evaluation,
+    many,
+    watch,
+)
+from tests.rpc.interceptor_server import status_details
+from tests.rpc.run_server import Served
+
+MIB = 1024 * 1024
+UNHEARD = {"custom": {"name": "unheard"}}
+INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Served]:
+    """A server with the agents of job_server."""
+    async with evaluating(tmp_path) as opened:
+        yield opened
+
+
+async def refusal(server: Served, made: eval_set_pb2.EvalSet, **fields: Any) -> tuple[grpc.StatusCode, str, list[str]]:
+    """The code and the reason of a refused request, and the fields that it names; nothing is written."""
+    with pytest.raises(aio.AioRpcError) as refused:
+        await evaluated(server, made, **fields)
+    details = status_details(refused.value)
+    (info,) = (one for one in details if isinstance(one, ErrorInfo))
+    named = [one.field for each in details if isinstance(each, BadRequest) for one in each.field_violations]
+    await nothing_written(server)
+    return refused.value.code(), info.reason, named
+
+
+async def nothing_written(server: Served) -> None:
+    """Check that the store is empty."""
+    assert not (await server.trees.ListEvaluations(eval_service_pb2.ListEvaluationsRequest())).evaluations
+    assert not (await server.agents.ListRuns(agent_service_pb2.ListRunsRequest())).runs
+
+
+def nested(depth: int) -> eval_set_pb2.EvalSet:
+    """A set that expects a tree so deep."""
+    made = eval_set(case("deep", "hello"))
+    agent = made.cases[0].turns[0].expect.agents.add(name="a")
+    for _ in range(depth - 1):
+        agent = agent.children.add(name="a")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "fields", "named"),
+    [
+        (eval_set_pb2.EvalSet(), {}, ["set.cases", "set.name"]),
+        (eval_set(), {}, ["set.cases"]),
+        (eval_set(case("a", "x"), case("a", "y")), {}, ["set.cases[1].id"]),
+        (eval_set(case("a", "x"), agent=""), {}, ["set.agent"]),
+        (eval_set(case("", "x")), {}, ["set.cases[0].id"]),
+        (eval_set(case("a")), {}, ["set.cases[0].turns"]),
+        (eval_set(case("a", "x"), name="no name"), {}, ["set.name"]),
+        (eval_set(case("a", "x", runs=1001)), {}, ["set.cases[0].runs"]),
+        (
+            eval_set(case("a", "x", metrics=[{"custom": {"name": "unheard"}}])),
+            {},
+            ["set.cases[0].metrics[0].custom.name"],
+        ),
+        (eval_set(case("a", "x", metrics=[{"name": "kindless"}])), {}, ["set.cases[0].metrics[0].kind"]),
+        (eval_set(case("a", "x" * (2 * MIB + 1))), {}, ["set.cases[0]", "set.cases[0].turns[0].user"]),
+        (eval_set(case("a", "x", timeout="0s")), {}, ["set.cases[0].timeout"]),
+        (eval_set(case("a", "x", labels={"bad key": "x"})), {}, ['set.cases[0].labels["bad key"]']),
+        (eval_set(case("a", "x")), {"gates": ["pass_rate >= 0.5", "nonsense"]}, ["gates[1]"]),
+        (eval_set(case("a", "x")), {"gates": ["case.pass_rate.lower >= 0.8"], "runs": 5}, ["gates[0]"]),
+        (eval_set(case("a", "x")), {"gates": ["regressions == 0"]}, ["gates[0]"]),
+        (eval_set(case("a", "x")), {"labels": {"bough/x": "y"}}, ['labels["bough/x"]']),
+        (eval_set(case("a", "x")), {"jobs": 65}, ["jobs"]),
+        (eval_set(case("a", "x")), {"budget": {"depth": 3, "tokens": 5}}, ["budget.depth"]),
+        (eval_set(case("a", "x")), {"runs": 0}, ["runs"]),
+        (eval_set(case("a", "x")), {"baseline": eval_service_pb2.EvalSource()}, ["baseline.source"]),
+    ],
+)
+async def test_a_request_that_cannot_be_evaluated_is_refused_and_nothing_is_written(
+    server: Served, made: eval_set_pb2.EvalSet, fields: dict[str, Any], named: list[str]
+) -> None:
+    code, reason, found = await refusal(server, made, **fields)
+    assert (code, reason) == (INVALID, "INVALID_REQUEST")
+    assert set(named) <= set(found), found
+    assert len(found) == len(set(found)), found
+
+
+async def test_what_every_case_would_repeat_is_bounded(server: Served) -> None:
+    large = {"metrics": [{"custom": {"name": "x", "config_json": json.dumps({"a": "b" * 300_000})}}]}
+    assert "set.defaults" in (await refusal(server, eval_set(case("a", "x"), defaults=large)))[2]
+    medium = {"metrics": [{"custom": {"name": "x", "config_json": json.dumps({"a": "b" * 200_000})}}]}
+    assert "set.defaults" in (await refusal(server, eval_set(*many(400), defaults=medium)))[2]
+    mine = agent_pb2.AgentDefinition(name="mine", description="Echoes.", sequence=agent_pb2.SequenceAgent())
+    mine.sub_agents.add(agent="echo")
+    definitions = [agent_pb2.AgentDefinition(name=f"m{n}", description="x" * 60_000) for n in range(20)]
+    assert (await refusal(server, eval_set(case("a", "x")), definitions=[mine, *definitions]))[2] == ["definitions"]
+
+
+async def test_what_a_request_names_has_to_be_there(server: Served) -> None:
+    made = eval_set(case("a", "x"))
+    assert await refusal(server, made, agent="unheard") == (MISSING, "UNKNOWN_AGENT", [])
+    assert await refusal(server, eval_set(case("a", "x"), agent="unheard")) == (MISSING, "UNKNOWN_AGENT", [])
+    baseline = eval_service_pb2.EvalSource(evaluation_id="unheard")
+    assert (await refusal(server, made, baseline=baseline))[0] == MISSING
+
+
+async def test_a_request_without_a_set_is_refused(server: Served) -> None:
+    with pytest.raises(aio.AioRpcError) as refused:
+        async for _ in server.trees.Evaluate(eval_service_pb2.EvaluateRequest()):
+            pass
+    assert refused.value.code() == INVALID
+    await nothing_written(server)
+
+
+async def test_mistakes_in_definitions_are_named_by_their_paths(server: Served) -> None:
+    wrong = agent_pb2.AgentDefinition(name="wrong", llm=agent_pb2.LlmAgent(model="unheard"))
+    code, _, named = await refusal(server, eval_set(case("a", "x"), agent="wrong"), definitions=[wrong])
+    assert code == INVALID
+    assert named
+    assert all(field.startswith("definitions[0]") for field in named), named
+
+
+async def test_definitions_of_a_request_are_evaluated(server: Served) -> None:
+    mine = agent_pb2.AgentDefinition(
+        name="mine",
+        description="Echoes.",
+        sequence=agent_pb2.SequenceAgent(),
+        sub_agents=[agent_pb2.AgentLink(agent="echo")],
+    )
+    log = await evaluated(server, eval_set(case("a", "hello", answers=["hello"]), agent="mine"), definitions=[mine])
+    check_log(log.events)
+    assert log.having("evaluation_completed")[0].status == eval_result_pb2.METRIC_STATUS_PASSED, log.results()
+
+
+async def test_a_baseline_that_has_not_ended_is_refused(server: Served) -> None:
+    log = await begin(server, eval_set(case("a", "unended"), agent="gated")).until("case_run_started")
+    await asyncio.wait_for(ARRIVED["unended"].wait(), 30)
+    baseline = eval_service_pb2.EvalSource(evaluation_id=log.evaluation_id)
+    with pytest.raises(aio.AioRpcError) as refused:
+        await evaluated(server, eval_set(case("a", "x")), baseline=baseline)
+    assert refused.value.code() == INVALID
+    assert "has not ended" in str(refused.value.trailing_metadata())
+    GATES["unended"].set()
+    await log.to_the_end()
+
+
+@pytest.mark.parametrize("depth", [20, 64])
+async def test_a_deep_expectation_is_judged(server: Served, depth: int) -> None:
+    log = await evaluated(server, nested(depth))
+    check_log(log.events)
+    assert log.result("deep").status == eval_result_pb2.METRIC_STATUS_FAILED
+    found = await evaluation(server, log.evaluation_id)
+    assert found.result.cases[0].turns
+
+
+@pytest.mark.parametrize("depth", [65, 90, 95])
+async def test_an_expected_tree_with_too_many_levels_is_refused(server: Served, depth: int) -> None:
+    code, _, named = await refusal(server, nested(depth))
+    assert code == INVALID
+    assert len(named) == 1
+    assert named[0].startswith("set.cases[0].turns[0].expect.agents[0].children[0].children[0]")
+
+
+def field_of(number: int, data: bytes) -> bytes:
+    """A field of bytes on the wire."""
+    length, rest = b"", len(data)
+    while rest > 0x7F:
+        length, rest = length + bytes([rest & 0x7F | 0x80]), rest >> 7
+    return bytes([number << 3 | 2]) + length + bytes([rest]) + data
+
+
+@pytest.mark.parametrize("depth", [120, 10_000])
+async def test_an_expected_tree_that_no_parser_reads_is_refused(server: Served, depth: int) -> None:
+    agent = field_of(1, b"a")
+    for _ in range(depth):
+        agent = field_of(1, b"a") + field_of(4, agent)
+    turn = field_of(1, b"hello") + field_of(3, field_of(3, agent))
+    one = field_of(1, b"one") + field_of(4, turn)
+    request = field_of(2, field_of(1, b"set") + field_of(3, b"echo") + field_of(5, one))
+    evaluate: Any = server.channel.unary_stream("/bough.v1.EvalService/Evaluate")
+    with pytest.raises(aio.AioRpcError) as refused:
+        await evaluate(request).read()
+    assert refused.value.code() == INVALID
+    await nothing_written(server)
+
+
+async def test_a_set_over_eight_mebibytes_is_refused(server: Served) -> None:
+    cases = [case(f"c{number}", "x" * 500_000) for number in range(18)]
+    assert (await refusal(server, eval_set(*cases)))[0] == INVALID
+
+
+async def test_ten_thousand_cases_are_planned_and_more_are_refused(server: Served) -> None:
+    cases = [{"id": f"c{number}", "turns": [{"user": "ten thousand"}]} for number in range(10_001)]
+    made = json_format.ParseDict({"name": "large", "agent": "gated", "cases": cases}, eval_set_pb2.EvalSet())
+    code, _, named = await refusal(server, made)
+    assert (code, named) == (INVALID, ["set.cases"])
+    del made.cases[-1]
+    log = await begin(server, made).until("case_run_started")
+    assert log.kinds.count("case_planned") == 10_000
+    await server.trees.CancelEvaluation(eval_service_pb2.CancelEvaluationRequest(evaluation_id=log.evaluation_id))
+    await log.to_the_end()
+    assert log.kinds[-1] == "evaluation_cancelled"
+    found = await evaluation(server, log.evaluation_id, page_size=1000)
+    assert len(found.result.cases) == 1000
+    assert found.result.totals.cases_not_evaluated == 10_000
+    assert (await watch(server, log.evaluation_id).to_the_end()).events == log.events
+
+
+async def test_a_set_of_eight_mebibytes_does_not_block_the_server(server: Served) -> None:
+    """Other calls are answered while a large set is checked and planned; the watchdog's bound is a second.
+
+    What counts is the time that the event loop's thread computes in one go: other programs may slow it down.
+    """
+    cases = [case(f"c{number}", "x" * 400 + "y" * 400, answers=["z"]) for number in range(9_000)]
+    made = eval_set(*cases, agent="gated")
+    assert 7 * MIB < made.ByteSize() < 8 * MIB
+    longest, is_over = 0.0, False
+
+    async def probe() -> None:
+        nonlocal longest
+        while not is_over:
+            began = time.thread_time()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.thread_time() - began)
+
+    probing = asyncio.create_task(probe())
+    log = await begin(server, made, jobs=1).until("case_run_started")
+    is_over = True
+    await probing
+    await server.trees.CancelEvaluation(eval_service_pb2.CancelEvaluationRequest(evaluation_id=log.evaluation_id))
+    await log.to_the_end()
+    assert longest < 1.0
+
+
+async def test_pages_of_many_small_cases(server: Served) -> None:
+    log = await evaluated(server, eval_set(*many(60)))
+    first = await evaluation(server, log.evaluation_id)
+    assert len(first.result.cases) == 50
+    rest = await evaluation(server, log.evaluation_id, page_token=first.next_page_token)
+    assert [one.case_id for one in rest.result.cases] == [f"c{number}" for number in range(50, 60)]
+    assert not rest.next_page_token

@@ -1,0 +1,327 @@
+"""Evaluations that a server leaves open: the next one continues them, and runs nothing twice."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from structlog.testing import capture_logs
+
+from bough.v1 import eval_result_pb2, eval_service_pb2, execution_pb2
+from bough.v1.policy_pb2 import Limits
+from bough_server.errors import NotFound
+from bough_server.evals import evaluator
+from bough_server.evals.evaluations import Evaluations
+from bough_server.evals.judging import judge_run
+from bough_server.store.ports import Principal
+from tests.evals.job_server import (
+    ARRIVED,
+    CALLED,
+    GATES,
+    begin,
+    case,
+    check_log,
+    eval_set,
+    evaluated,
+    evaluating,
+    evaluation,
+    many,
+    runs_of,
+    watch,
+)
+from tests.rpc.run_server import Served
+
+PASSED = eval_result_pb2.METRIC_STATUS_PASSED
+NOT_EVALUATED = eval_result_pb2.METRIC_STATUS_NOT_EVALUATED
+ME = Principal(tenant_id="local", user_id="local")
+OTHER = Principal(tenant_id="other", user_id="local")
+
+
+async def test_a_stopped_evaluation_goes_on_at_the_next_server_and_runs_nothing_twice(tmp_path: Path) -> None:
+    made = eval_set(
+        *(case(f"c{number}", "restart-go", f"restart{number}", answers=["restart-go"]) for number in range(6)),
+        agent="gated",
+    )
+    GATES["restart-go"].set()
+    for number in range(0, 6, 2):
+        GATES[f"restart{number}"].set()
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, made, jobs=3, request_id="r").until("case_run_started")
+        await asyncio.wait_for(asyncio.gather(*(ARRIVED[f"restart{number}"].wait() for number in range(4))), 30)
+        evaluation_id = log.evaluation_id
+        before = asyncio.all_tasks()
+    assert before, "the server closes with runs in flight"
+    for number in range(6):
+        GATES[f"restart{number}"].set()
+    async with evaluating(tmp_path) as server:
+        followed = await watch(server, evaluation_id).to_the_end()
+        again = await evaluated(server, made, jobs=3, request_id="r")
+        runs = await runs_of(server, evaluation_id)
+    check_log(followed.events)
+    assert followed.events[: len(log.events)] == log.events
+    assert again.events == followed.events
+    assert followed.having("evaluation_completed")[0].status == PASSED
+    assert sorted(run.case_id for run in runs) == sorted(f"c{number}" for number in range(6) for _ in range(2))
+
+
+async def test_a_stream_of_a_server_that_stops_says_so_and_where_it_was(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, eval_set(case("a", "stopping"), agent="gated")).until("case_run_started")
+        await asyncio.wait_for(ARRIVED["stopping"].wait(), 30)
+        stopping = asyncio.create_task(server.app.stop())
+        with pytest.raises(aio.AioRpcError) as ended:
+            await log.to_the_end()
+        await stopping
+    assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert "SERVER_STOPPED" in str(ended.value.trailing_metadata())
+    assert ("bough-last-sequence", str(len(log.events))) in list(ended.value.trailing_metadata())
+
+
+async def test_close_leaves_no_task_behind(tmp_path: Path) -> None:
+    before = asyncio.all_tasks()
+    async with evaluating(tmp_path) as server:
+        await begin(server, eval_set(*(case(f"c{n}", f"leak{n}") for n in range(5)), agent="gated")).until(
+            "case_run_started"
+        )
+        await asyncio.wait_for(ARRIVED["leak0"].wait(), 30)
+    await asyncio.sleep(0)
+    left = [task for task in asyncio.all_tasks() - before if "bough_server" in repr(task.get_coro())]
+    assert not left, left
+
+
+async def test_an_unanswered_case_is_not_judged_either_if_the_server_stops_before_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled = asyncio.Event()
+    made = eval_set(case("one", "Which colour?"), agent="asker")
+    async with evaluating(tmp_path) as server:
+        cancel = server.app.runs.cancel
+
+        async def cancel_and_stop(*arguments: Any, **options: Any) -> Any:
+            found = await cancel(*arguments, **options)
+            cancelled.set()
+            await asyncio.Event().wait()  # until the server stops
+            return found
+
+        monkeypatch.setattr(server.app.runs, "cancel", cancel_and_stop)
+        log = await begin(server, made).until("case_run_started")
+        await asyncio.wait_for(cancelled.wait(), 30)
+    async with evaluating(tmp_path) as server:
+        followed = await watch(server, log.evaluation_id).to_the_end()
+    result = followed.result("one")
+    assert result.status == NOT_EVALUATED
+    assert "Which colour?" in result.reason
+    assert result.unanswered.prompt == "Which colour?"
+
+
+async def test_a_request_that_was_not_answered_yet_is_answered_by_the_next_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering = asyncio.Event()
+
+    async def resume(*_: Any, **__: Any) -> Any:
+        answering.set()
+        await asyncio.Event().wait()  # until the server stops
+
+    one = case("one", "Which colour?", answers=["red"])
+    one["answers"] = [{"value_json": '"red"'}]
+    async with evaluating(tmp_path) as server:
+        monkeypatch.setattr(server.app.runs, "resume", resume)
+        log = await begin(server, eval_set(one, agent="asker")).until("case_run_started")
+        await asyncio.wait_for(answering.wait(), 30)
+    async with evaluating(tmp_path) as server:
+        followed = await watch(server, log.evaluation_id).to_the_end()
+    check_log(followed.events)
+    assert followed.result("one").status == PASSED
+
+
+async def test_a_run_that_cannot_go_on_at_the_next_server_makes_its_case_not_judged(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        cases = [case("begun", "parked"), case("later", "parked too")]
+        log = await begin(server, eval_set(*cases, agent="gated"), jobs=1).until("case_run_started")
+        await asyncio.wait_for(ARRIVED["parked"].wait(), 30)
+    async with evaluating(tmp_path, python=[]) as server:
+        followed = await asyncio.wait_for(watch(server, log.evaluation_id).to_the_end(), 30)
+        (run,) = await runs_of(server, log.evaluation_id)
+    check_log(followed.events)
+    assert [followed.result(name).status for name in ("begun", "later")] == [NOT_EVALUATED] * 2
+    assert "gated" in followed.result("begun").reason
+    assert run.state == execution_pb2.EXECUTION_STATE_CANCELLED
+
+
+async def test_an_evaluation_goes_on_without_its_client(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        log = begin(server, eval_set(case("one", "alone", answers=["alone"]), agent="gated"), timeout=0.5)
+        with pytest.raises(aio.AioRpcError) as ended:
+            await log.to_the_end()
+        assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        assert (await evaluation(server, log.evaluation_id)).evaluation.state == execution_pb2.EXECUTION_STATE_RUNNING
+        GATES["alone"].set()
+        followed = await watch(server, log.evaluation_id).to_the_end()
+    check_log(followed.events)
+    assert followed.result("one").status == PASSED
+
+
+async def test_another_tenants_evaluation_does_not_exist(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set(*many(1)), request_id="mine")
+        evaluations, source = server.app.evaluations, eval_service_pb2.EvalSource(evaluation_id=log.evaluation_id)
+        for call in (
+            evaluations.get(OTHER, log.evaluation_id),
+            evaluations.cancel(OTHER, log.evaluation_id),
+            evaluations.source(OTHER, source, field="baseline"),
+            anext(evaluations.follow(OTHER, log.evaluation_id)),
+        ):
+            with pytest.raises(NotFound):
+                await call
+        request = eval_service_pb2.EvaluateRequest(set=eval_set(*many(1)), request_id="mine")
+        started = await evaluations.start(OTHER, request)
+        assert started.evaluation.evaluation_id != log.evaluation_id
+
+
+async def test_a_budget_counts_what_was_used_before_the_restart(tmp_path: Path) -> None:
+    GATES["spent0"].set()
+    made = eval_set(*(case(f"c{number}", f"spent{number}") for number in range(4)), agent="careful")
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, made, budget=Limits(tool_calls=2), jobs=1).until("case_run_started")
+        await asyncio.wait_for(ARRIVED["spent1"].wait(), 30)
+    for number in range(4):
+        GATES[f"spent{number}"].set()
+    async with evaluating(tmp_path) as server:
+        followed = await watch(server, log.evaluation_id).to_the_end()
+    check_log(followed.events)
+    assert [followed.result(f"c{number}").status for number in range(4)] == [PASSED] * 2 + [NOT_EVALUATED] * 2
+    assert [CALLED[f"spent{number}"] for number in range(4)] == [1, 1, 0, 0]
+
+
+async def test_an_error_in_one_case_is_its_own_and_is_logged_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    async def judging(*arguments: Any, **options: Any) -> Any:
+        if arguments[1].id == "c1":
+            raise ZeroDivisionError("a secret of the server")
+        return await judge_run(*arguments, **options)
+
+    monkeypatch.setattr(evaluator, "judge_run", judging)
+    async with evaluating(tmp_path) as server:
+        with capture_logs() as logged:
+            log = await evaluated(server, eval_set(*many(3)))
+    check_log(log.events)
+    assert [log.result(f"c{number}").status for number in range(3)] == [PASSED, NOT_EVALUATED, PASSED]
+    assert "secret" not in log.result("c1").reason
+    (entry,) = (one for one in logged if one["log_level"] == "error")
+    assert isinstance(entry["exc_info"], ZeroDivisionError)
+    assert (entry["case_id"], entry["index"]) == ("c1", 0)
+
+
+async def test_an_evaluation_that_cannot_go_on_fails_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judged(*_: Any) -> Any:
+        raise ZeroDivisionError("a secret of the server")
+
+    monkeypatch.setattr(evaluator, "judged", judged)
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set(*many(3)))
+        found = await evaluation(server, log.evaluation_id)
+    assert log.kinds[-1] == "evaluation_failed"
+    assert found.evaluation.state == execution_pb2.EXECUTION_STATE_FAILED
+    assert "secret" not in str(found)
+    assert found.evaluation.error.message
+
+
+class Worker:
+    """Another worker on the store of a server."""
+
+    def __init__(self, server: Served, name: str) -> None:
+        self.dependencies = replace(server.app.evaluations.dependencies, worker=name)
+        self.evaluations = Evaluations(self.dependencies)
+        self.store = self.dependencies.store
+        self.name = name
+
+    async def __aenter__(self) -> "Worker":
+        await self.store.leases.renew(self.name)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.evaluations.close()
+        await self.store.leases.release(self.name)
+
+
+async def test_another_worker_leaves_an_evaluation_to_its_owner_and_sends_it_cancellations(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, eval_set(case("a", "owned"), agent="gated")).until("case_run_started")
+        await asyncio.wait_for(ARRIVED["owned"].wait(), 30)
+        async with Worker(server, "other") as other:
+            assert await other.evaluations.recover() == 1
+            for _ in range(3):
+                await asyncio.sleep(0.01)
+            record = await other.store.evaluations.find(log.evaluation_id)
+            assert record is not None
+            assert record.owner == server.app.evaluations.dependencies.worker
+            await asyncio.wait_for(other.evaluations.cancel(ME, log.evaluation_id, note="from afar"), 30)
+            await log.to_the_end()
+            assert not await other.store.mailbox.take(log.evaluation_id)
+    assert log.kinds[-1] == "evaluation_cancelled"
+    assert log.having("evaluation_cancel_requested")[0].note == "from afar"
+
+
+async def test_an_owner_that_was_overtaken_writes_nothing_more(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, eval_set(*many(1), case("a", "overtaken"), agent="gated"), jobs=1).until(
+            "case_planned"
+        )
+        GATES["hello"].set()
+        await asyncio.wait_for(ARRIVED["overtaken"].wait(), 30)
+        first = server.app.evaluations.dependencies
+        await first.store.leases.release(first.worker)
+        async with Worker(server, "successor") as successor:
+            with capture_logs() as logged:
+                await successor.evaluations.recover()
+                await until_owned(successor, log.evaluation_id)
+                GATES["overtaken"].set()
+                await log.to_the_end()
+    check_log(log.events)
+    assert not [one for one in logged if one["log_level"] == "error"], logged
+
+
+async def test_an_owner_that_was_overtaken_sends_a_cancellation_to_its_successor(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, eval_set(case("a", "handed over"), agent="gated")).until("case_run_started")
+        await asyncio.wait_for(ARRIVED["handed over"].wait(), 30)
+        first = server.app.evaluations.dependencies
+        await first.store.leases.release(first.worker)
+        async with Worker(server, "successor") as successor:
+            await successor.evaluations.recover()
+            await until_owned(successor, log.evaluation_id)
+            request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=log.evaluation_id, note="late")
+            await asyncio.wait_for(server.trees.CancelEvaluation(request), 30)
+            await asyncio.wait_for(log.to_the_end(), 30)
+    assert log.kinds[-1] == "evaluation_cancelled"
+    assert log.having("evaluation_cancel_requested")[0].note == "late"
+
+
+async def until_owned(worker: Worker, evaluation_id: str) -> None:
+    """Wait until a worker has taken an evaluation over."""
+    while True:
+        record = await worker.store.evaluations.find(evaluation_id)
+        if record is not None and record.owner == worker.name:
+            return
+        await asyncio.sleep(0.01)
+
+
+async def test_calls_that_continue_an_evaluation_at_once_do_not_fence_each_other(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, eval_set(case("a", "at once"), agent="gated")).until("case_run_started")
+        await asyncio.wait_for(ARRIVED["at once"].wait(), 30)
+    GATES["at once"].set()
+    async with evaluating(tmp_path) as server:
+        request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=log.evaluation_id)
+        await asyncio.gather(*(server.trees.CancelEvaluation(request) for _ in range(8)))
+        followed = await asyncio.wait_for(watch(server, log.evaluation_id).to_the_end(), 30)
+    assert followed.kinds.count("evaluation_cancel_requested") <= 1
+    assert followed.kinds[-1] in ("evaluation_cancelled", "evaluation_completed")

@@ -1,0 +1,279 @@
+"""Records that are stored or that callers bring: ScoreInvocations, DiffInvocations and CompareEvaluations."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import MessageToJson
+from grpc import StatusCode, aio
+
+from bough.v1 import (
+    eval_result_pb2,
+    eval_set_pb2,
+    execution_pb2,
+    invocation_pb2,
+)
+from bough.v1.eval_service_pb2 import (
+    CompareEvaluationsRequest,
+    DiffInvocationsRequest,
+    EvalSource,
+    InvocationSource,
+    RunRef,
+    ScoreInvocationsRequest,
+)
+from bough_server import app
+from bough_server.store.ports import Principal
+from tests.evals.invocations import agent, invocation
+from tests.evals.test_judges import broken, case, evaluated, judge, judged_by, set_of
+from tests.rpc.run_server import Served, begin, served, settings
+
+PASSED = eval_result_pb2.METRIC_STATUS_PASSED
+FAILED = eval_result_pb2.METRIC_STATUS_FAILED
+NOT_EVALUATED = eval_result_pb2.METRIC_STATUS_NOT_EVALUATED
+
+LEAD = eval_set_pb2.Expectation(agents=[eval_set_pb2.ExpectedAgent(name="lead")])
+TREE = eval_set_pb2.Metric(agent_trajectory=eval_set_pb2.AgentTrajectoryMetric())
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Served]:
+    async with served(settings(tmp_path)) as serving:
+        yield serving
+
+
+def given(*records: invocation_pb2.Invocation) -> list[InvocationSource]:
+    return [InvocationSource(invocation=record) for record in records]
+
+
+def stored(run_id: str, through: int = 0) -> InvocationSource:
+    return InvocationSource(run=RunRef(run_id=run_id, as_of_sequence=through))
+
+
+async def scored(server: Served, *sources: InvocationSource, **fields: Any) -> eval_result_pb2.EvalResult:
+    answer = await server.trees.ScoreInvocations(ScoreInvocationsRequest(invocations=sources, **fields))
+    return answer.result
+
+
+async def ran(server: Served, agent_name: str, text: str) -> str:
+    turn = await begin(server, agent_name, text).to_the_end()
+    return await turn.run_id()
+
+
+@asynccontextmanager
+async def responsive(most: float) -> AsyncIterator[None]:
+    """Fail if the event loop, which is the server's too, stands still for longer."""
+    worst = 0.0
+
+    async def watch() -> None:
+        nonlocal worst
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0.01)
+            now = time.perf_counter()
+            worst, last = max(worst, now - last), now
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+    assert worst < most
+
+
+async def test_stored_runs_are_judged(server: Served) -> None:
+    first, second = await ran(server, "echo", "hello"), await ran(server, "lead", "hello")
+    expect = eval_set_pb2.Expectation(answer=eval_set_pb2.ExpectedAnswer(exact="hello"))
+    found = await scored(server, stored(first), stored(second), stored(first), expect=expect)
+    assert [one.case_id for one in found.cases] == [first, second, f"{first} (2)"]
+    assert [one.status for one in found.cases] == [PASSED, FAILED, PASSED]
+    assert (found.totals.cases, found.totals.cases_passed, found.status) == (3, 2, FAILED)
+    assert [turn.run_id for one in found.cases for turn in one.runs[0].turns] == [first, second, first]
+
+
+async def test_a_run_up_to_a_sequence_has_not_ended(server: Served) -> None:
+    run_id = await ran(server, "echo", "hello")
+    found = await scored(server, stored(run_id, 1))
+    assert found.cases[0].status == NOT_EVALUATED
+    assert "has not ended" in found.cases[0].reason
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"state": execution_pb2.EXECUTION_STATE_UNSPECIFIED}, "has not ended"),
+        ({"state": execution_pb2.EXECUTION_STATE_INPUT_REQUIRED}, "waits for input"),
+        ({"agents_total": 7}, "more agents or tool calls than its record"),
+        ({"tools_total": 7}, "more agents or tool calls than its record"),
+        ({"anomalies": [invocation_pb2.Anomaly(message="two roots")]}, "is inconsistent: two roots"),
+    ],
+)
+async def test_records_that_are_not_whole_are_not_judged(server: Served, change: dict[str, Any], words: str) -> None:
+    record = invocation(agent("lead"))
+    for name, value in change.items():
+        getattr(record, name).extend(value) if isinstance(value, list) else setattr(record, name, value)
+    found = await scored(server, *given(record, invocation(agent("lead"))), expect=LEAD)
+    assert [one.status for one in found.cases] == [NOT_EVALUATED, PASSED]
+    assert words in found.cases[0].reason
+
+
+async def test_records_of_other_systems_need_no_ids_and_no_kinds(server: Served) -> None:
+    bare = invocation(agent("lead", agent("writer", kind=execution_pb2.AGENT_KIND_UNSPECIFIED)))
+    bare.run_id = ""
+    named, long, tricky = invocation(agent("lead")), invocation(agent("lead")), invocation(agent("lead"))
+    named.run_id, long.run_id, tricky.run_id = "1", "x" * 1_000, "1 (3)"
+    empty = invocation_pb2.Invocation(state=execution_pb2.EXECUTION_STATE_SUCCEEDED)
+    found = await scored(server, *given(bare, tricky, named, named, long, empty), expect=LEAD)
+    assert [one.case_id for one in found.cases] == ["0", "1 (3)", "1", "1 (3) (3)", "x" * 128, "5"]
+    assert [one.status for one in found.cases] == [FAILED, PASSED, PASSED, PASSED, PASSED, FAILED]
+
+
+async def test_a_tree_whose_ids_repeat_is_not_judged(server: Served) -> None:
+    record = invocation(agent("lead", agent("writer"), agent("writer")))
+    for one in record.agents:
+        one.invocation_id = one.parent_invocation_id = ""
+    found = await scored(server, *given(record), expect=LEAD)
+    assert found.cases[0].status == NOT_EVALUATED
+    assert "several agents with the same invocation_id" in found.cases[0].reason
+
+
+async def test_a_record_may_have_any_times(server: Served) -> None:
+    record = invocation(agent("lead"))
+    record.start_time.seconds, record.end_time.seconds = -(10**17), 10**17
+    limit = eval_set_pb2.BudgetMetric()
+    limit.limits.wall_duration.FromSeconds(1)
+    found = await scored(server, *given(record), metrics=[eval_set_pb2.Metric(budget=limit)])
+    assert found.status == FAILED
+    assert MessageToJson(found)
+
+
+async def test_runs_that_are_not_there_are_errors(server: Served) -> None:
+    run_id = await ran(server, "echo", "hello")
+    for source, code in (
+        (stored("none"), StatusCode.NOT_FOUND),
+        (stored(run_id, 1_000), StatusCode.OUT_OF_RANGE),
+        (InvocationSource(), StatusCode.INVALID_ARGUMENT),
+        (stored(""), StatusCode.INVALID_ARGUMENT),
+    ):
+        with pytest.raises(aio.AioRpcError) as refused:
+            await scored(server, source)
+        assert refused.value.code() == code
+        with pytest.raises(aio.AioRpcError) as refused:
+            await server.trees.DiffInvocations(DiffInvocationsRequest(left=source, right=stored(run_id)))
+        assert refused.value.code() == code
+
+
+async def test_another_tenants_runs_and_evaluations_do_not_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = Principal(tenant_id="anne", user_id="local")
+    monkeypatch.setattr(app, "current_principal", lambda: caller)
+    async with served(settings(tmp_path)) as server:
+        run_id = await ran(server, "echo", "hello")
+        found = await evaluated(
+            server, set=set_of(case("Hello"), metrics=[eval_set_pb2.Metric(budget=eval_set_pb2.BudgetMetric(errors=0))])
+        )
+        assert (await scored(server, stored(run_id))).status == PASSED
+        caller = Principal(tenant_id="bert", user_id="local")
+        given_one = EvalSource(result=eval_result_pb2.EvalResult())
+        hidden = EvalSource(evaluation_id=found.evaluation_id)
+        for call in (
+            server.trees.ScoreInvocations(ScoreInvocationsRequest(invocations=[stored(run_id)])),
+            server.trees.DiffInvocations(DiffInvocationsRequest(left=stored(run_id), right=stored(run_id))),
+            server.trees.CompareEvaluations(CompareEvaluationsRequest(baseline=given_one, candidate=hidden)),
+        ):
+            with pytest.raises(aio.AioRpcError) as refused:
+                await call
+            assert refused.value.code() == StatusCode.NOT_FOUND
+
+
+async def test_mistakes_are_named_by_their_place_in_the_request(server: Served) -> None:
+    wrong = eval_set_pb2.Expectation(answer=eval_set_pb2.ExpectedAnswer(regex="("))
+    unknown = eval_set_pb2.Metric(custom=eval_set_pb2.CustomMetric(name="none"))
+    with pytest.raises(aio.AioRpcError) as refused:
+        await scored(server, *given(invocation(agent("lead"))), expect=wrong, metrics=[unknown])
+    assert [field for field, _ in broken(refused.value)] == ["expect.answer", "metrics[0].custom.name"]
+
+
+async def test_the_result_of_many_records_fits_an_answer(server: Served) -> None:
+    records = []
+    for number in range(10_000):
+        record = invocation(agent("lead"), answer="an answer " * 5)
+        record.run_id = f"01a204b2-7799-7a92-9a1d-{number:012}"
+        records.append(record)
+    async with responsive(3):
+        found = await scored(server, *given(*records), expect=LEAD, metrics=[TREE])
+    assert len(found.cases) == 10_000
+    assert {one.status for one in found.cases} == {PASSED}
+    assert {len(one.metrics) for one in found.cases} == {1}
+    assert found.ByteSize() <= 4 * 1024 * 1024
+    assert found.totals.cases_passed == 10_000
+
+
+async def test_more_metrics_than_fit_an_answer_are_refused_at_once(server: Served) -> None:
+    metrics = [eval_set_pb2.Metric(name=f"budget-{n}", budget=eval_set_pb2.BudgetMetric(errors=n)) for n in range(64)]
+    with pytest.raises(aio.AioRpcError) as refused:
+        await scored(server, *[stored("none")] * 10_000, metrics=metrics)
+    assert [field for field, _ in broken(refused.value)] == ["invocations"]
+    assert "Score them in several calls" in str(broken(refused.value))
+
+
+async def test_a_large_record_does_not_hold_the_server_up(server: Served) -> None:
+    large = invocation(*(agent("lead", calls=["search"] * 20) for _ in range(2_000)))
+    for call in large.tools:
+        call.arguments_json = '"' + "x" * 50 + '"'
+    assert 3_000_000 < large.ByteSize() < 8_000_000
+    budget = eval_set_pb2.Metric(budget=eval_set_pb2.BudgetMetric(errors=0))
+    async with responsive(1):
+        found = await scored(server, *given(large), metrics=[budget])
+    assert found.cases[0].status == PASSED
+
+
+async def test_a_judge_is_asked_about_given_records_once(tmp_path: Path) -> None:
+    async with judged_by(tmp_path, lambda *_: True) as (server, model):
+        record = invocation(agent("lead"), answer="Hello")
+        first = await scored(server, *given(record, record), metrics=[judge()])
+        assert first.status == PASSED
+        assert (model.count, first.totals.judge_usage.model_calls) == (1, 1)
+        second = await scored(server, *given(record), metrics=[judge()])
+        assert (model.count, second.totals.judge_usage.model_calls) == (1, 0)
+
+
+async def test_no_judge_is_asked_about_what_cannot_be_judged(tmp_path: Path) -> None:
+    async with judged_by(tmp_path, lambda *_: True) as (server, model):
+        record = invocation(agent("lead"))
+        record.agents_total = 5
+        assert (await scored(server, *given(record), metrics=[judge()])).status == NOT_EVALUATED
+        assert model.count == 0
+
+
+async def test_stored_and_given_records_are_compared(server: Served) -> None:
+    run_id = await ran(server, "lead", "hello")
+    other = await ran(server, "echo", "hello")
+    same = await server.trees.DiffInvocations(DiffInvocationsRequest(left=stored(run_id), right=stored(run_id)))
+    assert same.diff.same
+    two = await server.trees.DiffInvocations(DiffInvocationsRequest(left=stored(run_id), right=stored(other)))
+    assert not two.diff.same
+    assert {one.agent for one in two.diff.agents} == {"lead", "nester", "echo"}
+
+
+async def test_results_that_callers_bring_are_compared_whatever_they_lack(server: Served) -> None:
+    empty = eval_result_pb2.EvalResult()
+    twice = eval_result_pb2.EvalResult()
+    for status in (PASSED, FAILED, 99):
+        twice.cases.add(case_id="a", status=status)  # type: ignore[arg-type]
+    twice.cases.add()
+    twice.cases[0].runs.add(index=-5)
+    twice.cases[0].metrics.add(mean=float("nan"))
+    for left, right in ((empty, empty), (twice, twice), (empty, twice), (twice, empty)):
+        request = CompareEvaluationsRequest(baseline=EvalSource(result=left), candidate=EvalSource(result=right))
+        found = (await server.trees.CompareEvaluations(request)).comparison
+        assert len(found.cases) == max(len(left.cases), len(right.cases))
+    with pytest.raises(aio.AioRpcError) as refused:
+        await server.trees.CompareEvaluations(
+            CompareEvaluationsRequest(baseline=EvalSource(), candidate=EvalSource(result=empty))
+        )
+    assert refused.value.code() == StatusCode.INVALID_ARGUMENT

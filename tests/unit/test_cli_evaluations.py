@@ -1,0 +1,101 @@
+"""Results of evaluations as lines of a terminal."""
+
+from bough.v1 import eval_result_pb2 as pb
+from bough.v1 import evaluation_pb2, execution_pb2
+from bough_server.cli.render.evaluations import comparison_lines, evaluations_table, result_lines
+
+PASSED, FAILED = pb.METRIC_STATUS_PASSED, pb.METRIC_STATUS_FAILED
+NOT_JUDGED = pb.METRIC_STATUS_NOT_EVALUATED
+
+
+def shown(result: pb.EvalResult, *, width: int = 1000) -> list[str]:
+    return [line.plain for line in result_lines(result, width=width)]
+
+
+def failing(*reasons: str, why: str = "") -> pb.CaseResult:
+    """A case whose runs fail, each with its reason."""
+    runs = [pb.CaseRunResult(index=index, status=FAILED, reason=reason) for index, reason in enumerate(reasons)]
+    return pb.CaseResult(case_id="oslo", status=FAILED, reason=why, runs=runs)
+
+
+def test_a_reason_that_the_case_its_run_and_its_score_have_is_shown_once() -> None:
+    case = failing("answer is 0, below 1: no boat", why="answer: the mean over 1 run is 0. no boat")
+    case.runs[0].scores.add(name="answer", status=FAILED, reason="no boat")
+    case.runs[0].scores.add(name="budget", status=FAILED, reason="7 model calls, at most 3")
+    case.runs[0].scores.add(name="tools", status=PASSED, reason="all there")
+
+    assert shown(pb.EvalResult(cases=[case]))[1:-1] == [
+        "            answer: the mean over 1 run is 0. no boat",
+        "            budget: 7 model calls, at most 3",
+    ]
+
+
+def test_of_many_runs_that_fail_in_many_ways_only_some_reasons_are_shown() -> None:
+    case = failing(*(f"answer is 0, below 1: it says {number:03}" for number in range(50)))
+
+    lines = shown(pb.EvalResult(cases=[case]))[1:-1]
+    assert lines[0] == "            run 0: answer is 0, below 1: it says 000"
+    assert (len(lines), lines[-1]) == (11, "            and 40 more reasons")
+
+
+def test_text_of_models_cannot_control_the_terminal_and_reasons_are_not_cut() -> None:
+    case = failing("answer is 0, below 1: \x1b[31m" + "long " * 40)
+
+    lines = shown(pb.EvalResult(cases=[case]), width=40)
+    assert "\x1b" not in "".join(lines)
+    assert len(lines[1]) > 200
+    assert len(lines[0]) <= 40
+
+
+def test_the_last_line_has_the_verdict_or_why_there_is_none() -> None:
+    totals = pb.EvalTotals(cases=1, cases_passed=1, runs=1, runs_passed=1)
+    ended = pb.EvalResult(totals=totals)
+    ended.end_time.FromSeconds(7)
+
+    assert shown(pb.EvalResult(totals=totals, status=PASSED)) == ["passed: 1 of 1 case passed"]
+    assert shown(pb.EvalResult(totals=totals, cancelled=True)) == ["cancelled: 1 of 1 case passed"]
+    assert shown(pb.EvalResult(totals=totals)) == ["running: 1 of 1 case passed"]
+    assert shown(ended) == ["ended without a verdict: 1 of 1 case passed"]
+
+
+def test_gates_are_shown_with_their_value_and_the_reason_of_those_that_do_not_hold() -> None:
+    held = pb.GateResult(gate="pass_rate >= 0.5", status=PASSED, value=0.75)
+    missed = pb.GateResult(gate="cost.total <= 2", status=NOT_JUDGED, reason="The cost is not known.")
+
+    assert shown(pb.EvalResult(gates=[held, missed]))[:-1] == [
+        "passed      gate pass_rate >= 0.5  is 0.75",
+        "not judged  gate cost.total <= 2  The cost is not known.",
+    ]
+
+
+def test_a_comparison_lists_what_changed_and_counts() -> None:
+    worse = pb.CaseComparison(case_id="oslo", change=pb.CASE_CHANGE_WORSE, before=PASSED, after=FAILED)
+    worse.differences.add(message="writer is missing below lead")
+    same = pb.CaseComparison(case_id="bergen", change=pb.CASE_CHANGE_SAME)
+    gone = pb.CaseComparison(case_id="tromso", change=pb.CASE_CHANGE_REMOVED, before=PASSED)
+    comparison = pb.EvalComparison(cases=[worse, same, gone], worse=1, removed=1, pins_changed=["The set changed."])
+
+    assert [line.plain for line in comparison_lines(comparison, width=1000)] == [
+        "The set changed.",
+        "worse       oslo  passed -> failed",
+        "            writer is missing below lead",
+        "gone        tromso",
+        "0 better, 1 worse, 1 gone, 0 new than in the baseline",
+    ]
+
+
+def test_a_list_has_the_verdict_of_those_that_have_one_and_the_state_of_others() -> None:
+    succeeded = evaluation_pb2.Evaluation(
+        evaluation_id="e1",
+        set_name="trips",
+        agent="guide",
+        status=FAILED,
+        state=execution_pb2.EXECUTION_STATE_SUCCEEDED,
+    )
+    running = evaluation_pb2.Evaluation(
+        evaluation_id="e2", set_name="given", state=execution_pb2.EXECUTION_STATE_RUNNING
+    )
+
+    _, first, second = [line.plain.split() for line in evaluations_table([succeeded, running], 1000)]
+    assert (first[:2], first[-2:]) == (["e1", "failed"], ["trips,", "guide"])
+    assert (second[:2], second[-2:]) == (["e2", "running"], ["given,", "-"])

@@ -1,0 +1,107 @@
+"""Cases made of runs: what the user said, what is expected, what people answered, and what a case cannot hold."""
+
+from bough.v1 import eval_set_pb2 as sets
+from bough.v1 import event_pb2, input_pb2, invocation_pb2, message_pb2
+from bough_server.evals.recording import case_of, recorded_answers
+
+Part = message_pb2.Part
+ALL = ("agents", "tools", "answer")
+APPROVAL, QUESTION = input_pb2.INPUT_KIND_APPROVAL, input_pb2.INPUT_KIND_QUESTION
+CLIENT_TOOL = input_pb2.INPUT_KIND_CLIENT_TOOL
+
+
+def said(*parts: Part, answer: Part | None = None) -> invocation_pb2.Invocation:
+    """A run in which a user said that."""
+    final = message_pb2.Message(parts=[answer]) if answer is not None else None
+    return invocation_pb2.Invocation(user_content=message_pb2.Message(parts=parts), final_response=final)
+
+
+def recorded(invocation: invocation_pb2.Invocation) -> tuple[sets.EvalTurn, list[str]]:
+    """The turn of its case, and what the case leaves out."""
+    case, left_out = case_of(invocation, "a", parts=ALL, with_mocks=False)
+    return case.turns[0], list(left_out)
+
+
+def test_a_text_is_what_the_user_says_and_the_answer_is_expected_exactly() -> None:
+    turn, left_out = recorded(said(Part(text="Hi"), Part(text=" there"), answer=Part(text=" Hello.\n")))
+
+    assert (turn.user, turn.expect.answer.exact, left_out) == ("Hi there", "Hello.", [])
+
+
+def test_json_of_the_user_stays_json() -> None:
+    turn, left_out = recorded(said(Part(text="Sum"), Part(data_json="[1, 2]")))
+
+    assert (turn.user, left_out) == ("", [])
+    assert list(turn.input.parts) == [Part(text="Sum"), Part(data_json="[1, 2]")]
+
+
+def test_files_and_what_was_cut_are_left_out_with_a_sentence_each() -> None:
+    photo = Part(blob=message_pb2.Blob(sha256="ab"))
+    turn, left_out = recorded(said(Part(text="See", truncated=True), photo, answer=Part(text="Lo", truncated=True)))
+
+    assert (turn.user, turn.expect.HasField("answer")) == ("See", False)
+    assert left_out == [
+        "What the user said is too long for the record, and was cut in the case.",
+        "The user sent files, which the case does not have.",
+        "The answer is too long to be expected, so the case expects none.",
+    ]
+
+
+def asked(input_id: str, kind: input_pb2.InputKind.ValueType, about: str) -> event_pb2.AgentEvent:
+    """A request of the agent `refunds`, about a tool or with a prompt."""
+    request = input_pb2.InputRequest(input_id=input_id, kind=kind, agent_path=["lead", "refunds"])
+    if kind == QUESTION:
+        request.prompt = about
+    else:
+        request.call.name, request.call_id = about, input_id
+    return event_pb2.AgentEvent(input_requested=event_pb2.InputRequested(request=request))
+
+
+def answered(answer: input_pb2.InputAnswer) -> event_pb2.AgentEvent:
+    return event_pb2.AgentEvent(input_received=event_pb2.InputReceived(answer=answer))
+
+
+def approval(input_id: str, approved: bool, arguments_json: str = "") -> input_pb2.InputAnswer:
+    decision = input_pb2.ApprovalDecision(approved=approved, arguments_json=arguments_json)
+    return input_pb2.InputAnswer(input_id=input_id, approval=decision)
+
+
+def outcome(input_id: str, *parts: Part) -> input_pb2.InputAnswer:
+    return input_pb2.InputAnswer(input_id=input_id, tool_outcome=message_pb2.ToolOutcome(parts=parts))
+
+
+def test_approvals_questions_and_tools_of_the_client_are_answered_as_they_were() -> None:
+    events = [
+        asked("1", APPROVAL, "refund"),
+        answered(approval("1", True, '{"amount": 2}')),
+        asked("2", QUESTION, "Why?"),
+        answered(input_pb2.InputAnswer(input_id="2", value_json='"broken"')),
+        asked("3", CLIENT_TOOL, "read_card"),
+        answered(outcome("3", Part(text="4242"))),
+    ]
+    decision = sets.EVAL_DECISION_APPROVE
+    first = sets.EvalAnswer(agent="refunds", tool="refund", decision=decision, arguments_json='{"amount": 2}')
+    second = sets.EvalAnswer(agent="refunds", question="Why?", value_json='"broken"')
+    third = sets.EvalAnswer(agent="refunds", tool="read_card", value_json='"4242"')
+
+    assert recorded_answers(events, with_mocks=False) == ([first, second, third], [])
+    assert recorded_answers(events, with_mocks=True) == ([first, second], [])
+
+
+def test_answers_that_a_case_cannot_tell_apart_or_give_are_said() -> None:
+    events = [
+        asked("1", APPROVAL, "refund"),
+        asked("2", APPROVAL, "refund"),
+        asked("3", CLIENT_TOOL, "read_card"),
+        answered(approval("1", True)),
+        answered(approval("2", False)),
+        answered(outcome("3", Part(text="4"), Part(text="2"))),
+        answered(approval("unknown", True)),
+    ]
+    kept, sentences = recorded_answers(events, with_mocks=False)
+
+    assert [answer.decision for answer in kept] == [sets.EVAL_DECISION_APPROVE]
+    assert sentences == [
+        "'refund' was answered in another way before, which is kept for both.",
+        "The answer about 'read_card' is none that a case can give.",
+    ]
