@@ -18,7 +18,7 @@ from bough_server.evals.eval_set import read_eval_set
 from bough_server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-EVAL_SETS = sorted(ROOT.glob("examples/eval/*.yaml"))
+EVAL_SETS = [ROOT / "examples" / "eval" / "desk.yaml"]
 EXAMPLES = [
     *sorted(ROOT.glob("examples/*/bough.yaml")),
     *sorted(ROOT.glob("examples/*/agents/*.yaml")),
