@@ -324,9 +324,8 @@ async def test_a_model_call_that_is_cancelled_before_its_first_attempt_was_not_s
         assert live is not None
         await asyncio.to_thread(begun.wait)
         cancelling = asyncio.create_task(harness.runs.cancel(ME, run.run_id))
-        for _ in range(3):
+        while not live.is_over:  # reads go on while the commit is held; the timeout of the test ends a wait in vain
             await harness.runs.get(ME, run.run_id)
-        assert live.is_over
         released.set()
         await cancelling
         log = await harness.log(run)
