@@ -30,7 +30,7 @@ def test_the_mean_over_the_runs_is_judged_although_one_of_them_failed() -> None:
 
 def test_one_crashed_and_one_passed_run_are_not_a_pass() -> None:
     case = case_of("a", crashed(reason="The model failed."), scored(quality=1.5))
-    assert (case.status, case.reason) == (FAILED, "1 of 2 runs crashed. Run 0: The model failed.")
+    assert (case.status, case.reason) == (FAILED, "1 of 2 runs crashed. Run 1: The model failed.")
     # A crashed run has no score, so the mean over the runs is not known; and it counts as a run that did not pass.
     assert list(case.metrics) == [Summary(name="quality", status=NOT_EVALUATED, threshold=1)]
     assert case.statistics.pass_rate == 0.5
@@ -49,7 +49,7 @@ def test_a_run_that_could_not_be_judged_keeps_the_case_from_passing() -> None:
     case = case_of("a", scored(answer=1), unjudged(reason="Nothing answers the question."))
     assert (case.status, case.reason) == (
         NOT_EVALUATED,
-        "1 of 2 runs could not be judged. Run 1: Nothing answers the question.",
+        "1 of 2 runs could not be judged. Run 2: Nothing answers the question.",
     )
     assert (case.statistics.passed, case.statistics.runs) == (1, 1)
 

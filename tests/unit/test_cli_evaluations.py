@@ -34,7 +34,7 @@ def test_of_many_runs_that_fail_in_many_ways_only_some_reasons_are_shown() -> No
     case = failing(*(f"answer is 0, below 1: it says {number:03}" for number in range(50)))
 
     lines = shown(pb.EvalResult(cases=[case]))[1:-1]
-    assert lines[0] == "            run 0: answer is 0, below 1: it says 000"
+    assert lines[0] == "            run 1: answer is 0, below 1: it says 000"
     assert (len(lines), lines[-1]) == (11, "            and 40 more reasons")
 
 

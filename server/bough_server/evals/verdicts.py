@@ -141,7 +141,7 @@ def _of_runs(runs: Sequence[eval_result_pb2.CaseRunResult], total: int, what: st
     first = runs[0]
     if not first.reason:
         return f"{counted}."
-    return f"{counted}. Run {first.index}: {first.reason}" if total > 1 else f"{counted}: {first.reason}"
+    return f"{counted}. Run {first.index + 1}: {first.reason}" if total > 1 else f"{counted}: {first.reason}"
 
 
 def _without_recorded(turn: eval_set_pb2.EvalTurn) -> eval_set_pb2.EvalTurn:

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from bough.v1 import eval_result_pb2, evaluation_pb2
 from bough_server.cli.render.format import cost_text, counted, state_style, state_text, time_text, tokens, tokens_text
-from bough_server.evals.reports.words import rate_text, status_text
+from bough_server.evals.reports.words import rate_text, reasons_of, status_text
 from bough_server.plain_text import one_line
 
 _STYLES: Final = {
@@ -52,29 +52,10 @@ def _case_lines(case: eval_result_pb2.CaseResult, width: int) -> Iterator[Text]:
 
 
 def _reasons(case: eval_result_pb2.CaseResult) -> list[str]:
-    """Return why a case did not pass, without what a sentence before has said already."""
-    if case.status == eval_result_pb2.METRIC_STATUS_PASSED:
-        return []
-    shown = [one_line(case.reason)] if case.reason else []
-    for run in case.runs:
-        number = f"run {run.index}: " if len(case.runs) > 1 else ""
-        for text in map(one_line, _reasons_of_run(run)):
-            # The same reason is in the case's, the run's and the score's sentences.
-            if not any((text.partition(": ")[2] or text) in one for one in shown):
-                shown.append(f"{number}{text}")
+    """Return why a case did not pass, each reason on one line."""
+    shown = [one_line(reason) for reason in reasons_of(case)]
     more = len(shown) - _MOST_REASONS
     return shown if more <= 0 else [*shown[:_MOST_REASONS], f"and {counted(more, 'more reason')}"]
-
-
-def _reasons_of_run(run: eval_result_pb2.CaseRunResult) -> Iterator[str]:
-    """Yield why a run did not pass: the run's own reason, its scores', and how its trees differ."""
-    yield run.reason
-    for score in run.scores:
-        if score.status == eval_result_pb2.METRIC_STATUS_PASSED:
-            continue
-        yield f"{score.name}: {score.reason}"
-        for comparison in score.agents:
-            yield from (f"{score.name}: {difference.message}" for difference in comparison.differences)
 
 
 def _gate_line(gate: eval_result_pb2.GateResult, width: int) -> Text:

@@ -7,7 +7,7 @@ from typing import Final
 from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, input_pb2, usage_pb2
 from bough_server.evals.reports.expectations import call_blocks, expected_blocks, mode_words, repeat_words
 from bough_server.evals.reports.page import Block, Call, Note, Step, TreeNode, indented_json, render
-from bough_server.evals.reports.words import CHANGES, compared_text, rate_text, reasons_of, status_text
+from bough_server.evals.reports.words import CHANGES, compared_text, rate_text, reasons_of_run, status_text
 
 _MARKS: Final = {
     eval_result_pb2.TREE_MARK_MATCHED: "matched",
@@ -160,7 +160,7 @@ def _case(index: int, case: eval_result_pb2.CaseResult) -> CaseView:
         rate=f"{rate}{flaky}",
         metrics=metrics,
         facts=[fact for fact in (f"{rate}{flaky}", metrics, *labels) if fact],
-        notes=[Note(text=reason, style=_style(case.status)) for reason in reasons_of(case)],
+        notes=[Note(text=case.reason, style=_style(case.status))] if case.reason else [],
         runs=[_run(run, case) for run in case.runs],
         is_open=case.status != _PASSED,
     )
@@ -171,14 +171,12 @@ def _run(run: eval_result_pb2.CaseRunResult, case: eval_result_pb2.CaseResult) -
     if run.HasField("duration"):
         facts.append(f"{run.duration.ToTimedelta().total_seconds():.1f} s")
     facts += _usage_facts(run.usage)
-    notes = [Note(text=run.reason, style=_style(run.status))] if run.reason else []
-    for score in run.scores:
-        if score.reason:
-            notes.append(Note(text=f"{score.name}: {score.reason}", style=_style(score.status)))
-        notes += [
-            Note(text=f"{score.name}, {one.rubric_id}: {'holds' if one.holds else 'does not hold'}: {one.reason}")
-            for one in score.judgements
-        ]
+    notes = [Note(text=reason, style=_style(run.status)) for reason in reasons_of_run(run)]
+    notes += [
+        Note(text=f"{score.name}, {one.rubric_id}: {'holds' if one.holds else 'does not hold'}: {one.reason}")
+        for score in run.scores
+        for one in score.judgements
+    ]
     return RunView(
         number=run.index + 1,
         verdict=status_text(run.status),

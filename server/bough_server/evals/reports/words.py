@@ -1,6 +1,6 @@
 """Words that all reports share: statuses, reasons, rates."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from bough.v1 import eval_result_pb2
@@ -34,22 +34,38 @@ def status_text(status: eval_result_pb2.MetricStatus.ValueType) -> str:
 
 
 def reasons_of(case: eval_result_pb2.CaseResult) -> list[str]:
-    """Return why a case did not pass, each sentence once: the case's own reason, its runs', and their scores'."""
-    return list(dict.fromkeys(text for text in _reasons(case) if text))
+    """Return why a case did not pass, without what a sentence before has said already: its own reason, then its runs'.
 
-
-def _reasons(case: eval_result_pb2.CaseResult) -> Iterator[str]:
-    yield case.reason
+    Sentences about one of several runs begin with its number, from 1.
+    """
+    if case.status == eval_result_pb2.METRIC_STATUS_PASSED:
+        return []
+    shown = [case.reason] if case.reason else []
     for run in case.runs:
-        yield run.reason
-        for score in run.scores:
-            if score.status == eval_result_pb2.METRIC_STATUS_PASSED:
-                continue
-            if score.reason:
-                yield f"{score.name}: {score.reason}"
-            for comparison in score.agents:
-                for difference in comparison.differences:
-                    yield f"{score.name}: {difference.message}"
+        number = f"run {run.index + 1}: " if len(case.runs) > 1 else ""
+        shown += [f"{number}{text}" for text in reasons_of_run(run, said=shown)]
+    return shown
+
+
+def reasons_of_run(run: eval_result_pb2.CaseRunResult, *, said: Sequence[str] = ()) -> list[str]:
+    """Return why a run did not pass, without what has been `said`: its reason, its scores', its trees' differences."""
+    shown: list[str] = []
+    for text in filter(None, _sentences(run)):
+        # The reason of a score is also in that of its run, and of its case, with other words before it.
+        if not any((text.partition(": ")[2] or text) in one for one in (*said, *shown)):
+            shown.append(text)
+    return shown
+
+
+def _sentences(run: eval_result_pb2.CaseRunResult) -> Iterator[str]:
+    yield run.reason
+    for score in run.scores:
+        if score.status == eval_result_pb2.METRIC_STATUS_PASSED:
+            continue
+        if score.reason:
+            yield f"{score.name}: {score.reason}"
+        for comparison in score.agents:
+            yield from (f"{score.name}: {difference.message}" for difference in comparison.differences)
 
 
 def rate_text(statistics: eval_result_pb2.PassStatistics) -> str:
