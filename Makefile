@@ -51,7 +51,7 @@ run: $(STAMP) ## a server, one run of the desk and its tree; serves until Ctrl-C
 
 # Files come in their order, the slow ones first: the workers end at about the same time.
 test: $(STAMP) ## all tests, on every core; ARGS goes to pytest, "-n 0" for one process
-	@echo "all tests: about four minutes on two cores"
+	@echo "all tests: about five minutes on two cores"
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 wheel: $(STAMP) ## the wheel, built and installed as README says, into an empty environment
@@ -116,9 +116,10 @@ bench-docs: $(STAMP) ## the tables of the last bench and bench-peers, put into d
 	@$(BIN)/python -m tests.bench --docs
 	@$(BIN)/python -m tests.bench.peers --docs
 
-torture: $(STAMP) ## runs cut after every event, then a server killed KILLS times under CLIENTS clients; ARGS="--seed N"
+torture: $(STAMP) ## runs cut after every event, then servers killed under clients and under an evaluation; ARGS="--seed N"
 	@$(BIN)/python -m pytest -n auto -m grid --whole-grid --timeout 1200
 	@$(BIN)/python -m tests.durability.torture --kills $(KILLS) --clients $(CLIENTS) $(ARGS)
+	@$(BIN)/python -m tests.durability.eval_torture --cases 200
 
 clean: ## what was made, without the databases in var/
 	@rm -rf $(VENV) .bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
