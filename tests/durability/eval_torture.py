@@ -152,7 +152,7 @@ async def _follow(address: str, made: eval_set_pb2.EvalSet, progress: Progress) 
 
 async def _runs(address: str, evaluation_id: str) -> list[run_pb2.Run]:
     async with AsyncClient(address, timeout=PATIENCE) as client:
-        return [run async for run in client.list_runs() if run.evaluation_id == evaluation_id]
+        return [run async for run in client.list_runs(evaluation_id=evaluation_id)]
 
 
 def write_team(folder: Path) -> Path:

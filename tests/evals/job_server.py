@@ -136,7 +136,7 @@ async def pay(amount: int) -> str:
 @tool(execution="client")
 async def look(place: str) -> str:
     """Looks at a place."""
-    raise NotImplementedError
+    raise AssertionError("the client looks")
 
 
 def case(case_id: str, *said: str, answers: Sequence[str | None] = (), **fields: Any) -> dict[str, Any]:

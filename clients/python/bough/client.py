@@ -255,6 +255,7 @@ class AsyncClient:
         labels: Mapping[str, str] | None = None,
         create_time_from: datetime | None = None,
         create_time_before: datetime | None = None,
+        evaluation_id: str = "",
         page_size: int = PAGE_SIZE,
     ) -> AsyncIterator[run_pb2.Run]:
         """List the runs that match every filter that is set, newest first; pages are fetched as they are needed.
@@ -268,6 +269,7 @@ class AsyncClient:
             labels=labels,
             create_time_from=create_time_from,
             create_time_before=create_time_before,
+            evaluation_id=evaluation_id,
         )
         request = agent_service_pb2.ListRunsRequest(page_size=page_size, filter=wanted)
         return self._calls.pages(self._agents.ListRuns, request, lambda response: response.runs)

@@ -146,6 +146,7 @@ def run_filter(
     labels: Mapping[str, str] | None = None,
     create_time_from: datetime | None = None,
     create_time_before: datetime | None = None,
+    evaluation_id: str = "",
 ) -> run_pb2.RunFilter:
     """Build the filter of ListRuns. A time without a zone is local time."""
     return run_pb2.RunFilter(
@@ -155,6 +156,7 @@ def run_filter(
         labels=labels,
         create_time_from=_timestamp(create_time_from),
         create_time_before=_timestamp(create_time_before),
+        evaluation_id=evaluation_id,
     )
 
 

@@ -234,6 +234,7 @@ class Client:
         labels: Mapping[str, str] | None = None,
         create_time_from: datetime | None = None,
         create_time_before: datetime | None = None,
+        evaluation_id: str = "",
         page_size: int = PAGE_SIZE,
     ) -> Iterator[run_pb2.Run]:
         """List the runs that match every filter that is set, newest first; pages are fetched as they are needed.
@@ -247,6 +248,7 @@ class Client:
             labels=labels,
             create_time_from=create_time_from,
             create_time_before=create_time_before,
+            evaluation_id=evaluation_id,
         )
         request = agent_service_pb2.ListRunsRequest(page_size=page_size, filter=wanted)
         return self._calls.pages(self._agents.ListRuns, request, lambda response: response.runs)

@@ -10,9 +10,8 @@ from grpc import aio
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import agent_service_pb2_grpc, follow_pb2, run_pb2
 from bough_server.api.pagination import page_of, run_filter
-from bough_server.api.streaming import StreamPosition, responses
+from bough_server.api.streaming import StreamPosition, streamed
 from bough_server.clock import Clock
-from bough_server.errors import SequenceOutOfRange
 from bough_server.events import stamp
 from bough_server.runs.runs import Runs
 from bough_server.store.ports import Principal
@@ -21,9 +20,6 @@ from bough_server.views import Selection
 
 RUN_ID_KEY = "bough-run-id"
 """Initial metadata of every stream: the run, before its first event."""
-
-LAST_SEQUENCE_KEY = "bough-last-sequence"
-"""Trailing metadata of every stream: the through_sequence of the last response."""
 
 
 T = TypeVar("T")
@@ -142,23 +138,12 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
             selection=Selection(options.view, options.event_names),
             after=after,
         )
-        heartbeat = (
-            options.heartbeat_interval.ToTimedelta().total_seconds() if options.HasField("heartbeat_interval") else None
-        )
+        heartbeat = options.heartbeat_interval if options.HasField("heartbeat_interval") else None
         pages = self._runs.follow(principal, run.run_id, after=after, until=until, past=past)
-        try:
-            async with aclosing(responses(pages, position, clock=self._clock, heartbeat=heartbeat)) as messages:
-                async for message in messages:
-                    yield message
-        except SequenceOutOfRange:
-            raise  # a client could not resume from a sequence that does not exist
-        except BaseException:  # also when cancelled: a client that reconnects continues after this sequence
-            self._set_last_sequence(context, position)
-            raise
-        self._set_last_sequence(context, position)
-
-    def _set_last_sequence(self, context: aio.ServicerContext[Any, Any], position: StreamPosition) -> None:
-        context.set_trailing_metadata(((LAST_SEQUENCE_KEY, str(position.sent_through)),))
+        stream = streamed(pages, position, context, clock=self._clock, heartbeat=heartbeat)
+        async with aclosing(stream) as messages:
+            async for message in messages:
+                yield message
 
     def _deadline(self, remaining: float | None) -> int | None:
         return None if remaining is None else self._clock.now_ns() + int(remaining * 1e9)

@@ -9,15 +9,15 @@ from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 
 from bough.v1 import eval_service_pb2 as pb
-from bough.v1 import eval_service_pb2_grpc, invocation_pb2, run_pb2
+from bough.v1 import eval_service_pb2_grpc
 from bough_server import evaluation_events
 from bough_server.api.pagination import PAGE_BYTES, page_of, position_of, read_within, token_of
-from bough_server.api.streaming import StreamPosition, responses
+from bough_server.api.streaming import StreamPosition, streamed
 from bough_server.clock import Clock
-from bough_server.errors import FieldViolation, InvalidRequest, SequenceOutOfRange
+from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.evals.compare import compare
 from bough_server.evals.evaluations import Evaluations
-from bough_server.evals.folding import TreeBuilder, read_tree
+from bough_server.evals.folding import TreeBuilder, read_record
 from bough_server.evals.given import diff_invocations, score_invocations
 from bough_server.evals.result_pages import ResultPages
 from bough_server.runs.runs import Runs
@@ -28,9 +28,6 @@ from bough_server.views import Selection
 
 EVALUATION_ID_KEY: Final = "bough-evaluation-id"
 """Initial metadata of the streams of evaluations: the evaluation, before its first event."""
-
-LAST_SEQUENCE_KEY: Final = "bough-last-sequence"
-"""Trailing metadata of the streams of evaluations: the through_sequence of the last response."""
 
 _CASES: Final = "cases"
 
@@ -55,14 +52,15 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         context: aio.ServicerContext[pb.GetInvocationRequest, pb.GetInvocationResponse],
     ) -> pb.GetInvocationResponse:
         """Return the record of a run, up to the end of its log or the requested sequence."""
-        run = (await self._runs.get(self._principal(), request.run_id)).run
-        if request.as_of_sequence > run.last_sequence:
-            raise SequenceOutOfRange(
-                f"The log of run {run.run_id!r} ends at {run.last_sequence} so far.",
-                details={"last_sequence": str(run.last_sequence)},
-            )
-        through = request.as_of_sequence or run.last_sequence
-        return pb.GetInvocationResponse(invocation=await self._read_tree(run, through, request.options))
+        invocation = await read_record(
+            self._runs,
+            self._log,
+            self._principal(),
+            request.run_id,
+            as_of_sequence=request.as_of_sequence,
+            options=request.options,
+        )
+        return pb.GetInvocationResponse(invocation=invocation)
 
     async def AggregateEvents(
         self,
@@ -172,29 +170,11 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         # Sent before the first event, so that a client that loses the stream can find its evaluation again.
         await context.send_initial_metadata(((EVALUATION_ID_KEY, evaluation_id),))
         position = StreamPosition(stamp=evaluation_events.stamp(evaluation_id), selection=Selection(), after=after)
-        seconds = None if heartbeat is None else heartbeat.ToTimedelta().total_seconds()
         pages = self._evaluations.follow(self._principal(), evaluation_id, after=after)
-        try:
-            async with aclosing(responses(pages, position, clock=self._clock, heartbeat=seconds)) as messages:
-                async for message in messages:
-                    yield message
-        except SequenceOutOfRange:
-            raise  # a client could not resume from a sequence that does not exist
-        except BaseException:  # also when cancelled: a client that reconnects continues after this sequence
-            context.set_trailing_metadata(((LAST_SEQUENCE_KEY, str(position.sent_through)),))
-            raise
-        context.set_trailing_metadata(((LAST_SEQUENCE_KEY, str(position.sent_through)),))
-
-    async def _read_tree(
-        self, run: run_pb2.Run, through: int, options: invocation_pb2.InvocationOptions
-    ) -> invocation_pb2.Invocation:
-        tree = Tree(options, run_id=run.run_id, session_id=run.session_id)
-        builder = await read_tree(self._log, tree, run.run_id, through=through)
-        # A log that is deleted meanwhile reads as one that ends early. This raises NotFound then.
-        await self._runs.get(self._principal(), run.run_id)
-        invocation = await builder.invocation()
-        invocation.as_of_sequence = through
-        return invocation
+        stream = streamed(pages, position, context, clock=self._clock, heartbeat=heartbeat)
+        async with aclosing(stream) as messages:
+            async for message in messages:
+                yield message
 
 
 async def _folded(requests: AsyncIterator[pb.AggregateEventsRequest]) -> TreeBuilder:

@@ -7,13 +7,20 @@ streaming responses have one layout, an EventBatch as field 1, so the same bytes
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Final
+from typing import Any, Final
+
+from google.protobuf.duration_pb2 import Duration
+from grpc import aio
 
 from bough_server.clock import Clock
+from bough_server.errors import SequenceOutOfRange
 from bough_server.events import parse
 from bough_server.store.ports import StoredEvent
 from bough_server.store.window import SharedPage, data_of
 from bough_server.views import Selection
+
+LAST_SEQUENCE_KEY: Final = "bough-last-sequence"
+"""Trailing metadata of every stream: the through_sequence of the last response."""
 
 MAX_EVENTS: Final = 256
 MAX_BYTES: Final = 1 << 20
@@ -115,6 +122,32 @@ class StreamPosition:
             return None
         event = self._selection.apply(parse(self._stamp + stored.data))
         return None if event is None else event.SerializeToString()
+
+
+async def streamed(
+    pages: Pages,
+    position: StreamPosition,
+    context: aio.ServicerContext[Any, Any],
+    *,
+    clock: Clock,
+    heartbeat: Duration | None,
+) -> AsyncGenerator[bytes, None]:
+    """Yield the responses of a call until the pages end, and name the last sequence in its trailing metadata."""
+    seconds = None if heartbeat is None else heartbeat.ToTimedelta().total_seconds()
+    try:
+        async with aclosing(responses(pages, position, clock=clock, heartbeat=seconds)) as messages:
+            async for message in messages:
+                yield message
+    except SequenceOutOfRange:
+        raise  # a client could not resume from a sequence that does not exist
+    except BaseException:  # also when cancelled: a client that reconnects continues after this sequence
+        _set_last_sequence(context, position)
+        raise
+    _set_last_sequence(context, position)
+
+
+def _set_last_sequence(context: aio.ServicerContext[Any, Any], position: StreamPosition) -> None:
+    context.set_trailing_metadata(((LAST_SEQUENCE_KEY, str(position.sent_through)),))
 
 
 async def responses(

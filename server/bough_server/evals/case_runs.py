@@ -22,15 +22,14 @@ from bough_server import events, messages
 from bough_server.errors import CallError, NotFound, ServerStopping, SessionExists, StorageFailed
 from bough_server.evals.answers import answers_to
 from bough_server.evals.dependencies import EvaluationDependencies
-from bough_server.evals.folding import UNLIMITED, TreeBuilder, read_tree
+from bough_server.evals.eval_set import origin_of
+from bough_server.evals.folding import UNLIMITED, TreeBuilder, read_record
 from bough_server.evals.recording import mocks_of
 from bough_server.runs.admission import CaseRun
 from bough_server.session_state import values_of
 from bough_server.store.ports import Page, Principal, RunFilter, RunRecord, StoredEvent
 from bough_server.telemetry import Parent
 from bough_server.tree.fold import Tree
-
-DEFAULT_TIMEOUT_SECONDS: Final = 600
 
 _ENDED: Final = frozenset(
     {
@@ -136,7 +135,7 @@ class CaseRunner:
             except (ServerStopping, StorageFailed):
                 raise
             except CallError as error:
-                raise NotJudged(f"Turn {number} was not run: {error.message}", invocations=invocations) from None
+                raise NotJudged(f"Turn {number + 1} was not run: {error.message}", invocations=invocations) from None
             if invocations[-1].state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
                 break
         return invocations
@@ -222,7 +221,7 @@ class CaseRunner:
     async def _fork(
         self, case: eval_set_pb2.EvalCase, named: CaseRunId, mocks: eval_set_pb2.ToolMocks | None
     ) -> RunRecord:
-        origin: eval_set_pb2.EvalOrigin = getattr(case, "from")
+        origin = origin_of(case)
         request = agent_service_pb2.ForkRunRequest(
             request_id=named.request_id(0),
             run_id=origin.run_id,
@@ -253,10 +252,7 @@ class CaseRunner:
         return mocks
 
     async def _record(self, run_id: str) -> invocation_pb2.Invocation:
-        run = (await self._dependencies.runs.get(self._principal, run_id)).run
-        tree = Tree(UNLIMITED, run_id=run.run_id, session_id=run.session_id)
-        builder = await read_tree(self._dependencies.store.log, tree, run.run_id, through=run.last_sequence)
-        return await builder.invocation()
+        return await read_record(self._dependencies.runs, self._dependencies.store.log, self._principal, run_id)
 
     async def _finish(self, record: RunRecord, case: eval_set_pb2.EvalCase) -> invocation_pb2.Invocation:
         """Follow a run to its end, answer what it asks, and return its record. Raises NotJudged."""
@@ -329,10 +325,7 @@ class _TurnReader:
 
 def _policy(case: eval_set_pb2.EvalCase) -> policy_pb2.RunPolicy:
     policy = policy_pb2.RunPolicy(background=True, on_disconnect=policy_pb2.DISCONNECT_POLICY_CONTINUE)
-    if case.HasField("timeout"):
-        policy.limits.wall_duration.CopyFrom(case.timeout)
-    else:
-        policy.limits.wall_duration.FromSeconds(DEFAULT_TIMEOUT_SECONDS)
+    policy.limits.wall_duration.CopyFrom(case.timeout)  # a planned case has one
     return policy
 
 

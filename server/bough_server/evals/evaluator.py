@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
@@ -23,8 +23,6 @@ from bough_server.evals.outcome import judged
 from bough_server.evals.scoring import not_evaluated
 from bough_server.store.evaluation_ports import EvaluationRecord
 from bough_server.store.ports import EvaluationFact
-
-DEFAULT_JOBS: Final = 4
 
 _log = structlog.get_logger(__name__)
 
@@ -158,7 +156,7 @@ class LiveEvaluation:
         remaining = self._fold.remaining()
         async with asyncio.TaskGroup() as group:
             canceller = group.create_task(self._cancel_runs())
-            workers = [group.create_task(self._work(remaining)) for _ in range(self._fold.planned.jobs or DEFAULT_JOBS)]
+            workers = [group.create_task(self._work(remaining)) for _ in range(self._fold.planned.jobs)]
             await asyncio.wait(workers)
             if self._fold.cancel is None:
                 canceller.cancel()

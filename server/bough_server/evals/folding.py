@@ -7,8 +7,9 @@ from typing import Final, TypeVar
 from google.protobuf.message import Message
 
 from bough.v1 import event_pb2, invocation_pb2
-from bough_server.errors import FieldViolation, InvalidRequest
-from bough_server.store.ports import EventLog, StoredEvent
+from bough_server.errors import FieldViolation, InvalidRequest, SequenceOutOfRange
+from bough_server.runs.runs import Runs
+from bough_server.store.ports import EventLog, Principal, StoredEvent
 from bough_server.tree.fold import Tree
 
 _LONG_COUNT: Final = 1_000
@@ -105,14 +106,33 @@ def _add_all(add: Callable[[T], None], items: Iterable[T]) -> None:
         add(item)
 
 
-async def read_tree(log: EventLog, tree: Tree, run_id: str, *, through: int) -> TreeBuilder:
-    """Add a log up to a sequence to a tree, page by page, so that only one page is in memory.
+async def read_record(
+    runs: Runs,
+    log: EventLog,
+    principal: Principal,
+    run_id: str,
+    *,
+    as_of_sequence: int = 0,
+    options: invocation_pb2.InvocationOptions = UNLIMITED,
+) -> invocation_pb2.Invocation:
+    """Return the record of a run, up to the end of its log or a sequence; only one page of the log is in memory.
 
-    Deltas are not read: a tree does not use them. A log that is deleted meanwhile reads as one that ends early.
+    Raises NotFound and SequenceOutOfRange.
     """
-    builder = TreeBuilder(tree)
+    run = (await runs.get(principal, run_id)).run
+    if as_of_sequence > run.last_sequence:
+        raise SequenceOutOfRange(
+            f"The log of run {run.run_id!r} ends at {run.last_sequence} so far.",
+            details={"last_sequence": str(run.last_sequence)},
+        )
+    through = as_of_sequence or run.last_sequence
+    builder = TreeBuilder(Tree(options, run_id=run.run_id, session_id=run.session_id))
     after = 0
-    while page := await log.read(run_id, after=after, through=through, deltas=False):
+    while page := await log.read(run_id, after=after, through=through, deltas=False):  # a tree does not use deltas
         await builder.add_stored(page)
         after = page[-1].sequence
-    return builder
+    # A log that is deleted meanwhile reads as one that ends early. This raises NotFound then.
+    await runs.get(principal, run.run_id)
+    invocation = await builder.invocation()
+    invocation.as_of_sequence = through
+    return invocation

@@ -6,15 +6,17 @@ A gate is read, refused before anything runs if so few runs or cases cannot reac
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, assert_never
 
-from bough.v1 import eval_result_pb2, eval_set_pb2, evaluation_pb2
+from bough.v1 import eval_result_pb2, evaluation_pb2
 from bough_server.documents import nearest, suggestion
 from bough_server.evals import gate_numbers, statistics
 from bough_server.evals.gate_numbers import Measured, counted
+from bough_server.evals.metrics.turn import name_of
+from bough_server.evals.scoring import applicable_metrics
 from bough_server.evals.verdicts import FAILED, NOT_EVALUATED, PASSED
 
 MAX_RUNS: Final = 1_000
@@ -195,29 +197,9 @@ def _scales(planned: Sequence[evaluation_pb2.CasePlanned]) -> dict[str, bool]:
     """Return the names of the metrics that judge some case, and whether the scores of all of that name are 0 to 1."""
     found: dict[str, bool] = {}
     for case in planned:
-        for name, kind in _metrics_of(case.case):
-            found[name] = found.get(name, True) and kind != "custom"
+        for metric in applicable_metrics(case.case):
+            found[name_of(metric)] = found.get(name_of(metric), True) and not metric.HasField("custom")
     return found
-
-
-_EXPECTATIONS: Final[Mapping[str, Callable[[eval_set_pb2.Expectation], bool]]] = {
-    "final_response": lambda expect: expect.HasField("answer"),
-    "tool_trajectory": lambda expect: bool(expect.tools),
-    "agent_trajectory": lambda expect: bool(expect.agents),
-}
-"""The kinds of metrics that judge an expectation that no other metric of their kind judges."""
-
-
-def _metrics_of(case: eval_set_pb2.EvalCase) -> Iterator[tuple[str, str]]:
-    """Return the names and kinds of a case's metrics, those included that its expectations have by default."""
-    kinds: set[str] = set()
-    for metric in case.metrics:
-        kind = metric.WhichOneof("kind") or ""
-        kinds.add(kind)
-        yield metric.name or kind, kind
-    for default, is_expected in _EXPECTATIONS.items():
-        if default not in kinds and any(is_expected(turn.expect) for turn in case.turns):
-            yield default, default
 
 
 def check_gate(

@@ -4,11 +4,11 @@ import asyncio
 from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2, invocation_pb2
-from bough_server.errors import FieldViolation, InvalidRequest, SequenceOutOfRange
+from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.diff import diff
 from bough_server.evals.eval_set import planned_cases
-from bough_server.evals.folding import UNLIMITED, read_tree
+from bough_server.evals.folding import read_record
 from bough_server.evals.judges import Judges
 from bough_server.evals.judging import judge_run
 from bough_server.evals.planning import require_extra
@@ -17,7 +17,6 @@ from bough_server.evals.validation import request_problems
 from bough_server.evals.verdicts import case_result, totals, verdict
 from bough_server.messages import copy_of
 from bough_server.store.ports import Principal
-from bough_server.tree.fold import Tree
 
 MAX_RESULT_BYTES: Final = 3_900_000
 """The most bytes of the cases of a result: clients accept messages of 4 MiB."""
@@ -39,19 +38,8 @@ async def invocation_of(
     """Return the record that a request names or brings. Raises NotFound and SequenceOutOfRange."""
     if source.WhichOneof("source") == "invocation":
         return source.invocation
-    run = (await dependencies.runs.get(principal, source.run.run_id)).run
-    if source.run.as_of_sequence > run.last_sequence:
-        raise SequenceOutOfRange(
-            f"The log of run {run.run_id!r} ends at {run.last_sequence} so far.",
-            details={"last_sequence": str(run.last_sequence)},
-        )
-    through = source.run.as_of_sequence or run.last_sequence
-    tree = Tree(UNLIMITED, run_id=run.run_id, session_id=run.session_id)
-    builder = await read_tree(dependencies.store.log, tree, run.run_id, through=through)
-    await dependencies.runs.get(principal, run.run_id)  # raises NotFound if the log was deleted meanwhile
-    invocation = await builder.invocation()
-    invocation.as_of_sequence = through
-    return invocation
+    run_id, sequence = source.run.run_id, source.run.as_of_sequence
+    return await read_record(dependencies.runs, dependencies.store.log, principal, run_id, as_of_sequence=sequence)
 
 
 async def score_invocations(

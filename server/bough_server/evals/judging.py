@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, invocation_pb2
-from bough_server.evals.case_runs import DEFAULT_TIMEOUT_SECONDS
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.judges import Judges
 from bough_server.evals.metrics import custom
@@ -54,7 +53,7 @@ async def _custom(
     function = dependencies.metrics.get(metric.custom.name)
     if function is None:  # one of another project's metrics, kept by an import
         return no_score(metric, f"There is no metric {metric.custom.name!r} here.")
-    seconds = case.timeout.ToTimedelta().total_seconds() if case.HasField("timeout") else DEFAULT_TIMEOUT_SECONDS
+    seconds = case.timeout.ToTimedelta().total_seconds()
     work = dependencies.threads.submit(partial(custom.score_custom, metric, function, case, invocations))
     try:
         return (await asyncio.wait_for(work, seconds)).result()

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from typing import Final
 
-from bough.v1 import agent_pb2, eval_result_pb2, eval_service_pb2, evaluation_pb2
+from bough.v1 import eval_result_pb2, eval_service_pb2, evaluation_pb2
+from bough_server.agents.definition import received
 from bough_server.agents.registry import VersionHashes, reachable
 from bough_server.errors import FieldViolation, InvalidRequest, NotInstalled
 from bough_server.evals.compare import baseline_of
@@ -111,7 +112,7 @@ def _started(
         run_count=sum(one.runs for one in cases),
         jobs=request.jobs if request.HasField("jobs") else DEFAULT_JOBS,
         gates=request.gates,
-        definitions=[_known(one) for one in request.definitions],
+        definitions=[received(one) for one in request.definitions],
         pins=pins,
         allow_removed=request.allow_removed,
         labels=dict(request.labels),
@@ -124,12 +125,6 @@ def _started(
     if request.HasField("budget"):
         started.budget.CopyFrom(request.budget)
     return started
-
-
-def _known(definition: agent_pb2.AgentDefinition) -> agent_pb2.AgentDefinition:
-    kept = copy_of(definition)
-    kept.DiscardUnknownFields()
-    return kept
 
 
 def _pin(pins: eval_result_pb2.EvalPins, agent: str, resolver: Resolver, versions: VersionHashes) -> None:

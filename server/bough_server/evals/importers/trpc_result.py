@@ -24,6 +24,7 @@ from bough.v1.eval_result_pb2 import (
 )
 from bough.v1.eval_set_pb2 import EvalTurn, ExpectedTool
 from bough_server.evals.importers.values import JsonValue
+from bough_server.evals.statistics import reaches
 
 _STATUSES: Final[Mapping[MetricStatus.ValueType, str]] = {
     METRIC_STATUS_PASSED: "passed",
@@ -244,7 +245,7 @@ def _summary_of(name: str, scores: Sequence[MetricScore]) -> JsonValue:
     threshold = scores[0].threshold
     status = METRIC_STATUS_NOT_EVALUATED
     if values:
-        status = METRIC_STATUS_PASSED if mean >= threshold - 1e-9 else METRIC_STATUS_FAILED
+        status = METRIC_STATUS_PASSED if reaches(mean, threshold) else METRIC_STATUS_FAILED
     return _without_zeros(
         {
             "metricName": name,

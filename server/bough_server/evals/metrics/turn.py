@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, invocation_pb2
-
-_EPSILON: Final = 1e-9
-"""How far a score may be below its threshold: means of floats are not exact."""
+from bough_server.evals.statistics import reaches
 
 MAX_REASON: Final = 2_000
 """The most characters of a score's reason."""
@@ -79,7 +77,7 @@ def mean_score(
 def with_score(metric: eval_set_pb2.Metric, score: float, reason: str = "") -> eval_result_pb2.MetricScore:
     """Return a score, which passes if it reaches the threshold."""
     threshold = threshold_of(metric)
-    has_passed = score >= threshold - _EPSILON
+    has_passed = reaches(score, threshold)
     return eval_result_pb2.MetricScore(
         name=name_of(metric),
         status=eval_result_pb2.METRIC_STATUS_PASSED if has_passed else eval_result_pb2.METRIC_STATUS_FAILED,
