@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final
 
 from jsonschema import Draft202012Validator
@@ -11,10 +12,17 @@ from jsonschema.exceptions import ValidationError
 from jsonschema.validators import extend
 from referencing import Registry
 
+from bough_server.comparison_work import spend
 from bough_server.regexes import RegexProblem, check_pattern, is_found
 
 MAX_REFERENCES: Final = 20_000
 """The most references that are followed to check one value: with n of them a schema can ask for 2^n."""
+
+_MAX_ERRORS: Final = 20
+"""The most errors of a value: each may quote all of it."""
+_RULE_STEPS: Final = 150
+"""The steps of a rule beside those for what it goes through."""
+_MEMBER_STEPS: Final = 20
 
 _followed: ContextVar[list[int]] = ContextVar("bough_followed_references")
 
@@ -26,10 +34,13 @@ class TooCostly(ValueError):
 
 
 def bounded_errors(value: Any, schema_json: str) -> list[ValidationError]:
-    """Return how a value violates a schema. Raises TooCostly, and what following a broken reference raises."""
+    """Return how a value violates a schema, at most 20 errors.
+
+    Raises TooCostly, TooMuchWork, and what following a broken reference raises.
+    """
     token = _followed.set([0])
     try:
-        return list(_validator(schema_json).iter_errors(value))
+        return list(islice(_validator(schema_json).iter_errors(value), _MAX_ERRORS))
     except RegexProblem as error:
         raise TooCostly(f"a pattern of the schema {error}") from None
     finally:
@@ -95,6 +106,34 @@ def _unevaluated_properties(validator: Any, rule: Any, instance: Any, schema: An
     yield from _OWN["unevaluatedProperties"](validator, rule, instance, schema)
 
 
+def _unique_items(validator: Any, rule: bool, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    # The package's own rule compares each two of the items.
+    if rule and isinstance(instance, list) and len({_key(item) for item in instance}) < len(instance):
+        yield ValidationError("has equal items")
+
+
+def _key(value: Any) -> object:
+    """Return what is equal for equal JSON values; True is not 1."""
+    if isinstance(value, dict):
+        return frozenset((name, _key(member)) for name, member in value.items())
+    if isinstance(value, list):
+        return tuple(map(_key, value))
+    return isinstance(value, bool), value
+
+
+def _bounded(rule: _Rule) -> _Rule:
+    """Return a rule that counts its steps, and those of its errors, each of which may quote the whole value."""
+
+    def check(validator: Any, expected: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+        members = sum(len(one) for one in (expected, instance) if isinstance(one, list | dict))
+        spend(_RULE_STEPS + _MEMBER_STEPS * members)
+        for error in rule(validator, expected, instance, schema):
+            spend(len(error.message))
+            yield error
+
+    return check
+
+
 def _counted(rule: _Rule) -> _Rule:
     """Return the rule of a reference that counts how often it is followed."""
 
@@ -110,19 +149,22 @@ def _counted(rule: _Rule) -> _Rule:
 
 _OWN: Final[Mapping[str, _Rule]] = dict(Draft202012Validator.VALIDATORS)
 
+_RULES: Final[Mapping[str, _Rule]] = {
+    **_OWN,
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+    "unevaluatedProperties": _unevaluated_properties,
+    "uniqueItems": _unique_items,
+    "$ref": _counted(_OWN["$ref"]),
+    "$dynamicRef": _counted(_OWN["$dynamicRef"]),
+}
+
 _Bounded: Final = extend(  # type: ignore[no-untyped-call]
-    Draft202012Validator,
-    {
-        "pattern": _pattern,
-        "patternProperties": _pattern_properties,
-        "additionalProperties": _additional_properties,
-        "unevaluatedProperties": _unevaluated_properties,
-        "$ref": _counted(_OWN["$ref"]),
-        "$dynamicRef": _counted(_OWN["$dynamicRef"]),
-    },
+    Draft202012Validator, {name: _bounded(rule) for name, rule in _RULES.items()}
 )
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _validator(schema_json: str) -> Any:
     return _Bounded(json.loads(schema_json), registry=Registry())

@@ -359,7 +359,8 @@ Global___EvalTurn: _TypeAlias = EvalTurn  # noqa: Y015
 
 @_typing.final
 class Expectation(_message.Message):
-    """What is expected of a run. What is unset is not judged, but `tools` if a metric of the case judges them by name: then none are
+    """What is expected of a run; comparing it with what there is takes a bounded number of steps, beyond which the run is not judged.
+    What is unset is not judged, but `tools` if a metric of the case judges them by name: then none are
     expected.
     """
 
@@ -462,9 +463,9 @@ class ValueMatcher(_message.Message):
     subset_json: _builtins.str
     """JSON that it contains: an object may have more members, at every depth; lists have equal lengths."""
     regex: _builtins.str
-    """A regular expression of RE2 that matches somewhere in it, if it is a string, else in its JSON text."""
+    """A regular expression of RE2 that matches somewhere in it, if it is a string, else in its JSON text. Not empty."""
     schema_json: _builtins.str
-    """JSON Schema (2020-12) that it fits."""
+    """JSON Schema (2020-12) that it fits; at most 64 KiB."""
     number_tolerance: _builtins.float
     """How far numbers may be apart in `equals` and `subset`. Default: 0."""
     @_builtins.property
