@@ -96,6 +96,11 @@ def nested(depth: int) -> eval_set_pb2.EvalSet:
         (eval_set(case("a", "x")), {"budget": {"depth": 3, "tokens": 5}}, ["budget.depth"]),
         (eval_set(case("a", "x")), {"runs": 0}, ["runs"]),
         (eval_set(case("a", "x")), {"baseline": eval_service_pb2.EvalSource()}, ["baseline.source"]),
+        (
+            eval_set(case("a", "x")),
+            {"baseline": {"result": {"set_name": "x"}}, "gates": ["regressions == 0"]},
+            ["baseline.result.cases"],
+        ),
     ],
 )
 async def test_a_request_that_cannot_be_evaluated_is_refused_and_nothing_is_written(

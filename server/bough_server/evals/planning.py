@@ -78,7 +78,11 @@ async def plan(
         request_problems, request.set, agent=request.agent, known=dependencies.known_names(), runs=runs
     )
     violations = [FieldViolation(field=_in_set(path), description=text) for path, text in wrong]
-    if violations := [*violations, *_large_definitions(request), *_meaningless_bounds(request)]:
+    violations += [*_large_definitions(request), *_meaningless_bounds(request)]
+    if baseline is not None and not baseline.cases:
+        # Compared with nothing, nothing would be worse or gone.
+        violations.append(FieldViolation(field="baseline.result.cases", description="must have at least one case"))
+    if violations:
         raise InvalidRequest(violations)
     cases = await asyncio.to_thread(planned_cases, request.set, runs=runs)
     _refuse_gates(request, cases, has_baseline=baseline is not None)
