@@ -21,6 +21,7 @@ from bough_server.evals.expectation_validation import (
     json_problem,
     metrics_problems,
     nothing_to_judge,
+    unknown_agents,
     unknown_name,
 )
 from bough_server.runs.admission import check_input
@@ -60,6 +61,8 @@ def _problems(
     yield from metrics_problems(eval_set.defaults.metrics, "defaults.metrics", known)
     yield from _unused_defaults(eval_set)
     yield from _repeated_ids(eval_set)
+    if known.agents is not None:
+        yield from unknown_agents(eval_set, known.agents)
     for index, case in enumerate(eval_set.cases):
         yield from _case_problems(case, f"cases[{index}]", eval_set.defaults, known)
 
