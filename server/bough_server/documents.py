@@ -90,7 +90,6 @@ class _Loader(yaml.SafeLoader):
                     )
                 del self.possible_simple_keys[level]
 
-
     def fetch_flow_collection_start(self, token_class: type[yaml.Token]) -> None:
         """Begin a list or mapping in brackets; raise RecursionError far beyond the depth that is read.
 

@@ -1,6 +1,7 @@
 """JSON Schemas that callers bring to judge values by: checking takes a bounded time, whatever the schema."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
@@ -57,6 +58,19 @@ def pattern_problem(schema: object) -> str:
     return ""
 
 
+def caller_pattern_problem(schema_json: str) -> str:
+    """Return why a caller's schema could be matched for ever, as a sentence; empty if not, or if it is no JSON."""
+    if "attern" not in schema_json:
+        return ""
+    try:
+        schema = json.loads(schema_json)
+    except (ValueError, RecursionError):
+        return ""
+    if '"patternProperties"' in schema_json and '"unevaluatedProperties"' in schema_json:
+        return "has unevaluatedProperties beside patternProperties, which is not supported in a request."
+    return pattern_problem(schema)
+
+
 def _patterns(schema: object) -> Iterator[str]:
     waiting = [schema]
     while waiting:
@@ -70,6 +84,41 @@ def _patterns(schema: object) -> Iterator[str]:
         if isinstance(named := one.get("patternProperties"), dict):
             yield from named
         waiting.extend(inner for name, inner in one.items() if name not in ("const", "enum", "default", "examples"))
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Match a pattern by RE2; one that it does not have, which only an operator's schema can hold, as Python does.
+
+    Raises RegexProblem if RE2 has the pattern and the search is too costly.
+    """
+    try:
+        check_pattern(pattern)
+    except RegexProblem:
+        return re.search(pattern, text) is not None
+    return is_found(pattern, text)
+
+
+def _any_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    if isinstance(instance, str) and not matches(pattern, instance):
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _any_pattern_properties(
+    validator: Any, rules: Mapping[str, Any], instance: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if isinstance(instance, dict):
+        for pattern, rule in rules.items():
+            for name in filter(lambda name: matches(pattern, name), instance):
+                yield from validator.descend(instance[name], rule, path=name, schema_path=pattern)
+
+
+def _any_additional_properties(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    patterns = schema.get("patternProperties", {})
+    if isinstance(instance, dict) and patterns:
+        # What a pattern matches is not additional; the rest is left to the package's rule, which has no pattern then.
+        instance = {name: value for name, value in instance.items() if not any(matches(one, name) for one in patterns)}
+        schema = {name: value for name, value in schema.items() if name != "patternProperties"}
+    yield from _OWN["additionalProperties"](validator, rule, instance, schema)
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
@@ -148,6 +197,16 @@ def _counted(rule: _Rule) -> _Rule:
 
 
 _OWN: Final[Mapping[str, _Rule]] = dict(Draft202012Validator.VALIDATORS)
+
+LinearPatterns: Final = extend(  # type: ignore[no-untyped-call]
+    Draft202012Validator,
+    {
+        "pattern": _any_pattern,
+        "patternProperties": _any_pattern_properties,
+        "additionalProperties": _any_additional_properties,
+    },
+)
+"""The package's validator, with patterns that RE2 matches as far as it has them."""
 
 _RULES: Final[Mapping[str, _Rule]] = {
     **_OWN,
