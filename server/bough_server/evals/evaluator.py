@@ -17,7 +17,7 @@ from bough_server.errors import Fenced, RunError, ServerStopping, StorageFailed
 from bough_server.evals.case_runs import CaseRunner, NotJudged, recorded_of
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.evaluation_log import EvaluationState, as_fact
-from bough_server.evals.judges import Judges, counted_in
+from bough_server.evals.judges import Judges
 from bough_server.evals.judging import judge_run
 from bough_server.evals.outcome import judged
 from bough_server.evals.scoring import not_evaluated
@@ -70,7 +70,7 @@ class LiveEvaluation:
             dependencies,
             record.principal,
             evaluation_id=self.evaluation_id,
-            counted=counted_in(fold.scored.values()),
+            counted=fold.judge_runs,
             is_cancelled=lambda: fold.cancel is not None,
         )
         self._runner = CaseRunner(

@@ -56,7 +56,7 @@ class Judges:
         counted: Iterable[str] = (),
         is_cancelled: Callable[[], bool] = _never,
     ) -> None:
-        """`counted` are the judges' runs whose usage is part of the evaluation's results already; see `counted_in`."""
+        """`counted` are the judges' runs whose usage is part of the evaluation's results already."""
         self._dependencies, self._principal, self._evaluation_id = dependencies, principal, evaluation_id
         self._counted = set(counted)
         self._is_cancelled = is_cancelled
@@ -162,11 +162,6 @@ class Judges:
         model = self._dependencies.models.get(question.definition.llm.model, "")
         content = (request.SerializeToString(deterministic=True), model.encode(), str(question.sample).encode())
         return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in content)).hexdigest()
-
-
-def counted_in(results: Iterable[eval_result_pb2.CaseRunResult]) -> set[str]:
-    """Return the judges' runs that the results of an evaluation have counted."""
-    return {said.run_id for result in results for score in result.scores for said in score.judgements}
 
 
 def _questions(
