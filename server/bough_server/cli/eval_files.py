@@ -83,6 +83,20 @@ class Files:
                 print_stderr(f"wrote {path}")
 
 
+def redacted(
+    result: "eval_result_pb2.EvalResult",
+    comparison: "eval_result_pb2.EvalComparison | None" = None,
+    *,
+    redact: "RedactSection",
+) -> "tuple[eval_result_pb2.EvalResult, eval_result_pb2.EvalComparison | None]":
+    """Return a result and its comparison as a command prints them: whole, without secrets."""
+    if not redact.fields and not redact.patterns:
+        return result, comparison
+    from bough_server.evals.content import reduced
+
+    return reduced(result, comparison, Content.FULL.value, fields=redact.fields, patterns=redact.patterns)
+
+
 def why_unwritable(path: Path) -> str:
     """Return why a file cannot be written, as a sentence; empty if it can."""
     folder = path.resolve().parent
