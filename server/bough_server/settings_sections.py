@@ -192,7 +192,7 @@ class RedactSection(Section):
     """What is removed from every file that `bough eval` writes, and from what it prints of results."""
 
     fields: tuple[str, ...] = ()
-    """Paths of members of JSON, in whatever text it is, such as `password` or `user.email`; `*` is any member or item."""
+    """Paths of members of JSON in any text, such as `password` or `user.email`; `*` is any member or item."""
     patterns: tuple[str, ...] = ()
     """Regular expressions; what they match in any text is removed."""
 

@@ -67,6 +67,22 @@ async def test_a_stopped_evaluation_goes_on_at_the_next_server_and_runs_nothing_
     assert sorted(run.case_id for run in runs) == sorted(f"c{number}" for number in range(6) for _ in range(2))
 
 
+async def test_the_runs_are_part_of_the_callers_trace_also_after_a_restart(tmp_path: Path) -> None:
+    trace_id, span_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    made = eval_set(case("first", "hello"), case("then", "trace gate"), case("last", "hello"), agent="gated")
+    GATES["hello"].set()
+    async with evaluating(tmp_path) as server:
+        log = begin(server, made, jobs=1, metadata=(("traceparent", f"00-{trace_id}-{span_id}-01"),))
+        await log.until("case_run_scored")
+        await asyncio.wait_for(ARRIVED["trace gate"].wait(), 30)
+    GATES["trace gate"].set()
+    async with evaluating(tmp_path) as server:
+        followed = await watch(server, log.evaluation_id).to_the_end()
+        without = await evaluated(server, eval_set(case("a", "hello"), case("b", "hello"), agent="gated"))
+    assert {result.turns[0].trace_id for result in followed.results().values()} == {trace_id}
+    assert len({result.turns[0].trace_id for result in without.results().values()} - {trace_id, ""}) == 2
+
+
 async def test_a_stream_of_a_server_that_stops_says_so_and_where_it_was(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
         log = await begin(server, eval_set(case("a", "stopping"), agent="gated")).until("case_run_started")

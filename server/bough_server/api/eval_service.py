@@ -23,6 +23,7 @@ from bough_server.evals.result_pages import ResultPages
 from bough_server.runs.runs import Runs
 from bough_server.store.evaluation_ports import EvaluationFilter
 from bough_server.store.ports import EventLog, Principal
+from bough_server.telemetry import Parent
 from bough_server.tree.fold import Tree
 from bough_server.views import Selection
 
@@ -75,7 +76,8 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
     ) -> AsyncGenerator[bytes, None]:
         """Start an evaluation and follow it to its end."""
         heartbeat = request.heartbeat_interval if request.HasField("heartbeat_interval") else None
-        record = await self._evaluations.start(self._principal(), request)
+        caller = Parent.of_call(context.invocation_metadata() or ())
+        record = await self._evaluations.start(self._principal(), request, trace=caller)
         async with aclosing(self._follow(record.evaluation.evaluation_id, context, heartbeat=heartbeat)) as messages:
             async for message in messages:
                 yield message

@@ -34,6 +34,7 @@ from bough_server.store.ports import (
     RunMoved,
     StoredEvent,
 )
+from bough_server.telemetry import Parent
 
 RETRY_SECONDS: Final = 1.0
 """How long after an evaluation stopped because of the storage the first attempt to continue it is made."""
@@ -60,9 +61,12 @@ class Evaluations:
 
     # Starting
 
-    async def start(self, principal: Principal, request: eval_service_pb2.EvaluateRequest) -> EvaluationRecord:
+    async def start(
+        self, principal: Principal, request: eval_service_pb2.EvaluateRequest, *, trace: Parent
+    ) -> EvaluationRecord:
         """Create an evaluation and start it, or return the one that the same request started before.
 
+        `trace` is the caller's; the runs are part of it.
         Raises InvalidRequest, NotFound (agent, baseline), AgentUnusable, RequestIdReused, ServerStopping and
         StorageFailed.
         """
@@ -77,6 +81,7 @@ class Evaluations:
         if request.HasField("baseline"):
             baseline = await self.source(principal, request.baseline, field="baseline")
         planned = await plan(self.dependencies, principal, request, baseline=baseline, digest=digest)
+        planned.started.trace_id, planned.started.span_id = trace.ids()
         self._refuse_while_stopping()
         try:
             # Shielded: a caller that disconnects meanwhile must not leave an evaluation that no worker executes.
