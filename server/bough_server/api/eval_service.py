@@ -104,6 +104,15 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         record = await self._evaluations.cancel(self._principal(), request.evaluation_id, note=request.note)
         return pb.CancelEvaluationResponse(evaluation=record.evaluation)
 
+    async def DeleteEvaluation(
+        self,
+        request: pb.DeleteEvaluationRequest,
+        context: aio.ServicerContext[pb.DeleteEvaluationRequest, pb.DeleteEvaluationResponse],
+    ) -> pb.DeleteEvaluationResponse:
+        """Delete an evaluation that has ended."""
+        await self._evaluations.delete(self._principal(), request.evaluation_id)
+        return pb.DeleteEvaluationResponse()
+
     async def GetEvaluation(
         self,
         request: pb.GetEvaluationRequest,

@@ -144,4 +144,5 @@ def result_in(path: Path) -> "eval_result_pb2.EvalResult":
     except OSError as error:
         raise ConfigurationError(f"{path}: The file cannot be read: {error.strerror}.") from error
     except (json_format.ParseError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: The file is no result of an evaluation: {error}.") from error
+        why = str(error).rstrip(".")
+        raise ConfigurationError(f"{path}: The file is no result of an evaluation: {why}.") from error

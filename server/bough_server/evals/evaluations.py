@@ -197,6 +197,15 @@ class Evaluations:
         await self._cancel(await self.get(principal, evaluation_id), request)
         return await self.get(principal, evaluation_id)
 
+    async def delete(self, principal: Principal, evaluation_id: str) -> None:
+        """Delete an evaluation that has ended; its runs are kept.
+
+        Raises NotFound, InvalidRequest for one that has not ended, and StorageFailed.
+        """
+        if not await self.dependencies.store.evaluations.delete(principal, evaluation_id):
+            description = f"The evaluation {evaluation_id!r} has not ended: cancel it first."
+            raise InvalidRequest([FieldViolation(field="evaluation_id", description=description)])
+
     async def _cancel(self, record: EvaluationRecord, request: event_pb2.CancelRequested) -> None:
         while not await self._request_cancel(record, request):
             record = await self.get(record.principal, record.evaluation.evaluation_id)

@@ -380,6 +380,45 @@ class CancelEvaluationResponse(_message.Message):
 Global___CancelEvaluationResponse: _TypeAlias = CancelEvaluationResponse  # noqa: Y015
 
 @_typing.final
+class DeleteEvaluationRequest(_message.Message):
+    """Deletes an evaluation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVALUATION_ID_FIELD_NUMBER: _builtins.int
+    evaluation_id: _builtins.str
+    """The evaluation. Unknown, or another tenant's: NOT_FOUND."""
+    def __init__(
+        self,
+        *,
+        evaluation_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation_id", b"evaluation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteEvaluationRequest: _TypeAlias = DeleteEvaluationRequest  # noqa: Y015
+
+@_typing.final
+class DeleteEvaluationResponse(_message.Message):
+    """The evaluation is deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteEvaluationResponse: _TypeAlias = DeleteEvaluationResponse  # noqa: Y015
+
+@_typing.final
 class GetEvaluationRequest(_message.Message):
     """Asks for an evaluation."""
 
