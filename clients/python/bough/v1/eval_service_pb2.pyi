@@ -465,7 +465,10 @@ class GetEvaluationResponse(_message.Message):
 
     @_builtins.property
     def result(self) -> _eval_result_pb2.EvalResult:
-        """What it found so far: everything but the cases, and this page of them."""
+        """What it found so far: everything but the cases, and this page of them. At most 4 MiB: of the runs of one case that do not fit, trees
+        are left out, then turns, scores and reasons, so that the last of many may have nothing but their status and usage. The case's
+        verdict, metrics and statistics are those of all of its runs.
+        """
 
     def __init__(
         self,
