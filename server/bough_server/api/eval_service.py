@@ -15,7 +15,7 @@ from bough_server.api.pagination import PAGE_BYTES, page_of, position_of, read_w
 from bough_server.api.streaming import StreamPosition, streamed
 from bough_server.clock import Clock
 from bough_server.errors import FieldViolation, InvalidRequest
-from bough_server.evals.compare import compare
+from bough_server.evals.compare import compare, fitted
 from bough_server.evals.evaluations import Evaluations
 from bough_server.evals.folding import TreeBuilder, read_record
 from bough_server.evals.given import diff_invocations, score_invocations
@@ -150,7 +150,8 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         """Compare two results."""
         before = await self._evaluations.source(self._principal(), request.baseline, field="baseline")
         after = await self._evaluations.source(self._principal(), request.candidate, field="candidate")
-        return pb.CompareEvaluationsResponse(comparison=await asyncio.to_thread(compare, before, after))
+        comparison = await asyncio.to_thread(lambda: fitted(compare(before, after)))
+        return pb.CompareEvaluationsResponse(comparison=comparison)
 
     async def ScoreInvocations(
         self,

@@ -672,7 +672,9 @@ class CompareEvaluationsResponse(_message.Message):
     COMPARISON_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def comparison(self) -> _eval_result_pb2.EvalComparison:
-        """The differences."""
+        """The differences. At most 4 MiB: from the last case on, the differences of trees are left out that do not fit, then the changes of
+        metrics; and pins_changed has at most 500 sentences.
+        """
 
     def __init__(
         self,
