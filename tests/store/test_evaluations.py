@@ -60,7 +60,7 @@ async def test_an_evaluation_that_has_ended_is_deleted_with_its_log_and_no_other
         await store.log.read(made.evaluation_id)
     assert list(await store.log.read(other.evaluation_id)) == as_stored(other.first())
     run = Made(number=9)
-    await store.log.create_run(run.new())
+    await store.log.create(run.new())
     with pytest.raises(NotFound):
         await store.evaluations.delete(ANNE, run.run_id)
 
