@@ -127,7 +127,7 @@ class EvaluationState:
         if self.end is not None:
             result.end_time.CopyFrom(self.end.record_time)
         if self.totaled is not None:
-            result.status = self.totaled.status
+            result.status, result.reason = self.totaled.status, self.totaled.reason
             result.gates.extend(self.totaled.gates)
         return result
 

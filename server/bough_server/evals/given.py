@@ -110,7 +110,7 @@ class _Found:
         """Return the result."""
         summary = totals(self._numbers, planned_runs=len(self._numbers), digest="")
         return eval_result_pb2.EvalResult(
-            cases=self._cases, totals=summary, status=verdict(self._numbers, (), removed=())
+            cases=self._cases, totals=summary, status=verdict(self._numbers, (), removed=(), counts_crashes=True)
         )
 
 

@@ -505,12 +505,15 @@ class ExpectedTool(_message.Message):
     ARGUMENTS_MATCH_FIELD_NUMBER: _builtins.int
     RESULT_JSON_FIELD_NUMBER: _builtins.int
     RESULT_MATCH_FIELD_NUMBER: _builtins.int
+    NAME_REGEX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The tool's name, or "*" for any."""
+    """The tool's name, or "*" for any. Exactly one of name and name_regex."""
     arguments_json: _builtins.str
     """The arguments, as JSON that they equal; empty for any. Not together with arguments_match."""
     result_json: _builtins.str
     """The result, as JSON that it equals; empty for any. Not together with result_match."""
+    name_regex: _builtins.str
+    """A regular expression in RE2's syntax that matches in the tool's name, anywhere unless it is anchored; empty for none."""
     @_builtins.property
     def arguments_match(self) -> Global___ValueMatcher:
         """How the arguments are compared; unset for any."""
@@ -527,10 +530,11 @@ class ExpectedTool(_message.Message):
         arguments_match: Global___ValueMatcher | None = ...,
         result_json: _builtins.str = ...,
         result_match: Global___ValueMatcher | None = ...,
+        name_regex: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arguments_match", b"arguments_match", "result_match", b"result_match"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "arguments_match", b"arguments_match", "name", b"name", "result_json", b"result_json", "result_match", b"result_match"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "arguments_match", b"arguments_match", "name", b"name", "name_regex", b"name_regex", "result_json", b"result_json", "result_match", b"result_match"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -110,6 +110,8 @@ def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalCo
         bounds = found.pass_rate_interval
         parts.append(f"pass rate {found.pass_rate:.2f} ({bounds.lower:.2f} to {bounds.upper:.2f})")
     yield Note(text=" · ".join(parts), style=_style(result.status))
+    if result.reason:
+        yield Note(text=result.reason, style=_style(result.status))
     means = [f"{name} {mean:.3g}" for name, mean in sorted(found.metric_means.items())]
     if means:
         yield Note(text=" · ".join(means))
