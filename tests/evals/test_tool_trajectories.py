@@ -122,6 +122,26 @@ def test_arguments_and_results_are_compared_by_their_matchers() -> None:
     assert mismatch([wants("search", result_json='"red"')], [did("search", result="red")], EXACT) == ""
 
 
+def test_a_pattern_of_names_takes_the_tools_in_whose_names_it_matches() -> None:
+    search = ExpectedTool(name_regex="^search_(web|docs)$", arguments_json='{"q": 1}')
+    calls = [did("search_docs", {"q": 1}), did("search_web", {"q": 1})]
+    assert passing([search, search], calls) == set(MODES)
+    assert passing([wants("search_web"), search], calls) == {"ANY_ORDER", "SUPERSET", "SUBSET"}
+    assert mismatch([search], [did("search_mail", {"q": 1})], EXACT) == (
+        "call 1 is search_mail of lead, expected tool that matches ^search_(web|docs)$"
+    )
+    assert mismatch([search], [], IN_ORDER) == "no call fits the expected tool that matches ^search_(web|docs)$"
+    differs = (
+        "no call fits the expected tool that matches ^search_(web|docs)$: call 1, search_web of lead: the arguments"
+    )
+    assert mismatch([search], [did("search_web", {"q": 2})], ANY_ORDER).startswith(differs)
+
+
+def test_a_name_that_is_too_long_for_a_pattern_is_not_matched_by_it() -> None:
+    pattern = ExpectedTool(name_regex="(a{1000})" * 100)
+    assert mismatch([pattern], [did("a" * 1_000_000)], EXACT).startswith("call 1 is a")
+
+
 def test_a_failed_call_has_no_result_and_no_text_means_no_arguments() -> None:
     call = did("search")
     call.state, call.result_json = FAILED, ""
@@ -137,8 +157,9 @@ def test_calls_of_agents_and_of_built_in_tools_count_only_by_name() -> None:
     for sequence, call in zip([7, 6, 5, 4, 3, 2, 1], calls, strict=True):
         call.sequence = sequence
     assert [call.name for call in counted([], calls)] == ["a", "b"]
-    assert [call.name for call in counted({"*"}, calls)] == ["a", "b"]
-    assert [call.name for call in counted({"call_writer", "exit"}, calls)] == ["a", "exit", "call_writer", "b"]
+    assert [call.name for call in counted([wants("*")], calls)] == ["a", "b"]
+    assert [call.name for call in counted(named(["call_writer", "exit"]), calls)] == ["a", "exit", "call_writer", "b"]
+    assert [call.name for call in counted([ExpectedTool(name_regex="^call_")], calls)] == ["a", "call_writer", "b"]
 
 
 @given(NAMES, NAMES)

@@ -143,7 +143,7 @@ def _tool(number: int, call: ResultCall) -> JsonValue:
 
 
 def _expected_tool(tool: ExpectedTool) -> JsonValue:
-    made: _Members = {"name": tool.name}
+    made: _Members = {"name": tool.name or tool.name_regex}
     for name, text in (
         ("arguments", tool.arguments_json or tool.arguments_match.equals_json or tool.arguments_match.subset_json),
         ("result", tool.result_json or tool.result_match.equals_json or tool.result_match.subset_json),

@@ -109,7 +109,7 @@ class _Faults:
         agent = expected.agent
         if not agent.tools and not agent.tools_mode:
             return ""
-        calls = tool_trajectory.counted({tool.name for tool in agent.tools}, actual.calls)
+        calls = tool_trajectory.counted(agent.tools, actual.calls)
         if cut := tool_trajectory.cut_call(agent.tools, calls):
             raise ValueError(cut)
         return tool_trajectory.mismatch(agent.tools, calls, agent.tools_mode)

@@ -80,7 +80,7 @@ class _Part:
 
     @property
     def agents_have_costs(self) -> bool:
-        """Whether every agent that called a model has a cost; records of earlier versions do not count calls without."""
+        """Whether every agent that called a model has a cost; older records do not count the calls without."""
         own = [agent.usage for agent in self.agents]
         return all(used.HasField("cost_nanos") for used in own if used.model_calls)
 
