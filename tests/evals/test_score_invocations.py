@@ -1,6 +1,5 @@
 """Records that are stored or that callers bring: ScoreInvocations, DiffInvocations and CompareEvaluations."""
 
-import asyncio
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
