@@ -1,10 +1,10 @@
 """The tool_trajectory metric: tool calls of the whole tree, or of one agent, compared with the expected ones."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Final
 
-from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2
+from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, execution_pb2
 from bough.v1.eval_set_pb2 import (
     TRAJECTORY_MODE_ANY_ORDER,
     TRAJECTORY_MODE_IN_ORDER,
@@ -14,12 +14,13 @@ from bough.v1.eval_set_pb2 import (
     TrajectoryMode,
     ValueMatcher,
 )
-from bough.v1.invocation_pb2 import ToolInvocation
+from bough.v1.invocation_pb2 import AgentInvocation, ToolInvocation
 from bough_server import value_matcher
 from bough_server.comparison_work import spend
 from bough_server.errors import ConfigurationError
 from bough_server.evals.metrics.tool_names import fits_name, is_named, name_words
 from bough_server.evals.metrics.turn import Turn, TurnScore, is_configured, judged, mean_score, not_judged
+from bough_server.history.visible import CALL_PREFIX
 from bough_server.tools.builtin import RESERVED
 
 _PAIR_STEPS: Final = 50
@@ -48,18 +49,39 @@ def score(
     return mean_score(metric, case, scores)
 
 
-def counted(expected: Sequence[ExpectedTool], calls: Iterable[ToolInvocation]) -> list[ToolInvocation]:
-    """Return the calls that count, in the order in which they started.
+def counted(
+    expected: Sequence[ExpectedTool], calls: Iterable[ToolInvocation], *, agents: Collection[str]
+) -> list[ToolInvocation]:
+    """Return the calls that count, in the order in which they started; `agents` are the names of all in the record.
 
     Calls of agents and of built-in tools count only if their names are expected, by name or by a pattern.
     """
     found = [
         call
         for call in calls
-        if not (call.child_invocation_id or call.name in RESERVED)
+        if not (is_of_agent(call, agents) or call.name in RESERVED)
         or any(is_named(tool, call.name) for tool in expected)
     ]
     return sorted(found, key=attrgetter("sequence"))
+
+
+def names_of(agents: Iterable[AgentInvocation]) -> frozenset[str]:
+    """Return the names of agents."""
+    return frozenset(agent.name for agent in agents)
+
+
+def is_of_agent(call: ToolInvocation, agents: Collection[str]) -> bool:
+    """Return whether a call is one of an agent, as far as the record says so.
+
+    One that failed before its agent began has no invocation of it. It is known by its error, or by its name if that is
+    the name of the tool for some agent of the record.
+    """
+    if call.child_invocation_id:
+        return True
+    is_failed = call.state == execution_pb2.EXECUTION_STATE_FAILED and call.name.startswith(CALL_PREFIX)
+    return is_failed and (
+        call.error.reason == error_pb2.ERROR_REASON_NOT_LINKED or call.name.removeprefix(CALL_PREFIX) in agents
+    )
 
 
 def mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation], mode: TrajectoryMode.ValueType) -> str:
@@ -88,7 +110,7 @@ def cut_call(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation])
 
 def _turn_score(wanted: eval_set_pb2.ToolTrajectoryMetric, expected: Sequence[ExpectedTool], turn: Turn) -> TurnScore:
     calls = [call for call in turn.invocation.tools if wanted.agent in ("", call.agent)]
-    actual = counted(expected, calls)
+    actual = counted(expected, calls, agents=names_of(turn.invocation.agents))
     cut = cut_call(expected, actual)
     return not_judged(cut) if cut else judged(mismatch(expected, actual, wanted.mode))
 
