@@ -36,8 +36,13 @@ class Outcome:
     seconds: float = 0.0
 
     @property
+    def size(self) -> int:
+        """Bytes of the answer and the events in their binary form."""
+        return self.answer_bytes + sum(event.ByteSize() for event in self.events)
+
+    @property
     def names(self) -> list[str]:
-        """The names of the events; empty for one that is not known."""
+        """The names of the events."""
         return [name_of(event) for event in self.events]
 
     def found(self, path: str) -> Any:
@@ -46,8 +51,8 @@ class Outcome:
 
 
 def name_of(event: Message) -> str:
-    """Return the name of an event's payload."""
-    return str(event.WhichOneof("payload") or "")
+    """Return the name of an event's payload, `unknown` if it is not known."""
+    return str(event.WhichOneof("payload") or "unknown")
 
 
 def document(message: Message) -> dict[str, Any]:
@@ -109,7 +114,7 @@ class _Player:
             else:
                 outcome.end = printed["end"]
         outcome.seconds = time.monotonic() - start
-        assert not moments, f"these moments did not come: {moments}; there were {outcome.names}"
+        assert not moments, f"these moments did not come: {moments}; there were {outcome.names}, {outcome.end}"
         return outcome
 
     def _take(self, step: Step, printed: Any, outcome: Outcome) -> None:
@@ -150,6 +155,8 @@ class _Player:
                 log = await operator.evaluation_log(self._variables["evaluation_id"])
             else:
                 return []
+        for event in log:
+            event.DiscardUnknownFields()  # which no JSON has
         held = {event.sequence: event for event in log}
         return [
             f"event {event.sequence} is not the event of the log:\n{event}\nbut\n{held.get(event.sequence)}"
@@ -181,8 +188,10 @@ def _problems(step: Step, line: Mapping[str, Any], expected: Expected, outcome: 
         yield from _sequence_problems(step, line, expected, outcome)
     if expected.answer is not None:
         yield from differences(expected.answer, outcome.answer, "answer")
-    if expected.smaller_than is not None and outcome.answer_bytes >= expected.smaller_than:
-        yield f"the answer has {outcome.answer_bytes} bytes; at most {expected.smaller_than} are allowed"
+    if expected.smaller_than is not None and outcome.size >= expected.smaller_than:
+        yield f"{outcome.size} bytes came, which is not less than {expected.smaller_than}"
+    if expected.larger_than is not None and outcome.size <= expected.larger_than:
+        yield f"{outcome.size} bytes came, which is not more than {expected.larger_than}"
     yield from end_differences(expected.end, outcome.end)
     if expected.within_seconds is not None and outcome.seconds > expected.within_seconds:
         yield f"it took {outcome.seconds:.1f} s instead of {expected.within_seconds} at most"

@@ -96,7 +96,9 @@ class Expected(_Strict):
     """The sequence of the first event, where it does not follow from the request."""
     answer: Mapping[str, Any] | None = None
     smaller_than: int | None = None
-    """The most bytes of an answer."""
+    """Bytes that an answer, or all events together, stay below in their binary form."""
+    larger_than: int | None = None
+    """Bytes that they exceed."""
     end: ExpectedEnd = ExpectedEnd()
     within_seconds: float | None = None
 
@@ -157,14 +159,26 @@ class Scenario(_Strict):
     steps: Sequence[Step] = Field(min_length=1)
 
 
+class NewerServer(_Strict):
+    """What a server of a newer schema serves, as it is; see newer_server.py.
+
+    Every stream stops before its last event until the gate is open, as the tool `hold` does.
+    """
+
+    run_id: str
+    log: Sequence[Mapping[str, Any]]
+    evaluation_id: str
+    evaluation_log: Sequence[Mapping[str, Any]]
+    invocation: Mapping[str, Any]
+
+
 class Server(_Strict):
-    """A server: agents and what the scripted model says; or a log that is served as it stands."""
+    """A server: agents and what the scripted model says; or one of a newer schema."""
 
     agents: Sequence[Mapping[str, Any]] = ()
     script: Mapping[str, Sequence[Any]] = {}
     settings: Mapping[str, Any] = {}
-    newer_log: Sequence[Mapping[str, Any]] = ()
-    """Events of a schema that is newer than the clients'; see newer_schema.py."""
+    newer: NewerServer | None = None
 
 
 class Group(_Strict):

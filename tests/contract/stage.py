@@ -8,6 +8,7 @@ from typing import Final
 
 from tests.contract.driver_process import DriverProcess, driving
 from tests.contract.languages import command_of
+from tests.contract.newer_server import NewerProcess, serving_newer
 from tests.contract.operator_calls import Operator
 from tests.contract.scenario_files import Server
 from tests.support.cutting_proxy import Proxy, proxying
@@ -88,7 +89,7 @@ class ServerProcess:
 class Stage:
     """A server, and the driver of one language at a time."""
 
-    def __init__(self, folder: Path, server: ServerProcess, gate: Gate, proxy: Proxy) -> None:
+    def __init__(self, folder: Path, server: ServerProcess | NewerProcess, gate: Gate, proxy: Proxy) -> None:
         self._folder, self.server, self.gate, self.proxy = folder, server, gate, proxy
         self._drivers, self._language = AsyncExitStack(), ""
         self._driver: DriverProcess | None = None
@@ -131,14 +132,22 @@ class Stage:
 async def staged(described: Server, folder: Path) -> AsyncIterator[Stage]:
     """Start the server that a group of scenarios describes, in an empty folder."""
     async with AsyncExitStack() as stack, standing_gate() as gate, proxying("") as proxy:
-        (folder / "contract_tools.py").write_text(TOOLS.format(port=gate.port), encoding="utf-8")
-        settings = {"python": ["contract_tools"], **described.settings}
-        config = write_project(folder, *described.agents, script=described.script, **settings)
-        server = ServerProcess(config, stack, [proxy])
-        await server.start()
+        server: ServerProcess | NewerProcess
+        if described.newer is not None:
+            server = await stack.enter_async_context(serving_newer(described.newer, gate))
+            proxy.target = server.address
+        else:
+            server = ServerProcess(_configured(described, folder, gate), stack, [proxy])
+            await server.start()
         stage = Stage(folder, server, gate, proxy)
         try:
             yield stage
         finally:
             gate.open()
             await stage.end_driver()
+
+
+def _configured(described: Server, folder: Path, gate: Gate) -> Path:
+    (folder / "contract_tools.py").write_text(TOOLS.format(port=gate.port), encoding="utf-8")
+    settings = {"python": ["contract_tools"], **described.settings}
+    return write_project(folder, *described.agents, script=described.script, **settings)
