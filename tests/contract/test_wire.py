@@ -40,7 +40,9 @@ async def test_a_client_writes_back_what_it_reads(language: str, tmp_path: Path)
             binary = path.with_suffix(".binpb").read_bytes()
             for sent in ({"binary": base64.b64encode(binary).decode()}, {"json": document}):
                 back = await transcoded(driver, name, **sent)
-                problems += [f"{name} from {', '.join(sent)}: {one}" for one in differences(name, binary, document, back)]
+                problems += [
+                    f"{name} from {', '.join(sent)}: {one}" for one in differences(name, binary, document, back)
+                ]
     assert problems == []
 
 

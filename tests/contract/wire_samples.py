@@ -34,7 +34,17 @@ UNKNOWN: Final = "unknown."
 _SERVICES: Final = (agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2)
 _ANSWERS: Final = (v1.Invocation, v1.EvalResult, v1.EvalComparison, v1.InvocationDiff, v1.Run)
 
-_TEXTS: Final = ("a", "two words", "Zwölf Bäume", "木の枝", "🌳", 'a "quoted" \\ text', "<b>&amp;</b>", "line\nline", "\u2028")
+_TEXTS: Final = (
+    "a",
+    "two words",
+    "Zwölf Bäume",
+    "木の枝",
+    "🌳",
+    'a "quoted" \\ text',
+    "<b>&amp;</b>",
+    "line\nline",
+    "\u2028",
+)
 _SCALARS: Final[Mapping[int, Sequence[Any]]] = {
     FieldDescriptor.CPPTYPE_BOOL: (True,),
     FieldDescriptor.CPPTYPE_INT32: (1, -1, 2**31 - 1, -(2**31)),

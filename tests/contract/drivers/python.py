@@ -117,7 +117,9 @@ class Driver:
                 )
             case "ResumeRun":
                 after = _set(request, "after_sequence")
-                return client.resume(request.run_id, request.answers, after_sequence=after, **_options(request, timeout))
+                return client.resume(
+                    request.run_id, request.answers, after_sequence=after, **_options(request, timeout)
+                )
             case "WatchRun":
                 options = _options(request, timeout)
                 return client.watch(
