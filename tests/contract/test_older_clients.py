@@ -1,7 +1,6 @@
 """Clients with an older schema than the server's: they read what they know, and every sequence."""
 
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -64,9 +63,11 @@ class SchemaClient:
 async def channel(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[aio.Channel]:
     """A channel to a server with the agents of runs.yaml."""
     group = read_group(FOLDER / "runs.yaml")
-    async with staged(group.server, tmp_path_factory.mktemp("older")) as stage:
-        async with aio.insecure_channel(stage.server.address) as channel:
-            yield channel
+    async with (
+        staged(group.server, tmp_path_factory.mktemp("older")) as stage,
+        aio.insecure_channel(stage.server.address) as channel,
+    ):
+        yield channel
 
 
 @pytest.mark.parametrize(

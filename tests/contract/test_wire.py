@@ -47,7 +47,7 @@ async def test_a_client_writes_back_what_it_reads(language: str, tmp_path: Path)
 
 
 def differences(name: str, binary: bytes, document: Any, back: dict[str, Any]) -> Iterator[str]:
-    """Return what differs: the order of fields and of a map's keys may, so the messages are compared, and their sizes."""
+    """Return what differs. The order of fields and of a map's keys may: messages are compared, and their sizes."""
     written = base64.b64decode(back["binary"])
     if len(written) != len(binary) or message_of(name, written) != message_of(name, binary):
         yield f"another message in binary: {message_of(name, written)}"
@@ -68,7 +68,7 @@ async def test_a_client_keeps_fields_that_it_does_not_know(language: str, tmp_pa
 
 @pytest.mark.parametrize("language", LANGUAGES)
 async def test_a_line_that_a_driver_cannot_understand_ends_it_with_code_2(language: str, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="ended with code 2: .*"):
+    with pytest.raises(Exception, match="ended with code 2: "):
         async with driver_of(language, tmp_path) as driver:
             await transcoded(driver, "NoSuchMessage", binary="")
 

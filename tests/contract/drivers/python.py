@@ -150,7 +150,7 @@ class Driver:
         _print(
             answer={
                 "text": run.answer,
-                "state": execution_pb2.ExecutionState.Name(run.state),
+                "state": _state(run.state),
                 "interrupted": run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED,
                 "runId": run.run_id,
                 "throughSequence": stream.through_sequence,
@@ -212,19 +212,21 @@ async def _print_events(stream: Any, most: int | None) -> None:
 
 
 def _agents(invocation: v1.Invocation) -> list[dict[str, object]]:
-    paths: dict[str, str] = {}
-    for agent in invocation.agents:
-        above = paths.get(agent.parent_invocation_id)
-        paths[agent.invocation_id] = agent.name if above is None else f"{above}/{agent.name}"
+    tree = bough.AgentTree(invocation)
     return [
         {
             "agent": agent.name,
-            "path": paths[agent.invocation_id],
+            "path": "/".join(above.name for above in tree.path(agent)),
             "depth": agent.depth,
-            "state": execution_pb2.ExecutionState.Name(agent.state),
+            "state": _state(agent.state),
         }
-        for agent in invocation.agents
+        for agent in tree
     ]
+
+
+def _state(state: int) -> str | int:
+    known = execution_pb2.ExecutionState.DESCRIPTOR.values_by_number
+    return known[state].name if state in known else state
 
 
 def _failure(error: CallFailed) -> dict[str, object]:
