@@ -1,5 +1,6 @@
 """Messages on the wire: each client reads every sample in binary and in JSON, and writes back the same."""
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -16,11 +17,14 @@ from tests.contract.languages import LANGUAGES, command_of
 from tests.contract.newer_schema import newer_type
 from tests.contract.wire_samples import FOLDER, UNKNOWN, all_written
 
+SECONDS = 60.0
+
 
 @asynccontextmanager
 async def driver_of(language: str, folder: Path) -> AsyncIterator[DriverProcess]:
     """A driver that makes no call."""
-    async with driving(command_of(language), "127.0.0.1:1", folder / "driver.stderr") as driver:
+    errors = folder / "driver.stderr"
+    async with driving(command_of(language), "127.0.0.1:1", errors) as driver, asyncio.timeout(SECONDS):
         yield driver
 
 
