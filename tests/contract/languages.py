@@ -1,5 +1,6 @@
 """The drivers of the contract by language: the command that runs each, built once for its sources."""
 
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,17 +30,27 @@ def command_of(language: str) -> Sequence[str]:
     """
     if language != "python":
         toolchains.require(language)
-    source = SOURCES[language]
-    if not source.exists():
-        reason = f"THERE IS NO DRIVER OF {language.upper()}: {source.relative_to(toolchains.ROOT)} is missing"
+    if reason := why_missing(language):
         if language in AWAITED:
             pytest.skip(reason)
         pytest.fail(reason)
-    return _COMMANDS[language]()
+    return COMMANDS[language]()
+
+
+def why_missing(language: str) -> str:
+    """Return why a driver cannot be run here; empty if it can."""
+    absent = [command for command in toolchains.COMMANDS.get(language, ()) if shutil.which(command) is None]
+    if absent:
+        return f"THE DRIVER OF {language.upper()} NEEDS {' AND '.join(absent)}"
+    source = SOURCES[language]
+    if not source.exists():
+        return f"THERE IS NO DRIVER OF {language.upper()}: {source.relative_to(toolchains.ROOT)} is missing"
+    return ""
 
 
 def _python() -> Sequence[str]:
     return (sys.executable, "-m", "tests.contract.drivers.python")
 
 
-_COMMANDS: Final[Mapping[str, Callable[[], Sequence[str]]]] = {"python": _python}
+COMMANDS: Final[Mapping[str, Callable[[], Sequence[str]]]] = {"python": _python}
+"""What builds each driver if need be, and returns its command."""
