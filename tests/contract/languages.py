@@ -3,6 +3,7 @@
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,10 @@ SOURCES: Final[Mapping[str, Path]] = {
 
 AWAITED: Final = frozenset({"go", "typescript", "java"})
 """Languages whose drivers may be absent: their tests are skipped, with a loud line. Any other absence is a failure."""
+
+
+BUILD_SECONDS: Final = 900
+"""How long a test may take that builds a driver; steps of scenarios have shorter bounds."""
 
 
 def command_of(language: str) -> Sequence[str]:
@@ -52,5 +57,25 @@ def _python() -> Sequence[str]:
     return (sys.executable, "-m", "tests.contract.drivers.python")
 
 
-COMMANDS: Final[Mapping[str, Callable[[], Sequence[str]]]] = {"python": _python}
+def _go() -> Sequence[str]:
+    return (str(import_module("tests.languages.go_client").programs() / "driver"),)
+
+
+def _typescript() -> Sequence[str]:
+    package: Path = import_module("tests.languages.typescript_client").package()
+    return ("node", str(package / "dist" / "dev" / "driver" / "driver.js"))
+
+
+def _java() -> Sequence[str]:
+    programs = import_module("tests.languages.java_programs")
+    command: Sequence[str] = programs.java_program(programs.DRIVER)
+    return command
+
+
+COMMANDS: Final[Mapping[str, Callable[[], Sequence[str]]]] = {
+    "python": _python,
+    "go": _go,
+    "typescript": _typescript,
+    "java": _java,
+}
 """What builds each driver if need be, and returns its command."""

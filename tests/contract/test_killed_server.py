@@ -11,9 +11,12 @@ from google.protobuf import json_format
 
 from bough import v1
 from tests.contract.driver_process import DriverProcess, driving
-from tests.contract.languages import LANGUAGES, command_of
+from tests.contract.languages import BUILD_SECONDS, LANGUAGES, command_of
 from tests.contract.scenario_files import FOLDER, read_group
 from tests.contract.stage import Stage, staged
+
+# The first of these tests may build a driver.
+pytestmark = pytest.mark.timeout(BUILD_SECONDS)
 
 GROUP = read_group(FOLDER / "parallel.yaml")
 

@@ -5,10 +5,13 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.contract.languages import LANGUAGES
+from tests.contract.languages import BUILD_SECONDS, LANGUAGES
 from tests.contract.play import play
 from tests.contract.scenario_files import Group, Scenario, read_groups
 from tests.contract.stage import Stage, staged
+
+# The first of these tests may build a driver.
+pytestmark = pytest.mark.timeout(BUILD_SECONDS)
 
 GROUPS = {group.name: group for group in read_groups()}
 

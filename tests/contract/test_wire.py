@@ -13,9 +13,12 @@ from google.protobuf.message import Message
 
 from bough import v1
 from tests.contract.driver_process import DriverProcess, driving
-from tests.contract.languages import LANGUAGES, command_of
+from tests.contract.languages import BUILD_SECONDS, LANGUAGES, command_of
 from tests.contract.newer_schema import newer_type
 from tests.contract.wire_samples import FOLDER, UNKNOWN, all_written
+
+# The first of these tests may build a driver.
+pytestmark = pytest.mark.timeout(BUILD_SECONDS)
 
 SECONDS = 60.0
 
