@@ -139,6 +139,8 @@ class _Player:
             await self._stage.server.restart(signal.SIGTERM)
         elif action.open:
             self._stage.gate.open()
+        elif action.shut:
+            self._stage.gate.shut()
         elif action.operator is not None:
             async with self._stage.operator() as operator:
                 await operator.call(action.operator.call, filled(action.operator.request, self._variables))

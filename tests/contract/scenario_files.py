@@ -45,7 +45,9 @@ class Action(_Strict):
     stop: bool = False
     """The server is stopped with SIGTERM and started again."""
     open: bool = False
-    """The tool `hold` returns, now and from now on to the end of the scenario."""
+    """The tool `hold` returns, now and from now on."""
+    shut: bool = False
+    """The tool `hold` holds, from now on, as it does when a scenario begins."""
     operator: OperatorCall | None = None
     """The test makes a call, for a stream up to its first response."""
 
