@@ -76,9 +76,11 @@ check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	$(MAKE) --no-print-directory generate INTO="$$made" SCHEMA="$$made/schema.binpb"; \
 	cmp $(SCHEMA) "$$made/schema.binpb"; \
 	diff -r -x __pycache__ $(STUBS)/bough/v1 "$$made/bough/v1"
-	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
+	@set -e; if ! command -v npm >/dev/null; then echo "NOT CHECKED: THE STUBS OF TYPESCRIPT, because npm is missing"; exit 0; fi; \
+	made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
+	echo "proto diff: the committed stubs of TypeScript are what 'make proto' makes"; \
 	$(MAKE) --no-print-directory generate-typescript INTO="$$made"; \
-	for folder in $$(ls "$$made"); do diff -r "$(TYPESCRIPT)/src/$$folder" "$$made/$$folder"; done
+	for package in bough google grpc; do diff -r $(TYPESCRIPT)/src/$$package "$$made/$$package"; done
 	@echo "docs diff: the generated reference and JSON Schemas are what 'make docs' makes"
 	@$(BIN)/python -m docs.generate --check
 
@@ -111,16 +113,27 @@ generate:
 		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $$services; \
 	$(BIN)/python proto/exports.py "$$made/stripped.binpb" "$(INTO)/bough/v1/__init__.py"
 
+# The health service, which the package grpcio-health-checking has, beside the schema.
+define ADD_HEALTH
+import pathlib, sys
+from google.protobuf import descriptor_pb2
+from grpc_health.v1 import health_pb2
+files = descriptor_pb2.FileDescriptorSet.FromString(pathlib.Path(sys.argv[1]).read_bytes())
+health = files.file.add()
+health_pb2.DESCRIPTOR.CopyToProto(health)
+health.name = "grpc/health/v1/health.proto"
+pathlib.Path(sys.argv[2]).write_bytes(files.SerializeToString(deterministic=True))
+endef
+export ADD_HEALTH
+
 # The plugin's version is in package-lock.json; without npm the committed stubs stay as they are.
 .PHONY: generate-typescript
 generate-typescript:
-	@set -e; if ! command -v npm >/dev/null; then echo "NOT GENERATED: the TypeScript stubs, for want of npm"; exit 0; fi; \
+	@set -e; if ! command -v npm >/dev/null; then echo "NOT MADE: THE STUBS OF TYPESCRIPT, because npm is missing"; exit 0; fi; \
 	test $(TYPESCRIPT)/node_modules/.package-lock.json -nt $(TYPESCRIPT)/package-lock.json || \
 		npm ci --prefix $(TYPESCRIPT) --no-audit --no-fund --loglevel error; \
 	made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
-	$(BIN)/python -c 'import sys; from google.protobuf import descriptor_pb2, descriptor_pool; from grpc_health.v1 import health_pb2; \
-		files = descriptor_pb2.FileDescriptorSet.FromString(open("$(SCHEMA)", "rb").read()); \
-		health = files.file.add(); health_pb2.DESCRIPTOR.CopyToProto(health); health.name = "grpc/health/v1/health.proto"; sys.stdout.buffer.write(files.SerializeToString())' >"$$made/whole.binpb"; \
+	$(BIN)/python -c "$$ADD_HEALTH" "$(SCHEMA)" "$$made/whole.binpb"; \
 	$(BIN)/python proto/strip.py "$$made/whole.binpb" /dev/null "$$made/stripped.binpb"; \
 	rm -rf "$(INTO)/bough/v1" "$(INTO)/grpc" "$(INTO)/google"; mkdir -p "$(INTO)"; \
 	set -- --plugin=protoc-gen-es=$(TYPESCRIPT)/node_modules/.bin/protoc-gen-es --es_opt=target=ts,import_extension=js --es_out="$(INTO)"; \

@@ -1,48 +1,60 @@
-/**
- * Starts the shop's desk (examples/approvals) and answers all that its run asks for, until it ends.
- *
- *     node approve.js 127.0.0.1:50051
- */
-import { approve, BoughClient, BoughError, type CollectedRun, collect, refuse, reply, toolOutcome } from "@bough-dev/bough";
-import { ExecutionState, type InputAnswer, InputKind, type InputRequest } from "@bough-dev/bough/v1";
+/** Run an agent and answer in the terminal what it waits for: node approve.js AGENT TEXT [ADDRESS]. */
+import { createInterface } from "node:readline";
+import { approve, BoughClient, BoughError, collect, refuse, reply, toolOutcome } from "@bough-dev/bough";
+import { type InputAnswer, InputKind, type InputRequest } from "@bough-dev/bough/v1";
 
-/** The largest refund that this program approves, in EUR. */
-const LARGEST = 200;
+const lines = createInterface({ input: process.stdin });
+const typed = lines[Symbol.asyncIterator]();
 
-async function main(address = "127.0.0.1:50051"): Promise<number> {
-  using client = new BoughClient(address);
-  let run: CollectedRun = await collect(client.run({ agent: "lead", input: "Orders 1001 and 1002 come back." }));
-  while (run.interrupted) {
-    const answers = run.openRequests.map(answerTo);
-    // The answers are durable once resume has started: a minute or a month later, the run continues.
-    run = await collect(client.resume({ runId: run.runId, answers }), run);
-  }
-  console.log(run.text || run.error?.message);
-  return run.state === ExecutionState.SUCCEEDED ? 0 : 1;
+async function ask(question: string): Promise<string> {
+  process.stdout.write(question);
+  return (await typed.next()).value ?? "";
 }
 
-function answerTo(request: InputRequest): InputAnswer {
-  console.log(`${request.agentPath.join("/")}: ${request.prompt || request.call?.name}`);
+async function answer(request: InputRequest): Promise<InputAnswer> {
+  const who = request.agentPath.at(-1);
+  const call = `${request.call?.name} ${request.call?.argumentsJson}`;
   switch (request.kind) {
-    case InputKind.CLIENT_TOOL:
-      return toolOutcome(request, request.call?.name === "read_card" ? "4711" : new Error("This program has no such tool."));
-    case InputKind.QUESTION:
-      return reply(request, "it does not fit");
     case InputKind.APPROVAL: {
-      const { amount } = JSON.parse(request.call?.argumentsJson ?? "{}") as { amount?: number };
-      return amount !== undefined && amount <= LARGEST ? approve(request) : refuse(request, "That is too much.");
+      const decision = await ask(`${who} wants to call ${call}. Approve? [y/n] `);
+      return decision === "y" ? approve(request) : refuse(request, "The user said no.");
     }
+    case InputKind.CLIENT_TOOL:
+      return toolOutcome(request, await ask(`${who} calls ${call}: `));
     default:
-      return refuse(request);
+      return reply(request, jsonOrText(await ask(`${who} asks: ${request.prompt} `)));
   }
 }
 
-try {
-  process.exitCode = await main(...process.argv.slice(2));
-} catch (error) {
-  if (!(error instanceof BoughError)) {
-    throw error;
+function jsonOrText(answered: string): unknown {
+  try {
+    return JSON.parse(answered);
+  } catch {
+    return answered;
   }
-  console.error(error.message);
+}
+
+async function main(agent: string, text: string, address?: string): Promise<number> {
+  using client = new BoughClient(address);
+  let run = await collect(client.run({ agent, input: text }));
+  // An interrupted run waits on the server, for a month if need be: another program could answer it as well.
+  while (run.interrupted) {
+    const answers: InputAnswer[] = [];
+    for (const request of run.openRequests) {
+      answers.push(await answer(request));
+    }
+    run = await collect(client.resume({ runId: run.runId, answers }));
+  }
+  console.log(run.text || (run.error?.message ?? "no answer"));
+  return run.message ? 0 : 1;
+}
+
+const [agent = "lead", text = "Orders 1001 and 1002 come back.", address] = process.argv.slice(2);
+try {
+  process.exitCode = await main(agent, text, address);
+} catch (error) {
+  console.error(error instanceof BoughError ? error.message : error);
   process.exitCode = 2;
+} finally {
+  lines.close();
 }

@@ -1,12 +1,13 @@
 /**
- * Evaluates an agent from a CI job: exit code 0 if it passes, 1 if it does not, 2 if that is unknown.
+ * Evaluate a set and exit as CI expects: node eval.js REQUEST.json [ADDRESS].
  *
- *     node eval.js 127.0.0.1:50051 examples/eval/request.json
+ * The file is an EvaluateRequest as JSON, such as examples/eval/request.json. The exit code is 0 if it passed, 1 if it
+ * failed, 2 if it could not be judged or not be run.
  */
 import { readFile } from "node:fs/promises";
 import { fromJsonString } from "@bufbuild/protobuf";
 import { BoughClient, BoughError } from "@bough-dev/bough";
-import { EvaluateRequestSchema, type EvaluationEvent, MetricStatus } from "@bough-dev/bough/v1";
+import { EvaluateRequestSchema, MetricStatus } from "@bough-dev/bough/v1";
 
 const EXIT_CODES = {
   [MetricStatus.PASSED]: 0,
@@ -15,51 +16,39 @@ const EXIT_CODES = {
   [MetricStatus.UNSPECIFIED]: 2,
 };
 
-async function main(address = "127.0.0.1:50051", file = "examples/eval/request.json"): Promise<number> {
-  using client = new BoughClient(address, { timeoutMs: 0 });
+async function main(file: string, address?: string): Promise<number> {
+  using client = new BoughClient(address);
   const request = fromJsonString(EvaluateRequestSchema, await readFile(file, "utf8"));
-  // A CI job can be killed and started again: the same request id follows the evaluation that the first one started.
-  request.requestId = process.env["EVAL_REQUEST_ID"] ?? "";
-
-  let code = 2;
-  for await (const event of client.evaluate(request, { timeoutMs: 600_000 })) {
-    code = exitCode(event) ?? code;
-  }
-  return code;
-}
-
-/** Print an event; return the exit code if it ends the evaluation. */
-function exitCode({ payload, evaluationId }: EvaluationEvent): number | undefined {
-  switch (payload.case) {
-    case "evaluationPlanned":
-      console.log(`evaluation ${evaluationId}`);
-      return undefined;
-    case "caseRunScored": {
-      const { caseId, index = 0, status = MetricStatus.UNSPECIFIED, scores = [] } = payload.value.result ?? {};
-      console.log(`${caseId}, run ${index + 1}: ${MetricStatus[status]}`);
-      for (const score of scores.filter((one) => one.status !== MetricStatus.PASSED)) {
-        console.log(`  ${score.name}: ${score.reason}`);
+  let status = MetricStatus.UNSPECIFIED;
+  for await (const { payload } of client.evaluate(request)) {
+    switch (payload.case) {
+      case "caseRunScored": {
+        const { caseId, index, reason, status: verdict = MetricStatus.UNSPECIFIED } = payload.value.result ?? {};
+        console.log(`${caseId} #${index}: ${MetricStatus[verdict].toLowerCase()} ${reason}`.trimEnd());
+        break;
       }
-      return undefined;
+      case "evaluationTotaled": {
+        const { runs, runsPassed } = payload.value.totals ?? {};
+        console.log(`${request.set?.name}: ${runsPassed} of ${runs} runs passed`);
+        break;
+      }
+      case "evaluationCompleted":
+        status = payload.value.status;
+        break;
+      case "evaluationFailed":
+      case "evaluationCancelled":
+        console.error(payload.value.error?.message);
+        break;
+      default:
     }
-    case "evaluationCompleted":
-      console.log(MetricStatus[payload.value.status]);
-      return EXIT_CODES[payload.value.status];
-    case "evaluationFailed":
-    case "evaluationCancelled":
-      console.error(payload.value.error?.message);
-      return 2;
-    default:
-      return undefined;
   }
+  return EXIT_CODES[status];
 }
 
+const [file = "examples/eval/request.json", address] = process.argv.slice(2);
 try {
-  process.exitCode = await main(...process.argv.slice(2));
+  process.exitCode = await main(file, address);
 } catch (error) {
-  if (!(error instanceof BoughError)) {
-    throw error;
-  }
-  console.error(error.message, error.violations);
+  console.error(error instanceof BoughError ? error.message : error);
   process.exitCode = 2;
 }

@@ -1,41 +1,33 @@
 /**
- * Follows a run over drops and restarts of the server: every sequence once, whatever happens to the connection.
+ * Follow a run over dropped connections and restarts of its server: node rejoin.js AGENT TEXT [ADDRESS].
  *
- *     node rejoin.js 127.0.0.1:50051 lead "Why do leaves turn red?"
- *
- * Stop the server meanwhile, and start it again.
+ * Restart the server while it follows: the stream goes on after its last sequence.
  */
-import { BoughClient, BoughError } from "@bough-dev/bough";
+import { BoughClient, BoughError, textOf } from "@bough-dev/bough";
 
-async function main(address = "127.0.0.1:50051", agent = "lead", input = "Why do leaves turn red?"): Promise<number> {
+async function main(agent: string, text: string, address?: string): Promise<number> {
   using client = new BoughClient(address, {
-    rejoining: { onDrop: (error) => console.log(`dropped: ${error.codeName}; rejoining`) },
+    rejoining: { onDrop: (error) => console.error(`dropped, rejoining: ${error.message}`) },
   });
-  // Ctrl-C ends the stream, not the run.
+  // Ctrl-C ends the stream and then this program; the run goes on for as long as its policy allows.
   const interrupt = new AbortController();
   process.once("SIGINT", () => interrupt.abort());
-  const stream = client.run({ agent, input, policy: { background: true } }, { signal: interrupt.signal });
-  console.log(`run ${await stream.started()}`);
-
-  let next = 1n;
-  for await (const { sequence, payload } of stream) {
-    // The default view shows every event, so a gap would be a lost one.
-    if (sequence !== next) {
-      throw new Error(`expected sequence ${next}, got ${sequence}`);
+  const stream = client.run({ agent, input: text }, { signal: interrupt.signal });
+  for await (const { sequence, branch, payload } of stream) {
+    console.log(`${sequence} ${branch} ${payload.case}`);
+    if (payload.case === "runCompleted") {
+      console.log(textOf(payload.value.finalAnswer));
+      return 0;
     }
-    next += 1n;
-    console.log(`${sequence} ${payload.case ?? "unknown"}`);
   }
-  console.log(`complete: ${stream.throughSequence} events, ${stream.rejoins} rejoins`);
-  return 0;
+  console.error(`run ${stream.id} has no answer`);
+  return 1;
 }
 
+const [agent = "lead", text = "Why do leaves turn red?", address] = process.argv.slice(2);
 try {
-  process.exitCode = await main(...process.argv.slice(2));
+  process.exitCode = await main(agent, text, address);
 } catch (error) {
-  if (!(error instanceof BoughError)) {
-    throw error;
-  }
-  console.error(`${error.codeName}: ${error.message}`);
+  console.error(error instanceof BoughError ? error.message : error);
   process.exitCode = 2;
 }

@@ -1,61 +1,41 @@
-/**
- * Runs the desk and shows its tree while it grows.
- *
- *     node run.js 127.0.0.1:50051 "Why do leaves turn red?"
- */
-import { BoughClient, BoughError, collect, textOf } from "@bough-dev/bough";
-import { type AgentEvent, EventView, ExecutionState } from "@bough-dev/bough/v1";
+/** Run an agent and show its tree while it grows: node run.js AGENT TEXT [ADDRESS]. */
+import { BoughClient, BoughError, textOf } from "@bough-dev/bough";
 
-async function main(address = "127.0.0.1:50051", question = "Why do leaves turn red?"): Promise<number> {
+async function main(agent: string, text: string, address?: string): Promise<number> {
   using client = new BoughClient(address);
-  const stream = client.run({ agent: "lead", input: question, follow: { view: EventView.SUMMARY } });
-  const run = await collect(shown(stream));
-  console.log(`\n${run.text || run.error?.message}`);
-
-  const tree = await client.tree({ runId: run.runId });
-  for (const agent of tree) {
-    const { inputTokens = 0n, outputTokens = 0n } = agent.usage ?? {};
-    console.log(`${"  ".repeat(agent.depth)}${agent.name}: ${inputTokens + outputTokens} tokens`);
-  }
-  return run.state === ExecutionState.SUCCEEDED ? 0 : 1;
-}
-
-/** Print events as they pass. */
-async function* shown(events: AsyncIterable<AgentEvent>): AsyncGenerator<AgentEvent> {
-  for await (const event of events) {
-    const line = lineOf(event);
-    if (line) {
-      console.log(`${"  ".repeat(event.depth)}${event.agent}${line}`);
+  const stream = client.run({ agent, input: text });
+  for await (const event of stream) {
+    const indent = "  ".repeat(event.depth);
+    const { payload } = event;
+    switch (payload.case) {
+      case "runStarted":
+      case "subAgentStarted":
+        console.log(`${indent}${event.agent}`);
+        break;
+      case "toolStarted":
+        console.log(`${indent}  ${payload.value.call?.name} ${payload.value.call?.argumentsJson}`);
+        break;
+      case "runCompleted":
+        console.log(`\n${textOf(payload.value.finalAnswer)}\n`);
+        break;
+      case "runFailed":
+        console.error(`failed: ${payload.value.error?.message}`);
+        return 1;
+      default:
+      // Whatever else happened, and payloads that this version of the schema does not know.
     }
-    yield event;
   }
+  const tree = await client.tree({ runId: stream.id });
+  for (const each of tree) {
+    console.log(`${each.branch}: ${each.treeUsage?.modelCalls} model calls, ${tree.tools(each).length} tool calls`);
+  }
+  return 0;
 }
 
-function lineOf({ payload }: AgentEvent): string {
-  switch (payload.case) {
-    case "runStarted":
-    case "subAgentStarted":
-      return ` <- ${textOf(payload.value.input)}`;
-    case "toolStarted":
-      return ` calls ${payload.value.call?.name}`;
-    case "subAgentCompleted":
-      return ` -> ${textOf(payload.value.output)}`;
-    case "subAgentFailed":
-      return ` failed: ${payload.value.error?.message}`;
-    case "toolFailed":
-      return ` -> ${payload.value.result?.call?.name} failed: ${payload.value.result?.error?.message}`;
-    default:
-      // Also a payload that this version of the schema does not know.
-      return "";
-  }
-}
-
+const [agent = "lead", text = "Why do leaves turn red?", address] = process.argv.slice(2);
 try {
-  process.exitCode = await main(...process.argv.slice(2));
+  process.exitCode = await main(agent, text, address);
 } catch (error) {
-  if (!(error instanceof BoughError)) {
-    throw error;
-  }
-  console.error(error.message);
+  console.error(error instanceof BoughError ? error.message : error);
   process.exitCode = 2;
 }

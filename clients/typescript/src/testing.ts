@@ -56,8 +56,18 @@ export interface Received {
   header: Headers;
 }
 
-/** Return the script of a run that answers at once. */
-export function answered(text: string): Step[] {
+/** Options of a fake. */
+export interface FakeOptions {
+  /** Default: a free one. */
+  port?: number;
+  /** Certificate and key, for a fake with TLS. */
+  tls?: http2.SecureServerOptions;
+  /** Adds methods that scripts do not have. */
+  routes?: (router: ConnectRouter) => void;
+}
+
+/** Return the script of a run that answers at once: its start, a text and its end. */
+export function answered(text: string): [Step, Step, Step] {
   const finalAnswer = { parts: [{ content: { case: "text" as const, value: text } }] };
   return [
     { payload: { case: "runStarted", value: {} } },
@@ -84,19 +94,18 @@ export class FakeBough implements AsyncDisposable {
   readonly #logs = new Map<string, Log>();
   readonly #sessions = new Set<http2.ServerHttp2Session>();
   #streams = 0;
-  readonly #server: http2.Http2Server;
+  readonly #server: http2.Http2Server | http2.Http2SecureServer;
 
-  private constructor(routes: ((router: ConnectRouter) => void) | undefined) {
-    this.#server = http2.createServer(
-      connectNodeAdapter({
-        routes: (router) => {
-          this.#routes(router);
-          routes?.(router);
-        },
-        contextValues: (request) =>
-          createContextValues().set(HTTP2_STREAM, "stream" in request ? request.stream : undefined),
-      }),
-    );
+  private constructor({ routes, tls }: FakeOptions) {
+    const handler = connectNodeAdapter({
+      routes: (router) => {
+        this.#routes(router);
+        routes?.(router);
+      },
+      contextValues: (request) =>
+        createContextValues().set(HTTP2_STREAM, "stream" in request ? request.stream : undefined),
+    });
+    this.#server = tls ? http2.createSecureServer(tls, handler) : http2.createServer(handler);
     this.#server.on("session", (session) => {
       this.#sessions.add(session);
       session.on("close", () => this.#sessions.delete(session));
@@ -106,9 +115,9 @@ export class FakeBough implements AsyncDisposable {
   }
 
   /** Start a fake server. */
-  static async start({ routes, port = 0 }: { routes?: (router: ConnectRouter) => void; port?: number } = {}) {
-    const fake = new FakeBough(routes);
-    fake.#server.listen(port, "127.0.0.1");
+  static async start(options: FakeOptions = {}): Promise<FakeBough> {
+    const fake = new FakeBough(options);
+    fake.#server.listen(options.port ?? 0, "127.0.0.1");
     await once(fake.#server, "listening");
     return fake;
   }

@@ -1,4 +1,4 @@
-import type { AgentInvocation, Invocation } from "./bough/v1/index.js";
+import type { AgentInvocation, Invocation, ToolInvocation } from "./bough/v1/index.js";
 
 /** The agents of a run's record, which lists them in preorder, as a tree. */
 export class AgentTree {
@@ -31,12 +31,22 @@ export class AgentTree {
 
   /** The agent that called an agent. */
   parent(agent: AgentInvocation): AgentInvocation | undefined {
-    return this.#byId.get(agent.parentInvocationId);
+    return this.get(agent.parentInvocationId);
   }
 
-  /** The agent with this invocation id, or else the first one of this name. */
-  find(idOrName: string): AgentInvocation | undefined {
-    return this.#byId.get(idOrName) ?? this.invocation.agents.find((agent) => agent.name === idOrName);
+  /** The tool calls that an agent made, in order; calls of agents are among them. */
+  tools(agent: AgentInvocation): ToolInvocation[] {
+    return this.invocation.tools.filter((call) => call.invocationId === agent.invocationId);
+  }
+
+  /** The agent with this invocation id. */
+  get(invocationId: string): AgentInvocation | undefined {
+    return this.#byId.get(invocationId);
+  }
+
+  /** The invocations of the agent of this name, in preorder. */
+  find(name: string): AgentInvocation[] {
+    return this.invocation.agents.filter((agent) => agent.name === name);
   }
 
   /** The agents from the root down to an agent. */

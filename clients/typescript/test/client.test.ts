@@ -1,4 +1,6 @@
 import assert from "node:assert/strict";
+import { once } from "node:events";
+import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { create } from "@bufbuild/protobuf";
 import { ConnectError } from "@connectrpc/connect";
@@ -68,6 +70,20 @@ test("a token is sent with every call, and to no other machine in plaintext", as
   }
 });
 
+const certificate = process.env["BOUGH_TEST_CERTIFICATE"];
+
+test("TLS trusts the authorities that it is given, and no others", { skip: certificate === undefined }, async () => {
+  const pem = readFileSync(certificate ?? "");
+  const fake = await FakeBough.start({ tls: { cert: pem, key: pem } });
+  const client = new BoughClient(fake.address, { tls: { ca: pem }, token: "secret" });
+  assert.equal(await client.health(), ServingStatus.SERVING);
+  client.close();
+  const strict = new BoughClient(fake.address, { tls: true });
+  await assert.rejects(collect(strict.run({ agent: "lead", input: "?" })), /cannot be reached: .*certificate/);
+  strict.close();
+  await fake.close();
+});
+
 test("an address without a port, or with a scheme, is refused", () => {
   for (const address of ["localhost", "http://localhost:50051", "", "a b:1"]) {
     assert.throws(() => new BoughClient(address), /HOST:PORT/);
@@ -84,7 +100,11 @@ test("the health of a server is a call", async () => {
 
 test("a signal ends any call", async () => {
   const fake = await FakeBough.start({
-    routes: (router) => router.rpc(AgentService.method.getRun, () => new Promise<never>(() => {})),
+    routes: (router) =>
+      router.rpc(AgentService.method.getRun, async (_, { signal }) => {
+        await once(signal, "abort");
+        return {};
+      }),
   });
   const client = new BoughClient(fake.address);
   const controller = new AbortController();
@@ -123,6 +143,10 @@ test("collect returns the run, whatever its state", async () => {
 test("a tree is walked in preorder", () => {
   const tree = new AgentTree(
     create(InvocationSchema, {
+      tools: [
+        { invocationId: "1", name: "call_researcher" },
+        { invocationId: "3", name: "spell" },
+      ],
       agents: [
         { invocationId: "1", name: "lead" },
         { invocationId: "2", parentInvocationId: "1", name: "researcher", depth: 1 },
@@ -135,11 +159,12 @@ test("a tree is walked in preorder", () => {
   assert.ok(lead);
   assert.equal(names(tree), "lead researcher writer writer");
   assert.equal(names(tree.children(lead)), "researcher writer");
-  const writer = tree.find("writer");
-  assert.equal(writer?.invocationId, "3");
+  assert.equal(names(tree.tools(lead)), "call_researcher");
+  const [writer, other] = tree.find("writer");
+  assert.deepEqual([writer?.invocationId, other?.invocationId], ["3", "4"]);
   assert.equal(writer && names(tree.path(writer)), "lead researcher writer");
-  assert.equal(tree.find("4")?.name, "writer");
-  assert.equal(tree.find("nobody"), undefined);
+  assert.equal(tree.get("4"), other);
+  assert.deepEqual([tree.get("5"), tree.find("nobody")], [undefined, []]);
   assert.equal(tree.parent(lead), undefined);
 });
 
