@@ -1,4 +1,4 @@
-"""The TypeScript client as its users have it: npm's commands, and programs, built once for each state of its sources."""
+"""The TypeScript client as its users have it: npm's commands, and programs, built once for each state of sources."""
 
 import asyncio
 import json
