@@ -132,5 +132,5 @@ torture: $(STAMP) ## runs cut after every event, then servers killed under clien
 	@$(BIN)/python -m tests.durability.eval_torture --cases 200
 
 clean: ## what was made, without the databases in var/
-	@rm -rf $(VENV) .bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .bench build dist clients/java/target .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
