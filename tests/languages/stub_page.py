@@ -15,7 +15,7 @@ CLIENTS: Final = ROOT / "clients"
 PAGE: Final = CLIENTS / "README.md"
 SCHEMA: Final = ROOT / "proto"
 STRIPPED: Final = "bough-stripped.binpb"
-ENVIRONMENT_SECONDS: Final = 900.0
+BLOCK_SECONDS: Final = 900.0
 """How long a block may take the first time, when it downloads and compiles libraries."""
 
 _BLOCK: Final = re.compile(r"^```(\S+)(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
@@ -47,7 +47,7 @@ def descriptors(folder: Path) -> None:
     """Write both descriptor sets as `make descriptors` does."""
     command = ("make", "--no-print-directory", "sets", f"VENV={_venv()}")
     names = (f"WHOLE={folder / 'bough.binpb'}", f"STRIPPED={folder / STRIPPED}")
-    subprocess.run((*command, *names), cwd=ROOT, check=True, timeout=ENVIRONMENT_SECONDS)
+    subprocess.run((*command, *names), cwd=ROOT, check=True, timeout=BLOCK_SECONDS)
 
 
 def follow(heading: str, folder: Path) -> None:
@@ -74,7 +74,7 @@ def run(commands: str, folder: Path) -> str:
         env=environment(folder),
         capture_output=True,
         text=True,
-        timeout=ENVIRONMENT_SECONDS,
+        timeout=BLOCK_SECONDS,
     )
     assert done.returncode == 0, f"{commands}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -82,8 +82,9 @@ def run(commands: str, folder: Path) -> str:
 
 def environment(folder: Path) -> Mapping[str, str]:
     """Return the environment of a newcomer whose PATH has what the page installs."""
-    programs = (str(folder / "go-bin"), str(Path(sys.executable).parent), os.environ["PATH"])
-    return {**os.environ, "GOBIN": programs[0], "PATH": os.pathsep.join(programs)}
+    installed = folder / "bin"
+    programs = (str(installed), str(Path(sys.executable).parent), os.environ["PATH"])
+    return {**os.environ, "GOBIN": str(installed), "PATH": os.pathsep.join(programs)}
 
 
 def _venv() -> Path:

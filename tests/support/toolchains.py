@@ -24,7 +24,6 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "java": ("java", "mvn"),
     "grpcurl": ("go",),
     "rust": ("protoc-gen-prost", "protoc-gen-tonic"),
-    "csharp": ("protoc",),
 }
 """The commands that each toolchain consists of."""
 
