@@ -1,5 +1,6 @@
-"""The programs of clients/java, built once for their sources by Maven."""
+"""The programs of clients/java, built once for their sources by the command of clients/README.md."""
 
+import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,10 +33,11 @@ def _build(folder: Path) -> None:
 
 
 def _maven(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    (block,) = [each for each in stub_page.blocks("Java") if each.info == "clone java"]
     values = (f"-Dbough.build={folder}/made", f"-Dbough.descriptors={folder / stub_page.STRIPPED}")
     return subprocess.run(
-        ("mvn", "-q", "-B", "-ntp", "-Dstyle.color=never", *options, *values, "package"),
-        cwd=_FOLDER,
+        (*shlex.split(block.text), "-ntp", "-Dstyle.color=never", *options, *values),
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=_BUILD_SECONDS,

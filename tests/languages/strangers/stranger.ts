@@ -4,7 +4,7 @@
 // Written from clients/README.md and the documentation of Connect, in the folder in which the page was followed.
 import { randomUUID } from "node:crypto";
 import { type CallOptions, ConnectError, createClient } from "@connectrpc/connect";
-import { createGrpcTransport } from "@connectrpc/connect-node";
+import { Http2SessionManager, createGrpcTransport } from "@connectrpc/connect-node";
 import { type MessageInitShape, create } from "@bufbuild/protobuf";
 import { AgentService, type WatchRunResponse } from "./gen/bough/v1/agent_service_pb.js";
 import { EvalService } from "./gen/bough/v1/eval_service_pb.js";
@@ -21,7 +21,9 @@ const PATIENCE = 7;
 /** Makes a call that ends when the signal aborts. */
 type Call = (options: CallOptions) => AsyncIterable<Pick<WatchRunResponse, "batch">>;
 
-const transport = createGrpcTransport({ baseUrl: `http://${process.argv[2]}` });
+const baseUrl = `http://${process.argv[2]}`;
+const sessionManager = new Http2SessionManager(baseUrl);
+const transport = createGrpcTransport({ baseUrl, sessionManager });
 const agents = createClient(AgentService, transport);
 
 let runId = "";
@@ -110,3 +112,4 @@ try {
   const [refused] = failure.findDetails(BadRequestSchema);
   console.log("error", info?.reason, refused?.fieldViolations[0]?.field);
 }
+sessionManager.abort(); // else the connection of an aborted call can keep the process alive
