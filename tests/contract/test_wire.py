@@ -15,7 +15,7 @@ from bough import v1
 from tests.contract.driver_process import DriverProcess, driving
 from tests.contract.languages import BUILD_SECONDS, LANGUAGES, command_of
 from tests.contract.newer_schema import newer_type
-from tests.contract.wire_samples import FOLDER, UNKNOWN, all_written
+from tests.contract.wire_samples import FOLDER, UNKNOWN, all_written, missing_fields
 
 # The first of these tests may build a driver.
 pytestmark = pytest.mark.timeout(BUILD_SECONDS)
@@ -36,6 +36,10 @@ def test_the_files_are_what_the_generator_makes() -> None:
     held = {path.name: path.read_bytes() for path in FOLDER.iterdir()}
     assert sorted(held) == sorted(made)
     assert [name for name in made if made[name] != held[name]] == [], "run python -m tests.contract.wire_samples"
+
+
+def test_every_field_that_a_request_or_an_event_can_have_is_in_a_sample() -> None:
+    assert missing_fields() == []
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

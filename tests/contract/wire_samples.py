@@ -5,12 +5,12 @@ Usage: python -m tests.contract.wire_samples writes tests/contract/wire/.
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf import json_format
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
@@ -66,7 +66,15 @@ _DEPTH: Final = 5
 
 
 def samples() -> Iterator[tuple[str, Message]]:
-    """Return every sample with its name: the message's, for an event also the payload's."""
+    """Return every sample with its name, which is the message's, or the message's and a field's."""
+    known = [*_main_samples()]
+    yield from known
+    yield from _further_samples(known)
+    yield from _unknown()
+
+
+def _main_samples() -> Iterator[tuple[str, Message]]:
+    """Every kind of event, every request, and some answers."""
     for kind in (v1.AgentEvent, v1.EvaluationEvent):
         for field in kind.DESCRIPTOR.oneofs_by_name["payload"].fields:
             yield f"{kind.DESCRIPTOR.name}.{field.name}", filled(kind(), payload=field.name)
@@ -77,7 +85,52 @@ def samples() -> Iterator[tuple[str, Message]]:
                 yield kind.DESCRIPTOR.name, filled(kind())
     for kind in _ANSWERS:
         yield kind.DESCRIPTOR.name, filled(kind())
-    yield from _unknown()
+
+
+def _further_samples(known: Sequence[tuple[str, Message]]) -> Iterator[tuple[str, Message]]:
+    """Messages with the fields that no other sample has."""
+    has = {field for _, message in known for field in _fields_of(message)}
+    for full_name in sorted(_fields_wanted(known) - has):
+        if full_name not in has:
+            name, _, field = full_name.removeprefix("bough.v1.").partition(".")
+            message = filled(getattr(v1, name)(), payload=field)
+            has.update(_fields_of(message))
+            yield f"{name}.{field}", message
+
+
+def missing_fields() -> list[str]:
+    """Return the fields below any sample that no sample has."""
+    made = [(name, message) for name, message in samples() if not name.startswith(UNKNOWN)]
+    return sorted(_fields_wanted(made) - {field for _, message in made for field in _fields_of(message)})
+
+
+def _fields_wanted(known: Iterable[tuple[str, Message]]) -> set[str]:
+    return {field for _, message in known for field in _fields_below(message.DESCRIPTOR, set())}
+
+
+def _fields_of(message: Message) -> Iterator[str]:
+    """Return the full names of the fields that are set in a message and in those that it holds."""
+    for field, value in message.ListFields():
+        yield field.full_name
+        values = map_value(field)
+        if field.message_type is None or (values is not None and values.message_type is None):
+            continue
+        held = value.values() if values is not None else value if field.is_repeated else [value]
+        for one in held:
+            yield from _fields_of(one)
+
+
+def _fields_below(message: Descriptor, seen: set[str]) -> Iterator[str]:
+    """Return the full names of all fields of a message of the schema and of those that it can hold."""
+    if message.full_name in seen or not message.full_name.startswith("bough.v1."):
+        return
+    seen.add(message.full_name)
+    for field in message.fields:
+        yield field.full_name
+        values = map_value(field)
+        below = field.message_type if values is None else values.message_type
+        if below is not None:
+            yield from _fields_below(below, seen)
 
 
 def _unknown() -> Iterator[tuple[str, Message]]:
@@ -99,26 +152,30 @@ def _unknown() -> Iterator[tuple[str, Message]]:
 
 def filled(message: Message, *, payload: str = "") -> Message:
     """Fill a message with values that depend on its name alone; of the payloads of an event set this one."""
-    chance = random.Random(f"{message.DESCRIPTOR.full_name} {payload}")
-    _fill(message, chance, 0, payload)
+    _fill(message, f"{message.DESCRIPTOR.full_name} {payload}", 0, payload)
     return message
 
 
-def _fill(message: Message, chance: random.Random, depth: int, payload: str = "") -> None:
+def _fill(message: Message, path: str, depth: int, payload: str = "") -> None:
     for field in message.DESCRIPTOR.fields:
+        # A separate generator for each field: one that is added to the schema changes no other.
+        place = f"{path}.{field.name}"
+        chance = random.Random(place)
         oneof = field.containing_oneof
         is_choice = oneof is not None and len(oneof.fields) > 1
-        if is_choice and (field.name != payload if payload else message.WhichOneof(oneof.name) is not None):
+        is_named = payload in (one.name for one in oneof.fields) if is_choice else False
+        if is_choice and (field.name != payload if is_named else message.WhichOneof(oneof.name) is not None):
             continue
-        is_rare = depth > 2 or (depth > 1 and field.message_type is not None) or (is_choice and not payload)
+        is_rare = depth > 2 or (depth > 1 and field.message_type is not None) or (is_choice and not is_named)
         if depth == _DEPTH and field.message_type is not None:
             continue
         if is_rare and chance.random() < 0.7:
             continue
-        _set(message, field, chance, depth)
+        _set(message, field, place, depth)
 
 
-def _set(message: Message, field: FieldDescriptor, chance: random.Random, depth: int) -> None:
+def _set(message: Message, field: FieldDescriptor, path: str, depth: int) -> None:
+    chance = random.Random(f"{path} value")
     held = getattr(message, field.name)
     values = map_value(field)
     if values is not None:
@@ -126,7 +183,7 @@ def _set(message: Message, field: FieldDescriptor, chance: random.Random, depth:
             if values.message_type is None:
                 held[key] = _scalar(values, chance)
             else:
-                _fill(held[key], chance, depth + 1)
+                _fill(held[key], f"{path}[{key}]", depth + 1)
     elif field.message_type is None:
         if field.is_repeated:
             held.extend(_scalar(field, chance) for _ in range(2))
@@ -135,11 +192,11 @@ def _set(message: Message, field: FieldDescriptor, chance: random.Random, depth:
             is_zero = field.has_presence and field.containing_oneof is not None and chance.random() < 0.3
             setattr(message, field.name, type(held)() if is_zero else _scalar(field, chance))
     else:
-        for one in [held.add(), held.add()] if field.is_repeated else [held]:
+        for number, one in enumerate([held.add(), held.add()] if field.is_repeated else [held]):
             one.SetInParent()
             made = _WELL_KNOWN.get(field.message_type.full_name)
             if made is None:
-                _fill(one, chance, depth + 1)
+                _fill(one, f"{path}[{number}]", depth + 1)
             else:
                 one.CopyFrom(made(chance))
 
