@@ -83,6 +83,8 @@ def page_texts(source: str) -> Iterator[Text]:
 FILES: Final[Mapping[str, Callable[[str], Iterator[Text]]]] = {
     "server/**/*.py": lambda source: python_texts(source, has_messages=True),
     "clients/python/bough/*.py": lambda source: python_texts(source, has_messages=True),
+    "clients/python/examples/*.py": lambda source: python_texts(source, has_messages=True),
+    "clients/**/*.md": page_texts,
     "docs/**/*.py": lambda source: python_texts(source, has_messages=True),
     "examples/**/*.py": lambda source: python_texts(source, has_messages=True),
     "proto/*.py": lambda source: python_texts(source, has_messages=True),
@@ -116,6 +118,8 @@ def all_findings(root: Path = ROOT) -> list[Finding]:
     found: set[Finding] = set()
     for pattern, texts_of in FILES.items():
         for file in root.glob(pattern):
+            if "node_modules" in file.parts:
+                continue
             path = str(file.relative_to(root))
             found |= set(findings(path, texts_of(file.read_text(encoding="utf-8"))))
     return sorted(found, key=lambda finding: (finding.path, finding.line, finding.word))
