@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	boughv1 "github.com/bough-dev/bough/clients/go/bough/v1"
 )
@@ -15,7 +16,19 @@ import (
 // Event is a fact of a run or of an evaluation.
 type Event interface {
 	*boughv1.AgentEvent | *boughv1.EvaluationEvent
+	proto.Message
 	GetSequence() int64
+}
+
+// PayloadName returns the name of what happened, as in the schema, such as "tool_started"; empty for a payload that this version
+// of the schema does not have.
+func PayloadName[E Event](event E) string {
+	message := event.ProtoReflect()
+	field := message.WhichOneof(message.Descriptor().Oneofs().ByName("payload"))
+	if field == nil {
+		return ""
+	}
+	return string(field.Name())
 }
 
 // RunStream follows a run; see [Client.Run].
@@ -82,7 +95,7 @@ func (s *Stream[E]) Events() iter.Seq2[E, error] {
 
 // Recv returns the next event, [io.EOF] after the last one, or an [*Error]. Prefer [Stream.Events], which closes the stream.
 func (s *Stream[E]) Recv() (E, error) {
-	for len(s.pending) == 0 {
+	for len(s.pending) == 0 || s.ctx.Err() != nil {
 		if err := s.advance(); err != nil {
 			return nil, err
 		}
@@ -187,7 +200,7 @@ func (s *Stream[E]) recoverFrom(err error) error {
 	if s.closed.Load() {
 		return &Error{Code: codes.Canceled, Message: "The stream is closed.", cause: context.Canceled}
 	}
-	if s.position.isOver() || err == io.EOF && s.position.mayEnd() {
+	if len(s.pending) == 0 && (s.position.isOver() || err == io.EOF && s.position.mayEnd()) {
 		return io.EOF
 	}
 	failed := &Error{Code: codes.Unavailable, Message: "The stream ended before what it follows."}

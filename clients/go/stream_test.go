@@ -320,6 +320,7 @@ func TestCancellationEndsTheStream(t *testing.T) {
 	server := boughtest.NewServer(t)
 	server.Run("lead", boughtest.Text("a"))
 	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	stream := server.Client(t).Run(ctx, lead("Why?"))
 	var failed error
 	for event, err := range stream.Events() {
@@ -331,6 +332,25 @@ func TestCancellationEndsTheStream(t *testing.T) {
 	wantError(t, failed, codes.Canceled, "")
 	if !errors.Is(failed, context.Canceled) {
 		t.Errorf("%v is not context.Canceled", failed)
+	}
+}
+
+func TestCancellationComesBeforeEventsThatWereReceivedAlready(t *testing.T) {
+	server := boughtest.NewServer(t)
+	server.Run("lead", boughtest.Batch(boughtest.Text("a"), boughtest.Text("b"), boughtest.Answer("ab")))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stream := server.Client(t).Run(ctx, lead("Why?"))
+	for range 2 {
+		if _, err := stream.Recv(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	_, err := stream.Recv()
+	wantError(t, err, codes.Canceled, "")
+	if through := stream.ThroughSequence(); through != 2 {
+		t.Errorf("through %d, want 2: the next event was not delivered", through)
 	}
 }
 

@@ -3,6 +3,7 @@ package boughtest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -52,13 +53,13 @@ func (l *log[E]) refusal() error {
 	return err
 }
 
-// follow sends every event after a sequence, one at a time, until one ends the stream or a step does.
+// follow sends every event after a sequence, until one ends the stream or a step does.
 func (l *log[E]) follow(ctx context.Context, after int64, ends func(E) bool, send func([]E, int64) error) error {
 	if last := l.last(); after > last {
 		return statusOf(codes.OutOfRange, "SEQUENCE_OUT_OF_RANGE", fmt.Sprintf("The last sequence is %d.", last))
 	}
 	for {
-		event, step, wait := l.next(after)
+		events, step, wait := l.next(after)
 		switch {
 		case wait != nil:
 			select {
@@ -67,12 +68,13 @@ func (l *log[E]) follow(ctx context.Context, after int64, ends func(E) bool, sen
 				return ctx.Err()
 			}
 		case step == nil:
-			after++
-			if err := send([]E{event}, after); err != nil {
-				return err
+			isOver := false
+			if end := slices.IndexFunc(events, ends); end >= 0 {
+				events, isOver = events[:end+1], true
 			}
-			if ends(event) {
-				return nil
+			after += int64(len(events))
+			if err := send(events, after); err != nil || isOver {
+				return err
 			}
 		case step.wait > 0:
 			select {
@@ -103,24 +105,29 @@ func (l *log[E]) hasEnded(isEnd func(E) bool) bool {
 	return isEnd(l.events[len(l.events)-1])
 }
 
-// next returns the event after a sequence, or a step to perform, or what to wait for.
-func (l *log[E]) next(after int64) (event E, step *Step, wait <-chan struct{}) {
+// next returns the events after a sequence, or a step to perform, or what to wait for.
+func (l *log[E]) next(after int64) (events []E, step *Step, wait <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
 		if after < int64(len(l.events)) {
-			return l.events[after], nil, nil
+			return slices.Clone(l.events[after:]), nil, nil
 		}
 		if l.isPaused || len(l.steps) == 0 {
-			return event, nil, l.changed
+			return nil, nil, l.changed
 		}
 		next := l.steps[0]
 		l.steps = l.steps[1:]
-		recorded, isEvent := next.event.(E)
-		if !isEvent {
-			return event, &next, nil
+		if len(next.events) == 0 {
+			return nil, &next, nil
 		}
-		l.append(recorded)
-		l.isPaused = l.pauses(recorded)
+		for _, recorded := range next.events {
+			event, isOfThisLog := recorded.(E)
+			if !isOfThisLog {
+				return nil, &Step{err: fmt.Errorf("the script of %s has a %T", l.id, recorded)}, nil
+			}
+			l.append(event)
+			l.isPaused = l.pauses(event)
+		}
 	}
 }

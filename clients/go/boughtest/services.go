@@ -3,6 +3,7 @@ package boughtest
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -304,10 +305,11 @@ func (s *Server) remember(requestID, id string) {
 
 // cloned returns the steps of one run; the events are numbered for it.
 func cloned(steps []Step) []Step {
-	mine := append([]Step(nil), steps...)
+	mine := slices.Clone(steps)
 	for index := range mine {
-		if mine[index].event != nil {
-			mine[index].event = proto.Clone(mine[index].event)
+		mine[index].events = slices.Clone(mine[index].events)
+		for number, event := range mine[index].events {
+			mine[index].events[number] = proto.Clone(event)
 		}
 	}
 	return mine

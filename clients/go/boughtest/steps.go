@@ -15,18 +15,29 @@ import (
 // Step is a part of a script. A step that records events is played once for each run; a step that ends a stream ends the stream
 // that comes to it first, and streams after it go on.
 type Step struct {
-	event     proto.Message // recorded
-	err       error         // ends the stream; nil, and nothing else set, ends it with OK
-	isRefusal bool          // ends the stream before anything was sent
+	events    []proto.Message // recorded
+	err       error           // ends the stream; nil, and nothing else set, ends it with OK
+	isRefusal bool            // ends the stream before anything was sent
 	heartbeat bool
 	wait      time.Duration
 }
 
 // Event records an event of a run. The server sets its sequence, its run and its session; set the agent and the payload.
-func Event(event *boughv1.AgentEvent) Step { return Step{event: event} }
+func Event(event *boughv1.AgentEvent) Step { return Step{events: []proto.Message{event}} }
 
 // EvaluationEvent records an event of an evaluation. The server sets its sequence and its evaluation.
-func EvaluationEvent(event *boughv1.EvaluationEvent) Step { return Step{event: event} }
+func EvaluationEvent(event *boughv1.EvaluationEvent) Step {
+	return Step{events: []proto.Message{event}}
+}
+
+// Batch records the events of several steps at once: a stream gets them in one response.
+func Batch(steps ...Step) Step {
+	var batch Step
+	for _, step := range steps {
+		batch.events = append(batch.events, step.events...)
+	}
+	return batch
+}
 
 // Text records a piece of text of the root.
 func Text(text string) Step {
