@@ -63,7 +63,9 @@ func (e *Error) Error() string {
 	}
 	fmt.Fprintf(&text, ": %s", e.Message)
 	for _, violation := range e.Violations {
-		fmt.Fprintf(&text, "; %s %s", violation.Field, violation.Description)
+		if !strings.Contains(e.Message, violation.Description) {
+			fmt.Fprintf(&text, "; %s %s", violation.Field, violation.Description)
+		}
 	}
 	return text.String()
 }

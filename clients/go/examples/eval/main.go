@@ -62,7 +62,7 @@ func evaluate(ctx context.Context, address, path string) (verdict boughv1.Metric
 		switch payload := event.GetPayload().(type) {
 		case *boughv1.EvaluationEvent_CaseRunScored:
 			run := payload.CaseRunScored.GetResult()
-			fmt.Println(run.GetCaseId(), run.GetIndex(), word(run.GetStatus()), run.GetReason())
+			fmt.Printf("%s #%d: %s %s\n", run.GetCaseId(), run.GetIndex(), word(run.GetStatus()), run.GetReason())
 		case *boughv1.EvaluationEvent_EvaluationTotaled:
 			totals := payload.EvaluationTotaled.GetTotals()
 			fmt.Printf("%d of %d runs passed\n", totals.GetRunsPassed(), totals.GetRuns())
