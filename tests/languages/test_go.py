@@ -91,14 +91,12 @@ async def test_approve_answers_what_the_shop_waits_for(tmp_path: Path) -> None:
 
 async def test_eval_ends_with_the_exit_code_for_ci(desk: Serving, tmp_path: Path) -> None:
     request = json.loads((ROOT / "examples/eval/request.json").read_text(encoding="utf-8"))
+    requests = {"passed": request, "failed": copy.deepcopy(request), "impossible": {**request, "agent": "leda"}}
+    requests["failed"]["set"]["cases"][0]["turns"][0]["expect"] = {"answer": {"exact": "Because it is cold."}}
     codes = {}
-    for name, change in {
-        "passed": {},
-        "failed": {"gates": ["cost.total < 0"]},
-        "impossible": {"agent": "leda"},
-    }.items():
+    for name, changed in requests.items():
         path = tmp_path / f"{name}.json"
-        path.write_text(json.dumps({**request, **change}), encoding="utf-8")
+        path.write_text(json.dumps(changed), encoding="utf-8")
         ran = await finished("eval", str(path), desk.address)
         codes[name] = (ran.code, ran.out.splitlines()[-1:], "UNKNOWN_AGENT" in ran.err)
     assert codes == {
