@@ -28,10 +28,10 @@ class Program:
     server: Serving
 
 
-def go(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the go command in the module to its end; its exit code is the caller's business."""
+def go(*arguments: str, folder: Path = MODULE) -> subprocess.CompletedProcess[str]:
+    """Run the go command in a module to its end; its exit code is the caller's business."""
     return subprocess.run(
-        ["go", *arguments], cwd=MODULE, env=_environment(), capture_output=True, text=True, timeout=_BUILDING_SECONDS
+        ["go", *arguments], cwd=folder, env=_environment(), capture_output=True, text=True, timeout=_BUILDING_SECONDS
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from bough import AsyncClient
 from bough.v1 import WATCH_UNTIL_CURRENT
-from tests.languages.go_client import Program, finished, go, gofmt, has_compiler, running
+from tests.languages.go_client import MODULE, Program, finished, go, gofmt, has_compiler, running
 from tests.support.processes import PATIENCE_SECONDS, Serving, serving
 from tests.support.projects import llm, write_project
 from tests.support.toolchains import ROOT, require
@@ -158,6 +158,29 @@ async def test_the_driver_follows_over_a_killed_server(tmp_path: Path) -> None:
     printed = [json.loads(line) for line in out.splitlines()]
     assert [int(line["event"]["sequence"]) for line in printed[:-1]] == sequences
     assert printed[-1] == {"end": {"code": "OK", "rejoins": 1}}
+
+
+def programs_of(page: Path) -> list[str]:
+    """The Go programs of a page, without its fragments."""
+    blocks = re.findall(r"^```go\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [block for block in blocks if block.startswith("package main")]
+
+
+@pytest.mark.parametrize("page", ["clients/go/README.md", "docs/how-to/other-languages.md"])
+async def test_the_programs_of_the_pages_run_in_a_module_that_requires_the_client(
+    page: str, desk: Serving, tmp_path: Path
+) -> None:
+    [program] = programs_of(ROOT / page)
+    (tmp_path / "main.go").write_text(program.replace("127.0.0.1:50051", desk.address), encoding="utf-8")
+    module = "github.com/bough-dev/bough/clients/go"
+    required = (MODULE / "go.mod").read_text(encoding="utf-8").replace(f"module {module}", "module example.com/desk")
+    replaced = f"\nrequire {module} v0.0.0\n\nreplace {module} => {MODULE}\n"
+    (tmp_path / "go.mod").write_text(required + replaced, encoding="utf-8")
+    shutil.copy(MODULE / "go.sum", tmp_path)
+    ran = await asyncio.to_thread(go, "run", ".", folder=tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "1 lead run_started\n" in ran.stdout
+    assert " lead/researcher sub_agent_started\n" in ran.stdout
 
 
 async def drive(address: str, *lines: Mapping[str, object]) -> list[dict[str, dict[str, object]]]:
