@@ -611,7 +611,8 @@ func (x *EvalTurn) GetRecorded() *Invocation {
 	return nil
 }
 
-// What is expected of a run. What is unset is not judged, but `tools` if a metric of the case judges them by name: then none are
+// What is expected of a run; comparing it with what there is takes a bounded number of steps, beyond which the run is not judged.
+// What is unset is not judged, but `tools` if a metric of the case judges them by name: then none are
 // expected.
 type Expectation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -890,12 +891,12 @@ type ValueMatcher_SubsetJson struct {
 }
 
 type ValueMatcher_Regex struct {
-	// A regular expression of RE2 that matches somewhere in it, if it is a string, else in its JSON text.
+	// A regular expression of RE2 that matches somewhere in it, if it is a string, else in its JSON text. Not empty.
 	Regex string `protobuf:"bytes,3,opt,name=regex,proto3,oneof"`
 }
 
 type ValueMatcher_SchemaJson struct {
-	// JSON Schema (2020-12) that it fits.
+	// JSON Schema (2020-12) that it fits; at most 64 KiB.
 	SchemaJson string `protobuf:"bytes,4,opt,name=schema_json,json=schemaJson,proto3,oneof"`
 }
 
@@ -1059,7 +1060,7 @@ type ExpectedAgent struct {
 	ChildrenOrder EvalOrder `protobuf:"varint,5,opt,name=children_order,json=childrenOrder,proto3,enum=bough.v1.EvalOrder" json:"children_order,omitempty"`
 	// Whether it may call other agents than `children`.
 	Extra ExtraAgents `protobuf:"varint,6,opt,name=extra,proto3,enum=bough.v1.ExtraAgents" json:"extra,omitempty"`
-	// Names of agents that must not be anywhere below it.
+	// Names of agents that must not be anywhere below it. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
 	Forbidden []string `protobuf:"bytes,7,rep,name=forbidden,proto3" json:"forbidden,omitempty"`
 	// The tool calls that it makes itself. Not judged if there are none and tools_mode is unset.
 	Tools []*ExpectedTool `protobuf:"bytes,8,rep,name=tools,proto3" json:"tools,omitempty"`
@@ -1297,7 +1298,7 @@ type ToolMock struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The tool's name. Calls of agents and of built-in tools cannot be mocked.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Only calls of this agent; empty for any.
+	// Only calls of this agent; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
 	Agent string `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
 	// Only calls with such arguments, those that an approver edited if one did; unset for any.
 	ArgumentsMatch *ValueMatcher `protobuf:"bytes,3,opt,name=arguments_match,json=argumentsMatch,proto3" json:"arguments_match,omitempty"`
@@ -1821,7 +1822,7 @@ type ToolTrajectoryMetric struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How they are compared. Default: EXACT.
 	Mode TrajectoryMode `protobuf:"varint,1,opt,name=mode,proto3,enum=bough.v1.TrajectoryMode" json:"mode,omitempty"`
-	// Only calls of this agent; empty for the whole tree.
+	// Only calls of this agent; empty for the whole tree. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
 	Agent string `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
 	// The expected calls in every turn, instead of Expectation.tools, if there are any.
 	Tools         []*ExpectedTool `protobuf:"bytes,3,rep,name=tools,proto3" json:"tools,omitempty"`
@@ -1938,7 +1939,8 @@ func (x *FinalResponseMetric) GetAnswer() *ExpectedAnswer {
 // Checks what the runs of a case used together. The score is 1 if everything is within its bound, else 0.
 type BudgetMetric struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The agent whose invocations count, with everything below them; empty for the whole run.
+	// The agent whose invocations count, with everything below them; empty for the whole run. Unknown in a case that runs from its
+	// beginning: INVALID_ARGUMENT.
 	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
 	// The bounds; `concurrency` has no meaning here. `model_calls` counts every attempt, as Usage does, `wall_duration` is from start
 	// to end, `depth` that of the tree, or below the agent. A number under a bound that is not known, such as that of tokens, makes
