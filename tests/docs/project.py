@@ -65,6 +65,7 @@ class Project:
             "console": self._console,
             "proto": self._proto,
             "go": self._compiled_elsewhere,
+            "ts": self._compiled_elsewhere,
         }
         if block.kind not in kinds:
             pytest.fail(f"{block.place}: a block is one of {', '.join(kinds)}, not {block.kind!r}.", pytrace=False)
