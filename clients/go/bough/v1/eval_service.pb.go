@@ -640,6 +640,89 @@ func (x *CancelEvaluationResponse) GetEvaluation() *Evaluation {
 	return nil
 }
 
+// Deletes an evaluation.
+type DeleteEvaluationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The evaluation. Unknown, or another tenant's: NOT_FOUND.
+	EvaluationId  string `protobuf:"bytes,1,opt,name=evaluation_id,json=evaluationId,proto3" json:"evaluation_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteEvaluationRequest) Reset() {
+	*x = DeleteEvaluationRequest{}
+	mi := &file_bough_v1_eval_service_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteEvaluationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteEvaluationRequest) ProtoMessage() {}
+
+func (x *DeleteEvaluationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_service_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteEvaluationRequest.ProtoReflect.Descriptor instead.
+func (*DeleteEvaluationRequest) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *DeleteEvaluationRequest) GetEvaluationId() string {
+	if x != nil {
+		return x.EvaluationId
+	}
+	return ""
+}
+
+// The evaluation is deleted.
+type DeleteEvaluationResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteEvaluationResponse) Reset() {
+	*x = DeleteEvaluationResponse{}
+	mi := &file_bough_v1_eval_service_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteEvaluationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteEvaluationResponse) ProtoMessage() {}
+
+func (x *DeleteEvaluationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_service_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteEvaluationResponse.ProtoReflect.Descriptor instead.
+func (*DeleteEvaluationResponse) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{11}
+}
+
 // Asks for an evaluation.
 type GetEvaluationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -655,7 +738,7 @@ type GetEvaluationRequest struct {
 
 func (x *GetEvaluationRequest) Reset() {
 	*x = GetEvaluationRequest{}
-	mi := &file_bough_v1_eval_service_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -667,7 +750,7 @@ func (x *GetEvaluationRequest) String() string {
 func (*GetEvaluationRequest) ProtoMessage() {}
 
 func (x *GetEvaluationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_service_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -680,7 +763,7 @@ func (x *GetEvaluationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEvaluationRequest.ProtoReflect.Descriptor instead.
 func (*GetEvaluationRequest) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{10}
+	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetEvaluationRequest) GetEvaluationId() string {
@@ -709,7 +792,9 @@ type GetEvaluationResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The evaluation.
 	Evaluation *Evaluation `protobuf:"bytes,1,opt,name=evaluation,proto3" json:"evaluation,omitempty"`
-	// What it found so far: everything but the cases, and this page of them.
+	// What it found so far: everything but the cases, and this page of them. At most 4 MiB: of the runs of one case that do not fit, trees
+	// are left out, then turns, scores and reasons, so that the last of many may have nothing but their status and usage. The case's
+	// verdict, metrics and statistics are those of all of its runs.
 	Result *EvalResult `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`
 	// The token of the next page of cases; empty on the last one.
 	NextPageToken string `protobuf:"bytes,3,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
@@ -719,7 +804,7 @@ type GetEvaluationResponse struct {
 
 func (x *GetEvaluationResponse) Reset() {
 	*x = GetEvaluationResponse{}
-	mi := &file_bough_v1_eval_service_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -731,7 +816,7 @@ func (x *GetEvaluationResponse) String() string {
 func (*GetEvaluationResponse) ProtoMessage() {}
 
 func (x *GetEvaluationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_service_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -744,7 +829,7 @@ func (x *GetEvaluationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEvaluationResponse.ProtoReflect.Descriptor instead.
 func (*GetEvaluationResponse) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{11}
+	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetEvaluationResponse) GetEvaluation() *Evaluation {
@@ -785,7 +870,7 @@ type EvaluationFilter struct {
 
 func (x *EvaluationFilter) Reset() {
 	*x = EvaluationFilter{}
-	mi := &file_bough_v1_eval_service_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -797,7 +882,7 @@ func (x *EvaluationFilter) String() string {
 func (*EvaluationFilter) ProtoMessage() {}
 
 func (x *EvaluationFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_service_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -810,7 +895,7 @@ func (x *EvaluationFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluationFilter.ProtoReflect.Descriptor instead.
 func (*EvaluationFilter) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *EvaluationFilter) GetSetName() string {
@@ -856,7 +941,7 @@ type ListEvaluationsRequest struct {
 
 func (x *ListEvaluationsRequest) Reset() {
 	*x = ListEvaluationsRequest{}
-	mi := &file_bough_v1_eval_service_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -868,7 +953,7 @@ func (x *ListEvaluationsRequest) String() string {
 func (*ListEvaluationsRequest) ProtoMessage() {}
 
 func (x *ListEvaluationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_service_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -881,7 +966,7 @@ func (x *ListEvaluationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEvaluationsRequest.ProtoReflect.Descriptor instead.
 func (*ListEvaluationsRequest) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListEvaluationsRequest) GetPageSize() int32 {
@@ -918,7 +1003,7 @@ type ListEvaluationsResponse struct {
 
 func (x *ListEvaluationsResponse) Reset() {
 	*x = ListEvaluationsResponse{}
-	mi := &file_bough_v1_eval_service_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -930,7 +1015,7 @@ func (x *ListEvaluationsResponse) String() string {
 func (*ListEvaluationsResponse) ProtoMessage() {}
 
 func (x *ListEvaluationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_service_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -943,7 +1028,7 @@ func (x *ListEvaluationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEvaluationsResponse.ProtoReflect.Descriptor instead.
 func (*ListEvaluationsResponse) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{14}
+	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListEvaluationsResponse) GetEvaluations() []*Evaluation {
@@ -976,7 +1061,7 @@ type EvalSource struct {
 
 func (x *EvalSource) Reset() {
 	*x = EvalSource{}
-	mi := &file_bough_v1_eval_service_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -988,7 +1073,7 @@ func (x *EvalSource) String() string {
 func (*EvalSource) ProtoMessage() {}
 
 func (x *EvalSource) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_service_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1001,7 +1086,7 @@ func (x *EvalSource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalSource.ProtoReflect.Descriptor instead.
 func (*EvalSource) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{15}
+	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EvalSource) GetSource() isEvalSource_Source {
@@ -1060,7 +1145,7 @@ type CompareEvaluationsRequest struct {
 
 func (x *CompareEvaluationsRequest) Reset() {
 	*x = CompareEvaluationsRequest{}
-	mi := &file_bough_v1_eval_service_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1072,7 +1157,7 @@ func (x *CompareEvaluationsRequest) String() string {
 func (*CompareEvaluationsRequest) ProtoMessage() {}
 
 func (x *CompareEvaluationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_service_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1085,7 +1170,7 @@ func (x *CompareEvaluationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompareEvaluationsRequest.ProtoReflect.Descriptor instead.
 func (*CompareEvaluationsRequest) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{16}
+	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CompareEvaluationsRequest) GetBaseline() *EvalSource {
@@ -1105,7 +1190,8 @@ func (x *CompareEvaluationsRequest) GetCandidate() *EvalSource {
 // How two results differ.
 type CompareEvaluationsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The differences.
+	// The differences. At most 4 MiB: from the last case on, the differences of trees are left out that do not fit, then the changes of
+	// metrics; and pins_changed has at most 500 sentences.
 	Comparison    *EvalComparison `protobuf:"bytes,1,opt,name=comparison,proto3" json:"comparison,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1113,7 +1199,7 @@ type CompareEvaluationsResponse struct {
 
 func (x *CompareEvaluationsResponse) Reset() {
 	*x = CompareEvaluationsResponse{}
-	mi := &file_bough_v1_eval_service_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1125,7 +1211,7 @@ func (x *CompareEvaluationsResponse) String() string {
 func (*CompareEvaluationsResponse) ProtoMessage() {}
 
 func (x *CompareEvaluationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_service_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1138,7 +1224,7 @@ func (x *CompareEvaluationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompareEvaluationsResponse.ProtoReflect.Descriptor instead.
 func (*CompareEvaluationsResponse) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{17}
+	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CompareEvaluationsResponse) GetComparison() *EvalComparison {
@@ -1161,7 +1247,7 @@ type RunRef struct {
 
 func (x *RunRef) Reset() {
 	*x = RunRef{}
-	mi := &file_bough_v1_eval_service_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1173,7 +1259,7 @@ func (x *RunRef) String() string {
 func (*RunRef) ProtoMessage() {}
 
 func (x *RunRef) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_service_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1186,7 +1272,7 @@ func (x *RunRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRef.ProtoReflect.Descriptor instead.
 func (*RunRef) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{18}
+	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RunRef) GetRunId() string {
@@ -1219,7 +1305,7 @@ type InvocationSource struct {
 
 func (x *InvocationSource) Reset() {
 	*x = InvocationSource{}
-	mi := &file_bough_v1_eval_service_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1231,7 +1317,7 @@ func (x *InvocationSource) String() string {
 func (*InvocationSource) ProtoMessage() {}
 
 func (x *InvocationSource) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_service_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1244,7 +1330,7 @@ func (x *InvocationSource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvocationSource.ProtoReflect.Descriptor instead.
 func (*InvocationSource) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{19}
+	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *InvocationSource) GetSource() isInvocationSource_Source {
@@ -1306,7 +1392,7 @@ type ScoreInvocationsRequest struct {
 
 func (x *ScoreInvocationsRequest) Reset() {
 	*x = ScoreInvocationsRequest{}
-	mi := &file_bough_v1_eval_service_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1404,7 @@ func (x *ScoreInvocationsRequest) String() string {
 func (*ScoreInvocationsRequest) ProtoMessage() {}
 
 func (x *ScoreInvocationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_service_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1417,7 @@ func (x *ScoreInvocationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScoreInvocationsRequest.ProtoReflect.Descriptor instead.
 func (*ScoreInvocationsRequest) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{20}
+	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ScoreInvocationsRequest) GetInvocations() []*InvocationSource {
@@ -1369,7 +1455,7 @@ type ScoreInvocationsResponse struct {
 
 func (x *ScoreInvocationsResponse) Reset() {
 	*x = ScoreInvocationsResponse{}
-	mi := &file_bough_v1_eval_service_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1381,7 +1467,7 @@ func (x *ScoreInvocationsResponse) String() string {
 func (*ScoreInvocationsResponse) ProtoMessage() {}
 
 func (x *ScoreInvocationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_service_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1394,7 +1480,7 @@ func (x *ScoreInvocationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScoreInvocationsResponse.ProtoReflect.Descriptor instead.
 func (*ScoreInvocationsResponse) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{21}
+	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ScoreInvocationsResponse) GetResult() *EvalResult {
@@ -1417,7 +1503,7 @@ type DiffInvocationsRequest struct {
 
 func (x *DiffInvocationsRequest) Reset() {
 	*x = DiffInvocationsRequest{}
-	mi := &file_bough_v1_eval_service_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1429,7 +1515,7 @@ func (x *DiffInvocationsRequest) String() string {
 func (*DiffInvocationsRequest) ProtoMessage() {}
 
 func (x *DiffInvocationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_service_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1442,7 +1528,7 @@ func (x *DiffInvocationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffInvocationsRequest.ProtoReflect.Descriptor instead.
 func (*DiffInvocationsRequest) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{22}
+	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DiffInvocationsRequest) GetLeft() *InvocationSource {
@@ -1470,7 +1556,7 @@ type DiffInvocationsResponse struct {
 
 func (x *DiffInvocationsResponse) Reset() {
 	*x = DiffInvocationsResponse{}
-	mi := &file_bough_v1_eval_service_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1482,7 +1568,7 @@ func (x *DiffInvocationsResponse) String() string {
 func (*DiffInvocationsResponse) ProtoMessage() {}
 
 func (x *DiffInvocationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_service_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1495,7 +1581,7 @@ func (x *DiffInvocationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffInvocationsResponse.ProtoReflect.Descriptor instead.
 func (*DiffInvocationsResponse) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{23}
+	return file_bough_v1_eval_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DiffInvocationsResponse) GetDiff() *InvocationDiff {
@@ -1559,7 +1645,10 @@ const file_bough_v1_eval_service_proto_rawDesc = "" +
 	"\x18CancelEvaluationResponse\x124\n" +
 	"\n" +
 	"evaluation\x18\x01 \x01(\v2\x14.bough.v1.EvaluationR\n" +
-	"evaluation\"w\n" +
+	"evaluation\">\n" +
+	"\x17DeleteEvaluationRequest\x12#\n" +
+	"\revaluation_id\x18\x01 \x01(\tR\fevaluationId\"\x1a\n" +
+	"\x18DeleteEvaluationResponse\"w\n" +
 	"\x14GetEvaluationRequest\x12#\n" +
 	"\revaluation_id\x18\x01 \x01(\tR\fevaluationId\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
@@ -1618,13 +1707,14 @@ const file_bough_v1_eval_service_proto_rawDesc = "" +
 	"\x04left\x18\x01 \x01(\v2\x1a.bough.v1.InvocationSourceR\x04left\x120\n" +
 	"\x05right\x18\x02 \x01(\v2\x1a.bough.v1.InvocationSourceR\x05right\"G\n" +
 	"\x17DiffInvocationsResponse\x12,\n" +
-	"\x04diff\x18\x01 \x01(\v2\x18.bough.v1.InvocationDiffR\x04diff2\xf1\x06\n" +
+	"\x04diff\x18\x01 \x01(\v2\x18.bough.v1.InvocationDiffR\x04diff2\xcc\a\n" +
 	"\vEvalService\x12P\n" +
 	"\rGetInvocation\x12\x1e.bough.v1.GetInvocationRequest\x1a\x1f.bough.v1.GetInvocationResponse\x12X\n" +
 	"\x0fAggregateEvents\x12 .bough.v1.AggregateEventsRequest\x1a!.bough.v1.AggregateEventsResponse(\x01\x12C\n" +
 	"\bEvaluate\x12\x19.bough.v1.EvaluateRequest\x1a\x1a.bough.v1.EvaluateResponse0\x01\x12X\n" +
 	"\x0fWatchEvaluation\x12 .bough.v1.WatchEvaluationRequest\x1a!.bough.v1.WatchEvaluationResponse0\x01\x12Y\n" +
-	"\x10CancelEvaluation\x12!.bough.v1.CancelEvaluationRequest\x1a\".bough.v1.CancelEvaluationResponse\x12P\n" +
+	"\x10CancelEvaluation\x12!.bough.v1.CancelEvaluationRequest\x1a\".bough.v1.CancelEvaluationResponse\x12Y\n" +
+	"\x10DeleteEvaluation\x12!.bough.v1.DeleteEvaluationRequest\x1a\".bough.v1.DeleteEvaluationResponse\x12P\n" +
 	"\rGetEvaluation\x12\x1e.bough.v1.GetEvaluationRequest\x1a\x1f.bough.v1.GetEvaluationResponse\x12V\n" +
 	"\x0fListEvaluations\x12 .bough.v1.ListEvaluationsRequest\x1a!.bough.v1.ListEvaluationsResponse\x12_\n" +
 	"\x12CompareEvaluations\x12#.bough.v1.CompareEvaluationsRequest\x1a$.bough.v1.CompareEvaluationsResponse\x12Y\n" +
@@ -1644,7 +1734,7 @@ func file_bough_v1_eval_service_proto_rawDescGZIP() []byte {
 	return file_bough_v1_eval_service_proto_rawDescData
 }
 
-var file_bough_v1_eval_service_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_bough_v1_eval_service_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_bough_v1_eval_service_proto_goTypes = []any{
 	(*GetInvocationRequest)(nil),       // 0: bough.v1.GetInvocationRequest
 	(*GetInvocationResponse)(nil),      // 1: bough.v1.GetInvocationResponse
@@ -1656,95 +1746,99 @@ var file_bough_v1_eval_service_proto_goTypes = []any{
 	(*WatchEvaluationResponse)(nil),    // 7: bough.v1.WatchEvaluationResponse
 	(*CancelEvaluationRequest)(nil),    // 8: bough.v1.CancelEvaluationRequest
 	(*CancelEvaluationResponse)(nil),   // 9: bough.v1.CancelEvaluationResponse
-	(*GetEvaluationRequest)(nil),       // 10: bough.v1.GetEvaluationRequest
-	(*GetEvaluationResponse)(nil),      // 11: bough.v1.GetEvaluationResponse
-	(*EvaluationFilter)(nil),           // 12: bough.v1.EvaluationFilter
-	(*ListEvaluationsRequest)(nil),     // 13: bough.v1.ListEvaluationsRequest
-	(*ListEvaluationsResponse)(nil),    // 14: bough.v1.ListEvaluationsResponse
-	(*EvalSource)(nil),                 // 15: bough.v1.EvalSource
-	(*CompareEvaluationsRequest)(nil),  // 16: bough.v1.CompareEvaluationsRequest
-	(*CompareEvaluationsResponse)(nil), // 17: bough.v1.CompareEvaluationsResponse
-	(*RunRef)(nil),                     // 18: bough.v1.RunRef
-	(*InvocationSource)(nil),           // 19: bough.v1.InvocationSource
-	(*ScoreInvocationsRequest)(nil),    // 20: bough.v1.ScoreInvocationsRequest
-	(*ScoreInvocationsResponse)(nil),   // 21: bough.v1.ScoreInvocationsResponse
-	(*DiffInvocationsRequest)(nil),     // 22: bough.v1.DiffInvocationsRequest
-	(*DiffInvocationsResponse)(nil),    // 23: bough.v1.DiffInvocationsResponse
-	nil,                                // 24: bough.v1.EvaluateRequest.LabelsEntry
-	nil,                                // 25: bough.v1.EvaluationFilter.LabelsEntry
-	(*InvocationOptions)(nil),          // 26: bough.v1.InvocationOptions
-	(*Invocation)(nil),                 // 27: bough.v1.Invocation
-	(*AgentEvent)(nil),                 // 28: bough.v1.AgentEvent
-	(*EvalSet)(nil),                    // 29: bough.v1.EvalSet
-	(*AgentDefinition)(nil),            // 30: bough.v1.AgentDefinition
-	(*Limits)(nil),                     // 31: bough.v1.Limits
-	(*durationpb.Duration)(nil),        // 32: google.protobuf.Duration
-	(*EvaluationEventBatch)(nil),       // 33: bough.v1.EvaluationEventBatch
-	(*Evaluation)(nil),                 // 34: bough.v1.Evaluation
-	(*EvalResult)(nil),                 // 35: bough.v1.EvalResult
-	(ExecutionState)(0),                // 36: bough.v1.ExecutionState
-	(*EvalComparison)(nil),             // 37: bough.v1.EvalComparison
-	(*Expectation)(nil),                // 38: bough.v1.Expectation
-	(*Metric)(nil),                     // 39: bough.v1.Metric
-	(*InvocationDiff)(nil),             // 40: bough.v1.InvocationDiff
+	(*DeleteEvaluationRequest)(nil),    // 10: bough.v1.DeleteEvaluationRequest
+	(*DeleteEvaluationResponse)(nil),   // 11: bough.v1.DeleteEvaluationResponse
+	(*GetEvaluationRequest)(nil),       // 12: bough.v1.GetEvaluationRequest
+	(*GetEvaluationResponse)(nil),      // 13: bough.v1.GetEvaluationResponse
+	(*EvaluationFilter)(nil),           // 14: bough.v1.EvaluationFilter
+	(*ListEvaluationsRequest)(nil),     // 15: bough.v1.ListEvaluationsRequest
+	(*ListEvaluationsResponse)(nil),    // 16: bough.v1.ListEvaluationsResponse
+	(*EvalSource)(nil),                 // 17: bough.v1.EvalSource
+	(*CompareEvaluationsRequest)(nil),  // 18: bough.v1.CompareEvaluationsRequest
+	(*CompareEvaluationsResponse)(nil), // 19: bough.v1.CompareEvaluationsResponse
+	(*RunRef)(nil),                     // 20: bough.v1.RunRef
+	(*InvocationSource)(nil),           // 21: bough.v1.InvocationSource
+	(*ScoreInvocationsRequest)(nil),    // 22: bough.v1.ScoreInvocationsRequest
+	(*ScoreInvocationsResponse)(nil),   // 23: bough.v1.ScoreInvocationsResponse
+	(*DiffInvocationsRequest)(nil),     // 24: bough.v1.DiffInvocationsRequest
+	(*DiffInvocationsResponse)(nil),    // 25: bough.v1.DiffInvocationsResponse
+	nil,                                // 26: bough.v1.EvaluateRequest.LabelsEntry
+	nil,                                // 27: bough.v1.EvaluationFilter.LabelsEntry
+	(*InvocationOptions)(nil),          // 28: bough.v1.InvocationOptions
+	(*Invocation)(nil),                 // 29: bough.v1.Invocation
+	(*AgentEvent)(nil),                 // 30: bough.v1.AgentEvent
+	(*EvalSet)(nil),                    // 31: bough.v1.EvalSet
+	(*AgentDefinition)(nil),            // 32: bough.v1.AgentDefinition
+	(*Limits)(nil),                     // 33: bough.v1.Limits
+	(*durationpb.Duration)(nil),        // 34: google.protobuf.Duration
+	(*EvaluationEventBatch)(nil),       // 35: bough.v1.EvaluationEventBatch
+	(*Evaluation)(nil),                 // 36: bough.v1.Evaluation
+	(*EvalResult)(nil),                 // 37: bough.v1.EvalResult
+	(ExecutionState)(0),                // 38: bough.v1.ExecutionState
+	(*EvalComparison)(nil),             // 39: bough.v1.EvalComparison
+	(*Expectation)(nil),                // 40: bough.v1.Expectation
+	(*Metric)(nil),                     // 41: bough.v1.Metric
+	(*InvocationDiff)(nil),             // 42: bough.v1.InvocationDiff
 }
 var file_bough_v1_eval_service_proto_depIdxs = []int32{
-	26, // 0: bough.v1.GetInvocationRequest.options:type_name -> bough.v1.InvocationOptions
-	27, // 1: bough.v1.GetInvocationResponse.invocation:type_name -> bough.v1.Invocation
-	28, // 2: bough.v1.AggregateEventsRequest.events:type_name -> bough.v1.AgentEvent
-	26, // 3: bough.v1.AggregateEventsRequest.options:type_name -> bough.v1.InvocationOptions
-	27, // 4: bough.v1.AggregateEventsResponse.invocation:type_name -> bough.v1.Invocation
-	29, // 5: bough.v1.EvaluateRequest.set:type_name -> bough.v1.EvalSet
-	30, // 6: bough.v1.EvaluateRequest.definitions:type_name -> bough.v1.AgentDefinition
-	31, // 7: bough.v1.EvaluateRequest.budget:type_name -> bough.v1.Limits
-	15, // 8: bough.v1.EvaluateRequest.baseline:type_name -> bough.v1.EvalSource
-	24, // 9: bough.v1.EvaluateRequest.labels:type_name -> bough.v1.EvaluateRequest.LabelsEntry
-	32, // 10: bough.v1.EvaluateRequest.heartbeat_interval:type_name -> google.protobuf.Duration
-	33, // 11: bough.v1.EvaluateResponse.batch:type_name -> bough.v1.EvaluationEventBatch
-	32, // 12: bough.v1.WatchEvaluationRequest.heartbeat_interval:type_name -> google.protobuf.Duration
-	33, // 13: bough.v1.WatchEvaluationResponse.batch:type_name -> bough.v1.EvaluationEventBatch
-	34, // 14: bough.v1.CancelEvaluationResponse.evaluation:type_name -> bough.v1.Evaluation
-	34, // 15: bough.v1.GetEvaluationResponse.evaluation:type_name -> bough.v1.Evaluation
-	35, // 16: bough.v1.GetEvaluationResponse.result:type_name -> bough.v1.EvalResult
-	36, // 17: bough.v1.EvaluationFilter.states:type_name -> bough.v1.ExecutionState
-	25, // 18: bough.v1.EvaluationFilter.labels:type_name -> bough.v1.EvaluationFilter.LabelsEntry
-	12, // 19: bough.v1.ListEvaluationsRequest.filter:type_name -> bough.v1.EvaluationFilter
-	34, // 20: bough.v1.ListEvaluationsResponse.evaluations:type_name -> bough.v1.Evaluation
-	35, // 21: bough.v1.EvalSource.result:type_name -> bough.v1.EvalResult
-	15, // 22: bough.v1.CompareEvaluationsRequest.baseline:type_name -> bough.v1.EvalSource
-	15, // 23: bough.v1.CompareEvaluationsRequest.candidate:type_name -> bough.v1.EvalSource
-	37, // 24: bough.v1.CompareEvaluationsResponse.comparison:type_name -> bough.v1.EvalComparison
-	18, // 25: bough.v1.InvocationSource.run:type_name -> bough.v1.RunRef
-	27, // 26: bough.v1.InvocationSource.invocation:type_name -> bough.v1.Invocation
-	19, // 27: bough.v1.ScoreInvocationsRequest.invocations:type_name -> bough.v1.InvocationSource
-	38, // 28: bough.v1.ScoreInvocationsRequest.expect:type_name -> bough.v1.Expectation
-	39, // 29: bough.v1.ScoreInvocationsRequest.metrics:type_name -> bough.v1.Metric
-	35, // 30: bough.v1.ScoreInvocationsResponse.result:type_name -> bough.v1.EvalResult
-	19, // 31: bough.v1.DiffInvocationsRequest.left:type_name -> bough.v1.InvocationSource
-	19, // 32: bough.v1.DiffInvocationsRequest.right:type_name -> bough.v1.InvocationSource
-	40, // 33: bough.v1.DiffInvocationsResponse.diff:type_name -> bough.v1.InvocationDiff
+	28, // 0: bough.v1.GetInvocationRequest.options:type_name -> bough.v1.InvocationOptions
+	29, // 1: bough.v1.GetInvocationResponse.invocation:type_name -> bough.v1.Invocation
+	30, // 2: bough.v1.AggregateEventsRequest.events:type_name -> bough.v1.AgentEvent
+	28, // 3: bough.v1.AggregateEventsRequest.options:type_name -> bough.v1.InvocationOptions
+	29, // 4: bough.v1.AggregateEventsResponse.invocation:type_name -> bough.v1.Invocation
+	31, // 5: bough.v1.EvaluateRequest.set:type_name -> bough.v1.EvalSet
+	32, // 6: bough.v1.EvaluateRequest.definitions:type_name -> bough.v1.AgentDefinition
+	33, // 7: bough.v1.EvaluateRequest.budget:type_name -> bough.v1.Limits
+	17, // 8: bough.v1.EvaluateRequest.baseline:type_name -> bough.v1.EvalSource
+	26, // 9: bough.v1.EvaluateRequest.labels:type_name -> bough.v1.EvaluateRequest.LabelsEntry
+	34, // 10: bough.v1.EvaluateRequest.heartbeat_interval:type_name -> google.protobuf.Duration
+	35, // 11: bough.v1.EvaluateResponse.batch:type_name -> bough.v1.EvaluationEventBatch
+	34, // 12: bough.v1.WatchEvaluationRequest.heartbeat_interval:type_name -> google.protobuf.Duration
+	35, // 13: bough.v1.WatchEvaluationResponse.batch:type_name -> bough.v1.EvaluationEventBatch
+	36, // 14: bough.v1.CancelEvaluationResponse.evaluation:type_name -> bough.v1.Evaluation
+	36, // 15: bough.v1.GetEvaluationResponse.evaluation:type_name -> bough.v1.Evaluation
+	37, // 16: bough.v1.GetEvaluationResponse.result:type_name -> bough.v1.EvalResult
+	38, // 17: bough.v1.EvaluationFilter.states:type_name -> bough.v1.ExecutionState
+	27, // 18: bough.v1.EvaluationFilter.labels:type_name -> bough.v1.EvaluationFilter.LabelsEntry
+	14, // 19: bough.v1.ListEvaluationsRequest.filter:type_name -> bough.v1.EvaluationFilter
+	36, // 20: bough.v1.ListEvaluationsResponse.evaluations:type_name -> bough.v1.Evaluation
+	37, // 21: bough.v1.EvalSource.result:type_name -> bough.v1.EvalResult
+	17, // 22: bough.v1.CompareEvaluationsRequest.baseline:type_name -> bough.v1.EvalSource
+	17, // 23: bough.v1.CompareEvaluationsRequest.candidate:type_name -> bough.v1.EvalSource
+	39, // 24: bough.v1.CompareEvaluationsResponse.comparison:type_name -> bough.v1.EvalComparison
+	20, // 25: bough.v1.InvocationSource.run:type_name -> bough.v1.RunRef
+	29, // 26: bough.v1.InvocationSource.invocation:type_name -> bough.v1.Invocation
+	21, // 27: bough.v1.ScoreInvocationsRequest.invocations:type_name -> bough.v1.InvocationSource
+	40, // 28: bough.v1.ScoreInvocationsRequest.expect:type_name -> bough.v1.Expectation
+	41, // 29: bough.v1.ScoreInvocationsRequest.metrics:type_name -> bough.v1.Metric
+	37, // 30: bough.v1.ScoreInvocationsResponse.result:type_name -> bough.v1.EvalResult
+	21, // 31: bough.v1.DiffInvocationsRequest.left:type_name -> bough.v1.InvocationSource
+	21, // 32: bough.v1.DiffInvocationsRequest.right:type_name -> bough.v1.InvocationSource
+	42, // 33: bough.v1.DiffInvocationsResponse.diff:type_name -> bough.v1.InvocationDiff
 	0,  // 34: bough.v1.EvalService.GetInvocation:input_type -> bough.v1.GetInvocationRequest
 	2,  // 35: bough.v1.EvalService.AggregateEvents:input_type -> bough.v1.AggregateEventsRequest
 	4,  // 36: bough.v1.EvalService.Evaluate:input_type -> bough.v1.EvaluateRequest
 	6,  // 37: bough.v1.EvalService.WatchEvaluation:input_type -> bough.v1.WatchEvaluationRequest
 	8,  // 38: bough.v1.EvalService.CancelEvaluation:input_type -> bough.v1.CancelEvaluationRequest
-	10, // 39: bough.v1.EvalService.GetEvaluation:input_type -> bough.v1.GetEvaluationRequest
-	13, // 40: bough.v1.EvalService.ListEvaluations:input_type -> bough.v1.ListEvaluationsRequest
-	16, // 41: bough.v1.EvalService.CompareEvaluations:input_type -> bough.v1.CompareEvaluationsRequest
-	20, // 42: bough.v1.EvalService.ScoreInvocations:input_type -> bough.v1.ScoreInvocationsRequest
-	22, // 43: bough.v1.EvalService.DiffInvocations:input_type -> bough.v1.DiffInvocationsRequest
-	1,  // 44: bough.v1.EvalService.GetInvocation:output_type -> bough.v1.GetInvocationResponse
-	3,  // 45: bough.v1.EvalService.AggregateEvents:output_type -> bough.v1.AggregateEventsResponse
-	5,  // 46: bough.v1.EvalService.Evaluate:output_type -> bough.v1.EvaluateResponse
-	7,  // 47: bough.v1.EvalService.WatchEvaluation:output_type -> bough.v1.WatchEvaluationResponse
-	9,  // 48: bough.v1.EvalService.CancelEvaluation:output_type -> bough.v1.CancelEvaluationResponse
-	11, // 49: bough.v1.EvalService.GetEvaluation:output_type -> bough.v1.GetEvaluationResponse
-	14, // 50: bough.v1.EvalService.ListEvaluations:output_type -> bough.v1.ListEvaluationsResponse
-	17, // 51: bough.v1.EvalService.CompareEvaluations:output_type -> bough.v1.CompareEvaluationsResponse
-	21, // 52: bough.v1.EvalService.ScoreInvocations:output_type -> bough.v1.ScoreInvocationsResponse
-	23, // 53: bough.v1.EvalService.DiffInvocations:output_type -> bough.v1.DiffInvocationsResponse
-	44, // [44:54] is the sub-list for method output_type
-	34, // [34:44] is the sub-list for method input_type
+	10, // 39: bough.v1.EvalService.DeleteEvaluation:input_type -> bough.v1.DeleteEvaluationRequest
+	12, // 40: bough.v1.EvalService.GetEvaluation:input_type -> bough.v1.GetEvaluationRequest
+	15, // 41: bough.v1.EvalService.ListEvaluations:input_type -> bough.v1.ListEvaluationsRequest
+	18, // 42: bough.v1.EvalService.CompareEvaluations:input_type -> bough.v1.CompareEvaluationsRequest
+	22, // 43: bough.v1.EvalService.ScoreInvocations:input_type -> bough.v1.ScoreInvocationsRequest
+	24, // 44: bough.v1.EvalService.DiffInvocations:input_type -> bough.v1.DiffInvocationsRequest
+	1,  // 45: bough.v1.EvalService.GetInvocation:output_type -> bough.v1.GetInvocationResponse
+	3,  // 46: bough.v1.EvalService.AggregateEvents:output_type -> bough.v1.AggregateEventsResponse
+	5,  // 47: bough.v1.EvalService.Evaluate:output_type -> bough.v1.EvaluateResponse
+	7,  // 48: bough.v1.EvalService.WatchEvaluation:output_type -> bough.v1.WatchEvaluationResponse
+	9,  // 49: bough.v1.EvalService.CancelEvaluation:output_type -> bough.v1.CancelEvaluationResponse
+	11, // 50: bough.v1.EvalService.DeleteEvaluation:output_type -> bough.v1.DeleteEvaluationResponse
+	13, // 51: bough.v1.EvalService.GetEvaluation:output_type -> bough.v1.GetEvaluationResponse
+	16, // 52: bough.v1.EvalService.ListEvaluations:output_type -> bough.v1.ListEvaluationsResponse
+	19, // 53: bough.v1.EvalService.CompareEvaluations:output_type -> bough.v1.CompareEvaluationsResponse
+	23, // 54: bough.v1.EvalService.ScoreInvocations:output_type -> bough.v1.ScoreInvocationsResponse
+	25, // 55: bough.v1.EvalService.DiffInvocations:output_type -> bough.v1.DiffInvocationsResponse
+	45, // [45:56] is the sub-list for method output_type
+	34, // [34:45] is the sub-list for method input_type
 	34, // [34:34] is the sub-list for extension type_name
 	34, // [34:34] is the sub-list for extension extendee
 	0,  // [0:34] is the sub-list for field type_name
@@ -1764,11 +1858,11 @@ func file_bough_v1_eval_service_proto_init() {
 	file_bough_v1_invocation_proto_init()
 	file_bough_v1_policy_proto_init()
 	file_bough_v1_eval_service_proto_msgTypes[4].OneofWrappers = []any{}
-	file_bough_v1_eval_service_proto_msgTypes[15].OneofWrappers = []any{
+	file_bough_v1_eval_service_proto_msgTypes[17].OneofWrappers = []any{
 		(*EvalSource_EvaluationId)(nil),
 		(*EvalSource_Result)(nil),
 	}
-	file_bough_v1_eval_service_proto_msgTypes[19].OneofWrappers = []any{
+	file_bough_v1_eval_service_proto_msgTypes[21].OneofWrappers = []any{
 		(*InvocationSource_Run)(nil),
 		(*InvocationSource_Invocation)(nil),
 	}
@@ -1778,7 +1872,7 @@ func file_bough_v1_eval_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_eval_service_proto_rawDesc), len(file_bough_v1_eval_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   26,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

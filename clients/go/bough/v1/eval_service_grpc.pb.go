@@ -26,6 +26,7 @@ const (
 	EvalService_Evaluate_FullMethodName           = "/bough.v1.EvalService/Evaluate"
 	EvalService_WatchEvaluation_FullMethodName    = "/bough.v1.EvalService/WatchEvaluation"
 	EvalService_CancelEvaluation_FullMethodName   = "/bough.v1.EvalService/CancelEvaluation"
+	EvalService_DeleteEvaluation_FullMethodName   = "/bough.v1.EvalService/DeleteEvaluation"
 	EvalService_GetEvaluation_FullMethodName      = "/bough.v1.EvalService/GetEvaluation"
 	EvalService_ListEvaluations_FullMethodName    = "/bough.v1.EvalService/ListEvaluations"
 	EvalService_CompareEvaluations_FullMethodName = "/bough.v1.EvalService/CompareEvaluations"
@@ -63,6 +64,9 @@ type EvalServiceClient interface {
 	// Cancels an evaluation: its runs are cancelled, and no further ones begin. The cancellation is durable when this returns. An
 	// evaluation that has ended is not changed, and the call succeeds.
 	CancelEvaluation(ctx context.Context, in *CancelEvaluationRequest, opts ...grpc.CallOption) (*CancelEvaluationResponse, error)
+	// Deletes an evaluation that has ended, with its log and its result; one that has not is INVALID_ARGUMENT: cancel it first. Its runs
+	// are kept: DeleteSession deletes them, with the sessions that they are in. Its request_id can be used again.
+	DeleteEvaluation(ctx context.Context, in *DeleteEvaluationRequest, opts ...grpc.CallOption) (*DeleteEvaluationResponse, error)
 	// Returns an evaluation with a page of what it found.
 	GetEvaluation(ctx context.Context, in *GetEvaluationRequest, opts ...grpc.CallOption) (*GetEvaluationResponse, error)
 	// Lists evaluations, newest first.
@@ -154,6 +158,16 @@ func (c *evalServiceClient) CancelEvaluation(ctx context.Context, in *CancelEval
 	return out, nil
 }
 
+func (c *evalServiceClient) DeleteEvaluation(ctx context.Context, in *DeleteEvaluationRequest, opts ...grpc.CallOption) (*DeleteEvaluationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteEvaluationResponse)
+	err := c.cc.Invoke(ctx, EvalService_DeleteEvaluation_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *evalServiceClient) GetEvaluation(ctx context.Context, in *GetEvaluationRequest, opts ...grpc.CallOption) (*GetEvaluationResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetEvaluationResponse)
@@ -234,6 +248,9 @@ type EvalServiceServer interface {
 	// Cancels an evaluation: its runs are cancelled, and no further ones begin. The cancellation is durable when this returns. An
 	// evaluation that has ended is not changed, and the call succeeds.
 	CancelEvaluation(context.Context, *CancelEvaluationRequest) (*CancelEvaluationResponse, error)
+	// Deletes an evaluation that has ended, with its log and its result; one that has not is INVALID_ARGUMENT: cancel it first. Its runs
+	// are kept: DeleteSession deletes them, with the sessions that they are in. Its request_id can be used again.
+	DeleteEvaluation(context.Context, *DeleteEvaluationRequest) (*DeleteEvaluationResponse, error)
 	// Returns an evaluation with a page of what it found.
 	GetEvaluation(context.Context, *GetEvaluationRequest) (*GetEvaluationResponse, error)
 	// Lists evaluations, newest first.
@@ -268,6 +285,9 @@ func (UnimplementedEvalServiceServer) WatchEvaluation(*WatchEvaluationRequest, g
 }
 func (UnimplementedEvalServiceServer) CancelEvaluation(context.Context, *CancelEvaluationRequest) (*CancelEvaluationResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CancelEvaluation not implemented")
+}
+func (UnimplementedEvalServiceServer) DeleteEvaluation(context.Context, *DeleteEvaluationRequest) (*DeleteEvaluationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteEvaluation not implemented")
 }
 func (UnimplementedEvalServiceServer) GetEvaluation(context.Context, *GetEvaluationRequest) (*GetEvaluationResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetEvaluation not implemented")
@@ -366,6 +386,24 @@ func _EvalService_CancelEvaluation_Handler(srv interface{}, ctx context.Context,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(EvalServiceServer).CancelEvaluation(ctx, req.(*CancelEvaluationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EvalService_DeleteEvaluation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteEvaluationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EvalServiceServer).DeleteEvaluation(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EvalService_DeleteEvaluation_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EvalServiceServer).DeleteEvaluation(ctx, req.(*DeleteEvaluationRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -474,6 +512,10 @@ var EvalService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CancelEvaluation",
 			Handler:    _EvalService_CancelEvaluation_Handler,
+		},
+		{
+			MethodName: "DeleteEvaluation",
+			Handler:    _EvalService_DeleteEvaluation_Handler,
 		},
 		{
 			MethodName: "GetEvaluation",

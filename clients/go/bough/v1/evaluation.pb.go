@@ -454,7 +454,12 @@ type EvaluationPlanned struct {
 	// A digest of the request; empty without a request id. Opaque.
 	RequestDigest string `protobuf:"bytes,14,opt,name=request_digest,json=requestDigest,proto3" json:"request_digest,omitempty"`
 	// The user whose token started it.
-	UserId        string `protobuf:"bytes,15,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	UserId string `protobuf:"bytes,15,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// W3C trace id in hex of the caller's trace, which the runs of cases and of judges are part of, except forks; empty if the call had
+	// none: then each run begins its own.
+	TraceId string `protobuf:"bytes,16,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
+	// The caller's span in it, in hex; empty without one.
+	SpanId        string `protobuf:"bytes,17,opt,name=span_id,json=spanId,proto3" json:"span_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -590,6 +595,20 @@ func (x *EvaluationPlanned) GetRequestDigest() string {
 func (x *EvaluationPlanned) GetUserId() string {
 	if x != nil {
 		return x.UserId
+	}
+	return ""
+}
+
+func (x *EvaluationPlanned) GetTraceId() string {
+	if x != nil {
+		return x.TraceId
+	}
+	return ""
+}
+
+func (x *EvaluationPlanned) GetSpanId() string {
+	if x != nil {
+		return x.SpanId
 	}
 	return ""
 }
@@ -1183,7 +1202,7 @@ const file_bough_v1_evaluation_proto_rawDesc = "" +
 	"\x14evaluation_completed\x18\xcf\x01 \x01(\v2\x1d.bough.v1.EvaluationCompletedH\x00R\x13evaluationCompleted\x12J\n" +
 	"\x11evaluation_failed\x18\xd0\x01 \x01(\v2\x1a.bough.v1.EvaluationFailedH\x00R\x10evaluationFailed\x12S\n" +
 	"\x14evaluation_cancelled\x18\xd1\x01 \x01(\v2\x1d.bough.v1.EvaluationCancelledH\x00R\x13evaluationCancelledB\t\n" +
-	"\apayload\"\xf5\x04\n" +
+	"\apayload\"\xa9\x05\n" +
 	"\x11EvaluationPlanned\x12#\n" +
 	"\x03set\x18\x01 \x01(\v2\x11.bough.v1.EvalSetR\x03set\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x1d\n" +
@@ -1202,7 +1221,9 @@ const file_bough_v1_evaluation_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\r \x01(\tR\trequestId\x12%\n" +
 	"\x0erequest_digest\x18\x0e \x01(\tR\rrequestDigest\x12\x17\n" +
-	"\auser_id\x18\x0f \x01(\tR\x06userId\x1a9\n" +
+	"\auser_id\x18\x0f \x01(\tR\x06userId\x12\x19\n" +
+	"\btrace_id\x18\x10 \x01(\tR\atraceId\x12\x17\n" +
+	"\aspan_id\x18\x11 \x01(\tR\x06spanId\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"I\n" +
