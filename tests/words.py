@@ -92,6 +92,7 @@ FILES: Final[Mapping[str, Callable[[str], Iterator[Text]]]] = {
     "examples/**/*.yaml": yaml_texts,
     "examples/**/*.md": page_texts,
     "docs/**/*.md": page_texts,
+    "clients/curl/*.md": page_texts,
     "README.md": page_texts,
     "CHANGELOG.md": page_texts,
     # `make help` and the package index print what these say.
