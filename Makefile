@@ -55,8 +55,8 @@ test: $(STAMP) ## all tests, on every core; ARGS goes to pytest, "-n 0" for one 
 	@echo "all tests: about five minutes on two cores"
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
-wheel: $(STAMP) ## the wheel, built and installed as README says, into an empty environment
-	@$(BIN)/python -m pytest -m wheel tests/clients/test_wheel.py
+wheel: $(STAMP) ## what a release has, built and installed into empty environments: wheel, sdist, the image's commands
+	@$(BIN)/python -m pytest -m wheel tests/clients/test_wheel.py tests/release
 
 check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	$(BIN)/ruff format --check $(SOURCES)
@@ -71,6 +71,9 @@ check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
 	$(BIN)/buf build proto --path proto/bough -o "$$made/schema.binpb"; \
 	$(BIN)/buf breaking "$$made/schema.binpb" --against proto/baseline.binpb --exclude-imports
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml examples/eval/github-actions.yaml
 	@echo "proto diff: the committed stubs and the server's schema are what 'make proto' makes"
 	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
 	$(MAKE) --no-print-directory generate INTO="$$made" SCHEMA="$$made/schema.binpb"; \
