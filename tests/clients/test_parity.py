@@ -162,6 +162,18 @@ async def test_what_the_synchronous_client_reads_is_what_the_asynchronous_one_re
     assert all(seen)
 
 
+async def test_both_clients_ask_for_the_health_of_a_server(address: str) -> None:
+    def ask() -> list[bool]:
+        with Client(address) as client:
+            with pytest.raises(NotFound):
+                client.is_serving("bough.v1.NoService")
+            return [client.is_serving(), client.is_serving("bough.v1.EvalService")]
+
+    async with AsyncClient(address) as client:
+        assert [await client.is_serving(), await client.is_serving("bough.v1.EvalService")] == [True, True]
+    assert await asyncio.to_thread(ask) == [True, True]
+
+
 async def test_the_synchronous_client_changes_agents_and_sessions(address: str) -> None:
     def change() -> None:
         with Client(address) as client:

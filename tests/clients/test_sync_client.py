@@ -18,7 +18,7 @@ EVAL = eval_service_pb2.DESCRIPTOR.services_by_name["EvalService"]
 
 
 class Played:
-    """A simulated channel for the stubs, which pass `wait_for_ready`: grpc_testing's calls do not accept it."""
+    """A simulated channel for the stubs, which pass `wait_for_ready`: calls of grpc_testing do not accept it."""
 
     def __init__(self, channel: grpc_testing.Channel) -> None:
         self._channel = channel
@@ -26,7 +26,7 @@ class Played:
     def __getattr__(self, arity: str) -> Callable[..., object]:
         def made(*arguments: object, **options: object) -> Callable[..., object]:
             method = getattr(self._channel, arity)(*arguments, **options)
-            return lambda request, *, timeout, wait_for_ready: method(request, timeout=timeout)
+            return lambda request, *, timeout, wait_for_ready, metadata: method(request, timeout=timeout)
 
         return made
 

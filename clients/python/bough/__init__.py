@@ -1,5 +1,6 @@
 """Python client of Bough: runs, their events and their agent trees. The generated messages are in `bough.v1`."""
 
+from bough.agent_tree import AgentTree
 from bough.answers import approve, refuse, reply, tool_outcome
 from bough.client import AsyncClient
 from bough.collection import CollectedRun, answer_of, collect, collect_sync
@@ -39,6 +40,7 @@ __all__ = [
     "NO_REJOINING",
     "AgentFixed",
     "AgentLinked",
+    "AgentTree",
     "AgentUnusable",
     "AlreadyAnswered",
     "AlreadyExists",

@@ -2,11 +2,12 @@
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol, TypedDict, TypeVar
 
 import grpc
 from grpc import aio
 
+from bough.channel import Metadata
 from bough.errors import from_rpc_error
 from bough.rejoining import Contact
 
@@ -32,21 +33,39 @@ PAGE_SIZE = 50
 """Default: items that a list fetches at a time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
-    """Options of every unary call: `timeout` in seconds, and whether to wait for a server that is not reachable yet.
+class CallOptions(TypedDict):
+    """Options of one call, as stubs take them."""
 
-    `contact` says whether any call of the client has reached its server.
+    timeout: float | None
+    wait_for_ready: bool | None
+    metadata: Metadata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CallSettings:
+    """Settings of every call: whether to wait for a server that is not reachable yet, and what makes its metadata.
+
+    `timeout` is that of unary calls, in seconds. `contact` says whether any call of the client has reached its server.
     """
 
     timeout: float | None
     wait_for_ready: bool | None
+    metadata: Callable[[], Metadata] = tuple
     contact: Contact = field(default_factory=Contact)
+
+    def options(self, timeout: float | None) -> CallOptions:
+        """Return the options of a call that may take `timeout` seconds."""
+        return {"timeout": timeout, "wait_for_ready": self.wait_for_ready, "metadata": self.metadata()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls(_CallSettings):
+    """Unary calls and lists, with an event loop."""
 
     async def call(self, method: aio.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
         """Make a call and return its response; raises CallFailed."""
         try:
-            response = await method(request, timeout=self.timeout, wait_for_ready=self.wait_for_ready)
+            response = await method(request, **self.options(self.timeout))
         except aio.AioRpcError as error:
             raise from_rpc_error(error) from None
         self.contact.is_made = True
@@ -57,7 +76,7 @@ class Calls:
     ) -> AsyncIterator[Response]:
         """Yield the responses of a call, which may take FILE_TIMEOUT in all; raises CallFailed."""
         try:
-            async for response in method(request, timeout=FILE_TIMEOUT, wait_for_ready=self.wait_for_ready):
+            async for response in method(request, **self.options(FILE_TIMEOUT)):
                 self.contact.is_made = True
                 yield response
         except aio.AioRpcError as error:
@@ -80,17 +99,13 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyncCalls:
+class SyncCalls(_CallSettings):
     """`Calls` for programs without an event loop."""
-
-    timeout: float | None
-    wait_for_ready: bool | None
-    contact: Contact = field(default_factory=Contact)
 
     def call(self, method: "grpc.UnaryUnaryMultiCallable[Request, Response]", request: Request) -> Response:
         """Make a call and return its response; raises CallFailed."""
         try:
-            response = method(request, timeout=self.timeout, wait_for_ready=self.wait_for_ready)
+            response = method(request, **self.options(self.timeout))
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
         self.contact.is_made = True
@@ -101,7 +116,7 @@ class SyncCalls:
     ) -> Iterator[Response]:
         """Yield the responses of a call, which may take FILE_TIMEOUT in all; raises CallFailed."""
         try:
-            for response in method(request, timeout=FILE_TIMEOUT, wait_for_ready=self.wait_for_ready):
+            for response in method(request, **self.options(FILE_TIMEOUT)):
                 self.contact.is_made = True
                 yield response
         except grpc.RpcError as error:

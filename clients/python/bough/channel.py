@@ -1,10 +1,20 @@
-"""gRPC channel options for a Bough server: keepalive, reconnection, message size and retries."""
+"""Channels to a Bough server: their options, TLS and tokens."""
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Final
+import re
+from collections.abc import Callable, Iterable, Mapping
+from ipaddress import ip_address
+from typing import Final, TypeAlias
+
+import grpc
+from grpc import aio
 
 ChannelOption = tuple[str, int | str]
+
+Token: TypeAlias = str | Callable[[], str]
+"""A bearer token, or what returns the current one; it is called once for each call."""
+
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 """Default address of a server."""
@@ -73,16 +83,18 @@ _SERVICE_CONFIG: Final = {
     ]
 }
 
+_HOST: Final = re.compile(r"(?:dns:(?://[^/]*/)?|ipv[46]:)?([^][:/,]+|\[[^]]*\])(?::\d+)?")
+"""An address of one server by host and port."""
+
 CHANNEL_OPTIONS: Final[tuple[ChannelOption, ...]] = (
-    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 5_000),
-    ("grpc.max_receive_message_length", 8 * 1024 * 1024),
     ("grpc.enable_retries", 1),
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
 )
-"""Default channel options: pings as rare as the server requires, and retries of calls without a response so far.
+"""Default channel options: pings while a call is open, and retries of calls without a response so far.
 
 The reconnection backoff is bounded at 5 seconds. With gRPC's default of two minutes, streams that wait to rejoin would
 run out of patience although the server is back.
@@ -93,3 +105,49 @@ def channel_options(options: Iterable[ChannelOption] = ()) -> tuple[ChannelOptio
     """Return `CHANNEL_OPTIONS` overridden by `options`."""
     # Merged by name, because gRPC uses the first of two options of one name.
     return tuple({**dict(CHANNEL_OPTIONS), **dict(options)}.items())
+
+
+def async_channel(
+    address: str, credentials: grpc.ChannelCredentials | None, options: Iterable[ChannelOption]
+) -> aio.Channel:
+    """Return a channel of asyncio: with TLS if there are credentials, else plaintext."""
+    if credentials is None:
+        return aio.insecure_channel(address, options=channel_options(options))
+    return aio.secure_channel(address, credentials, options=channel_options(options))
+
+
+def sync_channel(
+    address: str, credentials: grpc.ChannelCredentials | None, options: Iterable[ChannelOption]
+) -> grpc.Channel:
+    """Return a channel for threads: with TLS if there are credentials, else plaintext."""
+    if credentials is None:
+        return grpc.insecure_channel(address, options=channel_options(options))
+    return grpc.secure_channel(address, credentials, options=channel_options(options))
+
+
+def token_metadata(
+    token: Token | None, address: str, credentials: grpc.ChannelCredentials | None
+) -> Callable[[], Metadata]:
+    """Return what makes the metadata of a call: the token, if there is one.
+
+    Raises ValueError for a token that would travel unencrypted to another machine.
+    """
+    if token is None:
+        return tuple
+    if credentials is None and not _is_loopback(address):
+        raise ValueError(
+            f"the token would travel to {address} unencrypted: pass credentials, such as grpc.ssl_channel_credentials()"
+        )
+    current = token if callable(token) else lambda: token
+    return lambda: (("authorization", f"Bearer {current()}"),)
+
+
+def _is_loopback(address: str) -> bool:
+    """Return whether an address of gRPC names this machine: a Unix socket, localhost, or an address of loopback."""
+    host = _HOST.fullmatch(address)
+    if host is None or host[1] == "localhost":
+        return host is not None or address.startswith("unix:")
+    try:
+        return ip_address(host[1].strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -231,10 +231,10 @@ class Evaluations:
                 await asyncio.sleep(backoff.delay_after(failed))
 
     def _begin(self, request: _Request, timeout: float | None) -> _Call:
-        wait_for_ready = self._calls.wait_for_ready
+        options = self._calls.options(timeout)
         if isinstance(request, eval_service_pb2.EvaluateRequest):
-            return self._stub.Evaluate(request, timeout=timeout, wait_for_ready=wait_for_ready)
-        return self._stub.WatchEvaluation(request, timeout=timeout, wait_for_ready=wait_for_ready)
+            return self._stub.Evaluate(request, **options)
+        return self._stub.WatchEvaluation(request, **options)
 
 
 class SyncEvaluations:
@@ -379,10 +379,10 @@ class SyncEvaluations:
                 time.sleep(backoff.delay_after(failed))
 
     def _begin(self, request: _Request, timeout: float | None) -> _SyncCall:
-        wait_for_ready = self._calls.wait_for_ready
+        options = self._calls.options(timeout)
         if isinstance(request, eval_service_pb2.EvaluateRequest):
-            return self._stub.Evaluate(request, timeout=timeout, wait_for_ready=wait_for_ready)
-        return self._stub.WatchEvaluation(request, timeout=timeout, wait_for_ready=wait_for_ready)
+            return self._stub.Evaluate(request, **options)
+        return self._stub.WatchEvaluation(request, **options)
 
 
 def run_source(run_id: str, *, as_of_sequence: int = 0) -> InvocationSource:

@@ -6,15 +6,17 @@ from types import TracebackType
 from typing import Self
 
 import grpc
+from google.protobuf import wrappers_pb2
 
 from bough import requests
 from bough.aggregation import checked_timeout, sync_aggregate_messages
 from bough.calls import PAGE_SIZE, SyncCalls
 from bough.catalog import SyncCatalog
-from bough.channel import CALL_TIMEOUT, DEFAULT_ADDRESS, RUN_TIMEOUT, ChannelOption, channel_options
+from bough.channel import CALL_TIMEOUT, DEFAULT_ADDRESS, RUN_TIMEOUT, ChannelOption, Token, sync_channel, token_metadata
 from bough.collection import answer_of, collect_sync
 from bough.errors import from_rpc_error
 from bough.evaluations import SyncEvaluations
+from bough.health import SERVING, sync_check
 from bough.position import Request
 from bough.rejoining import Rejoining
 from bough.requests import MissingSession, State, View, WatchUntil
@@ -43,8 +45,12 @@ class Client:
 
     `timeout` bounds following a run and `call_timeout` every other call, both in seconds; None: unbounded.
     With `wait_for_ready` calls wait for a server that is not reachable yet instead of failing at once. Streams rejoin
-    their run after a dropped connection as `rejoining` says; `NO_REJOINING` leaves that to the caller. `options`
-    override those of `bough.channel`. A `channel` is used instead of the address; the caller closes it.
+    their run after a dropped connection as `rejoining` says; `NO_REJOINING` leaves that to the caller.
+
+    `credentials` turn on TLS, such as `grpc.ssl_channel_credentials()` for a certificate that an authority signed.
+    `token` is sent as bearer token with every call, over TLS or to this machine; anything else raises ValueError.
+    `options` override those of `bough.channel`. A `channel` is used instead of address, credentials and options; the
+    caller closes it.
     """
 
     def __init__(
@@ -55,18 +61,20 @@ class Client:
         call_timeout: float | None = CALL_TIMEOUT,
         wait_for_ready: bool | None = None,
         rejoining: Rejoining | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: Token | None = None,
         options: Iterable[ChannelOption] = (),
         channel: grpc.Channel | None = None,
     ) -> None:
         self.address = address
-        self._owned = None if channel else grpc.insecure_channel(address, options=channel_options(options))
-        used = channel or self._owned
-        assert used is not None, "one of the two is set"
-        self._calls = SyncCalls(timeout=call_timeout, wait_for_ready=wait_for_ready)
-        self._agents = agent_service_pb2_grpc.AgentServiceStub(used)
-        self._eval = eval_service_pb2_grpc.EvalServiceStub(used)
-        self.catalog = SyncCatalog(catalog_service_pb2_grpc.CatalogServiceStub(used), self._calls)
-        self.sessions = SyncSessions(session_service_pb2_grpc.SessionServiceStub(used), self._calls)
+        metadata = token_metadata(token, address, credentials)
+        self._channel = channel or sync_channel(address, credentials, options)
+        self._is_owned = channel is None
+        self._calls = SyncCalls(timeout=call_timeout, wait_for_ready=wait_for_ready, metadata=metadata)
+        self._agents = agent_service_pb2_grpc.AgentServiceStub(self._channel)
+        self._eval = eval_service_pb2_grpc.EvalServiceStub(self._channel)
+        self.catalog = SyncCatalog(catalog_service_pb2_grpc.CatalogServiceStub(self._channel), self._calls)
+        self.sessions = SyncSessions(session_service_pb2_grpc.SessionServiceStub(self._channel), self._calls)
         self.evaluations = SyncEvaluations(self._eval, self._calls, rejoining)
         self._timeout, self._rejoining = timeout, rejoining
 
@@ -80,8 +88,8 @@ class Client:
 
     def close(self) -> None:
         """Close the channel unless the caller provided it; calls in flight end."""
-        if self._owned is not None:
-            self._owned.close()
+        if self._is_owned:
+            self._channel.close()
 
     def run(
         self,
@@ -273,11 +281,18 @@ class Client:
         try:
             return self._eval.AggregateEvents(
                 messages,
-                timeout=seconds,
-                wait_for_ready=self._calls.wait_for_ready,
+                **self._calls.options(seconds),
             ).invocation
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
+
+    def is_serving(self, service: str = "") -> bool:
+        """Return whether the server, or one of its services such as `bough.v1.AgentService`, accepts calls now.
+
+        Raises NotFound for a service that it does not have, and Unavailable if there is no server.
+        """
+        request = wrappers_pb2.StringValue(value=service)
+        return (self._calls.call(sync_check(self._channel), request)).value == SERVING
 
     def _stream(self, request: Request, timeout: float | None) -> SyncRunStream:
         return SyncRunStream(

@@ -129,16 +129,16 @@ class SyncRunStream(Iterator[event_pb2.AgentEvent]):
         return self._call
 
     def _begin(self, request: Request, timeout: float | None) -> _Call:
-        wait_for_ready = self._calls.wait_for_ready
+        options = self._calls.options(timeout)
         match request:
             case agent_service_pb2.RunRequest():
-                return self._stub.Run(request, timeout=timeout, wait_for_ready=wait_for_ready)
+                return self._stub.Run(request, **options)
             case agent_service_pb2.ForkRunRequest():
-                return self._stub.ForkRun(request, timeout=timeout, wait_for_ready=wait_for_ready)
+                return self._stub.ForkRun(request, **options)
             case agent_service_pb2.ResumeRunRequest():
-                return self._stub.ResumeRun(request, timeout=timeout, wait_for_ready=wait_for_ready)
+                return self._stub.ResumeRun(request, **options)
             case _:
-                return self._stub.WatchRun(request, timeout=timeout, wait_for_ready=wait_for_ready)
+                return self._stub.WatchRun(request, **options)
 
     def _take(self, response: Response) -> None:
         self._backoff.progressed()

@@ -1,0 +1,129 @@
+"""TLS and tokens of both clients: a token travels encrypted, or to this machine only."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc import aio
+
+from bough import AsyncClient, Client, Unavailable, collect
+from bough.channel import Token
+from bough.v1 import agent_service_pb2_grpc
+from tests.clients.run_events import RUN_ID, desk
+from tests.clients.stream_server import LoopbackService
+from tests.support.certificates import certificate
+
+
+class _Tokens(aio.ServerInterceptor):
+    """Collects what calls say of who they are."""
+
+    def __init__(self) -> None:
+        self.seen: list[str | bytes | None] = []
+
+    async def intercept_service(self, continuation, details):
+        self.seen.append(dict(details.invocation_metadata).get("authorization"))
+        return await continuation(details)
+
+
+@asynccontextmanager
+async def _server(pem: Path | None = None) -> AsyncIterator[tuple[str, list[str | bytes | None]]]:
+    """Serve a run, over TLS if there is a certificate; yield the address and the tokens of calls."""
+    tokens = _Tokens()
+    server = aio.server(interceptors=[tokens], options=(("grpc.so_reuseport", 0),))
+    agent_service_pb2_grpc.add_AgentServiceServicer_to_server(LoopbackService(desk()), server)
+    if pem is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        key_and_chain = await asyncio.to_thread(pem.read_bytes)
+        own = grpc.ssl_server_credentials([(key_and_chain, key_and_chain)])
+        port = server.add_secure_port("127.0.0.1:0", own)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}", tokens.seen
+    finally:
+        await server.stop(0)
+
+
+def _sync_use(address: str, credentials: grpc.ChannelCredentials | None, token: Token) -> None:
+    with Client(address, credentials=credentials, token=token) as client:
+        client.get_run(RUN_ID)
+        with client.run("lead", "hi") as stream:
+            assert len(list(stream)) == len(desk())
+
+
+async def _use(address: str, credentials: grpc.ChannelCredentials | None, token: Token) -> None:
+    async with AsyncClient(address, credentials=credentials, token=token) as client:
+        await client.get_run(RUN_ID)
+        await collect(client.run("lead", "hi"))
+
+
+async def test_a_token_is_sent_with_every_call_over_tls(tmp_path: Path) -> None:
+    pem = certificate(tmp_path)
+    trusted = grpc.ssl_channel_credentials(pem.read_bytes())
+    async with _server(pem) as (address, tokens):
+        await _use(address, trusted, "secret")
+        await asyncio.to_thread(_sync_use, address, trusted, "secret")
+    assert tokens == ["Bearer secret"] * 4
+
+
+async def test_a_token_is_sent_in_the_clear_to_this_machine(tmp_path: Path) -> None:
+    async with _server() as (address, tokens):
+        await _use(address, None, "secret")
+        await asyncio.to_thread(_sync_use, address, None, "secret")
+    assert tokens == ["Bearer secret"] * 4
+
+
+async def test_a_token_that_changes_is_asked_for_with_each_call() -> None:
+    current = iter("abcd")
+    async with _server() as (address, tokens):
+        await _use(address, None, lambda: next(current))
+        await asyncio.to_thread(_sync_use, address, None, lambda: next(current))
+    assert tokens == ["Bearer a", "Bearer b", "Bearer c", "Bearer d"]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "bough.example:443",
+        "192.0.2.7:50051",
+        "dns:///bough.example:50051",
+        "[2001:db8::1]:50051",
+        "ipv4:127.0.0.1:1,192.0.2.7:1",
+    ],
+)
+@pytest.mark.parametrize("kind", [AsyncClient, Client])
+def test_a_token_never_travels_unencrypted_to_another_machine(kind: type[Client], address: str) -> None:
+    with pytest.raises(ValueError, match=r"the token would travel to .* unencrypted: pass credentials"):
+        kind(address, token="secret")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "localhost:1",
+        "127.0.0.1:1",
+        "[::1]:1",
+        "dns:///localhost:1",
+        "ipv4:127.0.0.1:1",
+        "ipv6:[::1]:1",
+        "unix:bough.sock",
+        "unix:///run/bough.sock",
+        "localhost",
+    ],
+)
+def test_this_machine_has_many_names(address: str) -> None:
+    Client(address, token="secret").close()
+
+
+async def test_a_certificate_that_is_not_trusted_ends_the_call(tmp_path: Path) -> None:
+    strangers = grpc.ssl_channel_credentials()
+    async with (
+        _server(certificate(tmp_path)) as (address, tokens),
+        AsyncClient(address, credentials=strangers) as client,
+    ):
+        with pytest.raises(Unavailable):
+            await client.get_run(RUN_ID)
+    assert tokens == []
