@@ -110,12 +110,6 @@ generate:
 		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $$services; \
 	$(BIN)/python proto/exports.py "$$made/stripped.binpb" "$(INTO)/bough/v1/__init__.py"
 
-grpcurl: ## grpcurl for the recipes of clients/curl, built by Go into the virtual environment
-	@command -v go >/dev/null || { echo "grpcurl is built by Go, which is not here: install Go from https://go.dev/dl,"; \
-		echo "or use the 'buf curl' of $(BIN) instead: clients/curl/README.md has both."; exit 1; } >&2
-	@mkdir -p $(BIN)
-	GOBIN=$(abspath $(BIN)) go install $(GRPCURL)
-
 bench: $(STAMP) ## what Bough costs, beside floors measured in the same run; ARGS="desk append" selects
 	@$(BIN)/python -m tests.bench $(ARGS)
 
@@ -130,6 +124,12 @@ torture: $(STAMP) ## runs cut after every event, then servers killed under clien
 	@$(BIN)/python -m pytest -n auto -m grid --whole-grid --timeout 1200
 	@$(BIN)/python -m tests.durability.torture --kills $(KILLS) --clients $(CLIENTS) $(ARGS)
 	@$(BIN)/python -m tests.durability.eval_torture --cases 200
+
+grpcurl: ## grpcurl for the recipes of clients/curl, built by Go into the virtual environment
+	@command -v go >/dev/null || { echo "grpcurl is built by Go, which is not here: install Go from https://go.dev/dl,"; \
+		echo "or use the 'buf curl' of $(BIN) instead: clients/curl/README.md has both."; exit 1; } >&2
+	@mkdir -p $(BIN)
+	GOBIN=$(abspath $(BIN)) go install $(GRPCURL)
 
 clean: ## what was made, without the databases in var/
 	@rm -rf $(VENV) .bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
