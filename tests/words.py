@@ -121,7 +121,7 @@ def all_findings(root: Path = ROOT) -> list[Finding]:
     found: set[Finding] = set()
     for pattern, texts_of in FILES.items():
         for file in root.glob(pattern):
-            if "node_modules" in file.parts:
+            if "node_modules" in file.relative_to(root).parts:
                 continue  # what npm installed beside a client is not ours
             path = str(file.relative_to(root))
             found |= set(findings(path, texts_of(file.read_text(encoding="utf-8"))))
