@@ -8,7 +8,7 @@ import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -32,20 +32,14 @@ func main() {{ fmt.Println(bough.Version) }}
 pytestmark = [pytest.mark.timeout(600), pytest.mark.wheel]
 
 
-def copied(folder: Path, client: str) -> Path:
-    """A copy of a client as a clone has it: without what was installed or built."""
-    ignored = shutil.ignore_patterns("node_modules", "dist", "*.tgz")
-    return shutil.copytree(ROOT / "clients" / client, folder / "clients" / client, ignore=ignored)
-
-
-@pytest.mark.skipif(not (ROOT / "clients/typescript/package.json").is_file(), reason="the client is not here")
 async def test_the_npm_package_is_what_its_user_imports_and_nothing_more(tmp_path: Path) -> None:
     require("typescript")
-    client = copied(tmp_path, "typescript")
+    ignored = shutil.ignore_patterns("node_modules", "dist", "*.tgz")
+    client = shutil.copytree(ROOT / "clients/typescript", tmp_path / "clients" / "typescript", ignore=ignored)
     code, out = await run(*shell("release.yml", "Build the npm package"), folder=client)
     assert code == 0, out
     (package,) = (tmp_path / "out" / "npm").glob("*.tgz")
-    manifest = check_npm(package)
+    check_npm(package)
 
     user = tmp_path / "user"
     user.mkdir()
@@ -57,22 +51,17 @@ async def test_the_npm_package_is_what_its_user_imports_and_nothing_more(tmp_pat
 
     assert installed[0] == 0, installed[1]
     assert imported == (0, "true\n")
-    assert manifest["repository"]["url"] == f"git+{REPOSITORY}.git", "npm compares it with where the package was built"
 
 
-def check_npm(package: Path) -> dict[str, Any]:
-    """It has what was built, a page for the registry and the license, and no sources of tests; return its manifest."""
+def check_npm(package: Path) -> None:
+    """It has what was built, a page for the registry and the license, and no sources of tests."""
     with tarfile.open(package) as archive:
         names = {name.removeprefix("package/") for name in archive.getnames()}
-        file = archive.extractfile("package/package.json")
-        assert file is not None
-        manifest: dict[str, Any] = json.load(file)
     loose = {name for name in names if "/" not in name}
     assert loose == {"package.json", "README.md", "LICENSE"}
     assert {"dist/index.js", "dist/index.d.ts", "dist/bough/v1/index.js", "dist/bough/v1/index.d.ts"} <= names
     assert [name for name in names if not name.startswith("dist/") and name not in loose] == []
     assert [name for name in names if "test/" in name or "driver/" in name or "examples/" in name] == []
-    return manifest
 
 
 def published(folder: Path) -> str:

@@ -58,6 +58,11 @@ def test_the_packages_lead_to_the_repository() -> None:
 
     assert urls["Source"] == REPOSITORY
     assert [url for url in urls.values() if not url.startswith(REPOSITORY)] == []
+    assert json.loads((ROOT / "clients/typescript/package.json").read_text(encoding="utf-8"))["repository"] == {
+        "type": "git",
+        "url": f"git+{REPOSITORY}.git",
+        "directory": "clients/typescript",
+    }
 
 
 @pytest.mark.skipif(not (ROOT / "clients/go/go.mod").is_file(), reason="the module is not here")
