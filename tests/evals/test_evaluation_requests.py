@@ -88,6 +88,11 @@ def nested(depth: int) -> eval_set_pb2.EvalSet:
         (eval_set(case("a", "x" * (2 * MIB + 1))), {}, ["set.cases[0]", "set.cases[0].turns[0].user"]),
         (eval_set(case("a", "x", timeout="0s")), {}, ["set.cases[0].timeout"]),
         (eval_set(case("a", "x", labels={"bad key": "x"})), {}, ['set.cases[0].labels["bad key"]']),
+        (
+            eval_set(case("a", "x", metrics=[{"budget": {"agent": "nobody", "errors": 0}}])),
+            {},
+            ["set.cases[0].metrics[0].budget.agent"],
+        ),
         (eval_set(case("a", "x")), {"gates": ["pass_rate >= 0.5", "nonsense"]}, ["gates[1]"]),
         (eval_set(case("a", "x")), {"gates": ["case.pass_rate.lower >= 0.8"], "runs": 5}, ["gates[0]"]),
         (eval_set(case("a", "x")), {"gates": ["regressions == 0"]}, ["gates[0]"]),
@@ -96,6 +101,11 @@ def nested(depth: int) -> eval_set_pb2.EvalSet:
         (eval_set(case("a", "x")), {"budget": {"depth": 3, "tokens": 5}}, ["budget.depth"]),
         (eval_set(case("a", "x")), {"runs": 0}, ["runs"]),
         (eval_set(case("a", "x")), {"baseline": eval_service_pb2.EvalSource()}, ["baseline.source"]),
+        (
+            eval_set(case("a", "x")),
+            {"baseline": {"result": {"set_name": "x"}}, "gates": ["regressions == 0"]},
+            ["baseline.result.cases"],
+        ),
     ],
 )
 async def test_a_request_that_cannot_be_evaluated_is_refused_and_nothing_is_written(

@@ -126,8 +126,11 @@ def result_in(path: Path) -> "eval_result_pb2.EvalResult":
         if path.stat().st_size > MAX_RESULT_BYTES:
             raise ConfigurationError(f"{path}: The file is larger than {MAX_RESULT_BYTES >> 20} MiB.")
         # A later version may have written fields that this one does not know.
-        return json_format.Parse(path.read_bytes(), eval_result_pb2.EvalResult(), ignore_unknown_fields=True)
+        result = json_format.Parse(path.read_bytes(), eval_result_pb2.EvalResult(), ignore_unknown_fields=True)
     except OSError as error:
         raise ConfigurationError(f"{path}: The file cannot be read: {error.strerror}.") from error
     except (json_format.ParseError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: The file is no result of an evaluation: {error}.") from error
+    if not result.cases:  # as of any other JSON file, whose fields are all unknown
+        raise ConfigurationError(f"{path}: The file is no result of an evaluation: it has no cases.")
+    return result
