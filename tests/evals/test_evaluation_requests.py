@@ -271,3 +271,21 @@ async def test_pages_of_many_small_cases(server: Served) -> None:
     rest = await evaluation(server, log.evaluation_id, page_token=first.next_page_token)
     assert [one.case_id for one in rest.result.cases] == [f"c{number}" for number in range(50, 60)]
     assert not rest.next_page_token
+
+
+async def test_a_case_with_thousands_of_long_reasons_is_a_page_that_clients_can_receive(server: Served) -> None:
+    made = eval_set(case("a", "said " * 30))
+    for number in range(64):
+        metric = made.cases[0].metrics.add(name=f"m{number}")
+        metric.final_response.answer.exact = "expected " * 30
+    log = await evaluated(server, made, runs=300, jobs=16)
+    found = await evaluation(server, log.evaluation_id)
+    (one,) = found.result.cases
+    assert found.ByteSize() < 4 * 1024 * 1024
+    assert [run.index for run in one.runs] == list(range(300))
+    assert {run.status for run in one.runs} == {eval_result_pb2.METRIC_STATUS_FAILED}
+    assert len(one.runs[0].scores) == len(one.metrics) == 64
+    assert len(one.runs[0].turns[0].agents) == 1
+    assert not one.runs[-1].scores
+    assert {metric.mean for metric in one.metrics} == {0}
+    assert one.statistics.runs == found.result.totals.runs_ended == 300
