@@ -158,3 +158,4 @@ def result_in(path: Path) -> "eval_result_pb2.EvalResult":
         raise ConfigurationError(f"{path}: The file is no result of an evaluation: {why}.") from error
     if not result.cases:  # as of any other JSON file, whose fields are all unknown
         raise ConfigurationError(f"{path}: The file is no result of an evaluation: it has no cases.")
+    return result
