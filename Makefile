@@ -170,5 +170,5 @@ grpcurl: ## grpcurl for the recipes of clients/curl, built by Go into the virtua
 	GOBIN=$(abspath $(BIN)) go install $(GRPCURL)
 
 clean: ## what was made, without the databases in var/
-	@rm -rf $(VENV) .bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .bench build dist $(TYPESCRIPT)/node_modules $(TYPESCRIPT)/dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
