@@ -30,7 +30,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/eval_service.proto.
  */
 export const file_bough_v1_eval_service: GenFile = /*@__PURE__*/
-  fileDesc("Chtib3VnaC92MS9ldmFsX3NlcnZpY2UucHJvdG8SCGJvdWdoLnYxImwKFEdldEludm9jYXRpb25SZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIsCgdvcHRpb25zGAIgASgLMhsuYm91Z2gudjEuSW52b2NhdGlvbk9wdGlvbnMSFgoOYXNfb2Zfc2VxdWVuY2UYAyABKAMiQQoVR2V0SW52b2NhdGlvblJlc3BvbnNlEigKCmludm9jYXRpb24YASABKAsyFC5ib3VnaC52MS5JbnZvY2F0aW9uImwKFkFnZ3JlZ2F0ZUV2ZW50c1JlcXVlc3QSJAoGZXZlbnRzGAEgAygLMhQuYm91Z2gudjEuQWdlbnRFdmVudBIsCgdvcHRpb25zGAIgASgLMhsuYm91Z2gudjEuSW52b2NhdGlvbk9wdGlvbnMiQwoXQWdncmVnYXRlRXZlbnRzUmVzcG9uc2USKAoKaW52b2NhdGlvbhgBIAEoCzIULmJvdWdoLnYxLkludm9jYXRpb24iyQMKD0V2YWx1YXRlUmVxdWVzdBISCgpyZXF1ZXN0X2lkGAEgASgJEh4KA3NldBgCIAEoCzIRLmJvdWdoLnYxLkV2YWxTZXQSDQoFYWdlbnQYAyABKAkSLgoLZGVmaW5pdGlvbnMYBCADKAsyGS5ib3VnaC52MS5BZ2VudERlZmluaXRpb24SEQoEcnVucxgFIAEoBUgAiAEBEhEKBGpvYnMYBiABKAVIAYgBARINCgVnYXRlcxgHIAMoCRIgCgZidWRnZXQYCCABKAsyEC5ib3VnaC52MS5MaW1pdHMSJgoIYmFzZWxpbmUYCSABKAsyFC5ib3VnaC52MS5FdmFsU291cmNlEhUKDWFsbG93X3JlbW92ZWQYCiABKAgSNQoGbGFiZWxzGAsgAygLMiUuYm91Z2gudjEuRXZhbHVhdGVSZXF1ZXN0LkxhYmVsc0VudHJ5EjUKEmhlYXJ0YmVhdF9pbnRlcnZhbBgMIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBQgcKBV9ydW5zQgcKBV9qb2JzIkEKEEV2YWx1YXRlUmVzcG9uc2USLQoFYmF0Y2gYASABKAsyHi5ib3VnaC52MS5FdmFsdWF0aW9uRXZlbnRCYXRjaCJ+ChZXYXRjaEV2YWx1YXRpb25SZXF1ZXN0EhUKDWV2YWx1YXRpb25faWQYASABKAkSFgoOYWZ0ZXJfc2VxdWVuY2UYAiABKAMSNQoSaGVhcnRiZWF0X2ludGVydmFsGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIkgKF1dhdGNoRXZhbHVhdGlvblJlc3BvbnNlEi0KBWJhdGNoGAEgASgLMh4uYm91Z2gudjEuRXZhbHVhdGlvbkV2ZW50QmF0Y2giPgoXQ2FuY2VsRXZhbHVhdGlvblJlcXVlc3QSFQoNZXZhbHVhdGlvbl9pZBgBIAEoCRIMCgRub3RlGAIgASgJIkQKGENhbmNlbEV2YWx1YXRpb25SZXNwb25zZRIoCgpldmFsdWF0aW9uGAEgASgLMhQuYm91Z2gudjEuRXZhbHVhdGlvbiJUChRHZXRFdmFsdWF0aW9uUmVxdWVzdBIVCg1ldmFsdWF0aW9uX2lkGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoBRISCgpwYWdlX3Rva2VuGAMgASgJIoABChVHZXRFdmFsdWF0aW9uUmVzcG9uc2USKAoKZXZhbHVhdGlvbhgBIAEoCzIULmJvdWdoLnYxLkV2YWx1YXRpb24SJAoGcmVzdWx0GAIgASgLMhQuYm91Z2gudjEuRXZhbFJlc3VsdBIXCg9uZXh0X3BhZ2VfdG9rZW4YAyABKAkixAEKEEV2YWx1YXRpb25GaWx0ZXISEAoIc2V0X25hbWUYASABKAkSDQoFYWdlbnQYAiABKAkSKAoGc3RhdGVzGAMgAygOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSNgoGbGFiZWxzGAQgAygLMiYuYm91Z2gudjEuRXZhbHVhdGlvbkZpbHRlci5MYWJlbHNFbnRyeRotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBImsKFkxpc3RFdmFsdWF0aW9uc1JlcXVlc3QSEQoJcGFnZV9zaXplGAEgASgFEhIKCnBhZ2VfdG9rZW4YAiABKAkSKgoGZmlsdGVyGAMgASgLMhouYm91Z2gudjEuRXZhbHVhdGlvbkZpbHRlciJdChdMaXN0RXZhbHVhdGlvbnNSZXNwb25zZRIpCgtldmFsdWF0aW9ucxgBIAMoCzIULmJvdWdoLnYxLkV2YWx1YXRpb24SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIlcKCkV2YWxTb3VyY2USFwoNZXZhbHVhdGlvbl9pZBgBIAEoCUgAEiYKBnJlc3VsdBgCIAEoCzIULmJvdWdoLnYxLkV2YWxSZXN1bHRIAEIICgZzb3VyY2UibAoZQ29tcGFyZUV2YWx1YXRpb25zUmVxdWVzdBImCghiYXNlbGluZRgBIAEoCzIULmJvdWdoLnYxLkV2YWxTb3VyY2USJwoJY2FuZGlkYXRlGAIgASgLMhQuYm91Z2gudjEuRXZhbFNvdXJjZSJKChpDb21wYXJlRXZhbHVhdGlvbnNSZXNwb25zZRIsCgpjb21wYXJpc29uGAEgASgLMhguYm91Z2gudjEuRXZhbENvbXBhcmlzb24iMAoGUnVuUmVmEg4KBnJ1bl9pZBgBIAEoCRIWCg5hc19vZl9zZXF1ZW5jZRgCIAEoAyJpChBJbnZvY2F0aW9uU291cmNlEh8KA3J1bhgBIAEoCzIQLmJvdWdoLnYxLlJ1blJlZkgAEioKCmludm9jYXRpb24YAiABKAsyFC5ib3VnaC52MS5JbnZvY2F0aW9uSABCCAoGc291cmNlIpQBChdTY29yZUludm9jYXRpb25zUmVxdWVzdBIvCgtpbnZvY2F0aW9ucxgBIAMoCzIaLmJvdWdoLnYxLkludm9jYXRpb25Tb3VyY2USJQoGZXhwZWN0GAIgASgLMhUuYm91Z2gudjEuRXhwZWN0YXRpb24SIQoHbWV0cmljcxgDIAMoCzIQLmJvdWdoLnYxLk1ldHJpYyJAChhTY29yZUludm9jYXRpb25zUmVzcG9uc2USJAoGcmVzdWx0GAEgASgLMhQuYm91Z2gudjEuRXZhbFJlc3VsdCJtChZEaWZmSW52b2NhdGlvbnNSZXF1ZXN0EigKBGxlZnQYASABKAsyGi5ib3VnaC52MS5JbnZvY2F0aW9uU291cmNlEikKBXJpZ2h0GAIgASgLMhouYm91Z2gudjEuSW52b2NhdGlvblNvdXJjZSJBChdEaWZmSW52b2NhdGlvbnNSZXNwb25zZRImCgRkaWZmGAEgASgLMhguYm91Z2gudjEuSW52b2NhdGlvbkRpZmYy8QYKC0V2YWxTZXJ2aWNlElAKDUdldEludm9jYXRpb24SHi5ib3VnaC52MS5HZXRJbnZvY2F0aW9uUmVxdWVzdBofLmJvdWdoLnYxLkdldEludm9jYXRpb25SZXNwb25zZRJYCg9BZ2dyZWdhdGVFdmVudHMSIC5ib3VnaC52MS5BZ2dyZWdhdGVFdmVudHNSZXF1ZXN0GiEuYm91Z2gudjEuQWdncmVnYXRlRXZlbnRzUmVzcG9uc2UoARJDCghFdmFsdWF0ZRIZLmJvdWdoLnYxLkV2YWx1YXRlUmVxdWVzdBoaLmJvdWdoLnYxLkV2YWx1YXRlUmVzcG9uc2UwARJYCg9XYXRjaEV2YWx1YXRpb24SIC5ib3VnaC52MS5XYXRjaEV2YWx1YXRpb25SZXF1ZXN0GiEuYm91Z2gudjEuV2F0Y2hFdmFsdWF0aW9uUmVzcG9uc2UwARJZChBDYW5jZWxFdmFsdWF0aW9uEiEuYm91Z2gudjEuQ2FuY2VsRXZhbHVhdGlvblJlcXVlc3QaIi5ib3VnaC52MS5DYW5jZWxFdmFsdWF0aW9uUmVzcG9uc2USUAoNR2V0RXZhbHVhdGlvbhIeLmJvdWdoLnYxLkdldEV2YWx1YXRpb25SZXF1ZXN0Gh8uYm91Z2gudjEuR2V0RXZhbHVhdGlvblJlc3BvbnNlElYKD0xpc3RFdmFsdWF0aW9ucxIgLmJvdWdoLnYxLkxpc3RFdmFsdWF0aW9uc1JlcXVlc3QaIS5ib3VnaC52MS5MaXN0RXZhbHVhdGlvbnNSZXNwb25zZRJfChJDb21wYXJlRXZhbHVhdGlvbnMSIy5ib3VnaC52MS5Db21wYXJlRXZhbHVhdGlvbnNSZXF1ZXN0GiQuYm91Z2gudjEuQ29tcGFyZUV2YWx1YXRpb25zUmVzcG9uc2USWQoQU2NvcmVJbnZvY2F0aW9ucxIhLmJvdWdoLnYxLlNjb3JlSW52b2NhdGlvbnNSZXF1ZXN0GiIuYm91Z2gudjEuU2NvcmVJbnZvY2F0aW9uc1Jlc3BvbnNlElYKD0RpZmZJbnZvY2F0aW9ucxIgLmJvdWdoLnYxLkRpZmZJbnZvY2F0aW9uc1JlcXVlc3QaIS5ib3VnaC52MS5EaWZmSW52b2NhdGlvbnNSZXNwb25zZUJaCgxkZXYuYm91Z2gudjFCEEV2YWxTZXJ2aWNlUHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_bough_v1_agent, file_bough_v1_eval_result, file_bough_v1_eval_set, file_bough_v1_evaluation, file_bough_v1_event, file_bough_v1_execution, file_bough_v1_invocation, file_bough_v1_policy, file_google_protobuf_duration]);
+  fileDesc("Chtib3VnaC92MS9ldmFsX3NlcnZpY2UucHJvdG8SCGJvdWdoLnYxImwKFEdldEludm9jYXRpb25SZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIsCgdvcHRpb25zGAIgASgLMhsuYm91Z2gudjEuSW52b2NhdGlvbk9wdGlvbnMSFgoOYXNfb2Zfc2VxdWVuY2UYAyABKAMiQQoVR2V0SW52b2NhdGlvblJlc3BvbnNlEigKCmludm9jYXRpb24YASABKAsyFC5ib3VnaC52MS5JbnZvY2F0aW9uImwKFkFnZ3JlZ2F0ZUV2ZW50c1JlcXVlc3QSJAoGZXZlbnRzGAEgAygLMhQuYm91Z2gudjEuQWdlbnRFdmVudBIsCgdvcHRpb25zGAIgASgLMhsuYm91Z2gudjEuSW52b2NhdGlvbk9wdGlvbnMiQwoXQWdncmVnYXRlRXZlbnRzUmVzcG9uc2USKAoKaW52b2NhdGlvbhgBIAEoCzIULmJvdWdoLnYxLkludm9jYXRpb24iyQMKD0V2YWx1YXRlUmVxdWVzdBISCgpyZXF1ZXN0X2lkGAEgASgJEh4KA3NldBgCIAEoCzIRLmJvdWdoLnYxLkV2YWxTZXQSDQoFYWdlbnQYAyABKAkSLgoLZGVmaW5pdGlvbnMYBCADKAsyGS5ib3VnaC52MS5BZ2VudERlZmluaXRpb24SEQoEcnVucxgFIAEoBUgAiAEBEhEKBGpvYnMYBiABKAVIAYgBARINCgVnYXRlcxgHIAMoCRIgCgZidWRnZXQYCCABKAsyEC5ib3VnaC52MS5MaW1pdHMSJgoIYmFzZWxpbmUYCSABKAsyFC5ib3VnaC52MS5FdmFsU291cmNlEhUKDWFsbG93X3JlbW92ZWQYCiABKAgSNQoGbGFiZWxzGAsgAygLMiUuYm91Z2gudjEuRXZhbHVhdGVSZXF1ZXN0LkxhYmVsc0VudHJ5EjUKEmhlYXJ0YmVhdF9pbnRlcnZhbBgMIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBQgcKBV9ydW5zQgcKBV9qb2JzIkEKEEV2YWx1YXRlUmVzcG9uc2USLQoFYmF0Y2gYASABKAsyHi5ib3VnaC52MS5FdmFsdWF0aW9uRXZlbnRCYXRjaCJ+ChZXYXRjaEV2YWx1YXRpb25SZXF1ZXN0EhUKDWV2YWx1YXRpb25faWQYASABKAkSFgoOYWZ0ZXJfc2VxdWVuY2UYAiABKAMSNQoSaGVhcnRiZWF0X2ludGVydmFsGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIkgKF1dhdGNoRXZhbHVhdGlvblJlc3BvbnNlEi0KBWJhdGNoGAEgASgLMh4uYm91Z2gudjEuRXZhbHVhdGlvbkV2ZW50QmF0Y2giPgoXQ2FuY2VsRXZhbHVhdGlvblJlcXVlc3QSFQoNZXZhbHVhdGlvbl9pZBgBIAEoCRIMCgRub3RlGAIgASgJIkQKGENhbmNlbEV2YWx1YXRpb25SZXNwb25zZRIoCgpldmFsdWF0aW9uGAEgASgLMhQuYm91Z2gudjEuRXZhbHVhdGlvbiIwChdEZWxldGVFdmFsdWF0aW9uUmVxdWVzdBIVCg1ldmFsdWF0aW9uX2lkGAEgASgJIhoKGERlbGV0ZUV2YWx1YXRpb25SZXNwb25zZSJUChRHZXRFdmFsdWF0aW9uUmVxdWVzdBIVCg1ldmFsdWF0aW9uX2lkGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoBRISCgpwYWdlX3Rva2VuGAMgASgJIoABChVHZXRFdmFsdWF0aW9uUmVzcG9uc2USKAoKZXZhbHVhdGlvbhgBIAEoCzIULmJvdWdoLnYxLkV2YWx1YXRpb24SJAoGcmVzdWx0GAIgASgLMhQuYm91Z2gudjEuRXZhbFJlc3VsdBIXCg9uZXh0X3BhZ2VfdG9rZW4YAyABKAkixAEKEEV2YWx1YXRpb25GaWx0ZXISEAoIc2V0X25hbWUYASABKAkSDQoFYWdlbnQYAiABKAkSKAoGc3RhdGVzGAMgAygOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSNgoGbGFiZWxzGAQgAygLMiYuYm91Z2gudjEuRXZhbHVhdGlvbkZpbHRlci5MYWJlbHNFbnRyeRotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBImsKFkxpc3RFdmFsdWF0aW9uc1JlcXVlc3QSEQoJcGFnZV9zaXplGAEgASgFEhIKCnBhZ2VfdG9rZW4YAiABKAkSKgoGZmlsdGVyGAMgASgLMhouYm91Z2gudjEuRXZhbHVhdGlvbkZpbHRlciJdChdMaXN0RXZhbHVhdGlvbnNSZXNwb25zZRIpCgtldmFsdWF0aW9ucxgBIAMoCzIULmJvdWdoLnYxLkV2YWx1YXRpb24SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIlcKCkV2YWxTb3VyY2USFwoNZXZhbHVhdGlvbl9pZBgBIAEoCUgAEiYKBnJlc3VsdBgCIAEoCzIULmJvdWdoLnYxLkV2YWxSZXN1bHRIAEIICgZzb3VyY2UibAoZQ29tcGFyZUV2YWx1YXRpb25zUmVxdWVzdBImCghiYXNlbGluZRgBIAEoCzIULmJvdWdoLnYxLkV2YWxTb3VyY2USJwoJY2FuZGlkYXRlGAIgASgLMhQuYm91Z2gudjEuRXZhbFNvdXJjZSJKChpDb21wYXJlRXZhbHVhdGlvbnNSZXNwb25zZRIsCgpjb21wYXJpc29uGAEgASgLMhguYm91Z2gudjEuRXZhbENvbXBhcmlzb24iMAoGUnVuUmVmEg4KBnJ1bl9pZBgBIAEoCRIWCg5hc19vZl9zZXF1ZW5jZRgCIAEoAyJpChBJbnZvY2F0aW9uU291cmNlEh8KA3J1bhgBIAEoCzIQLmJvdWdoLnYxLlJ1blJlZkgAEioKCmludm9jYXRpb24YAiABKAsyFC5ib3VnaC52MS5JbnZvY2F0aW9uSABCCAoGc291cmNlIpQBChdTY29yZUludm9jYXRpb25zUmVxdWVzdBIvCgtpbnZvY2F0aW9ucxgBIAMoCzIaLmJvdWdoLnYxLkludm9jYXRpb25Tb3VyY2USJQoGZXhwZWN0GAIgASgLMhUuYm91Z2gudjEuRXhwZWN0YXRpb24SIQoHbWV0cmljcxgDIAMoCzIQLmJvdWdoLnYxLk1ldHJpYyJAChhTY29yZUludm9jYXRpb25zUmVzcG9uc2USJAoGcmVzdWx0GAEgASgLMhQuYm91Z2gudjEuRXZhbFJlc3VsdCJtChZEaWZmSW52b2NhdGlvbnNSZXF1ZXN0EigKBGxlZnQYASABKAsyGi5ib3VnaC52MS5JbnZvY2F0aW9uU291cmNlEikKBXJpZ2h0GAIgASgLMhouYm91Z2gudjEuSW52b2NhdGlvblNvdXJjZSJBChdEaWZmSW52b2NhdGlvbnNSZXNwb25zZRImCgRkaWZmGAEgASgLMhguYm91Z2gudjEuSW52b2NhdGlvbkRpZmYyzAcKC0V2YWxTZXJ2aWNlElAKDUdldEludm9jYXRpb24SHi5ib3VnaC52MS5HZXRJbnZvY2F0aW9uUmVxdWVzdBofLmJvdWdoLnYxLkdldEludm9jYXRpb25SZXNwb25zZRJYCg9BZ2dyZWdhdGVFdmVudHMSIC5ib3VnaC52MS5BZ2dyZWdhdGVFdmVudHNSZXF1ZXN0GiEuYm91Z2gudjEuQWdncmVnYXRlRXZlbnRzUmVzcG9uc2UoARJDCghFdmFsdWF0ZRIZLmJvdWdoLnYxLkV2YWx1YXRlUmVxdWVzdBoaLmJvdWdoLnYxLkV2YWx1YXRlUmVzcG9uc2UwARJYCg9XYXRjaEV2YWx1YXRpb24SIC5ib3VnaC52MS5XYXRjaEV2YWx1YXRpb25SZXF1ZXN0GiEuYm91Z2gudjEuV2F0Y2hFdmFsdWF0aW9uUmVzcG9uc2UwARJZChBDYW5jZWxFdmFsdWF0aW9uEiEuYm91Z2gudjEuQ2FuY2VsRXZhbHVhdGlvblJlcXVlc3QaIi5ib3VnaC52MS5DYW5jZWxFdmFsdWF0aW9uUmVzcG9uc2USWQoQRGVsZXRlRXZhbHVhdGlvbhIhLmJvdWdoLnYxLkRlbGV0ZUV2YWx1YXRpb25SZXF1ZXN0GiIuYm91Z2gudjEuRGVsZXRlRXZhbHVhdGlvblJlc3BvbnNlElAKDUdldEV2YWx1YXRpb24SHi5ib3VnaC52MS5HZXRFdmFsdWF0aW9uUmVxdWVzdBofLmJvdWdoLnYxLkdldEV2YWx1YXRpb25SZXNwb25zZRJWCg9MaXN0RXZhbHVhdGlvbnMSIC5ib3VnaC52MS5MaXN0RXZhbHVhdGlvbnNSZXF1ZXN0GiEuYm91Z2gudjEuTGlzdEV2YWx1YXRpb25zUmVzcG9uc2USXwoSQ29tcGFyZUV2YWx1YXRpb25zEiMuYm91Z2gudjEuQ29tcGFyZUV2YWx1YXRpb25zUmVxdWVzdBokLmJvdWdoLnYxLkNvbXBhcmVFdmFsdWF0aW9uc1Jlc3BvbnNlElkKEFNjb3JlSW52b2NhdGlvbnMSIS5ib3VnaC52MS5TY29yZUludm9jYXRpb25zUmVxdWVzdBoiLmJvdWdoLnYxLlNjb3JlSW52b2NhdGlvbnNSZXNwb25zZRJWCg9EaWZmSW52b2NhdGlvbnMSIC5ib3VnaC52MS5EaWZmSW52b2NhdGlvbnNSZXF1ZXN0GiEuYm91Z2gudjEuRGlmZkludm9jYXRpb25zUmVzcG9uc2VCWgoMZGV2LmJvdWdoLnYxQhBFdmFsU2VydmljZVByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_agent, file_bough_v1_eval_result, file_bough_v1_eval_set, file_bough_v1_evaluation, file_bough_v1_event, file_bough_v1_execution, file_bough_v1_invocation, file_bough_v1_policy, file_google_protobuf_duration]);
 
 /**
  * Asks for the record of a run.
@@ -365,6 +365,42 @@ export const CancelEvaluationResponseSchema: GenMessage<CancelEvaluationResponse
   messageDesc(file_bough_v1_eval_service, 9);
 
 /**
+ * Deletes an evaluation.
+ *
+ * @generated from message bough.v1.DeleteEvaluationRequest
+ */
+export type DeleteEvaluationRequest = Message<"bough.v1.DeleteEvaluationRequest"> & {
+  /**
+   * The evaluation. Unknown, or another tenant's: NOT_FOUND.
+   *
+   * @generated from field: string evaluation_id = 1;
+   */
+  evaluationId: string;
+};
+
+/**
+ * Describes the message bough.v1.DeleteEvaluationRequest.
+ * Use `create(DeleteEvaluationRequestSchema)` to create a new message.
+ */
+export const DeleteEvaluationRequestSchema: GenMessage<DeleteEvaluationRequest> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_service, 10);
+
+/**
+ * The evaluation is deleted.
+ *
+ * @generated from message bough.v1.DeleteEvaluationResponse
+ */
+export type DeleteEvaluationResponse = Message<"bough.v1.DeleteEvaluationResponse"> & {
+};
+
+/**
+ * Describes the message bough.v1.DeleteEvaluationResponse.
+ * Use `create(DeleteEvaluationResponseSchema)` to create a new message.
+ */
+export const DeleteEvaluationResponseSchema: GenMessage<DeleteEvaluationResponse> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_service, 11);
+
+/**
  * Asks for an evaluation.
  *
  * @generated from message bough.v1.GetEvaluationRequest
@@ -397,7 +433,7 @@ export type GetEvaluationRequest = Message<"bough.v1.GetEvaluationRequest"> & {
  * Use `create(GetEvaluationRequestSchema)` to create a new message.
  */
 export const GetEvaluationRequestSchema: GenMessage<GetEvaluationRequest> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_service, 10);
+  messageDesc(file_bough_v1_eval_service, 12);
 
 /**
  * An evaluation with a page of what it found.
@@ -413,7 +449,9 @@ export type GetEvaluationResponse = Message<"bough.v1.GetEvaluationResponse"> & 
   evaluation?: Evaluation | undefined;
 
   /**
-   * What it found so far: everything but the cases, and this page of them.
+   * What it found so far: everything but the cases, and this page of them. At most 4 MiB: of the runs of one case that do not fit, trees
+   * are left out, then turns, scores and reasons, so that the last of many may have nothing but their status and usage. The case's
+   * verdict, metrics and statistics are those of all of its runs.
    *
    * @generated from field: bough.v1.EvalResult result = 2;
    */
@@ -432,7 +470,7 @@ export type GetEvaluationResponse = Message<"bough.v1.GetEvaluationResponse"> & 
  * Use `create(GetEvaluationResponseSchema)` to create a new message.
  */
 export const GetEvaluationResponseSchema: GenMessage<GetEvaluationResponse> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_service, 11);
+  messageDesc(file_bough_v1_eval_service, 13);
 
 /**
  * Selects evaluations. Every filter that is set must match.
@@ -474,7 +512,7 @@ export type EvaluationFilter = Message<"bough.v1.EvaluationFilter"> & {
  * Use `create(EvaluationFilterSchema)` to create a new message.
  */
 export const EvaluationFilterSchema: GenMessage<EvaluationFilter> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_service, 12);
+  messageDesc(file_bough_v1_eval_service, 14);
 
 /**
  * Asks for a page of evaluations.
@@ -509,7 +547,7 @@ export type ListEvaluationsRequest = Message<"bough.v1.ListEvaluationsRequest"> 
  * Use `create(ListEvaluationsRequestSchema)` to create a new message.
  */
 export const ListEvaluationsRequestSchema: GenMessage<ListEvaluationsRequest> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_service, 13);
+  messageDesc(file_bough_v1_eval_service, 15);
 
 /**
  * A page of evaluations.
@@ -537,7 +575,7 @@ export type ListEvaluationsResponse = Message<"bough.v1.ListEvaluationsResponse"
  * Use `create(ListEvaluationsResponseSchema)` to create a new message.
  */
 export const ListEvaluationsResponseSchema: GenMessage<ListEvaluationsResponse> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_service, 14);
+  messageDesc(file_bough_v1_eval_service, 16);
 
 /**
  * A result, stored or given.
@@ -574,7 +612,7 @@ export type EvalSource = Message<"bough.v1.EvalSource"> & {
  * Use `create(EvalSourceSchema)` to create a new message.
  */
 export const EvalSourceSchema: GenMessage<EvalSource> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_service, 15);
+  messageDesc(file_bough_v1_eval_service, 17);
 
 /**
  * Compares two results.
@@ -602,7 +640,7 @@ export type CompareEvaluationsRequest = Message<"bough.v1.CompareEvaluationsRequ
  * Use `create(CompareEvaluationsRequestSchema)` to create a new message.
  */
 export const CompareEvaluationsRequestSchema: GenMessage<CompareEvaluationsRequest> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_service, 16);
+  messageDesc(file_bough_v1_eval_service, 18);
 
 /**
  * How two results differ.
@@ -611,7 +649,8 @@ export const CompareEvaluationsRequestSchema: GenMessage<CompareEvaluationsReque
  */
 export type CompareEvaluationsResponse = Message<"bough.v1.CompareEvaluationsResponse"> & {
   /**
-   * The differences.
+   * The differences. At most 4 MiB: from the last case on, the differences of trees are left out that do not fit, then the changes of
+   * metrics; and pins_changed has at most 500 sentences.
    *
    * @generated from field: bough.v1.EvalComparison comparison = 1;
    */
@@ -623,7 +662,7 @@ export type CompareEvaluationsResponse = Message<"bough.v1.CompareEvaluationsRes
  * Use `create(CompareEvaluationsResponseSchema)` to create a new message.
  */
 export const CompareEvaluationsResponseSchema: GenMessage<CompareEvaluationsResponse> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_service, 17);
+  messageDesc(file_bough_v1_eval_service, 19);
 
 /**
  * A run of this server, up to a sequence.
@@ -651,7 +690,7 @@ export type RunRef = Message<"bough.v1.RunRef"> & {
  * Use `create(RunRefSchema)` to create a new message.
  */
 export const RunRefSchema: GenMessage<RunRef> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_service, 18);
+  messageDesc(file_bough_v1_eval_service, 20);
 
 /**
  * A record, stored or given.
@@ -689,7 +728,7 @@ export type InvocationSource = Message<"bough.v1.InvocationSource"> & {
  * Use `create(InvocationSourceSchema)` to create a new message.
  */
 export const InvocationSourceSchema: GenMessage<InvocationSource> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_service, 19);
+  messageDesc(file_bough_v1_eval_service, 21);
 
 /**
  * Judges stored runs or given records.
@@ -724,7 +763,7 @@ export type ScoreInvocationsRequest = Message<"bough.v1.ScoreInvocationsRequest"
  * Use `create(ScoreInvocationsRequestSchema)` to create a new message.
  */
 export const ScoreInvocationsRequestSchema: GenMessage<ScoreInvocationsRequest> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_service, 20);
+  messageDesc(file_bough_v1_eval_service, 22);
 
 /**
  * What was found.
@@ -748,7 +787,7 @@ export type ScoreInvocationsResponse = Message<"bough.v1.ScoreInvocationsRespons
  * Use `create(ScoreInvocationsResponseSchema)` to create a new message.
  */
 export const ScoreInvocationsResponseSchema: GenMessage<ScoreInvocationsResponse> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_service, 21);
+  messageDesc(file_bough_v1_eval_service, 23);
 
 /**
  * Compares the trees of two runs.
@@ -776,7 +815,7 @@ export type DiffInvocationsRequest = Message<"bough.v1.DiffInvocationsRequest"> 
  * Use `create(DiffInvocationsRequestSchema)` to create a new message.
  */
 export const DiffInvocationsRequestSchema: GenMessage<DiffInvocationsRequest> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_service, 22);
+  messageDesc(file_bough_v1_eval_service, 24);
 
 /**
  * How two runs differ.
@@ -797,7 +836,7 @@ export type DiffInvocationsResponse = Message<"bough.v1.DiffInvocationsResponse"
  * Use `create(DiffInvocationsResponseSchema)` to create a new message.
  */
 export const DiffInvocationsResponseSchema: GenMessage<DiffInvocationsResponse> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_service, 23);
+  messageDesc(file_bough_v1_eval_service, 25);
 
 /**
  * Returns the aggregated agent trees of runs, and judges them.
@@ -868,6 +907,17 @@ export const EvalService: GenService<{
     methodKind: "unary";
     input: typeof CancelEvaluationRequestSchema;
     output: typeof CancelEvaluationResponseSchema;
+  },
+  /**
+   * Deletes an evaluation that has ended, with its log and its result; one that has not is INVALID_ARGUMENT: cancel it first. Its runs
+   * are kept: DeleteSession deletes them, with the sessions that they are in. Its request_id can be used again.
+   *
+   * @generated from rpc bough.v1.EvalService.DeleteEvaluation
+   */
+  deleteEvaluation: {
+    methodKind: "unary";
+    input: typeof DeleteEvaluationRequestSchema;
+    output: typeof DeleteEvaluationResponseSchema;
   },
   /**
    * Returns an evaluation with a page of what it found.

@@ -254,7 +254,8 @@ export const EvalTurnSchema: GenMessage<EvalTurn> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 3);
 
 /**
- * What is expected of a run. What is unset is not judged, but `tools` if a metric of the case judges them by name: then none are
+ * What is expected of a run; comparing it with what there is takes a bounded number of steps, beyond which the run is not judged.
+ * What is unset is not judged, but `tools` if a metric of the case judges them by name: then none are
  * expected.
  *
  * @generated from message bough.v1.Expectation
@@ -374,7 +375,7 @@ export type ValueMatcher = Message<"bough.v1.ValueMatcher"> & {
     case: "subsetJson";
   } | {
     /**
-     * A regular expression of RE2 that matches somewhere in it, if it is a string, else in its JSON text.
+     * A regular expression of RE2 that matches somewhere in it, if it is a string, else in its JSON text. Not empty.
      *
      * @generated from field: string regex = 3;
      */
@@ -382,7 +383,7 @@ export type ValueMatcher = Message<"bough.v1.ValueMatcher"> & {
     case: "regex";
   } | {
     /**
-     * JSON Schema (2020-12) that it fits.
+     * JSON Schema (2020-12) that it fits; at most 64 KiB.
      *
      * @generated from field: string schema_json = 4;
      */
@@ -539,7 +540,7 @@ export type ExpectedAgent = Message<"bough.v1.ExpectedAgent"> & {
   extra: ExtraAgents;
 
   /**
-   * Names of agents that must not be anywhere below it.
+   * Names of agents that must not be anywhere below it. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
    *
    * @generated from field: repeated string forbidden = 7;
    */
@@ -653,7 +654,7 @@ export type ToolMock = Message<"bough.v1.ToolMock"> & {
   name: string;
 
   /**
-   * Only calls of this agent; empty for any.
+   * Only calls of this agent; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
    *
    * @generated from field: string agent = 2;
    */
@@ -919,7 +920,7 @@ export type ToolTrajectoryMetric = Message<"bough.v1.ToolTrajectoryMetric"> & {
   mode: TrajectoryMode;
 
   /**
-   * Only calls of this agent; empty for the whole tree.
+   * Only calls of this agent; empty for the whole tree. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
    *
    * @generated from field: string agent = 2;
    */
@@ -975,7 +976,8 @@ export const FinalResponseMetricSchema: GenMessage<FinalResponseMetric> = /*@__P
  */
 export type BudgetMetric = Message<"bough.v1.BudgetMetric"> & {
   /**
-   * The agent whose invocations count, with everything below them; empty for the whole run.
+   * The agent whose invocations count, with everything below them; empty for the whole run. Unknown in a case that runs from its
+   * beginning: INVALID_ARGUMENT.
    *
    * @generated from field: string agent = 1;
    */
