@@ -24,7 +24,7 @@ shown = { { { PYTHONUNBUFFERED=1 $(PIP) $(1); echo $$? >&3; } | \
 SOURCES := server clients tests examples proto docs
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test wheel check fmt proto docs grpcurl bench bench-peers bench-docs torture clean
+.PHONY: help venv run test wheel check fmt proto descriptors docs grpcurl bench bench-peers bench-docs torture clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -98,18 +98,28 @@ proto: $(STAMP) ## the generated stubs and the server's schema, made again (offl
 	@$(MAKE) --no-print-directory generate INTO=$(STUBS)
 	@$(MAKE) --no-print-directory generate-typescript INTO=$(TYPESCRIPT)/src
 
+descriptors: $(STAMP) ## dist/bough.binpb, the whole schema, and dist/bough-stripped.binpb, without validation rules, for stubs
+	@mkdir -p dist
+	@$(MAKE) --no-print-directory sets WHOLE=dist/bough.binpb STRIPPED=dist/bough-stripped.binpb
+	@ls -1 dist/bough.binpb dist/bough-stripped.binpb
+
 docs: $(STAMP) ## the generated pages of docs/reference and the JSON Schemas for editors, made again
 	@$(BIN)/python -m docs.generate
 
 # The server keeps the whole schema, with its validation rules; stubs are made without them, so that none needs buf.validate.
-.PHONY: generate
+# Both have google.rpc's details of errors, of which there are no stubs in every language.
+.PHONY: sets generate
+sets:
+	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
+	$(BIN)/python -m grpc_tools.protoc -Iproto/vendor -Iproto --include_imports --include_source_info \
+		--descriptor_set_out="$$made/all.binpb" $$(cd proto && ls bough/v1/*.proto) google/rpc/error_details.proto; \
+	$(BIN)/python proto/strip.py "$$made/all.binpb" "$(WHOLE)" "$(STRIPPED)"
+
 generate:
 	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
 	protos=$$(cd proto && ls bough/v1/*.proto); \
 	services=$$(cd proto && ls bough/v1/*_service.proto); \
-	$(BIN)/python -m grpc_tools.protoc -Iproto/vendor -Iproto --include_imports --include_source_info \
-		--descriptor_set_out="$$made/all.binpb" $$protos; \
-	$(BIN)/python proto/strip.py "$$made/all.binpb" "$(SCHEMA)" "$$made/stripped.binpb"; \
+	$(MAKE) --no-print-directory sets WHOLE="$(SCHEMA)" STRIPPED="$$made/stripped.binpb"; \
 	$(BIN)/python -m grpc_tools.protoc --descriptor_set_in="$$made/stripped.binpb" \
 		--python_out="$(INTO)" --mypy_out=quiet:"$(INTO)" --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy $$protos; \
 	$(BIN)/python -m grpc_tools.protoc --descriptor_set_in="$$made/stripped.binpb" \
@@ -170,5 +180,6 @@ grpcurl: ## grpcurl for the recipes of clients/curl, built by Go into the virtua
 	GOBIN=$(abspath $(BIN)) go install $(GRPCURL)
 
 clean: ## what was made, without the databases in var/
-	@rm -rf $(VENV) .bench build dist $(TYPESCRIPT)/node_modules $(TYPESCRIPT)/dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .bench build dist $(TYPESCRIPT)/node_modules $(TYPESCRIPT)/dist clients/java/target
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
