@@ -90,7 +90,6 @@ def published(folder: Path) -> str:
     return version
 
 
-@pytest.mark.skipif(not (ROOT / "clients/go/go.mod").is_file(), reason="the client is not here")
 async def test_the_go_module_is_got_by_its_tag(tmp_path: Path) -> None:
     require("go")
     version = await asyncio.to_thread(published, tmp_path / "proxy")
