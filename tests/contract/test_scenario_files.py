@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.languages import AWAITED, LANGUAGES, SOURCES
 from tests.contract.matching import differences, event_differences, filled, found
 from tests.contract.scenario_files import ExpectedEvent, ScenarioError, read_group, read_groups
 
@@ -34,11 +33,6 @@ def test_there_are_enough_scenarios_and_each_has_a_name_of_its_own() -> None:
     names = [scenario.name for group in read_groups() for scenario in group.scenarios]
     assert len(names) >= 25
     assert len(set(names)) == len(names)
-
-
-def test_a_driver_that_is_there_is_not_awaited_any_more() -> None:
-    assert [language for language in AWAITED if SOURCES[language].exists()] == []
-    assert set(SOURCES) == set(LANGUAGES)
 
 
 @pytest.mark.parametrize(
