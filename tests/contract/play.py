@@ -4,22 +4,27 @@ import asyncio
 import itertools
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import pytest
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from bough import v1
 from tests.contract.driver_process import DriverProcess
+from tests.contract.languages import LANGUAGES
 from tests.contract.matching import differences, end_differences, event_differences, filled, found
 from tests.contract.operator_calls import request_type, response_type
-from tests.contract.scenario_files import STREAMS, Action, Expected, Moment, Scenario, Step
+from tests.contract.scenario_files import STREAMS, Action, Expected, Group, Moment, Scenario, Step
 from tests.contract.stage import Stage
 
 STEP_SECONDS: Final = 45.0
+
+BROKEN: Final = ("drops", "restarts")
+"""The groups whose scenarios wait for servers that are gone; each play of them takes longest."""
 
 _numbers = itertools.count(1)
 
@@ -48,6 +53,16 @@ class Outcome:
     def found(self, path: str) -> Any:
         """Return the value at a path. Raises KeyError."""
         return found(path, {"events": self.documents, "answer": self.answer, "end": self.end})
+
+
+def plays(groups: Iterable[Group]) -> list[Any]:
+    """Return the parameters of a test of group, language and scenario, group by group and language by language."""
+    return [
+        pytest.param(group, language, scenario, id=f"{group.name}-{language}-{scenario.name}")
+        for group in groups
+        for language in LANGUAGES
+        for scenario in group.scenarios
+    ]
 
 
 def name_of(event: Message) -> str:
