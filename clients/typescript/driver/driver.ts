@@ -201,6 +201,8 @@ function print(line: JsonObject): void {
 
 function misuse(message: string): number {
   process.stderr.write(`${message}\n`);
+  // Else the process would stay as long as its input does.
+  process.stdin.destroy();
   return 2;
 }
 
