@@ -60,8 +60,8 @@ RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
 
 Run, ResumeRun, ForkRun, Evaluate and CreateSession are idempotent because this client always sends a request id.
 Methods that are not listed are not: a repeated CreateAgent would find its own name taken, a repeated DeleteSession,
-DeleteAgent or DeleteEvaluation nothing to delete, and a repeated UpdateSession or UpdateSessionState might undo another caller's change
-in between.
+DeleteAgent or DeleteEvaluation nothing to delete, and a repeated UpdateSession or UpdateSessionState might undo another
+caller's change in between.
 """
 
 _SERVICE_CONFIG: Final = {
