@@ -129,16 +129,19 @@ func TestATreeIsWalkedInPreorder(t *testing.T) {
 	for node := range tree.Walk() {
 		ids = append(ids, node.GetInvocationId())
 	}
-	if !slices.Equal(ids, []string{"1", "2", "3", "4", "5", "6"}) || len(tree.Roots()) != 2 || tree.Invocation.GetRunId() != "r" {
-		t.Errorf("walked %v from %d roots", ids, len(tree.Roots()))
+	if !slices.Equal(ids, []string{"1", "2", "3", "4", "5", "6"}) || tree.Invocation.GetRunId() != "r" {
+		t.Errorf("walked %v", ids)
 	}
-	lead := tree.Find("lead")
+	lead := tree.Root()
 	if len(lead.Children()) != 3 || lead.Children()[2].GetInvocationId() != "5" || lead.Parent() != nil {
 		t.Errorf("children of the lead: %v", lead.Children())
 	}
 	reader := tree.Node("3")
-	if !slices.Equal(reader.Path(), []string{"lead", "researcher", "reader"}) || reader.Parent() != tree.Find("researcher") {
+	if !slices.Equal(reader.Path(), []string{"lead", "researcher", "reader"}) || reader.Parent() != tree.Node("2") {
 		t.Errorf("path %v", reader.Path())
+	}
+	if found := tree.Find("researcher"); !slices.Equal(found, []*bough.Node{tree.Node("2"), tree.Node("5")}) {
+		t.Errorf("researchers %v", found)
 	}
 	if tools := reader.Tools(); len(tools) != 1 || tools[0].GetCallId() != "c" {
 		t.Errorf("tools %v", tools)
@@ -155,7 +158,7 @@ func TestATreeIsWalkedInPreorder(t *testing.T) {
 	if tree.Find("absent") != nil || tree.Node("7") != nil {
 		t.Error("found what is not there")
 	}
-	if empty := bough.NewTree(nil); len(empty.Roots()) != 0 || empty.Find("lead") != nil {
+	if empty := bough.NewTree(nil); empty.Root() != nil || empty.Find("lead") != nil {
 		t.Error("an empty tree has agents")
 	}
 }

@@ -114,6 +114,9 @@ func callError(ctx context.Context, err error) error {
 	switch {
 	case described.Code == codes.DeadlineExceeded:
 		described.cause = context.DeadlineExceeded
+		if described.Reason == "" { // the deadline passed here, before the server could say so
+			described.Reason = "DEADLINE_EXCEEDED"
+		}
 	case described.Code == codes.Canceled && ctx.Err() != nil:
 		described.cause = ctx.Err()
 	case described.Code == codes.Canceled && described.Reason == "":
@@ -157,21 +160,25 @@ func describeStream(
 	if err != nil {
 		return nil, callError(ctx, err)
 	}
-	return describedStream{stream}, nil
+	return describedStream{ClientStream: stream, caller: ctx}, nil
 }
 
 // describedStream is a stream whose errors are of type *Error.
-type describedStream struct{ grpc.ClientStream }
+type describedStream struct {
+	grpc.ClientStream
+	// The context of the stream itself is cancelled as soon as the stream has failed, whatever the caller did.
+	caller context.Context
+}
 
 func (s describedStream) Header() (metadata.MD, error) {
 	header, err := s.ClientStream.Header()
-	return header, callError(s.Context(), err)
+	return header, callError(s.caller, err)
 }
 
 func (s describedStream) SendMsg(message any) error {
-	return callError(s.Context(), s.ClientStream.SendMsg(message))
+	return callError(s.caller, s.ClientStream.SendMsg(message))
 }
 
 func (s describedStream) RecvMsg(message any) error {
-	return callError(s.Context(), s.ClientStream.RecvMsg(message))
+	return callError(s.caller, s.ClientStream.RecvMsg(message))
 }

@@ -279,6 +279,20 @@ func TestAParkedRunIsNoDrop(t *testing.T) {
 	wantError(t, err, codes.Unavailable, "RUN_PARKED")
 }
 
+func TestACallThatTheServerCancelsAsItStopsIsADrop(t *testing.T) {
+	server := boughtest.NewServer(t)
+	server.Run("lead", boughtest.Text("a"), boughtest.Fail(status.Error(codes.Canceled, "CANCELLED")), boughtest.Answer("ab"))
+	stream := server.Client(t).Run(t.Context(), lead("Why?"))
+	sequences, err := read(stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantSequences(t, sequences, 1, 3)
+	if stream.Rejoins() != 1 {
+		t.Errorf("%d rejoins", stream.Rejoins())
+	}
+}
+
 func TestWithoutRejoiningADropIsAnError(t *testing.T) {
 	server := boughtest.NewServer(t)
 	server.Run("lead", boughtest.Text("a"), boughtest.Drop(), boughtest.Answer("a"))
@@ -295,9 +309,24 @@ func TestADeadlineEndsTheStream(t *testing.T) {
 	defer cancel()
 	sequences, err := read(client.Run(ctx, lead("Why?")))
 	wantSequences(t, sequences, 1, 2)
-	wantError(t, err, codes.DeadlineExceeded, "")
+	wantError(t, err, codes.DeadlineExceeded, "DEADLINE_EXCEEDED")
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v is not context.DeadlineExceeded", err)
+	}
+}
+
+func TestADeadlineHasItsReasonInEveryCall(t *testing.T) {
+	server := boughtest.NewServer(t)
+	boughtest.Handle(server, boughv1.AgentService_GetRun_FullMethodName,
+		func(ctx context.Context, _ *boughv1.GetRunRequest) (*boughv1.GetRunResponse, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err := server.Client(t).Agents().GetRun(ctx, &boughv1.GetRunRequest{RunId: "run-1"})
+	if failed := wantError(t, err, codes.DeadlineExceeded, "DEADLINE_EXCEEDED"); !errors.Is(failed, context.DeadlineExceeded) {
+		t.Errorf("%v does not wrap the deadline of the context", failed)
 	}
 }
 

@@ -7,12 +7,11 @@ import (
 	boughv1 "github.com/bough-dev/bough/clients/go/bough/v1"
 )
 
-// Tree is the record of a run with its agents as a tree, which is the forest that their order and depth describe.
+// Tree is the record of a run with its agents as the tree that their order and depth describe.
 type Tree struct {
 	// Invocation is the record.
 	Invocation *boughv1.Invocation
 	nodes      []*Node // in preorder
-	roots      []*Node
 }
 
 // Node is the execution of one agent.
@@ -31,9 +30,7 @@ func NewTree(invocation *boughv1.Invocation) *Tree {
 		node := &Node{AgentInvocation: agent, tree: tree}
 		tree.nodes = append(tree.nodes, node)
 		path = path[:min(max(int(agent.GetDepth()), 0), len(path))]
-		if len(path) == 0 {
-			tree.roots = append(tree.roots, node)
-		} else {
+		if len(path) > 0 {
 			node.parent = path[len(path)-1]
 			node.parent.children = append(node.parent.children, node)
 		}
@@ -42,20 +39,26 @@ func NewTree(invocation *boughv1.Invocation) *Tree {
 	return tree
 }
 
-// Roots returns the agents that no other agent of the record called: one, in the record of a run.
-func (t *Tree) Roots() []*Node { return t.roots }
+// Root returns the agent that was run; nil in a record without agents.
+func (t *Tree) Root() *Node {
+	if len(t.nodes) == 0 {
+		return nil
+	}
+	return t.nodes[0]
+}
 
 // Walk returns every agent in preorder: a caller before what it called, in the order of the calls.
 func (t *Tree) Walk() iter.Seq[*Node] { return slices.Values(t.nodes) }
 
-// Find returns the first agent of that name in preorder; nil if there is none.
-func (t *Tree) Find(name string) *Node {
+// Find returns the agents of that name in preorder: one for each time that the agent was called.
+func (t *Tree) Find(name string) []*Node {
+	var found []*Node
 	for _, node := range t.nodes {
 		if node.GetName() == name {
-			return node
+			found = append(found, node)
 		}
 	}
-	return nil
+	return found
 }
 
 // Node returns the agent with that invocation id; nil if there is none.

@@ -21,6 +21,7 @@ SERVICES = {
 }
 NOT_TWICE = {
     "bough.v1.CatalogService": {"CreateAgent", "DeleteAgent"},
+    "bough.v1.EvalService": {"DeleteEvaluation"},
     "bough.v1.SessionService": {"DeleteSession", "UpdateSession", "UpdateSessionState"},
 }
 

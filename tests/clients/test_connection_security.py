@@ -84,6 +84,13 @@ async def test_a_token_that_changes_is_asked_for_with_each_call() -> None:
     assert tokens == ["Bearer a", "Bearer b", "Bearer c", "Bearer d"]
 
 
+@pytest.mark.parametrize("token", ["sec\nret", "sec ret", ""])
+async def test_a_token_that_no_header_may_have_is_refused_and_not_shown(token: str) -> None:
+    async with AsyncClient("127.0.0.1:1", token=token) as client:
+        with pytest.raises(ValueError, match=r"^the token is empty or has characters that no bearer token has$"):
+            await client.get_run(RUN_ID)
+
+
 @pytest.mark.parametrize(
     "address",
     [

@@ -24,7 +24,6 @@ def failed(code: grpc.StatusCode, message: str, *details: object) -> aio.AioRpcE
         (grpc.StatusCode.ALREADY_EXISTS, errors.AlreadyExists),
         (grpc.StatusCode.OUT_OF_RANGE, errors.OutOfRange),
         (grpc.StatusCode.UNAVAILABLE, errors.Unavailable),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineExceeded),
         (grpc.StatusCode.CANCELLED, errors.CallCancelled),
         (grpc.StatusCode.ABORTED, errors.CallFailed),
         (grpc.StatusCode.FAILED_PRECONDITION, errors.CallFailed),
@@ -34,6 +33,12 @@ def failed(code: grpc.StatusCode, message: str, *details: object) -> aio.AioRpcE
 def test_each_code_has_its_class(code: grpc.StatusCode, kind: type[errors.CallFailed]) -> None:
     error = errors.from_rpc_error(aio.AioRpcError(code, details="Why."))
     assert (type(error), error.code, error.message, error.reason) == (kind, code, "Why.", "")
+
+
+def test_a_deadline_that_passed_in_the_client_has_the_reason_that_the_server_gives_it() -> None:
+    error = errors.from_rpc_error(aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, details="Deadline Exceeded"))
+    assert (type(error), error.reason) == (errors.DeadlineExceeded, "DEADLINE_EXCEEDED")
+    assert error.message == "The call's deadline passed before the server answered."
 
 
 def test_a_call_that_a_stopping_server_never_took_up_was_not_cancelled_by_anybody() -> None:

@@ -11,9 +11,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from grpc import aio
 
-from bough.v1 import event_pb2
+from bough.v1 import agent_service_pb2, agent_service_pb2_grpc, event_pb2, follow_pb2
 from tests.languages.java_programs import DRIVER, FOLLOW_RUN, java_program
 from tests.support.processes import PATIENCE_SECONDS, serving
 from tests.support.projects import llm, write_project
@@ -108,6 +110,73 @@ async def test_the_program_has_every_sequence_once_over_the_death_of_its_server(
     assert sequences == list(range(1, len(sequences) + 1))
     assert any(line.endswith(": run_resumed") for line in lines)
     assert lines[-3:] == ["(the connection was lost 1 times)", "lead SUCCEEDED", "  waiter SUCCEEDED"]
+
+
+class _Ending(agent_service_pb2_grpc.AgentServiceServicer):
+    """Answers each call of a run with the batches that it is given for it, then ends it with their code."""
+
+    def __init__(self, *calls: tuple[grpc.StatusCode, Sequence[follow_pb2.EventBatch]]) -> None:
+        self._calls = list(calls)
+        self.asked: list[str] = []
+
+    async def Run(self, request, context):
+        async for batch in self._stream("Run", context):
+            yield agent_service_pb2.RunResponse(batch=batch)
+
+    async def WatchRun(self, request, context):
+        async for batch in self._stream(f"WatchRun {request.after_sequence}", context):
+            yield agent_service_pb2.WatchRunResponse(batch=batch)
+
+    async def _stream(self, asked, context):
+        self.asked.append(asked)
+        code, batches = self._calls.pop(0)
+        if batches:
+            await context.send_initial_metadata((("bough-run-id", "run-1"),))
+        for batch in batches:
+            yield batch
+        if code is not grpc.StatusCode.OK:
+            await context.abort(code, code.name)
+
+
+def _batch(sequence: int, **payload: Any) -> follow_pb2.EventBatch:
+    event = event_pb2.AgentEvent(run_id="run-1", sequence=sequence, **payload)
+    return follow_pb2.EventBatch(events=[event], through_sequence=sequence)
+
+
+@asynccontextmanager
+async def _answering(service: _Ending) -> AsyncIterator[str]:
+    server = aio.server()
+    agent_service_pb2_grpc.add_AgentServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+async def test_a_stream_rejoins_whatever_ends_it_before_its_end() -> None:
+    started = _batch(1, run_started=event_pb2.RunStarted())
+    service = _Ending(
+        (grpc.StatusCode.OK, []),
+        # So does gRPC end calls that a stopping server has not accepted.
+        (grpc.StatusCode.CANCELLED, [started]),
+        (grpc.StatusCode.OK, [follow_pb2.EventBatch(through_sequence=1)]),
+        (grpc.StatusCode.OK, [_batch(2, run_completed=event_pb2.RunCompleted())]),
+    )
+    async with _answering(service) as address:
+        _, printed, _ = await _driven(address, {"call": "AgentService.Run", "request": {"agent": "alone"}})
+    assert [line["event"]["sequence"] for line in printed[:-1]] == ["1", "2"]
+    assert printed[-1]["end"]["code"] == "OK"
+    assert service.asked == ["Run", "Run", "WatchRun 1", "WatchRun 1"]
+
+
+async def test_an_end_that_this_version_does_not_know_is_an_end() -> None:
+    service = _Ending((grpc.StatusCode.OK, [_batch(1, run_started=event_pb2.RunStarted()), _batch(2)]))
+    async with _answering(service) as address:
+        _, printed, _ = await _driven(address, {"call": "AgentService.Run", "request": {"agent": "alone"}})
+    assert printed[-1] == {"end": {"code": "OK", "rejoins": 0}}
+    assert service.asked == ["Run"]
 
 
 async def test_the_driver_performs_calls_of_every_kind(tmp_path: Path) -> None:

@@ -130,8 +130,12 @@ def _check_run(out: str) -> None:
 async def test_approve_answers_what_a_run_waits_for(tmp_path: Path) -> None:
     typed = ("4711", "it does not fit", "y")
     async with serving_example("approvals", tmp_path) as server:
-        ran = await finished("examples/approve", "lead", "Orders 1001 and 1002 come back.", server.address, lines=typed)
+        said = ("examples/approve", "lead", "Orders 1001 and 1002 come back.", server.address)
+        ran = await finished(*said, lines=typed)
+        left = await finished(*said, lines=typed[:1])
     assert (ran.code, ran.err) == (0, "")
+    assert left.code == 2
+    assert "no answer: the run still waits for it" in left.err
     assert ran.out == (
         'lead calls read_card {"reader": "counter"}: '
         "interviewer asks: Orders 1001 and 1002 come back. May we ask why? "

@@ -4,8 +4,9 @@ import grpc
 import pytest
 import typer
 from google.protobuf import timestamp_pb2
+from grpc import aio
 
-from bough.errors import DeadlineExceeded, Status, deadline_exceeded
+from bough.errors import deadline_exceeded, from_rpc_error
 from bough.v1 import (
     agent_pb2,
     execution_pb2,
@@ -331,6 +332,6 @@ def test_messages_show_their_author_text_and_calls() -> None:
 
 
 def test_a_deadline_that_only_grpc_speaks_of_is_a_sentence() -> None:
-    passed = DeadlineExceeded(Status(code=grpc.StatusCode.DEADLINE_EXCEEDED, message="Deadline Exceeded"))
+    passed = from_rpc_error(aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, details="Deadline Exceeded"))
     assert list(sentences(passed)) == ["The call's deadline passed before the server answered."]
     assert list(sentences(deadline_exceeded("It took too long."))) == ["It took too long."]

@@ -59,9 +59,9 @@ RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
 """Idempotent methods by service, which the channel may retry.
 
 Run, ResumeRun, ForkRun, Evaluate and CreateSession are idempotent because this client always sends a request id.
-Methods that are not listed are not: a repeated CreateAgent would find its own name taken, a repeated DeleteSession or
-DeleteAgent nothing to delete, and a repeated UpdateSession or UpdateSessionState might undo another caller's change
-in between.
+Methods that are not listed are not: a repeated CreateAgent would find its own name taken, a repeated DeleteSession,
+DeleteAgent or DeleteEvaluation nothing to delete, and a repeated UpdateSession or UpdateSessionState might undo another
+caller's change in between.
 """
 
 _SERVICE_CONFIG: Final = {
@@ -85,6 +85,8 @@ _SERVICE_CONFIG: Final = {
 
 _HOST: Final = re.compile(r"(?:dns:(?://[^/]*/)?|ipv[46]:)?([^][:/,]+|\[[^]]*\])(?::\d+)?")
 """An address of one server by host and port."""
+
+_TOKEN: Final = re.compile("[!-~]+")
 
 CHANNEL_OPTIONS: Final[tuple[ChannelOption, ...]] = (
     ("grpc.keepalive_time_ms", 30_000),
@@ -139,7 +141,14 @@ def token_metadata(
             f"the token would travel to {address} unencrypted: pass credentials, such as grpc.ssl_channel_credentials()"
         )
     current = token if callable(token) else lambda: token
-    return lambda: (("authorization", f"Bearer {current()}"),)
+    return lambda: (("authorization", f"Bearer {_checked(current())}"),)
+
+
+def _checked(token: str) -> str:
+    """Return a token that a header may have; raises ValueError, which does not show it, for any other."""
+    if _TOKEN.fullmatch(token) is None:
+        raise ValueError("the token is empty or has characters that no bearer token has")
+    return token
 
 
 def _is_loopback(address: str) -> bool:

@@ -246,11 +246,15 @@ def from_rpc_error(error: grpc.RpcError) -> CallFailed:
     message = text or f"The call failed with {code.name}."
     # The two kinds of channel have different classes for metadata; both iterate over pairs.
     metadata: Iterable[tuple[str, str | bytes]] = error.trailing_metadata() or ()  # type: ignore[assignment]
-    return from_status(_described(Status(code=code, message=message), metadata))
+    status = _described(Status(code=code, message=message), metadata)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and not status.reason:
+        # It passed in the gRPC library, whose message means nothing to users, before the server could say so.
+        return deadline_exceeded("The call's deadline passed before the server answered.")
+    return from_status(status)
 
 
 def deadline_exceeded(message: str) -> DeadlineExceeded:
-    """Return the exception for a deadline that passed in the client, between two calls."""
+    """Return the exception for a deadline that passed in the client."""
     return DeadlineExceeded(Status(code=grpc.StatusCode.DEADLINE_EXCEEDED, message=message, reason="DEADLINE_EXCEEDED"))
 
 

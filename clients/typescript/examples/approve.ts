@@ -8,7 +8,11 @@ const typed = lines[Symbol.asyncIterator]();
 
 async function ask(question: string): Promise<string> {
   process.stdout.write(question);
-  return (await typed.next()).value ?? "";
+  const line = await typed.next();
+  if (line.done) {
+    throw new Error("no answer: the run still waits for it");
+  }
+  return line.value;
 }
 
 async function answer(request: InputRequest): Promise<InputAnswer> {

@@ -9,12 +9,10 @@ import { fromJsonString } from "@bufbuild/protobuf";
 import { BoughClient, BoughError } from "@bough-dev/bough";
 import { EvaluateRequestSchema, MetricStatus } from "@bough-dev/bough/v1";
 
-const EXIT_CODES = {
-  [MetricStatus.PASSED]: 0,
-  [MetricStatus.FAILED]: 1,
-  [MetricStatus.NOT_EVALUATED]: 2,
-  [MetricStatus.UNSPECIFIED]: 2,
-};
+const EXIT_CODES = new Map([
+  [MetricStatus.PASSED, 0],
+  [MetricStatus.FAILED, 1],
+]);
 
 async function main(file: string, address?: string): Promise<number> {
   using client = new BoughClient(address);
@@ -24,7 +22,7 @@ async function main(file: string, address?: string): Promise<number> {
     switch (payload.case) {
       case "caseRunScored": {
         const { caseId, index, reason, status: verdict = MetricStatus.UNSPECIFIED } = payload.value.result ?? {};
-        console.log(`${caseId} #${index}: ${MetricStatus[verdict].toLowerCase()} ${reason}`.trimEnd());
+        console.log(`${caseId} #${index}: ${(MetricStatus[verdict] ?? "unknown").toLowerCase()} ${reason}`.trimEnd());
         break;
       }
       case "evaluationTotaled": {
@@ -42,7 +40,7 @@ async function main(file: string, address?: string): Promise<number> {
       default:
     }
   }
-  return EXIT_CODES[status];
+  return EXIT_CODES.get(status) ?? 2;
 }
 
 const [file = "examples/eval/request.json", address] = process.argv.slice(2);

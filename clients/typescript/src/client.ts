@@ -1,6 +1,6 @@
 import { randomUUID } from "node:crypto";
-import { create, type DescService, type MessageInitShape } from "@bufbuild/protobuf";
-import { type CallOptions, type Client, createClient, makeAnyClient, type Transport } from "@connectrpc/connect";
+import { create, type MessageInitShape } from "@bufbuild/protobuf";
+import type { CallOptions, Client } from "@connectrpc/connect";
 import {
   type AgentEvent,
   AgentService,
@@ -17,11 +17,11 @@ import {
   WatchEvaluationRequestSchema,
   WatchRunRequestSchema,
 } from "./bough/v1/index.js";
-import { aborted, boughError } from "./errors.js";
+import { serviceClient } from "./calls.js";
 import { Health, type HealthCheckResponse_ServingStatus as ServingStatus } from "./grpc/health/v1/health_pb.js";
 import { type UserInput, userMessage } from "./messages.js";
 import { EvaluationPosition, type Position, RunPosition, type RunStart } from "./position.js";
-import { Backoff, type Contact, type Rejoining } from "./rejoining.js";
+import { Backoff, type Contact, given, type Rejoining } from "./rejoining.js";
 import { EventStream } from "./stream.js";
 import { type ConnectionOptions, connect } from "./transport.js";
 import { AgentTree } from "./tree.js";
@@ -79,11 +79,13 @@ export class BoughClient implements Disposable {
   ) {
     const { transport, close } = connect(address, options);
     this.#close = close;
-    this.agents = this.#client(AgentService, transport);
-    this.evals = this.#client(EvalService, transport);
-    this.catalog = this.#client(CatalogService, transport);
-    this.sessions = this.#client(SessionService, transport);
-    this.#health = this.#client(Health, transport);
+    const { callTimeoutMs = 10_000, timeoutMs = 600_000 } = options;
+    const defaults = { callTimeoutMs, timeoutMs, contact: this.#contact };
+    this.agents = serviceClient(AgentService, transport, defaults);
+    this.evals = serviceClient(EvalService, transport, defaults);
+    this.catalog = serviceClient(CatalogService, transport, defaults);
+    this.sessions = serviceClient(SessionService, transport, defaults);
+    this.#health = serviceClient(Health, transport, defaults);
   }
 
   /** Close the connection; calls in flight end. */
@@ -120,7 +122,7 @@ export class BoughClient implements Disposable {
   evaluate(request: MessageInitShape<typeof EvaluateRequestSchema>, options: StreamOptions = {}): EventStream<EvaluationEvent> {
     const message = create(EvaluateRequestSchema, withRequestId(request));
     const position = new EvaluationPosition(this.evals, { method: "evaluate", request: message });
-    return this.#stream(position, message.requestId, { timeoutMs: 0, ...options });
+    return this.#stream(position, message.requestId, { ...options, timeoutMs: options.timeoutMs ?? 0 });
   }
 
   /** Follow an evaluation, live or ended, after a sequence. */
@@ -130,7 +132,7 @@ export class BoughClient implements Disposable {
   ): EventStream<EvaluationEvent> {
     const message = create(WatchEvaluationRequestSchema, request);
     const position = new EvaluationPosition(this.evals, { method: "watchEvaluation", request: message });
-    return this.#stream(position, "", { timeoutMs: 0, ...options });
+    return this.#stream(position, "", { ...options, timeoutMs: options.timeoutMs ?? 0 });
   }
 
   /** Return the tree of a run's agents, with its whole record: of the log up to a sequence if one is given. */
@@ -154,51 +156,8 @@ export class BoughClient implements Disposable {
     requestId: string,
     { signal, timeoutMs = this.options.timeoutMs ?? 600_000, rejoining }: StreamOptions,
   ): EventStream<Event> {
-    const backoff = () => new Backoff({ ...this.options.rejoining, ...rejoining }, this.#contact, timeoutMs);
+    const backoff = () => new Backoff({ ...this.options.rejoining, ...given(rejoining ?? {}) }, this.#contact, timeoutMs);
     return new EventStream(position, backoff, requestId, signal);
-  }
-
-  /** Return the generated client of a service, which throws BoughErrors and has the default timeouts. */
-  #client<Service extends DescService>(service: Service, transport: Transport): Client<Service> {
-    const generated = createClient(service, transport) as Record<string, (...call: unknown[]) => unknown>;
-    const { callTimeoutMs = 10_000, timeoutMs = 600_000 } = this.options;
-    return makeAnyClient(service, (method) => {
-      const isUnary = method.methodKind === "unary";
-      const call = (request: unknown, options?: CallOptions) =>
-        generated[method.localName]?.(request, { timeoutMs: isUnary ? callTimeoutMs : timeoutMs, ...options });
-      return method.methodKind === "server_streaming"
-        ? (request: unknown, options?: CallOptions) =>
-            this.#responses((signal) => call(request, { ...options, signal }), options?.signal)
-        : (request: unknown, options?: CallOptions) => this.#answer(call(request, options), options?.signal);
-    }) as Client<Service>;
-  }
-
-  async #answer(response: unknown, signal: AbortSignal | undefined): Promise<unknown> {
-    try {
-      const answer = await response;
-      this.#contact.isMade = true;
-      return answer;
-    } catch (error) {
-      throw signal?.aborted ? aborted(signal.reason) : boughError(error);
-    }
-  }
-
-  async *#responses(call: (signal: AbortSignal) => unknown, signal?: AbortSignal): AsyncGenerator<unknown> {
-    const leaving = new AbortController();
-    const either = signal ? AbortSignal.any([signal, leaving.signal]) : leaving.signal;
-    const responses = (call(either) as AsyncIterable<unknown>)[Symbol.asyncIterator]();
-    try {
-      for (let next = await responses.next(); !next.done; next = await responses.next()) {
-        this.#contact.isMade = true;
-        yield next.value;
-      }
-    } catch (error) {
-      throw signal?.aborted ? aborted(signal.reason) : boughError(error);
-    } finally {
-      // Connect ends a call that is left, and clears the timer of its deadline, when a read after the abort fails.
-      leaving.abort();
-      await responses.next().catch(() => {});
-    }
   }
 }
 

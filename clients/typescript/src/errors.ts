@@ -7,6 +7,8 @@ export interface FieldViolation {
   /** Path of the field, such as `definitions[0].llm.model`. */
   readonly field: string;
   readonly description: string;
+  /** Name of an `ErrorReason` without its prefix; empty if the server sent none. */
+  readonly reason: string;
 }
 
 /** What gRPC sends, with the code CANCELLED, to calls in flight when a server stops: github.com/grpc/grpc/issues/41785. */
@@ -79,9 +81,10 @@ export function boughError(error: unknown): unknown {
   return new BoughError(error.rawMessage || "The call failed.", error.code, {
     reason: info?.reason ?? "",
     metadata: info?.metadata ?? {},
-    violations: (detail(error, BadRequestSchema)?.fieldViolations ?? []).map(({ field, description }) => ({
+    violations: (detail(error, BadRequestSchema)?.fieldViolations ?? []).map(({ field, description, reason }) => ({
       field,
       description,
+      reason,
     })),
     retryDelayMs: delay && Number(delay.seconds) * 1000 + delay.nanos / 1e6,
     cause: error,

@@ -33,8 +33,8 @@ export interface Position<Event> {
   accept(header: Headers): boolean;
   /** Return the events of a response that are new, in order. */
   take(response: Response<Event>): Event[];
-  /** Return whether a call that ended with OK, after these many events, reached the end that it promised. */
-  isComplete(events: number): boolean;
+  /** True if a call that ended with OK has reached the end that it promised. */
+  readonly isComplete: boolean;
 }
 
 /** The request of a run's stream, by the method that sends it. */
@@ -56,7 +56,7 @@ export class RunPosition implements Position<AgentEvent> {
   id = "";
   received = 0n;
   isOver = false;
-  #last: AgentEvent["payload"]["case"];
+  #last: AgentEvent | undefined;
   // Input ids that a resumeRun answers: those that may still be open here, and those that an interruption has named.
   readonly #open = new Set<string>();
   readonly #asked = new Set<string>();
@@ -111,7 +111,7 @@ export class RunPosition implements Position<AgentEvent> {
       if (event.sequence > this.received) {
         this.received = event.sequence;
         this.id ||= event.runId;
-        this.#last = event.payload.case;
+        this.#last = event;
         this.isOver = this.#ends(event);
         fresh.push(event);
       }
@@ -120,11 +120,18 @@ export class RunPosition implements Position<AgentEvent> {
     return fresh;
   }
 
-  isComplete(events: number): boolean {
+  get isComplete(): boolean {
     const { method, request } = this.start;
-    const isToCurrent = method === "watchRun" && request.until === WatchUntil.CURRENT;
-    // The server knows best which interruption is the first after the answers. A run that had ended sends no event.
-    return isToCurrent || this.isOver || events === 0 || (method === "resumeRun" && this.#last === "runInterrupted");
+    if (this.isOver || (method === "watchRun" && request.until === WatchUntil.CURRENT)) {
+      return true;
+    }
+    if (this.#last === undefined) {
+      // A run that had ended sends no event, and answers may have been received although no event showed it.
+      return method === "watchRun" || method === "resumeRun";
+    }
+    const last = this.#last.payload.case;
+    // An end that this version does not know is an end. The server knows best which interruption follows the answers.
+    return last === undefined || (method === "resumeRun" && last === "runInterrupted");
   }
 
   #watch(until: WatchUntil, options: CallOptions): AsyncIterable<Response<AgentEvent>> {
@@ -190,6 +197,7 @@ export class EvaluationPosition implements Position<EvaluationEvent> {
   id = "";
   received = 0n;
   isOver = false;
+  #last: EvaluationEvent | undefined;
 
   constructor(
     private readonly evals: Client<typeof EvalService>,
@@ -223,12 +231,14 @@ export class EvaluationPosition implements Position<EvaluationEvent> {
     const fresh = (batch?.events ?? []).filter((event) => event.sequence > this.received);
     for (const event of fresh) {
       this.received = event.sequence;
+      this.#last = event;
       this.isOver = EVALUATION_ENDS.has(event.payload.case);
     }
     return fresh;
   }
 
-  isComplete(events: number): boolean {
-    return this.isOver || events === 0;
+  get isComplete(): boolean {
+    const isEmpty = this.#last === undefined;
+    return this.isOver || (isEmpty ? this.start.method === "watchEvaluation" : this.#last?.payload.case === undefined);
   }
 }

@@ -38,6 +38,11 @@ const SYSTEM: Environment = { now: () => performance.now(), random: Math.random 
 /** Reasons why a reachable server cannot continue a run: no better than an unreachable one. */
 const OF_THE_RUN = new Set(["STORAGE_FAILED", "RUN_PARKED"]);
 
+/** Return options without those that are undefined, which would hide their defaults. */
+export function given<Options extends object>(options: Options): Options {
+  return Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)) as Options;
+}
+
 /** Drops of one stream: attempts without progress, since when the server is unavailable, and the deadline. */
 export class Backoff {
   readonly #options: Required<Omit<Rejoining, "onDrop">> & Pick<Rejoining, "onDrop">;
@@ -45,6 +50,7 @@ export class Backoff {
   #attempt = 0;
   #goneSince: number | undefined;
   #isStuck = false;
+  #outages = 0;
 
   /** `timeoutMs` bounds the stream; 0 does not. */
   constructor(
@@ -54,8 +60,13 @@ export class Backoff {
     private readonly environment: Environment = SYSTEM,
   ) {
     const defaults = { firstDelayMs: 100, longestDelayMs: 5_000, timeoutMs: 60_000, connectTimeoutMs: 500 };
-    this.#options = { ...defaults, ...rejoining };
+    this.#options = { ...defaults, ...given(rejoining) };
     this.#deadline = timeoutMs > 0 ? environment.now() + timeoutMs : Infinity;
+  }
+
+  /** How often the stream has lost its server, and rejoined or tried to. */
+  get outages(): number {
+    return this.#outages;
   }
 
   /** Return the milliseconds left until the caller's deadline, 0 without one; throw DeadlineExceeded after it. */
@@ -107,6 +118,7 @@ export class Backoff {
       throw deadlineExceeded(`The server did not become available in time: ${error.message}`, error);
     }
     if (isNew) {
+      this.#outages += 1;
       onDrop?.(error);
     }
     return delay;

@@ -24,18 +24,21 @@ export class EventStream<Event extends { sequence: bigint }> implements AsyncIte
   #resolveAccepted: () => void = () => {};
   #rejectAccepted: (error: unknown) => void = () => {};
   #first: Promise<IteratorResult<Event, undefined>> | undefined;
+  // What `started` has read ahead is not the caller's yet.
+  #isRead = false;
+  readonly #start: bigint;
   #through: bigint;
-  #rejoins = 0;
+  #backoff: Backoff | undefined;
 
   /** @internal */
   constructor(
     private readonly position: Position<Event>,
-    private readonly backoff: () => Backoff,
+    private readonly newBackoff: () => Backoff,
     /** Request id of the call; a repeated call has no second effect. Empty for a watch, which needs none. */
     readonly requestId: string,
     private readonly signal: AbortSignal | undefined,
   ) {
-    this.#through = position.received;
+    this.#start = this.#through = position.received;
     this.#accepted = new Promise((resolve, reject) => {
       this.#resolveAccepted = resolve;
       this.#rejectAccepted = reject;
@@ -52,24 +55,27 @@ export class EventStream<Event extends { sequence: bigint }> implements AsyncIte
 
   /** Sequence to continue after, with `client.watch`: the caller has every event of its view up to here. */
   get throughSequence(): bigint {
-    return this.#through;
+    return this.#isRead ? this.#through : this.#start;
   }
 
-  /** How many calls were made after the first one. */
+  /** How often the stream has lost its server, and rejoined or tried to. */
   get rejoins(): number {
-    return this.#rejoins;
+    return this.#backoff?.outages ?? 0;
   }
 
   /** Wait until the run or evaluation, or the answers to a run, are accepted and durable; return the id. Loses no event. */
   async started(): Promise<string> {
-    this.#first ??= this.#events.next();
-    this.#first.catch(() => {});
+    if (!this.#isRead) {
+      this.#first ??= this.#events.next();
+      this.#first.catch(() => {});
+    }
     await this.#accepted;
     return this.id;
   }
 
   async next(): Promise<IteratorResult<Event, undefined>> {
     const first = this.#first;
+    this.#isRead = true;
     this.#first = undefined;
     return first ?? this.#events.next();
   }
@@ -101,14 +107,13 @@ export class EventStream<Event extends { sequence: bigint }> implements AsyncIte
     this.signal?.addEventListener("abort", onAbort);
     try {
       this.#throwIfAborted();
-      const backoff = this.backoff();
+      const backoff = (this.#backoff = this.newBackoff());
       for (;;) {
         const error = yield* this.#call(backoff);
         if (error === undefined || this.position.isOver) {
           return undefined;
         }
         await sleep(backoff.delayAfter(error), undefined, { signal: this.#closing.signal });
-        this.#rejoins += 1;
       }
     } catch (error) {
       const raised = this.signal?.aborted ? aborted(this.signal.reason) : error;
@@ -126,7 +131,6 @@ export class EventStream<Event extends { sequence: bigint }> implements AsyncIte
 
   /** Yield the events of one call. Return undefined if it reached its end, else the error that ended it. */
   async *#call(backoff: Backoff): AsyncGenerator<Event, BoughError | undefined> {
-    let count = 0;
     const timeoutMs = Math.min(Math.ceil(backoff.remainingMs()), LONGEST_TIMEOUT_MS);
     const onHeader = (header: Headers) => {
       if (this.position.accept(header)) {
@@ -139,7 +143,6 @@ export class EventStream<Event extends { sequence: bigint }> implements AsyncIte
         backoff.progressed();
         const events = this.position.take(response);
         this.#resolveAccepted();
-        count += events.length;
         for (const [index, event] of events.entries()) {
           this.#through = index === events.length - 1 ? this.position.received : event.sequence;
           yield event;
@@ -154,7 +157,7 @@ export class EventStream<Event extends { sequence: bigint }> implements AsyncIte
       }
       throw error;
     }
-    if (this.position.isComplete(count)) {
+    if (this.position.isComplete) {
       return undefined;
     }
     return new BoughError("The stream ended without an end event.", Code.Unavailable);

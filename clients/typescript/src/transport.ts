@@ -1,6 +1,8 @@
 import type { SecureClientSessionOptions } from "node:http2";
-import { isIPv4 } from "node:net";
-import type { Interceptor, Transport } from "@connectrpc/connect";
+import { connect as connectPlain, isIP, isIPv4 } from "node:net";
+import type { Duplex } from "node:stream";
+import { connect as connectTls } from "node:tls";
+import { Code, ConnectError, type Interceptor, type Transport } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
 
 /** Certificates of a connection with TLS, as `node:tls` takes them: PEM texts. */
@@ -17,6 +19,9 @@ export interface ConnectionOptions {
   token?: string | (() => string | Promise<string>);
 }
 
+/** How long a connection may take. Node.js leaves that to the operating system, which tries for minutes. */
+const CONNECT_TIMEOUT_MS = 5_000;
+
 /** A transport, and the connection that it uses. */
 export interface Connection {
   transport: Transport;
@@ -32,13 +37,27 @@ export function connect(address: string, { tls = false, token }: ConnectionOptio
   const sessions = new Http2SessionManager(
     baseUrl,
     { pingIntervalMs: 30_000, pingTimeoutMs: 20_000, pingIdleConnection: false },
-    typeof tls === "object" ? tls : {},
+    { createConnection: (url) => openSocket(url, typeof tls === "object" ? tls : {}) },
   );
   const interceptors = token === undefined ? [] : [withToken(token)];
   return {
     transport: createGrpcTransport({ baseUrl, sessionManager: sessions, interceptors }),
     close: () => sessions.abort(),
   };
+}
+
+/** Open the socket of a connection; it fails with ETIMEDOUT unless it is ready in time. */
+export function openSocket({ protocol, hostname, port }: URL, tls: TlsOptions, timeoutMs = CONNECT_TIMEOUT_MS): Duplex {
+  const host = hostname.replace(/^\[|\]$/g, "");
+  const address = { host, port: Number(port) || (protocol === "https:" ? 443 : 80) };
+  const names = isIP(host) ? {} : { servername: host };
+  const isSecure = protocol === "https:";
+  const socket = isSecure ? connectTls({ ...address, ...names, ...tls, ALPNProtocols: ["h2"] }) : connectPlain(address);
+  socket.setTimeout(timeoutMs, () => {
+    socket.destroy(Object.assign(new Error(`connect ETIMEDOUT ${host}:${address.port}`), { code: "ETIMEDOUT" }));
+  });
+  socket.once(isSecure ? "secureConnect" : "connect", () => socket.setTimeout(0));
+  return socket;
 }
 
 function addressUrl(address: string, isSecure: boolean): string {
@@ -54,7 +73,12 @@ function isLoopback(host: string): boolean {
 
 function withToken(token: string | (() => string | Promise<string>)): Interceptor {
   return (next) => async (request) => {
-    request.header.set("authorization", `Bearer ${typeof token === "string" ? token : await token()}`);
+    const sent = typeof token === "string" ? token : await token();
+    if (!/^[!-~]+$/.test(sent)) {
+      // The error of Headers would show the token.
+      throw new ConnectError("The token is empty or has characters that no bearer token has.", Code.Unauthenticated);
+    }
+    request.header.set("authorization", `Bearer ${sent}`);
     return next(request);
   };
 }

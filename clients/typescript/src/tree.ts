@@ -14,9 +14,9 @@ export class AgentTree {
     }
   }
 
-  /** The agents without a parent: the root, unless events of several runs or without their start were aggregated. */
-  get roots(): AgentInvocation[] {
-    return this.invocation.agents.filter((agent) => !this.parent(agent));
+  /** The agent that was run; undefined in a record without agents. */
+  get root(): AgentInvocation | undefined {
+    return this.invocation.agents[0];
   }
 
   /** The agents in preorder: each before those that it called. */

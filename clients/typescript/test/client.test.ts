@@ -1,16 +1,18 @@
 import assert from "node:assert/strict";
 import { once } from "node:events";
 import { readFileSync } from "node:fs";
+import * as net from "node:net";
 import { test } from "node:test";
 import { create } from "@bufbuild/protobuf";
-import { ConnectError } from "@connectrpc/connect";
-import { AgentService, ExecutionState, InvocationSchema, MessageSchema } from "../src/bough/v1/index.js";
+import { ConnectError, type HandlerContext } from "@connectrpc/connect";
+import { AgentService, EvalService, ExecutionState, InvocationSchema, MessageSchema, SessionService } from "../src/bough/v1/index.js";
 import { BoughClient } from "../src/client.js";
 import { collect } from "../src/collect.js";
 import { BoughError } from "../src/errors.js";
 import { BadRequestSchema, ErrorInfoSchema, RetryInfoSchema } from "../src/google/rpc/error_details_pb.js";
 import { approve, Code, refuse, reply, ServingStatus, textOf, toolOutcome } from "../src/index.js";
 import { answered, FakeBough } from "../src/testing.js";
+import { openSocket } from "../src/transport.js";
 import { AgentTree } from "../src/tree.js";
 
 test("an error has the code, the reason and the details that the server sent", async () => {
@@ -19,7 +21,7 @@ test("an error has the code, the reason and the details that the server sent", a
       router.rpc(AgentService.method.getRun, () => {
         throw new ConnectError("The session is busy.", Code.Aborted, undefined, [
           { desc: ErrorInfoSchema, value: { reason: "SESSION_BUSY", metadata: { run_id: "run-7" } } },
-          { desc: BadRequestSchema, value: { fieldViolations: [{ field: "run_id", description: "is busy" }] } },
+          { desc: BadRequestSchema, value: { fieldViolations: [{ field: "run_id", description: "is busy", reason: "SESSION_BUSY" }] } },
           { desc: RetryInfoSchema, value: { retryDelay: { seconds: 1n, nanos: 500_000_000 } } },
         ]);
       }),
@@ -36,7 +38,7 @@ test("an error has the code, the reason and the details that the server sent", a
         codeName: "ABORTED",
         reason: "SESSION_BUSY",
         metadata: { run_id: "run-7" },
-        violations: [{ field: "run_id", description: "is busy" }],
+        violations: [{ field: "run_id", description: "is busy", reason: "SESSION_BUSY" }],
         retryDelayMs: 1500,
       },
     );
@@ -72,6 +74,19 @@ test("a token is sent with every call, and to no other machine in plaintext", as
 
 const certificate = process.env["BOUGH_TEST_CERTIFICATE"];
 
+test("a token that no header may have is refused, and not shown", async () => {
+  const fake = await FakeBough.start();
+  for (const token of ["sec\nret", ""]) {
+    const client = new BoughClient(fake.address, { token });
+    await assert.rejects(client.health(), ({ code, message }: BoughError) => {
+      assert.deepEqual([code, message], [Code.Unauthenticated, "The token is empty or has characters that no bearer token has."]);
+      return true;
+    });
+    client.close();
+  }
+  await fake.close();
+});
+
 test("TLS trusts the authorities that it is given, and no others", { skip: certificate === undefined }, async () => {
   const pem = readFileSync(certificate ?? "");
   const fake = await FakeBough.start({ tls: { cert: pem, key: pem } });
@@ -96,6 +111,84 @@ test("the health of a server is a call", async () => {
   assert.equal(await client.health(), ServingStatus.SERVING);
   client.close();
   await fake.close();
+});
+
+test("calls that do no harm twice are repeated while the server is unavailable, others are not", async () => {
+  const calls: string[] = [];
+  const unavailable = (name: string, until: number) => () => {
+    calls.push(name);
+    if (calls.filter((call) => call === name).length <= until) {
+      throw new ConnectError("Not now.", Code.Unavailable);
+    }
+    return {};
+  };
+  const fake = await FakeBough.start({
+    routes: (router) => {
+      router.rpc(AgentService.method.getRun, unavailable("getRun", 2));
+      router.rpc(AgentService.method.listRuns, unavailable("listRuns", 9));
+      router.rpc(SessionService.method.createSession, unavailable("createSession", 1));
+    },
+  });
+  const client = new BoughClient(fake.address);
+  await client.agents.getRun({ runId: "run-1" });
+  await assert.rejects(client.agents.listRuns({}), { code: Code.Unavailable });
+  await assert.rejects(client.sessions.createSession({}), { code: Code.Unavailable });
+  assert.deepEqual(calls, [..."gggllllc"].map((letter) => ({ g: "getRun", l: "listRuns", c: "createSession" })[letter]));
+  client.close();
+  await fake.close();
+});
+
+test("a signal ends a call that waits to be repeated", async () => {
+  const controller = new AbortController();
+  const fake = await FakeBough.start({
+    routes: (router) =>
+      router.rpc(AgentService.method.getRun, () => {
+        setImmediate(() => controller.abort());
+        throw new ConnectError("Not now.", Code.Unavailable);
+      }),
+  });
+  const client = new BoughClient(fake.address);
+  const call = client.agents.getRun({ runId: "run-1" }, { signal: controller.signal });
+  await assert.rejects(call, { name: "BoughError", code: Code.Canceled });
+  client.close();
+  await fake.close();
+});
+
+test("an option that is undefined has its default", async () => {
+  const seconds: (number | undefined)[] = [];
+  const note = (context: HandlerContext) => {
+    const left = context.timeoutMs();
+    seconds.push(left === undefined ? left : Math.ceil(left / 1_000));
+    return {};
+  };
+  const fake = await FakeBough.start({
+    routes: (router) => {
+      router.rpc(AgentService.method.getRun, (_, context) => note(context));
+      router.rpc(AgentService.method.watchRun, async function* (_, context) {
+        yield note(context);
+      });
+      router.rpc(EvalService.method.watchEvaluation, async function* (_, context) {
+        yield note(context);
+      });
+    },
+  });
+  const client = new BoughClient(fake.address);
+  const unset = { timeoutMs: undefined } as object;
+  await client.agents.getRun({}, unset);
+  await client.watch({ runId: "run-1" }, unset).next();
+  await client.watchEvaluation({ evaluationId: "evaluation-1" }, unset).next();
+  assert.deepEqual(seconds, [10, 600, undefined]);
+  client.close();
+  await fake.close();
+});
+
+test("a connection that nothing answers is given up", async () => {
+  const silent = net.createServer().listen(0, "127.0.0.1");
+  await once(silent, "listening");
+  const { port } = silent.address() as net.AddressInfo;
+  const socket = openSocket(new URL(`https://127.0.0.1:${port}`), {}, 20);
+  await assert.rejects(once(socket, "connect").then(() => once(socket, "secureConnect")), { code: "ETIMEDOUT" });
+  silent.close();
 });
 
 test("a signal ends any call", async () => {
@@ -155,7 +248,7 @@ test("a tree is walked in preorder", () => {
       ],
     }),
   );
-  const [lead] = tree.roots;
+  const lead = tree.root;
   assert.ok(lead);
   assert.equal(names(tree), "lead researcher writer writer");
   assert.equal(names(tree.children(lead)), "researcher writer");
@@ -165,7 +258,7 @@ test("a tree is walked in preorder", () => {
   assert.equal(writer && names(tree.path(writer)), "lead researcher writer");
   assert.equal(tree.get("4"), other);
   assert.deepEqual([tree.get("5"), tree.find("nobody")], [undefined, []]);
-  assert.equal(tree.parent(lead), undefined);
+  assert.deepEqual([tree.parent(lead), new AgentTree(create(InvocationSchema)).root], [undefined, undefined]);
 });
 
 test("answers are made of plain values", () => {

@@ -55,6 +55,13 @@ test("60 s in all without progress end it", () => {
   assert.throws(() => made.delayAfter(GONE), GONE);
 });
 
+test("options that are undefined have their defaults", () => {
+  const { backoff: made, clock } = backoff({ timeoutMs: undefined, longestDelayMs: undefined } as object);
+  assert.equal(made.delayAfter(GONE), 100);
+  clock.time = 60_000;
+  assert.throws(() => made.delayAfter(GONE), GONE);
+});
+
 test("a client that never reached its server waits half a second", () => {
   const { backoff: made, clock, contact } = backoff({}, { isMade: false });
   made.delayAfter(REFUSED);

@@ -2,7 +2,8 @@ import assert from "node:assert/strict";
 import { once } from "node:events";
 import * as net from "node:net";
 import { test } from "node:test";
-import { type AgentEvent, AgentService, WatchUntil } from "../src/bough/v1/index.js";
+import type { MessageInitShape } from "@bufbuild/protobuf";
+import { type AgentEvent, type AgentEventSchema, AgentService, WatchUntil } from "../src/bough/v1/index.js";
 import { BoughClient, type ClientOptions } from "../src/client.js";
 import { BoughError } from "../src/errors.js";
 import { Code } from "../src/index.js";
@@ -17,6 +18,10 @@ function delta(text: string): Step {
 const STARTED: Step = { payload: { case: "runStarted", value: {} } };
 const COMPLETED: Step = { payload: { case: "runCompleted", value: {} } };
 const INTERRUPTED: Step = { payload: { case: "runInterrupted", value: { requests: [{ inputId: "input-1" }] } } };
+
+function response(sequence: bigint, payload: MessageInitShape<typeof AgentEventSchema>["payload"]) {
+  return { batch: { events: [{ runId: "run-1", sequence, payload }], throughSequence: sequence } };
+}
 
 async function withFake(
   use: (fake: FakeBough, client: BoughClient) => Promise<void>,
@@ -59,7 +64,8 @@ test("a stream has every sequence once, over every drop", async () => {
     fake.runs("lead", [STARTED, delta("a"), { drop: true }, delta("b"), { drop: true }, { drop: true }, COMPLETED]);
     const stream = client.run({ agent: "lead", input: "?" });
     assert.deepEqual(await sequences(stream), [1n, 2n, 3n, 4n]);
-    assert.equal(stream.rejoins, 3);
+    // The second and the third drop are one outage: nothing was received between them.
+    assert.equal(stream.rejoins, 2);
     assert.equal(stream.throughSequence, 4n);
     assert.deepEqual(methods(fake), ["Run", "WatchRun", "WatchRun", "WatchRun"]);
   });
@@ -117,6 +123,26 @@ test("a stream that ends with OK before its end is rejoined", async () => {
   const error = await failure(client.run({ agent: "lead", input: "?" }));
   // The rejoin reached the fake, which knows no such run.
   assert.deepEqual([error.code, calls, methods(fake)], [Code.NotFound, 1, ["WatchRun"]]);
+  client.close();
+  await fake.close();
+});
+
+test("a rejoin that ends with OK and has no event is a drop too", async () => {
+  let watches = 0;
+  const fake = await FakeBough.start({
+    routes: (router) => {
+      router.rpc(AgentService.method.run, async function* () {
+        yield response(1n, { case: "runStarted", value: {} });
+      });
+      router.rpc(AgentService.method.watchRun, async function* () {
+        watches += 1;
+        yield watches < 3 ? { batch: { throughSequence: 1n } } : response(2n, { case: "runCompleted", value: {} });
+      });
+    },
+  });
+  const client = new BoughClient(fake.address, { rejoining: QUICK });
+  const stream = client.run({ agent: "lead", input: "?" });
+  assert.deepEqual([await sequences(stream), watches, stream.rejoins], [[1n, 2n], 3, 3]);
   client.close();
   await fake.close();
 });
@@ -195,7 +221,22 @@ test("started waits for acceptance and loses no event", async () => {
     assert.equal(stream.id, "");
     assert.equal(await stream.started(), "run-1");
     assert.deepEqual(await sequences(stream), [1n, 2n, 3n]);
+    assert.equal(await stream.started(), "run-1");
     await assert.rejects(client.run({ agent: "nobody", input: "?" }).started(), { code: Code.NotFound });
+  });
+});
+
+test("what was read ahead is not behind the position of the caller", async () => {
+  await withFake(async (fake, client) => {
+    fake.runs("lead", answered("yes"));
+    const stream = client.run({ agent: "lead", input: "?" });
+    await stream.started();
+    await client.health(); // until then the first event has arrived
+    assert.equal(stream.throughSequence, 0n);
+    await stream.next();
+    assert.equal(stream.throughSequence, 1n);
+    await stream.close();
+    assert.equal(stream.throughSequence, 1n);
   });
 });
 

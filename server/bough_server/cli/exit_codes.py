@@ -75,7 +75,7 @@ def sentences(error: Exception) -> Iterator[str]:
 
     RPCs that the message refers to are replaced by the commands that call them.
     """
-    from bough import CallFailed, DeadlineExceeded, InvalidRequest
+    from bough import CallFailed, InvalidRequest
 
     if not isinstance(error, CallFailed):
         yield str(error)
@@ -85,9 +85,7 @@ def sentences(error: Exception) -> Iterator[str]:
         for violation in error.violations:
             yield f"  {violation.field}: {violation.description}" if violation.field else f"  {violation.description}"
         return
-    # Without an ErrorReason the status was set by gRPC, whose message means nothing to users.
-    is_from_grpc = isinstance(error, DeadlineExceeded) and not error.reason
-    yield "The call's deadline passed before the server answered." if is_from_grpc else with_commands(error.message)
+    yield with_commands(error.message)
     if error.run_id and error.run_id not in error.message:
         yield f"  run: {error.run_id}"
 

@@ -16,7 +16,7 @@ final class EvaluationLog implements Log<EvaluationEvent> {
   private String evaluationId = "";
   private long received;
   private boolean isOver;
-  private boolean hasEvents;
+  private EvaluationEvent last;
 
   EvaluationLog(EvaluateRequest evaluate) {
     request = evaluate.getRequestId().isEmpty() ? evaluate.toBuilder().setRequestId(RunLog.newId()).build() : evaluate;
@@ -60,7 +60,7 @@ final class EvaluationLog implements Log<EvaluationEvent> {
 
   @Override
   public void took(EvaluationEvent event) {
-    hasEvents = true;
+    last = event;
     evaluationId = event.getEvaluationId();
     isOver =
         switch (event.getPayloadCase()) {
@@ -86,7 +86,9 @@ final class EvaluationLog implements Log<EvaluationEvent> {
 
   @Override
   public boolean mayEnd() {
-    return isOver || !hasEvents;
+    // An evaluation that had ended has no further event, and an end that this version does not know is an end.
+    return isOver
+        || (last == null ? request == null : last.getPayloadCase() == EvaluationEvent.PayloadCase.PAYLOAD_NOT_SET);
   }
 
   @Override

@@ -138,7 +138,7 @@ public final class EventStream<E> implements Iterator<E>, AutoCloseable {
     } catch (StatusRuntimeException error) {
       noteHeaders();
       drop();
-      recover(error);
+      recover(isCancelledByServer(error) ? stopped(error) : error);
     }
   }
 
@@ -176,6 +176,19 @@ public final class EventStream<E> implements Iterator<E>, AutoCloseable {
       }
     }
     log.received(page.throughSequence());
+  }
+
+  /** Returns whether gRPC has ended a call, with this text, that a stopping server had not accepted. */
+  private static boolean isCancelledByServer(StatusRuntimeException error) {
+    var status = error.getStatus();
+    return status.getCode() == Status.Code.CANCELLED && "CANCELLED".equals(status.getDescription());
+  }
+
+  private static StatusRuntimeException stopped(StatusRuntimeException error) {
+    return Status.UNAVAILABLE
+        .withDescription("The server stopped before it accepted the call.")
+        .withCause(error)
+        .asRuntimeException();
   }
 
   private void recover(StatusRuntimeException error) {

@@ -28,7 +28,7 @@ final class RunLog implements Log<AgentEvent> {
   private String runId = "";
   private long received;
   private boolean isOver;
-  private boolean hasEvents;
+  private AgentEvent last;
 
   /** The answers of a ResumeRun that may not have been received yet, and the requests that an interruption has named. */
   private final Set<String> unanswered = new HashSet<>();
@@ -129,7 +129,7 @@ final class RunLog implements Log<AgentEvent> {
 
   @Override
   public void took(AgentEvent event) {
-    hasEvents = true;
+    last = event;
     runId = event.getRunId();
     isOver = ends(event);
   }
@@ -177,10 +177,16 @@ final class RunLog implements Log<AgentEvent> {
 
   @Override
   public boolean mayEnd() {
-    // A mask can hide that answers were received, and a log that has been read to its end has no further event.
-    var isCurrent =
-        request instanceof WatchRunRequest watch && watch.getUntil() == WatchUntil.WATCH_UNTIL_CURRENT;
-    return isOver || isCurrent || request instanceof ResumeRunRequest || !hasEvents;
+    if (request instanceof WatchRunRequest watch && watch.getUntil() == WatchUntil.WATCH_UNTIL_CURRENT) {
+      return true;
+    }
+    if (last == null) {
+      // A run that had ended has no further event, and a mask can hide that answers were received.
+      return request instanceof WatchRunRequest || request instanceof ResumeRunRequest;
+    }
+    // An end that this version does not know is an end. The server knows best which interruption follows the answers.
+    var isInterruption = request instanceof ResumeRunRequest && last.hasRunInterrupted();
+    return isOver || isInterruption || last.getPayloadCase() == AgentEvent.PayloadCase.PAYLOAD_NOT_SET;
   }
 
   @Override
