@@ -47,8 +47,8 @@ from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.runs import Runs
 from bough_server.settings import Settings
 from bough_server.settings_sections import ServerSection
-from bough_server.store.sql.database_path import database_path
-from bough_server.store.sql.store import Store, open_store
+from bough_server.store.opening import Store, open_store
+from bough_server.store.sqlite.database_path import database_path
 from bough_server.telemetry import Tracing, make_provider
 
 CLOSE_SECONDS: Final = 1.0
@@ -180,7 +180,7 @@ class App:
         self.address = f"{host}:{port}"
         await self._health.serving()
         self._watching = {
-            asyncio.create_task(self.store.watch_file()),
+            asyncio.create_task(self.store.watch()),
             asyncio.create_task(self._health.follow(self.store.write_health.changes())),
         }
 

@@ -6,7 +6,7 @@ import pytest
 
 from bough.v1 import agent_pb2
 from bough_server.errors import StorageFailed
-from bough_server.store.sql.store import Store, open_store
+from bough_server.store.opening import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.worker_ports import CatalogMoved, StoredAgents
 

@@ -10,12 +10,12 @@ import pytest
 
 from bough_server.blobs import StoredBlob
 from bough_server.errors import InvalidRequest, NotFound, StorageFailed
+from bough_server.store.opening import Store, open_store
 from bough_server.store.ports import BlobPiece, Record
 from bough_server.store.sql.blobs import DELETIONS
-from bough_server.store.sql.database import database_path, upgrade_database
 from bough_server.store.sql.rebuild import rebuild_projections
-from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
+from bough_server.store.sqlite.database import database_path, upgrade_database
 from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, BERT, START_NS, Made, completed, delta, resumed, session_id, text
 

@@ -8,9 +8,9 @@ from sqlalchemy import Engine, event
 from bough.v1 import execution_pb2
 from bough_server.errors import InvalidRequest
 from bough_server.store.evaluation_ports import EvaluationFilter
+from bough_server.store.opening import Store, open_store
 from bough_server.store.ports import Page, RunFilter
-from bough_server.store.sql.database_path import database_path
-from bough_server.store.sql.store import Store, open_store
+from bough_server.store.sqlite.database_path import database_path
 from tests.store.evaluation_logs import MadeEvaluation, passed
 from tests.store.logs import ANNE, BERT, Made
 

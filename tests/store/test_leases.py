@@ -2,7 +2,7 @@
 
 import asyncio
 
-from bough_server.store.sql.store import Store, open_store
+from bough_server.store.opening import Store, open_store
 
 
 async def test_a_worker_that_lives_raises_its_counter(store: Store) -> None:

@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy import Engine, event
 
 from bough.v1 import execution_pb2
+from bough_server.store.opening import Store, open_store
 from bough_server.store.ports import Page, RunFilter
 from bough_server.store.sql import pages
-from bough_server.store.sql.database_path import database_path
-from bough_server.store.sql.store import Store, open_store
+from bough_server.store.sqlite.database_path import database_path
 from tests.store.logs import ANNE, START_NS, Made, completed
 
 RUNNING, SUCCEEDED = execution_pb2.EXECUTION_STATE_RUNNING, execution_pb2.EXECUTION_STATE_SUCCEEDED

@@ -15,9 +15,9 @@ from bough_server import events
 from bough_server.errors import ConfigurationError
 from bough_server.evaluation_events import EvaluationEvent
 from bough_server.messages import copy_of
+from bough_server.store.opening import Store, open_store
 from bough_server.store.ports import SessionCut
 from bough_server.store.sql.rebuild import rebuild_projections
-from bough_server.store.sql.store import Store, open_store
 from tests.store import question_events as questions
 from tests.store.evaluation_logs import FAILED, MadeEvaluation, began, cancelled, passed, scored, totaled
 from tests.store.fork_logs import Fork

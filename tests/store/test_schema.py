@@ -15,13 +15,13 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from bough_server.blobs import StoredBlob
 from bough_server.errors import ConfigurationError
+from bough_server.store.opening import open_store
 from bough_server.store.ports import RequestIdTaken
 from bough_server.store.sql import migrations
-from bough_server.store.sql.database import DatabaseStatus, database_status, exclusive_engine, upgrade_database
-from bough_server.store.sql.database_path import database_path
 from bough_server.store.sql.rebuild import rebuild_projections
-from bough_server.store.sql.store import open_store
 from bough_server.store.sql.tables import metadata
+from bough_server.store.sqlite.database import DatabaseStatus, database_status, exclusive_engine, upgrade_database
+from bough_server.store.sqlite.database_path import database_path
 from tests.store.evaluation_logs import MadeEvaluation
 from tests.store.logs import ANNE, Made, completed, delta
 

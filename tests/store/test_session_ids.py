@@ -9,11 +9,11 @@ from sqlalchemy import Engine, event
 
 from bough.v1 import event_pb2
 from bough_server.errors import NotFound, RequestIdReused, SessionBusy, SessionExists
+from bough_server.store.opening import Store, open_store
 from bough_server.store.ports import Page, Principal, RequestIdTaken, RunFilter, SessionMoved
-from bough_server.store.sql.database_path import database_path
 from bough_server.store.sql.rebuild import rebuild_projections
-from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
+from bough_server.store.sqlite.database_path import database_path
 from tests.store.logs import ANNE, BERT, SECOND, START_NS, Made, completed, session_id, text
 from tests.store.test_session_state import change, kept
 

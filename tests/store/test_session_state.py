@@ -7,10 +7,10 @@ import pytest
 from bough.v1 import event_pb2, session_pb2
 from bough_server.errors import InvalidRequest, NotFound, SessionBusy
 from bough_server.session_state import MAX_STATE_BYTES
+from bough_server.store.opening import Store, open_store
 from bough_server.store.ports import SessionMoved
-from bough_server.store.sql.database_path import database_path
 from bough_server.store.sql.rebuild import rebuild_projections
-from bough_server.store.sql.store import Store, open_store
+from bough_server.store.sqlite.database_path import database_path
 from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, BERT, START_NS, Made, completed, delta, resumed, session_id
 

@@ -8,8 +8,8 @@ import pytest
 
 from bough.v1 import event_pb2
 from bough_server.errors import Fenced, StorageFailed
+from bough_server.store.opening import Store, open_store
 from bough_server.store.ports import RunMoved
-from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.worker_ports import RunCommand
 from tests.store.evaluation_logs import MadeEvaluation, fact, passed, scored

@@ -3,8 +3,8 @@
 import sqlite3
 
 from bough.v1 import event_pb2, usage_pb2
-from bough_server.store.sql.database_path import database_path
-from bough_server.store.sql.store import open_store
+from bough_server.store.opening import open_store
+from bough_server.store.sqlite.database_path import database_path
 from tests.store.logs import ANNE, BERT, Made, completed
 
 _SUMS = """

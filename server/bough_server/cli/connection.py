@@ -20,8 +20,8 @@ from bough_server.cli.exit_codes import print_stderr
 from bough_server.cli.options import Target
 from bough_server.errors import ConfigurationError, DatabaseInUse
 from bough_server.settings import Settings
-from bough_server.store.sql.database_path import database_path
-from bough_server.store.sql.file_lock import serving_owner
+from bough_server.store.sqlite.database_path import database_path
+from bough_server.store.sqlite.file_lock import serving_owner
 
 _SERVICE = "bough.v1.AgentService"
 _EXPLICIT_TIMEOUT = 5.0

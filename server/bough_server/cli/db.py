@@ -9,7 +9,7 @@ from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import JsonOption, Target, target_of
 
 if TYPE_CHECKING:
-    from bough_server.store.sql.database import DatabaseStatus
+    from bough_server.store.sqlite.database import DatabaseStatus
 
 db = typer.Typer(help="Inspect, upgrade and rebuild the database, without a server.", no_args_is_help=True)
 
@@ -37,7 +37,7 @@ async def _status(target: Target, *, json: bool) -> ExitCode:
 
     from bough_server.cli.output import print_line
     from bough_server.settings import Settings
-    from bough_server.store.sql.database import database_status
+    from bough_server.store.sqlite.database import database_status
 
     found = database_status(Settings.load(target.config).storage.url)
     if json:
@@ -51,7 +51,7 @@ async def _status(target: Target, *, json: bool) -> ExitCode:
 async def _upgrade(target: Target) -> ExitCode:
     from bough_server.cli.output import print_line
     from bough_server.settings import Settings
-    from bough_server.store.sql.database import upgrade_database
+    from bough_server.store.sqlite.database import upgrade_database
 
     print_line(status_text(upgrade_database(Settings.load(target.config).storage.url), target.command))
     return ExitCode.YES

@@ -120,7 +120,7 @@ def _agents(settings: "Settings") -> Finding:
 
 
 def _database(settings: "Settings", command: str) -> Finding:
-    from bough_server.store.sql.database import database_status
+    from bough_server.store.sqlite.database import database_status
 
     status = database_status(settings.storage.url)
     if status.revision is None:

@@ -19,6 +19,7 @@ from bough_server.store.sql.append import FirstRecords, write_first
 from bough_server.store.sql.blobs import check_blobs, share_blobs
 from bough_server.store.sql.create_run import check_request, insert_run, insert_session, is_accepted
 from bough_server.store.sql.log_heads import Head, LogHeads, stored_records
+from bough_server.store.sql.statements import DriverCursor
 
 _runs, _events, _messages, _calls = tables.runs.c, tables.events.c, tables.messages.c, tables.calls.c
 
@@ -177,8 +178,7 @@ def _write_rows(connection: Connection, folded: FoldedFork) -> None:
     new_fork, start = folded.new_fork, folded.projected.start
     assert start is not None, "run_forked starts the fork's row"
     now, position = new_fork.create_time_ns, folded.fold.shared_position
-    cursor = connection.connection.cursor()
-    try:
+    with DriverCursor(connection) as cursor:
         insert_session(cursor, folded.address, create_time_ns=now, run_time_ns=start.start_time_ns, position=position)
         insert_run(
             cursor,
@@ -189,5 +189,3 @@ def _write_rows(connection: Connection, folded: FoldedFork) -> None:
             last_sequence=new_fork.records[-1].sequence,
             definitions=new_fork.definitions,
         )
-    finally:
-        cursor.close()

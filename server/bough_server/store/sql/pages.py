@@ -14,7 +14,6 @@ from sqlalchemy import (
     Row,
     Table,
     exists,
-    func,
     literal,
     literal_column,
     select,
@@ -25,6 +24,7 @@ from sqlalchemy.sql.selectable import Select, Subquery
 
 from bough.v1 import error_pb2
 from bough_server.errors import FieldViolation, InvalidRequest
+from bough_server.store.sql.statements import json_members
 from bough_server.store.window import PAGE_BYTES
 
 Key = tuple[int, str]
@@ -95,7 +95,7 @@ def _has_labels(column: ColumnElement[str], labels: Mapping[str, str]) -> list[C
     # json_each rather than a JSON path: a label may be any text, also one that a path cannot name.
     conditions: list[ColumnElement[bool]] = []
     for key, value in labels.items():
-        member = func.json_each(column).table_valued("key", "value", name=f"member_{len(conditions)}")
+        member = json_members(column).table_valued("key", "value", name=f"member_{len(conditions)}")
         conditions.append(exists(select(member.c.key).where(member.c.key == key, member.c.value == value)))
     return conditions
 

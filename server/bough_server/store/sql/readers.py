@@ -5,18 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import structlog
-from sqlalchemy import Connection, Select, bindparam, select
+from sqlalchemy import Connection, Engine, Select, bindparam, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from bough_server import events
 from bough_server.errors import NotFound, ServerStopping, StorageFailed
 from bough_server.store.ports import StoredEvent
 from bough_server.store.sql import tables
-from bough_server.store.sql.database import reader_engine
 from bough_server.store.window import PAGE_BYTES, PackedEvents
 
 T = TypeVar("T")
@@ -55,8 +53,8 @@ _data: Final = itemgetter(-1)
 class Readers:
     """Runs reading functions on a bounded number of threads."""
 
-    def __init__(self, path: Path, *, threads: int, busy_timeout: float) -> None:
-        self._engine = reader_engine(path, connections=threads, busy_timeout=busy_timeout)
+    def __init__(self, engine: Engine, *, threads: int) -> None:
+        self._engine = engine
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bough-reader")
         self._is_closed = False
 

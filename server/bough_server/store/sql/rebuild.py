@@ -20,7 +20,6 @@ from bough_server.store.sql.append import (
     SPEND,
 )
 from bough_server.store.sql.create_run import start_values
-from bough_server.store.sql.database import database_status, exclusive_engine, migrate, opening
 from bough_server.store.sql.log_heads import stored_facts, stored_records
 from bough_server.store.sql.rows import (
     call_rows,
@@ -32,6 +31,8 @@ from bough_server.store.sql.rows import (
     usage_row,
     usage_rows,
 )
+from bough_server.store.sql.statements import greatest
+from bough_server.store.sqlite.database import database_status, exclusive_engine, migrate, opening
 
 _runs, _sessions, _messages = tables.runs.c, tables.sessions.c, tables.messages.c
 
@@ -68,7 +69,7 @@ _HOLDER: Final = (
     .limit(1)
     .scalar_subquery()
 )
-_LAST_MOVE: Final = func.max(
+_LAST_MOVE: Final = greatest(
     func.coalesce(_runs.start_time_ns, _runs.end_time_ns), func.coalesce(_runs.end_time_ns, _runs.start_time_ns)
 )
 _LAST_RUN: Final = select(func.max(_LAST_MOVE)).where(*_ITS_RUNS).scalar_subquery()

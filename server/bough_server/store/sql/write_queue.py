@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine
 
 from bough_server.errors import ServerStopping, StorageFailed
 from bough_server.store.ports import LogRecord
+from bough_server.store.sql.driver import Driver
 from bough_server.store.sql.jobs import Append, Settled, Transaction
 from bough_server.store.sql.log_heads import LogHeads
 from bough_server.store.sql.writer import CommitHooks, Job, WriterThread
@@ -128,6 +129,7 @@ class WriteQueue:
     def __init__(
         self,
         engine: Engine,
+        driver: Driver,
         windows: RecentEventsOfRuns,
         write_health: WriteHealth,
         *,
@@ -141,6 +143,7 @@ class WriteQueue:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer = WriterThread(
             engine,
+            driver,
             self.heads,
             settle=self._settle,
             report_health=self._report_health,

@@ -1,4 +1,4 @@
-"""The schema's history: one Alembic revision per change. Only bough_server.store.sql.database runs them."""
+"""The schema's history: one Alembic revision per change. Only bough_server.store.sqlite.database runs them."""
 
 from typing import Final
 

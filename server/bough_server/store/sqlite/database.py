@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, create_engine, create_mock_engine, event, text
 from sqlalchemy.dialects import registry, sqlite
@@ -19,10 +19,12 @@ from sqlalchemy.schema import ExecutableDDLElement
 from sqlalchemy.util import LRUCache
 
 from bough_server.errors import ConfigurationError
-from bough_server.store.sql.database_path import database_path
-from bough_server.store.sql.file_lock import FileLock
+from bough_server.store.sql import migrations
 from bough_server.store.sql.migrations import FIRST, HEAD
+from bough_server.store.sql.options import Durability
 from bough_server.store.sql.tables import metadata
+from bough_server.store.sqlite.database_path import database_path
+from bough_server.store.sqlite.file_lock import FileLock
 
 _ADVICE = {
     sqlite3.SQLITE_NOTADB: "is not a database: move it away, or name another one",
@@ -32,9 +34,6 @@ _ADVICE = {
     sqlite3.SQLITE_FULL: "cannot be written because the disk is full: free some space, and try again",
     sqlite3.SQLITE_CORRUPT: "is damaged: restore it from a backup, or name another one",
 }
-
-Durability = Literal["disk", "process"]
-"""The failure that a commit survives: a power cut (synchronous=FULL), or only a killed process (NORMAL)."""
 
 _SYNCHRONOUS: Final = {"disk": "FULL", "process": "NORMAL"}
 
@@ -206,7 +205,7 @@ def _upgrade(connection: Connection, path: Path, found: str) -> None:
 
     config = Config()
     # The configuration interpolates "%", so one in the path must be doubled.
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}

@@ -1,0 +1,85 @@
+"""What both databases share of statements: functions that each names in its own way, and statements for the driver."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, Delete, Insert, Integer, Update
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects.postgresql import psycopg
+from sqlalchemy.engine import Dialect
+from sqlalchemy.engine.interfaces import DBAPICursor
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import GenericFunction
+
+from bough_server.store.sql.rows import Row
+
+
+class greatest(GenericFunction[int]):  # a function of SQL
+    """The largest of some values, none of which is NULL."""
+
+    type = Integer()
+    inherit_cache = True
+
+
+@compiles(greatest, "sqlite")
+def _greatest_of_sqlite(element: "greatest", compiler: SQLCompiler, **options: Any) -> str:
+    return f"max({compiler.process(element.clauses, **options)})"
+
+
+class json_members(GenericFunction[Any]):
+    """The members of a column's JSON object, whose values are texts: a table with `key` and `value`."""
+
+    inherit_cache = True
+
+
+@compiles(json_members, "sqlite")
+def _members_in_sqlite(element: "json_members", compiler: SQLCompiler, **options: Any) -> str:
+    return f"json_each({compiler.process(element.clauses, **options)})"
+
+
+@compiles(json_members, "postgresql")
+def _members_in_postgresql(element: "json_members", compiler: SQLCompiler, **options: Any) -> str:
+    return f"json_each_text(({compiler.process(element.clauses, **options)})::json)"
+
+
+_DIALECTS: Final[dict[str, Dialect]] = {
+    "sqlite": sqlite.dialect(paramstyle="named"),
+    "postgresql": psycopg.dialect(),
+}
+
+
+class DriverCursor:
+    """The driver's cursor of a connection, which statements bypass SQLAlchemy's execution with."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.database = connection.dialect.name
+        """The name of the database's dialect."""
+        self.driver: DBAPICursor = connection.connection.cursor()
+
+    def __enter__(self) -> "DriverCursor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.driver.close()
+
+
+class DriverStatement:
+    """A write statement compiled once for each driver, with named parameters."""
+
+    def __init__(self, statement: Update | Insert | Delete) -> None:
+        self._statement = statement
+        self._compiled: dict[str, tuple[str, dict[str, Any]]] = {}
+
+    def write(self, cursor: DriverCursor, rows: Sequence[Row]) -> None:
+        """Write the rows, if there are any."""
+        if rows:
+            text, fixed = self._compiled.get(cursor.database) or self._compile(cursor.database)
+            cursor.driver.executemany(text, [{**fixed, **row} for row in rows] if fixed else rows)
+
+    def _compile(self, database: str) -> tuple[str, dict[str, Any]]:
+        compiled = self._statement.compile(dialect=_DIALECTS[database])
+        # Values in the statement itself, such as ended=True, are compiled to parameters: each row must bring them too.
+        fixed = {name: value for name, value in compiled.params.items() if value is not None}
+        self._compiled[database] = str(compiled), fixed
+        return self._compiled[database]
