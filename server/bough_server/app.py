@@ -47,7 +47,8 @@ from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.runs import Runs
 from bough_server.settings import Settings
 from bough_server.settings_sections import ServerSection
-from bough_server.store.opening import Store, open_store
+from bough_server.store.opening import open_store
+from bough_server.store.sql.store import Store
 from bough_server.store.sqlite.database_path import database_path
 from bough_server.telemetry import Tracing, make_provider
 

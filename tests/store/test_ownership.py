@@ -5,7 +5,6 @@ takes the writes in their order one by one, says what has to become of each.
 """
 
 import asyncio
-import sqlite3
 import tempfile
 import threading
 from collections.abc import Coroutine
@@ -62,9 +61,7 @@ class Gate:
     def _fail(self, where: str) -> None:
         if self._trouble == where:
             self._trouble = ""
-            error = sqlite3.OperationalError("disk I/O error")
-            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
-            raise error
+            raise OSError("the database failed")
 
 
 @dataclass(kw_only=True)

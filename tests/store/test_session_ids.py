@@ -139,9 +139,7 @@ async def test_a_session_whose_commit_was_in_doubt_is_created_once(url: str) -> 
         nonlocal doubts
         doubts += 1
         if doubts == 1:
-            error = sqlite3.OperationalError("disk I/O error")
-            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
-            raise error
+            raise OSError("the database failed")
 
     async with open_store(url, retry_delays=(0.0,), hooks=CommitHooks(after=doubt)) as store:
         assert await _create(store) == "s1"

@@ -1,7 +1,6 @@
 """Commits that fail although they happened, or do not happen at all: nothing is written twice, and nothing is lost."""
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -38,10 +37,8 @@ class Doubt:
             raise _broken()
 
 
-def _broken() -> sqlite3.OperationalError:
-    error = sqlite3.OperationalError("disk I/O error")
-    error.sqlite_errorcode = sqlite3.SQLITE_IOERR
-    return error
+def _broken() -> OSError:
+    return OSError("the database failed")
 
 
 @pytest.fixture

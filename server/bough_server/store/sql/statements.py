@@ -27,6 +27,22 @@ def _greatest_of_sqlite(element: "greatest", compiler: SQLCompiler, **options: A
     return f"max({compiler.process(element.clauses, **options)})"
 
 
+class unindexed(GenericFunction[Any]):
+    """A column, without the use of its indexes; PostgreSQL knows by its statistics which index is worth it."""
+
+    inherit_cache = True
+
+
+@compiles(unindexed)
+def _unindexed(element: "unindexed", compiler: SQLCompiler, **options: Any) -> str:
+    return compiler.process(element.clauses, **options)
+
+
+@compiles(unindexed, "sqlite")
+def _unindexed_in_sqlite(element: "unindexed", compiler: SQLCompiler, **options: Any) -> str:
+    return f"+{compiler.process(element.clauses, **options)}"
+
+
 class json_members(GenericFunction[Any]):
     """The members of a column's JSON object, whose values are texts: a table with `key` and `value`."""
 
@@ -45,7 +61,7 @@ def _members_in_postgresql(element: "json_members", compiler: SQLCompiler, **opt
 
 _DIALECTS: Final[dict[str, Dialect]] = {
     "sqlite": sqlite.dialect(paramstyle="named"),
-    "postgresql": psycopg.dialect(),
+    "postgresql": psycopg.dialect(),  # type: ignore[no-untyped-call]
 }
 
 
