@@ -90,6 +90,15 @@ class _Loader(yaml.SafeLoader):
                     )
                 del self.possible_simple_keys[level]
 
+    def fetch_flow_collection_start(self, token_class: type[yaml.Token]) -> None:
+        """Begin a list or mapping in brackets; raise RecursionError far beyond the depth that is read.
+
+        PyYAML goes through all open brackets at each further one.
+        """
+        if self.flow_level > 3 * _DEEPEST:
+            raise RecursionError
+        super().fetch_flow_collection_start(token_class)
+
 
 # Not inherited: YAML 1.1 reads `no` as false and 2026-01-01 as a date.
 _Loader.yaml_implicit_resolvers = {}

@@ -8,11 +8,17 @@ from typing import Final
 
 import re2
 
+from bough_server.comparison_work import spend
+
 MAX_PATTERN: Final = 4_096
 """The most characters of a pattern."""
 
 MAX_WORK: Final = 100_000_000
-"""The most steps of a search: the size of the compiled pattern times the bytes of the text. They take half a second."""
+"""The most work of a search: the size of the compiled pattern times the bytes of the text. They take half a second."""
+
+
+_PER_STEP: Final = 10
+"""How much of that is as long as a step of other comparisons."""
 
 
 class RegexProblem(ValueError):
@@ -30,6 +36,7 @@ def is_found(pattern: str, text: str, *, ignore_case: bool = False) -> bool:
     data = text.encode(errors="replace")
     if compiled.programsize * len(data) > MAX_WORK:
         raise RegexProblem(f"is too costly for a text of {len(data):,} bytes")
+    spend(compiled.programsize * len(data) // _PER_STEP)
     # The engine does not hold Python's lock while it searches.
     return compiled.search(data.decode()) is not None
 

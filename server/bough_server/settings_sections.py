@@ -189,10 +189,10 @@ class TelemetrySection(Section):
 
 
 class RedactSection(Section):
-    """What is removed from every file that `bough eval` writes."""
+    """What is removed from every file that `bough eval` writes, and from what it prints of results."""
 
     fields: tuple[str, ...] = ()
-    """Paths of members in arguments and results, such as `password` or `user.email`; `*` is any member or item."""
+    """Paths of members of JSON in any text, such as `password` or `user.email`; `*` is any member or item."""
     patterns: tuple[str, ...] = ()
     """Regular expressions; what they match in any text is removed."""
 
@@ -201,7 +201,7 @@ class EvaluationSection(Section):
     """Evaluations, as the command line writes them."""
 
     redact: RedactSection = RedactSection()
-    """What is removed from every file that `bough eval` writes."""
+    """What is removed from every file that `bough eval` writes, and from what it prints of results."""
 
 
 def database_url(text: str, folder: Path) -> str:

@@ -57,6 +57,11 @@ class Parent:
         """Return the caller's span and baggage as a call's metadata name them; an empty parent if they name none."""
         return cls(propagate.extract(dict(metadata), Context()))
 
+    def ids(self) -> tuple[str, str]:
+        """Return the ids of the trace and of the span, in hex; two empty texts without a span."""
+        ids = trace.get_current_span(self.context).get_span_context()
+        return (trace.format_trace_id(ids.trace_id), trace.format_span_id(ids.span_id)) if ids.is_valid else ("", "")
+
     def make_current(self) -> None:
         """Make this the parent that is current, to the end of the task."""
         context.attach(self.context)

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isfinite
 from typing import Final, TypeAlias
 
 from bough.v1 import eval_set_pb2
+from bough_server.comparison_work import TooMuchWork, bounded_work, spend
 from bough_server.regexes import RegexProblem, check_pattern, is_found
 from bough_server.tools.arguments import schema_mistakes, value_path, value_schema_problem
 
@@ -21,6 +23,13 @@ MAX_SENTENCE: Final = 300
 _SHOWN: Final = 90
 """The most characters of a value, and of a path, in such a sentence."""
 
+_CALL_STEPS: Final = 200
+"""The steps of a comparison beside those for its bytes."""
+MAX_SCHEMA_BYTES: Final = 64 * 1024
+"""The most bytes of a JSON Schema."""
+_SCHEMA_STEPS: Final = 200
+"""The steps to check a byte of a schema itself."""
+
 _ANY: Final = "*"
 _TOO_DEEP: Final = "it is nested too deeply to be compared"
 
@@ -29,7 +38,10 @@ def mismatch(matcher: eval_set_pb2.ValueMatcher, value_json: str) -> str:
     """Return how a JSON text differs from what is expected, as a sentence without a period; empty if it matches.
 
     A text that is not JSON is compared as a JSON string. So are texts with NaN or Infinity, which JSON does not have.
+    Raises TooMuchWork.
     """
+    # Each value is compared with each of the paths that lead to it.
+    spend(_CALL_STEPS + (matcher.ByteSize() + len(value_json)) * (1 + len(matcher.ignore) // 8))
     try:
         return _cut(_mismatch(matcher, value_json), MAX_SENTENCE)
     except RecursionError:
@@ -47,9 +59,11 @@ def check_matcher(matcher: eval_set_pb2.ValueMatcher) -> str:
     if kind in ("equals_json", "subset_json"):
         problem = _json_problem(getattr(matcher, kind))
     elif kind == "schema_json":
-        problem = _schema_problem(matcher.schema_json)
+        problem = _new_schema_problem(matcher.schema_json)
+    elif kind == "regex":
+        problem = _regex_problem(matcher.regex) if matcher.regex else "is empty, so that every value matches it."
     else:
-        problem = _regex_problem(matcher.regex)
+        problem = ""
     if problem:
         return f"{kind} {problem}"
     if not (isfinite(matcher.number_tolerance) and matcher.number_tolerance >= 0):
@@ -86,7 +100,9 @@ def _mismatch(matcher: eval_set_pb2.ValueMatcher, value_json: str) -> str:
         case "regex":
             return _regex_mismatch(matcher.regex, value_json)
         case "schema_json":
-            if problem := _schema_problem(matcher.schema_json):
+            with bounded_work():  # apart: whether it is checked once more depends on what was compared before
+                problem = _schema_problem(matcher.schema_json)
+            if problem:
                 return f"the expected schema_json {problem}".rstrip(".")
             return "; ".join(schema_mistakes(_parsed(value_json), matcher.schema_json, is_bounded=True))
         case None:
@@ -236,16 +252,26 @@ def _json_problem(text: str) -> str:
     return ""
 
 
+def _new_schema_problem(text: str) -> str:
+    """Return what is wrong with a schema of a set that is being checked, which can have many."""
+    try:
+        spend(_SCHEMA_STEPS * min(len(text), MAX_SCHEMA_BYTES))
+        return _schema_problem(text)
+    except TooMuchWork:
+        return "cannot be checked: all schemas of the set together take too long. Use fewer or smaller ones."
+
+
+@lru_cache(maxsize=256)
 def _schema_problem(text: str) -> str:
+    if len(text) > MAX_SCHEMA_BYTES:
+        return f"is larger than {MAX_SCHEMA_BYTES // 1024} KiB."
     try:
         schema = parse_json(text)
         if isinstance(schema, bool):
             return ""
-        return (
-            value_schema_problem(schema, is_bounded=True)
-            if isinstance(schema, dict)
-            else "is not a JSON Schema: it is no object."
-        )
+        if not isinstance(schema, dict):
+            return "is not a JSON Schema: it is no object."
+        return value_schema_problem(schema, is_bounded=True)
     except ValueError as error:
         return f"is not JSON: {error}."
     except RecursionError:

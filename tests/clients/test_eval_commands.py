@@ -67,6 +67,21 @@ async def test_show_and_watch_print_what_run_printed_with_its_exit_code(port: in
     assert sorted(watched.err.splitlines())[-1] == "oslo passed"
 
 
+async def test_the_runs_of_an_evaluation_are_listed_apart(tmp_path: Path) -> None:
+    embedded = ("--config", str(write_team(tmp_path)), "--embedded")
+    ended = await bough(*embedded, "eval", "run", write_set(tmp_path))
+    await bough(*embedded, "run", "guide", "What shall I do in Oslo?")
+    listed = await bough(*embedded, "runs", "--evaluation", "last", "--json")
+    found = [json.loads(line) for line in listed.out.splitlines()]
+    evaluation_id = ended.err.split()[1]
+    assert sorted((one["evaluationId"], one["caseId"]) for one in found) == [
+        (evaluation_id, "bergen"),
+        (evaluation_id, "oslo"),
+    ]
+    unknown = await bough(*embedded, "runs", "--evaluation", "zzzzzz")
+    assert (unknown.code, "There is no evaluation whose id ends in 'zzzzzz'" in unknown.err) == (2, True)
+
+
 async def test_a_name_that_is_none_is_a_sentence(port: int) -> None:
     for name, said in (
         ("nope", "'nope' is too short to name an evaluation: "),

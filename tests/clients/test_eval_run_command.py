@@ -206,6 +206,18 @@ async def test_files_hold_as_much_of_what_was_said_as_is_asked_for_and_never_wha
         command = ("--config", str(config), "--embedded", "eval", "run", write_set(tmp_path, WORSE))
         ended = await bough(*command, *options, "--content", content)
         assert ended.code == 1
+        assert "islands" not in ended.out + ended.err
+        assert "[redacted]" in ended.out
+        assert "[redacted]" in ended.err
+    for command in (("show", "last"), ("watch", "last"), ("compare", str(tmp_path / "full.json"), "last")):
+        ended = await bough("--config", str(config), "--embedded", "eval", *command)
+        # The id of the case is removed from the file too, so to compare it a case is gone.
+        assert (ended.code, "islands" in ended.out + ended.err) == (1, False), command
+    recorded = tmp_path / "recorded.yaml"
+    ended = await bough("--config", str(config), "--embedded", "eval", "record", "last", "--set", str(recorded))
+    assert (ended.code, "'[redacted]' in the case" in ended.err) == (0, True)
+    assert "islands" not in recorded.read_text(encoding="utf-8")
+    assert "oslo" not in recorded.read_text(encoding="utf-8")
     texts = {
         (content, name): (tmp_path / f"{content}.{name}").read_text(encoding="utf-8")
         for content in ("none", "cut", "full")

@@ -71,6 +71,36 @@ async def test_sessions_without_a_recent_run_are_deleted_unless_a_run_holds_them
     assert {json.loads(line)["sessionId"] for line in listed.out.splitlines()} == {"new", "waiting"}
 
 
+async def test_evaluations_that_ended_long_ago_are_deleted_with_their_runs(tmp_path: Path) -> None:
+    config = write_project(tmp_path, llm("alone"), script={"alone": ["Hm."]})
+    (tmp_path / "set.yaml").write_text(
+        "name: s\nagent: alone\ncases: [{id: a, turns: [{user: Hm}, {user: Hm}]}]\n", encoding="utf-8"
+    )
+    embedded = ("--config", str(config), "--embedded")
+    ids = []
+    for _ in range(2):
+        ended = await bough(*embedded, "eval", "run", str(tmp_path / "set.yaml"))
+        ids.append(ended.err.split()[1])
+    connection = sqlite3.connect(tmp_path / "bough.db")
+    with connection:
+        connection.execute("UPDATE runs SET end_time_ns = ? WHERE run_id = ?", (time.time_ns() - 40 * DAY_NS, ids[0]))
+        ((session,),) = connection.execute(
+            "SELECT DISTINCT session_id FROM runs WHERE evaluation_id = ?", (ids[0],)
+        ).fetchall()
+    connection.close()
+    age(tmp_path, session, 40)
+    command = (*embedded, "prune", "--older-than", "30d")
+    tried = await bough(*command, "--dry-run")
+    pruned = await bough(*command)
+    listed = await bough(*embedded, "eval", "list", "--json")
+    runs = await bough(*embedded, "runs", "--json")
+    printed = f"{session}\nevaluation {ids[0]}\n"
+    assert tried == Finished(code=0, out=printed, err="1 session and 1 evaluation would be deleted.\n")
+    assert pruned == Finished(code=0, out=printed, err="1 session and 1 evaluation deleted.\n")
+    assert [json.loads(line)["evaluationId"] for line in listed.out.splitlines()] == [ids[1]]
+    assert [json.loads(line)["evaluationId"] for line in runs.out.splitlines()] == [ids[1]] * 2
+
+
 async def test_an_age_is_required(config: Path) -> None:
     without = await bough("prune", "--config", str(config))
     wrong = await bough("prune", "--older-than", "old", "--config", str(config))

@@ -228,9 +228,17 @@ async def evaluating(folder: Path, **changes: Any) -> AsyncIterator[Served]:
         yield server
 
 
-def begin(server: Served, made: eval_set_pb2.EvalSet, *, timeout: float | None = 60, **fields: Any) -> Followed:
+def begin(
+    server: Served,
+    made: eval_set_pb2.EvalSet,
+    *,
+    timeout: float | None = 60,
+    metadata: tuple[tuple[str, str], ...] = (),
+    **fields: Any,
+) -> Followed:
     """Start an evaluation."""
-    return Followed(call=server.trees.Evaluate(eval_service_pb2.EvaluateRequest(set=made, **fields), timeout=timeout))
+    request = eval_service_pb2.EvaluateRequest(set=made, **fields)
+    return Followed(call=server.trees.Evaluate(request, timeout=timeout, metadata=metadata))
 
 
 async def evaluated(server: Served, made: eval_set_pb2.EvalSet, **fields: Any) -> Followed:

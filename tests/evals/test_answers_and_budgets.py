@@ -175,6 +175,21 @@ def test_something_unknown_under_a_bound_is_not_judged(used: Usage | None, name:
     assert spent(run, transfers=0) == (1, METRIC_STATUS_PASSED, "")
 
 
+def test_a_cost_is_not_known_if_one_of_the_agents_has_a_model_without_a_price() -> None:
+    agents = [node("a"), node("b", 1, "a")]
+    agents[0].usage.CopyFrom(Usage(model_calls=1, cost_nanos=5, currency_code="USD"))
+    agents[1].usage.CopyFrom(Usage(model_calls=1, input_tokens=1_000_000, output_tokens=1))
+    for agent in agents:
+        agent.tree_usage.CopyFrom(USED)
+    run = record(agents=agents, usage=USED)
+    words = "It is not known how much was used: cost."
+    assert spent(run, cost_nanos=10**12) == (None, METRIC_STATUS_NOT_EVALUATED, words)
+    assert spent(run, agent="a", cost_nanos=10**12)[2] == words
+    assert spent(run, cost_nanos=1)[1] == METRIC_STATUS_FAILED
+    agents[1].usage.ClearField("model_calls")
+    assert spent(record(agents=agents, usage=USED), cost_nanos=10**12)[1] == METRIC_STATUS_PASSED
+
+
 def test_costs_in_two_currencies_have_no_sum() -> None:
     euros = Usage(model_calls=1, cost_nanos=1, currency_code="EUR")
     assert spent(record(usage=USED), record(usage=euros), cost_nanos=10**12)[1] == METRIC_STATUS_NOT_EVALUATED

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import eval_result_pb2, usage_pb2
-from bough_server.evals.compare import ADDED, BETTER, REMOVED, SAME, WORSE, baseline_of, compare
+from bough_server.evals.compare import ADDED, BETTER, REMOVED, SAME, WORSE, baseline_of, compare, fitted
 from bough_server.evals.verdicts import FAILED, NOT_EVALUATED, PASSED
 from tests.support.eval_results import CASES, case_of, crashed, passing, result_of, scored, unjudged
 
@@ -200,6 +200,24 @@ def test_a_run_that_the_other_result_lacks_explains_a_worse_case_but_not_one_tha
     assert list(only(compare(before, worse)).differences) == [moved("writer")]
     same = result_of(case_of("a", with_tree(1), with_tree(1, moved("writer"))))
     assert not only(compare(before, same)).differences
+
+
+def test_what_does_not_fit_an_answer_is_left_out_from_the_last_case_on() -> None:
+    names = [f"case-{number}" for number in range(100)]
+    before = result_of(*(case_of(name, with_tree(1)) for name in names))
+    after = result_of(*(case_of(name, with_tree(0, *map(moved, "abcdefgh"))) for name in names))
+    for number in range(600):
+        after.pins.tools[f"tool-{number}"] = "x"
+    whole = compare(before, after)
+    found = compare(before, after)
+    assert fitted(found, most=30_000) is found
+    shown = [len(case.differences) for case in found.cases]
+    assert found.ByteSize() <= 30_000
+    assert shown == sorted(shown, reverse=True)
+    assert (len(found.pins_changed), [case.change for case in found.cases]) == (500, [WORSE] * 100)
+    least = fitted(compare(before, after), most=0)
+    assert [(len(case.differences), len(case.metric_changes)) for case in least.cases] == [(0, 0)] * 100
+    assert fitted(compare(before, after)).cases == whole.cases
 
 
 def test_cases_of_one_id_are_paired_in_order() -> None:

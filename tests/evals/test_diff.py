@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from google.protobuf import duration_pb2
 from hypothesis import given
 from hypothesis import strategies as st
@@ -283,3 +284,13 @@ def test_every_agent_and_call_is_accounted_for(
     new = sum(one.kind == UNEXPECTED for one in found.calls)
     assert len(left.tools) - gone == len(right.tools) - new
     assert found.same == (found.same_answer and not found.agents and not found.calls)
+
+
+@pytest.mark.timeout(60)
+def test_many_agents_with_long_lists_of_calls_are_compared_in_seconds() -> None:
+    # A frequent call between rare ones is what difflib takes longest for.
+    left, right = (
+        invocation(*(agent(f"a{n}", calls=[f"{side}{m}" if m % 2 else "all" for m in range(1_000)]) for n in range(40)))
+        for side in "lr"
+    )
+    assert len(diff(left, right).calls) == 200

@@ -83,6 +83,33 @@ async def test_to_cancel_what_has_ended_changes_nothing(tmp_path: Path) -> None:
         assert refused.value.code() == grpc.StatusCode.NOT_FOUND
 
 
+async def test_an_evaluation_is_deleted_once_it_has_ended_and_its_runs_are_kept(tmp_path: Path) -> None:
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, eval_set(case("a", "delete gate"), agent="gated"), request_id="d").until(
+            "case_run_started"
+        )
+        request = eval_service_pb2.DeleteEvaluationRequest(evaluation_id=log.evaluation_id)
+        with pytest.raises(aio.AioRpcError) as early:
+            await server.trees.DeleteEvaluation(request)
+        assert early.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "has not ended: cancel it first." in str(early.value.details())
+        GATES["delete gate"].set()
+        await log.to_the_end()
+        await evaluation(server, log.evaluation_id)
+        await server.trees.DeleteEvaluation(request)
+        for call in (
+            server.trees.DeleteEvaluation(request),
+            evaluation(server, log.evaluation_id),
+            watch(server, log.evaluation_id).to_the_end(),
+        ):
+            with pytest.raises(aio.AioRpcError) as gone:
+                await call
+            assert gone.value.code() == grpc.StatusCode.NOT_FOUND
+        assert [run.case_id for run in await runs_of(server, log.evaluation_id)] == ["a"]
+        again = await evaluated(server, eval_set(case("a", "delete gate"), agent="gated"), request_id="d")
+        assert again.evaluation_id != log.evaluation_id
+
+
 async def test_a_run_of_a_case_that_begins_while_the_evaluation_is_cancelled_is_cancelled_too(tmp_path: Path) -> None:
     """Whenever the cancellation comes, nothing waits for the gates, which stay closed."""
     async with evaluating(tmp_path) as server:

@@ -88,6 +88,11 @@ def nested(depth: int) -> eval_set_pb2.EvalSet:
         (eval_set(case("a", "x" * (2 * MIB + 1))), {}, ["set.cases[0]", "set.cases[0].turns[0].user"]),
         (eval_set(case("a", "x", timeout="0s")), {}, ["set.cases[0].timeout"]),
         (eval_set(case("a", "x", labels={"bad key": "x"})), {}, ['set.cases[0].labels["bad key"]']),
+        (
+            eval_set(case("a", "x", metrics=[{"budget": {"agent": "nobody", "errors": 0}}])),
+            {},
+            ["set.cases[0].metrics[0].budget.agent"],
+        ),
         (eval_set(case("a", "x")), {"gates": ["pass_rate >= 0.5", "nonsense"]}, ["gates[1]"]),
         (eval_set(case("a", "x")), {"gates": ["case.pass_rate.lower >= 0.8"], "runs": 5}, ["gates[0]"]),
         (eval_set(case("a", "x")), {"gates": ["regressions == 0"]}, ["gates[0]"]),
@@ -96,6 +101,11 @@ def nested(depth: int) -> eval_set_pb2.EvalSet:
         (eval_set(case("a", "x")), {"budget": {"depth": 3, "tokens": 5}}, ["budget.depth"]),
         (eval_set(case("a", "x")), {"runs": 0}, ["runs"]),
         (eval_set(case("a", "x")), {"baseline": eval_service_pb2.EvalSource()}, ["baseline.source"]),
+        (
+            eval_set(case("a", "x")),
+            {"baseline": {"result": {"set_name": "x"}}, "gates": ["regressions == 0"]},
+            ["baseline.result.cases"],
+        ),
     ],
 )
 async def test_a_request_that_cannot_be_evaluated_is_refused_and_nothing_is_written(
@@ -261,3 +271,21 @@ async def test_pages_of_many_small_cases(server: Served) -> None:
     rest = await evaluation(server, log.evaluation_id, page_token=first.next_page_token)
     assert [one.case_id for one in rest.result.cases] == [f"c{number}" for number in range(50, 60)]
     assert not rest.next_page_token
+
+
+async def test_a_case_with_thousands_of_long_reasons_is_a_page_that_clients_can_receive(server: Served) -> None:
+    made = eval_set(case("a", "said " * 30))
+    for number in range(64):
+        metric = made.cases[0].metrics.add(name=f"m{number}")
+        metric.final_response.answer.exact = "expected " * 30
+    log = await evaluated(server, made, runs=300, jobs=16)
+    found = await evaluation(server, log.evaluation_id)
+    (one,) = found.result.cases
+    assert found.ByteSize() < 4 * 1024 * 1024
+    assert [run.index for run in one.runs] == list(range(300))
+    assert {run.status for run in one.runs} == {eval_result_pb2.METRIC_STATUS_FAILED}
+    assert len(one.runs[0].scores) == len(one.metrics) == 64
+    assert len(one.runs[0].turns[0].agents) == 1
+    assert not one.runs[-1].scores
+    assert {metric.mean for metric in one.metrics} == {0}
+    assert one.statistics.runs == found.result.totals.runs_ended == 300

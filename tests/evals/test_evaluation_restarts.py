@@ -1,6 +1,8 @@
 """Evaluations that a server leaves open: the next one continues them, and runs nothing twice."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,14 @@ from structlog.testing import capture_logs
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, execution_pb2
 from bough.v1.policy_pb2 import Limits
-from bough_server.errors import NotFound
+from bough_server.errors import NotFound, StorageFailed
 from bough_server.evals import evaluator
 from bough_server.evals.evaluations import Evaluations
 from bough_server.evals.judging import judge_run
+from bough_server.store.evaluation_ports import EvaluationRecord
 from bough_server.store.ports import Principal
+from bough_server.store.sql.evaluations import SqlEvaluations
+from bough_server.telemetry import Parent
 from tests.evals.job_server import (
     ARRIVED,
     CALLED,
@@ -65,6 +70,22 @@ async def test_a_stopped_evaluation_goes_on_at_the_next_server_and_runs_nothing_
     assert again.events == followed.events
     assert followed.having("evaluation_completed")[0].status == PASSED
     assert sorted(run.case_id for run in runs) == sorted(f"c{number}" for number in range(6) for _ in range(2))
+
+
+async def test_the_runs_are_part_of_the_callers_trace_also_after_a_restart(tmp_path: Path) -> None:
+    trace_id, span_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    made = eval_set(case("first", "hello"), case("then", "trace gate"), case("last", "hello"), agent="gated")
+    GATES["hello"].set()
+    async with evaluating(tmp_path) as server:
+        log = begin(server, made, jobs=1, metadata=(("traceparent", f"00-{trace_id}-{span_id}-01"),))
+        await log.until("case_run_scored")
+        await asyncio.wait_for(ARRIVED["trace gate"].wait(), 30)
+    GATES["trace gate"].set()
+    async with evaluating(tmp_path) as server:
+        followed = await watch(server, log.evaluation_id).to_the_end()
+        without = await evaluated(server, eval_set(case("a", "hello"), case("b", "hello"), agent="gated"))
+    assert {result.turns[0].trace_id for result in followed.results().values()} == {trace_id}
+    assert len({result.turns[0].trace_id for result in without.results().values()} - {trace_id, ""}) == 2
 
 
 async def test_a_stream_of_a_server_that_stops_says_so_and_where_it_was(tmp_path: Path) -> None:
@@ -178,7 +199,7 @@ async def test_another_tenants_evaluation_does_not_exist(tmp_path: Path) -> None
             with pytest.raises(NotFound):
                 await call
         request = eval_service_pb2.EvaluateRequest(set=eval_set(*many(1)), request_id="mine")
-        started = await evaluations.start(OTHER, request)
+        started = await evaluations.start(OTHER, request, trace=Parent.of_call(()))
         assert started.evaluation.evaluation_id != log.evaluation_id
 
 
@@ -312,6 +333,66 @@ async def until_owned(worker: Worker, evaluation_id: str) -> None:
         if record is not None and record.owner == worker.name:
             return
         await asyncio.sleep(0.01)
+
+
+async def test_to_cancel_an_evaluation_that_is_being_created_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created, released = asyncio.Event(), asyncio.Event()
+    read = SqlEvaluations.get
+
+    async def held(index: SqlEvaluations, principal: Principal, evaluation_id: str) -> EvaluationRecord:
+        found = await read(index, principal, evaluation_id)
+        if not created.is_set():
+            created.set()
+            await released.wait()
+        return found
+
+    monkeypatch.setattr(SqlEvaluations, "get", held)
+    async with evaluating(tmp_path) as server:
+        log = begin(server, eval_set(case("a", "being created"), agent="gated"))
+        await asyncio.wait_for(created.wait(), 30)
+        listed = await server.trees.ListEvaluations(eval_service_pb2.ListEvaluationsRequest())
+        request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=listed.evaluations[0].evaluation_id)
+        cancelling = asyncio.ensure_future(server.trees.CancelEvaluation(request))
+        await asyncio.wait({cancelling}, timeout=0.3)  # it may not take over what is being created
+        epoch = epoch_of_the_evaluation(tmp_path)
+        released.set()
+        await asyncio.wait_for(cancelling, 30)
+        await asyncio.wait_for(log.to_the_end(), 30)
+    assert epoch == 1
+    assert [event.sequence for event in log.events] == list(range(1, len(log.events) + 1))
+    assert log.kinds.count("evaluation_cancel_requested") == 1
+    assert log.kinds[-1] == "evaluation_cancelled"
+
+
+async def test_an_evaluation_that_was_created_and_not_launched_is_launched_by_the_same_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = SqlEvaluations.get
+    failed: list[str] = []
+
+    async def failing(index: SqlEvaluations, principal: Principal, evaluation_id: str) -> EvaluationRecord:
+        if not failed:
+            failed.append(evaluation_id)
+            raise StorageFailed("The disk is on holiday.")
+        return await read(index, principal, evaluation_id)
+
+    monkeypatch.setattr(SqlEvaluations, "get", failing)
+    async with evaluating(tmp_path) as server:
+        with pytest.raises(aio.AioRpcError) as lost:
+            await evaluated(server, eval_set(*many(2)), request_id="again")
+        assert lost.value.code() == grpc.StatusCode.UNAVAILABLE
+        log = await asyncio.wait_for(evaluated(server, eval_set(*many(2)), request_id="again"), 30)
+    check_log(log.events)
+    assert [log.evaluation_id] == failed
+
+
+def epoch_of_the_evaluation(folder: Path) -> int:
+    """How often the only evaluation was taken over, and once for its creation."""
+    with closing(sqlite3.connect(folder / "bough.db")) as connection:
+        ((epoch,),) = connection.execute("SELECT epoch FROM runs WHERE kind = 1")
+    return int(epoch)
 
 
 async def test_calls_that_continue_an_evaluation_at_once_do_not_fence_each_other(tmp_path: Path) -> None:

@@ -239,6 +239,20 @@ def test_a_case_whose_runs_all_crashed_counts_in_every_mean() -> None:
     assert checked("answer.mean >= 0.9", cases).value == 0.5
 
 
+@pytest.mark.parametrize("text", ["toxicity.mean <= 0.3", "toxicity.mean < 1", "toxicity.mean == 0"])
+def test_a_crashed_run_keeps_an_upper_bound_of_a_mean_from_holding(text: str) -> None:
+    for cases in ([case_of("a", crashed())], [case_of("a", crashed(), scored(toxicity=0)), case_of("b")]):
+        found = checked(text, cases)
+        assert found.status == FAILED
+        assert found.reason == f"{text.split()[0]} has no upper bound: 1 crashed run has no score."
+
+
+def test_a_crashed_run_is_never_better_than_the_others() -> None:
+    cases = [case_of("a", crashed(), scored(likelihood=-8))]
+    assert checked("likelihood.mean >= -5", cases).status == FAILED
+    assert checked("likelihood.mean >= -8", cases).status == PASSED
+
+
 def test_a_case_without_a_metric_does_not_count_in_its_mean() -> None:
     cases = [
         case_of("a", scored()),
@@ -308,6 +322,25 @@ def test_a_cost_that_is_not_known_never_passes() -> None:
     assert gates.check_gate(gate, [passing("a")], totals, None, allow_removed=False).status == FAILED
 
 
+@pytest.mark.parametrize(
+    "usages",
+    [
+        [Usage(model_calls=2, model_calls_without_usage=1, cost_nanos=1, currency_code="USD")],
+        [Usage(model_calls=1, cost_nanos=1, currency_code="USD"), Usage(model_calls=1)],
+    ],
+)
+def test_a_cost_that_is_known_in_part_passes_no_gate(usages: list[usage_pb2.Usage]) -> None:
+    case = passing("a", len(usages), len(usages))
+    for run, used in zip(case.runs, usages, strict=True):
+        run.usage.CopyFrom(used)
+    gate, totals = parse_gate("cost.total <= 2"), totals_of([case])
+    found = gates.check_gate(gate, [case], totals, None, allow_removed=False)
+    assert (found.status, found.value) == (NOT_EVALUATED, 1e-9)
+    assert "is not known" in found.reason
+    case.runs[0].usage.cost_nanos = 3_000_000_000
+    assert gates.check_gate(gate, [case], totals_of([case]), None, allow_removed=False).status == FAILED
+
+
 def test_regressions_are_the_cases_that_are_worse_than_in_the_baseline() -> None:
     before = [passing("a"), passing("b"), passing("c"), passing("d", 0)]
     after = [passing("a", 0), passing("b"), case_of("c", crashed()), passing("d")]
@@ -321,6 +354,16 @@ def test_a_case_that_could_not_be_judged_is_not_known_to_be_a_regression() -> No
     found = checked("regressions == 0", after, comparison=compare(result_of(passing("a")), result_of(*after)))
     assert (found.status, found.value) == (NOT_EVALUATED, 0)
     assert found.reason == "Could not be judged, and passed in the baseline: 'a'."
+
+
+def test_a_case_that_could_not_be_judged_in_the_baseline_may_be_a_regression() -> None:
+    before = result_of(case_of("a", unjudged()), case_of("b", unjudged()))
+    failing = [passing("a", 0), passing("b")]
+    found = checked("regressions == 0", failing, comparison=compare(before, result_of(*failing)))
+    assert (found.status, found.value) == (NOT_EVALUATED, 0)
+    assert found.reason == "Fails, and could not be judged in the baseline: 'a'."
+    sound = [passing("a"), passing("b")]
+    assert checked("regressions == 0", sound, comparison=compare(before, result_of(*sound))).status == PASSED
 
 
 def test_without_a_baseline_the_numbers_of_a_comparison_are_not_known() -> None:

@@ -250,6 +250,34 @@ async def test_no_judge_is_asked_twice_after_a_restart(tmp_path: Path) -> None:
             assert found.totals.judge_usage.total_tokens == sum(one.tree_usage.total_tokens for one in runs)
 
 
+async def test_a_judgement_that_was_counted_before_a_restart_is_not_counted_again(tmp_path: Path) -> None:
+    verdict: Verdict = lambda *_: True  # noqa: E731
+    same = case("Hello")
+    same.id = "same"
+    async with serving_model(judging(verdict), delay=0.5) as model:
+        made = settings(tmp_path, models={"judge": openai_model(model.base_url)})
+        async with served(made) as server:
+            call = server.trees.Evaluate(
+                eval_service_pb2.EvaluateRequest(set=set_of(case("Hello"), case("Bye"), same), jobs=1)
+            )
+            evaluation_id = dict(await call.initial_metadata())["bough-evaluation-id"]
+            async for response in call:
+                if any(event.HasField("case_run_scored") for event in response.batch.events):
+                    break
+            call.cancel()
+        async with served(made) as server:
+            watch = eval_service_pb2.WatchEvaluationRequest(evaluation_id=evaluation_id)
+            async for _ in server.trees.WatchEvaluation(watch):
+                pass
+            request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id)
+            found = (await server.trees.GetEvaluation(request)).result
+            runs = await judges_runs(server)
+    assert found.status == PASSED
+    assert [len(one.runs) for one in found.cases] == [1, 1, 1]
+    assert len(runs) == 2
+    assert found.totals.judge_usage.total_tokens == sum(one.tree_usage.total_tokens for one in runs)
+
+
 async def test_cancelling_an_evaluation_ends_its_judges(tmp_path: Path) -> None:
     async with judged_by(tmp_path, lambda *_: True, delay=30) as (server, model):
         call = server.trees.Evaluate(

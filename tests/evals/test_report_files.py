@@ -1,5 +1,6 @@
 """JUnit and Markdown reports: what CI servers and pull requests show, whatever a result says."""
 
+import os
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml
 
 from bough.v1 import eval_result_pb2
+from bough_server.cli.eval_files import why_unwritable, write_whole
 from bough_server.evals.reports.junit import junit_text
 from bough_server.evals.reports.markdown import markdown_text
 from tests.evals.report_results import comparison, example, fill
@@ -93,3 +95,17 @@ def test_a_comment_is_bounded_however_much_there_is_to_say() -> None:
         result.totals.metric_means[f"{'m_' * 60}{number}"] = 1
         compared.cases.add(case_id=f"{number}", change=eval_result_pb2.CASE_CHANGE_WORSE)
     assert len(markdown_text(result, compared)) <= 65_000
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert why_unwritable(pipe) == ""
+        write_whole(pipe, "a result")
+        assert os.read(reader, 100) == b"a result"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

@@ -105,6 +105,46 @@ def test_json_that_was_cut_is_replaced_as_a_whole_if_there_are_paths() -> None:
     assert shown.cases[0].reason == "It said [redacted]."
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"password": "hunter2-and-more", "user": "Annabel"}',
+        '[{"password": {"value": ["hunter2-and-more"]}}]',
+        'Here it is: {"password": "hunter2-and-more"}.',
+        "{'password': 'hunter2-and-more'}",
+        '{"password": "hunter2-and-m',
+    ],
+)
+def test_members_are_found_in_answers_that_are_json(answer: str) -> None:
+    result = example()
+    result.cases[0].runs[0].turns[0].answer = answer
+    result.cases[0].runs[0].scores[0].reason = f"The answer is {answer}."
+    shown, _ = reduced(result, None, "full", fields=["password"])
+    assert "hunter2" not in str(shown)
+    assert ("Annabel" in str(shown)) == ("Annabel" in answer)
+
+
+def test_members_are_found_in_texts_of_json_that_are_json() -> None:
+    result = example()
+    call = result.cases[0].runs[0].turns[0].agents[0].calls[0]
+    call.result_json = json.dumps(json.dumps({"password": "hunter2-and-more", "user": "Annabel"}))
+    result.cases[0].reason = "It said hunter2-and-more."
+    shown, _ = reduced(result, None, "full", fields=["password"])
+    assert "hunter2" not in str(shown)
+    assert "Annabel" in shown.cases[0].runs[0].turns[0].agents[0].calls[0].result_json
+
+
+def test_names_of_metrics_and_labels_are_searched_too() -> None:
+    result, compared = example(), comparison()
+    result.labels["key-0123456789"] = "x"
+    result.totals.metric_means["key-0123456789"] = 1
+    result.totals.metric_means["key-0123456780"] = 0.5
+    result.pins.tools["key-0123456789"] = "abc"
+    compared.cases[0].metric_changes["key-0123456789"] = 1
+    for one in reduced(result, compared, "full", patterns=["key-[0-9]{10}"]):
+        assert "key-" not in str(one)
+
+
 def test_texts_are_cut_after_secrets_are_found() -> None:
     result = example()
     turn = result.cases[0].runs[0].turns[0]

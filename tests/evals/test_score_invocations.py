@@ -250,6 +250,34 @@ async def test_no_judge_is_asked_about_what_cannot_be_judged(tmp_path: Path) -> 
         assert model.count == 0
 
 
+@pytest.mark.parametrize(
+    ("template", "cut", "words"),
+    [
+        ("{{answer}}", "answer", "The answer was cut in the record"),
+        ("{{user}}", "user", "What the user said was cut in the record"),
+        ("{{tools}}", "arguments", "Calls of tools were cut in the record"),
+        ("{{tools}}", "result", "Calls of tools were cut in the record"),
+        ("{{agents.lead.output}}", "output", "What agents.lead.output stands for was cut in the record"),
+        ("{{agents.lead.input}}", "input", "What agents.lead.input stands for was cut in the record"),
+    ],
+)
+async def test_no_judge_is_asked_about_a_text_that_was_cut(tmp_path: Path, template: str, cut: str, words: str) -> None:
+    async with judged_by(tmp_path, lambda *_: True) as (server, model):
+        record = invocation(agent("lead", calls=["search"]), answer="Hello")
+        record.user_content.parts.add(text="Hi", truncated=cut == "user")
+        record.agents[0].input.parts.add(text="Hi", truncated=cut == "input")
+        record.agents[0].output.parts.add(text="Hello", truncated=cut == "output")
+        record.final_response.parts[0].truncated = cut == "answer"
+        record.tools[0].arguments_truncated = cut == "arguments"
+        record.tools[0].result_truncated = cut == "result"
+        found = await scored(server, *given(record), metrics=[judge(template=template)])
+        assert found.cases[0].status == NOT_EVALUATED
+        assert f"The judge was not asked: {words}." in found.cases[0].reason
+        assert model.count == 0
+        whole = await scored(server, *given(record), metrics=[judge(template="{{tree}}")])
+        assert whole.cases[0].status == PASSED
+
+
 async def test_stored_and_given_records_are_compared(server: Served) -> None:
     run_id = await ran(server, "lead", "hello")
     other = await ran(server, "echo", "hello")

@@ -67,6 +67,25 @@ def test_an_unknown_agent_is_reported_with_a_suggestion() -> None:
     ]
 
 
+def test_names_that_would_bound_or_forbid_nothing_are_those_of_agents() -> None:
+    missing = "There is no agent 'riter'. Did you mean 'writer'?"
+    metrics = [{"budget": {"agent": "riter", "errors": 0}}, {"toolTrajectory": {"agent": "riter"}}]
+    agents = [{"name": "other", "forbidden": ["writer"], "children": [{"name": "x", "forbidden": ["riter"]}]}]
+    expect = {"turns": [{"user": "Hi.", "expect": {"agents": agents}}]}
+    mocked = {"mocks": {"tools": [{"name": "search", "agent": "riter", "resultJson": "1"}]}}
+    assert problems({"metrics": metrics}, expect, mocked, defaults={"metrics": metrics[:1]}) == [
+        ("defaults.metrics[0].budget.agent", missing),
+        ("cases[0].metrics[0].budget.agent", missing),
+        ("cases[0].metrics[1].tool_trajectory.agent", missing),
+        ("cases[1].turns[0].expect.agents[0].children[0].forbidden[0]", missing),
+        ("cases[2].mocks.tools[0].agent", missing),
+    ]
+    # Other agents may be in what is recorded.
+    recorded = {"turns": [{"recorded": {"runId": "r"}}], "metrics": metrics}
+    forked = {"turns": [{}], "from": {"runId": "r", "throughSequence": 3}, "metrics": metrics}
+    assert problems(recorded, forked, defaults={"metrics": metrics[:1]}) == []
+
+
 def test_names_are_not_checked_if_it_is_not_known_which_there_are() -> None:
     eval_set = set_of({"metrics": [{"custom": {"name": "other"}}]}, agent="other")
     assert problems_of(eval_set, known=KnownNames()) == []

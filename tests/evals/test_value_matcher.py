@@ -158,6 +158,7 @@ def test_what_is_equal_is_a_subset_and_equality_has_no_direction(one: object, ot
         (ValueMatcher(subset_json="-Infinity"), "subset_json is not JSON: -Infinity is not JSON."),
         (ValueMatcher(subset_json="[" * 100_000), "subset_json is not JSON: it is nested too deeply."),
         (ValueMatcher(regex="("), "regex is not a regular expression of RE2: missing )"),
+        (ValueMatcher(regex=""), "regex is empty, so that every value matches it."),
         (ValueMatcher(schema_json="{"), "schema_json is not JSON: "),
         (ValueMatcher(schema_json="3"), "schema_json is not a JSON Schema: it is no object."),
         (ValueMatcher(schema_json='{"type": "text"}'), "schema_json is not a JSON Schema: type: "),

@@ -44,6 +44,27 @@ async def test_a_log_has_the_bytes_that_were_appended(store: Store) -> None:
     assert (planned.evaluation_id, planned.sequence, planned.case_planned.case.id) == (made.evaluation_id, 3, "two")
 
 
+async def test_an_evaluation_that_has_ended_is_deleted_with_its_log_and_no_other(store: Store) -> None:
+    made, other = await _made(store), await _made(store, number=2)
+    assert not await store.evaluations.delete(ANNE, made.evaluation_id)
+    await store.log.append(made.evaluation_id, epoch=1, records=made.next(began(), scored(), passed()))
+    with pytest.raises(NotFound):
+        await store.evaluations.delete(replace(ANNE, tenant_id="other"), made.evaluation_id)
+    assert (await store.evaluations.get(ANNE, made.evaluation_id)).evaluation.last_sequence == 6
+    assert await store.evaluations.delete(ANNE, made.evaluation_id)
+    with pytest.raises(NotFound):
+        await store.evaluations.delete(ANNE, made.evaluation_id)
+    with pytest.raises(NotFound):
+        await store.evaluations.get(ANNE, made.evaluation_id)
+    with pytest.raises(NotFound):
+        await store.log.read(made.evaluation_id)
+    assert list(await store.log.read(other.evaluation_id)) == as_stored(other.first())
+    run = Made(number=9)
+    await store.log.create(run.new())
+    with pytest.raises(NotFound):
+        await store.evaluations.delete(ANNE, run.run_id)
+
+
 async def test_a_tail_ends_with_the_terminal_event(store: Store) -> None:
     made = await _made(store)
     tail = store.log.tail(made.evaluation_id)

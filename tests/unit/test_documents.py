@@ -75,6 +75,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         ('a: "\\ud83d"\n', "f.yaml:1: a: contains half of a surrogate pair, which is not a character"),
         ("&a [*a]\n", "f.yaml:1: [0][0][0][0]: is nested deeper than 100 levels or repeats too much"),
         ("[" * 3_000 + "\n", "f.yaml: is nested deeper than 100 levels"),
+        ('{"a": [' * 50_000 + "\n", "f.yaml: is nested deeper than 100 levels"),
     ],
 )
 def test_what_cannot_be_read_is_said_with_its_line(text: str, words: str) -> None:

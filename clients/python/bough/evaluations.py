@@ -152,6 +152,11 @@ class Evaluations:
         request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=evaluation_id, note=note)
         return (await self._calls.call(self._stub.CancelEvaluation, request)).evaluation
 
+    async def delete(self, evaluation_id: str) -> None:
+        """Delete an evaluation that has ended; its runs are kept. Raises NotFound, or InvalidRequest if it has not."""
+        request = eval_service_pb2.DeleteEvaluationRequest(evaluation_id=evaluation_id)
+        await self._calls.call(self._stub.DeleteEvaluation, request)
+
     async def get(self, evaluation_id: str) -> evaluation_pb2.Evaluation:
         """Return an evaluation. Raises NotFound."""
         request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, page_size=1)
@@ -299,6 +304,11 @@ class SyncEvaluations:
         """Request cancellation of an evaluation; its end follows as events. One that has ended stays as it is."""
         request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=evaluation_id, note=note)
         return self._calls.call(self._stub.CancelEvaluation, request).evaluation
+
+    def delete(self, evaluation_id: str) -> None:
+        """Delete an evaluation that has ended; its runs are kept. Raises NotFound, or InvalidRequest if it has not."""
+        request = eval_service_pb2.DeleteEvaluationRequest(evaluation_id=evaluation_id)
+        self._calls.call(self._stub.DeleteEvaluation, request)
 
     def get(self, evaluation_id: str) -> evaluation_pb2.Evaluation:
         """Return an evaluation. Raises NotFound."""

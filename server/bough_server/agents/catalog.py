@@ -19,6 +19,7 @@ from bough_server.documents import nearest
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound
 from bough_server.runtime.agent import Agent, Resolver
 from bough_server.store.worker_ports import AgentStore, StoredAgents
+from bough_server.tools.bounded_schemas import caller_pattern_problem
 
 HELD_BYTES: Final = 64 * 1024 * 1024
 """The most bytes of stored agents kept in memory, over all tenants."""
@@ -144,7 +145,8 @@ class AgentCatalog:
 def refuse(definitions: Sequence[agent_pb2.AgentDefinition], known: Known, path: Callable[[int], str]) -> None:
     """Check the definitions of a request; `path` maps an index to the field that holds the definition.
 
-    Raises InvalidRequest with every problem of the definitions and of the agents that they reach.
+    Raises InvalidRequest with every problem of the definitions and of the agents that they reach, and for patterns in
+    schemas that are not RE2's: others may take for ever.
     """
     found = [
         FieldViolation(
@@ -163,6 +165,12 @@ def refuse(definitions: Sequence[agent_pb2.AgentDefinition], known: Known, path:
         )
         for reached, problems in validate_reached(definitions, known)
         for problem in problems
+    ]
+    found += [
+        FieldViolation(field=f"{path(index)}.{field}", description=problem)
+        for index, definition in enumerate(definitions)
+        for field in ("input_schema_json", "output_schema_json")
+        if (problem := caller_pattern_problem(getattr(definition, field)))
     ]
     if found:
         raise InvalidRequest(found)

@@ -15,7 +15,7 @@ from bough_server.api.pagination import PAGE_BYTES, page_of, position_of, read_w
 from bough_server.api.streaming import StreamPosition, streamed
 from bough_server.clock import Clock
 from bough_server.errors import FieldViolation, InvalidRequest
-from bough_server.evals.compare import compare
+from bough_server.evals.compare import compare, fitted
 from bough_server.evals.evaluations import Evaluations
 from bough_server.evals.folding import TreeBuilder, read_record
 from bough_server.evals.given import diff_invocations, score_invocations
@@ -23,6 +23,7 @@ from bough_server.evals.result_pages import ResultPages
 from bough_server.runs.runs import Runs
 from bough_server.store.evaluation_ports import EvaluationFilter
 from bough_server.store.ports import EventLog, Principal
+from bough_server.telemetry import Parent
 from bough_server.tree.fold import Tree
 from bough_server.views import Selection
 
@@ -75,7 +76,8 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
     ) -> AsyncGenerator[bytes, None]:
         """Start an evaluation and follow it to its end."""
         heartbeat = request.heartbeat_interval if request.HasField("heartbeat_interval") else None
-        record = await self._evaluations.start(self._principal(), request)
+        caller = Parent.of_call(context.invocation_metadata() or ())
+        record = await self._evaluations.start(self._principal(), request, trace=caller)
         async with aclosing(self._follow(record.evaluation.evaluation_id, context, heartbeat=heartbeat)) as messages:
             async for message in messages:
                 yield message
@@ -101,6 +103,15 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         """Request that an evaluation stops."""
         record = await self._evaluations.cancel(self._principal(), request.evaluation_id, note=request.note)
         return pb.CancelEvaluationResponse(evaluation=record.evaluation)
+
+    async def DeleteEvaluation(
+        self,
+        request: pb.DeleteEvaluationRequest,
+        context: aio.ServicerContext[pb.DeleteEvaluationRequest, pb.DeleteEvaluationResponse],
+    ) -> pb.DeleteEvaluationResponse:
+        """Delete an evaluation that has ended."""
+        await self._evaluations.delete(self._principal(), request.evaluation_id)
+        return pb.DeleteEvaluationResponse()
 
     async def GetEvaluation(
         self,
@@ -139,7 +150,8 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         """Compare two results."""
         before = await self._evaluations.source(self._principal(), request.baseline, field="baseline")
         after = await self._evaluations.source(self._principal(), request.candidate, field="candidate")
-        return pb.CompareEvaluationsResponse(comparison=await asyncio.to_thread(compare, before, after))
+        comparison = await asyncio.to_thread(lambda: fitted(compare(before, after)))
+        return pb.CompareEvaluationsResponse(comparison=comparison)
 
     async def ScoreInvocations(
         self,

@@ -83,19 +83,43 @@ class Files:
                 print_stderr(f"wrote {path}")
 
 
+def redacted(
+    result: "eval_result_pb2.EvalResult",
+    comparison: "eval_result_pb2.EvalComparison | None" = None,
+    *,
+    redact: "RedactSection",
+) -> "tuple[eval_result_pb2.EvalResult, eval_result_pb2.EvalComparison | None]":
+    """Return a result and its comparison as a command prints them: whole, without secrets."""
+    if not redact.fields and not redact.patterns:
+        return result, comparison
+    from bough_server.evals.content import reduced
+
+    return reduced(result, comparison, Content.FULL.value, fields=redact.fields, patterns=redact.patterns)
+
+
 def why_unwritable(path: Path) -> str:
     """Return why a file cannot be written, as a sentence; empty if it can."""
     folder = path.resolve().parent
     if path.is_dir():
         return "This is a folder."
+    if _is_special(path):
+        return "" if os.access(path, os.W_OK) else "It is not writable."
     if not folder.is_dir():
         return f"The folder {folder} does not exist."
     # A file is replaced as a whole, for which its folder has to be writable.
     return "" if os.access(folder, os.W_OK) else f"The folder {folder} is not writable."
 
 
+def _is_special(path: Path) -> bool:
+    """Return whether a path is a pipe or a device, such as /dev/stdout, which must not be replaced by a file."""
+    return path.exists() and not path.is_file()
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file atomically: a reader never sees part of it, and a failure leaves nothing. Raises OSError."""
+    if _is_special(path):
+        path.write_text(text, encoding="utf-8")
+        return
     path = path.resolve()  # of a link, the file that it leads to is replaced
     unfinished = path.with_name(f"{path.name}.part")
     try:
@@ -126,8 +150,12 @@ def result_in(path: Path) -> "eval_result_pb2.EvalResult":
         if path.stat().st_size > MAX_RESULT_BYTES:
             raise ConfigurationError(f"{path}: The file is larger than {MAX_RESULT_BYTES >> 20} MiB.")
         # A later version may have written fields that this one does not know.
-        return json_format.Parse(path.read_bytes(), eval_result_pb2.EvalResult(), ignore_unknown_fields=True)
+        result = json_format.Parse(path.read_bytes(), eval_result_pb2.EvalResult(), ignore_unknown_fields=True)
     except OSError as error:
         raise ConfigurationError(f"{path}: The file cannot be read: {error.strerror}.") from error
     except (json_format.ParseError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: The file is no result of an evaluation: {error}.") from error
+        why = str(error).rstrip(".")
+        raise ConfigurationError(f"{path}: The file is no result of an evaluation: {why}.") from error
+    if not result.cases:  # as of any other JSON file, whose fields are all unknown
+        raise ConfigurationError(f"{path}: The file is no result of an evaluation: it has no cases.")
+    return result

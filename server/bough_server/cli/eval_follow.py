@@ -13,6 +13,7 @@ from bough_server.cli.exit_codes import print_stderr
 from bough_server.cli.follow import ConnectionLost
 from bough_server.cli.loop import on_interrupt
 from bough_server.errors import ConfigurationError
+from bough_server.settings_sections import RedactSection
 
 _MIN_SUFFIX: Final = 6
 _PAGE_SIZE: Final = 1000
@@ -24,8 +25,9 @@ Events = AsyncIterator[evaluation_pb2.EvaluationEvent]
 class Following:
     """One evaluation that a command follows."""
 
-    def __init__(self, connection: Connection, *, evaluation_id: str = "") -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, *, evaluation_id: str = "", redact: RedactSection | None = None) -> None:
+        """`redact` says what is removed from what is shown; default: nothing."""
+        self._connection, self._redact = connection, redact or RedactSection()
         self.evaluation_id = evaluation_id
         """The id; empty until the first event of an evaluation that the command starts."""
         self.is_interrupted = False
@@ -50,7 +52,7 @@ class Following:
         """Show the progress of an evaluation to its end. Raises ConnectionLost if its server stays away."""
         last = 0
         try:
-            with EvalProgress() as progress:
+            with EvalProgress(self._redact) as progress:
                 async for event in events:
                     if not self.evaluation_id:
                         self._announce(event.evaluation_id)

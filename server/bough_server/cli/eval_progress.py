@@ -9,15 +9,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bar
 
 from bough.v1 import eval_result_pb2, evaluation_pb2
+from bough_server.cli.eval_files import redacted
 from bough_server.cli.exit_codes import print_stderr
 from bough_server.evals.reports.words import status_text
 from bough_server.plain_text import one_line
+from bough_server.settings_sections import RedactSection
 
 
 class EvalProgress:
     """Shows the events of an evaluation on standard error while it is open."""
 
-    def __init__(self) -> None:
+    def __init__(self, redact: RedactSection) -> None:
+        """`redact` says what is removed from reasons."""
+        self._redact = redact
         self._bar: Bar | None = None
         self._task: TaskID | None = None
         self._runs: dict[str, int] = {}
@@ -58,8 +62,10 @@ class EvalProgress:
             return
         print_stderr(self._line(result))
 
-    def _line(self, result: eval_result_pb2.CaseRunResult) -> str:
-        runs = self._runs.get(result.case_id, 1)
+    def _line(self, found: eval_result_pb2.CaseRunResult) -> str:
+        runs = self._runs.get(found.case_id, 1)
+        whole = eval_result_pb2.EvalResult(cases=[eval_result_pb2.CaseResult(runs=[found])])
+        result = redacted(whole, redact=self._redact)[0].cases[0].runs[0]
         number = f" {result.index + 1}/{runs}" if runs > 1 else ""
         reason = f": {one_line(result.reason)}" if result.reason else ""
         return f"{one_line(result.case_id)}{number} {status_text(result.status)}{reason}"

@@ -13,6 +13,7 @@ from bough_server.cli.options import Target, target_of
 if TYPE_CHECKING:
     from bough import AsyncClient
     from bough.v1 import eval_set_pb2
+    from bough_server.settings_sections import RedactSection
 
 
 class Expect(StrEnum):
@@ -59,18 +60,20 @@ async def _record(
     from bough_server.cli.connection import connected, resolve_run
     from bough_server.cli.eval_files import why_unwritable
     from bough_server.errors import ConfigurationError
+    from bough_server.settings import Settings
 
     if case_id and len(runs) > 1:
         raise ConfigurationError("--case names one case, and there are several runs: omit it.")
     if why := why_unwritable(set_path):
         raise ConfigurationError(f"{set_path}: {why}")
+    redact = Settings.load(target.config).evaluation.redact
     eval_set = _read_or_new(set_path)
     async with connected(target, is_silent=True, is_reading=True) as connection:
         for run in runs:
             run_id = await resolve_run(connection.client, run)
             made, agent = await _case(connection.client, run_id, case_id or run_id, expect, mocks=mocks)
             eval_set.agent = eval_set.agent or agent
-            _put(eval_set, made)
+            _put(eval_set, _redacted(made, redact))
     _write(set_path, eval_set)
     return ExitCode.YES
 
@@ -94,6 +97,21 @@ async def _case(
     for sentence in (*dropped, *unanswered):
         print_stderr(sentence)
     return made, invocation.agent
+
+
+def _redacted(case: "eval_set_pb2.EvalCase", redact: "RedactSection") -> "eval_set_pb2.EvalCase":
+    """Return a case without secrets; say on standard error that it differs from the run."""
+    from bough_server.evals.content import case_without_secrets
+    from bough_server.evals.secrets import REDACTED
+
+    if not redact.fields and not redact.patterns:
+        return case
+    shown = case_without_secrets(case, fields=redact.fields, patterns=redact.patterns)
+    if REDACTED in str(shown):
+        print_stderr(
+            f"{case.id}: What evaluation.redact names is {REDACTED!r} in the case: say there what is expected instead."
+        )
+    return shown
 
 
 def _read_or_new(path: Path) -> "eval_set_pb2.EvalSet":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bough_server.cli.eval_files import Content, Files
+from bough_server.cli.eval_files import Content, Files, redacted
 from bough_server.cli.eval_options import ContentOption, HtmlOption, JsonOption, JUnitOption, MarkdownOption
 from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import JsonOption as JsonFlag
@@ -14,6 +14,7 @@ from bough_server.cli.options import LimitOption, Target, target_of
 
 if TYPE_CHECKING:
     from bough.v1 import eval_result_pb2, eval_set_pb2
+    from bough_server.settings_sections import RedactSection
 
 
 EvaluationArgument = Annotated[
@@ -91,17 +92,18 @@ def watch(context: typer.Context, evaluation: EvaluationArgument) -> None:
 async def _watch(target: Target, evaluation: str) -> ExitCode:
     from bough_server.cli.connection import connected
     from bough_server.cli.eval_follow import Following, resolve_evaluation
-    from bough_server.cli.eval_report import exit_code
-    from bough_server.cli.output import print_lines, whole_width
-    from bough_server.cli.render.evaluations import result_lines
+    from bough_server.cli.eval_report import report
+    from bough_server.settings import Settings
 
+    redact = Settings.load(target.config).evaluation.redact
+    # The patterns are checked before the evaluation is followed.
+    Files().check(redact)
     async with connected(target, needs_runs=True, subject="evaluation") as connection:
         evaluation_id = await resolve_evaluation(connection.client, evaluation)
-        following = Following(connection, evaluation_id=evaluation_id)
+        following = Following(connection, evaluation_id=evaluation_id, redact=redact)
         await following.watch(connection.client.evaluations.watch(evaluation_id))
         result = await connection.client.evaluations.result(evaluation_id)
-    print_lines(result_lines(result, width=whole_width()))
-    return exit_code(result)
+    return report(result, files=Files(), redact=redact)
 
 
 def cancel(
@@ -141,15 +143,30 @@ async def _compare(target: Target, baseline: str, candidate: str, *, json: bool)
     from bough_server.cli.output import json_text, print_line, print_lines, whole_width
     from bough_server.cli.render.evaluations import comparison_lines
     from bough_server.evals.compare import compare
+    from bough_server.settings import Settings
 
     # Not by the server: files need none, and two results with all of their trees may be larger than a request.
     before, after = await _results(target, baseline, candidate)
-    found = compare(before, after)
+    found = _shown(compare(before, after), before, after, redact=Settings.load(target.config).evaluation.redact)
     if json:
         print_line(json_text(found))
     else:
         print_lines(comparison_lines(found, width=whole_width()))
     return ExitCode.FAILED if found.worse or found.removed else ExitCode.YES
+
+
+def _shown(
+    comparison: "eval_result_pb2.EvalComparison",
+    before: "eval_result_pb2.EvalResult",
+    after: "eval_result_pb2.EvalResult",
+    *,
+    redact: "RedactSection",
+) -> "eval_result_pb2.EvalComparison":
+    """Return a comparison without the secrets that either result has."""
+    from bough.v1 import eval_result_pb2
+
+    both = eval_result_pb2.EvalResult(cases=[*before.cases, *after.cases])
+    return redacted(both, comparison, redact=redact)[1] or comparison
 
 
 async def _results(target: Target, *texts: str) -> "list[eval_result_pb2.EvalResult]":

@@ -82,7 +82,7 @@ async def _run(target: Target, arguments: EvalArguments, *, default_model: str |
     redact = Settings.load(target.config).evaluation.redact
     arguments.files.check(redact)
     async with connected(target, default_model=default_model, subject="evaluation") as connection:
-        client, following = connection.client, Following(connection)
+        client, following = connection.client, Following(connection, redact=redact)
         before = await result_of(client, baseline) if baseline is not None else None
         try:
             await following.start(request.events(client, before))

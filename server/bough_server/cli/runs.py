@@ -17,11 +17,17 @@ def runs(
     state: Annotated[
         str, typer.Option("--state", metavar="S", help="Only runs in this state, such as running or input_required.")
     ] = "",
+    evaluation: Annotated[
+        str,
+        typer.Option(
+            "--evaluation", metavar="EVALUATION", help="Only runs of this evaluation, as for `bough eval show`."
+        ),
+    ] = "",
     limit: LimitOption = 20,
     json: JsonOption = False,
 ) -> None:
-    """List runs, newest first."""
-    finish(_runs(target_of(context), session=session, state=state, limit=limit, json=json))
+    """List runs, newest first, those of evaluations among them."""
+    finish(_runs(target_of(context), session=session, state=state, evaluation=evaluation, limit=limit, json=json))
 
 
 def tree(
@@ -53,9 +59,10 @@ def cancel(context: typer.Context, run: RunArgument) -> None:
     finish(_cancel(target_of(context), run))
 
 
-async def _runs(target: Target, *, session: str, state: str, limit: int, json: bool) -> ExitCode:
+async def _runs(target: Target, *, session: str, state: str, evaluation: str, limit: int, json: bool) -> ExitCode:
     from bough_server.cli.connection import connected, resolve_session
     from bough_server.cli.conversions import state_of
+    from bough_server.cli.eval_follow import resolve_evaluation
     from bough_server.cli.output import print_table
     from bough_server.cli.render.tables import runs_table
 
@@ -64,7 +71,11 @@ async def _runs(target: Target, *, session: str, state: str, limit: int, json: b
     async with connected(target, is_reading=True) as connection:
         client = connection.client
         session_id = await resolve_session(client, session) if session else ""
-        async for run in client.list_runs(session_id=session_id, states=states, page_size=min(limit, 1000)):
+        evaluation_id = await resolve_evaluation(client, evaluation) if evaluation else ""
+        listed = client.list_runs(
+            session_id=session_id, states=states, evaluation_id=evaluation_id, page_size=min(limit, 1000)
+        )
+        async for run in listed:
             found.append(run)
             if len(found) == limit:
                 break

@@ -105,7 +105,10 @@ class CaseRunner:
         agent: str,
         definitions: Sequence[agent_pb2.AgentDefinition],
         is_cancelled: Callable[[], bool],
+        trace: Parent,
     ) -> None:
+        """`trace` is that of the evaluation's caller, whose part the runs are, except forks."""
+        self._trace = trace
         self._dependencies, self._principal, self._is_cancelled = dependencies, principal, is_cancelled
         self._evaluation_id, self._agent, self._definitions = evaluation_id, agent, definitions
 
@@ -215,7 +218,7 @@ class CaseRunner:
             on_missing_session=agent_service_pb2.MISSING_SESSION_POLICY_CREATE,
         )
         return await self._dependencies.runs.start(
-            self._principal, request, deadline_time_ns=None, trace=Parent.of_call(()), case=self._case(case, mocks)
+            self._principal, request, deadline_time_ns=None, trace=self._trace, case=self._case(case, mocks)
         )
 
     async def _fork(

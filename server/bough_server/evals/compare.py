@@ -16,6 +16,12 @@ WORSE: Final = eval_result_pb2.CASE_CHANGE_WORSE
 REMOVED: Final = eval_result_pb2.CASE_CHANGE_REMOVED
 ADDED: Final = eval_result_pb2.CASE_CHANGE_ADDED
 
+MAX_BYTES: Final = 3_900_000
+"""The most bytes of a comparison that a server returns: clients accept messages of 4 MiB."""
+
+MAX_PINS: Final = 500
+"""The most sentences about what results depended on in such a comparison."""
+
 _SHOWN: Final = 20
 """How many characters of a hash are in a sentence."""
 
@@ -43,6 +49,23 @@ def compare(before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResul
     if old.HasField("cost_nanos") and new.HasField("cost_nanos") and old.currency_code == new.currency_code:
         result.cost_nanos_change = new.cost_nanos - old.cost_nanos
     return result
+
+
+def fitted(comparison: eval_result_pb2.EvalComparison, *, most: int = MAX_BYTES) -> eval_result_pb2.EvalComparison:
+    """Leave out what does not fit into `most` bytes, in place: from the last case on, differences, then metrics.
+
+    What remains of 10,000 cases fits. Of what the results depended on, the first MAX_PINS sentences are kept.
+    """
+    del comparison.pins_changed[MAX_PINS:]
+    size = comparison.ByteSize()
+    for name in ("differences", "metric_changes"):
+        for case in reversed(comparison.cases):
+            if size <= most:
+                return comparison
+            whole = case.ByteSize()
+            case.ClearField(name)
+            size -= whole - case.ByteSize()
+    return comparison
 
 
 def baseline_of(result: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalResult:

@@ -1,12 +1,12 @@
 """Reduce what a result quotes of conversations: cut texts, leave them out, and remove secrets."""
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from bough.v1 import eval_result_pb2
+from bough.v1 import eval_result_pb2, eval_set_pb2
 from bough_server.evals.secrets import Redactor
 from bough_server.messages import copy_of
 
@@ -51,13 +51,29 @@ def reduced(
     redactor = Redactor(fields=fields, patterns=patterns)
     shown, compared = copy_of(result), None if comparison is None else copy_of(comparison)
     both = [one for one in (shown, compared) if one is not None]
-    for message in _messages(both):
-        for field, text in _texts(message):
-            redactor.collect(text, is_json=_is_json(field))
-    change = _change(content, redactor)
-    for message in list(_messages(both)):
-        _reduce(message, change, keeps_files=content == "full" and not (fields or patterns))
+    _reduce_all(both, content, redactor, keeps_files=content == "full" and not (fields or patterns))
     return shown, compared
+
+
+def case_without_secrets(
+    case: eval_set_pb2.EvalCase, *, fields: Sequence[str] = (), patterns: Sequence[str] = ()
+) -> eval_set_pb2.EvalCase:
+    """Return a copy of a case in which values and matches are "[redacted]", as in `reduced`; files are not searched.
+
+    Raises ConfigurationError for a pattern that is no regular expression.
+    """
+    shown = copy_of(case)
+    _reduce_all([shown], "full", Redactor(fields=fields, patterns=patterns), keeps_files=True)
+    return shown
+
+
+def _reduce_all(messages: Sequence[Message], content: str, redactor: Redactor, *, keeps_files: bool) -> None:
+    for message in _messages(messages):
+        for text in _texts(message):
+            redactor.collect(text)
+    change = _change(content, redactor)
+    for message in list(_messages(messages)):
+        _reduce(message, change, keeps_files=keeps_files)
 
 
 def _change(content: str, redactor: Redactor) -> _Change:
@@ -90,11 +106,14 @@ def _reduce(message: Message, change: _Change, *, keeps_files: bool) -> None:
             setattr(message, field.name, change(field, is_name, value))
 
 
-def _reduce_map(values: MutableMapping[str, str], field: FieldDescriptor, change: _Change) -> None:
-    """Change the values of labels. The other maps have hashes and numbers."""
-    if field.name == "labels":
-        for key, text in list(values.items()):
-            values[key] = change(field, True, text)
+def _reduce_map(values: MutableMapping[str, Any], field: FieldDescriptor, change: _Change) -> None:
+    """Change the keys of a map, which are names, and the values of labels; other values are hashes and numbers."""
+    changed = {
+        change(field, True, key): change(field, True, value) if field.name == "labels" else value
+        for key, value in values.items()
+    }
+    values.clear()
+    values.update(changed)
 
 
 def _names_agents_only(message: Message) -> bool:
@@ -102,14 +121,15 @@ def _names_agents_only(message: Message) -> bool:
     return isinstance(message, eval_result_pb2.TreeDifference) and message.kind != eval_result_pb2.DIFFERENCE_KIND_TOOLS
 
 
-def _texts(message: Message) -> Iterator[tuple[FieldDescriptor, str]]:
+def _texts(message: Message) -> Iterator[str]:
     """Yield the texts of one message."""
     for field, value in message.ListFields():
         if _is_map(field):
+            yield from value
             if field.name == "labels":
-                yield from ((field, text) for text in value.values())
+                yield from value.values()
         elif _is_text(field):
-            yield from ((field, text) for text in (value if field.is_repeated else [value]))
+            yield from value if field.is_repeated else [value]
 
 
 def _is_text(field: FieldDescriptor) -> bool:

@@ -23,7 +23,7 @@ MAX_TEXT_BYTES: Final = 2_000
 """The most bytes of a call's arguments, and of its result."""
 
 _MAX_CELLS: Final = 1_000_000
-"""The most pairs of calls of two lists that are aligned without difflib's shortcut for frequent ones."""
+"""The most pairs of calls, of all agents together, that are aligned without difflib's shortcut for frequent ones."""
 
 _Call: TypeAlias = invocation_pb2.ToolInvocation
 _CallKey: TypeAlias = tuple[str, str, str, int, int, str]
@@ -230,6 +230,8 @@ class _ChangedCall:
 
 
 def _call_differences(before: _Side, after: _Side, matching: _Matching, *, is_swapped: bool) -> Iterator[_ChangedCall]:
+    keys = ((before.calls[node], after.calls[other]) for node, other in matching.pairs.items())
+    is_long = sum(len(one) * len(other) for one, other in keys if one != other) > _MAX_CELLS
     for node in before.nodes:
         other = matching.pairs.get(node)
         if other is None:
@@ -237,10 +239,10 @@ def _call_differences(before: _Side, after: _Side, matching: _Matching, *, is_sw
             continue
         pairs: Iterable[_CallPair]
         if is_swapped:
-            found = _changed_calls((other.calls, after.calls[other]), (node.calls, before.calls[node]))
+            found = _changed_calls((other.calls, after.calls[other]), (node.calls, before.calls[node]), is_long=is_long)
             pairs = [(one, another) for another, one in found]
         else:
-            pairs = _changed_calls((node.calls, before.calls[node]), (other.calls, after.calls[other]))
+            pairs = _changed_calls((node.calls, before.calls[node]), (other.calls, after.calls[other]), is_long=is_long)
         yield from (_ChangedCall(agent=other, before=one, after=another) for one, another in pairs)
     for node in after.nodes:
         if node not in matching.taken:
@@ -248,13 +250,15 @@ def _call_differences(before: _Side, after: _Side, matching: _Matching, *, is_sw
 
 
 def _changed_calls(
-    one: tuple[Sequence[_Call], Sequence[_CallKey]], other: tuple[Sequence[_Call], Sequence[_CallKey]]
+    one: tuple[Sequence[_Call], Sequence[_CallKey]],
+    other: tuple[Sequence[_Call], Sequence[_CallKey]],
+    *,
+    is_long: bool,
 ) -> Iterator[_CallPair]:
     """Align two lists of calls with their keys. Between equal calls, those of one tool are the same call changed."""
     (lefts, left_keys), (rights, right_keys) = one, other
     if left_keys == right_keys:
         return
-    is_long = len(left_keys) * len(right_keys) > _MAX_CELLS
     matcher = SequenceMatcher(None, left_keys, right_keys, autojunk=is_long)
     for tag, left_from, left_to, right_from, right_to in matcher.get_opcodes():
         if tag == "equal":

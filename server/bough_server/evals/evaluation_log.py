@@ -49,6 +49,8 @@ class EvaluationState:
     end: evaluation_pb2.EvaluationEvent | None = None
     spent: Sums = field(default_factory=Sums)
     """What the runs and judges of all scored runs of cases used together."""
+    judge_runs: set[str] = field(default_factory=set)
+    """The runs of the judgements in the results: their usage is counted."""
 
     def apply(self, event: evaluation_pb2.EvaluationEvent) -> None:
         """Add the next event of the log."""
@@ -81,6 +83,7 @@ class EvaluationState:
         self.spent.add(Sums.of(result.judge_usage))
         del result.turns[:]
         for score in result.scores:
+            self.judge_runs.update(said.run_id for said in score.judgements)
             del score.judgements[:]
             if not self.keeps_differences:
                 del score.agents[:]

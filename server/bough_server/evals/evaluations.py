@@ -18,6 +18,7 @@ from bough_server.errors import (
     RequestIdReused,
     SequenceOutOfRange,
     ServerStopping,
+    StorageFailed,
 )
 from bough_server.evals.cancel_commands import CancelCommands
 from bough_server.evals.dependencies import EvaluationDependencies
@@ -34,6 +35,7 @@ from bough_server.store.ports import (
     RunMoved,
     StoredEvent,
 )
+from bough_server.telemetry import Parent
 
 RETRY_SECONDS: Final = 1.0
 """How long after an evaluation stopped because of the storage the first attempt to continue it is made."""
@@ -53,16 +55,19 @@ class Evaluations:
         """What evaluations, and the scoring of stored runs, are executed with."""
         self._commands = CancelCommands(dependencies, cancel=self._cancel, is_elsewhere=self._is_elsewhere)
         self._live: dict[str, LiveEvaluation] = {}
-        self._continuing: dict[str, asyncio.Task[None]] = {}
-        """The attempts to take evaluations over that are under way."""
+        self._launching: dict[str, asyncio.Task[Any]] = {}
+        """The creations of evaluations, and the attempts to take them over, that are under way."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
 
     # Starting
 
-    async def start(self, principal: Principal, request: eval_service_pb2.EvaluateRequest) -> EvaluationRecord:
+    async def start(
+        self, principal: Principal, request: eval_service_pb2.EvaluateRequest, *, trace: Parent
+    ) -> EvaluationRecord:
         """Create an evaluation and start it, or return the one that the same request started before.
 
+        `trace` is the caller's; the runs are part of it.
         Raises InvalidRequest, NotFound (agent, baseline), AgentUnusable, RequestIdReused, ServerStopping and
         StorageFailed.
         """
@@ -77,10 +82,10 @@ class Evaluations:
         if request.HasField("baseline"):
             baseline = await self.source(principal, request.baseline, field="baseline")
         planned = await plan(self.dependencies, principal, request, baseline=baseline, digest=digest)
+        planned.started.trace_id, planned.started.span_id = trace.ids()
         self._refuse_while_stopping()
         try:
-            # Shielded: a caller that disconnects meanwhile must not leave an evaluation that no worker executes.
-            return await self._shielded(self._create(principal, request, planned))
+            return await self._create(principal, request, planned)
         except RequestIdTaken as taken:
             found = await self.dependencies.store.evaluations.get(principal, taken.run_id)
             return _same_request(found, digest, request.request_id)
@@ -90,23 +95,39 @@ class Evaluations:
     ) -> EvaluationRecord:
         now = self.dependencies.clock.now_ns()
         evaluation_id = ids.new_uuid7(now)
+        # A task: a caller that disconnects meanwhile must not leave an evaluation that no worker executes.
+        work = self._write(principal, request, planned, evaluation_id=evaluation_id, now_ns=now)
+        return await self._unless_stopped(self._launch_attempt(evaluation_id, work))
+
+    async def _write(
+        self,
+        principal: Principal,
+        request: eval_service_pb2.EvaluateRequest,
+        planned: EvaluationPlan,
+        *,
+        evaluation_id: str,
+        now_ns: int,
+    ) -> EvaluationRecord:
         events = planned.events()
-        records = [as_fact(event, sequence=sequence, now_ns=now) for sequence, event in enumerate(events, start=1)]
-        await self.dependencies.store.log.create_evaluation(
-            NewEvaluation(
-                evaluation_id=evaluation_id,
-                principal=principal,
-                request_id=request.request_id,
-                request_digest=planned.started.request_digest,
-                create_time_ns=now,
-                records=records,
-                owner=self.dependencies.worker,
-                set_name=planned.started.set.name,
-                agent=planned.started.agent,
-                labels=dict(request.labels),
-            )
+        records = [as_fact(event, sequence=sequence, now_ns=now_ns) for sequence, event in enumerate(events, start=1)]
+        new = NewEvaluation(
+            evaluation_id=evaluation_id,
+            principal=principal,
+            request_id=request.request_id,
+            request_digest=planned.started.request_digest,
+            create_time_ns=now_ns,
+            records=records,
+            owner=self.dependencies.worker,
+            set_name=planned.started.set.name,
+            agent=planned.started.agent,
+            labels=dict(request.labels),
         )
-        record = await self.dependencies.store.evaluations.get(principal, evaluation_id)
+        try:
+            await self.dependencies.store.log.create_evaluation(new)
+            record = await self.dependencies.store.evaluations.get(principal, evaluation_id)
+        except StorageFailed:
+            self._spawn(self._try_again(evaluation_id))  # it may have been created nevertheless
+            raise
         fold = EvaluationState()
         for event in events:
             fold.apply(event)
@@ -192,6 +213,15 @@ class Evaluations:
         await self._cancel(await self.get(principal, evaluation_id), request)
         return await self.get(principal, evaluation_id)
 
+    async def delete(self, principal: Principal, evaluation_id: str) -> None:
+        """Delete an evaluation that has ended; its runs are kept.
+
+        Raises NotFound, InvalidRequest for one that has not ended, and StorageFailed.
+        """
+        if not await self.dependencies.store.evaluations.delete(principal, evaluation_id):
+            description = f"The evaluation {evaluation_id!r} has not ended: cancel it first."
+            raise InvalidRequest([FieldViolation(field="evaluation_id", description=description)])
+
     async def _cancel(self, record: EvaluationRecord, request: event_pb2.CancelRequested) -> None:
         while not await self._request_cancel(record, request):
             record = await self.get(record.principal, record.evaluation.evaluation_id)
@@ -246,12 +276,17 @@ class Evaluations:
 
         Calls for the same evaluation share one attempt: two would fence each other.
         """
-        attempt = self._continuing.get(evaluation_id)
+        attempt = self._launching.get(evaluation_id)
         if attempt is None:
-            attempt = self._continuing[evaluation_id] = self._spawn(self._take_over(evaluation_id))
-            attempt.add_done_callback(lambda _: self._continuing.pop(evaluation_id, None))
-            attempt.add_done_callback(lambda done: done.cancelled() or done.exception())
+            attempt = self._launch_attempt(evaluation_id, self._take_over(evaluation_id))
         await self._unless_stopped(attempt)
+
+    def _launch_attempt(self, evaluation_id: str, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Run the one attempt to launch an evaluation that is under way, in a task of this object."""
+        attempt = self._launching[evaluation_id] = self._spawn(work)
+        attempt.add_done_callback(lambda _: self._launching.pop(evaluation_id, None))
+        attempt.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return attempt
 
     async def _take_over(self, evaluation_id: str) -> None:
         record = await self.dependencies.store.evaluations.find(evaluation_id)
@@ -292,11 +327,6 @@ class Evaluations:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
-        task = self._spawn(work)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await self._unless_stopped(task)
 
     async def _unless_stopped(self, task: "asyncio.Task[T]") -> T:
         """Wait for a task that the caller's cancellation must not end. Raises ServerStopping if `close` ended it."""

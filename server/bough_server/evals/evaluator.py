@@ -17,12 +17,13 @@ from bough_server.errors import Fenced, RunError, ServerStopping, StorageFailed
 from bough_server.evals.case_runs import CaseRunner, NotJudged, recorded_of
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.evaluation_log import EvaluationState, as_fact
-from bough_server.evals.judges import Judges, counted_in
+from bough_server.evals.judges import Judges
 from bough_server.evals.judging import judge_run
 from bough_server.evals.outcome import judged
 from bough_server.evals.scoring import not_evaluated
 from bough_server.store.evaluation_ports import EvaluationRecord
 from bough_server.store.ports import EvaluationFact
+from bough_server.telemetry import Parent
 
 _log = structlog.get_logger(__name__)
 
@@ -66,12 +67,14 @@ class LiveEvaluation:
         self._dependencies, self.record, self._fold = dependencies, record, fold
         self.evaluation_id = record.evaluation.evaluation_id
         self._recorder = EvaluationRecorder(dependencies, record, fold)
+        trace = Parent.recorded(fold.planned.trace_id, fold.planned.span_id)
         self._judges = Judges(
             dependencies,
             record.principal,
             evaluation_id=self.evaluation_id,
-            counted=counted_in(fold.scored.values()),
+            counted=fold.judge_runs,
             is_cancelled=lambda: fold.cancel is not None,
+            trace=trace,
         )
         self._runner = CaseRunner(
             dependencies,
@@ -80,6 +83,7 @@ class LiveEvaluation:
             agent=fold.planned.agent,
             definitions=fold.planned.definitions,
             is_cancelled=lambda: fold.cancel is not None,
+            trace=trace,
         )
         self._on_end = on_end
         self._task: asyncio.Task[None] | None = None

@@ -1,7 +1,7 @@
 """Validation of what cases expect and of how they are judged: answers, tool calls, agents and metrics."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -140,6 +140,46 @@ def unknown_name(kind: str, name: str, known: Iterable[str] | None, place: str) 
     """Yield the problem of a name that is set and not known; none if `known` is None."""
     if name and known is not None and name not in known:
         yield place, f"There is no {kind} {name!r}.{suggestion(name, known)}"
+
+
+def unknown_agents(eval_set: eval_set_pb2.EvalSet, known: Collection[str]) -> Iterator[FieldProblem]:
+    """Yield the names that select agents and that no agent has: what they bound or forbid would hold of nothing.
+
+    An agent that is expected, or whose answer is, need not be known: a name that is wrong fails there. Nor are cases
+    checked that begin with records: other agents may be in those.
+    """
+    if any(not _begins_with_record(case) for case in eval_set.cases):
+        yield from _unknown_in_metrics(eval_set.defaults.metrics, "defaults.metrics", known)
+    for index, case in enumerate(eval_set.cases):
+        if _begins_with_record(case):
+            continue
+        place = f"cases[{index}]"
+        yield from _unknown_in_metrics(case.metrics, f"{place}.metrics", known)
+        for number, mock in enumerate(case.mocks.tools):
+            yield from unknown_name("agent", mock.agent, known, f"{place}.mocks.tools[{number}].agent")
+        for number, turn in enumerate(case.turns):
+            yield from _unknown_forbidden(turn.expect.agents, f"{place}.turns[{number}].expect.agents", known)
+
+
+def _unknown_forbidden(
+    agents: Sequence[eval_set_pb2.ExpectedAgent], place: str, known: Collection[str]
+) -> Iterator[FieldProblem]:
+    for index, agent in enumerate(agents):
+        for number, name in enumerate(agent.forbidden):
+            yield from unknown_name("agent", name, known, f"{place}[{index}].forbidden[{number}]")
+        yield from _unknown_forbidden(agent.children, f"{place}[{index}].children", known)
+
+
+def _begins_with_record(case: eval_set_pb2.EvalCase) -> bool:
+    return case.HasField("from") or any(turn.HasField("recorded") for turn in case.turns)
+
+
+def _unknown_in_metrics(
+    metrics: Sequence[eval_set_pb2.Metric], place: str, known: Collection[str]
+) -> Iterator[FieldProblem]:
+    for index, metric in enumerate(metrics):
+        for kind, name in (("tool_trajectory", metric.tool_trajectory.agent), ("budget", metric.budget.agent)):
+            yield from unknown_name("agent", name, known, f"{place}[{index}].{kind}.agent")
 
 
 def nothing_to_judge(metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase) -> str:

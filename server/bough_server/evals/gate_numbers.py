@@ -6,7 +6,7 @@ from typing import Final
 
 from bough.v1 import eval_result_pb2
 from bough_server.evals import statistics
-from bough_server.evals.verdicts import NOT_EVALUATED, has_unjudged, is_judged, total_cost
+from bough_server.evals.verdicts import FAILED, NOT_EVALUATED, has_unjudged, is_judged, total_cost
 
 _NANOS: Final = 1_000_000_000
 """The units of cost in one of the currency."""
@@ -14,7 +14,8 @@ _NAMED: Final = 5
 """The most cases that a sentence names."""
 
 _UNKNOWN_COST: Final = (
-    "The cost of some model calls is not known: their models have no price, or prices in several currencies."
+    "The cost of some model calls is not known: their models have no price, or prices in several currencies, or the"
+    " provider did not report what was used."
 )
 
 
@@ -27,6 +28,8 @@ class Measured:
     """What the value is about: the worst case, what was counted as failed; a sentence, or empty."""
     unknown: str = ""
     """Why the value is not over everything; a sentence, empty if it is."""
+    unbounded: str = ""
+    """Why no upper bound holds, whatever the value is; a sentence, empty if one can."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -65,29 +68,33 @@ def pass_all_k(cases: Sequence[eval_result_pb2.CaseResult], k: int) -> Measured:
 
 
 def metric_mean(cases: Sequence[eval_result_pb2.CaseResult], metric: str) -> Measured:
-    """Return the mean of a metric over the cases that have it; a case whose runs all crashed counts as one."""
+    """Return the mean of a metric over the cases that have it; a case whose runs all crashed counts as one.
+
+    A crashed run counts as 0, or as the lowest score that there is if that is less. An upper bound never holds with
+    one: it would be met by crashing.
+    """
+    found = [(case, scores) for case in cases if (scores := _scores(case, metric)) is not None]
+    worst = min([0.0, *(score for _, scores in found for score in scores if score is not None)])
     means: list[float] = []
     crashes = unknown = 0
-    for case in cases:
-        if (scores := _scores(case, metric)) is None:
-            continue
-        known = [score for score in scores if score is not None]
+    for case, scores in found:
+        known = [worst if run.crashed else score for run, score in zip(case.runs, scores, strict=True)]
         crashes += sum(run.crashed for run in case.runs)
-        unknown += len(known) < len(scores)
-        if known:
-            means.append(statistics.mean(known))
-    note = f"{counted(crashes, 'crashed run')} counted as 0." if crashes else ""
+        unknown += None in known
+        if judged := [score for score in known if score is not None]:
+            means.append(statistics.mean(judged))
     if not means:
         return Measured(value=None, unknown=f"No run has a score of {metric}.")
     return Measured(
         value=statistics.mean(means),
-        note=note,
+        note=f"{counted(crashes, 'crashed run')} counted as {worst:g}." if crashes else "",
         unknown=f"{counted(unknown, 'case')} could not be judged by {metric} in every run." if unknown else "",
+        unbounded=f"{counted(crashes, 'crashed run')} {'has' if crashes == 1 else 'have'} no score." if crashes else "",
     )
 
 
 def _scores(case: eval_result_pb2.CaseResult, metric: str) -> list[float | None] | None:
-    """Return the score of each run of a case, None for one that is not known; None if the case has no such metric.
+    """Return the score of each run of a case, None for one that has none; None if the case has no such metric.
 
     A run that crashed has no scores, and one that could not be judged may have none: a case with no other runs than
     these counts for every metric.
@@ -96,17 +103,18 @@ def _scores(case: eval_result_pb2.CaseResult, metric: str) -> list[float | None]
     has_metric = any(metric in scores for scores in named)
     if not has_metric and (any(named) or any(is_judged(run) and not run.crashed for run in case.runs)):
         return None
-    return [
-        0.0 if run.crashed else scores[metric].score if metric in scores and scores[metric].HasField("score") else None
-        for run, scores in zip(case.runs, named, strict=True)
-    ]
+    return [scores[metric].score if metric in scores and scores[metric].HasField("score") else None for scores in named]
 
 
-def cost(totals: eval_result_pb2.EvalTotals) -> Measured:
+def cost(cases: Iterable[eval_result_pb2.CaseResult], totals: eval_result_pb2.EvalTotals) -> Measured:
     """Return what runs and judges cost, in units of the currency."""
     used = total_cost(totals)
     parts = [totals.usage, totals.judge_usage]
-    unknown = any(part.model_calls and not part.HasField("cost_nanos") for part in parts)
+    # A sum has a cost as soon as one of its parts has: it is whole only if each of them has.
+    parts += [usage for case in cases for run in case.runs for usage in (run.usage, run.judge_usage)]
+    unknown = any(
+        part.model_calls_without_usage or (part.model_calls and not part.HasField("cost_nanos")) for part in parts
+    )
     if not used.HasField("cost_nanos"):
         called = any(part.model_calls for part in parts)
         return Measured(value=None if called else 0.0, unknown=_UNKNOWN_COST if called else "")
@@ -120,10 +128,20 @@ def regressions(comparison: eval_result_pb2.EvalComparison | None) -> Measured:
     if comparison is None:
         return _NO_BASELINE
     worse = [case for case in comparison.cases if case.change == eval_result_pb2.CASE_CHANGE_WORSE]
-    unknown = [case.case_id for case in worse if case.after == NOT_EVALUATED]
     found = [case.case_id for case in worse if case.after != NOT_EVALUATED]
-    sentence = f"Could not be judged, and passed in the baseline: {_named(unknown)}." if unknown else ""
-    return Measured(value=len(found), note=f"Worse: {_named(found)}." if found else "", unknown=sentence)
+    unjudged_now = [case.case_id for case in worse if case.after == NOT_EVALUATED]
+    unjudged_before = [
+        case.case_id
+        for case in comparison.cases
+        if case.before == NOT_EVALUATED and case.after == FAILED and case.change != eval_result_pb2.CASE_CHANGE_WORSE
+    ]
+    sentences = [
+        f"Could not be judged, and passed in the baseline: {_named(unjudged_now)}." if unjudged_now else "",
+        f"Fails, and could not be judged in the baseline: {_named(unjudged_before)}." if unjudged_before else "",
+    ]
+    return Measured(
+        value=len(found), note=f"Worse: {_named(found)}." if found else "", unknown=" ".join(filter(None, sentences))
+    )
 
 
 def removed(comparison: eval_result_pb2.EvalComparison | None) -> Measured:

@@ -21,7 +21,7 @@ from bough_server.evals.verdicts import FAILED, NOT_EVALUATED, PASSED
 
 MAX_RUNS: Final = 1_000
 """The most runs of a case, as EvalCase.runs says."""
-MAX_CASES: Final = 100_000
+MAX_CASES: Final = 10_000
 """The most cases of a set, as EvalSet.cases says."""
 
 
@@ -81,11 +81,16 @@ class Gate:
         """Return whether a value is within the bound."""
         return _OPERATORS[self.operator](value, self.bound)
 
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether every larger value is within the bound too."""
+        return self.operator in (">=", ">")
+
     def can_hold(self, lowest: float, highest: float) -> bool:
         """Return whether some number from the lowest to the highest is within the bound; for == any of them may be."""
         if self.operator == "==":
             return statistics.reaches(self.bound, lowest) and statistics.reaches(highest, self.bound)
-        return self.holds(highest if self.operator in (">=", ">") else lowest)
+        return self.holds(highest if self.is_lower_bound else lowest)
 
 
 def parse_gate(text: str) -> Gate:
@@ -213,8 +218,8 @@ def check_gate(
     """Return whether the results meet a gate; `cases` have their runs with scores, `comparison` is with the baseline.
 
     FAILED if what is known does not meet it; else NOT_EVALUATED if something that the number is over is not known,
-    such as the pass rate of a case that could not be judged. A crashed run is known: it did not pass, and counts as 0
-    in the mean of a metric. `removed` fails whenever a case is gone, unless that is allowed: then its bound decides.
+    such as the pass rate of a case that could not be judged. A crashed run is known: it did not pass, and no mean of a
+    metric is better for it. `removed` fails whenever a case is gone, unless that is allowed: then its bound decides.
     """
     measured = _measure(gate, cases, totals, comparison)
     result = eval_result_pb2.GateResult(gate=gate.text, status=PASSED, value=measured.value)
@@ -223,6 +228,9 @@ def check_gate(
     elif gate.number is GateNumber.REMOVED and measured.value and not allow_removed:
         result.status = FAILED
         result.reason = f"Cases of the baseline may not be removed unless that is allowed. {measured.note}"
+    elif measured.unbounded and not gate.is_lower_bound:
+        result.status = FAILED
+        result.reason = f"{_name(gate)} has no upper bound: {measured.unbounded}"
     elif not gate.holds(measured.value):
         result.status = FAILED
         result.reason = (
@@ -260,7 +268,7 @@ def _measure(
         case GateNumber.METRIC_MEAN:
             return gate_numbers.metric_mean(cases, gate.metric)
         case GateNumber.COST_TOTAL:
-            return gate_numbers.cost(totals)
+            return gate_numbers.cost(cases, totals)
         case GateNumber.REGRESSIONS:
             return gate_numbers.regressions(comparison)
         case GateNumber.REMOVED:

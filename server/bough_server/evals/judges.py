@@ -55,11 +55,12 @@ class Judges:
         evaluation_id: str = "",
         counted: Iterable[str] = (),
         is_cancelled: Callable[[], bool] = _never,
+        trace: Parent | None = None,
     ) -> None:
-        """`counted` are the judges' runs whose usage is part of the evaluation's results already; see `counted_in`."""
+        """`counted` are the judges' runs whose usage is part of the evaluation's results already."""
         self._dependencies, self._principal, self._evaluation_id = dependencies, principal, evaluation_id
         self._counted = set(counted)
-        self._is_cancelled = is_cancelled
+        self._is_cancelled, self._trace = is_cancelled, trace or Parent.of_call(())
         self._free = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def score(
@@ -135,7 +136,7 @@ class Judges:
             raise RunError("The evaluation was cancelled.", reason=error_pb2.ERROR_REASON_CANCELLED)
         mark = CaseRun(evaluation_id=self._evaluation_id, case_id=case.id) if self._evaluation_id else None
         record = await self._dependencies.runs.start(
-            self._principal, messages.copy_of(request), deadline_time_ns=None, trace=Parent.of_call(()), case=mark
+            self._principal, messages.copy_of(request), deadline_time_ns=None, trace=self._trace, case=mark
         )
         if self._is_cancelled():  # while the run was created, unseen by what cancels the runs of the evaluation
             await self._dependencies.runs.cancel(self._principal, record.run.run_id)
@@ -162,11 +163,6 @@ class Judges:
         model = self._dependencies.models.get(question.definition.llm.model, "")
         content = (request.SerializeToString(deterministic=True), model.encode(), str(question.sample).encode())
         return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in content)).hexdigest()
-
-
-def counted_in(results: Iterable[eval_result_pb2.CaseRunResult]) -> set[str]:
-    """Return the judges' runs that the results of an evaluation have counted."""
-    return {said.run_id for result in results for score in result.scores for said in score.judgements}
 
 
 def _questions(

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from typing import Final
 
-from bough.v1 import eval_result_pb2, eval_service_pb2, evaluation_pb2
+from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2
 from bough_server.agents.definition import received
 from bough_server.agents.registry import VersionHashes, reachable
 from bough_server.errors import FieldViolation, InvalidRequest, NotInstalled
 from bough_server.evals.compare import baseline_of
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.eval_set import planned_cases, set_digest
+from bough_server.evals.expectation_validation import unknown_agents
 from bough_server.evals.gates import parse_gate, unreachable
 from bough_server.evals.validation import request_problems
 from bough_server.messages import copy_of
@@ -78,13 +79,18 @@ async def plan(
         request_problems, request.set, agent=request.agent, known=dependencies.known_names(), runs=runs
     )
     violations = [FieldViolation(field=_in_set(path), description=text) for path, text in wrong]
-    if violations := [*violations, *_large_definitions(request), *_meaningless_bounds(request)]:
+    violations += [*_large_definitions(request), *_meaningless_bounds(request)]
+    if baseline is not None and not baseline.cases:
+        # Compared with nothing, nothing would be worse or gone.
+        violations.append(FieldViolation(field="baseline.result.cases", description="must have at least one case"))
+    if violations:
         raise InvalidRequest(violations)
     cases = await asyncio.to_thread(planned_cases, request.set, runs=runs)
     _refuse_gates(request, cases, has_baseline=baseline is not None)
     pins = eval_result_pb2.EvalPins(set_digest=set_digest(request.set), server_version=metadata.version("bough"))
     if agent:
         resolver, versions = await dependencies.agents.for_run(principal.tenant_id, agent, request.definitions)
+        _refuse_unknown_agents(request.set, resolver)
         _pin(pins, agent, resolver, versions)
     for planned in cases:
         for metric in planned.case.metrics:
@@ -134,6 +140,15 @@ def _pin(pins: eval_result_pb2.EvalPins, agent: str, resolver: Resolver, version
     pins.models.update(versions.models)
     pins.tools.update(versions.tools)
     pins.prices = versions.prices
+
+
+def _refuse_unknown_agents(eval_set: eval_set_pb2.EvalSet, resolver: Resolver) -> None:
+    wrong = [
+        FieldViolation(field=_in_set(path), description=text)
+        for path, text in unknown_agents(eval_set, resolver.agents)
+    ]
+    if wrong:
+        raise InvalidRequest(wrong)
 
 
 def _refuse_gates(

@@ -15,7 +15,13 @@ _HELD: Final = 8
 """The most ended evaluations whose state is kept: a client reads the pages of one after the other."""
 
 MAX_CASE_BYTES: Final = 1024 * 1024
-"""The most bytes of the results of one case's runs: those beyond it, but for the first, are without trees."""
+"""The bytes of the results of one case's runs beyond which further runs are without trees."""
+
+MAX_PAGE_BYTES: Final = 3_500 * 1024
+"""The most bytes of a page with one case. The rest of 4 MiB, which clients receive, is for all but the cases."""
+
+_FRAME_BYTES: Final = 8
+"""What a message takes in another besides its bytes, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,21 +71,23 @@ class ResultPages:
         return state, totals
 
     async def _case(self, evaluation_id: str, state: EvaluationState, case_id: str) -> eval_result_pb2.CaseResult:
-        """Return a case with the trees of its runs, which are read from the log."""
+        """Return a case with the trees of its runs, which are read from the log, as far as they fit."""
         planned = state.cases[case_id]
-        runs: list[eval_result_pb2.CaseRunResult] = []
+        # Judged by all scores, whatever is left out below.
+        found = case_result(planned, state.results_of(case_id))
+        del found.runs[:]
+        most = MAX_PAGE_BYTES - found.ByteSize()
         held = 0
         for index in range(planned.runs):
             sequence = state.scored_at.get((case_id, index))
             if sequence is None:
                 continue
-            found = await self._dependencies.store.log.read(evaluation_id, after=sequence - 1, through=sequence)
-            result = evaluation_events.parse(found[0].data).case_run_scored.result
-            if held and held + result.ByteSize() > MAX_CASE_BYTES:
-                _cut(result)
-            held += result.ByteSize()
-            runs.append(result)
-        return case_result(planned, runs)
+            stored = await self._dependencies.store.log.read(evaluation_id, after=sequence - 1, through=sequence)
+            result = evaluation_events.parse(stored[0].data).case_run_scored.result
+            _fit(result, held, most)
+            held += result.ByteSize() + _FRAME_BYTES
+            found.runs.append(result)
+        return found
 
 
 def _totals(state: EvaluationState) -> eval_result_pb2.EvalTotals:
@@ -91,11 +99,19 @@ def _totals(state: EvaluationState) -> eval_result_pb2.EvalTotals:
     return state.totals_of(state.case_results())
 
 
-def _cut(result: eval_result_pb2.CaseRunResult) -> None:
-    """Drop the trees and the answer of each turn, and say so."""
+def _fit(result: eval_result_pb2.CaseRunResult, held: int, most: int) -> None:
+    """Leave out of a run what does not fit after the `held` bytes of the runs before it.
+
+    These are first its trees. Beyond half of `most` bytes it is all but its verdict, so that a thousand verdicts fit.
+    """
+    if held + result.ByteSize() <= (MAX_CASE_BYTES if held else most // 2):
+        return
     for turn in result.turns:
         del turn.agents[:]
         turn.answer, turn.truncated = "", True
     for score in result.scores:
         del score.agents[:]
         del score.judgements[:]
+    if held + result.ByteSize() > most // 2:
+        for name in ("turns", "scores", "reason", "unanswered"):
+            result.ClearField(name)

@@ -21,6 +21,7 @@ from bough.v1.eval_set_pb2 import (
     ToolTrajectoryMetric,
 )
 from bough.v1.invocation_pb2 import Invocation
+from bough_server.comparison_work import TooMuchWork, bounded_work
 from bough_server.evals.metrics import budget, final_response, tool_trajectory, trees
 from bough_server.evals.metrics.turn import Turn, name_of, no_score
 from bough_server.evals.turn_result import MAX_BYTES, turn_result
@@ -94,7 +95,8 @@ def score_run(
         Turn(index=number, expect=turn.expect if turn.HasField("expect") else None, invocation=invocation)
         for number, (turn, invocation) in enumerate(zip(case.turns, invocations, strict=True))
     ]
-    marks = _add_scores(result, case, turns, extra_scores)
+    with bounded_work():
+        marks = _add_scores(result, case, turns, extra_scores)
     result.status, result.reason = _verdict(result.scores)
     _add_turns(result, invocations, marks)
     return result
@@ -189,13 +191,16 @@ def _add_scores(
     marks: Mapping[int, trees.Marks] | None = None
     for metric in applicable_metrics(case):
         score = extra_scores.get(metric.name)
-        if score is None and metric.HasField("agent_trajectory"):
-            judgement = trees.judge(metric, case, turns)
-            if judgement is None:
-                continue
-            marks, score = judgement.marks if marks is None else marks, judgement.score
-        elif score is None:
-            score = _score(metric, case, turns)
+        try:
+            if score is None and metric.HasField("agent_trajectory"):
+                judgement = trees.judge(metric, case, turns)
+                if judgement is None:
+                    continue
+                marks, score = judgement.marks if marks is None else marks, judgement.score
+            elif score is None:
+                score = _score(metric, case, turns)
+        except TooMuchWork as error:
+            score = no_score(metric, str(error))
         if score is not None:
             result.scores.append(score)
     _shorten(result)

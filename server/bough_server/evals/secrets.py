@@ -27,12 +27,15 @@ class Redactor:
         self._known: re.Pattern[str] | None = None
         self._sorted: list[str] = []
 
-    def collect(self, text: str, *, is_json: bool) -> None:
-        """Note the secrets in a text, so that `redact` finds them in others too."""
+    def collect(self, text: str) -> None:
+        """Note the secrets in a text, so that `redact` finds them in others too.
+
+        Members are looked for in every text: an answer can be JSON as well, and a sentence can quote some.
+        """
         if not text:
             return
         self._known = None
-        if is_json and self._paths:
+        if self._paths:
             self._collect_members(text)
         for pattern in self._patterns:
             self._values.update(match for match in _matches(pattern, text) if len(match) >= _SHORTEST)
@@ -41,15 +44,16 @@ class Redactor:
         """Return a text without secrets; JSON that was cut cannot be searched for members, and is replaced."""
         if not text or not (self._paths or self._patterns):
             return text
-        if is_json:
-            text = self._redact_json(text)
+        if is_json or (self._paths and _is_container(text)):
+            text = self._redact_json(text, otherwise=json.dumps(REDACTED) if is_json and self._paths else text)
         for pattern in self._patterns:
             text = pattern.sub(_replaced, text)
         if self._values:
             text = self._without_beginnings(self._literals().sub(REDACTED, text))
         return text
 
-    def _redact_json(self, text: str) -> str:
+    def _redact_json(self, text: str, *, otherwise: str) -> str:
+        """Return JSON without secrets, or another text if it is none."""
         try:
             value = json.loads(text)
             for path in self._paths:
@@ -60,7 +64,7 @@ class Redactor:
             # JSON can escape unpaired surrogates, which messages cannot hold.
             return text.encode(errors="replace").decode()
         except (ValueError, RecursionError):
-            return json.dumps(REDACTED) if self._paths else text
+            return otherwise
 
     def _redact_strings(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -75,13 +79,16 @@ class Redactor:
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict | list | str):
             for path in self._paths:
-                member = rf'"{re.escape(path[-1])}"\s*:\s*(?:"((?:[^"\\]|\\.)*)|([^"\[{{,}}\]\s]+))'
-                self._values.update(match[1] or match[2] for match in re.finditer(member, text) if match[1] or match[2])
+                self._values.update(_quoted(text, path[-1]))
             return
         for path in self._paths:
             for holder, key in list(_members(value, path)):
                 self._values.update(_scalars(holder[key]))
+        for inner in _strings(value):
+            self._collect_members(inner)
 
     def _literals(self) -> re.Pattern[str]:
         if self._known is None:
@@ -143,6 +150,29 @@ def _first_from(values: Sequence[str], text: str) -> int:
         middle = (low + high) // 2
         low, high = (middle + 1, high) if values[middle] < text else (low, middle)
     return low
+
+
+def _is_container(text: str) -> bool:
+    return text.lstrip()[:1] in ("{", "[")
+
+
+def _quoted(text: str, name: str) -> Iterator[str]:
+    """Yield the values of members of a name in a text that quotes JSON, or a part of it, or a dict of Python."""
+    member = rf"""(["']){re.escape(name)}\1\s*:\s*(?:(["'])((?:(?!\2)[^\\]|\\.)*)|([^"'\[{{,}}\]\s]+))"""
+    return (match[3] or match[4] for match in re.finditer(member, text, re.DOTALL) if match[3] or match[4])
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield the texts in a value that can be JSON or quote some."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            waiting.extend(one.values())
+        elif isinstance(one, list):
+            waiting.extend(one)
+        elif isinstance(one, str) and ":" in one:
+            yield one
 
 
 def _scalars(value: Any) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Final
 
 from bough.v1 import eval_set_pb2, message_pb2
 from bough_server.agents.loading import not_yet_reported
+from bough_server.comparison_work import bounded_work
 from bough_server.engine.input_requests import outcome_mistakes
 from bough_server.errors import InvalidRequest, Problem
 from bough_server.evals.eval_set import MAX_SET_BYTES, SetSource, is_recorded, origin_of, planned_runs
@@ -20,6 +21,7 @@ from bough_server.evals.expectation_validation import (
     json_problem,
     metrics_problems,
     nothing_to_judge,
+    unknown_agents,
     unknown_name,
 )
 from bough_server.runs.admission import check_input
@@ -48,17 +50,21 @@ def problems_of(
 
     `agent` and `runs` are what the request says instead of the set.
     """
-    return [
-        *_set_problems(eval_set, agent, known, runs),
-        *metrics_problems(eval_set.defaults.metrics, "defaults.metrics", known),
-        *_unused_defaults(eval_set),
-        *_repeated_ids(eval_set),
-        *(
-            problem
-            for index, case in enumerate(eval_set.cases)
-            for problem in _case_problems(case, f"cases[{index}]", eval_set.defaults, known)
-        ),
-    ]
+    with bounded_work():
+        return list(_problems(eval_set, agent, known, runs))
+
+
+def _problems(
+    eval_set: eval_set_pb2.EvalSet, agent: str, known: KnownNames, runs: int | None
+) -> Iterator[FieldProblem]:
+    yield from _set_problems(eval_set, agent, known, runs)
+    yield from metrics_problems(eval_set.defaults.metrics, "defaults.metrics", known)
+    yield from _unused_defaults(eval_set)
+    yield from _repeated_ids(eval_set)
+    if known.agents is not None:
+        yield from unknown_agents(eval_set, known.agents)
+    for index, case in enumerate(eval_set.cases):
+        yield from _case_problems(case, f"cases[{index}]", eval_set.defaults, known)
 
 
 def request_problems(

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from bough.v1 import error_pb2, eval_set_pb2, message_pb2
+from bough_server.comparison_work import TooMuchWork, bounded_work
 from bough_server.engine.input_requests import outcome_mistakes, result_of, value_mistakes
 from bough_server.errors import RunError
 from bough_server.tools.builtin import RESERVED
@@ -15,6 +16,9 @@ from bough_server.value_matcher import check_matcher, mismatch
 MAX_MOCKS_BYTES: Final = 1024 * 1024
 """The most bytes of all mocks of a run: an event has to hold them beside the input and the session's values."""
 
+_MAX_STEPS: Final = 10_000_000
+"""The most steps to find the mock that answers a call; half a second."""
+
 _SHOWN_BYTES: Final = 512
 """The most bytes of a call's arguments in an error's message."""
 
@@ -22,14 +26,22 @@ _SHOWN_BYTES: Final = 512
 def mock_of(mocks: eval_set_pb2.ToolMocks, call: message_pb2.ToolCall, *, agent: str) -> eval_set_pb2.ToolMock | None:
     """Return the first mock that answers an agent's call of an ordinary tool, or None if the tool is to run.
 
-    Raises RunError TOOL_NOT_MOCKED if there is none and the mocks are strict.
+    Raises RunError TOOL_NOT_MOCKED if there is none and the mocks are strict, or if it takes too long to find one.
     """
-    for mock in mocks.tools:
-        if mock.name == call.name and mock.agent in ("", agent) and _takes(mock, call.arguments_json):
-            return mock
+    shown = cut_text(call.arguments_json or "{}", _SHOWN_BYTES)
+    try:
+        with bounded_work(_MAX_STEPS):
+            for mock in mocks.tools:
+                if mock.name == call.name and mock.agent in ("", agent) and _takes(mock, call.arguments_json):
+                    return mock
+    except TooMuchWork:
+        raise RunError(
+            f"The call of {call.name!r} by {agent!r} with the arguments {shown} cannot be compared with all mocks of "
+            "this case, which takes too long: the tool did not run. Use fewer or simpler mocks.",
+            reason=error_pb2.ERROR_REASON_TOOL_NOT_MOCKED,
+        ) from None
     if not mocks.strict:
         return None
-    shown = cut_text(call.arguments_json or "{}", _SHOWN_BYTES)
     raise RunError(
         f"No mock answers the call of {call.name!r} by {agent!r} with the arguments {shown}, and the mocks of this "
         "case are strict: the tool did not run. Add a mock for the call, or unset mocks.strict.",
@@ -39,7 +51,12 @@ def mock_of(mocks: eval_set_pb2.ToolMocks, call: message_pb2.ToolCall, *, agent:
 
 def is_replaced(mocks: eval_set_pb2.ToolMocks | None, call: message_pb2.ToolCall, *, agent: str) -> bool:
     """True if an agent's call of an ordinary tool does not run the tool: a mock answers it, or it fails without one."""
-    return mocks is not None and (mocks.strict or mock_of(mocks, call, agent=agent) is not None)
+    if mocks is None or mocks.strict:
+        return mocks is not None
+    try:
+        return mock_of(mocks, call, agent=agent) is not None
+    except RunError:
+        return True
 
 
 def _takes(mock: eval_set_pb2.ToolMock, arguments_json: str) -> bool:

@@ -57,6 +57,13 @@ class EvaluationIndex(Protocol):
         """
         ...
 
+    async def delete(self, principal: Principal, evaluation_id: str) -> bool:
+        """Delete an evaluation that has ended, with its log; return False, and delete nothing, if it has not ended.
+
+        Raises NotFound and StorageFailed.
+        """
+        ...
+
     async def open_evaluations(self) -> Sequence[EvaluationRecord]:
         """Return every evaluation of every tenant that has not ended, oldest first."""
         ...

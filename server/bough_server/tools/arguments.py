@@ -13,7 +13,8 @@ from referencing.jsonschema import DRAFT202012
 
 from bough.v1 import error_pb2
 from bough_server.errors import RunError
-from bough_server.tools.bounded_schemas import TooCostly, bounded_errors, pattern_problem
+from bough_server.regexes import RegexProblem
+from bough_server.tools.bounded_schemas import LinearPatterns, TooCostly, bounded_errors, pattern_problem
 
 _MOST_MISTAKES: Final = 5
 _LONGEST_MISTAKE: Final = 300
@@ -57,6 +58,8 @@ def schema_mistakes(value: Any, schema_json: str, *, is_bounded: bool = False) -
         return ["the tool's schema cannot be followed to its end"]
     except TooCostly as error:
         return [str(error)]
+    except RegexProblem as error:
+        return [f"a pattern of the schema {error}"]
     # jsonschema reports every missing name, and _mistakes() lists all of them each time: the dict drops duplicates.
     return list(dict.fromkeys(mistake for error in errors for mistake in _mistakes(error)))
 
@@ -105,9 +108,9 @@ def value_path(path: Sequence[str | int]) -> str:
 
 
 @lru_cache(maxsize=512)
-def _validator(schema_json: str) -> Draft202012Validator:
+def _validator(schema_json: str) -> Any:
     # With an empty registry a reference to another address is never fetched.
-    return Draft202012Validator(json.loads(schema_json), registry=Registry())
+    return LinearPatterns(json.loads(schema_json), registry=Registry())
 
 
 def _resolve_references(schema: Mapping[str, Any]) -> None:

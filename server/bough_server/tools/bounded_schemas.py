@@ -1,9 +1,11 @@
 """JSON Schemas that callers bring to judge values by: checking takes a bounded time, whatever the schema."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final
 
 from jsonschema import Draft202012Validator
@@ -11,10 +13,17 @@ from jsonschema.exceptions import ValidationError
 from jsonschema.validators import extend
 from referencing import Registry
 
+from bough_server.comparison_work import spend
 from bough_server.regexes import RegexProblem, check_pattern, is_found
 
 MAX_REFERENCES: Final = 20_000
 """The most references that are followed to check one value: with n of them a schema can ask for 2^n."""
+
+_MAX_ERRORS: Final = 20
+"""The most errors of a value: each may quote all of it."""
+_RULE_STEPS: Final = 150
+"""The steps of a rule beside those for what it goes through."""
+_MEMBER_STEPS: Final = 20
 
 _followed: ContextVar[list[int]] = ContextVar("bough_followed_references")
 
@@ -26,10 +35,13 @@ class TooCostly(ValueError):
 
 
 def bounded_errors(value: Any, schema_json: str) -> list[ValidationError]:
-    """Return how a value violates a schema. Raises TooCostly, and what following a broken reference raises."""
+    """Return how a value violates a schema, at most 20 errors.
+
+    Raises TooCostly, TooMuchWork, and what following a broken reference raises.
+    """
     token = _followed.set([0])
     try:
-        return list(_validator(schema_json).iter_errors(value))
+        return list(islice(_validator(schema_json).iter_errors(value), _MAX_ERRORS))
     except RegexProblem as error:
         raise TooCostly(f"a pattern of the schema {error}") from None
     finally:
@@ -46,6 +58,19 @@ def pattern_problem(schema: object) -> str:
     return ""
 
 
+def caller_pattern_problem(schema_json: str) -> str:
+    """Return why a caller's schema could be matched for ever, as a sentence; empty if not, or if it is no JSON."""
+    if "attern" not in schema_json:
+        return ""
+    try:
+        schema = json.loads(schema_json)
+    except (ValueError, RecursionError):
+        return ""
+    if '"patternProperties"' in schema_json and '"unevaluatedProperties"' in schema_json:
+        return "has unevaluatedProperties beside patternProperties, which is not supported in a request."
+    return pattern_problem(schema)
+
+
 def _patterns(schema: object) -> Iterator[str]:
     waiting = [schema]
     while waiting:
@@ -59,6 +84,41 @@ def _patterns(schema: object) -> Iterator[str]:
         if isinstance(named := one.get("patternProperties"), dict):
             yield from named
         waiting.extend(inner for name, inner in one.items() if name not in ("const", "enum", "default", "examples"))
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Match a pattern by RE2; one that it does not have, which only an operator's schema can hold, as Python does.
+
+    Raises RegexProblem if RE2 has the pattern and the search is too costly.
+    """
+    try:
+        check_pattern(pattern)
+    except RegexProblem:
+        return re.search(pattern, text) is not None
+    return is_found(pattern, text)
+
+
+def _any_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    if isinstance(instance, str) and not matches(pattern, instance):
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _any_pattern_properties(
+    validator: Any, rules: Mapping[str, Any], instance: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if isinstance(instance, dict):
+        for pattern, rule in rules.items():
+            for name in filter(lambda name: matches(pattern, name), instance):
+                yield from validator.descend(instance[name], rule, path=name, schema_path=pattern)
+
+
+def _any_additional_properties(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    patterns = schema.get("patternProperties", {})
+    if isinstance(instance, dict) and patterns:
+        # What a pattern matches is not additional; the rest is left to the package's rule, which has no pattern then.
+        instance = {name: value for name, value in instance.items() if not any(matches(one, name) for one in patterns)}
+        schema = {name: value for name, value in schema.items() if name != "patternProperties"}
+    yield from _OWN["additionalProperties"](validator, rule, instance, schema)
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
@@ -95,6 +155,34 @@ def _unevaluated_properties(validator: Any, rule: Any, instance: Any, schema: An
     yield from _OWN["unevaluatedProperties"](validator, rule, instance, schema)
 
 
+def _unique_items(validator: Any, rule: bool, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    # The package's own rule compares each two of the items.
+    if rule and isinstance(instance, list) and len({_key(item) for item in instance}) < len(instance):
+        yield ValidationError("has equal items")
+
+
+def _key(value: Any) -> object:
+    """Return what is equal for equal JSON values; True is not 1."""
+    if isinstance(value, dict):
+        return frozenset((name, _key(member)) for name, member in value.items())
+    if isinstance(value, list):
+        return tuple(map(_key, value))
+    return isinstance(value, bool), value
+
+
+def _bounded(rule: _Rule) -> _Rule:
+    """Return a rule that counts its steps, and those of its errors, each of which may quote the whole value."""
+
+    def check(validator: Any, expected: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+        members = sum(len(one) for one in (expected, instance) if isinstance(one, list | dict))
+        spend(_RULE_STEPS + _MEMBER_STEPS * members)
+        for error in rule(validator, expected, instance, schema):
+            spend(len(error.message))
+            yield error
+
+    return check
+
+
 def _counted(rule: _Rule) -> _Rule:
     """Return the rule of a reference that counts how often it is followed."""
 
@@ -110,19 +198,32 @@ def _counted(rule: _Rule) -> _Rule:
 
 _OWN: Final[Mapping[str, _Rule]] = dict(Draft202012Validator.VALIDATORS)
 
-_Bounded: Final = extend(  # type: ignore[no-untyped-call]
+LinearPatterns: Final = extend(  # type: ignore[no-untyped-call]
     Draft202012Validator,
     {
-        "pattern": _pattern,
-        "patternProperties": _pattern_properties,
-        "additionalProperties": _additional_properties,
-        "unevaluatedProperties": _unevaluated_properties,
-        "$ref": _counted(_OWN["$ref"]),
-        "$dynamicRef": _counted(_OWN["$dynamicRef"]),
+        "pattern": _any_pattern,
+        "patternProperties": _any_pattern_properties,
+        "additionalProperties": _any_additional_properties,
     },
+)
+"""The package's validator, with patterns that RE2 matches as far as it has them."""
+
+_RULES: Final[Mapping[str, _Rule]] = {
+    **_OWN,
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+    "unevaluatedProperties": _unevaluated_properties,
+    "uniqueItems": _unique_items,
+    "$ref": _counted(_OWN["$ref"]),
+    "$dynamicRef": _counted(_OWN["$dynamicRef"]),
+}
+
+_Bounded: Final = extend(  # type: ignore[no-untyped-call]
+    Draft202012Validator, {name: _bounded(rule) for name, rule in _RULES.items()}
 )
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _validator(schema_json: str) -> Any:
     return _Bounded(json.loads(schema_json), registry=Registry())

@@ -380,6 +380,45 @@ class CancelEvaluationResponse(_message.Message):
 Global___CancelEvaluationResponse: _TypeAlias = CancelEvaluationResponse  # noqa: Y015
 
 @_typing.final
+class DeleteEvaluationRequest(_message.Message):
+    """Deletes an evaluation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVALUATION_ID_FIELD_NUMBER: _builtins.int
+    evaluation_id: _builtins.str
+    """The evaluation. Unknown, or another tenant's: NOT_FOUND."""
+    def __init__(
+        self,
+        *,
+        evaluation_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation_id", b"evaluation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteEvaluationRequest: _TypeAlias = DeleteEvaluationRequest  # noqa: Y015
+
+@_typing.final
+class DeleteEvaluationResponse(_message.Message):
+    """The evaluation is deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteEvaluationResponse: _TypeAlias = DeleteEvaluationResponse  # noqa: Y015
+
+@_typing.final
 class GetEvaluationRequest(_message.Message):
     """Asks for an evaluation."""
 
@@ -426,7 +465,10 @@ class GetEvaluationResponse(_message.Message):
 
     @_builtins.property
     def result(self) -> _eval_result_pb2.EvalResult:
-        """What it found so far: everything but the cases, and this page of them."""
+        """What it found so far: everything but the cases, and this page of them. At most 4 MiB: of the runs of one case that do not fit, trees
+        are left out, then turns, scores and reasons, so that the last of many may have nothing but their status and usage. The case's
+        verdict, metrics and statistics are those of all of its runs.
+        """
 
     def __init__(
         self,
@@ -630,7 +672,9 @@ class CompareEvaluationsResponse(_message.Message):
     COMPARISON_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def comparison(self) -> _eval_result_pb2.EvalComparison:
-        """The differences."""
+        """The differences. At most 4 MiB: from the last case on, the differences of trees are left out that do not fit, then the changes of
+        metrics; and pins_changed has at most 500 sentences.
+        """
 
     def __init__(
         self,

@@ -65,6 +65,11 @@ class EvalServiceStub:
                 request_serializer=bough_dot_v1_dot_eval__service__pb2.CancelEvaluationRequest.SerializeToString,
                 response_deserializer=bough_dot_v1_dot_eval__service__pb2.CancelEvaluationResponse.FromString,
                 _registered_method=True)
+        self.DeleteEvaluation = channel.unary_unary(
+                '/bough.v1.EvalService/DeleteEvaluation',
+                request_serializer=bough_dot_v1_dot_eval__service__pb2.DeleteEvaluationRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_eval__service__pb2.DeleteEvaluationResponse.FromString,
+                _registered_method=True)
         self.GetEvaluation = channel.unary_unary(
                 '/bough.v1.EvalService/GetEvaluation',
                 request_serializer=bough_dot_v1_dot_eval__service__pb2.GetEvaluationRequest.SerializeToString,
@@ -145,6 +150,14 @@ class EvalServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteEvaluation(self, request, context):
+        """Deletes an evaluation that has ended, with its log and its result; one that has not is INVALID_ARGUMENT: cancel it first. Its runs
+        are kept: DeleteSession deletes them, with the sessions that they are in. Its request_id can be used again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetEvaluation(self, request, context):
         """Returns an evaluation with a page of what it found.
         """
@@ -207,6 +220,11 @@ def add_EvalServiceServicer_to_server(servicer, server):
                     servicer.CancelEvaluation,
                     request_deserializer=bough_dot_v1_dot_eval__service__pb2.CancelEvaluationRequest.FromString,
                     response_serializer=bough_dot_v1_dot_eval__service__pb2.CancelEvaluationResponse.SerializeToString,
+            ),
+            'DeleteEvaluation': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteEvaluation,
+                    request_deserializer=bough_dot_v1_dot_eval__service__pb2.DeleteEvaluationRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_eval__service__pb2.DeleteEvaluationResponse.SerializeToString,
             ),
             'GetEvaluation': grpc.unary_unary_rpc_method_handler(
                     servicer.GetEvaluation,
@@ -375,6 +393,33 @@ class EvalService:
             '/bough.v1.EvalService/CancelEvaluation',
             bough_dot_v1_dot_eval__service__pb2.CancelEvaluationRequest.SerializeToString,
             bough_dot_v1_dot_eval__service__pb2.CancelEvaluationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteEvaluation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.EvalService/DeleteEvaluation',
+            bough_dot_v1_dot_eval__service__pb2.DeleteEvaluationRequest.SerializeToString,
+            bough_dot_v1_dot_eval__service__pb2.DeleteEvaluationResponse.FromString,
             options,
             channel_credentials,
             insecure,

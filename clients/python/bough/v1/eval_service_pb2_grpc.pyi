@@ -61,6 +61,10 @@ class EvalServiceStub:
     """Cancels an evaluation: its runs are cancelled, and no further ones begin. The cancellation is durable when this returns. An
     evaluation that has ended is not changed, and the call succeeds.
     """
+    DeleteEvaluation: _grpc.UnaryUnaryMultiCallable[_eval_service_pb2.DeleteEvaluationRequest, _eval_service_pb2.DeleteEvaluationResponse]
+    """Deletes an evaluation that has ended, with its log and its result; one that has not is INVALID_ARGUMENT: cancel it first. Its runs
+    are kept: DeleteSession deletes them, with the sessions that they are in. Its request_id can be used again.
+    """
     GetEvaluation: _grpc.UnaryUnaryMultiCallable[_eval_service_pb2.GetEvaluationRequest, _eval_service_pb2.GetEvaluationResponse]
     """Returns an evaluation with a page of what it found."""
     ListEvaluations: _grpc.UnaryUnaryMultiCallable[_eval_service_pb2.ListEvaluationsRequest, _eval_service_pb2.ListEvaluationsResponse]
@@ -104,6 +108,10 @@ class EvalServiceAsyncStub(EvalServiceStub):
     CancelEvaluation: _aio.UnaryUnaryMultiCallable[_eval_service_pb2.CancelEvaluationRequest, _eval_service_pb2.CancelEvaluationResponse]  # type: ignore[assignment]
     """Cancels an evaluation: its runs are cancelled, and no further ones begin. The cancellation is durable when this returns. An
     evaluation that has ended is not changed, and the call succeeds.
+    """
+    DeleteEvaluation: _aio.UnaryUnaryMultiCallable[_eval_service_pb2.DeleteEvaluationRequest, _eval_service_pb2.DeleteEvaluationResponse]  # type: ignore[assignment]
+    """Deletes an evaluation that has ended, with its log and its result; one that has not is INVALID_ARGUMENT: cancel it first. Its runs
+    are kept: DeleteSession deletes them, with the sessions that they are in. Its request_id can be used again.
     """
     GetEvaluation: _aio.UnaryUnaryMultiCallable[_eval_service_pb2.GetEvaluationRequest, _eval_service_pb2.GetEvaluationResponse]  # type: ignore[assignment]
     """Returns an evaluation with a page of what it found."""
@@ -175,6 +183,16 @@ class EvalServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_eval_service_pb2.CancelEvaluationResponse, _abc.Awaitable[_eval_service_pb2.CancelEvaluationResponse]]:
         """Cancels an evaluation: its runs are cancelled, and no further ones begin. The cancellation is durable when this returns. An
         evaluation that has ended is not changed, and the call succeeds.
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteEvaluation(
+        self,
+        request: _eval_service_pb2.DeleteEvaluationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_eval_service_pb2.DeleteEvaluationResponse, _abc.Awaitable[_eval_service_pb2.DeleteEvaluationResponse]]:
+        """Deletes an evaluation that has ended, with its log and its result; one that has not is INVALID_ARGUMENT: cancel it first. Its runs
+        are kept: DeleteSession deletes them, with the sessions that they are in. Its request_id can be used again.
         """
 
     @_abc_1.abstractmethod

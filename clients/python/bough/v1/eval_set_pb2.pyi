@@ -359,7 +359,8 @@ Global___EvalTurn: _TypeAlias = EvalTurn  # noqa: Y015
 
 @_typing.final
 class Expectation(_message.Message):
-    """What is expected of a run. What is unset is not judged, but `tools` if a metric of the case judges them by name: then none are
+    """What is expected of a run; comparing it with what there is takes a bounded number of steps, beyond which the run is not judged.
+    What is unset is not judged, but `tools` if a metric of the case judges them by name: then none are
     expected.
     """
 
@@ -462,9 +463,9 @@ class ValueMatcher(_message.Message):
     subset_json: _builtins.str
     """JSON that it contains: an object may have more members, at every depth; lists have equal lengths."""
     regex: _builtins.str
-    """A regular expression of RE2 that matches somewhere in it, if it is a string, else in its JSON text."""
+    """A regular expression of RE2 that matches somewhere in it, if it is a string, else in its JSON text. Not empty."""
     schema_json: _builtins.str
-    """JSON Schema (2020-12) that it fits."""
+    """JSON Schema (2020-12) that it fits; at most 64 KiB."""
     number_tolerance: _builtins.float
     """How far numbers may be apart in `equals` and `subset`. Default: 0."""
     @_builtins.property
@@ -603,7 +604,7 @@ class ExpectedAgent(_message.Message):
 
     @_builtins.property
     def forbidden(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of agents that must not be anywhere below it."""
+        """Names of agents that must not be anywhere below it. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpectedTool]:
@@ -712,7 +713,7 @@ class ToolMock(_message.Message):
     name: _builtins.str
     """The tool's name. Calls of agents and of built-in tools cannot be mocked."""
     agent: _builtins.str
-    """Only calls of this agent; empty for any."""
+    """Only calls of this agent; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""
     result_json: _builtins.str
     """The result, as JSON; a JSON string is a text, and null an empty one."""
     @_builtins.property
@@ -930,7 +931,7 @@ class ToolTrajectoryMetric(_message.Message):
     mode: Global___TrajectoryMode.ValueType
     """How they are compared. Default: EXACT."""
     agent: _builtins.str
-    """Only calls of this agent; empty for the whole tree."""
+    """Only calls of this agent; empty for the whole tree. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpectedTool]:
         """The expected calls in every turn, instead of Expectation.tools, if there are any."""
@@ -988,7 +989,9 @@ class BudgetMetric(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
-    """The agent whose invocations count, with everything below them; empty for the whole run."""
+    """The agent whose invocations count, with everything below them; empty for the whole run. Unknown in a case that runs from its
+    beginning: INVALID_ARGUMENT.
+    """
     errors: _builtins.int
     """How many tool calls and agents may fail; absent for any number. A failed call of an agent counts once, and a model call that
     fails, after its retries and fallbacks, counts as the failure of its agent.

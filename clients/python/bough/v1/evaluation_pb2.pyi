@@ -261,6 +261,8 @@ class EvaluationPlanned(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    SPAN_ID_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """The agent that is evaluated."""
     case_count: _builtins.int
@@ -277,6 +279,12 @@ class EvaluationPlanned(_message.Message):
     """A digest of the request; empty without a request id. Opaque."""
     user_id: _builtins.str
     """The user whose token started it."""
+    trace_id: _builtins.str
+    """W3C trace id in hex of the caller's trace, which the runs of cases and of judges are part of, except forks; empty if the call had
+    none: then each run begins its own.
+    """
+    span_id: _builtins.str
+    """The caller's span in it, in hex; empty without one."""
     @_builtins.property
     def set(self) -> _eval_set_pb2.EvalSet:
         """The set, without its cases."""
@@ -323,10 +331,12 @@ class EvaluationPlanned(_message.Message):
         request_id: _builtins.str = ...,
         request_digest: _builtins.str = ...,
         user_id: _builtins.str = ...,
+        trace_id: _builtins.str = ...,
+        span_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["baseline", b"baseline", "budget", b"budget", "pins", b"pins", "set", b"set"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "allow_removed", b"allow_removed", "baseline", b"baseline", "budget", b"budget", "case_count", b"case_count", "definitions", b"definitions", "gates", b"gates", "jobs", b"jobs", "labels", b"labels", "pins", b"pins", "request_digest", b"request_digest", "request_id", b"request_id", "run_count", b"run_count", "set", b"set", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "allow_removed", b"allow_removed", "baseline", b"baseline", "budget", b"budget", "case_count", b"case_count", "definitions", b"definitions", "gates", b"gates", "jobs", b"jobs", "labels", b"labels", "pins", b"pins", "request_digest", b"request_digest", "request_id", b"request_id", "run_count", b"run_count", "set", b"set", "span_id", b"span_id", "trace_id", b"trace_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

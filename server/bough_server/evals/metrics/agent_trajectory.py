@@ -6,6 +6,7 @@ from itertools import chain, islice
 from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, invocation_pb2
+from bough_server.comparison_work import spend
 from bough_server.evals.agent_tree import AgentNode, agent_tree
 from bough_server.evals.metrics import tool_trajectory
 from bough_server.evals.metrics.tree_matching import ANY, ExpectedNode, Match, best_matching, expected_tree
@@ -23,6 +24,8 @@ TRANSPARENT: Final = frozenset(
 """Kinds whose agents do not count by default: composites by rule."""
 
 _MAX_COUNT: Final = 2**31 - 1
+_NODE_STEPS: Final = 10
+"""The steps to look for a forbidden agent at one of those below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,7 @@ def compare_trees(
 
     Raises:
         ValueError: They cannot be compared: the trees are too large, or a call was cut. The message says so.
+        TooMuchWork: It takes too many steps to compare them.
         ConfigurationError: scipy is not installed.
     """
     wanted = expected_tree(expected, order=metric.roots_order, extra=metric.extra_roots)
@@ -114,6 +118,7 @@ class _Faults:
         """Return the agents below that are forbidden, in preorder."""
         if not expected.agent.forbidden:
             return []
+        spend(_NODE_STEPS * (actual.size + 5))
         names = frozenset(expected.agent.forbidden)
         return [node for node in actual.subtree() if node is not actual and node.agent.name in names]
 

@@ -79,6 +79,12 @@ class _Part:
     transfers: int
 
     @property
+    def has_whole_cost(self) -> bool:
+        """Whether every agent that called a model has a cost: the sum has one as soon as one of them has."""
+        own = [agent.usage for agent in self.agents]
+        return all(used.HasField("cost_nanos") for used in own if used.model_calls)
+
+    @property
     def depth(self) -> int:
         return max((agent.depth for agent in self.agents), default=0) - min(
             (one.depth for one in self.agents), default=0
@@ -146,7 +152,7 @@ def _nanoseconds(time: Timestamp) -> int:
 def _used(parts: Sequence[_Part]) -> Mapping[str, Consumption]:
     durations = [part.duration_ns for part in parts]
     return {
-        **_usage_amounts([part.usage for part in parts]),
+        **_usage_amounts(parts),
         "depth": Consumption(known=max((part.depth for part in parts), default=0)),
         "transfers": Consumption(known=sum(part.transfers for part in parts)),
         "wall_duration": Consumption(known=sum(filter(None, durations)), is_whole=None not in durations),
@@ -154,9 +160,9 @@ def _used(parts: Sequence[_Part]) -> Mapping[str, Consumption]:
     }
 
 
-def _usage_amounts(sums: Sequence[Sums | None]) -> Mapping[str, Consumption]:
-    usages = [part.usage() for part in sums if part is not None]
-    is_known = len(usages) == len(sums)
+def _usage_amounts(parts: Sequence[_Part]) -> Mapping[str, Consumption]:
+    usages = [part.usage.usage() for part in parts if part.usage is not None]
+    is_known = len(usages) == len(parts)
     tokens = [_tokens(usage) for usage in usages]
     costs = [Consumption(known=usage.cost_nanos, is_whole=_is_whole(usage, "cost_nanos")) for usage in usages]
     currencies = {usage.currency_code for usage in usages if usage.currency_code}
@@ -165,7 +171,9 @@ def _usage_amounts(sums: Sequence[Sums | None]) -> Mapping[str, Consumption]:
         "tool_calls": Consumption(known=sum(usage.tool_calls for usage in usages), is_whole=is_known),
         "tokens": _sum(tokens, is_known=is_known),
         # Costs in two currencies have no sum.
-        "cost_nanos": _sum(costs, is_known=is_known) if len(currencies) < 2 else Consumption(known=0, is_whole=False),
+        "cost_nanos": _sum(costs, is_known=is_known and all(part.has_whole_cost for part in parts))
+        if len(currencies) < 2
+        else Consumption(known=0, is_whole=False),
     }
 
 

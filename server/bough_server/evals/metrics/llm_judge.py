@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from bough.v1 import agent_pb2, error_pb2, eval_result_pb2, eval_set_pb2, invocation_pb2
+from bough.v1 import agent_pb2, error_pb2, eval_result_pb2, eval_set_pb2, invocation_pb2, message_pb2
 from bough_server import templates
 from bough_server.errors import RunError
 from bough_server.evals.metrics.turn import MAX_REASON, no_score, with_score
@@ -170,6 +170,10 @@ def _prompt(
     metric: eval_set_pb2.LlmJudgeMetric, turn: eval_set_pb2.EvalTurn, invocation: invocation_pb2.Invocation
 ) -> str:
     template = metric.template or DEFAULT_TEMPLATE
+    for name in sorted(templates.names_in(template)):
+        if what := _cut_part(name, invocation):
+            message = f"{what} cut in the record."
+            raise RunError(message, reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
     texts = {name: _bound(name)(turn, invocation) for name in sorted(templates.names_in(template))}
     # No text can hold the mark that depends on it, so none can end itself; and equal texts have equal marks.
     mark = f"text-{hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]}"
@@ -181,6 +185,21 @@ def _prompt(
         message = f"what it would be shown has {size:,} bytes, and {_MAX_PROMPT:,} are the most."
         raise RunError(message, reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
     return prompt
+
+
+def _cut_part(name: str, invocation: invocation_pb2.Invocation) -> str:
+    """Return what of a placeholder's text was cut in the record, as the beginning of a sentence; empty if nothing was.
+
+    A part would be judged for what is missing.
+    """
+    if name == "tools":
+        is_cut = any(call.arguments_truncated or call.result_truncated for call in invocation.tools)
+        return "Calls of tools were" if is_cut else ""
+    said = {"user": invocation.user_content, "answer": invocation.final_response}.get(name)
+    what = {"user": "What the user said was", "answer": "The answer was"}.get(name, f"What {name} stands for was")
+    if _is_of_agent(name):
+        said = _message_of_agent(name, invocation)
+    return what if said is not None and any(part.truncated for part in said.parts) else ""
 
 
 def _marked(text: str, mark: str) -> str:
@@ -206,11 +225,16 @@ def _is_of_agent(name: str) -> bool:
 
 def _of_agent(name: str, _: eval_set_pb2.EvalTurn, invocation: invocation_pb2.Invocation) -> str:
     """Return what an agent got, or answered, in its last invocation; empty if it was not called."""
+    said = _message_of_agent(name, invocation)
+    return text_of(said) if said is not None else ""
+
+
+def _message_of_agent(name: str, invocation: invocation_pb2.Invocation) -> message_pb2.Message | None:
     agent, part = name.removeprefix(_OF_AGENT).rsplit(".", 1)
     called = [one for one in invocation.agents if one.name == agent]
     if not called:
-        return ""
-    return text_of(called[-1].input if part == "input" else called[-1].output)
+        return None
+    return called[-1].input if part == "input" else called[-1].output
 
 
 def _user(turn: eval_set_pb2.EvalTurn, invocation: invocation_pb2.Invocation) -> str:

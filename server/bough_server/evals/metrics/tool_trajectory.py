@@ -16,12 +16,16 @@ from bough.v1.eval_set_pb2 import (
 )
 from bough.v1.invocation_pb2 import ToolInvocation
 from bough_server import value_matcher
+from bough_server.comparison_work import spend
 from bough_server.errors import ConfigurationError
 from bough_server.evals.metrics.turn import Turn, TurnScore, is_configured, judged, mean_score, not_judged
 from bough_server.tools.builtin import RESERVED
 
 ANY: Final = "*"
 """The name of an expected call that every tool has."""
+
+_PAIR_STEPS: Final = 50
+"""The steps to compare an expected call with one of its name, beside those for arguments and results."""
 
 _UNORDERED: Final = frozenset({TRAJECTORY_MODE_ANY_ORDER, TRAJECTORY_MODE_SUPERSET, TRAJECTORY_MODE_SUBSET})
 
@@ -60,7 +64,8 @@ def counted(expected_names: Collection[str], calls: Iterable[ToolInvocation]) ->
 def mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation], mode: TrajectoryMode.ValueType) -> str:
     """Return the first difference between calls in their order and what is expected of them; empty if there is none.
 
-    The mode's default is EXACT. Raises ConfigurationError if the mode has no order and scipy is not installed.
+    The mode's default is EXACT. Raises TooMuchWork, and ConfigurationError if the mode has no order and scipy is not
+    installed.
     """
     if mode in _UNORDERED:
         return _unordered_mismatch(expected, actual, mode)
@@ -132,9 +137,14 @@ def _pairs(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -
 
     Expected calls can overlap: "*" must not take what only a named one fits.
     """
-    edges = [
-        (row, column) for row, tool in enumerate(expected) for column, call in enumerate(actual) if _fits(tool, call)
-    ]
+    by_name: dict[str, list[int]] = {}
+    for column, call in enumerate(actual):
+        by_name.setdefault(call.name, []).append(column)
+    edges: list[tuple[int, int]] = []
+    for row, tool in enumerate(expected):
+        named = range(len(actual)) if tool.name == ANY else by_name.get(tool.name, ())
+        spend(_PAIR_STEPS * len(named))
+        edges.extend((row, column) for column in named if _fits(tool, actual[column]))
     if not edges:
         return {}
     try:

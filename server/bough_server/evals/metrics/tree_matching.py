@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bough.v1 import eval_set_pb2
+from bough_server.comparison_work import spend
 from bough_server.evals.agent_tree import AgentNode
 from bough_server.evals.metrics.alignment import MAX_SUM, Pairs, Row, best_in_any_order, best_in_order
 
@@ -21,6 +22,8 @@ ANY: Final = "*"
 
 MAX_PAIRS: Final = 4_000_000
 """The most pairs of expected and actual agents that are compared, repeats counted."""
+_ALIGN_STEPS: Final = 250
+"""The steps to match the children of a pair."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -107,6 +110,7 @@ def best_matching(expected: Sequence[ExpectedNode], actual: Sequence[AgentNode],
 
     Raises:
         ValueError: The trees are too large to be compared exactly; the message says how large they are.
+        TooMuchWork: It takes too many steps to compare them.
     """
     return _Matcher(expected, actual, faults).matches()
 
@@ -173,10 +177,13 @@ class _Matcher:
             for expected, actual in levels[-1]:
                 for child in expected.children:
                     candidates = self._candidates(child, actual)
-                    count += sum(_copies(child, len(candidates))[:2]) * len(actual.children)
+                    pairs = sum(_copies(child, len(candidates))[:2]) * len(actual.children)
+                    count += pairs
+                    spend(pairs)
                     if child.children:
-                        others = (actual.children[j] for j in candidates)
-                        below.extend((child, other) for other in others if other.children)
+                        others = [actual.children[j] for j in candidates if actual.children[j].children]
+                        spend(_ALIGN_STEPS * len(others))
+                        below.extend((child, other) for other in others)
                 if count > MAX_PAIRS:
                     raise ValueError(
                         f"The trees are too large to be compared: more than {MAX_PAIRS:,} pairs of agents could match."

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, literal_column, select
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, delete, literal_column, select
 from sqlalchemy.sql.selectable import Select
 
 from bough.v1 import error_pb2, eval_result_pb2, evaluation_pb2
@@ -16,6 +16,7 @@ from bough_server.store.sql import tables
 from bough_server.store.sql.pages import Listing, key_of, token_of
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.statements import unindexed
+from bough_server.store.sql.write_queue import WriteQueue
 
 _runs = tables.runs.c
 
@@ -28,29 +29,33 @@ _BY_REQUEST: Final = _ALL.where(
     _runs.request_id == bindparam("request"),
     _runs.request_id != literal_column("''"),  # the condition of the partial index, literally, or it is not used
 )
+_DELETIONS: Final = tuple(
+    delete(table).where(table.c.run_id == bindparam("evaluation"))
+    for table in (tables.run_commands, tables.events, tables.runs)
+)
 _OPEN: Final = _ALL.where(~_runs.ended).order_by(_runs.create_time_ns, _runs.run_id)
 
 
 class SqlEvaluations:
     """Evaluations on one SQLite file."""
 
-    def __init__(self, readers: Readers) -> None:
-        self._readers = readers
+    def __init__(self, queue: WriteQueue, readers: Readers) -> None:
+        self._queue, self._readers = queue, readers
 
     async def get(self, principal: Principal, evaluation_id: str) -> EvaluationRecord:
-        """See Evaluations."""
+        """See EvaluationIndex."""
         rows = await self._rows(_ONE, {"evaluation": evaluation_id, "tenant": principal.tenant_id})
         if not rows:
             raise NotFound("evaluation", evaluation_id)
         return _record(rows[0])
 
     async def find(self, evaluation_id: str) -> EvaluationRecord | None:
-        """See Evaluations."""
+        """See EvaluationIndex."""
         rows = await self._rows(_ANY, {"evaluation": evaluation_id})
         return _record(rows[0]) if rows else None
 
     async def find_request(self, principal: Principal, request_id: str) -> EvaluationRecord | None:
-        """See Evaluations."""
+        """See EvaluationIndex."""
         asked = {"tenant": principal.tenant_id, "user": principal.user_id, "request": request_id}
         rows = await self._rows(_BY_REQUEST, asked)
         return _record(rows[0]) if rows else None
@@ -58,7 +63,7 @@ class SqlEvaluations:
     async def list(
         self, principal: Principal, evaluation_filter: EvaluationFilter, page: Page
     ) -> tuple[Sequence[evaluation_pb2.Evaluation], str]:
-        """See Evaluations."""
+        """See EvaluationIndex."""
         filters = ["evaluations", principal.tenant_id, *_filter_values(evaluation_filter)]
         listing = Listing(
             table=tables.runs,
@@ -70,8 +75,13 @@ class SqlEvaluations:
         shown, following = await self._readers.run(partial(listing.read, count=page.size, size=_size))
         return [_evaluation(row) for row in shown], token_of(following, filters) if following is not None else ""
 
+    async def delete(self, principal: Principal, evaluation_id: str) -> bool:
+        """See EvaluationIndex."""
+        deleting = partial(_delete, tenant_id=principal.tenant_id, evaluation_id=evaluation_id)
+        return await self._queue.execute(deleting, run_id=evaluation_id)
+
     async def open_evaluations(self) -> Sequence[EvaluationRecord]:
-        """See Evaluations."""
+        """See EvaluationIndex."""
         return [_record(row) for row in await self._rows(_OPEN, {})]
 
     async def _rows(self, statement: Select[Any], parameters: dict[str, str]) -> Sequence[Row[Any]]:
@@ -80,6 +90,17 @@ class SqlEvaluations:
 
 def _all(connection: Connection, *, statement: Select[Any], parameters: dict[str, str]) -> Sequence[Row[Any]]:
     return connection.execute(statement, parameters).all()
+
+
+def _delete(connection: Connection, *, tenant_id: str, evaluation_id: str) -> bool:
+    row = connection.execute(_ONE, {"evaluation": evaluation_id, "tenant": tenant_id}).one_or_none()
+    if row is None:
+        raise NotFound("evaluation", evaluation_id)
+    if not row.ended:
+        return False
+    for statement in _DELETIONS:
+        connection.execute(statement, {"evaluation": evaluation_id})
+    return True
 
 
 def _size(row: Row[Any]) -> int:

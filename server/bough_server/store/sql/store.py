@@ -52,7 +52,7 @@ class Store:
     ) -> None:
         self.log = SqlEventLog(queue, readers, windows)
         self.runs = SqlRunIndex(readers)
-        self.evaluations = SqlEvaluations(readers)
+        self.evaluations = SqlEvaluations(queue, readers)
         self.catalog = SqlCatalog(readers)
         self.sessions = SqlSessions(queue, readers, on_delete=self.catalog.clear)
         self.blobs = SqlBlobs(readers)
