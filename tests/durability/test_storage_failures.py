@@ -15,8 +15,7 @@ import pytest
 from sqlalchemy import Connection
 
 from bough_server.errors import ConfigurationError, NotFound, StorageFailed
-from bough_server.store.opening import Store, open_store
-from bough_server.store.sqlite.database import upgrade_database
+from bough_server.store.opening import Store, open_store, upgrade_database
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything
 
 _NOBODY = 65534

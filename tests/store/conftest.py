@@ -21,6 +21,20 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
+def file_url(tmp_path: Path) -> str:
+    """A SQLite file that is not there yet, for what only SQLite does."""
+    return f"sqlite:///{tmp_path}/var/bough.db"
+
+
+@pytest.fixture
+def postgres_url() -> Iterator[str]:
+    """An empty database of PostgreSQL with its tables, for what only PostgreSQL does."""
+    made = postgres.database()
+    yield made
+    postgres.drop(made)
+
+
+@pytest.fixture
 async def store(url: str) -> AsyncIterator[Store]:
     """An empty store."""
     async with open_store(url, durability="process") as opened:

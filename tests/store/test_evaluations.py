@@ -8,9 +8,8 @@ import pytest
 from bough.v1 import event_pb2
 from bough_server import evaluation_events
 from bough_server.errors import Fenced, NotFound, StorageFailed
-from bough_server.store.opening import Store, open_store
+from bough_server.store.opening import Store, open_store, rebuild_projections
 from bough_server.store.ports import LogRecord, Page, RequestIdTaken, RunFilter, RunMoved
-from bough_server.store.sql.rebuild import rebuild_projections
 from bough_server.store.worker_ports import RunCommand
 from tests.store.evaluation_logs import MadeEvaluation, began, cancelled, fact, passed, scored
 from tests.store.fork_logs import Fork
@@ -162,11 +161,11 @@ async def _take_over(store: Store, made: MadeEvaluation, before: list[LogRecord]
     assert await store.evaluations.open_evaluations() == []
 
 
-async def test_the_owner_of_an_open_evaluation_is_known_to_have_crashed(url: str) -> None:
-    async with open_store(url) as store:
+async def test_the_owner_of_an_open_evaluation_is_known_to_have_crashed(file_url: str) -> None:
+    async with open_store(file_url) as store:
         await store.leases.renew("first")
         await store.log.create_evaluation(MadeEvaluation(owner="first").new())
-    async with open_store(url) as store:
+    async with open_store(file_url) as store:
         assert store.leases.crashed("first")
 
 

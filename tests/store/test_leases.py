@@ -1,4 +1,4 @@
-"""What every Lease does: counters that rise, and go with the process that held the store."""
+"""What every Lease does: counters that rise, and on a SQLite file go with the process that held it."""
 
 import asyncio
 
@@ -18,8 +18,17 @@ async def test_a_worker_that_released_its_lease_has_none(store: Store) -> None:
     assert await store.leases.counters() == {"b": 1}
 
 
-async def test_who_opens_the_store_knows_that_every_worker_before_is_dead(url: str) -> None:
-    async with open_store(url) as store:
+async def test_who_opens_the_store_knows_that_every_worker_before_is_dead(file_url: str) -> None:
+    async with open_store(file_url) as store:
         await store.leases.renew("before")
-    async with open_store(url) as store:
+    async with open_store(file_url) as store:
         assert await store.leases.counters() == {}
+
+
+async def test_who_opens_a_shared_database_leaves_the_leases_of_others(postgres_url: str) -> None:
+    async with open_store(postgres_url) as first:
+        await first.leases.renew("a")
+        async with open_store(postgres_url) as second:
+            await second.leases.renew("a")
+            assert await first.leases.counters() == {"a": 2}
+            assert not second.leases.crashed("a")

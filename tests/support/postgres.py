@@ -128,13 +128,13 @@ def cluster() -> Cluster:
     return made
 
 
-def database() -> str:
-    """Return the storage URL of a new database with the current schema."""
+def database(*, is_empty: bool = False) -> str:
+    """Return the storage URL of a new database with the current schema, or without tables."""
     here = cluster()
     name = f"test_{os.getpid()}_{next(_numbers)}"
     here.execute(
         sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY wal_log").format(
-            sql.Identifier(name), sql.Identifier(_TEMPLATE)
+            sql.Identifier(name), sql.Identifier("template0" if is_empty else _TEMPLATE)
         )
     )
     return here.url(name)

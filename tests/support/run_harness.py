@@ -35,10 +35,9 @@ from bough_server.runs.replay import Replayed, replay
 from bough_server.runs.runs import Runs
 from bough_server.runs.takeover import session_cut
 from bough_server.runtime.agent import Agent
-from bough_server.store.opening import Store, open_store
+from bough_server.store.opening import Store, open_store, upgrade_database
 from bough_server.store.ports import Principal, RunRecord, StoredEvent, StoredMessage
 from bough_server.store.sql.writer import CommitHooks
-from bough_server.store.sqlite.database import upgrade_database
 from bough_server.telemetry import Parent, Tracing, make_provider
 from bough_server.tools.tool import Tool
 from bough_server.tree.fold import fold_stored

@@ -5,9 +5,10 @@ from typing import Final
 
 import psycopg
 from psycopg import errors
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from bough_server.store.sql.driver import Driver, EventTuple, LogMove
+from bough_server.store.sql.driver import Driver, EventTuple, LogMove, Session, Sharing
 from bough_server.store.sql.statements import DriverCursor
 
 _APPEND: Final = """
@@ -41,25 +42,60 @@ def _append_events(cursor: DriverCursor, moves: Mapping[str, LogMove], events: S
     return moves.keys() - moved
 
 
+_FILES_LOCK: Final = 0x626F7567_00000003
+"""The key of the advisory lock that is shared by those who refer to definitions and files, and taken by who deletes."""
+
+_LOCK_FILES: Final = {
+    Sharing.ADDS: text("SELECT pg_advisory_xact_lock_shared(:key)"),
+    Sharing.DROPS: text("SELECT pg_advisory_xact_lock(:key)"),
+}
+_LOCK_SESSIONS: Final = text("""
+SELECT 1 FROM sessions s JOIN unnest(CAST(:tenants AS text[]), CAST(:sessions AS text[])) AS w(tenant_id, session_id)
+  USING (tenant_id, session_id)
+ORDER BY s.tenant_id, s.session_id FOR UPDATE OF s
+""")
+
+
+def _lock(connection: Connection, sessions: Collection[Session], sharing: Sharing) -> None:
+    if sharing is not Sharing.NOTHING:
+        connection.execute(_LOCK_FILES[sharing], {"key": _FILES_LOCK})
+    if sessions:
+        tenants, names = zip(*sessions, strict=True)
+        connection.execute(_LOCK_SESSIONS, {"tenants": list(tenants), "sessions": list(names)})
+
+
 def _cause(error: Exception) -> BaseException | None:
     return error.orig if isinstance(error, DBAPIError) else error
 
 
+_UNAVAILABLE: Final = ("08", "53", "55", "57", "58", "25006", "25P03", "25P04")
+"""Beginnings of the codes of a database that cannot write now.
+
+08: the connection; 53: resources; 55: a lock was not available; 57: an operator intervened; 58: its system; 25006: it
+reads only, such as after a failover; 25P03, 25P04: a transaction took too long.
+"""
+
+
+def _is_raced(error: Exception) -> bool:
+    """Return True for a deadlock, a serialization failure, and a row that another transaction has inserted first."""
+    code = getattr(_cause(error), "sqlstate", None) or ""
+    return code.startswith("40") or code == errors.UniqueViolation.sqlstate
+
+
 def _is_transient(error: Exception) -> bool:
-    """Return True for a lost connection, a deadlock, a serialization failure, and a server without room or time."""
     cause = _cause(error)
     if isinstance(cause, psycopg.Error):
-        # Without a code: the connection was lost. 08: connection; 40: rolled back; 53: resources; 57: an operator
-        # intervened; 55: a lock was not available; 58: an error of the system.
-        return cause.sqlstate is None or cause.sqlstate[:2] in {"08", "25", "40", "53", "55", "57", "58"}
+        if cause.sqlstate is None:  # from the driver: a lost connection, or a value that it cannot send
+            return isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError)
+        return cause.sqlstate.startswith(_UNAVAILABLE)
     return isinstance(cause, OSError)
 
 
-def _is_busy(error: Exception) -> bool:
-    return isinstance(_cause(error), (errors.LockNotAvailable, errors.OperationalError)) and not isinstance(
-        _cause(error), (errors.DeadlockDetected, errors.SerializationFailure)
-    )
-
-
-POSTGRES: Final = Driver(append_events=_append_events, is_transient=_is_transient, is_busy=_is_busy)
+POSTGRES: Final = Driver(
+    append_events=_append_events,
+    lock=_lock,
+    is_transient=_is_transient,
+    is_busy=_is_transient,
+    is_raced=_is_raced,
+)
 """psycopg 3, synchronous."""

@@ -29,7 +29,7 @@ def open_postgres(url: str, options: StoreOptions) -> Store:
     """Open a database, creating its schema if it is empty. Raises ConfigurationError with advice."""
     engine = writer_engine(url, durability=options.durability, busy_timeout=options.busy_timeout)
     try:
-        migrate(engine, url)
+        migrate(engine, url, may_upgrade=options.may_upgrade)
         windows = RecentEventsOfRuns(options.window_bytes)
         write_health = WriteHealth(stall_seconds=options.stall_seconds)
         with opening(url):
@@ -43,4 +43,6 @@ def open_postgres(url: str, options: StoreOptions) -> Store:
         reader_engine(url, connections=options.reader_threads, busy_timeout=options.busy_timeout),
         threads=options.reader_threads,
     )
-    return Store(_NoGuard(), queue, readers, windows=windows, write_health=write_health, crashed=frozenset())
+    return Store(
+        _NoGuard(), queue, readers, windows=windows, write_health=write_health, crashed=frozenset(), is_shared=True
+    )

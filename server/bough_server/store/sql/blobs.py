@@ -127,7 +127,7 @@ def delete_blobs(connection: Connection, *, tenant_id: str, session_id: str) -> 
 
 
 class SqlBlobs:
-    """Blobs on one SQLite file."""
+    """Blobs on SQL."""
 
     def __init__(self, readers: Readers) -> None:
         self._readers = readers

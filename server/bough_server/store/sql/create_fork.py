@@ -3,6 +3,7 @@
 The shared beginning never changes, so a reader thread folds it beforehand and the writer thread only copies it, in SQL.
 """
 
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -100,10 +101,11 @@ def fold_fork(connection: Connection, new_fork: NewFork) -> FoldedFork:
     )
     fold = RunFold(address)
     shared = stored_records(connection, new_fork.origin_run_id, through=new_fork.origin_sequence)
-    first = next(shared, None)
-    if first is None:
-        raise _not_there(new_fork)
-    projected = fold.project(chain([first], map(_not_ended, shared), new_fork.records))
+    with closing(shared):  # a refusal leaves it where it is
+        first = next(shared, None)
+        if first is None:
+            raise _not_there(new_fork)
+        projected = fold.project(chain([first], map(_not_ended, shared), new_fork.records))
     return FoldedFork(new_fork=new_fork, address=address, fold=fold, projected=projected)
 
 

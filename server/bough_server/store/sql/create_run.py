@@ -42,8 +42,10 @@ _REQUEST: Final = select(_runs.run_id, _runs.request_digest).where(
     _runs.request_id == bindparam("request"),
     _runs.request_id != literal_column("''"),  # the condition of the partial index, literally, or it is not used
 )
-_SESSION: Final = select(_sessions.current_run_id, _sessions.last_position, _sessions.state_json).where(
-    _sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant")
+_SESSION: Final = (
+    select(_sessions.current_run_id, _sessions.last_position, _sessions.state_json)
+    .where(_sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant"))
+    .with_for_update()
 )
 _HOLD: Final = DriverStatement(
     update(tables.sessions)

@@ -37,7 +37,7 @@ _OPEN: Final = _ALL.where(~_runs.ended).order_by(_runs.create_time_ns, _runs.run
 
 
 class SqlEvaluations:
-    """Evaluations on one SQLite file."""
+    """Evaluations on SQL."""
 
     def __init__(self, queue: WriteQueue, readers: Readers) -> None:
         self._queue, self._readers = queue, readers

@@ -28,4 +28,6 @@ class StoreOptions:
     stall_seconds: float = STALL_SECONDS
     """If a write takes longer, the database is taken not to respond."""
     reader_threads: int = 4
+    may_upgrade: bool = True
+    """Whether opening may create or upgrade the schema; a new file is always created."""
     hooks: CommitHooks = field(default_factory=CommitHooks)

@@ -17,7 +17,11 @@ from bough_server.store.sql.write_queue import WriteQueue
 
 _runs = tables.runs.c
 
-_ROW: Final = select(_runs.epoch, _runs.owner, _runs.last_sequence, _runs.ended).where(_runs.run_id == bindparam("run"))
+_ROW: Final = (
+    select(_runs.epoch, _runs.owner, _runs.last_sequence, _runs.ended)
+    .where(_runs.run_id == bindparam("run"))
+    .with_for_update()
+)
 _TAKE: Final = (
     update(tables.runs)
     .where(_runs.run_id == bindparam("run"))
@@ -97,7 +101,7 @@ class TakeOver:
 
 
 class SqlLease:
-    """Lease on one SQLite file."""
+    """Lease on SQL."""
 
     def __init__(self, queue: WriteQueue, readers: Readers, crashed: frozenset[str]) -> None:
         self._queue, self._readers, self._crashed = queue, readers, crashed

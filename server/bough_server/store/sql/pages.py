@@ -24,6 +24,7 @@ from sqlalchemy.sql.selectable import Select, Subquery
 
 from bough.v1 import error_pb2
 from bough_server.errors import FieldViolation, InvalidRequest
+from bough_server.store.sql.large_rows import IN_PIECES
 from bough_server.store.sql.statements import json_members
 from bough_server.store.window import PAGE_BYTES
 
@@ -44,7 +45,8 @@ def read_page(
     """
     page: list[Row[Any]] = []
     total = 0
-    with connection.execute(statement.limit(count + 1)) as rows:  # one more, to see whether there is a next page
+    limited = statement.limit(count + 1)  # one more, to see whether there is a next page
+    with connection.execute(limited.execution_options(**IN_PIECES)) as rows:
         for row in rows:
             total += size(row)
             if page and (len(page) == count or total > PAGE_BYTES):

@@ -4,7 +4,6 @@ from typing import Final
 
 from sqlalchemy import Connection, Row, and_, bindparam, delete, exists, func, insert, select, update
 
-from bough_server.errors import ConfigurationError
 from bough_server.store.evaluation_projection import EvaluationFold
 from bough_server.store.projected import LogAddress, Projected
 from bough_server.store.projection import RunFold
@@ -32,7 +31,6 @@ from bough_server.store.sql.rows import (
     usage_rows,
 )
 from bough_server.store.sql.statements import greatest
-from bough_server.store.sqlite.database import database_status, exclusive_engine, migrate, opening
 
 _runs, _sessions, _messages = tables.runs.c, tables.sessions.c, tables.messages.c
 
@@ -78,23 +76,12 @@ _REFRESH_SESSIONS: Final = update(tables.sessions).values(
 )
 
 
-def rebuild_projections(url: str) -> int:
-    """Rebuild all derived tables from the logs in one transaction; return the number of runs.
+def rebuild(connection: Connection) -> int:
+    """Rebuild all derived tables from the logs; return the number of runs. Nothing else may use the database.
 
     These are messages, usage entries, request ids, and the rows of runs and evaluations. Session states are rebuilt
-    too, except those that a call has changed since, which are in no log. Usage entries of deleted runs are kept. Raises
-    ConfigurationError if there is no database, and while a server uses the file.
+    too, except those that a call has changed since, which are in no log. Usage entries of deleted runs are kept.
     """
-    found = database_status(url)
-    if found.revision is None:
-        raise ConfigurationError(f"There is no database at {str(found.path)!r}: name the one to rebuild.")
-    with exclusive_engine(url) as (engine, path):
-        migrate(engine, path)
-        with opening(path), engine.begin() as connection:
-            return _rebuild(connection)
-
-
-def _rebuild(connection: Connection) -> int:
     addresses = connection.execute(_ADDRESSES).all()
     for statement in _FORGET:
         connection.execute(statement)

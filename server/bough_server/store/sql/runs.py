@@ -44,7 +44,7 @@ _NEXT_EXPIRY: Final = (
 
 
 class SqlRunIndex:
-    """RunIndex on one SQLite file."""
+    """RunIndex on SQL."""
 
     def __init__(self, readers: Readers) -> None:
         self._readers = readers

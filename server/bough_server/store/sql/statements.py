@@ -5,7 +5,6 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Delete, Insert, Integer, Update
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.ext.compiler import compiles
@@ -59,18 +58,15 @@ def _members_in_postgresql(element: "json_members", compiler: SQLCompiler, **opt
     return f"json_each_text(({compiler.process(element.clauses, **options)})::json)"
 
 
-_DIALECTS: Final[dict[str, Dialect]] = {
-    "sqlite": sqlite.dialect(paramstyle="named"),
-    "postgresql": psycopg.dialect(),  # type: ignore[no-untyped-call]
-}
+_NAMED_SQLITE: Final[Dialect] = sqlite.dialect(paramstyle="named")
+"""SQLite with names of parameters, for rows that are mappings; PostgreSQL's driver has them anyway."""
 
 
 class DriverCursor:
     """The driver's cursor of a connection, which statements bypass SQLAlchemy's execution with."""
 
     def __init__(self, connection: Connection) -> None:
-        self.database = connection.dialect.name
-        """The name of the database's dialect."""
+        self.dialect = connection.dialect
         self.driver: DBAPICursor = connection.connection.cursor()
 
     def __enter__(self) -> "DriverCursor":
@@ -90,12 +86,12 @@ class DriverStatement:
     def write(self, cursor: DriverCursor, rows: Sequence[Row]) -> None:
         """Write the rows, if there are any."""
         if rows:
-            text, fixed = self._compiled.get(cursor.database) or self._compile(cursor.database)
+            text, fixed = self._compiled.get(cursor.dialect.name) or self._compile(cursor.dialect)
             cursor.driver.executemany(text, [{**fixed, **row} for row in rows] if fixed else rows)
 
-    def _compile(self, database: str) -> tuple[str, dict[str, Any]]:
-        compiled = self._statement.compile(dialect=_DIALECTS[database])
+    def _compile(self, dialect: Dialect) -> tuple[str, dict[str, Any]]:
+        compiled = self._statement.compile(dialect=_NAMED_SQLITE if dialect.name == "sqlite" else dialect)
         # Values in the statement itself, such as ended=True, are compiled to parameters: each row must bring them too.
         fixed = {name: value for name, value in compiled.params.items() if value is not None}
-        self._compiled[database] = str(compiled), fixed
-        return self._compiled[database]
+        self._compiled[dialect.name] = str(compiled), fixed
+        return self._compiled[dialect.name]

@@ -49,6 +49,7 @@ class Store:
         windows: RecentEventsOfRuns,
         write_health: WriteHealth,
         crashed: frozenset[str],
+        is_shared: bool = False,
     ) -> None:
         self.log = SqlEventLog(queue, readers, windows)
         self.runs = SqlRunIndex(readers)
@@ -56,7 +57,7 @@ class Store:
         self.catalog = SqlCatalog(readers)
         self.sessions = SqlSessions(queue, readers, on_delete=self.catalog.clear)
         self.blobs = SqlBlobs(readers)
-        self.agents = SqlAgents(queue, readers)
+        self.agents = SqlAgents(queue, readers, is_shared=is_shared)
         self.usage = SqlUsageLedger(readers)
         self.leases = SqlLease(queue, readers, crashed)
         self.mailbox = SqlMailbox(queue, readers)

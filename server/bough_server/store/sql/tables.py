@@ -19,7 +19,7 @@ from sqlalchemy import (
     literal_column,
     text,
 )
-from sqlmodel import Field, SQLModel
+from sqlmodel import AutoString, Field, SQLModel
 
 from bough.v1 import execution_pb2
 
@@ -337,7 +337,7 @@ def _fit_postgresql() -> None:
         for column in table.columns:
             if isinstance(column.type, Integer):
                 column.type = column.type.with_variant(BigInteger(), "postgresql")
-            elif isinstance(column.type, String):
+            elif isinstance(column.type, AutoString):
                 column.type = column.type.with_variant(String(collation="C"), "postgresql")
         for index in table.indexes:
             index.dialect_options["postgresql"]["where"] = index.dialect_options["sqlite"]["where"]

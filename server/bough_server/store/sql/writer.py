@@ -7,17 +7,17 @@ tried only once, and when nothing is queued the thread probes the disk until a w
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
-from bough_server.errors import BoughError, StorageFailed
+from bough_server.errors import BoughError, Fenced, StorageFailed
 from bough_server.store.ports import RequestIdTaken, RunMoved, SessionMoved
 from bough_server.store.sql.append import is_stored, write_appends
-from bough_server.store.sql.driver import Driver, Refused
+from bough_server.store.sql.driver import Driver, Refused, Session, Sharing
 from bough_server.store.sql.jobs import Append, Settled, Transaction
 from bough_server.store.sql.log_heads import LogHeads, refusal
 
@@ -28,6 +28,10 @@ MAX_GROUP_BYTES: Final = 8 * 1024 * 1024
 
 PROBE_SECONDS: Final = 1.0
 """Seconds between two probes of the disk while writes fail."""
+
+_RACES: Final = 5
+"""How often a transaction is tried again at once because others were faster."""
+
 _UNCHANGED: Final = text("UPDATE alembic_version SET version_num = version_num")
 
 _log = structlog.get_logger(__name__)
@@ -157,6 +161,17 @@ class WriterThread:
         return settled
 
     def _attempt(self, group: Sequence[Job]) -> list[Settled]:
+        """Commit a group in one transaction, again if another one was faster."""
+        for _ in range(_RACES):
+            try:
+                return self._attempt_once(group)
+            except Exception as failed:
+                if not self._driver.is_raced(failed):
+                    raise
+                _log.info("another transaction was faster", error=str(failed), jobs=len(group))
+        return self._attempt_once(group)
+
+    def _attempt_once(self, group: Sequence[Job]) -> list[Settled]:
         """Commit a group in one transaction; if an append is refused, once more with each append in a savepoint."""
         try:
             return self._transact(group, self._write_batch)
@@ -168,6 +183,8 @@ class WriterThread:
         connection = self._connection
         transaction = connection.begin()
         try:
+            if self._driver.lock is not None:
+                self._lock(group, self._driver.lock)
             for segment in _segments(group):
                 if isinstance(segment, Transaction):
                     settled.append(self._run(segment))
@@ -194,6 +211,22 @@ class WriterThread:
                 self._heads.committed(job)
         return settled
 
+    def _lock(self, group: Sequence[Job], lock: Callable[[Connection, Collection[Session], Sharing], None]) -> None:
+        """Lock whatever the jobs of a group are going to change, all at once."""
+        sessions: set[Session] = set()
+        sharing = Sharing.NOTHING
+        for job in group:
+            if isinstance(job, Transaction):
+                sessions.update(job.reach.sessions)
+                sharing = max(sharing, job.reach.sharing)
+            elif job.has_blobs:
+                sharing = max(sharing, Sharing.ADDS)
+            is_moving = job.run_id and (isinstance(job, Transaction) or not job.has_only_deltas)
+            if is_moving and (session := self._heads.session_of(self._connection, job.run_id)) is not None:
+                sessions.add(session)
+        if sessions or sharing:
+            lock(self._connection, sessions, sharing)
+
     def _roll_back(self) -> None:
         """Roll back a failed transaction, if it is open; if that fails, replace the connection at its next use."""
         try:
@@ -207,6 +240,8 @@ class WriterThread:
         try:
             return Settled(transaction, transaction.run(self._connection))
         except (BoughError, SessionMoved, RunMoved, RequestIdTaken) as refused:
+            if not isinstance(refused, Fenced | RunMoved):  # what an earlier attempt was about to create is not there
+                self._heads.forget(transaction.run_id)
             return Settled(transaction, error=refused)
 
     def _write_batch(self, appends: Sequence[Append]) -> Iterator[Settled]:

@@ -71,7 +71,9 @@ def _is(error: Exception, codes: "frozenset[int] | set[int]") -> bool:
 
 SQLITE: Final = Driver(
     append_events=_append_events,
+    lock=None,
     is_transient=lambda error: _is(error, _TRANSIENT),
     is_busy=lambda error: _is(error, {sqlite3.SQLITE_BUSY}),
+    is_raced=lambda error: False,
 )
 """The driver of the standard library."""

@@ -70,7 +70,7 @@ def open_sqlite(url: str, options: StoreOptions) -> Store:
     try:
         engine = writer_engine(path, durability=options.durability, busy_timeout=options.busy_timeout)
         try:
-            migrate(engine, path)
+            migrate(engine, path, may_upgrade=options.may_upgrade)
             with opening(path), engine.begin() as connection:
                 crashed = end_leases(connection)  # with the lock held, every worker with a lease has crashed
         except BaseException:
