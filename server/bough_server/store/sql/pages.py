@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from sqlalchemy import (
     ColumnElement,
@@ -72,9 +72,14 @@ def key_of(token: str, filters: Sequence[object]) -> Key | None:
     except (binascii.Error, ValueError, TypeError):
         raise _foreign() from None
     # Clients can forge tokens: `type` rejects booleans, and SQLite takes no integer of more than 64 bits.
-    if type(number) is not int or number.bit_length() > 63 or not isinstance(name, str) or digest != _digest(filters):
+    if type(number) is not int or number.bit_length() > 63 or not _is_name(name) or digest != _digest(filters):
         raise _foreign()
     return number, name
+
+
+def _is_name(name: object) -> TypeGuard[str]:
+    """Return whether a value can be compared with names of the database; PostgreSQL has no text with U+0000."""
+    return isinstance(name, str) and "\0" not in name
 
 
 def _digest(filters: Sequence[object]) -> str:
