@@ -40,6 +40,16 @@ _END_SECONDS: Final = 5.0
 _SYNCHRONOUS: Final = {"disk": "on", "process": "off"}
 
 
+def _fit_indexes() -> None:
+    """Give indexes the conditions that they have in SQLite; here, because it loads PostgreSQL's dialect."""
+    for table in metadata.tables.values():
+        for index in table.indexes:
+            index.dialect_options["postgresql"]["where"] = index.dialect_options["sqlite"]["where"]
+
+
+_fit_indexes()
+
+
 def parsed(url: str) -> URL:
     """Return a storage URL for SQLAlchemy. Raises ConfigurationError, which never shows the password."""
     try:

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Final
 
 from sqlalchemy import Connection, Select, bindparam, delete, exists, select, update
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough.v1 import agent_pb2
 from bough_server.store.sql import tables

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from sqlalchemy import Connection, bindparam, case, delete, exists, func, insert, or_, select
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough_server.blobs import UNKNOWN
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound

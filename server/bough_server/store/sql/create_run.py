@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from sqlalchemy import Connection, bindparam, func, insert, literal_column, select, update
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough.v1 import agent_pb2, execution_pb2
 from bough_server import events

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from sqlalchemy import Connection, Delete, Insert, bindparam, delete, select, update
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough_server.errors import NotFound
 from bough_server.store.ports import LogRecord, Record, RunMoved

@@ -1,10 +1,11 @@
 """What both databases share of statements: functions that each names in its own way, and statements for the driver."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Delete, Insert, Integer, Update
 from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects.sqlite.dml import OnConflictDoNothing, OnConflictDoUpdate
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.ext.compiler import compiles
@@ -12,6 +13,8 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import GenericFunction
 
 from bough_server.store.sql.rows import Row
+
+T = TypeVar("T")
 
 
 class greatest(GenericFunction[int]):  # a function of SQL
@@ -60,6 +63,25 @@ def _members_in_postgresql(element: "json_members", compiler: SQLCompiler, **opt
 
 _NAMED_SQLITE: Final[Dialect] = sqlite.dialect(paramstyle="named")
 """SQLite with names of parameters, for rows that are mappings; PostgreSQL's driver has them anyway."""
+
+
+@compiles(OnConflictDoNothing, "postgresql")
+def _nothing_in_postgresql(element: OnConflictDoNothing, compiler: Any, **options: Any) -> str:
+    return str(compiler.visit_on_conflict_do_nothing(_without_constraint(element), **options))
+
+
+@compiles(OnConflictDoUpdate, "postgresql")
+def _update_in_postgresql(element: OnConflictDoUpdate, compiler: Any, **options: Any) -> str:
+    return str(compiler.visit_on_conflict_do_update(_without_constraint(element), **options))
+
+
+def _without_constraint(element: T) -> T:
+    """Let PostgreSQL's compiler read an upsert of SQLite, which is the same but can name no constraint.
+
+    A server on SQLite need not load PostgreSQL's dialect, which takes 2 MB.
+    """
+    vars(element).setdefault("constraint_target", None)
+    return element
 
 
 class DriverCursor:

@@ -329,7 +329,7 @@ run_commands: Final[Table] = metadata.tables["run_commands"]
 
 
 def _fit_postgresql() -> None:
-    """Fit the types and indexes to PostgreSQL; SQLite has one integer type, and sorts texts by their bytes.
+    """Fit the types to PostgreSQL; SQLite has one integer type, and sorts texts by their bytes.
 
     Numbers have 64 bits. Ids and names sort by their bytes too, or pages and their tokens would order otherwise.
     """
@@ -339,8 +339,6 @@ def _fit_postgresql() -> None:
                 column.type = column.type.with_variant(BigInteger(), "postgresql")
             elif isinstance(column.type, AutoString):
                 column.type = column.type.with_variant(String(collation="C"), "postgresql")
-        for index in table.indexes:
-            index.dialect_options["postgresql"]["where"] = index.dialect_options["sqlite"]["where"]
 
 
 _fit_postgresql()
