@@ -69,7 +69,7 @@ async def test_a_database_that_is_too_old_is_refused_with_what_to_do(tmp_path: P
 
 
 def test_the_status_of_a_database_that_can_be_upgraded_names_the_command() -> None:
-    status = DatabaseStatus(path=Path("bough.db"), revision="0006", head="0007", size_bytes=4096)
+    status = DatabaseStatus(name="bough.db", revision="0006", head="0007", size_bytes=4096)
     expected = "bough.db: revision 0006, needs 0007: run `bough --embedded db upgrade`, 4,096 bytes"
     assert status_text(status, "bough --embedded") == expected
 

@@ -18,10 +18,10 @@ async def test_a_worker_that_released_its_lease_has_none(store: Store) -> None:
     assert await store.leases.counters() == {"b": 1}
 
 
-async def test_who_opens_the_store_knows_that_every_worker_before_is_dead(file_url: str) -> None:
-    async with open_store(file_url) as store:
+async def test_who_opens_the_store_knows_that_every_worker_before_is_dead(url: str) -> None:
+    async with open_store(url) as store:
         await store.leases.renew("before")
-    async with open_store(file_url) as store:
+    async with open_store(url) as store:
         assert await store.leases.counters() == {}
 
 

@@ -263,7 +263,7 @@ async def open_harness(
     """A harness on a database file in a folder; it closes everything at the end."""
     clock = clock or SystemClock()
     path = _database(folder)
-    store = open_store(f"sqlite:///{path}", durability="process", hooks=hooks)
+    store = open_store(f"sqlite:///{path}", durability="process", hooks=hooks or CommitHooks())
     tracing = Tracing(make_provider(export=False))
     registry = Registry(definitions, models=models, code_agents=code_agents, tools=tools, functions=functions)
     dependencies = RunDependencies(

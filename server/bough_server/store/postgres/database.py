@@ -29,6 +29,12 @@ _USE_LOCK: Final = 0x626F7567_00000002
 A command that needs the database for itself takes the whole of it.
 """
 
+_OTHERS: Final = text(
+    "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = :high AND objid = :low AND granted "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid != pg_backend_pid()"
+)
+"""The connections of other servers."""
+
 _LOCK_SECONDS: Final = 60
 """How long a server waits for another one's migration."""
 
@@ -65,7 +71,9 @@ def shown(url: str) -> str:
     """Return a storage URL without its password."""
     found = parsed(url)
     query = {name: value for name, value in found.query.items() if name not in {"password", "sslpassword"}}
-    return found.set(drivername="postgresql", password=None, query=query).render_as_string()
+    return URL.create(
+        "postgresql", username=found.username, host=found.host, port=found.port, database=found.database, query=query
+    ).render_as_string()
 
 
 @contextmanager
@@ -99,6 +107,17 @@ def migrate(engine: Engine, url: str, *, may_upgrade: bool = True) -> None:
             _make(connection)
         else:
             upgrade_schema(connection, shown(url), found)
+
+
+@contextmanager
+def starting(engine: Engine, url: str) -> Iterator[tuple[Connection, bool]]:
+    """Open a transaction that servers which start now wait for; yield it, and whether no other server runs."""
+    with opening(url), engine.begin() as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+        yield (
+            connection,
+            not connection.execute(_OTHERS, {"high": _USE_LOCK >> 32, "low": _USE_LOCK & 0xFFFFFFFF}).all(),
+        )
 
 
 def _make(connection: Connection) -> None:

@@ -2,9 +2,10 @@
 
 import asyncio
 
-from bough_server.store.postgres.database import migrate, opening, reader_engine, writer_engine
+from bough_server.store.postgres.database import migrate, opening, reader_engine, starting, writer_engine
 from bough_server.store.postgres.driver import POSTGRES
 from bough_server.store.sql.options import StoreOptions
+from bough_server.store.sql.ownership import end_leases
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.store import Store
 from bough_server.store.sql.write_queue import WriteHealth, WriteQueue
@@ -30,6 +31,9 @@ def open_postgres(url: str, options: StoreOptions) -> Store:
     engine = writer_engine(url, durability=options.durability, busy_timeout=options.busy_timeout)
     try:
         migrate(engine, url, may_upgrade=options.may_upgrade)
+        with starting(engine, url) as (connection, is_alone):
+            # Beside others, who has died is seen from the counters of leases.
+            crashed = end_leases(connection) if is_alone else frozenset[str]()
         windows = RecentEventsOfRuns(options.window_bytes)
         write_health = WriteHealth(stall_seconds=options.stall_seconds)
         with opening(url):
@@ -44,5 +48,5 @@ def open_postgres(url: str, options: StoreOptions) -> Store:
         threads=options.reader_threads,
     )
     return Store(
-        _NoGuard(), queue, readers, windows=windows, write_health=write_health, crashed=frozenset(), is_shared=True
+        _NoGuard(), queue, readers, windows=windows, write_health=write_health, crashed=crashed, is_shared=True
     )

@@ -127,7 +127,7 @@ class SqlLease:
 def end_leases(connection: Connection) -> frozenset[str]:
     """End the leases of all workers, and return the names of those that died without releasing one.
 
-    Call it only while holding the file's lock: then no other process uses the file, so these workers are dead. A name
+    Call it only while no other server can use the database: then these workers are dead. A name
     is kept, for servers to come, until all its runs have ended or have another owner: this server may be lost as well
     before it has taken them over.
     """
