@@ -36,7 +36,8 @@ def main(source: Path, whole: Path, stripped: Path) -> None:
     made.ParseFromString(source.read_bytes())
     for file in made.file:
         commented = [place for place in file.source_code_info.location if place.leading_comments]
-        del file.source_code_info.location[:]
+        # No source_code_info at all if it would be empty: generators that read it expect every element in it.
+        file.ClearField("source_code_info")
         if file.package.startswith("bough."):
             file.source_code_info.location.extend(commented)
     whole.write_bytes(made.SerializeToString(deterministic=True))

@@ -99,6 +99,9 @@ FILES: Final[Mapping[str, Callable[[str], Iterator[Text]]]] = {
     # `make help` and the package index print what these say.
     "Makefile": yaml_texts,
     "pyproject.toml": yaml_texts,
+    "Dockerfile": yaml_texts,
+    "compose.yaml": yaml_texts,
+    ".github/workflows/*.yml": yaml_texts,
 }
 """The files that are read, and how their texts are found. What is generated from them is left out."""
 
@@ -118,6 +121,8 @@ def all_findings(root: Path = ROOT) -> list[Finding]:
     found: set[Finding] = set()
     for pattern, texts_of in FILES.items():
         for file in root.glob(pattern):
+            if "node_modules" in file.relative_to(root).parts:
+                continue  # what npm installed beside a client is not ours
             path = str(file.relative_to(root))
             found |= set(findings(path, texts_of(file.read_text(encoding="utf-8"))))
     return sorted(found, key=lambda finding: (finding.path, finding.line, finding.word))

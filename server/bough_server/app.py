@@ -25,7 +25,8 @@ from bough_server.agents.registry import Registry
 from bough_server.api.agent_service import AgentService
 from bough_server.api.catalog_service import CatalogService
 from bough_server.api.eval_service import EvalService
-from bough_server.api.health import Health, add_reflection
+from bough_server.api.health import Health
+from bough_server.api.reflection import add_reflection
 from bough_server.api.session_service import SessionService
 from bough_server.clock import Clock, SystemClock
 from bough_server.errors import ConfigurationError

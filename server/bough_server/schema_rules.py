@@ -4,6 +4,7 @@ The stubs have no rules, so that clients do not need buf.validate. The server sh
 parses each message a second time by that schema to check it.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 
@@ -26,9 +27,13 @@ def broken_rules(message: Message) -> list[FieldViolation]:
 
 def _with_rules(message: Message) -> Message:
     """Parse a message again by the schema that has the rules; takes 1.5 us for a minimal one."""
-    return GetMessageClass(schema().FindMessageTypeByName(message.DESCRIPTOR.full_name)).FromString(
-        message.SerializeToString()
-    )
+    return _class(message.DESCRIPTOR.full_name).FromString(message.SerializeToString())
+
+
+@cache
+def _class(name: str) -> type[Message]:
+    """Return the class of a message, kept: protobuf makes it and those of its fields anew if nothing refers to it."""
+    return GetMessageClass(schema().FindMessageTypeByName(name))
 
 
 @cache
@@ -36,10 +41,15 @@ def schema() -> DescriptorPool:
     """Return the whole schema, read from this package in a few milliseconds, in a pool separate from the stubs'."""
     # Its own pool: the stubs' default pool has the same files without the rules.
     pool = DescriptorPool()
-    data = resources.files("bough_server").joinpath("bough.binpb").read_bytes()
-    for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
+    for file in schema_files():
         pool.Add(file)
     return pool
+
+
+def schema_files() -> Sequence[descriptor_pb2.FileDescriptorProto]:
+    """Return the files of the whole schema, with their comments and all that they import."""
+    data = resources.files("bough_server").joinpath("bough.binpb").read_bytes()
+    return descriptor_pb2.FileDescriptorSet.FromString(data).file
 
 
 def _path(field: protovalidate.FieldPathPb | None) -> str:

@@ -33,6 +33,7 @@ CASES: Final = {
     "waiting": "waiting",
     "growth": "growth",
     "followers": "followers",
+    "clients": "clients",
     "score": "score",
     "evaluate": "evaluate",
 }

@@ -31,8 +31,7 @@ class Program:
 
     def cpu_seconds(self) -> float:
         """User and system time of all its threads so far, those that ended included."""
-        # Linux's number of the CPU clock of another process: see clock_getcpuclockid(3) and posix-timers.h.
-        return time.clock_gettime(~self._process.pid << 3 | 2)
+        return cpu_seconds_of(self._process.pid)
 
     def peak_megabytes(self) -> float:
         """The most memory that it had resident (VmHWM), in MB of 1,000,000 bytes."""
@@ -93,6 +92,12 @@ class Program:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+
+
+def cpu_seconds_of(process: int) -> float:
+    """User and system time of all threads of a process so far, those that ended included."""
+    # Linux's number of the CPU clock of another process: see clock_getcpuclockid(3) and posix-timers.h.
+    return time.clock_gettime(~process << 3 | 2)
 
 
 def memory_megabytes(process: int | Literal["self"], field: Literal["VmHWM", "VmRSS"]) -> float:

@@ -1,39 +1,19 @@
 """The wheel in empty environments, as README installs it: the client alone, and the service with its commands."""
 
-import asyncio
+import json
 import os
-import re
 import sys
-from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
 
 import pytest
 
+from tests.support.fresh_environments import pip, run
+
 ROOT = Path(__file__).parents[2]
-NOT_REACHED = re.compile(
-    r"NewConnectionError|Temporary failure in name resolution|Could not find a version|No matching"
-)
-"""What pip says if neither an index nor its cache has a package."""
+OTHERS = {"pip", "setuptools", "pytest", "iniconfig", "packaging", "pluggy", "pygments", "Pygments"}
+"""What the environment has besides what the client needs: pip, pytest and what that needs."""
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.wheel]
-
-
-async def run(*command: str, folder: Path) -> tuple[int | None, str]:
-    """Run a program in a folder, with nothing of ours in its environment; return its exit code and its output."""
-    ours = ("BOUGH_", "OTEL_", "PYTHON", "PYTEST_", "VIRTUAL_ENV")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    process = await asyncio.create_subprocess_exec(*command, cwd=folder, env=kept, stdout=PIPE, stderr=STDOUT)
-    out, _ = await process.communicate()
-    return process.returncode, out.decode()
-
-
-async def pip(python: Path | str, *arguments: str, folder: Path) -> None:
-    """Run pip; skip the test if it reaches no index."""
-    command = (str(python), "-m", "pip", "--disable-pip-version-check", "--retries", "1", *arguments)
-    code, out = await run(*command, folder=folder)
-    if code != 0 and NOT_REACHED.search(out):
-        pytest.skip(f"THE WHEEL IS NOT TESTED: pip reaches no index: {out.strip().splitlines()[-1]}")
-    assert code == 0, out
 
 
 async def built_wheel(folder: Path) -> Path:
@@ -58,10 +38,13 @@ async def test_an_empty_environment_gets_the_client_and_with_the_extra_the_servi
 
 async def check_base(python: str, bough: str, folder: Path) -> None:
     """The client is there, the command says what it needs, and pytest is not disturbed by the plugin."""
+    listed = json.loads(await pip(python, "list", "--format", "json", folder=folder))
+    ours = {package["name"].replace("-", "_") for package in listed} - OTHERS
     imported = await run(python, "-W", "error", "-c", "import bough; bough.Client", folder=folder)
     command = await run(bough, "run", "guide", "Hello.", folder=folder)
     (folder / "test_it.py").write_text("def test_it():\n    pass\n", encoding="utf-8")
     tested = await run(python, "-m", "pytest", "-q", "test_it.py", folder=folder)
+    assert ours == {"bough", "googleapis_common_protos", "grpcio", "protobuf", "typing_extensions"}
     assert imported == (0, "")
     assert command == (2, "This command needs the server packages: pip install 'bough[server]'\n")
     assert (tested[0], "1 passed" in tested[1]) == (0, True), tested[1]

@@ -64,6 +64,8 @@ class Project:
             "sh": self._sh,
             "console": self._console,
             "proto": self._proto,
+            "go": self._compiled_elsewhere,
+            "ts": self._compiled_elsewhere,
         }
         if block.kind not in kinds:
             pytest.fail(f"{block.place}: a block is one of {', '.join(kinds)}, not {block.kind!r}.", pytrace=False)
@@ -142,6 +144,9 @@ class Project:
         files = sorted((pages.ROOT / "proto" / "bough").rglob("*.proto"))
         if missing := _first_line_missing(block.text, [file.read_text(encoding="utf-8") for file in files]):
             pytest.fail(f"{block.place}: no file of the schema has these lines in order: {missing!r}", pytrace=False)
+
+    async def _compiled_elsewhere(self, block: Block) -> None:
+        """Programs in other languages are compiled and run by tests/languages, where their toolchain is."""
 
     async def _write(self, block: Block, name: str) -> None:
         """Write a file whose lines have the numbers that they have in the page."""

@@ -1,8 +1,10 @@
 """Turns of sessions: who holds a session, what a request id finds, who follows, and what a server leaves behind."""
 
 import asyncio
+import gc
 import sqlite3
 import time
+import weakref
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -53,6 +55,29 @@ async def test_a_session_runs_one_turn_at_a_time_and_names_the_one_that_goes(tmp
         again = await harness.turn("p", session_id=run.session_id)
     assert busy.value.details["run_id"] == run.run_id
     assert answer_of(again) == "Done."
+
+
+async def test_a_run_that_is_over_is_freed_without_a_collection(tmp_path: Path) -> None:
+    turns = script(p=[calls(call("call_c", message="x")), "Done."], c=["Yes."])
+    team = llm("p", links=["c"]), llm("c")
+    hold = Hold("c")
+    async with open_team(tmp_path, turns, *team, gate=hold) as harness:
+        run = await harness.start("p")
+        await hold.reached.wait()
+        live = harness.live(run.run_id)
+        assert live is not None
+        execution = weakref.ref(live.execution)
+        del live
+        gc.disable()
+        try:
+            hold.released.set()
+            await harness.log(run)
+            await harness.until_over(run)
+            async with asyncio.timeout(5):
+                while execution() is not None:  # noqa: ASYNC110 # the tasks of the run end in the next turns of the loop
+                    await asyncio.sleep(0.01)
+        finally:
+            gc.enable()
 
 
 async def test_positions_of_a_session_go_on_without_gaps_over_turns_that_fail_too(tmp_path: Path) -> None:

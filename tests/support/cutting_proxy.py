@@ -1,6 +1,7 @@
 """A TCP proxy on loopback whose connections a test can cut; it reads nothing of what it passes on."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,11 +18,19 @@ class Proxy:
         self.connections = 0
         """How many there were so far."""
         self._open: set[asyncio.StreamWriter] = set()
+        self._cuts: deque[int] = deque()
 
     def cut(self) -> None:
         """Tears every connection down, as a network that fails does: neither side says goodbye."""
         for writer in self._open:
             writer.transport.abort()
+
+    def cut_after(self, *counts: int) -> None:
+        """Cut after so many bytes to clients from now on, then after so many more, even in the middle of a frame.
+
+        What was set before is forgotten; without counts there are no cuts.
+        """
+        self._cuts = deque(counts)
 
     async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves one connection to its end."""
@@ -35,11 +44,28 @@ class Proxy:
         both = {writer, onward_writer}
         self._open |= both
         try:
-            await asyncio.gather(_pass_on(reader, onward_writer), _pass_on(onward_reader, writer))
+            await asyncio.gather(_pass_on(reader, onward_writer), self._pass_back(onward_reader, writer))
         finally:
             self._open -= both
             for one in both:
                 one.transport.abort()
+
+    async def _pass_back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass bytes on to a client, up to the next cut."""
+        try:
+            while piece := await reader.read(_PIECE):
+                left = self._cuts[0] if self._cuts else len(piece) + 1
+                writer.write(piece[:left])
+                await writer.drain()
+                if len(piece) >= left:
+                    self._cuts.popleft()
+                    self.cut()
+                    return
+                if self._cuts:
+                    self._cuts[0] = left - len(piece)
+            writer.write_eof()
+        except OSError:
+            writer.transport.abort()
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

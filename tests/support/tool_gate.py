@@ -20,6 +20,16 @@ class Gate:
         """Admits all visitors, now and later."""
         self._is_open.set()
 
+    async def opened(self) -> None:
+        """Wait until it is open."""
+        await self._is_open.wait()
+
+    def shut(self) -> None:
+        """Keep visitors from now on, until it is opened again."""
+        self.arrived.clear()
+        self.left.clear()
+        self._is_open.clear()
+
     async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Keeps one visitor until the gate is open or the visitor has gone."""
         self.arrived.set()

@@ -23,7 +23,7 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "typescript": ("node", "npm"),
     "java": ("java", "mvn"),
     "grpcurl": ("go",),
-    "rust": ("cargo",),
+    "rust": ("protoc-gen-prost", "protoc-gen-tonic"),
 }
 """The commands that each toolchain consists of."""
 

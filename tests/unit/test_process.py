@@ -1,6 +1,7 @@
 """The process of a server: a loop that survives stray tasks, a watchdog of it, and its end."""
 
 import asyncio
+import gc
 import signal
 import socket
 import sys
@@ -13,7 +14,7 @@ import pytest
 import structlog
 import uvloop
 
-from bough_server.process.loop import ServerRunner
+from bough_server.process.loop import YOUNG_OBJECTS, ServerRunner
 from bough_server.process.stop_signals import StopSignals
 from bough_server.process.watchdog import Watchdog
 
@@ -37,6 +38,15 @@ def test_a_stray_task_or_callback_does_not_end_the_loop(kind: type[BaseException
         assert ServerRunner().run(main()) == "alive"
     # Of two in one turn of the loop, uvloop reports one.
     assert {line["exc_info"].args for line in logged} == {("stray",)}
+
+
+def test_collections_are_rare_while_a_server_runs() -> None:
+    async def main() -> int:
+        return gc.get_threshold()[0]
+
+    before = gc.get_threshold()
+    assert ServerRunner().run(main()) == YOUNG_OBJECTS
+    assert gc.get_threshold() == before
 
 
 @pytest.mark.parametrize("new_loop", [uvloop.Loop, asyncio.SelectorEventLoop])

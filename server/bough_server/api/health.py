@@ -1,11 +1,10 @@
-"""Health of each service and of the whole server, and reflection, as operators' tools expect of a gRPC server."""
+"""Health of each service and of the whole server, as operators' tools expect of a gRPC server."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from bough.v1 import agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2
 
@@ -66,8 +65,3 @@ class Health:
             if not self._is_stopping:
                 self._servicer.statuses[service] = status
             await self._servicer.set(service, status)
-
-
-def add_reflection(server: aio.Server) -> None:
-    """Add reflection, so that tools can list the services and read their schema."""
-    reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -61,6 +61,10 @@ class FoundServer:
     serves_database: bool = False
 
 
+class NoServer(ConfigurationError):
+    """No server answers at the address that the caller named."""
+
+
 @asynccontextmanager
 async def connected(
     target: Target,
@@ -162,8 +166,13 @@ async def running_server(target: Target, default_model: str | None = None, *, is
 
 async def _explicit(address: str) -> FoundServer:
     if not await _answers(address, timeout=_EXPLICIT_TIMEOUT):
-        raise ConfigurationError(f"No server answers at {address}: start one there, or omit the address.")
+        raise NoServer(f"No server answers at {address}: start one there, or omit the address.")
     return FoundServer(address=address)
+
+
+async def is_serving(address: str) -> bool:
+    """Return whether the server at an address says that it serves."""
+    return bool(await _health(address, _EXPLICIT_TIMEOUT) == health_pb2.HealthCheckResponse.SERVING)
 
 
 async def _answers(address: str, *, timeout: float) -> bool:
@@ -174,19 +183,20 @@ async def _answers(address: str, *, timeout: float) -> bool:
 
 async def _is_ours(address: str) -> bool:
     # Another gRPC server may use the default port; only Bough reports the health of this service.
-    return await _health(address, _LOCAL_TIMEOUT) is grpc.StatusCode.OK
+    return not isinstance(await _health(address, _LOCAL_TIMEOUT), grpc.StatusCode)
 
 
-async def _health(address: str, timeout: float) -> grpc.StatusCode:
+async def _health(address: str, timeout: float) -> int | grpc.StatusCode:
+    """Return the health of our service at an address, or the status with which the call failed."""
     async with aio.insecure_channel(address) as channel:
         if not await _connects(channel):
             return grpc.StatusCode.UNAVAILABLE
         check = health_pb2_grpc.HealthStub(channel).Check
         try:
-            await check(health_pb2.HealthCheckRequest(service=_SERVICE), timeout=timeout)
+            answer = await check(health_pb2.HealthCheckRequest(service=_SERVICE), timeout=timeout)
         except aio.AioRpcError as error:
             return error.code()
-    return grpc.StatusCode.OK
+    return int(answer.status)
 
 
 async def _connects(channel: aio.Channel) -> bool:

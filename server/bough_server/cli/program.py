@@ -25,6 +25,7 @@ _COMMANDS: Final = {
     "cancel": "runs",
     "prune": "prune",
     "doctor": "doctor",
+    "health": "health",
     "schema": "schema",
     "agents": "agents",
     "models": "agents",

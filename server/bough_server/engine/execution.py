@@ -4,8 +4,9 @@ When a run is interrupted or stopped, its scope is closed: code that is still ru
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ParamSpec
+from weakref import WeakMethod
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server import ids
@@ -27,6 +28,8 @@ from bough_server.messages import copy_of
 from bough_server.metrics import Metrics
 from bough_server.tasks import AbandonedTasks
 from bough_server.telemetry import Traced, Tracing
+
+P = ParamSpec("P")
 
 
 class Execution:
@@ -61,23 +64,23 @@ class Execution:
         self.tracing = tracing
         self.clock = clock
         self.journal = journal
-        self.scheduler = Scheduler(facts.run_id, self._quiet, abandoned)
+        # Its parts call it back weakly: in a cycle, a run that is over would occupy memory until a full collection.
+        stop = _weakly(self.stop)
+        self.scheduler = Scheduler(facts.run_id, _weakly(self._quiet), abandoned)
         self.scheduler.is_replaying = not journal.is_empty
         self.concurrency = ConcurrencyLimiter(self.scheduler)
-        self.writer = EventWriter(
-            journal, recorder, metrics, on_divergence=self.stop, on_emitted=self.concurrency.ended
-        )
+        self.writer = EventWriter(journal, recorder, metrics, on_divergence=stop, on_emitted=self.concurrency.ended)
         self.invocations = self.writer.invocations
         self.spans: dict[str, Traced] = {}
         self.cancellation = Cancellation(self.writer, self.scheduler, clock, self.spans)
         self.barrier = self._replay_barrier()
-        self.inputs = PendingInputs(self.scheduler, self._asked)
+        self.inputs = PendingInputs(self.scheduler)
         self.is_interrupted = False
         """True if the run waits for input: nothing more is recorded until a worker takes it over."""
         self._is_draining = False
         self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if recorder is not None:
-            recorder.on_failure = self.stop
+            recorder.on_failure = stop
         # Recorded when the run was accepted; applied at once, because a run may be ended before its root starts.
         self.writer.observe(facts.started)
 
@@ -85,10 +88,10 @@ class Execution:
         return ReplayBarrier(
             self.journal,
             self.scheduler,
-            on_divergence=self.stop,
+            on_divergence=_weakly(self.stop),
             on_cut=self.cancellation.replay_cut,
             on_cut_end=self.cancellation.replay_cut_end,
-            on_live=self._replayed,
+            on_live=_weakly(self._replayed),
         )
 
     # What a fork takes from its origin, or changes
@@ -197,7 +200,7 @@ class Execution:
         if asked.input_requested.request.HasField("expire_time"):
             timer = self.scheduler.spawn(f"{key}.timer", self._expire(asked))
         try:
-            return await self.inputs.wait(asked)
+            return await self.inputs.wait(asked, self._asked)
         finally:
             if timer is not None:
                 self.scheduler.cancel(timer)
@@ -323,6 +326,17 @@ class Execution:
             self._end_without_error()
         else:
             self.stop(NonDeterministic(f"The log ends, but the agents asked for {', '.join(frontier) or 'nothing'}."))
+
+
+def _weakly(method: Callable[P, None]) -> Callable[P, None]:
+    """Return a function that calls a method as long as its object exists, without keeping it alive."""
+    found = WeakMethod(method)
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        if (alive := found()) is not None:
+            alive(*args, **kwargs)
+
+    return call
 
 
 def as_run_error(error: BaseException) -> RunError:

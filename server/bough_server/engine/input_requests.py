@@ -169,14 +169,10 @@ def received(
 
 
 class PendingInputs:
-    """The requests that effects of a run wait for, each by its input_requested.
+    """The requests that effects of a run wait for, each by its input_requested."""
 
-    `asked` waits until a request is committed, and raises CancelledError if the effect was cancelled meanwhile.
-    """
-
-    def __init__(self, scheduler: Scheduler, asked: Callable[[event_pb2.AgentEvent], Awaitable[None]]) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._asked = asked
         self._waiting: dict[str, tuple[event_pb2.AgentEvent, Waiter[input_pb2.InputAnswer]]] = {}
 
     def __bool__(self) -> bool:
@@ -196,15 +192,20 @@ class PendingInputs:
         _, waiter = self._waiting.pop(input_id, (None, None))
         return waiter
 
-    async def wait(self, asked: event_pb2.AgentEvent) -> input_pb2.InputAnswer:
-        """Wait for the answer to a request that is recorded."""
+    async def wait(
+        self, asked: event_pb2.AgentEvent, committed: Callable[[event_pb2.AgentEvent], Awaitable[None]]
+    ) -> input_pb2.InputAnswer:
+        """Wait for the answer to a request that is recorded.
+
+        `committed` waits for its commit, and raises CancelledError if the effect was cancelled meanwhile.
+        """
         input_id = asked.input_requested.request.input_id
         waiter: Waiter[input_pb2.InputAnswer] = Waiter(self._scheduler)
         # Registered before the commit: a client may answer as soon as it sees the event.
         self._waiting[input_id] = asked, waiter
         try:
             # Not parked during the commit, so the run cannot be interrupted before parallel code starts its effects.
-            await self._asked(asked)
+            await committed(asked)
             return await waiter.wait()
         finally:
             self._waiting.pop(input_id, None)

@@ -1,6 +1,7 @@
 """Run a server's coroutine on an event loop that tasks of operators' code cannot end."""
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -13,6 +14,13 @@ T = TypeVar("T")
 
 END_SECONDS: Final = 1.0
 """Seconds that tasks and threads of operators' code may take to end with the server; then it ends without them."""
+
+YOUNG_OBJECTS: Final = 10_000
+"""How many objects may be created between two garbage collections of a server; CPython's default is 700.
+
+Runs free what they made when they are over. With 32 of them at once, collections at the default take a tenth of the
+CPU, to find next to nothing.
+"""
 
 _log = structlog.get_logger(__name__)
 
@@ -74,12 +82,15 @@ class ServerRunner:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end on a new event loop. SIGINT cancels it until it handles signals itself."""
+        thresholds = gc.get_threshold()
+        gc.set_threshold(YOUNG_OBJECTS, *thresholds[1:])
         runner = asyncio.Runner(loop_factory=_new_loop)
         try:
             runner.get_loop().set_default_executor(self._executor)
             return runner.run(_as_main(work))
         finally:
             self._end(runner)
+            gc.set_threshold(*thresholds)
 
     def _end(self, runner: asyncio.Runner) -> None:
         loop = runner.get_loop()

@@ -1,0 +1,253 @@
+package bough_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"net/http/httptest"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	bough "github.com/bough-dev/bough/clients/go"
+	boughv1 "github.com/bough-dev/bough/clients/go/bough/v1"
+	"github.com/bough-dev/bough/clients/go/boughtest"
+)
+
+func TestErrorsHaveWhatTheServerSays(t *testing.T) {
+	described, err := status.New(codes.InvalidArgument, "Two fields are wrong.").WithDetails(
+		&errdetails.ErrorInfo{Reason: "INVALID_REQUEST", Domain: "bough", Metadata: map[string]string{"run_id": "r"}},
+		&errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{
+			{Field: "agent", Description: "is empty", Reason: "INVALID_REQUEST"}, {Field: "input", Description: "is missing"},
+		}},
+		&errdetails.RetryInfo{RetryDelay: durationpb.New(3 * time.Second)},
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := boughtest.NewServer(t)
+	server.Run("lead", boughtest.Fail(described.Err()))
+	boughtest.Handle(server, boughv1.AgentService_GetRun_FullMethodName,
+		func(context.Context, *boughv1.GetRunRequest) (*boughv1.GetRunResponse, error) {
+			return nil, described.Err()
+		})
+	client := server.Client(t)
+	_, ofStream := bough.Collect(client.Run(t.Context(), lead("Why?")))
+	_, ofStub := client.Agents().GetRun(t.Context(), &boughv1.GetRunRequest{RunId: "r"})
+	for _, err := range []error{ofStream, ofStub} {
+		failed := wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST")
+		want := []bough.Violation{
+			{Field: "agent", Description: "is empty", Reason: "INVALID_REQUEST"}, {Field: "input", Description: "is missing"},
+		}
+		if !reflect.DeepEqual(failed.Violations, want) || failed.Metadata["run_id"] != "r" || failed.RetryDelay != 3*time.Second {
+			t.Errorf("%+v", failed)
+		}
+		if text := "bough: InvalidArgument (INVALID_REQUEST): Two fields are wrong.; agent is empty; input is missing"; err.Error() != text {
+			t.Errorf("%s", err)
+		}
+		if details := status.Convert(err).Details(); len(details) != 3 {
+			t.Errorf("the status has %d details", len(details))
+		}
+	}
+}
+
+func TestStubsWithoutAHandlerAreUnimplemented(t *testing.T) {
+	client := boughtest.NewServer(t).Client(t)
+	_, err := client.Sessions().GetSession(t.Context(), &boughv1.GetSessionRequest{SessionId: "s"})
+	wantError(t, err, codes.Unimplemented, "")
+	stream, err := client.Sessions().ReadBlob(t.Context(), &boughv1.ReadBlobRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = stream.Recv()
+	wantError(t, err, codes.Unimplemented, "")
+}
+
+func TestAskReturnsTheAnswerOrWhyThereIsNone(t *testing.T) {
+	server := boughtest.NewServer(t)
+	server.Run("lead", boughtest.Text("Bec"), boughtest.Drop(), boughtest.Answer("Because."))
+	server.Run("broken", boughtest.Failure(boughv1.ErrorReason_ERROR_REASON_DEADLINE_EXCEEDED, "It took too long."))
+	client := server.Client(t)
+	answer, err := client.Ask(t.Context(), "lead", "Why?")
+	if answer != "Because." || err != nil {
+		t.Errorf("%q, %v", answer, err)
+	}
+	_, err = client.Ask(t.Context(), "broken", "Why?")
+	var failed *bough.RunError
+	if !errors.As(err, &failed) || failed.Failure.GetReason() != boughv1.ErrorReason_ERROR_REASON_DEADLINE_EXCEEDED {
+		t.Fatalf("error %v", err)
+	}
+	if text := "bough: run run-2 failed: It took too long."; err.Error() != text {
+		t.Errorf("%q", err.Error())
+	}
+}
+
+func TestACollectedRunSaysHowFarItHadComeWhenItsStreamFailed(t *testing.T) {
+	server := boughtest.NewServer(t)
+	server.Run("lead", boughtest.Text("a"), boughtest.Fail(boughtest.Error(codes.Internal, "INTERNAL", "No.")))
+	result, err := bough.Collect(server.Client(t).Run(t.Context(), lead("Why?")))
+	wantError(t, err, codes.Internal, "INTERNAL")
+	if result.RunID != "run-1" || result.ThroughSequence != 2 || result.State != boughv1.ExecutionState_EXECUTION_STATE_RUNNING {
+		t.Errorf("%+v", result)
+	}
+}
+
+func TestATreeIsWalkedInPreorder(t *testing.T) {
+	agent := func(id, name string, depth int32) *boughv1.AgentInvocation {
+		return &boughv1.AgentInvocation{InvocationId: id, Name: name, Depth: depth}
+	}
+	server := boughtest.NewServer(t)
+	boughtest.Handle(server, boughv1.EvalService_GetInvocation_FullMethodName,
+		func(_ context.Context, request *boughv1.GetInvocationRequest) (*boughv1.GetInvocationResponse, error) {
+			return &boughv1.GetInvocationResponse{Invocation: &boughv1.Invocation{
+				RunId: request.GetRunId(),
+				Agents: []*boughv1.AgentInvocation{
+					agent("1", "lead", 0), agent("2", "researcher", 1), agent("3", "reader", 2), agent("4", "writer", 1),
+					agent("5", "researcher", 1), agent("6", "other", 0),
+				},
+				Tools: []*boughv1.ToolInvocation{{CallId: "c", InvocationId: "3"}, {CallId: "d", InvocationId: "1"}},
+			}}, nil
+		})
+	tree, err := server.Client(t).Tree(t.Context(), "r")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for node := range tree.Walk() {
+		ids = append(ids, node.GetInvocationId())
+	}
+	if !slices.Equal(ids, []string{"1", "2", "3", "4", "5", "6"}) || len(tree.Roots()) != 2 || tree.Invocation.GetRunId() != "r" {
+		t.Errorf("walked %v from %d roots", ids, len(tree.Roots()))
+	}
+	lead := tree.Find("lead")
+	if len(lead.Children()) != 3 || lead.Children()[2].GetInvocationId() != "5" || lead.Parent() != nil {
+		t.Errorf("children of the lead: %v", lead.Children())
+	}
+	reader := tree.Node("3")
+	if !slices.Equal(reader.Path(), []string{"lead", "researcher", "reader"}) || reader.Parent() != tree.Find("researcher") {
+		t.Errorf("path %v", reader.Path())
+	}
+	if tools := reader.Tools(); len(tools) != 1 || tools[0].GetCallId() != "c" {
+		t.Errorf("tools %v", tools)
+	}
+	var below []string
+	for node := range lead.Walk() {
+		if below = append(below, node.GetName()); node == reader {
+			break
+		}
+	}
+	if !slices.Equal(below, []string{"lead", "researcher", "reader"}) {
+		t.Errorf("below the lead %v", below)
+	}
+	if tree.Find("absent") != nil || tree.Node("7") != nil {
+		t.Error("found what is not there")
+	}
+	if empty := bough.NewTree(nil); len(empty.Roots()) != 0 || empty.Find("lead") != nil {
+		t.Error("an empty tree has agents")
+	}
+}
+
+func TestAnswersFitTheirRequests(t *testing.T) {
+	request := &boughv1.InputRequest{InputId: "i"}
+	replied, err := bough.Reply(request, map[string]int{"count": 3})
+	if err != nil || replied.GetInputId() != "i" || replied.GetValueJson() != `{"count":3}` {
+		t.Errorf("%v, %v", replied, err)
+	}
+	if _, err := bough.Reply(request, func() {}); err == nil {
+		t.Error("a function was encoded")
+	}
+	if answer := bough.Refuse(request, "no"); answer.GetApproval().GetApproved() || answer.GetApproval().GetNote() != "no" {
+		t.Errorf("%v", answer)
+	}
+	if answer := bough.ApproveWith(request, "{}", ""); !answer.GetApproval().GetApproved() || answer.GetApproval().GetArgumentsJson() != "{}" {
+		t.Errorf("%v", answer)
+	}
+	if answer := bough.ToolText(request, "4711"); answer.GetToolOutcome().GetParts()[0].GetText() != "4711" {
+		t.Errorf("%v", answer)
+	}
+	if answer := bough.ToolFailed(request, "broken"); answer.GetToolOutcome().GetFailure().GetMessage() != "broken" {
+		t.Errorf("%v", answer)
+	}
+	message := bough.UserMessage("See ", bough.FilePart([]byte{1}, "image/png"), &boughv1.Part{Content: &boughv1.Part_DataJson{DataJson: "{}"}})
+	if text := bough.MessageText(message); text != "See {}" {
+		t.Errorf("%q", text)
+	}
+}
+
+// secureServer serves health over TLS; it returns its address, its authority, and the tokens that it receives.
+func secureServer(t *testing.T) (address string, authorities *x509.CertPool, tokens chan []string) {
+	t.Helper()
+	withCertificate := httptest.NewTLSServer(nil)
+	t.Cleanup(withCertificate.Close)
+	authorities, tokens = x509.NewCertPool(), make(chan []string, 1)
+	authorities.AddCert(withCertificate.Certificate())
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(
+		grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: withCertificate.TLS.Certificates})),
+		grpc.UnaryInterceptor(func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+			received, _ := metadata.FromIncomingContext(ctx)
+			tokens <- received.Get("authorization")
+			return handle(ctx, request)
+		}),
+	)
+	healthv1.RegisterHealthServer(server, health.NewServer())
+	go server.Serve(listener)
+	t.Cleanup(server.Stop)
+	return listener.Addr().String(), authorities, tokens
+}
+
+func TestATokenIsSentOverTLS(t *testing.T) {
+	address, authorities, tokens := secureServer(t)
+	client, err := bough.NewClient(address, bough.WithTLS(&tls.Config{RootCAs: authorities}), bough.WithToken("secret"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if err := client.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if received := <-tokens; !slices.Equal(received, []string{"Bearer secret"}) {
+		t.Errorf("authorization %q", received)
+	}
+}
+
+func TestAServerWithAnUnknownAuthorityIsNotTrusted(t *testing.T) {
+	address, _, _ := secureServer(t)
+	client, err := bough.NewClient(address, bough.WithTLS(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	wantError(t, client.Check(t.Context()), codes.Unavailable, "")
+}
+
+func TestCheckSaysWhetherTheServerServes(t *testing.T) {
+	server := boughtest.NewServer(t)
+	client := server.Client(t)
+	if err := client.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	boughtest.Handle(server, healthv1.Health_Check_FullMethodName,
+		func(context.Context, *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
+			return &healthv1.HealthCheckResponse{Status: healthv1.HealthCheckResponse_NOT_SERVING}, nil
+		})
+	wantError(t, client.Check(t.Context()), codes.Unavailable, "")
+	server.Stop()
+	wantError(t, client.Check(t.Context()), codes.Unavailable, "")
+}

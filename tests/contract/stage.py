@@ -1,0 +1,153 @@
+"""What scenarios are played on: a server that can be killed, a gate for its tool, and a driver behind a proxy."""
+
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from tests.contract.driver_process import DriverProcess, driving
+from tests.contract.languages import command_of
+from tests.contract.newer_server import NewerProcess, serving_newer
+from tests.contract.operator_calls import Operator
+from tests.contract.scenario_files import Server
+from tests.support.cutting_proxy import Proxy, proxying
+from tests.support.processes import Serving, serving
+from tests.support.projects import write_project
+from tests.support.tool_gate import Gate, standing_gate
+
+TOOLS: Final = '''"""Tools of the scenarios."""
+
+import asyncio
+
+from bough_server import Context, agent, tool
+
+
+@tool
+async def hold() -> str:
+    """Return when the scenario opens the gate."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", {port})
+    try:
+        return (await reader.read()).decode()
+    finally:
+        writer.close()
+
+
+@tool
+def look_up(topic: str) -> str:
+    """Look a topic up."""
+    return f"There is a note on {{topic}}."
+
+
+@tool(approval=True)
+def pay(amount: int) -> str:
+    """Pay an amount, once it is approved."""
+    return f"{{amount}} are paid."
+
+
+@tool
+def fill(kilobytes: int) -> str:
+    """Return a text of that length."""
+    return "0123456789abcdef" * (64 * kilobytes)
+
+
+@agent
+async def interviewer(ctx: Context, input: str) -> str:
+    """Asks for the reason."""
+    reason = await ctx.ask("May we ask why?", schema={{"type": "string", "enum": ["broken", "late"]}})
+    return f"The reason is: {{reason}}."
+'''
+
+
+class ServerProcess:
+    """A server on a database that stays, behind one address over its restarts."""
+
+    def __init__(self, config: Path, stack: AsyncExitStack, proxies: list[Proxy]) -> None:
+        self._config, self._stack, self._proxies = config, stack, proxies
+        self._server: Serving | None = None
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the present process."""
+        assert self._server is not None, "it was started"
+        return self._server.address
+
+    async def start(self) -> None:
+        """Start a process; connections that begin from now on are for it."""
+        self._server = await self._stack.enter_async_context(serving(self._config))
+        for proxy in self._proxies:
+            proxy.target = self._server.address
+
+    async def restart(self, number: signal.Signals) -> None:
+        """End the process by a signal and start the next one."""
+        assert self._server is not None, "it was started"
+        self._server.send(number)
+        await self._server.end()
+        await self.start()
+
+
+class Stage:
+    """A server, and the driver of one language at a time."""
+
+    def __init__(self, folder: Path, server: ServerProcess | NewerProcess, gate: Gate, proxy: Proxy) -> None:
+        self._folder, self.server, self.gate, self.proxy = folder, server, gate, proxy
+        self._drivers, self._language = AsyncExitStack(), ""
+        self._driver: DriverProcess | None = None
+
+    async def driver(self, language: str) -> DriverProcess:
+        """Return the driver of a language; that of another one is ended."""
+        if self._driver is None or self._driver.is_killed or self._language != language:
+            await self.end_driver()
+            command = command_of(language)
+            errors = self._folder / f"{language}.stderr"
+            self._driver = await self._drivers.enter_async_context(driving(command, self.proxy.address, errors))
+            self._language = language
+        return self._driver
+
+    async def end_driver(self) -> None:
+        """End the driver. Raises DriverFailed if it does not end well."""
+        self._driver = None
+        await self._drivers.aclose()
+
+    @asynccontextmanager
+    async def astray(self, language: str) -> AsyncIterator[DriverProcess]:
+        """A driver with the address of a server that is not there."""
+        errors = self._folder / f"{language}.stderr"
+        async with proxying("127.0.0.1:1") as proxy:
+            address = proxy.address
+        async with driving(command_of(language), address, errors) as driver:
+            yield driver
+
+    @asynccontextmanager
+    async def operator(self) -> AsyncIterator[Operator]:
+        """A channel of the tests to the present process."""
+        operator = Operator(self.server.address)
+        try:
+            yield operator
+        finally:
+            await operator.close()
+
+
+@asynccontextmanager
+async def staged(described: Server, folder: Path) -> AsyncIterator[Stage]:
+    """Start the server that a group of scenarios describes, in an empty folder."""
+    async with AsyncExitStack() as stack, standing_gate() as gate, proxying("") as proxy:
+        server: ServerProcess | NewerProcess
+        if described.newer is not None:
+            server = await stack.enter_async_context(serving_newer(described.newer, gate))
+            proxy.target = server.address
+        else:
+            server = ServerProcess(_configured(described, folder, gate), stack, [proxy])
+            await server.start()
+        stage = Stage(folder, server, gate, proxy)
+        try:
+            yield stage
+        finally:
+            gate.open()
+            await stage.end_driver()
+
+
+def _configured(described: Server, folder: Path, gate: Gate) -> Path:
+    (folder / "contract_tools.py").write_text(TOOLS.format(port=gate.port), encoding="utf-8")
+    settings = {"python": ["contract_tools"], **described.settings}
+    return write_project(folder, *described.agents, script=described.script, **settings)
