@@ -58,7 +58,7 @@ _UNBOUNDED: Final = (2**31 - 1, 2**63 - 1)
 
 def json_schema() -> dict[str, Json]:
     """The JSON Schema of bough.yaml, of draft 7, which editors read."""
-    _describe_fields()
+    describe_fields()
     made: dict[str, Json] = Settings.model_json_schema(ref_template="#/definitions/{model}")
     sections = _mapping(made.pop("$defs"))
     definitions: dict[str, Json] = {name: _tidied(section, sections) for name, section in sections.items()}
@@ -99,7 +99,7 @@ def reference() -> str:
 
 
 @cache
-def _describe_fields() -> None:
+def describe_fields() -> None:
     """Give the fields of all sections the docstrings below them as descriptions."""
     models: list[type[BaseModel]] = [*_below(Section), Environment]
     for model in models:
@@ -244,7 +244,7 @@ def _default(key: str, field: Mapping[str, Json]) -> str:
 
 
 def _variables() -> str:
-    _describe_fields()
+    describe_fields()
     fields = Environment.model_fields.items()
     return "".join(f"| `BOUGH_{name.upper()}` | {cell(field.description or '')} |\n" for name, field in fields)
 

@@ -41,6 +41,12 @@ def is_found(pattern: str, text: str, *, ignore_case: bool = False) -> bool:
     return compiled.search(data.decode()) is not None
 
 
+def escaped(text: str) -> str:
+    """Return a pattern that matches just a text."""
+    pattern: str = re2.escape(text)
+    return pattern
+
+
 @lru_cache(maxsize=256)
 def _compiled(pattern: str, ignore_case: bool) -> "re2._Regexp":
     if len(pattern) > MAX_PATTERN:

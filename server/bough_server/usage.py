@@ -11,7 +11,8 @@ _CURRENCY: Final = "currency_code"
 _CODE: Final = re.compile(r"[A-Z]{3}")
 """A currency code by ISO 4217."""
 _SEVERAL: Final = "several"
-_COUNTS: Final = ("model_calls", "model_calls_without_usage", "tool_calls")
+_WITHOUT_COST: Final = "model_calls_without_cost"
+_COUNTS: Final = ("model_calls", "model_calls_without_usage", _WITHOUT_COST, "tool_calls")
 _LARGEST_COUNT: Final = 2**31 - 1
 _LARGEST_NUMBER: Final = 2**63 - 1
 
@@ -26,7 +27,7 @@ class Sums:
     """
 
     numbers: dict[str, int] = field(default_factory=dict)
-    """Each number of Usage that was reported, by the name of its field."""
+    """Each number of Usage that was reported, by the name of its field; those without a cost always."""
     currency: str = ""
     """The currency of the cost; empty if none is known."""
 
@@ -38,12 +39,13 @@ class Sums:
         """
         numbers = {known.name: value for known, value in usage.ListFields() if known.name != _CURRENCY}
         currency = usage.currency_code
-        if _COST not in numbers:
-            return cls(numbers)
-        if not _CODE.fullmatch(currency):
-            del numbers[_COST]
-            return cls(numbers)
-        return cls(numbers, currency)
+        if _COST in numbers and _CODE.fullmatch(currency):
+            return cls(numbers, currency)
+        for name in (_COST, _WITHOUT_COST):
+            numbers.pop(name, None)
+        if calls := numbers.get("model_calls"):
+            numbers[_WITHOUT_COST] = calls
+        return cls(numbers)
 
     @classmethod
     def of_attempt(cls, used: usage_pb2.Usage) -> "Sums":
@@ -54,6 +56,8 @@ class Sums:
         sums.numbers["model_calls"] = 1
         if not is_reported(used):
             sums.numbers["model_calls_without_usage"] = 1
+        if not sums.currency:
+            sums.numbers[_WITHOUT_COST] = 1
         return sums
 
     def add(self, part: "Sums") -> None:
@@ -77,11 +81,20 @@ class Sums:
             usage.ClearField(_COST)
         else:
             usage.currency_code = self.currency
+        if not usage.HasField(_COST):
+            usage.ClearField(_WITHOUT_COST)
         return usage
 
 
 ONE_TOOL_CALL: Final = Sums({"tool_calls": 1})
 """The usage of a started tool call."""
+
+
+def has_whole_cost(usage: usage_pb2.Usage) -> bool:
+    """Return whether the cost of every model call is known; it is if there was none."""
+    if not usage.model_calls:
+        return True
+    return usage.HasField(_COST) and not (usage.model_calls_without_cost or usage.model_calls_without_usage)
 
 
 def is_reported(usage: usage_pb2.Usage) -> bool:

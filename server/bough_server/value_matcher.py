@@ -61,7 +61,7 @@ def check_matcher(matcher: eval_set_pb2.ValueMatcher) -> str:
     elif kind == "schema_json":
         problem = _new_schema_problem(matcher.schema_json)
     elif kind == "regex":
-        problem = _regex_problem(matcher.regex) if matcher.regex else "is empty, so that every value matches it."
+        problem = regex_problem(matcher.regex) if matcher.regex else "is empty, so that every value matches it."
     else:
         problem = ""
     if problem:
@@ -74,11 +74,13 @@ def check_matcher(matcher: eval_set_pb2.ValueMatcher) -> str:
 
 def check_answer(expected: eval_set_pb2.ExpectedAnswer) -> str:
     """Return what is wrong with an expected answer, as a sentence; empty if nothing is."""
-    if problem := _regex_problem(expected.regex):
+    if problem := regex_problem(expected.regex):
         return f"regex {problem}"
     for name in ("contains", "excludes"):
         if "" in getattr(expected, name):
             return f"{name} has an empty text, which every answer contains."
+    if expected.HasField("max_characters") and expected.min_characters > expected.max_characters:
+        return f"max_characters must not be less than min_characters, which is {expected.min_characters:,}."
     return check_matcher(expected.json) if expected.HasField("json") else ""
 
 
@@ -204,6 +206,10 @@ def _answer_mismatches(expected: eval_set_pb2.ExpectedAnswer, text: str) -> Iter
             yield f"the answer contains {_shown(part)}, which is excluded"
     if expected.regex and (wrong := _search(expected.regex, text, ignore_case=expected.ignore_case)):
         yield wrong
+    if expected.HasField("min_characters") and len(text) < expected.min_characters:
+        yield f"the answer's length is {len(text):,}, expected at least {expected.min_characters:,} characters"
+    if expected.HasField("max_characters") and len(text) > expected.max_characters:
+        yield f"the answer's length is {len(text):,}, expected at most {expected.max_characters:,} characters"
     if expected.HasField("json"):
         yield from _json_mismatch(expected.json, text)
 
@@ -236,7 +242,8 @@ def _search(pattern: str, text: str, *, ignore_case: bool = False) -> str:
     return "" if found else f"{_shown(text)} does not match the regex {_cut(pattern, _SHOWN)}"
 
 
-def _regex_problem(pattern: str) -> str:
+def regex_problem(pattern: str) -> str:
+    """Return what is wrong with a pattern, as the end of a sentence; empty if nothing is."""
     try:
         check_pattern(pattern)
     except RegexProblem as error:

@@ -14,7 +14,7 @@ import grpc
 from grpc import aio
 
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import agent_service_pb2_grpc, event_pb2, follow_pb2
+from bough.v1 import agent_service_pb2_grpc, event_pb2, execution_pb2, follow_pb2, run_pb2
 from tests.clients.run_events import RUN_ID
 
 FORK_ID = RUN_ID[:-4] + "f0f0"
@@ -44,6 +44,8 @@ class Drop:
     moment: Moment = Moment.STREAMING
     events: int = 0
     restarts: bool = False
+    is_silent: bool = False
+    """Whether the call ends without an error after its events."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,6 +101,12 @@ class EnduringService(agent_service_pb2_grpc.AgentServiceServicer):
         async for events, through in self._serve(request, context, request.run_id):
             yield pb.WatchRunResponse(batch=follow_pb2.EventBatch(events=events, through_sequence=through))
 
+    async def GetRun(self, request, context):
+        log = self._logs.by_run[request.run_id]
+        ended = log[-1].WhichOneof("payload") in _ENDS
+        state = execution_pb2.EXECUTION_STATE_SUCCEEDED if ended else execution_pb2.EXECUTION_STATE_RUNNING
+        return pb.GetRunResponse(run=run_pb2.Run(run_id=request.run_id, state=state, last_sequence=len(log)))
+
     async def _serve(self, request: Asked, context, run_id: str) -> AsyncGenerator[Page, None]:
         number = len(self._logs.asked)
         drop = self._drops[number] if number < len(self._drops) else None
@@ -114,6 +122,8 @@ class EnduringService(agent_service_pb2_grpc.AgentServiceServicer):
         for at in range(0, len(events), self._batch):
             page = events[at : at + self._batch]
             yield _shown(page, request), page[-1].sequence
+        if drop is not None and drop.is_silent and drop.moment is Moment.STREAMING:
+            return
         await self._break(context, drop, Moment.STREAMING)
         if not is_whole:
             await asyncio.Event().wait()

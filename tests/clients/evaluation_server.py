@@ -9,7 +9,7 @@ import grpc
 from grpc import aio
 
 from bough import AsyncClient, Rejoining
-from bough.v1 import eval_result_pb2, eval_service_pb2_grpc, evaluation_pb2
+from bough.v1 import eval_result_pb2, eval_service_pb2_grpc, evaluation_pb2, execution_pb2
 from bough.v1 import eval_service_pb2 as pb
 from tests.clients.durable_server import Drop, Moment
 from tests.clients.stream_server import AT_ONCE, NO_TRANSPARENT_RETRIES
@@ -83,6 +83,8 @@ class EvaluatingService(eval_service_pb2_grpc.EvalServiceServicer):
                 yield evaluation_pb2.EvaluationEventBatch(events=[event], through_sequence=event.sequence)
         finally:
             self.left.set()
+        if drop is not None and drop.is_silent and drop.moment is Moment.STREAMING:
+            return
         await self._break(context, drop, Moment.STREAMING)
         if self.holds:
             await asyncio.Event().wait()
@@ -104,7 +106,11 @@ class EvaluatingService(eval_service_pb2_grpc.EvalServiceServicer):
         end = min(start + request.page_size, len(self.log) - 2)
         cases = [eval_result_pb2.CaseResult(case_id=f"case-{number}") for number in range(start, end)]
         return pb.GetEvaluationResponse(
-            evaluation=evaluation_pb2.Evaluation(evaluation_id=request.evaluation_id),
+            evaluation=evaluation_pb2.Evaluation(
+                evaluation_id=request.evaluation_id,
+                state=execution_pb2.EXECUTION_STATE_SUCCEEDED,
+                last_sequence=len(self.log),
+            ),
             result=eval_result_pb2.EvalResult(evaluation_id=request.evaluation_id, cases=cases),
             next_page_token=str(end) if end < len(self.log) - 2 else "",
         )

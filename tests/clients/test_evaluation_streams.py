@@ -20,7 +20,7 @@ from tests.clients.stream_server import AT_ONCE, NO_TRANSPARENT_RETRIES
 LOG = log_of(4)
 SET = sets.EvalSet(name="trips", agent="guide", cases=[sets.EvalCase(id="oslo", turns=[sets.EvalTurn(user="Hi")])])
 DROPS = st.lists(
-    st.none() | st.builds(Drop, moment=st.sampled_from(Moment), events=st.integers(0, 9)),
+    st.none() | st.builds(Drop, moment=st.sampled_from(Moment), events=st.integers(0, 9), is_silent=st.booleans()),
     max_size=6,
 )
 UNHEARD = [Drop(moment=moment) for moment in (Moment.UNHEARD, Moment.UNANSWERED)]
@@ -86,6 +86,34 @@ async def test_the_callers_own_request_id_and_heartbeat_are_kept() -> None:
     assert isinstance(evaluate, pb.EvaluateRequest)
     assert evaluate.request_id == "ci-7"
     assert [one.heartbeat_interval.ToMilliseconds() for one in (evaluate, watch)] == [2500, 2500]
+
+
+async def test_a_stream_that_ends_without_the_evaluations_end_is_rejoined() -> None:
+    service = EvaluatingService(LOG, [Drop(events=2, is_silent=True), Drop(is_silent=True)])
+    async with connected(service) as client:
+        assert await listed(client.evaluations.run(SET)) == LOG
+    assert len(service.asked) == 3
+
+
+async def test_to_watch_an_ended_evaluation_after_its_last_event_streams_nothing() -> None:
+    service = EvaluatingService(LOG)
+
+    def follow(address: str) -> list[evaluation_pb2.EvaluationEvent]:
+        with Client(address) as client:
+            return list(client.evaluations.watch(EVALUATION_ID, after_sequence=len(LOG)))
+
+    async with evaluating(service) as address, AsyncClient(address) as client:
+        assert await listed(client.evaluations.watch(EVALUATION_ID, after_sequence=len(LOG))) == []
+        assert await asyncio.to_thread(follow, address) == []
+    assert len(service.asked) == 2
+
+
+async def test_a_server_that_ends_every_stream_early_is_given_up() -> None:
+    service = EvaluatingService(LOG, [Drop(is_silent=True)] * 100_000)
+    rejoining = Rejoining(first_delay=0.0, longest_delay=0.0, timeout=0.2)
+    async with connected(service, rejoining) as client:
+        with pytest.raises(Unavailable, match="ended the stream before the end of the evaluation"):
+            await listed(client.evaluations.run(SET))
 
 
 async def test_a_server_that_stays_away_ends_the_stream_with_its_error() -> None:

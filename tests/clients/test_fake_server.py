@@ -16,7 +16,7 @@ from bough import (
     reply,
 )
 from bough.testing import FakeServer, answer, interruption
-from bough.v1 import EXECUTION_STATE_CANCELLED, EXECUTION_STATE_SUCCEEDED, InputRequest
+from bough.v1 import EXECUTION_STATE_CANCELLED, EXECUTION_STATE_SUCCEEDED, WATCH_UNTIL_CURRENT, AgentEvent, InputRequest
 
 AT_ONCE = Rejoining(first_delay=0.0, longest_delay=0.0)
 
@@ -77,6 +77,39 @@ def test_a_run_that_waits_is_cancelled() -> None:
         assert client.cancel(run_id).state == EXECUTION_STATE_CANCELLED
         with client.watch(run_id) as stream:
             assert collect_sync(stream).state == EXECUTION_STATE_CANCELLED
+
+
+def test_a_watch_to_the_end_waits_with_a_run_that_waits() -> None:
+    started, *rest = answer("42 it is.")
+    with FakeServer() as server, Client(server.address) as client:
+        run_id = server.add("lead", [started, interruption(InputRequest(input_id="size")), *rest])
+        with client.run("lead", "hi") as stream:
+            collect_sync(stream)
+        with client.watch(run_id) as stream:
+            assert [next(stream).sequence, next(stream).sequence] == [1, 2]
+            with client.resume(run_id, [reply("size", 42)]) as resumed:
+                collect_sync(resumed)
+            assert [event.sequence for event in stream] == [3, 4, 5]
+        with client.watch(run_id, until=WATCH_UNTIL_CURRENT) as stream:
+            assert _sequences(collect_sync(stream)) == [1, 2, 3, 4, 5]
+        with client.watch(run_id, after_sequence=5) as stream:
+            assert list(stream) == []
+
+
+def test_a_watch_that_is_closed_leaves_the_fake() -> None:
+    with FakeServer() as server, Client(server.address) as client:
+        run_id = server.add("lead", [interruption(InputRequest(input_id="size"))])
+        with client.run("lead", "hi") as stream:
+            collect_sync(stream)
+        for _ in range(40):  # more than the threads of the server
+            with client.watch(run_id) as stream:
+                assert next(stream).sequence == 1
+
+
+@pytest.mark.parametrize("events", [[], answer("Never said.")[:-1]])
+def test_a_script_without_an_end_is_refused(events: list[AgentEvent]) -> None:
+    with FakeServer() as server, pytest.raises(ValueError, match="The last event has to be"):
+        server.add("lead", events)
 
 
 def test_a_refusal_is_the_error_that_a_server_would_send() -> None:

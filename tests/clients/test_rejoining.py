@@ -27,7 +27,7 @@ WHOLE = [event for segment in asking() for event in segment]
 ENDS = [segment[-1].sequence for segment in asking()]
 
 DROPS = st.lists(
-    st.none() | st.builds(Drop, moment=st.sampled_from(Moment), events=st.integers(0, 9)),
+    st.none() | st.builds(Drop, moment=st.sampled_from(Moment), events=st.integers(0, 9), is_silent=st.booleans()),
     max_size=8,
 )
 RESTARTS = st.lists(
@@ -75,6 +75,33 @@ async def test_an_interruption_before_a_drop_ends_the_stream_unless_it_is_older_
         again = await collect(client.resume(RUN_ID, [reply("ask-b", "b")], after_sequence=0, event_names=mask))
     assert (first.last_sequence, again.last_sequence) == (ENDS[0], ENDS[2])
     assert len(logs.asked) == len(drops)
+
+
+async def test_a_stream_that_ends_without_the_event_that_it_was_to_end_with_is_rejoined() -> None:
+    silent = Drop(is_silent=True)
+    logs = Logs(segments=[list(desk())])
+    async with (
+        durable_server(logs, [Drop(events=2, is_silent=True), silent, None, silent, silent]) as address,
+        client_of(address) as client,
+    ):
+        assert (await collect(client.run("lead", "hi"))).events == tuple(desk())
+        assert len(logs.asked) == 3
+        # After the last event there is nothing to wait for; and what is there now is all that was asked for.
+        assert [event async for event in client.watch(RUN_ID, after_sequence=len(desk()))] == []
+        current = client.watch(RUN_ID, after_sequence=len(desk()), until=follow_pb2.WATCH_UNTIL_CURRENT)
+        assert [event async for event in current] == []
+    assert len(logs.asked) == 5
+
+
+async def test_a_server_that_ends_every_stream_of_a_run_early_is_given_up() -> None:
+    logs = Logs(segments=[list(desk())])
+    policy = rejoining.Rejoining(first_delay=0.0, longest_delay=0.0, timeout=0.2)
+    async with (
+        durable_server(logs, [Drop(is_silent=True)] * 100_000) as address,
+        AsyncClient(address, rejoining=policy, options=QUICK) as client,
+    ):
+        with pytest.raises(Unavailable, match="ended the stream before the end of the run"):
+            await collect(client.run("lead", "hi"))
 
 
 async def test_answers_are_sent_again_under_one_request_id_until_something_came_and_then_the_run_is_watched() -> None:

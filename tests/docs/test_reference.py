@@ -21,6 +21,7 @@ from bough_server.settings_sections import (
     TelemetrySection,
 )
 from docs.generate.__main__ import generated, stale
+from docs.generate.settings import describe_fields
 
 ROOT = Path(__file__).parents[2]
 AGENT_FIELDS = (ROOT / "docs/reference/agent-fields.md").read_text(encoding="utf-8")
@@ -119,6 +120,7 @@ def test_settings_are_in_the_reference_with_their_values_and_defaults() -> None:
 
 def test_every_setting_has_a_description_and_a_row() -> None:
     keys = set(re.findall(r"^\| `([\w.]+)` \|", BOUGH_YAML, re.MULTILINE))
+    describe_fields()
 
     assert [f"{each.__name__}.{name}" for each, name in undescribed()] == []
     assert {key.partition(".")[0] for key in keys if not key.isupper()} - VARIABLES == set(Settings.model_fields)

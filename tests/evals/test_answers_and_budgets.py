@@ -190,6 +190,12 @@ def test_a_cost_is_not_known_if_one_of_the_agents_has_a_model_without_a_price() 
     assert spent(record(agents=agents, usage=USED), cost_nanos=10**12)[1] == METRIC_STATUS_PASSED
 
 
+def test_a_cost_is_not_known_if_an_agent_called_a_model_without_a_price_beside_one_with_a_price() -> None:
+    mixed = Usage(model_calls=2, model_calls_without_cost=1, cost_nanos=5, currency_code="USD")
+    words = "It is not known how much was used: cost."
+    assert spent(record(usage=mixed), cost_nanos=10**12) == (None, METRIC_STATUS_NOT_EVALUATED, words)
+
+
 def test_costs_in_two_currencies_have_no_sum() -> None:
     euros = Usage(model_calls=1, cost_nanos=1, currency_code="EUR")
     assert spent(record(usage=USED), record(usage=euros), cost_nanos=10**12)[1] == METRIC_STATUS_NOT_EVALUATED

@@ -14,6 +14,10 @@ from bough.v1 import (
 )
 from tests.evals.job_server import CALLED, Followed, case, check_log, eval_set, evaluated, evaluating, runs_of
 from tests.rpc.run_server import Served, begin
+from tests.support.judge_models import text_reply
+from tests.support.model_scenarios import Reply, Request
+from tests.support.model_server import serving_model
+from tests.support.projects import openai_model
 
 PASSED, FAILED = eval_result_pb2.METRIC_STATUS_PASSED, eval_result_pb2.METRIC_STATUS_FAILED
 NOT_EVALUATED = eval_result_pb2.METRIC_STATUS_NOT_EVALUATED
@@ -183,6 +187,56 @@ async def test_a_case_that_begins_with_a_fork_runs_only_what_follows(tmp_path: P
     sessions = {run.session_id for run in runs if run.case_id == "one"}
     assert len([run for run in runs if run.case_id == "one"]) == 2
     assert len(sessions) == 1, "the second turn goes on in the session of the fork"
+
+
+def instruction_of(request: Request) -> Reply:
+    """An answer that repeats the instruction of the agent that asks."""
+    return text_reply(str(request["messages"][0]["content"]))
+
+
+async def test_a_fork_gives_one_agent_another_model_and_another_instruction(tmp_path: Path) -> None:
+    (tmp_path / "script.yaml").write_text(
+        "agents:\n"
+        "  lead: [{calls: [{name: call_writer, arguments: {message: Write.}}]}, It is written.]\n"
+        "  writer: [Prose.]\n"
+    )
+    (tmp_path / "lead.yaml").write_text(
+        "name: lead\ndescription: Leads.\nllm: {instruction: Lead.}\nsub_agents: [writer]\n"
+    )
+    (tmp_path / "writer.yaml").write_text("name: writer\ndescription: Writes.\nllm: {instruction: Write prose.}\n")
+    changes = {"agents": {"writer": {"model": "other", "instruction": "Write in verse."}}}
+    agents = [str(tmp_path / name) for name in ("lead.yaml", "writer.yaml")]
+    async with serving_model(instruction_of) as wire:
+        script = {"provider": "scripted", "script": str(tmp_path / "script.yaml")}
+        models = {"default": script, "other": openai_model(wire.base_url)}
+        async with evaluating(tmp_path, agents=agents, models=models) as server:
+            turn = await begin(server, "lead", "Hi").to_the_end()
+            called = next(event.sequence for event in turn.events if event.HasField("llm_completed"))
+            origin = {"run_id": turn.events[0].run_id, "through_sequence": str(called)}
+            cases = [
+                {
+                    "id": name,
+                    "from": {**origin, **extra},
+                    "turns": [
+                        {
+                            "expect": {
+                                "answer": {"exact": "It is written."},
+                                "tools": [{"name": "call_writer", "result_json": f'"{said}"'}],
+                            }
+                        }
+                    ],
+                }
+                for name, extra, said in (("same", {}, "Prose."), ("verse", {"changes": changes}, "Write in verse."))
+            ]
+            log = await evaluated(server, eval_set(*cases, agent="lead"))
+            runs = await runs_of(server, log.evaluation_id)
+    check_log(log.events)
+    assert {name: (log.result(name).status, log.result(name).reason) for name in ("same", "verse")} == {
+        "same": (PASSED, ""),
+        "verse": (PASSED, ""),
+    }
+    assert {run.forked_from.run_id for run in runs} == {origin["run_id"]}
+    assert wire.count == 1, "the writer alone asks the other model"
 
 
 async def test_recorded_invocations_are_judged_and_nothing_runs(tmp_path: Path) -> None:

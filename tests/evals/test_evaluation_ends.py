@@ -241,6 +241,39 @@ async def test_gates_alone_decide(tmp_path: Path, gates: list[str], verdict: int
     assert [gate.gate for gate in log.having("evaluation_totaled")[0].gates] == gates
 
 
+@pytest.mark.parametrize(
+    ("gates", "verdict", "reason"),
+    [
+        (
+            ["cost.total <= 2"],
+            FAILED,
+            "1 run crashed, of 'bad', and no gate counts crashed runs: a gate on a pass rate, such as "
+            "pass_rate >= 0.9, does.",
+        ),
+        (["cost.total <= 2", "pass_rate >= 0.5"], PASSED, ""),
+        ([], FAILED, ""),
+    ],
+)
+async def test_a_crashed_run_that_no_gate_counts_fails_the_evaluation(
+    tmp_path: Path, gates: list[str], verdict: int, reason: str
+) -> None:
+    cases = [case("good", "x"), case("bad", "fail")]
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set(*cases, agent="touchy"), gates=gates)
+        found = await evaluation(server, log.evaluation_id)
+    assert status(log) == verdict
+    assert (found.result.status, found.result.reason) == (verdict, reason)
+
+
+async def test_gates_that_hold_beside_a_run_that_was_not_judged_leave_a_reason(tmp_path: Path) -> None:
+    cases = [case("good", "x"), case("waiting", "x")]
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set(*cases, agent="asker"), gates=["cost.total <= 2"])
+        found = await evaluation(server, log.evaluation_id)
+    assert found.result.status == NOT_EVALUATED
+    assert found.result.reason == "Not every run of 2 cases could be judged, such as 'good'."
+
+
 async def test_a_baseline_is_compared_by_id_and_by_result(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
         before = await evaluated(server, eval_set(*many(7)))
@@ -252,6 +285,9 @@ async def test_a_baseline_is_compared_by_id_and_by_result(tmp_path: Path) -> Non
             assert status(same) == PASSED
             fewer = await evaluated(server, eval_set(*many(1)), baseline=baseline)
             assert status(fewer) == FAILED, "six of seven cases are gone"
+            assert fewer.having("evaluation_totaled")[0].reason == (
+                "6 cases of the baseline are gone, and that is not allowed: 'c1', 'c2', 'c3', 'c4', 'c5' and others."
+            )
             allowed = await evaluated(server, eval_set(*many(1)), baseline=baseline, allow_removed=True)
             assert status(allowed) == PASSED
             worse = eval_set(*many(6), case("c6", "hello", answers=["good bye"]))

@@ -4,8 +4,10 @@ import asyncio
 import gc
 import sqlite3
 import threading
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -18,9 +20,12 @@ from bough_server.evals import evaluations, result_pages
 from bough_server.evals.evaluation_log import EvaluationState
 from bough_server.runs import recovery
 from bough_server.store.opening import open_store
+from bough_server.store.ports import StoredEvent
+from bough_server.store.sql.event_log import SqlEventLog
 from bough_server.store.sql.writer import CommitHooks
 from tests.evals.job_server import (
     ARRIVED,
+    GATES,
     Followed,
     begin,
     case,
@@ -194,3 +199,65 @@ async def test_a_case_of_many_large_runs_is_shown_with_the_trees_of_the_first_on
     assert [bool(turn.agents) for turn in turns] == [not turn.truncated for turn in turns]
     assert not turns[0].truncated
     assert turns[11].truncated
+
+
+async def test_to_poll_a_running_evaluation_reads_what_is_new_in_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, cost = SqlEventLog.read, 0
+
+    async def counted(log: SqlEventLog, run_id: str, **options: Any) -> Sequence[StoredEvent]:
+        nonlocal cost
+        page = await read(log, run_id, **options)
+        cost += len(page) if run_id == evaluation_id else 0
+        return page
+
+    quick = [case(f"c{number}", "x", answers=["x"]) for number in range(20)]
+    async with evaluating(tmp_path) as server:
+        GATES["x"].set()
+        log = await begin(server, eval_set(*quick, case("last", "polled"), agent="gated"), jobs=1).until(
+            "case_run_scored"
+        )
+        evaluation_id = log.evaluation_id
+        await asyncio.wait_for(ARRIVED["polled"].wait(), 30)
+        monkeypatch.setattr(SqlEventLog, "read", counted)
+        costs: list[int] = []
+        for wanted in (20, 20, 21):
+            if wanted == 21:
+                GATES["polled"].set()
+                await log.to_the_end()
+            cost = 0
+            found = await evaluation(server, evaluation_id, page_size=1)
+            costs.append(cost)
+            assert (found.result.totals.runs_ended, found.result.totals.cases_passed) == (wanted, wanted)
+    # The page has one case with one run, whose result is read for it.
+    assert costs[0] > 60
+    assert costs[1:] == [1, 5]
+
+
+async def test_a_poll_that_is_cancelled_while_it_reads_spoils_none_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set(*(case(f"c{number}", "x", answers=["x"]) for number in range(20))))
+        add, is_reading, go_on = EvaluationState.add, asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def held_up(state: EvaluationState, page: Sequence[StoredEvent]) -> None:
+            loop.call_soon_threadsafe(is_reading.set)
+            go_on.wait(30)
+            add(state, page)
+
+        monkeypatch.setattr(EvaluationState, "add", held_up)
+        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=log.evaluation_id)
+        first = server.trees.GetEvaluation(request)
+        reading = asyncio.ensure_future(first)
+        await asyncio.wait_for(is_reading.wait(), 30)
+        others = [asyncio.ensure_future(evaluation(server, log.evaluation_id)) for _ in range(3)]
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        go_on.set()
+        for found in await asyncio.gather(*others):
+            assert len(found.result.cases) == 20
+            assert found.result.status == PASSED

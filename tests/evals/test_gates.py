@@ -88,6 +88,14 @@ def test_what_is_not_a_gate_is_refused_with_what_to_write(text: str, problem: st
     assert problem in str(refused.value)
 
 
+def test_pass_rates_and_means_count_crashed_runs_and_the_other_numbers_do_not() -> None:
+    texts = [
+        *("case.pass_rate.lower > 0", "pass_rate > 0", "pass_rate.lower > 0", "pass^2 > 0", "answer.mean > 0"),
+        *("cost.total < 1", "regressions == 0", "removed == 0"),
+    ]
+    assert [parse_gate(text).counts_crashes for text in texts] == [True] * 5 + [False] * 3
+
+
 def test_two_numbers_need_a_baseline() -> None:
     needing = {number for number in GateNumber if Gate(text="", number=number, operator="==", bound=0).needs_baseline}
     assert needing == {GateNumber.REGRESSIONS, GateNumber.REMOVED}
@@ -326,6 +334,7 @@ def test_a_cost_that_is_not_known_never_passes() -> None:
     "usages",
     [
         [Usage(model_calls=2, model_calls_without_usage=1, cost_nanos=1, currency_code="USD")],
+        [Usage(model_calls=2, model_calls_without_cost=1, cost_nanos=1, currency_code="USD")],
         [Usage(model_calls=1, cost_nanos=1, currency_code="USD"), Usage(model_calls=1)],
     ],
 )
@@ -377,9 +386,9 @@ def test_dropping_six_of_seven_cases_fails_against_the_baseline() -> None:
     baseline = result_of(*(passing(case_id, 1 if case_id == "a" else 0) for case_id in "abcdefg"))
     now = [passing("a")]
     comparison = compare(baseline, result_of(*now))
-    assert verdicts.verdict(now, [], removed=[]) == PASSED
+    assert verdicts.verdict(now, [], removed=[], counts_crashes=True) == PASSED
     removed = [case.case_id for case in comparison.cases if case.change == eval_result_pb2.CASE_CHANGE_REMOVED]
-    assert verdicts.verdict(now, [], removed=removed) == FAILED
+    assert verdicts.verdict(now, [], removed=removed, counts_crashes=True) == FAILED
     assert checked("removed == 0", now, comparison=comparison).status == FAILED
     # The bound says how many may be gone, if any may.
     assert checked("removed <= 6", now, comparison=comparison) == GateResult(

@@ -8,8 +8,10 @@ from google.protobuf import json_format
 
 from bough.v1 import eval_set_pb2
 from bough_server.errors import ConfigurationError
+from bough_server.evals.expectation_validation import KnownNames
 from bough_server.evals.importers.files import import_files, import_values
 from bough_server.evals.importers.values import JsonValue
+from bough_server.evals.validation import problems_of
 
 FILES = Path(__file__).parents[1] / "golden" / "imports"
 PATH = Path("basic.test.json")
@@ -34,7 +36,10 @@ def turn(intermediate: JsonValue = None, answer: JsonValue = None) -> JsonValue:
 
 
 def imported(source: JsonValue, criteria: JsonValue) -> tuple[eval_set_pb2.EvalSet, list[str]]:
-    return import_values(source, {"criteria": criteria}, path=PATH)
+    """Import a set, and check that nothing in it but its agent is missing or wrong."""
+    eval_set, sentences = import_values(source, {"criteria": criteria}, path=PATH)
+    assert [problem for problem in problems_of(eval_set, known=KnownNames()) if problem[0] != "agent"] == []
+    return eval_set, sentences
 
 
 def calls_of(source: JsonValue) -> list[tuple[str, str]]:

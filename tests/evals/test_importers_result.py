@@ -256,6 +256,14 @@ def called(*arguments: str | Path) -> Result:
     return CliRunner().invoke(APP, [str(argument) for argument in arguments])
 
 
+def test_a_number_that_is_no_json_stays_a_text() -> None:
+    result = eval_result_pb2.EvalResult(set_name="s")
+    turn = result.cases.add(case_id="a").runs.add(case_id="a").turns.add()
+    turn.agents.add(name="lead").calls.add(name="now", arguments_json="NaN", result_json='{"a": Infinity}')
+    text = json.dumps(trpc_result(result), allow_nan=False)
+    assert '"arguments": "NaN"' in text
+
+
 def test_import_writes_a_set_and_says_what_has_no_place(tmp_path: Path) -> None:
     to = tmp_path / "trace.json"
     found = called("import", FILES / "trace-basic.evalset.json", "--to", to, "--agent", "calculator")

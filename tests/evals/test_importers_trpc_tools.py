@@ -144,11 +144,31 @@ def test_a_name_that_is_ignored_is_any_name() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "criterion", "pattern"),
+    [
+        ("get_.*", {"matchStrategy": "regex"}, "get_.*"),
+        ("get_.*", {"matchStrategy": "regex", "caseInsensitive": True}, "(?i)get_.*"),
+        ("a.b", {"matchStrategy": "contains"}, r"a\.b"),
+        ("a.b", {"matchStrategy": "exact", "caseInsensitive": True}, r"(?i)\Aa\.b\z"),
+        ("a.b", {"caseInsensitive": True}, r"(?i)\Aa\.b\z"),
+    ],
+)
+def test_a_name_that_is_no_exact_one_becomes_a_pattern(name: str, criterion: JsonValue, pattern: str) -> None:
+    found = mapped("name", criterion, tool(name))
+    assert found == eval_set_pb2.ExpectedTool(name_regex=pattern)
+
+
+def test_a_pattern_of_a_name_that_is_none_makes_the_case_not_judged() -> None:
+    source = metric({"toolTrajectory": {"defaultStrategy": {"name": {"matchStrategy": "regex"}}}}, name="calls")
+    eval_set, sentences = imported(trpc_set(trpc_case(turn(tools=[tool("a(")]))), source)
+    assert eval_set.defaults.metrics[0].custom.name == "trpc.calls"
+    assert "the pattern 'a(' is not a regular expression of RE2" in sentences[0]
+
+
+@pytest.mark.parametrize(
     ("criterion", "why"),
     [
-        ({"defaultStrategy": {"name": {"matchStrategy": "regex"}}}, "it compares names of tools by 'regex'"),
-        ({"defaultStrategy": {"name": {"matchStrategy": "contains"}}}, "it compares names of tools by 'contains'"),
-        ({"toolStrategy": {"x": {"name": {"caseInsensitive": True}}}}, "it compares names of tools without case"),
+        ({"defaultStrategy": {"name": {"matchStrategy": "near"}}}, "it compares names of tools by 'near'"),
         ({"defaultStrategy": {"arguments": {"compareName": "mine"}}}, "it has 'compareName'"),
         ({"defaultStrategy": {"arguments": {"textCriterion": EXACT}}}, "it has 'textCriterion'"),
         ({"orderInsensitive": True}, "it has 'orderInsensitive'"),

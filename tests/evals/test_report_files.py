@@ -11,6 +11,7 @@ from junitparser import Error, Failure, JUnitXml
 
 from bough.v1 import eval_result_pb2
 from bough_server.cli.eval_files import why_unwritable, write_whole
+from bough_server.evals.reports.html import html_page
 from bough_server.evals.reports.junit import junit_text
 from bough_server.evals.reports.markdown import markdown_text
 from tests.evals.report_results import comparison, example, fill
@@ -50,6 +51,17 @@ def test_a_case_is_a_test_case_that_failed_crashed_or_could_not_be_judged(tmp_pa
     assert found["run_id.0.0"] == "run-1"
     assert found["trace_id.1.0"] == "0af7651916cd43dd8448eb211c80319c"
     assert (found["score.agent_trajectory"], found["pass_rate.lower"], found["flaky"]) == ("0.8333", "0.0945", "true")
+
+
+def test_every_report_has_the_reason_of_a_verdict_that_no_gate_has() -> None:
+    passed, failed = eval_result_pb2.METRIC_STATUS_PASSED, eval_result_pb2.METRIC_STATUS_FAILED
+    gate = eval_result_pb2.GateResult(gate="cost.total <= 2", status=passed)
+    result = eval_result_pb2.EvalResult(status=failed, gates=[gate], reason="1 run crashed.")
+    suite = ElementTree.fromstring(junit_text(result))
+    (failure,) = suite.iter("failure")
+    assert failure.get("message") == "1 run crashed."
+    assert "\n1 run crashed.\n" in markdown_text(result)
+    assert "1 run crashed." in html_page(result)
 
 
 @settings(deadline=None)

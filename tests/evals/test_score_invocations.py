@@ -1,9 +1,9 @@
 """Records that are stored or that callers bring: ScoreInvocations, DiffInvocations and CompareEvaluations."""
 
-import asyncio
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from bough.v1.eval_service_pb2 import (
     ScoreInvocationsRequest,
 )
 from bough_server import app
+from bough_server.evals import given as given_records
+from bough_server.evals import judging
 from bough_server.store.ports import Principal
 from tests.evals.invocations import agent, invocation
 from tests.evals.test_judges import broken, case, evaluated, judge, judged_by, set_of
@@ -63,25 +65,38 @@ async def ran(server: Served, agent_name: str, text: str) -> str:
     return await turn.run_id()
 
 
-@asynccontextmanager
-async def responsive(most: float) -> AsyncIterator[None]:
-    """Fail if the event loop, which is the server's too, stands still for longer."""
-    worst = 0.0
+class Threads:
+    """Where functions of modules run that take long for large records: never in the thread of the event loop."""
 
-    async def watch() -> None:
-        nonlocal worst
-        last = time.perf_counter()
-        while True:
-            await asyncio.sleep(0.01)
-            now = time.perf_counter()
-            worst, last = max(worst, now - last), now
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self.calls: Counter[str] = Counter()
+        self.in_loop: Counter[str] = Counter()
 
-    watching = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        watching.cancel()
-    assert worst < most
+    def watch(self, owner: object, *names: str) -> None:
+        """Note each call of these functions from now on."""
+        for name in names:
+            self._monkeypatch.setattr(owner, name, self._watched(name, getattr(owner, name)))
+
+    def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        loop = threading.get_ident()
+
+        @wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.calls[name] += 1
+            self.in_loop[name] += threading.get_ident() == loop
+            return function(*args, **kwargs)
+
+        return watched
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
+    """The functions that see whole records, whatever their number and size."""
+    watched = Threads(monkeypatch)
+    watched.watch(judging, "unmocked", "can_be_judged", "score_run")
+    watched.watch(given_records, "case_result", "totals", "verdict", "copy_of")
+    return watched
 
 
 async def test_stored_runs_are_judged(server: Served) -> None:
@@ -198,15 +213,16 @@ async def test_mistakes_are_named_by_their_place_in_the_request(server: Served) 
     assert [field for field, _ in broken(refused.value)] == ["expect.answer", "metrics[0].custom.name"]
 
 
-async def test_the_result_of_many_records_fits_an_answer(server: Served) -> None:
+async def test_the_result_of_many_records_fits_an_answer(server: Served, threads: Threads) -> None:
     records = []
     for number in range(10_000):
         record = invocation(agent("lead"), answer="an answer " * 5)
         record.run_id = f"01a204b2-7799-7a92-9a1d-{number:012}"
         records.append(record)
-    async with responsive(3):
-        found = await scored(server, *given(*records), expect=LEAD, metrics=[TREE])
+    found = await scored(server, *given(*records), expect=LEAD, metrics=[TREE])
     assert len(found.cases) == 10_000
+    assert (threads.calls["score_run"], threads.calls["case_result"], threads.calls["totals"]) == (10_000, 10_000, 1)
+    assert threads.in_loop.total() == 0
     assert {one.status for one in found.cases} == {PASSED}
     assert {len(one.metrics) for one in found.cases} == {1}
     assert found.ByteSize() <= 4 * 1024 * 1024
@@ -221,15 +237,20 @@ async def test_more_metrics_than_fit_an_answer_are_refused_at_once(server: Serve
     assert "Score them in several calls" in str(broken(refused.value))
 
 
-async def test_a_large_record_does_not_hold_the_server_up(server: Served) -> None:
+async def test_a_large_record_does_not_hold_the_server_up(tmp_path: Path, threads: Threads) -> None:
     large = invocation(*(agent("lead", calls=["search"] * 20) for _ in range(2_000)))
     for call in large.tools:
         call.arguments_json = '"' + "x" * 50 + '"'
     assert 3_000_000 < large.ByteSize() < 8_000_000
     budget = eval_set_pb2.Metric(budget=eval_set_pb2.BudgetMetric(errors=0))
-    async with responsive(1):
-        found = await scored(server, *given(large), metrics=[budget])
+    async with judged_by(tmp_path, lambda *_: True) as (server, _):
+        found = await scored(server, *given(large), metrics=[budget, judge(template="{{answer}}")])
     assert found.cases[0].status == PASSED
+    assert set(threads.calls) == {
+        *("unmocked", "can_be_judged", "score_run"),
+        *("case_result", "totals", "verdict", "copy_of"),
+    }
+    assert threads.in_loop.total() == 0
 
 
 async def test_a_judge_is_asked_about_given_records_once(tmp_path: Path) -> None:

@@ -180,6 +180,8 @@ def test_expected_texts_of_json_are_json_and_matchers_make_sense() -> None:
         {"name": "t", "argumentsJson": "{}", "argumentsMatch": {}},
         {"name": "t", "resultJson": "1", "resultMatch": {"regex": "("}},
         {"name": "t", "argumentsMatch": {"schemaJson": '{"type": 7}'}},
+        {"argumentsJson": "1"},
+        {"name": "t", "nameRegex": "("},
     ]
     found = of_expectation({"answer": {"regex": "["}, "tools": tools})
     assert [field for field, _ in found] == [
@@ -189,8 +191,17 @@ def test_expected_texts_of_json_are_json_and_matchers_make_sense() -> None:
         "tools[2].result_match",
         "tools[2].result_match",
         "tools[3].arguments_match",
+        "tools[4].name",
+        "tools[5].name_regex",
+        "tools[5].name_regex",
     ]
     assert found[2][1] == "excludes arguments: set one of the two."
+    assert [text for _, text in found[-3:]] == [
+        "is required: the tool's name, `*` for any, or `name_regex`.",
+        "excludes name: set one of the two.",
+        "is not a regular expression of RE2: missing ): (.",
+    ]
+    assert of_expectation({"tools": [{"nameRegex": "^search_"}]}) == []
 
 
 def test_expected_agents_are_checked_at_every_depth() -> None:

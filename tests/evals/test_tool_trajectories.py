@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.v1 import eval_set_pb2
+from bough.v1 import error_pb2, eval_set_pb2
 from bough.v1.eval_result_pb2 import METRIC_STATUS_FAILED, METRIC_STATUS_NOT_EVALUATED, METRIC_STATUS_PASSED
 from bough.v1.eval_set_pb2 import Expectation, ExpectedTool, Metric, ToolTrajectoryMetric, TrajectoryMode, ValueMatcher
 from bough.v1.invocation_pb2 import ToolInvocation
@@ -122,6 +122,26 @@ def test_arguments_and_results_are_compared_by_their_matchers() -> None:
     assert mismatch([wants("search", result_json='"red"')], [did("search", result="red")], EXACT) == ""
 
 
+def test_a_pattern_of_names_takes_the_tools_in_whose_names_it_matches() -> None:
+    search = ExpectedTool(name_regex="^search_(web|docs)$", arguments_json='{"q": 1}')
+    calls = [did("search_docs", {"q": 1}), did("search_web", {"q": 1})]
+    assert passing([search, search], calls) == set(MODES)
+    assert passing([wants("search_web"), search], calls) == {"ANY_ORDER", "SUPERSET", "SUBSET"}
+    assert mismatch([search], [did("search_mail", {"q": 1})], EXACT) == (
+        "call 1 is search_mail of lead, expected tool that matches ^search_(web|docs)$"
+    )
+    assert mismatch([search], [], IN_ORDER) == "no call fits the expected tool that matches ^search_(web|docs)$"
+    differs = (
+        "no call fits the expected tool that matches ^search_(web|docs)$: call 1, search_web of lead: the arguments"
+    )
+    assert mismatch([search], [did("search_web", {"q": 2})], ANY_ORDER).startswith(differs)
+
+
+def test_a_name_that_is_too_long_for_a_pattern_is_not_matched_by_it() -> None:
+    pattern = ExpectedTool(name_regex="(a{1000})" * 100)
+    assert mismatch([pattern], [did("a" * 1_000_000)], EXACT).startswith("call 1 is a")
+
+
 def test_a_failed_call_has_no_result_and_no_text_means_no_arguments() -> None:
     call = did("search")
     call.state, call.result_json = FAILED, ""
@@ -136,9 +156,32 @@ def test_calls_of_agents_and_of_built_in_tools_count_only_by_name() -> None:
     calls = [did("b"), of_agent, did("transfer_to_agent"), did("exit"), did("plan"), did("set_state"), did("a")]
     for sequence, call in zip([7, 6, 5, 4, 3, 2, 1], calls, strict=True):
         call.sequence = sequence
-    assert [call.name for call in counted([], calls)] == ["a", "b"]
-    assert [call.name for call in counted({"*"}, calls)] == ["a", "b"]
-    assert [call.name for call in counted({"call_writer", "exit"}, calls)] == ["a", "exit", "call_writer", "b"]
+    assert [call.name for call in counted([], calls, agents=())] == ["a", "b"]
+    assert [call.name for call in counted([wants("*")], calls, agents=())] == ["a", "b"]
+    assert [call.name for call in counted(named(["call_writer", "exit"]), calls, agents=())] == [
+        "a",
+        "exit",
+        "call_writer",
+        "b",
+    ]
+    assert [call.name for call in counted([ExpectedTool(name_regex="^call_")], calls, agents=())] == [
+        "a",
+        "call_writer",
+        "b",
+    ]
+
+
+def test_a_call_of_an_agent_that_failed_before_the_agent_began_is_no_tool_call() -> None:
+    refused, unlinked, tool, ran = did("call_writer"), did("call_nobody"), did("call_center"), did("call_lead")
+    for call, reason in (
+        (refused, error_pb2.ERROR_REASON_BAD_ARGUMENTS),
+        (unlinked, error_pb2.ERROR_REASON_NOT_LINKED),
+        (tool, error_pb2.ERROR_REASON_BAD_ARGUMENTS),
+    ):
+        call.state, call.error.reason = FAILED, reason
+    calls = [refused, unlinked, tool, ran]
+    assert counted([], calls, agents={"lead", "writer"}) == [tool, ran]
+    assert counted([wants("call_writer")], calls, agents={"lead", "writer"}) == [refused, tool, ran]
 
 
 @given(NAMES, NAMES)

@@ -227,6 +227,24 @@ def test_an_empty_text_to_contain_is_a_mistake() -> None:
     assert check_answer(ExpectedAnswer(excludes=[""])) == "excludes has an empty text, which every answer contains."
     assert check_answer(ExpectedAnswer(contains=["a"], excludes=["b"], regex="c", exact="")) == ""
     assert check_answer(ExpectedAnswer(regex="(")).startswith("regex is not a regular expression of RE2: ")
+    assert check_answer(ExpectedAnswer(min_characters=2, max_characters=1)) == (
+        "max_characters must not be less than min_characters, which is 2."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("é", "the answer's length is 1, expected at least 2 characters"),
+        ("éé", ""),
+        ("abc", ""),
+        ("abcd", "the answer's length is 4, expected at most 3"),
+    ],
+)
+def test_an_answer_has_so_many_characters(text: str, words: str) -> None:
+    found = answer_mismatch(ExpectedAnswer(min_characters=2, max_characters=3), text)
+    assert found.startswith(words)
+    assert bool(found) == bool(words)
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*b", "(x+x+)+y", "(.*)*z"])

@@ -145,32 +145,45 @@ def test_the_total_cost_is_that_of_runs_and_judges_in_one_currency() -> None:
 
 def test_without_gates_every_case_has_to_pass() -> None:
     good, bad, unknown = passing("a"), passing("b", 0), case_of("c", unjudged())
-    assert verdicts.verdict([good], [], removed=[]) == PASSED
-    assert verdicts.verdict([good, unknown], [], removed=[]) == NOT_EVALUATED
-    assert verdicts.verdict([good, unknown, bad], [], removed=[]) == FAILED
+    assert verdicts.verdict([good], [], removed=[], counts_crashes=True) == PASSED
+    assert verdicts.verdict([good, unknown], [], removed=[], counts_crashes=True) == NOT_EVALUATED
+    assert verdicts.verdict([good, unknown, bad], [], removed=[], counts_crashes=True) == FAILED
 
 
 def test_with_gates_they_alone_decide_about_failed_and_crashed_cases() -> None:
     cases = [passing("a"), passing("b", 0), case_of("c", crashed())]
-    assert verdicts.verdict(cases, [gate(PASSED)], removed=[]) == PASSED
-    assert verdicts.verdict(cases, [gate(PASSED), gate(NOT_EVALUATED)], removed=[]) == NOT_EVALUATED
-    assert verdicts.verdict(cases, [gate(NOT_EVALUATED), gate(FAILED)], removed=[]) == FAILED
+    assert verdicts.verdict(cases, [gate(PASSED)], removed=[], counts_crashes=True) == PASSED
+    assert (
+        verdicts.verdict(cases, [gate(PASSED), gate(NOT_EVALUATED)], removed=[], counts_crashes=True) == NOT_EVALUATED
+    )
+    assert verdicts.verdict(cases, [gate(NOT_EVALUATED), gate(FAILED)], removed=[], counts_crashes=True) == FAILED
+
+
+def test_a_crashed_run_fails_an_evaluation_whose_gates_do_not_count_it() -> None:
+    cases = [passing("a"), case_of("b", scored(answer=1), crashed())]
+    assert verdicts.verdict(cases, [gate(PASSED)], removed=[], counts_crashes=False) == FAILED
+    assert verdicts.verdict([passing("a", 0)], [gate(PASSED)], removed=[], counts_crashes=False) == PASSED
 
 
 def test_what_could_not_be_judged_counts_with_gates_too() -> None:
-    assert verdicts.verdict([case_of("a", unjudged())], [gate(PASSED)], removed=[]) == NOT_EVALUATED
-    assert verdicts.verdict([case_of("a", crashed(), unjudged())], [gate(PASSED)], removed=[]) == NOT_EVALUATED
-    assert verdicts.verdict([case_of("a", unjudged())], [gate(FAILED)], removed=[]) == FAILED
+    assert (
+        verdicts.verdict([case_of("a", unjudged())], [gate(PASSED)], removed=[], counts_crashes=True) == NOT_EVALUATED
+    )
+    assert (
+        verdicts.verdict([case_of("a", crashed(), unjudged())], [gate(PASSED)], removed=[], counts_crashes=True)
+        == NOT_EVALUATED
+    )
+    assert verdicts.verdict([case_of("a", unjudged())], [gate(FAILED)], removed=[], counts_crashes=True) == FAILED
 
 
 def test_removed_cases_fail_an_evaluation_with_gates_and_without() -> None:
-    assert verdicts.verdict([passing("a")], [], removed=["b"]) == FAILED
-    assert verdicts.verdict([passing("a")], [gate(PASSED)], removed=["b"]) == FAILED
+    assert verdicts.verdict([passing("a")], [], removed=["b"], counts_crashes=True) == FAILED
+    assert verdicts.verdict([passing("a")], [gate(PASSED)], removed=["b"], counts_crashes=True) == FAILED
 
 
 def test_an_evaluation_of_nothing_never_passes() -> None:
-    assert verdicts.verdict([], [], removed=[]) == NOT_EVALUATED
-    assert verdicts.verdict([], [gate(PASSED)], removed=[]) == NOT_EVALUATED
+    assert verdicts.verdict([], [], removed=[], counts_crashes=True) == NOT_EVALUATED
+    assert verdicts.verdict([], [gate(PASSED)], removed=[], counts_crashes=True) == NOT_EVALUATED
 
 
 @given(CASES)
@@ -178,7 +191,7 @@ def test_an_evaluation_passes_exactly_if_every_case_does_and_a_case_only_if_all_
     cases: list[eval_result_pb2.CaseResult],
 ) -> None:
     statuses = {case.status for case in cases}
-    assert (verdicts.verdict(cases, [], removed=[]) == PASSED) == (statuses == {PASSED})
+    assert (verdicts.verdict(cases, [], removed=[], counts_crashes=True) == PASSED) == (statuses == {PASSED})
     for case in cases:
         outcomes = [run.status for run in case.runs]
         if case.status == PASSED:

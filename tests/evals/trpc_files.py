@@ -6,8 +6,10 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from bough.v1 import eval_set_pb2
+from bough_server.evals.expectation_validation import KnownNames
 from bough_server.evals.importers.files import import_values
 from bough_server.evals.importers.values import JsonValue
+from bough_server.evals.validation import problems_of
 
 FILES = Path(__file__).parents[1] / "golden" / "imports"
 EXACT: JsonValue = {"matchStrategy": "exact"}
@@ -41,7 +43,10 @@ def metric(criterion: JsonValue, name: str = "m", **members: JsonValue) -> JsonV
 
 
 def imported(source: JsonValue, *metrics: JsonValue) -> tuple[eval_set_pb2.EvalSet, list[str]]:
-    return import_values(source, list(metrics), path=Path("basic.evalset.json"))
+    """Import a set, and check that nothing in it but its agent is missing or wrong."""
+    eval_set, sentences = import_values(source, list(metrics), path=Path("basic.evalset.json"))
+    assert [problem for problem in problems_of(eval_set, known=KnownNames()) if problem[0] != "agent"] == []
+    return eval_set, sentences
 
 
 def only_metric(source: JsonValue, *metrics: JsonValue) -> eval_set_pb2.Metric:

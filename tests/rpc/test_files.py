@@ -127,11 +127,11 @@ async def test_a_request_with_millions_of_items_beside_a_file_is_refused_without
     call: Any = server.channel.unary_stream(
         "/bough.v1.AgentService/Run", response_deserializer=pb.RunResponse.FromString
     )
-    begun = time.monotonic()
+    begun = time.process_time()
     code, fields = await refusal(call(request))
     assert (code, fields[0][0]) == (grpc.StatusCode.INVALID_ARGUMENT, "input.parts")
     assert "RunRequest is" in fields[0][1]
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 5  # the server is in this process
 
 
 async def test_the_operator_sets_the_bound(tmp_path: Path) -> None:
@@ -156,11 +156,12 @@ async def test_the_operator_sets_the_bound(tmp_path: Path) -> None:
 async def test_other_calls_are_served_while_large_files_arrive(server: Served) -> None:
     most = asking(file_part(bytes(MAX_FILES_BYTES), "image/png"))
     turns = [asyncio.ensure_future(Turn(call=server.agents.Run(most)).to_the_end()) for _ in range(4)]
-    waits = []
-    while not all(turn.done() for turn in turns):
-        begun = time.monotonic()
+    answered = 0
+    while not any(turn.done() for turn in turns):
         await server.agents.ListRuns(pb.ListRunsRequest(page_size=1))
-        waits.append(time.monotonic() - begun)
+        answered += 1
+    await asyncio.gather(*turns)
     assert [turn.result().kinds[-1] for turn in turns] == ["run_completed"] * 4
-    print(f"longest wait {max(waits):.3f} s")
-    assert max(waits) < 5
+    print(f"{answered} calls were answered meanwhile")
+    # A server that reads or stores a file in its event loop answers as many calls as there are files, or fewer.
+    assert answered > 2 * len(turns)

@@ -171,6 +171,7 @@ async def test_a_run_that_is_cancelled_while_another_model_answers_is_charged_to
         output_tokens=2,
         model_calls=2,
         model_calls_without_usage=1,
+        model_calls_without_cost=1,
         cost_nanos=14_000,
         currency_code="USD",
     )

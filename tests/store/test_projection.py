@@ -336,6 +336,7 @@ def test_what_was_used_so_far_is_after_every_event_what_the_tree_counts() -> Non
         currency_code="EUR",
         model_calls=5,
         model_calls_without_usage=2,
+        model_calls_without_cost=2,
         tool_calls=1,
     )
 

@@ -68,6 +68,12 @@ def test_gates_are_shown_with_their_value_and_the_reason_of_those_that_do_not_ho
     ]
 
 
+def test_the_reason_of_a_verdict_that_no_gate_has_comes_before_the_totals() -> None:
+    result = pb.EvalResult(gates=[pb.GateResult(gate="cost.total <= 2", status=PASSED)], reason="1 run crashed.")
+
+    assert shown(result)[:-1] == ["passed      gate cost.total <= 2", "1 run crashed."]
+
+
 def test_a_comparison_lists_what_changed_and_counts() -> None:
     worse = pb.CaseComparison(case_id="oslo", change=pb.CASE_CHANGE_WORSE, before=PASSED, after=FAILED)
     worse.differences.add(message="writer is missing below lead")

@@ -47,6 +47,33 @@ def test_files_and_what_was_cut_are_left_out_with_a_sentence_each() -> None:
     ]
 
 
+def test_arguments_that_were_cut_are_not_expected() -> None:
+    run = said(Part(text="Hi"))
+    run.tools.add(name="search", call_id="c1", agent="lead", arguments_json='{"q": "le', arguments_truncated=True)
+    run.tools.add(name="pay", arguments_json='{"n": 1}', sequence=1)
+    turn, left_out = recorded(run)
+
+    assert [(one.name, one.arguments_json) for one in turn.expect.tools] == [("search", ""), ("pay", '{"n": 1}')]
+    assert left_out == [
+        """The call 'c1' of 'search' by 'lead' with the arguments {"q": "le was not recorded whole: any arguments of """
+        "it will do."
+    ]
+
+
+def test_of_a_record_without_all_agents_and_calls_none_are_expected() -> None:
+    run = said(Part(text="Hi"))
+    run.agents.add(name="lead")
+    run.tools.add(name="pay")
+    run.agents_total, run.tools_total = 2, 3
+    turn, left_out = recorded(run)
+
+    assert (list(turn.expect.agents), list(turn.expect.tools)) == ([], [])
+    assert left_out == [
+        "The record does not have all agents of the run, so the case expects none.",
+        "The record does not have all tool calls of the run: those have no mocks, and none is expected.",
+    ]
+
+
 def asked(input_id: str, kind: input_pb2.InputKind.ValueType, about: str) -> event_pb2.AgentEvent:
     """A request of the agent `refunds`, about a tool or with a prompt."""
     request = input_pb2.InputRequest(input_id=input_id, kind=kind, agent_path=["lead", "refunds"])

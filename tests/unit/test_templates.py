@@ -114,10 +114,10 @@ def test_a_mistake_is_short_however_many_there_are() -> None:
 
 @pytest.mark.parametrize("piece", ["{{", "{{ ", "{{a", "{{a ", "{{state.", "{{a.", "}}", "{{a}", "{{a?"])
 def test_a_long_text_takes_time_linear_in_it(piece: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     names_in(piece * (1_000_000 // len(piece)))
     names_in("{{" + piece[-1] * 1_000_000)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 @given(st.text(alphabet="{}? .abstate01", max_size=60), st.text(alphabet="{}astate.? ", max_size=10))

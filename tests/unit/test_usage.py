@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import usage_pb2
-from bough_server.usage import ONE_TOOL_CALL, Sums
+from bough_server.usage import ONE_TOOL_CALL, Sums, has_whole_cost
 from tests.support.usages import summed
 
 Usage = usage_pb2.Usage
@@ -53,6 +53,37 @@ def test_an_attempt_is_one_model_call_whatever_it_says_of_calls_itself() -> None
     assert Sums.of_attempt(Usage()).usage() == Usage(model_calls=1, model_calls_without_usage=1)
 
 
+def test_beside_a_cost_the_calls_that_are_not_part_of_it_are_counted() -> None:
+    priced, unpriced, lost = cost(3, input_tokens=1), Usage(input_tokens=1), Usage()
+    total = Sums()
+    for attempt in (unpriced, priced, lost):
+        total.add(Sums.of_attempt(attempt))
+    assert total.usage() == cost(
+        3, input_tokens=2, model_calls=3, model_calls_without_cost=2, model_calls_without_usage=1
+    )
+    assert summed([Usage(model_calls=2), cost(3, model_calls=1)]) == cost(3, model_calls=3, model_calls_without_cost=2)
+
+
+def test_without_any_cost_no_call_is_counted_as_without() -> None:
+    assert summed([Usage(model_calls=2), Usage(model_calls=1)]) == Usage(model_calls=3)
+    assert summed([cost(1, model_calls=1), cost(1, "EUR", model_calls=1)]) == Usage(model_calls=2)
+    assert Sums.of(Usage(model_calls=2, model_calls_without_cost=1)).usage() == Usage(model_calls=2)
+
+
+@pytest.mark.parametrize(
+    ("usage", "is_whole"),
+    [
+        (Usage(), True),
+        (cost(3, model_calls=1), True),
+        (Usage(model_calls=1), False),
+        (cost(3, model_calls=2, model_calls_without_cost=1), False),
+        (cost(3, model_calls=2, model_calls_without_usage=1), False),  # of an earlier version
+    ],
+)
+def test_a_cost_is_whole_if_that_of_every_call_is_known(usage: usage_pb2.Usage, is_whole: bool) -> None:
+    assert has_whole_cost(usage) == is_whole
+
+
 def test_a_tool_call_is_added_without_a_trace_in_its_constant() -> None:
     sums = Sums()
     sums.add(ONE_TOOL_CALL)
@@ -68,10 +99,13 @@ def test_a_copy_changes_by_itself() -> None:
 
 
 USAGES = st.builds(
-    lambda nanos, currency, tokens: Usage(cost_nanos=nanos, currency_code=currency, input_tokens=tokens),
+    lambda nanos, currency, tokens, calls: Usage(
+        cost_nanos=nanos, currency_code=currency, input_tokens=tokens, model_calls=calls
+    ),
     st.none() | st.integers(0, 9),
     st.sampled_from(["USD", "EUR", ""]),
     st.none() | st.integers(0, 9),
+    st.integers(0, 3),
 )
 
 

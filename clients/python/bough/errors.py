@@ -254,6 +254,12 @@ def deadline_exceeded(message: str) -> DeadlineExceeded:
     return DeadlineExceeded(Status(code=grpc.StatusCode.DEADLINE_EXCEEDED, message=message, reason="DEADLINE_EXCEEDED"))
 
 
+def ended_early(subject: str) -> Unavailable:
+    """Return the exception for a stream that ended without an error, and without the event that it was to end with."""
+    message = f"The server ended the stream before the end of the {subject}."
+    return Unavailable(Status(code=grpc.StatusCode.UNAVAILABLE, message=message))
+
+
 def _described(status: Status, metadata: Iterable[tuple[str, str | bytes]]) -> Status:
     encoded = next((value for key, value in metadata if key == _DETAILS_KEY), None)
     if not isinstance(encoded, bytes):

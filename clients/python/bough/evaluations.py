@@ -11,7 +11,7 @@ from grpc import aio
 
 from bough import requests
 from bough.calls import PAGE_SIZE, Calls, SyncCalls
-from bough.errors import CallFailed, from_rpc_error
+from bough.errors import CallFailed, ended_early, from_rpc_error
 from bough.rejoining import RejoinBackoff, Rejoining
 from bough.v1 import (
     agent_pb2,
@@ -20,6 +20,7 @@ from bough.v1 import (
     eval_service_pb2_grpc,
     eval_set_pb2,
     evaluation_pb2,
+    execution_pb2,
     policy_pb2,
 )
 
@@ -43,6 +44,13 @@ EVALUATION_ID_KEY: Final = "bough-evaluation-id"
 """Initial metadata of every stream of an evaluation: its id, sent before the first event."""
 
 _TERMINAL: Final = frozenset({"evaluation_completed", "evaluation_failed", "evaluation_cancelled"})
+_ENDED: Final = frozenset(
+    {
+        execution_pb2.EXECUTION_STATE_SUCCEEDED,
+        execution_pb2.EXECUTION_STATE_FAILED,
+        execution_pb2.EXECUTION_STATE_CANCELLED,
+    }
+)
 
 
 class _SyncCall(Protocol):
@@ -78,6 +86,16 @@ class _Place:
         return eval_service_pb2.WatchEvaluationRequest(
             evaluation_id=self._evaluation_id, after_sequence=self._received, heartbeat_interval=heartbeat
         )
+
+    def request_of_end(self) -> eval_service_pb2.GetEvaluationRequest | None:
+        """Return the request whose answer says whether the log ends here; None before the evaluation is known."""
+        if not self._evaluation_id:
+            return None
+        return eval_service_pb2.GetEvaluationRequest(evaluation_id=self._evaluation_id, page_size=1)
+
+    def is_at_end_of(self, evaluation: evaluation_pb2.Evaluation) -> bool:
+        """Return whether an evaluation has ended at or before this position."""
+        return evaluation.state in _ENDED and evaluation.last_sequence <= self._received
 
     def new_events(self, response: _Response) -> list[evaluation_pb2.EvaluationEvent]:
         """Return the events of a response that are new, in order."""
@@ -227,13 +245,26 @@ class Evaluations:
                     backoff.progressed()
                     for event in place.new_events(response):
                         yield event
-                return
+                failed, is_early = None, not place.is_over
             except aio.AioRpcError as error:
-                failed = from_rpc_error(error)
+                failed, is_early = from_rpc_error(error), False
             finally:
                 call.cancel()
-            if not place.is_over:
-                await asyncio.sleep(backoff.delay_after(failed))
+            if is_early and (failed := await self._failure(place)) is None:
+                return
+            if failed is not None and not place.is_over:
+                await asyncio.sleep(backoff.delay_after(failed, is_stuck=is_early))
+
+    async def _failure(self, place: _Place) -> CallFailed | None:
+        """Return why a stream that ended without an error, and without an end, has to rejoin; None if it need not."""
+        if (request := place.request_of_end()) is not None:
+            try:
+                evaluation = (await self._calls.call(self._stub.GetEvaluation, request)).evaluation
+            except CallFailed as failed:
+                return failed
+            if place.is_at_end_of(evaluation):
+                return None
+        return ended_early("evaluation")
 
     def _begin(self, request: _Request, timeout: float | None) -> _Call:
         options = self._calls.options(timeout)
@@ -372,7 +403,7 @@ class SyncEvaluations:
         place = _Place(request)
         backoff = RejoinBackoff(self._rejoining, timeout=timeout, contact=self._calls.contact, subject="evaluation")
         while not place.is_over:
-            failed: CallFailed
+            failed: CallFailed | None
             call = self._begin(place.next_request(), backoff.remaining())
             try:
                 if place.accept(dict(call.initial_metadata()).get(EVALUATION_ID_KEY)):
@@ -380,13 +411,26 @@ class SyncEvaluations:
                 for response in call:
                     backoff.progressed()
                     yield from place.new_events(response)
-                return
+                failed, is_early = None, not place.is_over
             except grpc.RpcError as error:
-                failed = from_rpc_error(error)
+                failed, is_early = from_rpc_error(error), False
             finally:
                 call.cancel()
-            if not place.is_over:
-                time.sleep(backoff.delay_after(failed))
+            if is_early and (failed := self._failure(place)) is None:
+                return
+            if failed is not None and not place.is_over:
+                time.sleep(backoff.delay_after(failed, is_stuck=is_early))
+
+    def _failure(self, place: _Place) -> CallFailed | None:
+        """Return why a stream that ended without an error, and without an end, has to rejoin; None if it need not."""
+        if (request := place.request_of_end()) is not None:
+            try:
+                evaluation = self._calls.call(self._stub.GetEvaluation, request).evaluation
+            except CallFailed as failed:
+                return failed
+            if place.is_at_end_of(evaluation):
+                return None
+        return ended_early("evaluation")
 
     def _begin(self, request: _Request, timeout: float | None) -> _SyncCall:
         options = self._calls.options(timeout)

@@ -2,7 +2,7 @@
 
 from typing import Final, TypeAlias
 
-from bough.v1 import agent_service_pb2, event_pb2, follow_pb2
+from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, follow_pb2, run_pb2
 
 Request: TypeAlias = (
     agent_service_pb2.RunRequest
@@ -21,6 +21,13 @@ RUN_ID_KEY: Final = "bough-run-id"
 """Initial metadata of every stream: the run id, sent before the first event."""
 
 _TERMINAL: Final = frozenset({"run_completed", "run_failed", "run_cancelled"})
+_ENDED: Final = frozenset(
+    {
+        execution_pb2.EXECUTION_STATE_SUCCEEDED,
+        execution_pb2.EXECUTION_STATE_FAILED,
+        execution_pb2.EXECUTION_STATE_CANCELLED,
+    }
+)
 
 
 class Position:
@@ -41,6 +48,7 @@ class Position:
         self._asked: set[str] = set()
         # The sequence of the last run_interrupted received.
         self._interruption: int | None = None
+        self._repeats_interruption = False
         match request:
             case agent_service_pb2.WatchRunRequest():
                 self.run_id, self.received, self.is_accepted = request.run_id, request.after_sequence, True
@@ -57,6 +65,22 @@ class Position:
     def is_over(self) -> bool:
         """True if the last event ends the stream: an error after it is ignored."""
         return self._is_over
+
+    @property
+    def ends_with_call(self) -> bool:
+        """True if a call that ends without an error here ends the stream: nothing else was promised, or it has come."""
+        match self._request:
+            case agent_service_pb2.WatchRunRequest():
+                return self._is_over or self._request.until == follow_pb2.WATCH_UNTIL_CURRENT
+            case agent_service_pb2.ResumeRunRequest():
+                # The server alone may know that this is the interruption after the answers: it said so if it ended the
+                # call that asked for just that event again.
+                return self._is_over or self._repeats_interruption
+        return self._is_over
+
+    def is_at_end_of(self, run: run_pb2.Run) -> bool:
+        """Return whether a run has ended at or before this position."""
+        return run.state in _ENDED and run.last_sequence <= self.received
 
     def next_request(self) -> Request:
         """Return the request that continues from this position."""
@@ -88,7 +112,7 @@ class Position:
             self.received = event.sequence
             self.run_id = self.run_id or event.run_id
             self.session_id = self.session_id or event.session_id
-            self._is_over = self._ends(event)
+            self._is_over, self._repeats_interruption = self._ends(event), False
             new.append(event)
         self.received = max(self.received, response.batch.through_sequence)
         return new
@@ -109,7 +133,7 @@ class Position:
         if request.HasField("after_sequence"):
             # If the last event is an interruption, it may be the end of the stream: a mask can hide the input_received
             # that would show it. The server ends the call with that event, and past it would wait for the next one.
-            is_last = self.received == self._interruption
+            is_last = self._repeats_interruption = self.received == self._interruption
             again.after_sequence = self.received - 1 if is_last else self.received
         return again
 

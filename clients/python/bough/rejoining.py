@@ -90,9 +90,10 @@ class RejoinBackoff:
         self._gone_since = None
         self._is_stuck = False
 
-    def delay_after(self, error: CallFailed) -> float:
+    def delay_after(self, error: CallFailed, *, is_stuck: bool = False) -> float:
         """Return the seconds to wait before the next attempt; raises the error if it ends the stream.
 
+        `is_stuck` if the server answers and yet does not continue: until there is progress, that is an outage too.
         Only UNAVAILABLE is retried: every other status is final. The server's retry delay is a lower bound, itself
         bounded by `longest_delay`.
         """
@@ -100,7 +101,7 @@ class RejoinBackoff:
         if not isinstance(error, Unavailable):
             raise error
         # Until another server takes such a run over, a reachable server is no better than an unreachable one.
-        self._is_stuck = error.reason in _OF_THE_RUN
+        self._is_stuck = is_stuck or error.reason in _OF_THE_RUN
         now = time.monotonic()
         is_new = self._gone_since is None
         gone_since = now if self._gone_since is None else self._gone_since

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 from grpc import aio
 
 from bough.calls import Calls
-from bough.errors import CallFailed, from_rpc_error
+from bough.errors import CallFailed, ended_early, from_rpc_error
 from bough.position import RUN_ID_KEY, Position, Request, Response
 from bough.rejoining import RejoinBackoff, Rejoining
 from bough.v1 import agent_service_pb2, event_pb2, run_pb2
@@ -121,7 +121,8 @@ class RunStream(AsyncIterator[event_pb2.AgentEvent]):
                 else:
                     self._take(await anext(self._responses))
             except StopAsyncIteration:
-                self._ended = True
+                self._drop()
+                await self._end_or_rejoin()
             except aio.AioRpcError as error:
                 self._drop()
                 await self._recover(from_rpc_error(error))
@@ -161,13 +162,29 @@ class RunStream(AsyncIterator[event_pb2.AgentEvent]):
             self._backoff.progressed()
         self._events.extend(self._position.new_events(response))
 
-    async def _recover(self, error: CallFailed) -> None:
+    async def _end_or_rejoin(self) -> None:
+        """End with a call that ended without an error, unless it stopped before what it promised."""
+        if self._position.ends_with_call:
+            self._ended = True
+            return
+        try:
+            if self.run_id:
+                request = agent_service_pb2.GetRunRequest(run_id=self.run_id)
+                if self._position.is_at_end_of((await self._calls.call(self._stub.GetRun, request)).run):
+                    self._ended = True
+                    return
+            error: CallFailed = ended_early("run")
+        except CallFailed as failed:
+            error = failed
+        await self._recover(error, is_stuck=True)
+
+    async def _recover(self, error: CallFailed, *, is_stuck: bool = False) -> None:
         if self._position.is_over or self._closed:
             self._ended = True
             return
         assert self._backoff is not None, "a call was made"
         try:
-            delay = self._backoff.delay_after(error)
+            delay = self._backoff.delay_after(error, is_stuck=is_stuck)
         except CallFailed:
             self._ended = True
             raise

@@ -10,7 +10,7 @@ from typing import Protocol, Self
 import grpc
 
 from bough.calls import SyncCalls
-from bough.errors import CallFailed, from_rpc_error
+from bough.errors import CallFailed, ended_early, from_rpc_error
 from bough.position import RUN_ID_KEY, Position, Request, Response
 from bough.rejoining import RejoinBackoff, Rejoining
 from bough.v1 import agent_service_pb2, agent_service_pb2_grpc, event_pb2, run_pb2
@@ -111,7 +111,8 @@ class SyncRunStream(Iterator[event_pb2.AgentEvent]):
             else:
                 self._take(next(self._responses))
         except StopIteration:
-            self._ended = True
+            self._drop()
+            self._end_or_rejoin()
         except grpc.RpcError as error:
             self._drop()
             self._recover(from_rpc_error(error))
@@ -144,12 +145,28 @@ class SyncRunStream(Iterator[event_pb2.AgentEvent]):
         self._backoff.progressed()
         self._events.extend(self._position.new_events(response))
 
-    def _recover(self, error: CallFailed) -> None:
+    def _end_or_rejoin(self) -> None:
+        """End with a call that ended without an error, unless it stopped before what it promised."""
+        if self._position.ends_with_call:
+            self._ended = True
+            return
+        try:
+            if self.run_id:
+                request = agent_service_pb2.GetRunRequest(run_id=self.run_id)
+                if self._position.is_at_end_of(self._calls.call(self._stub.GetRun, request).run):
+                    self._ended = True
+                    return
+            error: CallFailed = ended_early("run")
+        except CallFailed as failed:
+            error = failed
+        self._recover(error, is_stuck=True)
+
+    def _recover(self, error: CallFailed, *, is_stuck: bool = False) -> None:
         if self._position.is_over or self._closed.is_set():
             self._ended = True
             return
         try:
-            delay = self._backoff.delay_after(error)
+            delay = self._backoff.delay_after(error, is_stuck=is_stuck)
         except CallFailed:
             self._ended = True
             raise

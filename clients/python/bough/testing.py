@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Condition
 from types import TracebackType
 from typing import Final, Never, Self, TypeAlias
 
@@ -102,9 +102,13 @@ class _Run:
         context.send_initial_metadata(((RUN_ID_KEY, self.run_id),))
         drop_after = self.drops.popleft() if self.drops else None
         for event in self.log[after:][:drop_after]:
-            yield follow_pb2.EventBatch(events=[event], through_sequence=event.sequence)
+            yield _batch_of(event)
         if drop_after is not None:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the connection dropped")
+
+
+def _batch_of(event: event_pb2.AgentEvent) -> follow_pb2.EventBatch:
+    return follow_pb2.EventBatch(events=[event], through_sequence=event.sequence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +137,8 @@ class FakeServer(agent_service_pb2_grpc.AgentServiceServicer):
         self._scripts: dict[str, deque[_Run | _Refusal]] = {}
         self._runs: dict[str, _Run] = {}
         self._started: dict[str, _Run] = {}
-        self._lock = Lock()
+        self._lock = Condition()
+        """Notified when a run that waits for answers goes on or ends, and when a stream is left."""
         self._server = grpc.server(ThreadPoolExecutor(max_workers=16), options=(("grpc.so_reuseport", 0),))
         agent_service_pb2_grpc.add_AgentServiceServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -152,10 +157,14 @@ class FakeServer(agent_service_pb2_grpc.AgentServiceServicer):
         """Script the next run of an agent; return its id. Unset ids and all sequences of the events are set.
 
         `drops` has a number for each stream of the run, in order: its connection drops after so many events. The
-        streams after those are whole.
+        streams after those are whole. Raises ValueError for events that neither end the run nor interrupt it: on a
+        server it would run for ever.
         """
+        script = deque(events)
+        if not script or script[-1].WhichOneof("payload") not in _STATES:
+            raise ValueError("The last event has to be run_completed, run_failed, run_cancelled or run_interrupted.")
         with self._lock:
-            run = _Run(run_id=f"run-{len(self._runs) + 1}", script=deque(events), drops=deque(drops))
+            run = _Run(run_id=f"run-{len(self._runs) + 1}", script=script, drops=deque(drops))
             self._runs[run.run_id] = run
             self._scripts.setdefault(agent, deque()).append(run)
         return run.run_id
@@ -176,9 +185,17 @@ class FakeServer(agent_service_pb2_grpc.AgentServiceServicer):
     def WatchRun(
         self, request: agent_service_pb2.WatchRunRequest, context: grpc.ServicerContext
     ) -> Iterator[agent_service_pb2.WatchRunResponse]:
-        """Stream what has happened after a sequence."""
-        run, after = self._find(request, context), request.after_sequence
-        return (agent_service_pb2.WatchRunResponse(batch=batch) for batch in run.stream(after, context))
+        """Stream what has happened after a sequence, and what will, as far as the request says."""
+        run, at = self._find(request, context), request.after_sequence
+        for batch in run.stream(at, context):
+            at = batch.through_sequence
+            yield agent_service_pb2.WatchRunResponse(batch=batch)
+        if request.until not in (follow_pb2.WATCH_UNTIL_UNSPECIFIED, follow_pb2.WATCH_UNTIL_TERMINAL):
+            return
+        while self._is_continued(run, at, context):
+            for event in run.log[at:]:
+                at = event.sequence
+                yield agent_service_pb2.WatchRunResponse(batch=_batch_of(event))
 
     def ResumeRun(
         self, request: agent_service_pb2.ResumeRunRequest, context: grpc.ServicerContext
@@ -191,6 +208,7 @@ class FakeServer(agent_service_pb2_grpc.AgentServiceServicer):
                 for answer in request.answers:
                     run.append(event_pb2.AgentEvent(input_received=event_pb2.InputReceived(answer=answer)))
                 run.proceed()
+                self._lock.notify_all()
         after = request.after_sequence if request.HasField("after_sequence") else run.resumed[request.request_id]
         return (agent_service_pb2.ResumeRunResponse(batch=batch) for batch in run.stream(after, context))
 
@@ -203,6 +221,7 @@ class FakeServer(agent_service_pb2_grpc.AgentServiceServicer):
             if run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
                 run.script.clear()
                 run.append(event_pb2.AgentEvent(run_cancelled=event_pb2.RunCancelled()))
+                self._lock.notify_all()
         return agent_service_pb2.CancelRunResponse(run=run_pb2.Run(run_id=run.run_id, state=run.state))
 
     def GetRun(
@@ -210,10 +229,25 @@ class FakeServer(agent_service_pb2_grpc.AgentServiceServicer):
     ) -> agent_service_pb2.GetRunResponse:
         """Return the state of a run, and its answer if it has one."""
         run = self._find(request, context)
-        found = agent_service_pb2.GetRunResponse(run=run_pb2.Run(run_id=run.run_id, state=run.state))
+        described = run_pb2.Run(run_id=run.run_id, state=run.state, last_sequence=len(run.log))
+        found = agent_service_pb2.GetRunResponse(run=described)
         if run.log[-1].HasField("run_completed"):
             found.final_answer.CopyFrom(run.log[-1].run_completed.final_answer)
         return found
+
+    def _is_continued(self, run: _Run, at: int, context: grpc.ServicerContext) -> bool:
+        """Wait until a run has events after a sequence; return False if it has ended there or the caller has left."""
+
+        def wake() -> None:
+            with self._lock:
+                self._lock.notify_all()
+
+        if not context.add_callback(wake):
+            return False  # the call is over already
+        waiting = execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
+        with self._lock:
+            self._lock.wait_for(lambda: len(run.log) > at or run.state != waiting or not context.is_active())
+            return len(run.log) > at and context.is_active()
 
     def _start(self, request: agent_service_pb2.RunRequest, context: grpc.ServicerContext) -> _Run:
         with self._lock:

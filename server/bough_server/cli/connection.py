@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bough import AsyncClient, CallFailed, NotFound, Rejoining
 from bough.channel import DEFAULT_ADDRESS
+from bough.v1 import run_pb2
 from bough_server.cli.exit_codes import print_stderr
 from bough_server.cli.options import Target
 from bough_server.errors import ConfigurationError, DatabaseInUse
@@ -34,6 +35,12 @@ _IN_USE_SECONDS: Final = 3.0
 """Seconds for which a command waits for a database that another process has, but does not serve."""
 
 _AGAIN_SECONDS: Final = 0.1
+
+_FEW_RUNS: Final = 50
+"""How many runs `last` fetches at a time: mostly the first is it."""
+
+_MOST_RUNS: Final = 5_000
+"""The most runs of evaluations that `last` looks behind."""
 
 _REJOINING_SECONDS: Final = 60.0
 """Seconds for which a command tries to rejoin its run."""
@@ -239,14 +246,13 @@ async def _to_embedded(
 async def resolve_run(client: AsyncClient, text: str) -> str:
     """Return the id of the run that a full id, `last` or a unique suffix of an id names.
 
-    Raises ConfigurationError if there is no such run, or more than one.
+    `last` is the newest run that is no part of an evaluation. Raises ConfigurationError if there is no such run, or
+    more than one.
     """
     if _FULL_ID.fullmatch(text):
         return text.lower()
     if text == "last":
-        async for run in client.list_runs(page_size=1):
-            return run.run_id
-        raise ConfigurationError("There is no run yet: start one with `bough run`.")
+        return (await _last_run(client, "There is no run yet: start one with `bough run`.")).run_id
     if len(text) < _MIN_SUFFIX:
         raise ConfigurationError(
             f"{text!r} is too short to name a run: use its id, `last`, or at least the last 6 characters of its id."
@@ -265,10 +271,11 @@ async def resolve_run(client: AsyncClient, text: str) -> str:
 async def resolve_session(client: AsyncClient, text: str) -> str:
     """Return the id of the session that an id, `last` or a unique suffix of an id names.
 
-    `last` is the session of the newest run. Raises ConfigurationError if there is no such session, or more than one.
+    `last` is the session of the newest run that is no part of an evaluation. Raises ConfigurationError if there is no
+    such session, or more than one.
     """
     if text == "last":
-        return await _last_session(client)
+        return (await _last_run(client, "There is no session yet: `bough run` and `bough chat` begin one.")).session_id
     # Callers choose ids of sessions: a short text can only be a whole id.
     if _FULL_ID.fullmatch(text) or len(text) < _MIN_SUFFIX:
         return text
@@ -287,7 +294,15 @@ async def resolve_session(client: AsyncClient, text: str) -> str:
     return found[0]
 
 
-async def _last_session(client: AsyncClient) -> str:
-    async for run in client.list_runs(page_size=1):
-        return run.session_id
-    raise ConfigurationError("There is no session yet: `bough run` and `bough chat` begin one.")
+async def _last_run(client: AsyncClient, none: str) -> run_pb2.Run:
+    """Return the newest run that is no part of an evaluation. Raises ConfigurationError with the sentence `none`."""
+    count = 0
+    async for run in client.list_runs(page_size=_FEW_RUNS):
+        if not run.evaluation_id:
+            return run
+        count += 1
+        if count == _MOST_RUNS:
+            raise ConfigurationError(
+                f"The last {count:,} runs are all parts of evaluations: use an id, which `bough runs` lists."
+            )
+    raise ConfigurationError(none)

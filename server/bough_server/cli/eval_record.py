@@ -86,7 +86,9 @@ async def _case(
     from bough_server.cli.render.format import state_text
     from bough_server.evals.recording import case_of, recorded_answers
 
-    options = invocation_pb2.InvocationOptions(max_tool_args_bytes=_LARGEST, max_tool_result_bytes=_LARGEST)
+    options = invocation_pb2.InvocationOptions(
+        max_agents=_LARGEST, max_tools=_LARGEST, max_tool_args_bytes=_LARGEST, max_tool_result_bytes=_LARGEST
+    )
     invocation = await client.get_tree(run_id, options=options)
     made, dropped = case_of(invocation, case_id, parts=[each.value for each in expect], with_mocks=mocks)
     async with client.watch(run_id, until=follow_pb2.WATCH_UNTIL_CURRENT, event_names=[_CONTROL_EVENTS]) as stream:

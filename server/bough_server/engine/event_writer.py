@@ -31,7 +31,8 @@ _ENVELOPE: Final[Sequence[Literal["run_id", "session_id", "sequence", "record_ti
     "trace_id",
     "span_id",
 )
-_MEASURED: Final = ("duration", "start_time", "create_time")
+_MEASURED: Final = ("duration", "start_time", "create_time", "model_calls_without_cost")
+"""What may differ when an event is made again. Logs of earlier versions do not count the calls without a cost."""
 
 
 def same_event(made: event_pb2.AgentEvent, recorded: event_pb2.AgentEvent) -> bool:

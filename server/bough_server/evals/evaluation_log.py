@@ -77,6 +77,11 @@ class EvaluationState:
             case _:
                 pass
 
+    def add(self, page: Sequence[StoredEvent]) -> None:
+        """Add the next events of the log, as they are stored."""
+        for stored in page:
+            self.apply(evaluation_events.parse(stored.data))
+
     def _score(self, result: eval_result_pb2.CaseRunResult, sequence: int) -> None:
         self.scored_at[result.case_id, result.index] = sequence
         self.spent.add(Sums.of(result.usage))
@@ -127,7 +132,7 @@ class EvaluationState:
         if self.end is not None:
             result.end_time.CopyFrom(self.end.record_time)
         if self.totaled is not None:
-            result.status = self.totaled.status
+            result.status, result.reason = self.totaled.status, self.totaled.reason
             result.gates.extend(self.totaled.gates)
         return result
 
@@ -136,10 +141,5 @@ async def read_state(log: EventLog, evaluation_id: str, *, keeps_differences: bo
     """Return what the committed events of an evaluation say."""
     state = EvaluationState(keeps_differences=keeps_differences)
     while page := await log.read(evaluation_id, after=state.last_sequence):
-        await asyncio.to_thread(_apply, state, page)
+        await asyncio.to_thread(state.add, page)
     return state
-
-
-def _apply(state: EvaluationState, page: Sequence[StoredEvent]) -> None:
-    for stored in page:
-        state.apply(evaluation_events.parse(stored.data))

@@ -258,12 +258,9 @@ class LiveEvaluation:
             await self._recorder.record(end)
             return
         result = fold.result(self.evaluation_id, cases, summary)
-        status, gates = await asyncio.to_thread(judged, fold.planned, result)
         totaled = evaluation_pb2.EvaluationEvent()
-        totaled.evaluation_totaled.status = status
-        totaled.evaluation_totaled.totals.CopyFrom(summary)
-        totaled.evaluation_totaled.gates.extend(gates)
-        end.evaluation_completed.status = status
+        totaled.evaluation_totaled.CopyFrom(await asyncio.to_thread(judged, fold.planned, result))
+        end.evaluation_completed.status = totaled.evaluation_totaled.status
         await self._recorder.record(totaled, end)
 
     def _used_up(self) -> str:

@@ -9,7 +9,7 @@ from bough.v1 import eval_set_pb2
 from bough_server.documents import suggestion
 from bough_server.evals.eval_set import metric_name
 from bough_server.evals.metrics.llm_judge import template_mistake
-from bough_server.value_matcher import check_answer, check_matcher
+from bough_server.value_matcher import check_answer, check_matcher, regex_problem
 
 FieldProblem: TypeAlias = tuple[str, str]
 """A field's path and the problem with it."""
@@ -58,6 +58,12 @@ def tools_problems(tools: Sequence[eval_set_pb2.ExpectedTool], place: str) -> It
 
 
 def _tool_problems(tool: eval_set_pb2.ExpectedTool, place: str) -> Iterator[FieldProblem]:
+    if not (tool.name or tool.name_regex):
+        yield f"{place}.name", "is required: the tool's name, `*` for any, or `name_regex`."
+    if tool.name and tool.name_regex:
+        yield f"{place}.name_regex", "excludes name: set one of the two."
+    if problem := regex_problem(tool.name_regex):
+        yield f"{place}.name_regex", problem
     for name, text, matcher, is_matched in (
         ("arguments", tool.arguments_json, tool.arguments_match, tool.HasField("arguments_match")),
         ("result", tool.result_json, tool.result_match, tool.HasField("result_match")),

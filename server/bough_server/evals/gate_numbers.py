@@ -7,6 +7,7 @@ from typing import Final
 from bough.v1 import eval_result_pb2
 from bough_server.evals import statistics
 from bough_server.evals.verdicts import FAILED, NOT_EVALUATED, has_unjudged, is_judged, total_cost
+from bough_server.usage import has_whole_cost
 
 _NANOS: Final = 1_000_000_000
 """The units of cost in one of the currency."""
@@ -112,9 +113,7 @@ def cost(cases: Iterable[eval_result_pb2.CaseResult], totals: eval_result_pb2.Ev
     parts = [totals.usage, totals.judge_usage]
     # A sum has a cost as soon as one of its parts has: it is whole only if each of them has.
     parts += [usage for case in cases for run in case.runs for usage in (run.usage, run.judge_usage)]
-    unknown = any(
-        part.model_calls_without_usage or (part.model_calls and not part.HasField("cost_nanos")) for part in parts
-    )
+    unknown = not all(map(has_whole_cost, parts))
     if not used.HasField("cost_nanos"):
         called = any(part.model_calls for part in parts)
         return Measured(value=None if called else 0.0, unknown=_UNKNOWN_COST if called else "")
@@ -136,11 +135,11 @@ def regressions(comparison: eval_result_pb2.EvalComparison | None) -> Measured:
         if case.before == NOT_EVALUATED and case.after == FAILED and case.change != eval_result_pb2.CASE_CHANGE_WORSE
     ]
     sentences = [
-        f"Could not be judged, and passed in the baseline: {_named(unjudged_now)}." if unjudged_now else "",
-        f"Fails, and could not be judged in the baseline: {_named(unjudged_before)}." if unjudged_before else "",
+        f"Could not be judged, and passed in the baseline: {named(unjudged_now)}." if unjudged_now else "",
+        f"Fails, and could not be judged in the baseline: {named(unjudged_before)}." if unjudged_before else "",
     ]
     return Measured(
-        value=len(found), note=f"Worse: {_named(found)}." if found else "", unknown=" ".join(filter(None, sentences))
+        value=len(found), note=f"Worse: {named(found)}." if found else "", unknown=" ".join(filter(None, sentences))
     )
 
 
@@ -149,11 +148,12 @@ def removed(comparison: eval_result_pb2.EvalComparison | None) -> Measured:
     if comparison is None:
         return _NO_BASELINE
     found = [case.case_id for case in comparison.cases if case.change == eval_result_pb2.CASE_CHANGE_REMOVED]
-    return Measured(value=len(found), note=f"Removed: {_named(found)}." if found else "")
+    return Measured(value=len(found), note=f"Removed: {named(found)}." if found else "")
 
 
 _NO_BASELINE: Final = Measured(value=None, unknown="The gate needs a baseline, and there is none.")
 
 
-def _named(ids: Sequence[str]) -> str:
+def named(ids: Sequence[str]) -> str:
+    """Return the first of some ids, in quotes."""
     return ", ".join(map(repr, ids[:_NAMED])) + (" and others" if len(ids) > _NAMED else "")

@@ -77,6 +77,22 @@ class Gate:
         """Whether the number is one of a comparison."""
         return self.number in (GateNumber.REGRESSIONS, GateNumber.REMOVED)
 
+    @property
+    def counts_crashes(self) -> bool:
+        """Whether a crashed run makes the number worse, whatever else is known of the run."""
+        match self.number:
+            case GateNumber.COST_TOTAL | GateNumber.REMOVED | GateNumber.REGRESSIONS:
+                return False  # a case that crashes and did not pass in the baseline is no regression
+            case (
+                GateNumber.CASE_PASS_RATE_LOWER
+                | GateNumber.PASS_RATE
+                | GateNumber.PASS_RATE_LOWER
+                | GateNumber.PASS_ALL_K
+                | GateNumber.METRIC_MEAN
+            ):
+                return True
+        assert_never(self.number)
+
     def holds(self, value: float) -> bool:
         """Return whether a value is within the bound."""
         return _OPERATORS[self.operator](value, self.bound)

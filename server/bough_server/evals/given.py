@@ -58,7 +58,7 @@ async def score_invocations(
         invocation = await invocation_of(dependencies, principal, source)
         case.id = found.case_id(invocation, number)
         result = await judge_run(dependencies, case, [invocation], index=0, judges=judges)
-        found.add(await asyncio.to_thread(case_result, evaluation_pb2.CasePlanned(case=case, runs=1), [result]))
+        await asyncio.to_thread(found.add, case, result)
     return await asyncio.to_thread(found.result)
 
 
@@ -92,8 +92,9 @@ class _Found:
         self._taken.add(name)
         return name
 
-    def add(self, case: eval_result_pb2.CaseResult) -> None:
+    def add(self, judged: eval_set_pb2.EvalCase, run: eval_result_pb2.CaseRunResult) -> None:
         """Add the next case, with as much about it as fits beside the least about those that follow."""
+        case = case_result(evaluation_pb2.CasePlanned(case=judged, runs=1), [run])
         self._waiting -= 1
         numbers = copy_of(case)
         _strip(numbers, "numbers")
@@ -110,7 +111,7 @@ class _Found:
         """Return the result."""
         summary = totals(self._numbers, planned_runs=len(self._numbers), digest="")
         return eval_result_pb2.EvalResult(
-            cases=self._cases, totals=summary, status=verdict(self._numbers, (), removed=())
+            cases=self._cases, totals=summary, status=verdict(self._numbers, (), removed=(), counts_crashes=True)
         )
 
 

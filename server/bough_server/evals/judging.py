@@ -1,7 +1,7 @@
 """Judge a run of a case: the metrics that compute, those of the operator, and those that ask a model."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, invocation_pb2
@@ -26,22 +26,36 @@ async def judge_run(
     `judges` are those of the evaluation, which count the usage of each of them once. What computes runs in a thread: a
     tree of a thousand agents takes a tenth of a second.
     """
-    if unmocked := _unmocked(invocations):
-        return not_evaluated(case, index, unmocked, invocations=invocations)
     scores: dict[str, eval_result_pb2.MetricScore] = {}
     used = Sums()
     asked = [metric for metric in applicable_metrics(case) if metric.WhichOneof("kind") in ("custom", "llm_judge")]
-    can_ask = bool(asked) and await asyncio.to_thread(can_be_judged, case, invocations)
+    can_ask = bool(asked) and await asyncio.to_thread(_can_be_asked, case, invocations)
     if can_ask:
         for metric in asked:
             if metric.HasField("custom"):
                 scores[metric.name] = await _custom(dependencies, metric, case, invocations)
             else:
                 scores[metric.name] = await judges.score(metric, case, invocations, used=used)
-    result = await asyncio.to_thread(score_run, case, invocations, index=index, extra_scores=scores)
+    result = await asyncio.to_thread(_scored, case, invocations, index=index, extra_scores=scores)
     if used.numbers:
         result.judge_usage.CopyFrom(used.usage())
     return result
+
+
+def _can_be_asked(case: eval_set_pb2.EvalCase, invocations: Sequence[invocation_pb2.Invocation]) -> bool:
+    return not unmocked(invocations) and can_be_judged(case, invocations)
+
+
+def _scored(
+    case: eval_set_pb2.EvalCase,
+    invocations: Sequence[invocation_pb2.Invocation],
+    *,
+    index: int,
+    extra_scores: Mapping[str, eval_result_pb2.MetricScore],
+) -> eval_result_pb2.CaseRunResult:
+    if mistake := unmocked(invocations):
+        return not_evaluated(case, index, mistake, invocations=invocations)
+    return score_run(case, invocations, index=index, extra_scores=extra_scores)
 
 
 async def _custom(
@@ -62,7 +76,7 @@ async def _custom(
         return no_score(metric, f"The metric {function.name!r} has not returned within {seconds:g} s.")
 
 
-def _unmocked(invocations: Sequence[invocation_pb2.Invocation]) -> str:
+def unmocked(invocations: Sequence[invocation_pb2.Invocation]) -> str:
     """Return what a call that no mock answered says, if mocks are strict; else an empty text."""
     for invocation in invocations:
         for call in invocation.tools:

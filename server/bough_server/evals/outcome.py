@@ -1,23 +1,53 @@
 """The verdict of an evaluation: its gates, and the cases that its baseline has and it has not."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bough.v1 import eval_result_pb2, evaluation_pb2
 from bough_server.evals.compare import compare
+from bough_server.evals.gate_numbers import counted, named, unjudged
 from bough_server.evals.gates import check_gate, parse_gate
-from bough_server.evals.verdicts import verdict
+from bough_server.evals.verdicts import PASSED, has_crashed, verdict
 
 
 def judged(
     planned: evaluation_pb2.EvaluationPlanned, result: eval_result_pb2.EvalResult
-) -> tuple[eval_result_pb2.MetricStatus.ValueType, Sequence[eval_result_pb2.GateResult]]:
+) -> evaluation_pb2.EvaluationTotaled:
     """Return the verdict on a result that has all of its cases, and what each gate found."""
     comparison = compare(planned.baseline, result) if planned.HasField("baseline") else None
-    gates = [
-        check_gate(parse_gate(text), result.cases, result.totals, comparison, allow_removed=planned.allow_removed)
-        for text in planned.gates
+    gates = [parse_gate(text) for text in planned.gates]
+    checked = [
+        check_gate(gate, result.cases, result.totals, comparison, allow_removed=planned.allow_removed) for gate in gates
     ]
     removed: list[str] = []
     if comparison is not None and not planned.allow_removed:
         removed = [one.case_id for one in comparison.cases if one.change == eval_result_pb2.CASE_CHANGE_REMOVED]
-    return verdict(result.cases, gates, removed=removed), gates
+    counts_crashes = not gates or any(gate.counts_crashes for gate in gates)
+    return evaluation_pb2.EvaluationTotaled(
+        status=verdict(result.cases, checked, removed=removed, counts_crashes=counts_crashes),
+        totals=result.totals,
+        gates=checked,
+        reason=" ".join(_reasons(result.cases, checked, removed=removed, counts_crashes=counts_crashes)),
+    )
+
+
+def _reasons(
+    cases: Sequence[eval_result_pb2.CaseResult],
+    gates: Sequence[eval_result_pb2.GateResult],
+    *,
+    removed: Sequence[str],
+    counts_crashes: bool,
+) -> Iterator[str]:
+    """Yield why an evaluation did not pass, as far as neither a gate nor a case that counts says so."""
+    if not counts_crashes:
+        found = [case.case_id for case in cases if has_crashed(case)]
+        runs = sum(run.crashed for case in cases for run in case.runs)
+        if runs:
+            yield (
+                f"{counted(runs, 'run')} crashed, of {named(found)}, and no gate counts crashed runs: a gate on a pass "
+                "rate, such as pass_rate >= 0.9, does."
+            )
+    if removed:
+        verb = "is" if len(removed) == 1 else "are"
+        yield f"{counted(len(removed), 'case')} of the baseline {verb} gone, and that is not allowed: {named(removed)}."
+    if gates and all(gate.status == PASSED for gate in gates) and (text := unjudged(cases)):
+        yield text

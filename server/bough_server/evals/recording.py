@@ -7,7 +7,7 @@ from typing import Final
 
 from bough.v1 import error_pb2, eval_set_pb2, event_pb2, execution_pb2, input_pb2, invocation_pb2, message_pb2
 from bough_server.evals.metrics.agent_trajectory import TRANSPARENT
-from bough_server.evals.metrics.tool_trajectory import counted
+from bough_server.evals.metrics.tool_trajectory import counted, is_of_agent, names_of
 from bough_server.messages import text_of
 from bough_server.tools.builtin import RESERVED
 from bough_server.truncation import cut_text
@@ -40,8 +40,9 @@ def recorded_mocks(invocation: invocation_pb2.Invocation) -> RecordedMocks:
     """
     first: dict[tuple[str, str], eval_set_pb2.ToolMock] = {}
     dropped: list[str] = []
+    agents = names_of(invocation.agents)
     for call in invocation.tools:
-        if not _has_outcome(call):
+        if is_of_agent(call, agents) or not _has_outcome(call):
             continue
         arguments, answer = _canonical(call.arguments_json or "{}"), _mock(call)
         if arguments is None or answer is None:
@@ -55,7 +56,7 @@ def recorded_mocks(invocation: invocation_pb2.Invocation) -> RecordedMocks:
 
 def _has_outcome(call: invocation_pb2.ToolInvocation) -> bool:
     """True if an ordinary tool returned a result or failed; refused calls have not started."""
-    if call.child_invocation_id or call.name in RESERVED:
+    if call.name in RESERVED:
         return False
     # A tool that the client runs has no start; its failures have one reason.
     has_run = call.HasField("start_time") or call.error.reason == error_pb2.ERROR_REASON_TOOL_FAILED
@@ -113,17 +114,33 @@ def case_of(
             left_out.append("The answer is too long to be expected, so the case expects none.")
         else:
             turn.expect.answer.exact = text_of(invocation.final_response).strip()
-    if "tools" in parts:
-        for call in counted((), invocation.tools):
-            turn.expect.tools.add(name=call.name, arguments_json=call.arguments_json)
+    has_all_tools = len(invocation.tools) >= invocation.tools_total
+    if "tools" in parts and has_all_tools:
+        left_out += _record_calls(turn, invocation)
     if "agents" in parts:
-        turn.expect.agents.extend(_expected_agents(invocation))
+        if len(invocation.agents) >= invocation.agents_total:
+            turn.expect.agents.extend(_expected_agents(invocation))
+        else:
+            left_out.append("The record does not have all agents of the run, so the case expects none.")
+    if not has_all_tools and ("tools" in parts or with_mocks):
+        left_out.append(
+            "The record does not have all tool calls of the run: those have no mocks, and none is expected."
+        )
     if not with_mocks:
         return case, left_out
     mocks = recorded_mocks(invocation)
     case.mocks.tools.extend(mocks.tools)
     case.mocks.strict = True
     return case, [*left_out, *mocks.dropped]
+
+
+def _record_calls(turn: eval_set_pb2.EvalTurn, invocation: invocation_pb2.Invocation) -> Iterator[str]:
+    """Let a turn expect the calls of a run, and yield a sentence for each whose arguments it cannot expect."""
+    for call in counted((), invocation.tools, agents=names_of(invocation.agents)):
+        is_whole = not call.arguments_truncated and _canonical(call.arguments_json or "{}") is not None
+        turn.expect.tools.add(name=call.name, arguments_json=call.arguments_json if is_whole else "")
+        if not is_whole:
+            yield f"{_named(call)} was not recorded whole: any arguments of it will do."
 
 
 def _record_input(turn: eval_set_pb2.EvalTurn, said: message_pb2.Message) -> Iterator[str]:

@@ -2,17 +2,19 @@
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from bough.v1 import eval_result_pb2
 from bough_server import evaluation_events
 from bough_server.evals.dependencies import EvaluationDependencies
-from bough_server.evals.evaluation_log import EvaluationState, read_state
+from bough_server.evals.evaluation_log import EvaluationState
 from bough_server.evals.verdicts import case_result
+from bough_server.store.ports import StoredEvent
 
 _HELD: Final = 8
-"""The most ended evaluations whose state is kept: a client reads the pages of one after the other."""
+"""The most evaluations whose state is kept: a client reads the pages of one after the other, or polls it."""
 
 MAX_CASE_BYTES: Final = 1024 * 1024
 """The bytes of the results of one case's runs beyond which further runs are without trees."""
@@ -33,16 +35,53 @@ class ResultPage:
     """The number of the case that the next page begins with; 0 if this is the last."""
 
 
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    """What is kept of an evaluation: its state without trees, and what was found by that."""
+
+    state: EvaluationState = field(default_factory=EvaluationState)
+    cases: dict[str, eval_result_pb2.CaseResult] = field(default_factory=dict)
+    totals: eval_result_pb2.EvalTotals = field(default_factory=eval_result_pb2.EvalTotals)
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the state is read on, and while a page is made from it."""
+
+    def add(self, page: Sequence[StoredEvent]) -> None:
+        """Add the next events of the log, and judge the cases anew that they are about."""
+        before = self.state.last_sequence
+        self.state.add(page)
+        changed = {case_id for (case_id, _), at in self.state.scored_at.items() if at > before}
+        changed |= self.state.cases.keys() - self.cases.keys()
+        self.cases.update((case.case_id, case) for case in self.state.case_results([*changed]))
+
+    def sum_up(self) -> None:
+        """Set the totals: those that the log holds, or those of the cases so far while it has none."""
+        state = self.state
+        if state.totaled is not None:
+            self.totals = state.totaled.totals
+        elif state.end is not None and state.end.HasField("evaluation_cancelled"):
+            self.totals = state.end.evaluation_cancelled.totals
+        else:
+            self.totals = state.totals_of([self.cases[case_id] for case_id in state.cases])
+
+
 class ResultPages:
-    """Reads pages of results."""
+    """Reads pages of results. To poll an evaluation costs what has happened since, and not what has happened before."""
 
     def __init__(self, dependencies: EvaluationDependencies) -> None:
         self._dependencies = dependencies
-        self._held: OrderedDict[str, tuple[EvaluationState, eval_result_pb2.EvalTotals]] = OrderedDict()
+        self._held: OrderedDict[str, _Held] = OrderedDict()
 
     async def page(self, evaluation_id: str, *, since: int, most: int, most_bytes: int) -> ResultPage:
         """Return a page of at most `most` cases and about `most_bytes`, but of one case at least if there is one."""
-        state, totals = await self._state(evaluation_id)
+        while True:
+            held = self._hold(evaluation_id)
+            async with held.reading:
+                if self._held.get(evaluation_id) is held:  # else a call before was cancelled while it read on
+                    await self._read_on(evaluation_id, held)
+                    return await self._page(evaluation_id, held, since=since, most=most, most_bytes=most_bytes)
+
+    async def _page(self, evaluation_id: str, held: _Held, *, since: int, most: int, most_bytes: int) -> ResultPage:
+        state = held.state
         names = list(state.cases)[since : since + most]
         cases: list[eval_result_pb2.CaseResult] = []
         size = 0
@@ -54,21 +93,29 @@ class ResultPages:
         if size > most_bytes and len(cases) > 1:
             cases.pop()
         after = since + len(cases)
-        result = state.result(evaluation_id, cases, totals)
+        result = state.result(evaluation_id, cases, held.totals)
         return ResultPage(result=result, next_since=after if after < len(state.cases) else 0)
 
-    async def _state(self, evaluation_id: str) -> tuple[EvaluationState, eval_result_pb2.EvalTotals]:
-        """Return the state without trees, and the totals so far."""
-        if evaluation_id in self._held:
-            self._held.move_to_end(evaluation_id)
-            return self._held[evaluation_id]
-        state = await read_state(self._dependencies.store.log, evaluation_id)
-        totals = await asyncio.to_thread(_totals, state)
-        if state.end is not None:
-            self._held[evaluation_id] = state, totals
-            if len(self._held) > _HELD:
-                self._held.popitem(last=False)
-        return state, totals
+    def _hold(self, evaluation_id: str) -> _Held:
+        held = self._held.setdefault(evaluation_id, _Held())
+        self._held.move_to_end(evaluation_id)
+        if len(self._held) > _HELD:
+            self._held.popitem(last=False)
+        return held
+
+    async def _read_on(self, evaluation_id: str, held: _Held) -> None:
+        """Add what the log has had since the last call."""
+        before = held.state.last_sequence
+        log = self._dependencies.store.log
+        try:
+            while held.state.end is None and (page := await log.read(evaluation_id, after=held.state.last_sequence)):
+                await asyncio.to_thread(held.add, page)
+            if held.state.last_sequence > before:
+                await asyncio.to_thread(held.sum_up)
+        except BaseException:
+            # A thread may still be adding events: no other call may use this state.
+            self._held.pop(evaluation_id, None)
+            raise
 
     async def _case(self, evaluation_id: str, state: EvaluationState, case_id: str) -> eval_result_pb2.CaseResult:
         """Return a case with the trees of its runs, which are read from the log, as far as they fit."""
@@ -88,15 +135,6 @@ class ResultPages:
             held += result.ByteSize() + _FRAME_BYTES
             found.runs.append(result)
         return found
-
-
-def _totals(state: EvaluationState) -> eval_result_pb2.EvalTotals:
-    """Return the totals that the log holds, or of the cases so far while it has none."""
-    if state.totaled is not None:
-        return state.totaled.totals
-    if state.end is not None and state.end.HasField("evaluation_cancelled"):
-        return state.end.evaluation_cancelled.totals
-    return state.totals_of(state.case_results())
 
 
 def _fit(result: eval_result_pb2.CaseRunResult, held: int, most: int) -> None:

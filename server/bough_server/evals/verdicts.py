@@ -212,21 +212,27 @@ def verdict(
     gates: Sequence[eval_result_pb2.GateResult],
     *,
     removed: Sequence[str],
+    counts_crashes: bool,
 ) -> Status:
     """Return the verdict of an evaluation; `removed` are the cases of the baseline that are gone and may not be.
 
     Without gates every case has to pass. With gates they alone decide: failed cases are then as bad as the numbers of
-    the gates say, in which a crashed run counts as a failed one, and as 0 in the mean of a metric. What could not be
-    judged still counts, because no number has it: the verdict is at best NOT_EVALUATED if a case, or a run of a case
-    that failed, is. Removed cases fail the evaluation with gates and without, and an evaluation of no
-    case is NOT_EVALUATED.
+    the gates say. In most of them a crashed run counts as one that did not pass; if it counts in none of them,
+    `counts_crashes` is False, and a crashed run fails the evaluation. What could not be judged still counts, because no
+    number has it: the verdict is at best NOT_EVALUATED if a case, or a run of a case that failed, is. Removed cases
+    fail the evaluation with gates and without, and an evaluation of no case is NOT_EVALUATED.
     """
     statuses = [gate.status for gate in gates] if gates else [case.status for case in cases]
-    if removed:
+    if removed or (not counts_crashes and any(map(has_crashed, cases))):
         statuses.append(FAILED)
     if not cases or any(map(has_unjudged, cases)):
         statuses.append(NOT_EVALUATED)
     return worst(statuses)
+
+
+def has_crashed(case: eval_result_pb2.CaseResult) -> bool:
+    """Return whether a run of a case crashed."""
+    return any(run.crashed for run in case.runs)
 
 
 def has_unjudged(case: eval_result_pb2.CaseResult) -> bool:

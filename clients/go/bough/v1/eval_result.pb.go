@@ -288,7 +288,8 @@ type EvalResult struct {
 	SetName string `protobuf:"bytes,2,opt,name=set_name,json=setName,proto3" json:"set_name,omitempty"`
 	// What the result depended on.
 	Pins *EvalPins `protobuf:"bytes,3,opt,name=pins,proto3" json:"pins,omitempty"`
-	// The verdict: that of the gates if there are any, else FAILED if a case failed. FAILED over NOT_EVALUATED over PASSED.
+	// The verdict: that of the gates if there are any, else FAILED if a case failed. FAILED over NOT_EVALUATED over PASSED. It is FAILED too
+	// if a run crashed and no gate is on a number that counts crashed runs: a pass rate, pass^K or the mean of a metric.
 	Status MetricStatus `protobuf:"varint,4,opt,name=status,proto3,enum=bough.v1.MetricStatus" json:"status,omitempty"`
 	// Numbers over all cases.
 	Totals *EvalTotals `protobuf:"bytes,5,opt,name=totals,proto3" json:"totals,omitempty"`
@@ -303,7 +304,10 @@ type EvalResult struct {
 	// Labels that the caller gave the evaluation.
 	Labels map[string]string `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Whether it was cancelled before it was through.
-	Cancelled     bool `protobuf:"varint,11,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
+	Cancelled bool `protobuf:"varint,11,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
+	// Why it did not pass, in sentences, as far as neither a case nor a gate says so: runs that crashed and that no gate counts, cases that
+	// are gone, runs that could not be judged although all gates hold. Empty if they say all.
+	Reason        string `protobuf:"bytes,12,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -413,6 +417,13 @@ func (x *EvalResult) GetCancelled() bool {
 		return x.Cancelled
 	}
 	return false
+}
+
+func (x *EvalResult) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 // What a result depended on, by content hash where it has a content. Opaque: compare, never parse.
@@ -2410,7 +2421,7 @@ var File_bough_v1_eval_result_proto protoreflect.FileDescriptor
 
 const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\n" +
-	"\x1abough/v1/eval_result.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x17bough/v1/eval_set.proto\x1a\x18bough/v1/execution.proto\x1a\x14bough/v1/input.proto\x1a\x14bough/v1/usage.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xaf\x04\n" +
+	"\x1abough/v1/eval_result.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x17bough/v1/eval_set.proto\x1a\x18bough/v1/execution.proto\x1a\x14bough/v1/input.proto\x1a\x14bough/v1/usage.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc7\x04\n" +
 	"\n" +
 	"EvalResult\x12#\n" +
 	"\revaluation_id\x18\x01 \x01(\tR\fevaluationId\x12\x19\n" +
@@ -2425,7 +2436,8 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\bend_time\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\x128\n" +
 	"\x06labels\x18\n" +
 	" \x03(\v2 .bough.v1.EvalResult.LabelsEntryR\x06labels\x12\x1c\n" +
-	"\tcancelled\x18\v \x01(\bR\tcancelled\x1a9\n" +
+	"\tcancelled\x18\v \x01(\bR\tcancelled\x12\x16\n" +
+	"\x06reason\x18\f \x01(\tR\x06reason\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc6\x04\n" +

@@ -691,7 +691,11 @@ type ExpectedAnswer struct {
 	// The text is JSON that matches this.
 	Json *ValueMatcher `protobuf:"bytes,5,opt,name=json,proto3" json:"json,omitempty"`
 	// Whether `exact`, `contains`, `excludes` and `regex` ignore case.
-	IgnoreCase    bool `protobuf:"varint,6,opt,name=ignore_case,json=ignoreCase,proto3" json:"ignore_case,omitempty"`
+	IgnoreCase bool `protobuf:"varint,6,opt,name=ignore_case,json=ignoreCase,proto3" json:"ignore_case,omitempty"`
+	// The fewest characters that the text has; unset for any number.
+	MinCharacters *int32 `protobuf:"varint,7,opt,name=min_characters,json=minCharacters,proto3,oneof" json:"min_characters,omitempty"`
+	// The most characters that the text has, not less than min_characters; unset for any number.
+	MaxCharacters *int32 `protobuf:"varint,8,opt,name=max_characters,json=maxCharacters,proto3,oneof" json:"max_characters,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -766,6 +770,20 @@ func (x *ExpectedAnswer) GetIgnoreCase() bool {
 		return x.IgnoreCase
 	}
 	return false
+}
+
+func (x *ExpectedAnswer) GetMinCharacters() int32 {
+	if x != nil && x.MinCharacters != nil {
+		return *x.MinCharacters
+	}
+	return 0
+}
+
+func (x *ExpectedAnswer) GetMaxCharacters() int32 {
+	if x != nil && x.MaxCharacters != nil {
+		return *x.MaxCharacters
+	}
+	return 0
 }
 
 // How a JSON value is compared. Every condition that is set must hold.
@@ -911,7 +929,7 @@ func (*ValueMatcher_SchemaJson) isValueMatcher_Expected() {}
 // A tool call that is expected.
 type ExpectedTool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The tool's name, or "*" for any.
+	// The tool's name, or "*" for any. Exactly one of name and name_regex.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// The arguments, as JSON that they equal; empty for any. Not together with arguments_match.
 	ArgumentsJson string `protobuf:"bytes,2,opt,name=arguments_json,json=argumentsJson,proto3" json:"arguments_json,omitempty"`
@@ -920,7 +938,9 @@ type ExpectedTool struct {
 	// The result, as JSON that it equals; empty for any. Not together with result_match.
 	ResultJson string `protobuf:"bytes,4,opt,name=result_json,json=resultJson,proto3" json:"result_json,omitempty"`
 	// How the result is compared; unset for any. A failed call has none.
-	ResultMatch   *ValueMatcher `protobuf:"bytes,5,opt,name=result_match,json=resultMatch,proto3" json:"result_match,omitempty"`
+	ResultMatch *ValueMatcher `protobuf:"bytes,5,opt,name=result_match,json=resultMatch,proto3" json:"result_match,omitempty"`
+	// A regular expression of RE2 that matches somewhere in the tool's name; empty for none.
+	NameRegex     string `protobuf:"bytes,6,opt,name=name_regex,json=nameRegex,proto3" json:"name_regex,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -988,6 +1008,13 @@ func (x *ExpectedTool) GetResultMatch() *ValueMatcher {
 		return x.ResultMatch
 	}
 	return nil
+}
+
+func (x *ExpectedTool) GetNameRegex() string {
+	if x != nil {
+		return x.NameRegex
+	}
+	return ""
 }
 
 // How often something is expected.
@@ -2245,7 +2272,7 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\vExpectation\x120\n" +
 	"\x06answer\x18\x01 \x01(\v2\x18.bough.v1.ExpectedAnswerR\x06answer\x12,\n" +
 	"\x05tools\x18\x02 \x03(\v2\x16.bough.v1.ExpectedToolR\x05tools\x12/\n" +
-	"\x06agents\x18\x03 \x03(\v2\x17.bough.v1.ExpectedAgentR\x06agents\"\xd0\x01\n" +
+	"\x06agents\x18\x03 \x03(\v2\x17.bough.v1.ExpectedAgentR\x06agents\"\xce\x02\n" +
 	"\x0eExpectedAnswer\x12\x19\n" +
 	"\x05exact\x18\x01 \x01(\tH\x00R\x05exact\x88\x01\x01\x12\x1a\n" +
 	"\bcontains\x18\x02 \x03(\tR\bcontains\x12\x1a\n" +
@@ -2253,8 +2280,12 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\x05regex\x18\x04 \x01(\tR\x05regex\x12*\n" +
 	"\x04json\x18\x05 \x01(\v2\x16.bough.v1.ValueMatcherR\x04json\x12\x1f\n" +
 	"\vignore_case\x18\x06 \x01(\bR\n" +
-	"ignoreCaseB\b\n" +
-	"\x06_exact\"\xde\x01\n" +
+	"ignoreCase\x12*\n" +
+	"\x0emin_characters\x18\a \x01(\x05H\x01R\rminCharacters\x88\x01\x01\x12*\n" +
+	"\x0emax_characters\x18\b \x01(\x05H\x02R\rmaxCharacters\x88\x01\x01B\b\n" +
+	"\x06_exactB\x11\n" +
+	"\x0f_min_charactersB\x11\n" +
+	"\x0f_max_characters\"\xde\x01\n" +
 	"\fValueMatcher\x12!\n" +
 	"\vequals_json\x18\x01 \x01(\tH\x00R\n" +
 	"equalsJson\x12!\n" +
@@ -2266,14 +2297,16 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\x06ignore\x18\x05 \x03(\tR\x06ignore\x12)\n" +
 	"\x10number_tolerance\x18\x06 \x01(\x01R\x0fnumberToleranceB\n" +
 	"\n" +
-	"\bexpected\"\xe6\x01\n" +
+	"\bexpected\"\x85\x02\n" +
 	"\fExpectedTool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
 	"\x0earguments_json\x18\x02 \x01(\tR\rargumentsJson\x12?\n" +
 	"\x0farguments_match\x18\x03 \x01(\v2\x16.bough.v1.ValueMatcherR\x0eargumentsMatch\x12\x1f\n" +
 	"\vresult_json\x18\x04 \x01(\tR\n" +
 	"resultJson\x129\n" +
-	"\fresult_match\x18\x05 \x01(\v2\x16.bough.v1.ValueMatcherR\vresultMatch\"J\n" +
+	"\fresult_match\x18\x05 \x01(\v2\x16.bough.v1.ValueMatcherR\vresultMatch\x12\x1d\n" +
+	"\n" +
+	"name_regex\x18\x06 \x01(\tR\tnameRegex\"J\n" +
 	"\n" +
 	"EvalRepeat\x12\x15\n" +
 	"\x03min\x18\x01 \x01(\x05H\x00R\x03min\x88\x01\x01\x12\x15\n" +

@@ -850,7 +850,9 @@ type EvaluationTotaled struct {
 	// The numbers.
 	Totals *EvalTotals `protobuf:"bytes,2,opt,name=totals,proto3" json:"totals,omitempty"`
 	// The gates, in the order of the request.
-	Gates         []*GateResult `protobuf:"bytes,3,rep,name=gates,proto3" json:"gates,omitempty"`
+	Gates []*GateResult `protobuf:"bytes,3,rep,name=gates,proto3" json:"gates,omitempty"`
+	// EvalResult.reason.
+	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -904,6 +906,13 @@ func (x *EvaluationTotaled) GetGates() []*GateResult {
 		return x.Gates
 	}
 	return nil
+}
+
+func (x *EvaluationTotaled) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 // The evaluation is to stop.
@@ -1240,11 +1249,12 @@ const file_bough_v1_evaluation_proto_rawDesc = "" +
 	"\x05index\x18\x02 \x01(\x05R\x05index\x12\x17\n" +
 	"\arun_ids\x18\x03 \x03(\tR\x06runIds\"@\n" +
 	"\rCaseRunScored\x12/\n" +
-	"\x06result\x18\x01 \x01(\v2\x17.bough.v1.CaseRunResultR\x06result\"\x9d\x01\n" +
+	"\x06result\x18\x01 \x01(\v2\x17.bough.v1.CaseRunResultR\x06result\"\xb5\x01\n" +
 	"\x11EvaluationTotaled\x12.\n" +
 	"\x06status\x18\x01 \x01(\x0e2\x16.bough.v1.MetricStatusR\x06status\x12,\n" +
 	"\x06totals\x18\x02 \x01(\v2\x14.bough.v1.EvalTotalsR\x06totals\x12*\n" +
-	"\x05gates\x18\x03 \x03(\v2\x14.bough.v1.GateResultR\x05gates\"R\n" +
+	"\x05gates\x18\x03 \x03(\v2\x14.bough.v1.GateResultR\x05gates\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"R\n" +
 	"\x19EvaluationCancelRequested\x12!\n" +
 	"\frequested_by\x18\x01 \x01(\tR\vrequestedBy\x12\x12\n" +
 	"\x04note\x18\x02 \x01(\tR\x04note\"E\n" +

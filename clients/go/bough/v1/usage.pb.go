@@ -45,9 +45,12 @@ type Usage struct {
 	// The cost in billionths of currency_code; absent if no model that was called has a price.
 	CostNanos *int64 `protobuf:"varint,9,opt,name=cost_nanos,json=costNanos,proto3,oneof" json:"cost_nanos,omitempty"`
 	// The ISO 4217 code of the currency of cost_nanos, such as "USD". Set exactly if cost_nanos is set.
-	CurrencyCode  string `protobuf:"bytes,10,opt,name=currency_code,json=currencyCode,proto3" json:"currency_code,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	CurrencyCode string `protobuf:"bytes,10,opt,name=currency_code,json=currencyCode,proto3" json:"currency_code,omitempty"`
+	// Of model_calls, those whose cost is not part of cost_nanos: their model has no price, or the provider reported no usage. Zero if
+	// cost_nanos is absent: then no cost is known. The cost is known in full exactly if cost_nanos is set and this is zero.
+	ModelCallsWithoutCost int32 `protobuf:"varint,11,opt,name=model_calls_without_cost,json=modelCallsWithoutCost,proto3" json:"model_calls_without_cost,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
 func (x *Usage) Reset() {
@@ -150,11 +153,18 @@ func (x *Usage) GetCurrencyCode() string {
 	return ""
 }
 
+func (x *Usage) GetModelCallsWithoutCost() int32 {
+	if x != nil {
+		return x.ModelCallsWithoutCost
+	}
+	return 0
+}
+
 var File_bough_v1_usage_proto protoreflect.FileDescriptor
 
 const file_bough_v1_usage_proto_rawDesc = "" +
 	"\n" +
-	"\x14bough/v1/usage.proto\x12\bbough.v1\"\x9a\x04\n" +
+	"\x14bough/v1/usage.proto\x12\bbough.v1\"\xd3\x04\n" +
 	"\x05Usage\x12&\n" +
 	"\finput_tokens\x18\x01 \x01(\x03H\x00R\vinputTokens\x88\x01\x01\x123\n" +
 	"\x13cached_input_tokens\x18\x02 \x01(\x03H\x01R\x11cachedInputTokens\x88\x01\x01\x12(\n" +
@@ -169,7 +179,8 @@ const file_bough_v1_usage_proto_rawDesc = "" +
 	"\n" +
 	"cost_nanos\x18\t \x01(\x03H\x05R\tcostNanos\x88\x01\x01\x12#\n" +
 	"\rcurrency_code\x18\n" +
-	" \x01(\tR\fcurrencyCodeB\x0f\n" +
+	" \x01(\tR\fcurrencyCode\x127\n" +
+	"\x18model_calls_without_cost\x18\v \x01(\x05R\x15modelCallsWithoutCostB\x0f\n" +
 	"\r_input_tokensB\x16\n" +
 	"\x14_cached_input_tokensB\x10\n" +
 	"\x0e_output_tokensB\x13\n" +

@@ -202,14 +202,21 @@ class EvalResult(_message.Message):
     END_TIME_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     CANCELLED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     evaluation_id: _builtins.str
     """The evaluation; empty if there was none, as in the result of ScoreInvocations."""
     set_name: _builtins.str
     """The name of the set."""
     status: Global___MetricStatus.ValueType
-    """The verdict: that of the gates if there are any, else FAILED if a case failed. FAILED over NOT_EVALUATED over PASSED."""
+    """The verdict: that of the gates if there are any, else FAILED if a case failed. FAILED over NOT_EVALUATED over PASSED. It is FAILED too
+    if a run crashed and no gate is on a number that counts crashed runs: a pass rate, pass^K or the mean of a metric.
+    """
     cancelled: _builtins.bool
     """Whether it was cancelled before it was through."""
+    reason: _builtins.str
+    """Why it did not pass, in sentences, as far as neither a case nor a gate says so: runs that crashed and that no gate counts, cases that
+    are gone, runs that could not be judged although all gates hold. Empty if they say all.
+    """
     @_builtins.property
     def pins(self) -> Global___EvalPins:
         """What the result depended on."""
@@ -252,10 +259,11 @@ class EvalResult(_message.Message):
         end_time: _timestamp_pb2.Timestamp | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         cancelled: _builtins.bool = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "pins", b"pins", "start_time", b"start_time", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "cases", b"cases", "end_time", b"end_time", "evaluation_id", b"evaluation_id", "gates", b"gates", "labels", b"labels", "pins", b"pins", "set_name", b"set_name", "start_time", b"start_time", "status", b"status", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "cases", b"cases", "end_time", b"end_time", "evaluation_id", b"evaluation_id", "gates", b"gates", "labels", b"labels", "pins", b"pins", "reason", b"reason", "set_name", b"set_name", "start_time", b"start_time", "status", b"status", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

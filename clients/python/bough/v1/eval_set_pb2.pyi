@@ -408,12 +408,18 @@ class ExpectedAnswer(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     JSON_FIELD_NUMBER: _builtins.int
     IGNORE_CASE_FIELD_NUMBER: _builtins.int
+    MIN_CHARACTERS_FIELD_NUMBER: _builtins.int
+    MAX_CHARACTERS_FIELD_NUMBER: _builtins.int
     exact: _builtins.str
     """The text, without white space around it."""
     regex: _builtins.str
     """A regular expression of RE2 that matches somewhere in it; empty for none: as in Python, without lookaround and back references."""
     ignore_case: _builtins.bool
     """Whether `exact`, `contains`, `excludes` and `regex` ignore case."""
+    min_characters: _builtins.int
+    """The fewest characters that the text has; unset for any number."""
+    max_characters: _builtins.int
+    """The most characters that the text has, not less than min_characters; unset for any number."""
     @_builtins.property
     def contains(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts that it contains."""
@@ -435,14 +441,25 @@ class ExpectedAnswer(_message.Message):
         regex: _builtins.str = ...,
         json: Global___ValueMatcher | None = ...,
         ignore_case: _builtins.bool = ...,
+        min_characters: _builtins.int | None = ...,
+        max_characters: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_exact", b"_exact", "exact", b"exact", "json", b"json"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_exact", b"_exact", "_max_characters", b"_max_characters", "_min_characters", b"_min_characters", "exact", b"exact", "json", b"json", "max_characters", b"max_characters", "min_characters", b"min_characters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exact", b"_exact", "contains", b"contains", "exact", b"exact", "excludes", b"excludes", "ignore_case", b"ignore_case", "json", b"json", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exact", b"_exact", "_max_characters", b"_max_characters", "_min_characters", b"_min_characters", "contains", b"contains", "exact", b"exact", "excludes", b"excludes", "ignore_case", b"ignore_case", "json", b"json", "max_characters", b"max_characters", "min_characters", b"min_characters", "regex", b"regex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exact: _TypeAlias = _typing.Literal["exact"]  # noqa: Y015
     _WhichOneofArgType__exact: _TypeAlias = _typing.Literal["_exact", b"_exact"]  # noqa: Y015
+    _WhichOneofReturnType__max_characters: _TypeAlias = _typing.Literal["max_characters"]  # noqa: Y015
+    _WhichOneofArgType__max_characters: _TypeAlias = _typing.Literal["_max_characters", b"_max_characters"]  # noqa: Y015
+    _WhichOneofReturnType__min_characters: _TypeAlias = _typing.Literal["min_characters"]  # noqa: Y015
+    _WhichOneofArgType__min_characters: _TypeAlias = _typing.Literal["_min_characters", b"_min_characters"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__exact) -> _WhichOneofReturnType__exact | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_characters) -> _WhichOneofReturnType__max_characters | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_characters) -> _WhichOneofReturnType__min_characters | None: ...
 
 Global___ExpectedAnswer: _TypeAlias = ExpectedAnswer  # noqa: Y015
 
@@ -505,12 +522,15 @@ class ExpectedTool(_message.Message):
     ARGUMENTS_MATCH_FIELD_NUMBER: _builtins.int
     RESULT_JSON_FIELD_NUMBER: _builtins.int
     RESULT_MATCH_FIELD_NUMBER: _builtins.int
+    NAME_REGEX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The tool's name, or "*" for any."""
+    """The tool's name, or "*" for any. Exactly one of name and name_regex."""
     arguments_json: _builtins.str
     """The arguments, as JSON that they equal; empty for any. Not together with arguments_match."""
     result_json: _builtins.str
     """The result, as JSON that it equals; empty for any. Not together with result_match."""
+    name_regex: _builtins.str
+    """A regular expression of RE2 that matches somewhere in the tool's name; empty for none."""
     @_builtins.property
     def arguments_match(self) -> Global___ValueMatcher:
         """How the arguments are compared; unset for any."""
@@ -527,10 +547,11 @@ class ExpectedTool(_message.Message):
         arguments_match: Global___ValueMatcher | None = ...,
         result_json: _builtins.str = ...,
         result_match: Global___ValueMatcher | None = ...,
+        name_regex: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arguments_match", b"arguments_match", "result_match", b"result_match"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "arguments_match", b"arguments_match", "name", b"name", "result_json", b"result_json", "result_match", b"result_match"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "arguments_match", b"arguments_match", "name", b"name", "name_regex", b"name_regex", "result_json", b"result_json", "result_match", b"result_match"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

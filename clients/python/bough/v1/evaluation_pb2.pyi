@@ -465,8 +465,11 @@ class EvaluationTotaled(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
     GATES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     status: _eval_result_pb2.MetricStatus.ValueType
     """The verdict."""
+    reason: _builtins.str
+    """EvalResult.reason."""
     @_builtins.property
     def totals(self) -> _eval_result_pb2.EvalTotals:
         """The numbers."""
@@ -481,10 +484,11 @@ class EvaluationTotaled(_message.Message):
         status: _eval_result_pb2.MetricStatus.ValueType = ...,
         totals: _eval_result_pb2.EvalTotals | None = ...,
         gates: _abc.Iterable[_eval_result_pb2.GateResult] | None = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gates", b"gates", "status", b"status", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gates", b"gates", "reason", b"reason", "status", b"status", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

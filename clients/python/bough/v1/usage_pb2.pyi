@@ -32,6 +32,7 @@ class Usage(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     COST_NANOS_FIELD_NUMBER: _builtins.int
     CURRENCY_CODE_FIELD_NUMBER: _builtins.int
+    MODEL_CALLS_WITHOUT_COST_FIELD_NUMBER: _builtins.int
     input_tokens: _builtins.int
     """Tokens sent to models, cached ones included."""
     cached_input_tokens: _builtins.int
@@ -52,6 +53,10 @@ class Usage(_message.Message):
     """The cost in billionths of currency_code; absent if no model that was called has a price."""
     currency_code: _builtins.str
     """The ISO 4217 code of the currency of cost_nanos, such as "USD". Set exactly if cost_nanos is set."""
+    model_calls_without_cost: _builtins.int
+    """Of model_calls, those whose cost is not part of cost_nanos: their model has no price, or the provider reported no usage. Zero if
+    cost_nanos is absent: then no cost is known. The cost is known in full exactly if cost_nanos is set and this is zero.
+    """
     def __init__(
         self,
         *,
@@ -65,10 +70,11 @@ class Usage(_message.Message):
         tool_calls: _builtins.int = ...,
         cost_nanos: _builtins.int | None = ...,
         currency_code: _builtins.str = ...,
+        model_calls_without_cost: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_input_tokens", b"_cached_input_tokens", "_cost_nanos", b"_cost_nanos", "_input_tokens", b"_input_tokens", "_output_tokens", b"_output_tokens", "_reasoning_tokens", b"_reasoning_tokens", "_total_tokens", b"_total_tokens", "cached_input_tokens", b"cached_input_tokens", "cost_nanos", b"cost_nanos", "input_tokens", b"input_tokens", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens", "total_tokens", b"total_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_input_tokens", b"_cached_input_tokens", "_cost_nanos", b"_cost_nanos", "_input_tokens", b"_input_tokens", "_output_tokens", b"_output_tokens", "_reasoning_tokens", b"_reasoning_tokens", "_total_tokens", b"_total_tokens", "cached_input_tokens", b"cached_input_tokens", "cost_nanos", b"cost_nanos", "currency_code", b"currency_code", "input_tokens", b"input_tokens", "model_calls", b"model_calls", "model_calls_without_usage", b"model_calls_without_usage", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens", "tool_calls", b"tool_calls", "total_tokens", b"total_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_input_tokens", b"_cached_input_tokens", "_cost_nanos", b"_cost_nanos", "_input_tokens", b"_input_tokens", "_output_tokens", b"_output_tokens", "_reasoning_tokens", b"_reasoning_tokens", "_total_tokens", b"_total_tokens", "cached_input_tokens", b"cached_input_tokens", "cost_nanos", b"cost_nanos", "currency_code", b"currency_code", "input_tokens", b"input_tokens", "model_calls", b"model_calls", "model_calls_without_cost", b"model_calls_without_cost", "model_calls_without_usage", b"model_calls_without_usage", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens", "tool_calls", b"tool_calls", "total_tokens", b"total_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cached_input_tokens: _TypeAlias = _typing.Literal["cached_input_tokens"]  # noqa: Y015
     _WhichOneofArgType__cached_input_tokens: _TypeAlias = _typing.Literal["_cached_input_tokens", b"_cached_input_tokens"]  # noqa: Y015

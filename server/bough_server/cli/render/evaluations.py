@@ -34,6 +34,8 @@ def result_lines(
     lines += [_gate_line(gate, width) for gate in result.gates]
     if comparison is not None:
         lines += comparison_lines(comparison, width=width)
+    if result.reason:
+        lines.append(Text(one_line(result.reason), style=_STYLES.get(result.status, "")))  # whole: it says what to do
     lines.append(_total_line(result))
     return lines
 

@@ -4,8 +4,7 @@ A criterion with a member that this module does not know has no counterpart: it 
 """
 
 import json
-import re
-import warnings
+import math
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -22,9 +21,13 @@ from bough.v1.eval_set_pb2 import (
 from bough_server.evals.importers.assembly import ComparesAnswers, ComparesTools, NoCounterpart
 from bough_server.evals.importers.conversations import ImportedCall
 from bough_server.evals.importers.values import JsonObject, JsonValue, Notes, as_json, object_of
+from bough_server.evals.metrics.tool_names import ANY
+from bough_server.regexes import RegexProblem, check_pattern, escaped
 
 NUMBER_TOLERANCE: Final = 1e-6
 """How far numbers may be apart if the criterion does not say."""
+
+_MOST_CHARACTERS: Final = 2**31 - 1
 
 _MODES: Final[Mapping[tuple[bool, bool], TrajectoryMode.ValueType]] = {
     (True, False): TRAJECTORY_MODE_EXACT,
@@ -116,11 +119,9 @@ def value_matcher(criterion: JsonObject, expected: JsonValue) -> ValueMatcher:
 
 
 def _expected_tool(call: ImportedCall, strategy: JsonObject, notes: Notes) -> ExpectedTool:
-    tool = ExpectedTool(name=call.name)
     name = strategy.child("name")
-    if name is not None and (name.flag("ignore") or name.text("matchStrategy") == "skip"):
-        tool.name = "*"
-    elif name is None:
+    tool = ExpectedTool(name=call.name) if name is None else _expected_name(call.name, name)
+    if name is None:
         notes.add(
             f"The strategy of the tool {call.name!r} compares no names, so that trpc-agent-go takes calls of other "
             "tools for it; here the name has to be equal."
@@ -131,6 +132,20 @@ def _expected_tool(call: ImportedCall, strategy: JsonObject, notes: Notes) -> Ex
     if (result := strategy.child("result")) is not None:
         _set_matcher(tool.result_match, value_matcher(result, call.result))
     return tool
+
+
+def _expected_name(name: str, criterion: JsonObject) -> ExpectedTool:
+    """Return the expectation of a name, compared as a text criterion does."""
+    how = criterion.text("matchStrategy")
+    if criterion.flag("ignore") or how == "skip" or (how == "contains" and not name):
+        return ExpectedTool(name=ANY)
+    is_folded = criterion.flag("caseInsensitive")
+    if how in ("", "exact") and not is_folded:
+        return ExpectedTool(name=name)
+    pattern = name if how == "regex" else escaped(name)
+    if how in ("", "exact"):
+        pattern = rf"\A{pattern}\z"
+    return ExpectedTool(name_regex=_regex(f"(?i){pattern}" if is_folded else pattern))
 
 
 def _set_matcher(target: ValueMatcher, matcher: ValueMatcher) -> None:
@@ -146,11 +161,8 @@ def _check_strategy(strategy: JsonObject) -> None:
     if name is not None:
         _refuse_unknown(name, "ignore", "caseInsensitive", "matchStrategy")
         how = name.text("matchStrategy")
-        if not name.flag("ignore") and how != "skip":
-            if how not in ("", "exact"):
-                raise NoCounterpart(f"it compares names of tools by {how!r}")
-            if name.flag("caseInsensitive"):
-                raise NoCounterpart("it compares names of tools without case")
+        if not name.flag("ignore") and how not in ("", "exact", "contains", "regex", "skip"):
+            raise NoCounterpart(f"it compares names of tools by {how!r}")
     for part in ("arguments", "result"):
         criterion = strategy.child(part)
         if criterion is not None:
@@ -173,31 +185,29 @@ def _text_expectation(criterion: JsonObject, expected: str) -> ExpectedAnswer:
             pass
         case other:
             raise NoCounterpart(f"it compares texts by {other!r}")
-    if length := _length_regex(criterion.child("length")):
-        # Both must hold: first look that the length is right, then search anywhere.
-        wanted.regex = _regex(rf"\A(?={length})(?s:.*?)(?:{wanted.regex})" if wanted.regex else rf"\A{length}")
+    _set_length(wanted, criterion.child("length"))
     return wanted
 
 
-def _length_regex(length: JsonObject | None) -> str:
-    """Return a regular expression of a whole text with so many characters; empty for any number."""
+def _set_length(wanted: ExpectedAnswer, length: JsonObject | None) -> None:
     if length is None or length.flag("ignore"):
-        return ""
+        return
     _refuse_unknown(length, "ignore", "min", "max")
     least, most = length.number("min"), length.number("max", -1.0)
     has_most = length.has("max")
     if not (length.has("min") or has_most) or least < 0 or (has_most and most < least):
         raise NoCounterpart("its length has no valid bounds")
-    return rf"(?s:.{{{int(least)},{int(most) if has_most else ''}}})\Z"
+    if length.has("min"):
+        wanted.min_characters = math.ceil(min(least, _MOST_CHARACTERS))
+    if has_most:
+        wanted.max_characters = math.floor(min(most, _MOST_CHARACTERS))
 
 
 def _regex(pattern: str) -> str:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warns of what later versions may read otherwise, such as "[["
-            re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise NoCounterpart(f"{pattern[:80]!r} is not a regular expression of Python: {error}") from error
+        check_pattern(pattern)
+    except RegexProblem as problem:
+        raise NoCounterpart(f"the pattern {pattern[:80]!r} {problem}") from problem
     return pattern
 
 

@@ -4,7 +4,6 @@ Each run of a case is an `EvalCaseResult` with a `runId` from 1. Unlike there, r
 failed with an `errorMessage`.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -25,6 +24,7 @@ from bough.v1.eval_result_pb2 import (
 from bough.v1.eval_set_pb2 import EvalTurn, ExpectedTool
 from bough_server.evals.importers.values import JsonValue
 from bough_server.evals.statistics import reaches
+from bough_server.value_matcher import parse_json
 
 _STATUSES: Final[Mapping[MetricStatus.ValueType, str]] = {
     METRIC_STATUS_PASSED: "passed",
@@ -143,7 +143,7 @@ def _tool(number: int, call: ResultCall) -> JsonValue:
 
 
 def _expected_tool(tool: ExpectedTool) -> JsonValue:
-    made: _Members = {"name": tool.name}
+    made: _Members = {"name": tool.name or tool.name_regex}
     for name, text in (
         ("arguments", tool.arguments_json or tool.arguments_match.equals_json or tool.arguments_match.subset_json),
         ("result", tool.result_json or tool.result_match.equals_json or tool.result_match.subset_json),
@@ -177,10 +177,9 @@ def _agents(agents: Sequence[ResultAgent]) -> list[JsonValue]:
 def _parsed(text: str) -> JsonValue:
     """Return the value of a JSON text, or the text if it is none, as one that was cut."""
     try:
-        value: JsonValue = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        return parse_json(text or "{}")
+    except ValueError:
         return text
-    return value
 
 
 def _summary(result: EvalResult) -> JsonValue:

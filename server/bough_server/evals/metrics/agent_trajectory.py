@@ -1,6 +1,6 @@
 """Compare the tree of agents with the expected one: who called whom."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final
@@ -58,7 +58,7 @@ def compare_trees(
     """
     wanted = expected_tree(expected, order=metric.roots_order, extra=metric.extra_roots)
     there = agent_tree(actual, is_transparent=_transparent(wanted, metric))
-    faults = _Faults()
+    faults = _Faults(tool_trajectory.names_of(actual.agents))
     matches = best_matching(wanted, there, faults.count)
     differences = TreeDifferences(matches)
     counts = _Counts.of(matches, faults)
@@ -92,7 +92,9 @@ def _transparent(
 class _Faults:
     """What is wrong with a matched agent in itself: its tool calls, and forbidden agents below it."""
 
-    def __init__(self) -> None:
+    def __init__(self, agents: Collection[str]) -> None:
+        self._agents = agents
+        """The names of all agents of the record."""
         self._counts: dict[tuple[int, int], int] = {}
 
     def count(self, expected: ExpectedNode, actual: AgentNode) -> int:
@@ -109,7 +111,7 @@ class _Faults:
         agent = expected.agent
         if not agent.tools and not agent.tools_mode:
             return ""
-        calls = tool_trajectory.counted({tool.name for tool in agent.tools}, actual.calls)
+        calls = tool_trajectory.counted(agent.tools, actual.calls, agents=self._agents)
         if cut := tool_trajectory.cut_call(agent.tools, calls):
             raise ValueError(cut)
         return tool_trajectory.mismatch(agent.tools, calls, agent.tools_mode)

@@ -9,7 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, usage_pb2
 from bough.v1.invocation_pb2 import AgentInvocation, Invocation, ToolInvocation
 from bough_server.evals.metrics.turn import Turn, no_score, with_score
-from bough_server.usage import Sums
+from bough_server.usage import Sums, has_whole_cost
 
 _BOUNDS: Final[Mapping[str, str]] = {
     "model_calls": "model calls",
@@ -79,8 +79,8 @@ class _Part:
     transfers: int
 
     @property
-    def has_whole_cost(self) -> bool:
-        """Whether every agent that called a model has a cost: the sum has one as soon as one of them has."""
+    def agents_have_costs(self) -> bool:
+        """Whether every agent that called a model has a cost; older records do not count the calls without."""
         own = [agent.usage for agent in self.agents]
         return all(used.HasField("cost_nanos") for used in own if used.model_calls)
 
@@ -164,14 +164,14 @@ def _usage_amounts(parts: Sequence[_Part]) -> Mapping[str, Consumption]:
     usages = [part.usage.usage() for part in parts if part.usage is not None]
     is_known = len(usages) == len(parts)
     tokens = [_tokens(usage) for usage in usages]
-    costs = [Consumption(known=usage.cost_nanos, is_whole=_is_whole(usage, "cost_nanos")) for usage in usages]
+    costs = [Consumption(known=usage.cost_nanos, is_whole=has_whole_cost(usage)) for usage in usages]
     currencies = {usage.currency_code for usage in usages if usage.currency_code}
     return {
         "model_calls": Consumption(known=sum(usage.model_calls for usage in usages), is_whole=is_known),
         "tool_calls": Consumption(known=sum(usage.tool_calls for usage in usages), is_whole=is_known),
         "tokens": _sum(tokens, is_known=is_known),
         # Costs in two currencies have no sum.
-        "cost_nanos": _sum(costs, is_known=is_known and all(part.has_whole_cost for part in parts))
+        "cost_nanos": _sum(costs, is_known=is_known and all(part.agents_have_costs for part in parts))
         if len(currencies) < 2
         else Consumption(known=0, is_whole=False),
     }

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Final
 
-from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2
+from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, execution_pb2
 from bough.v1.eval_set_pb2 import (
     TRAJECTORY_MODE_ANY_ORDER,
     TRAJECTORY_MODE_IN_ORDER,
@@ -14,15 +14,14 @@ from bough.v1.eval_set_pb2 import (
     TrajectoryMode,
     ValueMatcher,
 )
-from bough.v1.invocation_pb2 import ToolInvocation
+from bough.v1.invocation_pb2 import AgentInvocation, ToolInvocation
 from bough_server import value_matcher
 from bough_server.comparison_work import spend
 from bough_server.errors import ConfigurationError
+from bough_server.evals.metrics.tool_names import fits_name, is_named, name_words
 from bough_server.evals.metrics.turn import Turn, TurnScore, is_configured, judged, mean_score, not_judged
+from bough_server.history.visible import CALL_PREFIX
 from bough_server.tools.builtin import RESERVED
-
-ANY: Final = "*"
-"""The name of an expected call that every tool has."""
 
 _PAIR_STEPS: Final = 50
 """The steps to compare an expected call with one of its name, beside those for arguments and results."""
@@ -50,15 +49,39 @@ def score(
     return mean_score(metric, case, scores)
 
 
-def counted(expected_names: Collection[str], calls: Iterable[ToolInvocation]) -> list[ToolInvocation]:
-    """Return the calls that count, in the order in which they started.
+def counted(
+    expected: Sequence[ExpectedTool], calls: Iterable[ToolInvocation], *, agents: Collection[str]
+) -> list[ToolInvocation]:
+    """Return the calls that count, in the order in which they started; `agents` are the names of all in the record.
 
-    Calls of agents and of built-in tools count only if their names are expected.
+    Calls of agents and of built-in tools count only if their names are expected, by name or by a pattern.
     """
     found = [
-        call for call in calls if call.name in expected_names or not (call.child_invocation_id or call.name in RESERVED)
+        call
+        for call in calls
+        if not (is_of_agent(call, agents) or call.name in RESERVED)
+        or any(is_named(tool, call.name) for tool in expected)
     ]
     return sorted(found, key=attrgetter("sequence"))
+
+
+def names_of(agents: Iterable[AgentInvocation]) -> frozenset[str]:
+    """Return the names of agents."""
+    return frozenset(agent.name for agent in agents)
+
+
+def is_of_agent(call: ToolInvocation, agents: Collection[str]) -> bool:
+    """Return whether a call is one of an agent, as far as the record says so.
+
+    One that failed before its agent began has no invocation of it. It is known by its error, or by its name if that is
+    the name of the tool for some agent of the record.
+    """
+    if call.child_invocation_id:
+        return True
+    is_failed = call.state == execution_pb2.EXECUTION_STATE_FAILED and call.name.startswith(CALL_PREFIX)
+    return is_failed and (
+        call.error.reason == error_pb2.ERROR_REASON_NOT_LINKED or call.name.removeprefix(CALL_PREFIX) in agents
+    )
 
 
 def mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation], mode: TrajectoryMode.ValueType) -> str:
@@ -77,7 +100,7 @@ def cut_call(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation])
     for call in actual:
         if not (call.arguments_truncated or call.result_truncated):
             continue  # nearly always, and there may be thousands of both
-        named = [tool for tool in expected if tool.name in (ANY, call.name)]
+        named = [tool for tool in expected if fits_name(tool, call.name)]
         if call.arguments_truncated and any(_arguments_matchers(tool) for tool in named):
             return f"The arguments of {_label(call)} were cut in the record, so they cannot be compared."
         if call.result_truncated and any(_result_matchers(tool) for tool in named):
@@ -87,7 +110,7 @@ def cut_call(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation])
 
 def _turn_score(wanted: eval_set_pb2.ToolTrajectoryMetric, expected: Sequence[ExpectedTool], turn: Turn) -> TurnScore:
     calls = [call for call in turn.invocation.tools if wanted.agent in ("", call.agent)]
-    actual = counted({tool.name for tool in expected}, calls)
+    actual = counted(expected, calls, agents=names_of(turn.invocation.agents))
     cut = cut_call(expected, actual)
     return not_judged(cut) if cut else judged(mismatch(expected, actual, wanted.mode))
 
@@ -99,7 +122,7 @@ def _exact_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvoc
     if len(actual) > len(expected):
         return _surplus(actual[len(expected)], len(expected) + 1)
     if len(actual) < len(expected):
-        return f"call {len(actual) + 1} is missing, expected {expected[len(actual)].name}"
+        return f"call {len(actual) + 1} is missing, expected {name_words(expected[len(actual)])}"
     return ""
 
 
@@ -111,7 +134,7 @@ def _order_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvoc
         found = next((index for index in rest if _fits(tool, actual[index])), None)
         if found is None:
             after = f" after call {position}" if position else ""
-            return f"no call fits the expected {tool.name}{after}{_nearest(tool, actual, rest)}"
+            return f"no call fits the expected {name_words(tool)}{after}{_nearest(tool, actual, rest)}"
         position = found + 1
     return ""
 
@@ -124,10 +147,10 @@ def _unordered_mismatch(
     left = [index for index in range(len(actual)) if index not in taken]
     missing = [tool for index, tool in enumerate(expected) if index not in pairs]
     if missing and mode != TRAJECTORY_MODE_SUBSET:
-        return f"no call fits the expected {missing[0].name}{_nearest(missing[0], actual, left)}"
+        return f"no call fits the expected {name_words(missing[0])}{_nearest(missing[0], actual, left)}"
     if left and mode != TRAJECTORY_MODE_SUPERSET:
         call, number = actual[left[0]], left[0] + 1
-        same = next((tool for tool in missing if tool.name in (ANY, call.name)), None)
+        same = next((tool for tool in missing if fits_name(tool, call.name)), None)
         return _surplus(call, number) if same is None else _difference(same, call, number)
     return ""
 
@@ -142,7 +165,7 @@ def _pairs(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -
         by_name.setdefault(call.name, []).append(column)
     edges: list[tuple[int, int]] = []
     for row, tool in enumerate(expected):
-        named = range(len(actual)) if tool.name == ANY else by_name.get(tool.name, ())
+        named = [column for name, columns in by_name.items() if fits_name(tool, name) for column in columns]
         spend(_PAIR_STEPS * len(named))
         edges.extend((row, column) for column in named if _fits(tool, actual[column]))
     if not edges:
@@ -166,8 +189,8 @@ def _fits(tool: ExpectedTool, call: ToolInvocation) -> bool:
 
 def _difference(tool: ExpectedTool, call: ToolInvocation, number: int) -> str:
     """Return how a call differs from an expected one; empty if it fits."""
-    if tool.name not in (ANY, call.name):
-        return f"call {number} is {_label(call)}, expected {tool.name}"
+    if not fits_name(tool, call.name):
+        return f"call {number} is {_label(call)}, expected {name_words(tool)}"
     arguments = call.arguments_json.strip() or "{}"  # no text means no arguments
     for matcher in _arguments_matchers(tool):
         if wrong := value_matcher.mismatch(matcher, arguments):
@@ -192,7 +215,7 @@ def _result_matchers(tool: ExpectedTool) -> list[ValueMatcher]:
 
 def _nearest(tool: ExpectedTool, actual: Sequence[ToolInvocation], candidates: Iterable[int]) -> str:
     """Return how the first call of the expected name differs, as the end of a sentence; empty if there is none."""
-    near = next((index for index in candidates if tool.name in (ANY, actual[index].name)), None)
+    near = next((index for index in candidates if fits_name(tool, actual[index].name)), None)
     return "" if near is None else f": {_difference(tool, actual[near], near + 1)}"
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from bough.v1 import eval_set_pb2
+from bough_server.evals.metrics.tool_names import name_words
 from bough_server.evals.reports.page import Block, indented_json
 
 _MODES = {
@@ -41,6 +42,10 @@ def answer_words(expected: eval_set_pb2.ExpectedAnswer) -> str:
     lines += [f"does not contain: {text}" for text in expected.excludes]
     if expected.regex:
         lines.append(f"matches: {expected.regex}")
+    if expected.HasField("min_characters"):
+        lines.append(f"at least {expected.min_characters:,} characters")
+    if expected.HasField("max_characters"):
+        lines.append(f"at most {expected.max_characters:,} characters")
     if lines and expected.ignore_case:
         lines.append("case is ignored")
     if expected.HasField("json"):
@@ -90,4 +95,4 @@ def _times(count: int) -> str:
 
 def _tool_words(tool: eval_set_pb2.ExpectedTool) -> str:
     details = [f"{block.title} {block.text}" for block in call_blocks(tool)]
-    return "\n".join([tool.name, *details]).replace("\n", "\n  ")
+    return "\n".join([name_words(tool), *details]).replace("\n", "\n  ")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, input_pb2, usage_pb2
+from bough_server.evals.metrics.tool_names import name_words
 from bough_server.evals.reports.expectations import call_blocks, expected_blocks, mode_words, repeat_words
 from bough_server.evals.reports.page import Block, Call, Note, Step, TreeNode, indented_json, render
 from bough_server.evals.reports.words import CHANGES, compared_text, rate_text, reasons_of_run, status_text
@@ -110,6 +111,8 @@ def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalCo
         bounds = found.pass_rate_interval
         parts.append(f"pass rate {found.pass_rate:.2f} ({bounds.lower:.2f} to {bounds.upper:.2f})")
     yield Note(text=" · ".join(parts), style=_style(result.status))
+    if result.reason:
+        yield Note(text=result.reason, style=_style(result.status))
     means = [f"{name} {mean:.3g}" for name, mean in sorted(found.metric_means.items())]
     if means:
         yield Note(text=" · ".join(means))
@@ -228,7 +231,7 @@ def _expected(
     agents: Sequence[eval_set_pb2.ExpectedAgent], parent: str, depth: int, marks: Mapping[tuple[str, str], str]
 ) -> Iterator[TreeNode]:
     for agent in agents:
-        calls = [Call(name=tool.name, state="", blocks=list(call_blocks(tool))) for tool in agent.tools]
+        calls = [Call(name=name_words(tool), state="", blocks=list(call_blocks(tool))) for tool in agent.tools]
         yield TreeNode(
             name=agent.name,
             depth=depth,

@@ -18,7 +18,8 @@ _MOST_MESSAGE: Final = 300
 def junit_text(result: eval_result_pb2.EvalResult) -> str:
     """Return a result as JUnit XML.
 
-    A case that failed is a failure, and one that crashed or could not be judged an error; a gate is a test case too.
+    A case that failed is a failure, and one that crashed or could not be judged an error; a gate is a test case too,
+    and so is the verdict if it has a reason that no case and no gate has.
     Scores, bounds, and the ids of runs and traces are properties of a case.
     """
     name = _clean(result.set_name or "evaluation")
@@ -33,6 +34,10 @@ def junit_text(result: eval_result_pb2.EvalResult) -> str:
         one = TestCase(_clean(f"gate {gate.gate}"), classname=name)
         if gate.status != eval_result_pb2.METRIC_STATUS_PASSED:
             one.result = [_outcome(gate.status, [gate.reason or "The gate does not hold."])]
+        suite.add_testcase(one)
+    if result.reason:
+        one = TestCase("verdict", classname=name)
+        one.result = [_outcome(result.status, [result.reason])]
         suite.add_testcase(one)
     xml = JUnitXml()
     xml.add_testsuite(suite)

@@ -57,6 +57,9 @@ def _head(result: eval_result_pb2.EvalResult) -> Iterator[str]:
         parts.append(_plain(cost))
     yield ", ".join(parts)
     yield ""
+    if result.reason:
+        yield _plain(result.reason)
+        yield ""
     if found.flaky_cases:
         more = f" and {len(found.flaky_cases) - _MOST_FLAKY} more" if len(found.flaky_cases) > _MOST_FLAKY else ""
         yield "Flaky: " + ", ".join(_plain(case_id) for case_id in found.flaky_cases[:_MOST_FLAKY]) + more
