@@ -48,8 +48,8 @@ from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.runs import Runs
 from bough_server.settings import Settings
 from bough_server.settings_sections import ServerSection
-from bough_server.store.sql.database_path import database_path
-from bough_server.store.sql.store import Store, open_store
+from bough_server.store.opening import open_store, shown_database
+from bough_server.store.sql.store import Store
 from bough_server.telemetry import Tracing, make_provider
 
 CLOSE_SECONDS: Final = 1.0
@@ -125,7 +125,8 @@ class App:
         async with AsyncExitStack() as stack:
             clock = clock or SystemClock()
             registry = _registry(settings, _open_models(settings, stack, clock))
-            store = open_store(settings.storage.url, durability=settings.storage.durability)
+            storage = settings.storage
+            store = open_store(storage.url, durability=storage.durability, may_upgrade=storage.upgrade_at_start)
             stack.push_async_callback(store.close)
             provider, tracing = _open_tracing(settings, stack)
             metrics, metrics_address = await stack.enter_async_context(_open_metrics(settings))
@@ -181,7 +182,7 @@ class App:
         self.address = f"{host}:{port}"
         await self._health.serving()
         self._watching = {
-            asyncio.create_task(self.store.watch_file()),
+            asyncio.create_task(self.store.watch()),
             asyncio.create_task(self._health.follow(self.store.write_health.changes())),
         }
 
@@ -214,7 +215,7 @@ class App:
             "serving",
             address=self.address,
             version=version("bough"),
-            database=str(database_path(self.settings.storage.url)),
+            database=shown_database(self.settings.storage.url),
             agents=len(self.registry.resolver.agents),
             models=", ".join(self.settings.models),
             metrics=self.metrics_address or "none",

@@ -79,11 +79,16 @@ class StorageSection(Section):
     """The database that holds the logs of all runs."""
 
     url: Annotated[str, Field(min_length=1)]
-    """The database file: a path, or `sqlite:///` and a path. The default and a path in the file are relative to the
-    file's folder, any other to the working directory.
+    """The database. A file: a path, or `sqlite:///` and a path; the default and a path in the file are relative to the
+    file's folder, any other to the working directory. Or PostgreSQL: `postgresql://USER@HOST:PORT/DATABASE`, with the
+    password in the variable PGPASSWORD or in a password file rather than here.
     """
     durability: Literal["disk", "process"] = "disk"
     """`disk`: what a client has seen survives a power cut. `process`: it survives a killed process only."""
+    upgrade_at_start: bool = True
+    """Whether a server that starts creates the tables of PostgreSQL, and upgrades tables of an older version; if false,
+    `bough db upgrade` does.
+    """
 
 
 class LimitSet(Section):

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from bough_server import ids
+from bough_server.store.opening import open_store
 from bough_server.store.ports import EventLog, Record
-from bough_server.store.sql.database import Durability
-from bough_server.store.sql.store import open_store
+from bough_server.store.sql.options import Durability
 from bough_server.store.sql.writer import CommitHooks
 from tests.bench.figures import Aim, CaseResult, Figure
 from tests.bench.long_logs import NOW_NS, deltas, new_run

@@ -8,7 +8,7 @@ from grpc import aio
 
 from bough.v1 import agent_service_pb2
 from bough_server import ids
-from bough_server.store.sql.store import open_store
+from bough_server.store.opening import open_store
 from tests.bench.desk_team import write_project
 from tests.bench.figures import Aim, CaseResult, Figure
 from tests.bench.long_logs import NOW_NS, deltas, end, new_run

@@ -14,7 +14,7 @@ import pytest
 from bough import NO_REJOINING, AsyncClient, Rejoining, Unavailable, collect
 from bough_server.cli.connection import Connection
 from bough_server.cli.follow import ConnectionLost, PlainLines, follow, rejoinable
-from bough_server.store.sql.file_lock import serving_owner
+from bough_server.store.sqlite.file_lock import serving_owner
 from tests.clients.cli_process import Finished, bough, started
 from tests.clients.run_events import RUN_ID, desk
 from tests.clients.stream_server import Call, LoopbackService, client_of, listening

@@ -11,9 +11,10 @@ import pytest
 
 from bough_server.cli.db import status_text
 from bough_server.settings import Settings
-from bough_server.store.sql.database import DatabaseStatus, upgrade_database
-from bough_server.store.sql.database_path import database_path
+from bough_server.store.opening import upgrade_database
 from bough_server.store.sql.migrations import HEAD
+from bough_server.store.sql.status import DatabaseStatus
+from bough_server.store.sqlite.database_path import database_path
 from tests.clients.cli_process import Finished, bough, started
 from tests.clients.stream_server import LoopbackService, listening
 from tests.support.projects import llm, write_project
@@ -68,7 +69,7 @@ async def test_a_database_that_is_too_old_is_refused_with_what_to_do(tmp_path: P
 
 
 def test_the_status_of_a_database_that_can_be_upgraded_names_the_command() -> None:
-    status = DatabaseStatus(path=Path("bough.db"), revision="0006", head="0007", size_bytes=4096)
+    status = DatabaseStatus(name="bough.db", revision="0006", head="0007", size_bytes=4096)
     expected = "bough.db: revision 0006, needs 0007: run `bough --embedded db upgrade`, 4,096 bytes"
     assert status_text(status, "bough --embedded") == expected
 

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from bough import AsyncClient, Rejoining, Unavailable
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import execution_pb2, follow_pb2, policy_pb2
-from bough_server.store.sql.store import Store, open_store
+from bough_server.store.opening import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from tests.rpc.agents import GATES
 from tests.rpc.interceptor_server import status_details

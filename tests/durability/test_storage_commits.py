@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from bough.v1 import execution_pb2
 from bough_server.errors import Fenced, StorageFailed
-from bough_server.store.sql.store import Store, open_store
+from bough_server.store.opening import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, next_page, text
 

@@ -15,8 +15,7 @@ import pytest
 from sqlalchemy import Connection
 
 from bough_server.errors import ConfigurationError, NotFound, StorageFailed
-from bough_server.store.sql.database import upgrade_database
-from bough_server.store.sql.store import Store, open_store
+from bough_server.store.opening import Store, open_store, upgrade_database
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything
 
 _NOBODY = 65534
@@ -183,7 +182,7 @@ async def test_a_database_that_becomes_read_only_stops_its_runs(path: Path) -> N
 async def test_a_second_process_is_refused_and_told_the_first_ones_number(path: Path) -> None:
     program = f"""
         from bough_server.errors import ConfigurationError
-        from bough_server.store.sql.store import open_store
+        from bough_server.store.opening import open_store
         try:
             open_store({str(path)!r})
         except ConfigurationError as error:
@@ -206,7 +205,7 @@ async def test_a_second_process_is_refused_and_told_the_first_ones_number(path: 
 async def test_a_killed_process_leaves_what_it_had_committed_and_no_lock(path: Path) -> None:
     program = f"""
         import asyncio, os, signal
-        from bough_server.store.sql.store import open_store
+        from bough_server.store.opening import open_store
         from tests.store.logs import Made, delta
 
         async def main():

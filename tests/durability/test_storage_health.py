@@ -15,7 +15,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from bough.v1 import policy_pb2
-from bough_server.store.sql.store import open_store
+from bough_server.store.opening import open_store
 from bough_server.store.sql.writer import CommitHooks
 from tests.rpc.agents import GATES
 from tests.rpc.interceptor_server import status_details

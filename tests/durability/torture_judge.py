@@ -16,7 +16,7 @@ from bough_server.clock import SystemClock
 from bough_server.interceptors.auth import LOCAL
 from bough_server.runs.replay import offline_resolver, replay
 from bough_server.settings import Settings
-from bough_server.store.sql.store import Store, open_store
+from bough_server.store.opening import Store, open_store
 from bough_server.telemetry import Tracing, make_provider
 from tests.durability.torture_clients import Events, Faults, Seen
 from tests.durability.torture_team import Asked

@@ -21,7 +21,7 @@ from bough_server.interceptors.auth import current_principal
 from bough_server.models.registry import ConfiguredModels
 from bough_server.models.scripted.model import ScriptedModel
 from bough_server.models.scripted.script import parse_script
-from bough_server.store.sql.store import Store, open_store
+from bough_server.store.opening import Store, open_store
 from tests.rpc.interceptor_server import behaving, status_details
 from tests.rpc.run_server import Served
 

@@ -387,3 +387,32 @@ def test_data_of_an_input_that_is_no_json_is_refused_by_its_part() -> None:
     assert [violation.field for violation in caught.value.violations] == [
         f"input.parts[{index}].data_json" for index in (1, 2, 3)
     ]
+
+
+_NUL = "a\0b"
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (pb.RunRequest(agent=_NUL), "agent"),
+        (pb.RunRequest(agent="lead", session_id=_NUL), "session_id"),
+        (pb.RunRequest(agent="lead", request_id=_NUL), "request_id"),
+        (pb.RunRequest(agent="lead", labels={"team": _NUL}), 'labels["team"]'),
+        (pb.GetRunRequest(run_id=_NUL), "run_id"),
+        (pb.WatchRunRequest(run_id=_NUL), "run_id"),
+        (pb.ResumeRunRequest(run_id=_NUL), "run_id"),
+        (pb.ForkRunRequest(run_id=_NUL), "run_id"),
+        (pb.CancelRunRequest(run_id=_NUL), "run_id"),
+        (pb.ListRunsRequest(filter=run_pb2.RunFilter(session_id=_NUL)), "filter.session_id"),
+        (pb.ListRunsRequest(filter=run_pb2.RunFilter(agent=_NUL)), "filter.agent"),
+        (pb.ListRunsRequest(filter=run_pb2.RunFilter(evaluation_id=_NUL)), "filter.evaluation_id"),
+        (pb.ListRunsRequest(filter=run_pb2.RunFilter(labels={"team": _NUL})), 'filter.labels["team"]'),
+        (eval_service_pb2.GetEvaluationRequest(evaluation_id=_NUL), "evaluation_id"),
+        (session_service_pb2.GetSessionRequest(session_id=_NUL), "session_id"),
+        (session_service_pb2.CreateSessionRequest(labels={"team": _NUL}), 'labels["team"]'),
+    ],
+)
+def test_what_is_stored_as_text_has_no_nul(request_: Message, field: str) -> None:
+    fields = [violation.field for violation in violations(request_)]
+    assert fields.count(field) == 1

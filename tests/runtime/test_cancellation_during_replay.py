@@ -11,7 +11,7 @@ from bough.v1 import agent_pb2, event_pb2, execution_pb2, input_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunError
 from bough_server.runtime.agent import Context
-from bough_server.store.sql.rebuild import rebuild_projections
+from bough_server.store.opening import rebuild_projections
 from bough_server.tools.tool import Tool, tool
 from tests.support.held_clock import HeldClock
 from tests.support.log_laws import check_laws

@@ -11,8 +11,8 @@ from bough.v1 import error_pb2, event_pb2, fork_pb2, policy_pb2
 from bough_server import ids
 from bough_server.errors import CallError, ForkRefused, NotFound, RequestIdReused, SequenceOutOfRange
 from bough_server.models.model import ModelRequest
+from bough_server.store.opening import rebuild_projections
 from bough_server.store.ports import Principal
-from bough_server.store.sql.rebuild import rebuild_projections
 from bough_server.tools.tool import OnRecovery, ToolContext, tool
 from tests.support.fork_agents import TEAM, TURNS, Log, World, edited, open_forked, place, run_of
 from tests.support.held_clock import HeldClock

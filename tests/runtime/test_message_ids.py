@@ -10,7 +10,7 @@ from bough_server.agents.function import agent
 from bough_server.errors import ForkRefused
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context
-from bough_server.store.sql.rebuild import rebuild_projections
+from bough_server.store.opening import rebuild_projections
 from tests.support.fork_agents import TEAM, TURNS, Log, World, open_forked, place, run_of
 from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.run_harness import RunHarness

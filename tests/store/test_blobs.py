@@ -10,14 +10,13 @@ import pytest
 
 from bough_server.blobs import StoredBlob
 from bough_server.errors import InvalidRequest, NotFound, StorageFailed
+from bough_server.store.opening import Store, open_store, rebuild_projections, upgrade_database
 from bough_server.store.ports import BlobPiece, Record
 from bough_server.store.sql.blobs import DELETIONS
-from bough_server.store.sql.database import database_path, upgrade_database
-from bough_server.store.sql.rebuild import rebuild_projections
-from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, BERT, START_NS, Made, completed, delta, resumed, session_id, text
+from tests.store.sql import execute
 
 PHOTO = bytes(range(256)) * 5_000
 NOTE = b"a note"
@@ -56,11 +55,7 @@ async def has(store: Store, number: int, data: bytes) -> bool:
 
 def stored(url: str) -> set[str]:
     """The hashes of all files of a database."""
-    connection = sqlite3.connect(database_path(url))
-    try:
-        return {row[0] for row in connection.execute("SELECT sha256 FROM blobs")}
-    finally:
-        connection.close()
+    return {sha256 for (sha256,) in execute(url, "SELECT sha256 FROM blobs")}
 
 
 async def test_a_file_is_read_piece_by_piece_as_it_was_brought(store: Store) -> None:
@@ -221,7 +216,7 @@ async def test_the_bytes_of_files_count_as_waiting_for_their_commit(store: Store
 def test_deleting_a_session_reads_indexes_alone(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/bough.db"
     upgrade_database(url)
-    connection = sqlite3.connect(database_path(url))
+    connection = sqlite3.connect(tmp_path / "bough.db")
     plans = [
         row[3]
         for statement in DELETIONS

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from bough.v1 import execution_pb2
 from bough_server.errors import Fenced
+from bough_server.store.opening import Store, open_store, rebuild_projections
 from bough_server.store.ports import LogRecord, Page, RunFilter, StoredEvent
-from bough_server.store.sql.rebuild import rebuild_projections
-from bough_server.store.sql.store import Store, open_store
 from tests.store.evaluation_logs import MadeEvaluation, began, fact, passed, scored
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, resumed, text
 from tests.support.examples import examples

@@ -1,18 +1,15 @@
 """Pages of evaluations: newest first, by every filter, and read through the indexes that hold no runs."""
 
-import sqlite3
-
 import pytest
-from sqlalchemy import Engine, event
 
 from bough.v1 import execution_pb2
 from bough_server.errors import InvalidRequest
 from bough_server.store.evaluation_ports import EvaluationFilter
+from bough_server.store.opening import Store, open_store
 from bough_server.store.ports import Page, RunFilter
-from bough_server.store.sql.database_path import database_path
-from bough_server.store.sql.store import Store, open_store
 from tests.store.evaluation_logs import MadeEvaluation, passed
 from tests.store.logs import ANNE, BERT, Made
+from tests.store.sql import plans_of, seen_statements
 
 RUNNING, SUCCEEDED = execution_pb2.EXECUTION_STATE_RUNNING, execution_pb2.EXECUTION_STATE_SUCCEEDED
 
@@ -85,37 +82,23 @@ async def test_a_token_belongs_to_its_list(store: Store, made: list[str]) -> Non
         await store.runs.list(ANNE, RunFilter(), Page(size=1, token=token))
 
 
-async def test_no_list_of_evaluations_reads_the_rows_of_runs(url: str) -> None:
-    seen: list[tuple[str, tuple[object, ...]]] = []
-
-    def note(*said: object) -> None:
-        _, _, statement, parameters, *_ = said
-        assert isinstance(statement, str)
-        assert isinstance(parameters, tuple)
-        seen.append((statement, parameters))
-
+async def test_no_list_of_evaluations_reads_the_rows_of_runs(file_url: str) -> None:
     states = [RUNNING, SUCCEEDED]
     used = [
         (EvaluationFilter(), "evaluations_newest_first"),
         (EvaluationFilter(agent="lead", states=states), "evaluations_newest_first"),
         (EvaluationFilter(set_name="desk", agent="lead", states=states), "evaluations_of_set"),
     ]
-    async with open_store(url, durability="process") as store:
-        event.listen(Engine, "before_cursor_execute", note)
-        try:
+    async with open_store(file_url, durability="process") as store:
+        with seen_statements() as seen:
             for evaluation_filter, _ in used:
                 await store.evaluations.list(ANNE, evaluation_filter, Page(size=10))
             of_one = RunFilter(evaluation_id="e1", session_id="s1", agent="lead", states=states)
             await store.runs.list(ANNE, of_one, Page(size=10))
             await store.evaluations.find_request(ANNE, "ask")
             await store.runs.find_request(ANNE, "ask")
-        finally:
-            event.remove(Engine, "before_cursor_execute", note)
     expected = [*(index for _, index in used), "runs_of_evaluation", "runs_by_request", "runs_by_request"]
-    connection = sqlite3.connect(database_path(url))
-    lists = [each for each in seen if each[0].startswith("SELECT")]
-    plans = [[row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", values)] for query, values in lists]
-    connection.close()
+    plans = plans_of(file_url, [each for each in seen if each[0].startswith("SELECT")])
     for index, plan in zip(expected, plans, strict=True):
         searched = {step for step in plan if step.startswith(("SEARCH runs", "SCAN runs"))}
         assert searched, plan

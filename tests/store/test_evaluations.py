@@ -8,9 +8,8 @@ import pytest
 from bough.v1 import event_pb2
 from bough_server import evaluation_events
 from bough_server.errors import Fenced, NotFound, StorageFailed
+from bough_server.store.opening import Store, open_store, rebuild_projections
 from bough_server.store.ports import LogRecord, Page, RequestIdTaken, RunFilter, RunMoved
-from bough_server.store.sql.rebuild import rebuild_projections
-from bough_server.store.sql.store import Store, open_store
 from bough_server.store.worker_ports import RunCommand
 from tests.store.evaluation_logs import MadeEvaluation, began, cancelled, fact, passed, scored
 from tests.store.fork_logs import Fork

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough_server.errors import Fenced
+from bough_server.store.opening import Store, open_store
 from bough_server.store.ports import StoredEvent
-from bough_server.store.sql.store import Store, open_store
 from tests.store.logs import Made, as_stored, completed, delta, everything, record, resumed
 from tests.support.examples import examples
 

@@ -5,7 +5,6 @@ takes the writes in their order one by one, says what has to become of each.
 """
 
 import asyncio
-import sqlite3
 import tempfile
 import threading
 from collections.abc import Coroutine
@@ -21,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from bough.v1 import event_pb2, input_pb2
 from bough_server import events
 from bough_server.errors import Fenced
+from bough_server.store.opening import Store, open_store
 from bough_server.store.ports import Record, RunMoved, StoredEvent
-from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.worker_ports import RunCommand
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed
@@ -62,9 +61,7 @@ class Gate:
     def _fail(self, where: str) -> None:
         if self._trouble == where:
             self._trouble = ""
-            error = sqlite3.OperationalError("disk I/O error")
-            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
-            raise error
+            raise OSError("the database failed")
 
 
 @dataclass(kw_only=True)

@@ -1,17 +1,15 @@
 """Pages of runs and sessions: every filter is read through an index, and labels search a bounded number of rows."""
 
-import sqlite3
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import Engine, event
 
 from bough.v1 import execution_pb2
+from bough_server.store.opening import Store, open_store
 from bough_server.store.ports import Page, RunFilter
 from bough_server.store.sql import pages
-from bough_server.store.sql.database_path import database_path
-from bough_server.store.sql.store import Store, open_store
 from tests.store.logs import ANNE, START_NS, Made, completed
+from tests.store.sql import plans_of, seen_statements
 
 RUNNING, SUCCEEDED = execution_pb2.EXECUTION_STATE_RUNNING, execution_pb2.EXECUTION_STATE_SUCCEEDED
 
@@ -73,15 +71,7 @@ async def test_sessions_with_labels_are_found_over_pages(store: Store, monkeypat
     assert (found, count) == (["s3", "s1"], 3)
 
 
-async def test_every_filter_is_read_through_an_index(url: str) -> None:
-    seen: list[tuple[str, tuple[object, ...]]] = []
-
-    def note(*said: object) -> None:
-        _, _, statement, parameters, *_ = said
-        assert isinstance(statement, str)
-        assert isinstance(parameters, tuple)
-        seen.append((statement, parameters))
-
+async def test_every_filter_is_read_through_an_index(file_url: str) -> None:
     one, several = frozenset({RUNNING}), frozenset({RUNNING, SUCCEEDED})
     used = {
         "runs_newest_first": RunFilter(),
@@ -89,17 +79,11 @@ async def test_every_filter_is_read_through_an_index(url: str) -> None:
         "runs_of_agent": RunFilter(agent="lead", states=one),
         "runs_by_state": RunFilter(states=several),
     }
-    async with open_store(url, durability="process") as store:
-        event.listen(Engine, "before_cursor_execute", note)
-        try:
+    async with open_store(file_url, durability="process") as store:
+        with seen_statements() as seen:
             for run_filter in used.values():
                 await store.runs.list(ANNE, run_filter, Page(size=10))
-        finally:
-            event.remove(Engine, "before_cursor_execute", note)
-    connection = sqlite3.connect(database_path(url))
-    lists = [each for each in seen if each[0].startswith("SELECT")]
-    plans = [[row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", values)] for query, values in lists]
-    connection.close()
+    plans = plans_of(file_url, [each for each in seen if each[0].startswith("SELECT")])
     for index, plan in zip(used, plans, strict=True):
         searched = {step for step in plan if step.startswith(("SEARCH runs", "SCAN runs"))}
         assert searched, plan

@@ -3,7 +3,7 @@
 import pytest
 
 from bough.v1 import event_pb2, execution_pb2, run_pb2
-from bough_server.store.sql.store import Store, open_store
+from bough_server.store.opening import Store, open_store
 from tests.store.logs import ANNE, BERT, SECOND, START_NS, Made, completed, delta, resumed
 from tests.store.question_events import answered, asked, interrupted, request, tool_ended
 

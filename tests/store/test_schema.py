@@ -1,4 +1,4 @@
-"""The schema of a database file: made, migrated, refused."""
+"""The schema of a SQLite file: made, migrated, refused."""
 
 import sqlite3
 from dataclasses import replace
@@ -15,15 +15,21 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from bough_server.blobs import StoredBlob
 from bough_server.errors import ConfigurationError
+from bough_server.store.opening import database_status, open_store, rebuild_projections, upgrade_database
 from bough_server.store.ports import RequestIdTaken
 from bough_server.store.sql import migrations
-from bough_server.store.sql.database import DatabaseStatus, database_status, exclusive_engine, upgrade_database
-from bough_server.store.sql.database_path import database_path
-from bough_server.store.sql.rebuild import rebuild_projections
-from bough_server.store.sql.store import open_store
+from bough_server.store.sql.status import DatabaseStatus
 from bough_server.store.sql.tables import metadata
+from bough_server.store.sqlite.database import exclusive_engine
+from bough_server.store.sqlite.database_path import database_path
 from tests.store.evaluation_logs import MadeEvaluation
 from tests.store.logs import ANNE, Made, completed, delta
+
+
+@pytest.fixture
+def url(file_url: str) -> str:
+    """A SQLite file that is not there yet."""
+    return file_url
 
 
 def _execute(url: str, statement: str) -> None:
@@ -113,7 +119,7 @@ def test_the_code_names_the_newest_revision() -> None:
 
 def test_the_status_says_what_there_is_and_changes_nothing(url: str) -> None:
     path = database_path(url)
-    assert database_status(url) == DatabaseStatus(path=path, revision=None, head=migrations.HEAD, size_bytes=0)
+    assert database_status(url) == DatabaseStatus(name=str(path), revision=None, head=migrations.HEAD, size_bytes=0)
     assert not path.exists()
     made = upgrade_database(url)
     assert (made.revision, made.is_current, made.size_bytes > 0) == (migrations.HEAD, True, True)
@@ -176,7 +182,7 @@ def test_another_programs_database_is_refused_and_left_alone(url: str) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("url", ["postgresql://host/bough", "sqlite://", "sqlite:///:memory:", "", "sqlite://host/x"])
+@pytest.mark.parametrize("url", ["mysql://host/bough", "sqlite://", "sqlite:///:memory:", "", "sqlite://host/x"])
 def test_a_url_that_names_no_file_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="storage URL"):
         database_path(url)

@@ -1,20 +1,17 @@
 """Ids of sessions that callers choose, and request ids: unique in a tenant, and of a user."""
 
 import asyncio
-import sqlite3
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import Engine, event
 
 from bough.v1 import event_pb2
 from bough_server.errors import NotFound, RequestIdReused, SessionBusy, SessionExists
+from bough_server.store.opening import Store, open_store, rebuild_projections
 from bough_server.store.ports import Page, Principal, RequestIdTaken, RunFilter, SessionMoved
-from bough_server.store.sql.database_path import database_path
-from bough_server.store.sql.rebuild import rebuild_projections
-from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from tests.store.logs import ANNE, BERT, SECOND, START_NS, Made, completed, session_id, text
+from tests.store.sql import plans_of, seen_statements
 from tests.store.test_session_state import change, kept
 
 CARL = Principal(tenant_id=ANNE.tenant_id, user_id="carl")
@@ -139,9 +136,7 @@ async def test_a_session_whose_commit_was_in_doubt_is_created_once(url: str) -> 
         nonlocal doubts
         doubts += 1
         if doubts == 1:
-            error = sqlite3.OperationalError("disk I/O error")
-            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
-            raise error
+            raise OSError("the database failed")
 
     async with open_store(url, retry_delays=(0.0,), hooks=CommitHooks(after=doubt)) as store:
         assert await _create(store) == "s1"
@@ -278,33 +273,17 @@ def _is_looked_up(statement: str) -> bool:
     return is_by_request or "count" in statement
 
 
-async def test_what_is_looked_up_by_request_or_waits_is_found_by_an_index(url: str) -> None:
-    seen: list[tuple[str, tuple[object, ...]]] = []
-
-    def note(*said: object) -> None:
-        _, _, statement, parameters, *_ = said
-        assert isinstance(statement, str)
-        assert isinstance(parameters, tuple)
-        seen.append((statement, parameters))
-
-    async with open_store(url, durability="process") as store:
-        event.listen(Engine, "before_cursor_execute", note)
-        try:
+async def test_what_is_looked_up_by_request_or_waits_is_found_by_an_index(file_url: str) -> None:
+    async with open_store(file_url, durability="process") as store:
+        with seen_statements() as seen:
             await _create(store, request_id="ask")
             await store.log.create(_run(1).new())
             await store.log.create(Made(number=2, request_id="ask").new())
             await store.log.create(_run(3, is_queued=True).new())
             await store.runs.find_request(ANNE, "ask")
-        finally:
-            event.remove(Engine, "before_cursor_execute", note)
-    connection = sqlite3.connect(database_path(url))
-    plans = [
-        " ".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters))
-        for statement, parameters in seen
-        if statement.startswith("SELECT") and _is_looked_up(statement)
-    ]
-    connection.close()
+    looked_up = [each for each in seen if each[0].startswith("SELECT") and _is_looked_up(each[0])]
+    plans = plans_of(file_url, looked_up)
     used = ["sessions_by_request", "runs_by_request", "runs_waiting", "runs_by_request"]
     for plan, index in zip(plans, used, strict=True):
-        assert f"INDEX {index} " in plan
-        assert "TEMP B-TREE" not in plan
+        assert f"INDEX {index} " in " ".join(plan)
+        assert "TEMP B-TREE" not in " ".join(plan)

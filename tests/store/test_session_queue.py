@@ -6,7 +6,7 @@ import pytest
 
 from bough.v1 import event_pb2, execution_pb2
 from bough_server.errors import NotFound, SessionBusy
-from bough_server.store.sql.store import Store, open_store
+from bough_server.store.opening import Store, open_store
 from tests.store.logs import ANNE, BERT, START_NS, Made, as_stored, completed, everything, resumed, session_id, text
 
 

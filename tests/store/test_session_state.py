@@ -1,18 +1,15 @@
 """The values of a session in the store: written with their events, checked where a run begins, copied by forks."""
 
-import sqlite3
-
 import pytest
 
 from bough.v1 import event_pb2, session_pb2
 from bough_server.errors import InvalidRequest, NotFound, SessionBusy
 from bough_server.session_state import MAX_STATE_BYTES
+from bough_server.store.opening import Store, open_store, rebuild_projections
 from bough_server.store.ports import SessionMoved
-from bough_server.store.sql.database_path import database_path
-from bough_server.store.sql.rebuild import rebuild_projections
-from bough_server.store.sql.store import Store, open_store
 from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, BERT, START_NS, Made, completed, delta, resumed, session_id
+from tests.store.sql import execute
 
 
 def change(key: str, text: str | None) -> session_pb2.SessionStateChange:
@@ -130,10 +127,7 @@ async def test_rebuilding_makes_the_states_of_logs_and_leaves_those_of_calls(url
             records = run.next(kept("e0", change("a", str(number))), completed())
             await store.log.append(run.run_id, epoch=1, records=records)
         await store.sessions.update_state(ANNE, session_id(2), [change("b", "2")])
-    connection = sqlite3.connect(database_path(url))
-    with connection:
-        connection.execute("UPDATE sessions SET state_json = 'lost' WHERE state_run_id != ''")
-    connection.close()
+    execute(url, "UPDATE sessions SET state_json = 'lost' WHERE state_run_id != ''")
     rebuild_projections(url)
     async with open_store(url) as store:
         assert [await _state(store, number) for number in (1, 2)] == ['{"a":1}', '{"a":2,"b":2}']

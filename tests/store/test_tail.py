@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from bough_server.errors import NotFound, RunParked, ServerStopping
-from bough_server.store.sql.store import Store, open_store
+from bough_server.store.opening import Store, open_store
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, next_page, resumed
 
 

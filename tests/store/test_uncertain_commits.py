@@ -1,15 +1,14 @@
 """Commits that fail although they happened, or do not happen at all: nothing is written twice, and nothing is lost."""
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from bough.v1 import event_pb2
 from bough_server.errors import Fenced, StorageFailed
+from bough_server.store.opening import Store, open_store
 from bough_server.store.ports import RunMoved
-from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.worker_ports import RunCommand
 from tests.store.evaluation_logs import MadeEvaluation, fact, passed, scored
@@ -38,10 +37,8 @@ class Doubt:
             raise _broken()
 
 
-def _broken() -> sqlite3.OperationalError:
-    error = sqlite3.OperationalError("disk I/O error")
-    error.sqlite_errorcode = sqlite3.SQLITE_IOERR
-    return error
+def _broken() -> OSError:
+    return OSError("the database failed")
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """The ledger: a line for each attempt that was sent, in columns that SQL sums."""
 
-import sqlite3
-
 from bough.v1 import event_pb2, usage_pb2
-from bough_server.store.sql.database_path import database_path
-from bough_server.store.sql.store import open_store
+from bough_server.store.opening import open_store
 from tests.store.logs import ANNE, BERT, Made, completed
+from tests.store.sql import execute
 
 _SUMS = """
     SELECT user_id, currency_code, count(*), sum(input_tokens), sum(cached_input_tokens), sum(output_tokens),
@@ -40,10 +38,7 @@ async def test_sql_sums_the_ledger(url: str) -> None:
     for usage in (priced, unpriced):
         usage.model_calls = 1
     assert kept == [priced, priced, unpriced, usage_pb2.Usage(model_calls=1, model_calls_without_usage=1)]
-    connection = sqlite3.connect(database_path(url))
-    sums = connection.execute(_SUMS).fetchall()
-    connection.close()
-    assert sums == [
+    assert execute(url, _SUMS) == [
         ("anne", "", 2, 7, None, 0, 1, None, 2, 1, None),
         ("anne", "EUR", 2, 2**41, 4, 10, None, 18, 2, 0, 6),
         ("bert", "", 1, 7, None, 0, 1, None, 1, 0, None),

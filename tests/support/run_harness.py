@@ -35,9 +35,8 @@ from bough_server.runs.replay import Replayed, replay
 from bough_server.runs.runs import Runs
 from bough_server.runs.takeover import session_cut
 from bough_server.runtime.agent import Agent
+from bough_server.store.opening import Store, open_store, upgrade_database
 from bough_server.store.ports import Principal, RunRecord, StoredEvent, StoredMessage
-from bough_server.store.sql.database import upgrade_database
-from bough_server.store.sql.store import Store, open_store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.telemetry import Parent, Tracing, make_provider
 from bough_server.tools.tool import Tool
@@ -264,7 +263,7 @@ async def open_harness(
     """A harness on a database file in a folder; it closes everything at the end."""
     clock = clock or SystemClock()
     path = _database(folder)
-    store = open_store(f"sqlite:///{path}", durability="process", hooks=hooks)
+    store = open_store(f"sqlite:///{path}", durability="process", hooks=hooks or CommitHooks())
     tracing = Tracing(make_provider(export=False))
     registry = Registry(definitions, models=models, code_agents=code_agents, tools=tools, functions=functions)
     dependencies = RunDependencies(

@@ -7,9 +7,9 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import pytest
 
@@ -30,9 +30,12 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 def require(name: str) -> None:
     """Skip the test unless every command of a toolchain is here; fail it if BOUGH_REQUIRE names the toolchain."""
-    missing = [command for command in COMMANDS[name] if shutil.which(command) is None]
-    if not missing:
-        return
+    if missing := [command for command in COMMANDS[name] if shutil.which(command) is None]:
+        skip_or_fail(name, missing)
+
+
+def skip_or_fail(name: str, missing: Sequence[str]) -> NoReturn:
+    """Skip the test because of what is missing, or fail it if BOUGH_REQUIRE names what it is missing for."""
     reason = (
         f"NOT TESTED WITH {name.upper()}: missing {' and '.join(missing)}; BOUGH_REQUIRE={name} makes this a failure"
     )

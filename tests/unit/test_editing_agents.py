@@ -17,7 +17,7 @@ from bough_server.errors import AgentLinked, InvalidRequest, RevisionMoved
 from bough_server.models.registry import ConfiguredModels
 from bough_server.models.scripted.model import ScriptedModel
 from bough_server.models.scripted.script import parse_script
-from bough_server.store.sql.store import open_store
+from bough_server.store.opening import open_store
 from bough_server.store.worker_ports import AgentStore, StoredAgents
 
 MODELS = ConfiguredModels({"m": ScriptedModel(name="m", script=parse_script("agents: {'*': [a]}"))}, {}, default="m")

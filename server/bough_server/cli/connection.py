@@ -21,8 +21,8 @@ from bough_server.cli.exit_codes import print_stderr
 from bough_server.cli.options import Target
 from bough_server.errors import ConfigurationError, DatabaseInUse
 from bough_server.settings import Settings
-from bough_server.store.sql.database_path import database_path
-from bough_server.store.sql.file_lock import serving_owner
+from bough_server.store.sqlite.database_path import database_path, is_postgres
+from bough_server.store.sqlite.file_lock import serving_owner
 
 _SERVICE = "bough.v1.AgentService"
 _EXPLICIT_TIMEOUT = 5.0
@@ -161,7 +161,9 @@ async def running_server(target: Target, default_model: str | None = None, *, is
     if settings.address is not None and not target.embedded:
         return await _explicit(settings.address)
     # Before the default address: a server there may serve another project.
-    owner = serving_owner(database_path(settings.storage.url))
+    # Servers on PostgreSQL leave no address: the database is meant for many of them.
+    url = settings.storage.url
+    owner = None if is_postgres(url) else serving_owner(database_path(url))
     if owner is not None and not (owner.is_passing and is_starting) and await _is_ours(owner.address):
         return FoundServer(address=owner.address, serves_database=True)
     if not target.embedded and await _is_ours(DEFAULT_ADDRESS):
@@ -225,7 +227,8 @@ async def _to_embedded(
 
     # A free port on loopback: a `bough serve` with the same configuration may use the configured one.
     settings = Settings.load(target.config, host="127.0.0.1", port=0, default_model=default_model)
-    if not creates and not database_path(settings.storage.url).exists():
+    url = settings.storage.url
+    if not creates and not is_postgres(url) and not database_path(url).exists():
         # Without a database there are no runs; an empty one that vanishes says so in the words of each command.
         folder = stack.enter_context(TemporaryDirectory(prefix="bough-"))
         settings = Settings.load(

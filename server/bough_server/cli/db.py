@@ -1,4 +1,4 @@
-"""`bough db`: status, upgrade and rebuild of the database file, for operators."""
+"""`bough db`: status, upgrade and rebuild of the database, for operators."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import JsonOption, Target, target_of
 
 if TYPE_CHECKING:
-    from bough_server.store.sql.database import DatabaseStatus
+    from bough_server.store.sql.status import DatabaseStatus
 
 db = typer.Typer(help="Inspect, upgrade and rebuild the database, without a server.", no_args_is_help=True)
 
@@ -37,11 +37,18 @@ async def _status(target: Target, *, json: bool) -> ExitCode:
 
     from bough_server.cli.output import print_line
     from bough_server.settings import Settings
-    from bough_server.store.sql.database import database_status
+    from bough_server.store.opening import database_status
+    from bough_server.store.sqlite.database_path import is_postgres
 
-    found = database_status(Settings.load(target.config).storage.url)
+    url = Settings.load(target.config).storage.url
+    found = database_status(url)
     if json:
-        known = {"path": str(found.path), "revision": found.revision, "head": found.head, "bytes": found.size_bytes}
+        known = {
+            "url" if is_postgres(url) else "path": found.name,
+            "revision": found.revision,
+            "head": found.head,
+            "bytes": found.size_bytes,
+        }
         print_line(json_module.dumps(known))
     else:
         print_line(status_text(found, target.command))
@@ -51,7 +58,7 @@ async def _status(target: Target, *, json: bool) -> ExitCode:
 async def _upgrade(target: Target) -> ExitCode:
     from bough_server.cli.output import print_line
     from bough_server.settings import Settings
-    from bough_server.store.sql.database import upgrade_database
+    from bough_server.store.opening import upgrade_database
 
     print_line(status_text(upgrade_database(Settings.load(target.config).storage.url), target.command))
     return ExitCode.YES
@@ -61,7 +68,7 @@ async def _rebuild(target: Target) -> ExitCode:
     from bough_server.cli.output import print_line
     from bough_server.cli.render.format import counted
     from bough_server.settings import Settings
-    from bough_server.store.sql.rebuild import rebuild_projections
+    from bough_server.store.opening import rebuild_projections
 
     number = rebuild_projections(Settings.load(target.config).storage.url)
     print_line(f"{counted(number, 'run')} rebuilt")
@@ -71,9 +78,9 @@ async def _rebuild(target: Target) -> ExitCode:
 def status_text(status: "DatabaseStatus", command: str) -> str:
     """Describe a database's schema, and name the command to run if this version needs another one."""
     if status.revision is None:
-        return f"{status.path}: does not exist yet; `{command} serve` and `{command} db upgrade` create it"
+        return f"{status.name}: does not exist yet; `{command} serve` and `{command} db upgrade` create it"
     state = _state(status, status.revision, command)
-    return f"{status.path}: revision {status.revision}, {state}, {status.size_bytes:,} bytes"
+    return f"{status.name}: revision {status.revision}, {state}, {status.size_bytes:,} bytes"
 
 
 def _state(status: "DatabaseStatus", revision: str, command: str) -> str:

@@ -120,12 +120,12 @@ def _agents(settings: "Settings") -> Finding:
 
 
 def _database(settings: "Settings", command: str) -> Finding:
-    from bough_server.store.sql.database import database_status
+    from bough_server.store.opening import database_status
 
     status = database_status(settings.storage.url)
     if status.revision is None:
-        return Finding(name="database", is_right=True, words=f"{status.path} will be created when it is first needed")
-    words = f"{status.path}, revision {status.revision}, {status.size_bytes:,} bytes"
+        return Finding(name="database", is_right=True, words=f"{status.name} will be created when it is first needed")
+    words = f"{status.name}, revision {status.revision}, {status.size_bytes:,} bytes"
     if status.is_current:
         return Finding(name="database", is_right=True, words=words)
     return Finding(name="database", is_right=False, words=f"{words}; run `{command} db upgrade`")

@@ -26,6 +26,7 @@ from bough_server.interceptors.handlers import (
 )
 from bough_server.interceptors.parsing import Unparsed
 from bough_server.interceptors.request_limits import TooLarge, bounded, excess
+from bough_server.interceptors.stored_texts import unstorable_texts
 from bough_server.messages import copy_of
 from bough_server.schema_rules import broken_rules
 from bough_server.views import unknown_name
@@ -92,7 +93,8 @@ def _violations(request: Message) -> list[FieldViolation]:
     if not isinstance(request, _NOT_STORED) and (unwritable := list(_unwritable_times(request, ""))):
         return unwritable
     broken = broken_rules(request)
-    return [*broken, *_unknown_event_names(request, {violation.field for violation in broken})]
+    reported = {violation.field for violation in broken}
+    return [*broken, *_unknown_event_names(request, reported), *unstorable_texts(request, reported)]
 
 
 def _unknown_event_names(request: Message, reported: Container[str]) -> Iterator[FieldViolation]:

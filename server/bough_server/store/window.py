@@ -141,8 +141,10 @@ class RecentEvents:
         return page[-1].sequence == self.head or len(page) == PAGE_EVENTS
 
     def add(self, records: Sequence[LogRecord]) -> None:
-        """Add committed events that directly follow those here."""
-        before = self.size
+        """Add committed events; those here are kept if they directly follow them."""
+        assert records, "an append has at least one event"
+        if self._chunks and self._chunks[-1].stored[-1].sequence != records[0].sequence - 1:
+            self.clear()  # another process has written to the log in between
         for record in records:
             if not self._chunks or self._chunks[-1].size >= _CHUNK_BYTES or len(self._chunks[-1].stored) >= PAGE_EVENTS:
                 self._chunks.append(_Chunk())
@@ -152,7 +154,6 @@ class RecentEvents:
             size = len(record.data) + _EVENT_OVERHEAD
             chunk.size += size
             self.size += size
-        assert self.size > before, "an append has at least one event"
         self.head = records[-1].sequence
         self.is_ended = records[-1].kind in END_KINDS
         self.notify()

@@ -11,8 +11,8 @@ from pathlib import Path
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, follow_pb2, invocation_pb2, run_pb2, usage_pb2
 from bough_server.models.model import RetryPolicy
 from bough_server.runs.replay import Replayed
+from bough_server.store.opening import rebuild_projections
 from bough_server.store.ports import StoredMessage
-from bough_server.store.sql.rebuild import rebuild_projections
 from tests.durability.prefixes.scenario import Answer, Scenario, World
 from tests.support.held_clock import HeldClock
 from tests.support.run_harness import ME, RunHarness

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Final
 
-from sqlalchemy import Connection, Select, bindparam, delete, exists, select
+from sqlalchemy import Connection, Select, bindparam, delete, exists, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough.v1 import agent_pb2
@@ -38,8 +38,11 @@ _REMOVE: Final = delete(tables.agents).where(
 )
 _put = upsert(tables.agents)
 _PUT: Final = _put.on_conflict_do_update(index_elements=["tenant_id", "name"], set_={"data": _put.excluded.data})
-_raise = upsert(tables.catalogs)
-_RAISE: Final = _raise.on_conflict_do_update(index_elements=["tenant_id"], set_={"version": _raise.excluded.version})
+_BEGIN: Final = upsert(tables.catalogs).on_conflict_do_nothing()
+_LOCKED_VERSION: Final = _VERSION.with_for_update()
+_RAISE: Final = (
+    update(tables.catalogs).where(_catalogs.tenant_id == bindparam("tenant")).values(version=bindparam("new_version"))
+)
 
 _definitions, _named, _runs = tables.definitions.c, tables.run_definitions.c, tables.runs.c
 
@@ -53,13 +56,13 @@ _ONE_OF: Final = select(_definitions.data).where(
 
 
 class SqlAgents:
-    """AgentStore on one SQLite file.
+    """AgentStore on SQL.
 
-    Versions are cached: only this process writes the file, so none changes without its knowledge.
+    Versions are cached unless other processes write to the database: then none changes without this one's knowledge.
     """
 
-    def __init__(self, queue: WriteQueue, readers: Readers) -> None:
-        self._queue, self._readers = queue, readers
+    def __init__(self, queue: WriteQueue, readers: Readers, *, is_shared: bool) -> None:
+        self._queue, self._readers, self._is_shared = queue, readers, is_shared
         self._versions: dict[str, int] = {}
         self._changes = 0
 
@@ -69,7 +72,8 @@ class SqlAgents:
         if known is None:
             changes = self._changes
             known = await self._readers.run(partial(_version, tenant_id=tenant_id))
-            if changes == self._changes:  # else the read may have come before a change that was made meanwhile
+            # Not if a change was made meanwhile, which the read may have come before.
+            if changes == self._changes and not self._is_shared:
                 if len(self._versions) >= MOST_KNOWN:
                     del self._versions[next(iter(self._versions))]  # the entry that was added first
                 self._versions[tenant_id] = known
@@ -111,13 +115,14 @@ def _read(connection: Connection, *, tenant_id: str) -> StoredAgents:
 def _write(connection: Connection, *, tenant_id: str, name: str, data: bytes | None, version: int) -> bool:
     """Put or remove (if `data` is None) an agent and increment the version; return False if `version` is outdated."""
     here = {"tenant": tenant_id, "agent_name": name}
-    current = _version(connection, tenant_id=tenant_id)
+    connection.execute(_BEGIN, {"tenant_id": tenant_id, "version": 0})
+    current = connection.execute(_LOCKED_VERSION, {"tenant": tenant_id}).scalar_one()
     if current == version + 1:
         # An earlier attempt of this transaction may have been committed although its commit reported an error.
         return connection.execute(_DATA, here).scalar_one_or_none() == data
     if current != version:
         return False
-    connection.execute(_RAISE, {"tenant_id": tenant_id, "version": version + 1})
+    connection.execute(_RAISE, {"tenant": tenant_id, "new_version": version + 1})
     if data is None:
         connection.execute(_REMOVE, here)
     else:
@@ -126,7 +131,7 @@ def _write(connection: Connection, *, tenant_id: str, name: str, data: bytes | N
 
 
 class SqlCatalog:
-    """Catalog on one SQLite file.
+    """Catalog on SQL.
 
     The definitions that workers read are cached: a revision is a digest of the content, so none changes.
     """

@@ -1,6 +1,6 @@
 """Write appends: their events, and the rows derived from them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -8,9 +8,6 @@ from sqlalchemy import (
     BindParameter,
     ColumnElement,
     Connection,
-    Delete,
-    Insert,
-    Update,
     bindparam,
     delete,
     func,
@@ -20,14 +17,12 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.engine.interfaces import DBAPICursor
-from sqlalchemy.sql.compiler import SQLCompiler
 
 from bough_server.store.ports import LogRecord
 from bough_server.store.projected import NOTHING, Projected
 from bough_server.store.sql import tables
 from bough_server.store.sql.blobs import write_blobs
+from bough_server.store.sql.driver import Driver, EventTuple, LogMove
 from bough_server.store.sql.jobs import Append
 from bough_server.store.sql.rows import (
     Row,
@@ -40,41 +35,18 @@ from bough_server.store.sql.rows import (
     usage_row,
     usage_rows,
 )
+from bough_server.store.sql.statements import DriverCursor, DriverStatement, greatest
 
 
 def run_time(moved: BindParameter[int]) -> ColumnElement[int]:
     """Return a session's last_run_time_ns after a run has started or ended; it never goes back, though clocks may."""
-    return func.max(func.coalesce(tables.sessions.c.last_run_time_ns, moved), moved)
-
-
-def _text(statement: Update | Insert, *order: str) -> str:
-    """Compile a statement to text for the driver, for rows whose values are in this order.
-
-    Appends bypass SQLAlchemy's execution, which costs as much time as SQLite itself.
-    """
-    compiled = statement.compile(dialect=sqlite.dialect())
-    assert isinstance(compiled, SQLCompiler)
-    assert tuple(compiled.positiontup or ()) == order, f"the parameters are {compiled.positiontup}"
-    return str(compiled)
+    return greatest(func.coalesce(tables.sessions.c.last_run_time_ns, moved), moved)
 
 
 _runs = tables.runs.c
 
 
-_COMPARE_AND_SET: Final = _text(
-    update(tables.runs)
-    .where(
-        _runs.run_id == bindparam("run"),
-        _runs.epoch == bindparam("own_epoch"),
-        _runs.last_sequence == bindparam("expected"),
-        ~_runs.ended,
-    )
-    .values(last_sequence=bindparam("last")),
-    *("last", "run", "own_epoch", "expected"),
-)
-
-
-_INSERT_EVENTS: Final = _text(insert(tables.events), "run_id", "sequence", "kind", "data")
+_INSERT_EVENTS: Final = DriverStatement(insert(tables.events))
 
 
 INSERT_MESSAGES: Final = insert(tables.messages)
@@ -167,21 +139,6 @@ SET_STATE: Final = (
 )
 
 
-class DriverStatement:
-    """A write statement compiled once for the driver, with named parameters."""
-
-    def __init__(self, statement: Update | Insert | Delete) -> None:
-        compiled = statement.compile(dialect=sqlite.dialect(paramstyle="named"))
-        self._text = str(compiled)
-        # Values in the statement itself, such as ended=True, are compiled to parameters: each row must bring them too.
-        self._fixed = {name: value for name, value in compiled.params.items() if value is not None}
-
-    def write(self, cursor: DBAPICursor, rows: Sequence[Row]) -> None:
-        """Write the rows, if there are any."""
-        if rows:
-            cursor.executemany(self._text, [{**self._fixed, **row} for row in rows] if self._fixed else rows)
-
-
 _MESSAGES: Final = DriverStatement(INSERT_MESSAGES)
 _CALLS: Final = DriverStatement(INSERT_CALLS)
 _USAGE: Final = DriverStatement(INSERT_USAGE)
@@ -204,38 +161,29 @@ _STORED: Final = (
 )
 
 
-class Refused(Exception):
-    """A log in the batch does not end where its append begins; the caller must roll back the whole batch."""
+def write_appends(connection: Connection, driver: Driver, appends: Sequence[Append]) -> Collection[str]:
+    """Write prepared appends of any logs, each with the rows derived from it.
 
-
-def write_appends(connection: Connection, appends: Sequence[Append]) -> None:
-    """Write prepared appends of any logs, each with the rows derived from it. Raises Refused."""
-    # One compare-and-set per log: from the sequence before its first append here to that of its last.
-    ends: dict[str, tuple[int, str, int, int]] = {}
-    rows: list[tuple[str, int, int, bytes]] = []
-    derived: list[Append] = []
+    Return the runs whose logs do not end where their appends begin: nothing of these is written. Raises Refused.
+    """
+    # One move per log: from the sequence before its first append here to that of its last.
+    moves: dict[str, LogMove] = {}
+    rows: list[EventTuple] = []
     for append in appends:
         run_id = append.run_id
-        before = ends.get(run_id)
-        expected = append.records[0].sequence - 1 if before is None else before[-1]
-        ends[run_id] = (append.records[-1].sequence, run_id, append.epoch, expected)
+        before = moves.get(run_id)
+        expected = append.records[0].sequence - 1 if before is None else before.expected
+        moves[run_id] = LogMove(append.records[-1].sequence, run_id, append.epoch, expected)
         rows += [(run_id, record.sequence, record.kind, record.data) for record in append.records]
-        if append.projected is not NOTHING:
-            derived.append(append)
-    cursor = connection.connection.cursor()
-    try:
-        cursor.executemany(_COMPARE_AND_SET, tuple(ends.values()))
-        # executemany sums the row counts, so this says that a log did not match, but not which one.
-        if cursor.rowcount != len(ends):
-            raise Refused
-        cursor.executemany(_INSERT_EVENTS, rows)
-        for append in appends:
+    with DriverCursor(connection) as cursor:
+        refused = driver.append_events(cursor, moves, rows)
+        written = [append for append in appends if append.run_id not in refused] if refused else appends
+        for append in written:
             if append.has_blobs:
                 _write_blobs(cursor, append)
-    finally:
-        cursor.close()
-    if derived:
+    if derived := [append for append in written if append.projected is not NOTHING]:
         write_derived(connection, derived)
+    return refused
 
 
 class Prepared(Protocol):
@@ -266,22 +214,25 @@ class FirstRecords:
 
 def write_first(connection: Connection, first: FirstRecords) -> None:
     """Write the first records of an owner and the rows derived from them; the run's row must be up to date."""
-    cursor = connection.connection.cursor()
-    try:
+    with DriverCursor(connection) as cursor:
         insert_events(cursor, first.run_id, first.records)
         _write_blobs(cursor, first)
-    finally:
-        cursor.close()
     write_derived(connection, [first])
 
 
-def _write_blobs(cursor: DBAPICursor, one: "Append | FirstRecords") -> None:
+def _write_blobs(cursor: DriverCursor, one: "Append | FirstRecords") -> None:
     write_blobs(cursor, tenant_id=one.tenant_id, session_id=one.session_id, run_id=one.run_id, records=one.records)
 
 
-def insert_events(cursor: DBAPICursor, run_id: str, records: Sequence[LogRecord]) -> None:
+def insert_events(cursor: DriverCursor, run_id: str, records: Sequence[LogRecord]) -> None:
     """Insert events into a log whose row already counts them."""
-    cursor.executemany(_INSERT_EVENTS, [(run_id, record.sequence, record.kind, record.data) for record in records])
+    _INSERT_EVENTS.write(
+        cursor,
+        [
+            {"run_id": run_id, "sequence": record.sequence, "kind": record.kind, "data": record.data}
+            for record in records
+        ],
+    )
 
 
 class _Derived:
@@ -326,7 +277,7 @@ class _Derived:
         if projected.evaluation is not None:
             self._evaluations[run_id] = evaluation_row(run_id, projected.evaluation)
 
-    def write(self, cursor: DBAPICursor) -> None:
+    def write(self, cursor: DriverCursor) -> None:
         """Write all rows.
 
         A run's end is written after the other changes of its row, which it supersedes, and before its session passes to
@@ -352,11 +303,8 @@ def write_derived(connection: Connection, prepared: Sequence[Prepared]) -> None:
     for one in prepared:
         assert one.projected is not None, "an append is prepared before it is written"
         derived.add(one, one.projected)
-    cursor = connection.connection.cursor()
-    try:
+    with DriverCursor(connection) as cursor:
         derived.write(cursor)
-    finally:
-        cursor.close()
 
 
 def is_stored(connection: Connection, *, run_id: str, epoch: int, records: Sequence[LogRecord]) -> bool:

@@ -8,21 +8,19 @@ from functools import partial
 from typing import Final
 
 from sqlalchemy import Connection, bindparam, case, delete, exists, func, insert, or_, select
-from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.sqlite import insert as upsert
-from sqlalchemy.engine.interfaces import DBAPICursor
 
 from bough_server.blobs import UNKNOWN
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound
 from bough_server.store.ports import BlobPiece, LogRecord, Principal, Record
 from bough_server.store.sql import tables
 from bough_server.store.sql.readers import Readers
+from bough_server.store.sql.statements import DriverCursor, DriverStatement
 
 _blobs, _refs, _messages, _sessions = tables.blobs.c, tables.session_blobs.c, tables.messages.c, tables.sessions.c
 
-_DRIVER: Final = sqlite.dialect(paramstyle="named")
-_KEEP: Final = str(upsert(tables.blobs).on_conflict_do_nothing().compile(dialect=_DRIVER))
-_REFER: Final = str(upsert(tables.session_blobs).on_conflict_do_nothing().compile(dialect=_DRIVER))
+_KEEP: Final = DriverStatement(upsert(tables.blobs).on_conflict_do_nothing())
+_REFER: Final = DriverStatement(upsert(tables.session_blobs).on_conflict_do_nothing())
 
 _OF_SESSION: Final = (_refs.tenant_id == bindparam("tenant"), _refs.session_id == bindparam("session"))
 _HELD: Final = select(_refs.sha256).where(*_OF_SESSION, _refs.sha256.in_(bindparam("hashes", expanding=True)))
@@ -79,7 +77,7 @@ DELETIONS: Final = (
 
 
 def write_blobs(
-    cursor: DBAPICursor, *, tenant_id: str, session_id: str, run_id: str, records: Sequence[LogRecord]
+    cursor: DriverCursor, *, tenant_id: str, session_id: str, run_id: str, records: Sequence[LogRecord]
 ) -> None:
     """Store the files that some records bring, and the references of their run; most records bring none."""
     for record in records:
@@ -87,9 +85,9 @@ def write_blobs(
             continue
         for blob in record.blobs:
             if blob.data is not None:
-                cursor.execute(_KEEP, {"tenant_id": tenant_id, "sha256": blob.sha256, "data": blob.data})
-        cursor.executemany(
-            _REFER,
+                _KEEP.write(cursor, [{"tenant_id": tenant_id, "sha256": blob.sha256, "data": blob.data}])
+        _REFER.write(
+            cursor,
             [
                 {
                     "tenant_id": tenant_id,
@@ -129,7 +127,7 @@ def delete_blobs(connection: Connection, *, tenant_id: str, session_id: str) -> 
 
 
 class SqlBlobs:
-    """Blobs on one SQLite file."""
+    """Blobs on SQL."""
 
     def __init__(self, readers: Readers) -> None:
         self._readers = readers

@@ -9,10 +9,11 @@ from bough_server.store.evaluation_projection import EvaluationFold
 from bough_server.store.ports import NewEvaluation
 from bough_server.store.projected import LogAddress, Projected
 from bough_server.store.sql import tables
-from bough_server.store.sql.append import SET_EVALUATION, DriverStatement, insert_events
+from bough_server.store.sql.append import SET_EVALUATION, insert_events
 from bough_server.store.sql.create_run import check_request, insert_run, is_accepted
 from bough_server.store.sql.log_heads import Head, LogHeads
 from bough_server.store.sql.rows import evaluation_row
+from bough_server.store.sql.statements import DriverCursor, DriverStatement
 
 _SET_EVALUATION: Final = DriverStatement(SET_EVALUATION)
 
@@ -47,8 +48,7 @@ def accept_evaluation(connection: Connection, heads: LogHeads, new_evaluation: N
 def _write(connection: Connection, new_evaluation: NewEvaluation, address: LogAddress, projected: Projected) -> None:
     assert projected.start is not None, "the first event is evaluation_planned"
     assert projected.evaluation is not None, "the first event is evaluation_planned"
-    cursor = connection.connection.cursor()
-    try:
+    with DriverCursor(connection) as cursor:
         insert_run(
             cursor,
             address,
@@ -61,5 +61,3 @@ def _write(connection: Connection, new_evaluation: NewEvaluation, address: LogAd
         )
         _SET_EVALUATION.write(cursor, [evaluation_row(address.run_id, projected.evaluation)])
         insert_events(cursor, address.run_id, new_evaluation.records)
-    finally:
-        cursor.close()

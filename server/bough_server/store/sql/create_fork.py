@@ -3,6 +3,7 @@
 The shared beginning never changes, so a reader thread folds it beforehand and the writer thread only copies it, in SQL.
 """
 
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -19,6 +20,7 @@ from bough_server.store.sql.append import FirstRecords, write_first
 from bough_server.store.sql.blobs import check_blobs, share_blobs
 from bough_server.store.sql.create_run import check_request, insert_run, insert_session, is_accepted
 from bough_server.store.sql.log_heads import Head, LogHeads, stored_records
+from bough_server.store.sql.statements import DriverCursor
 
 _runs, _events, _messages, _calls = tables.runs.c, tables.events.c, tables.messages.c, tables.calls.c
 
@@ -99,10 +101,11 @@ def fold_fork(connection: Connection, new_fork: NewFork) -> FoldedFork:
     )
     fold = RunFold(address)
     shared = stored_records(connection, new_fork.origin_run_id, through=new_fork.origin_sequence)
-    first = next(shared, None)
-    if first is None:
-        raise _not_there(new_fork)
-    projected = fold.project(chain([first], map(_not_ended, shared), new_fork.records))
+    with closing(shared):  # a refusal leaves it where it is
+        first = next(shared, None)
+        if first is None:
+            raise _not_there(new_fork)
+        projected = fold.project(chain([first], map(_not_ended, shared), new_fork.records))
     return FoldedFork(new_fork=new_fork, address=address, fold=fold, projected=projected)
 
 
@@ -177,8 +180,7 @@ def _write_rows(connection: Connection, folded: FoldedFork) -> None:
     new_fork, start = folded.new_fork, folded.projected.start
     assert start is not None, "run_forked starts the fork's row"
     now, position = new_fork.create_time_ns, folded.fold.shared_position
-    cursor = connection.connection.cursor()
-    try:
+    with DriverCursor(connection) as cursor:
         insert_session(cursor, folded.address, create_time_ns=now, run_time_ns=start.start_time_ns, position=position)
         insert_run(
             cursor,
@@ -189,5 +191,3 @@ def _write_rows(connection: Connection, folded: FoldedFork) -> None:
             last_sequence=new_fork.records[-1].sequence,
             definitions=new_fork.definitions,
         )
-    finally:
-        cursor.close()

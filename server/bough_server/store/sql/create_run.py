@@ -6,7 +6,6 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, func, insert, literal_column, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
-from sqlalchemy.engine.interfaces import DBAPICursor
 
 from bough.v1 import agent_pb2, execution_pb2
 from bough_server import events
@@ -18,13 +17,13 @@ from bough_server.store.sql import tables
 from bough_server.store.sql.append import (
     INSERT_MESSAGES,
     MOVE_RUN,
-    DriverStatement,
     insert_events,
     run_time,
 )
 from bough_server.store.sql.blobs import check_blobs, write_blobs
 from bough_server.store.sql.log_heads import Head, LogHeads
 from bough_server.store.sql.rows import message_rows, run_state_row
+from bough_server.store.sql.statements import DriverCursor, DriverStatement
 
 MAX_WAITING: Final = 64
 """The most runs that may wait in the queue of one session."""
@@ -43,8 +42,10 @@ _REQUEST: Final = select(_runs.run_id, _runs.request_digest).where(
     _runs.request_id == bindparam("request"),
     _runs.request_id != literal_column("''"),  # the condition of the partial index, literally, or it is not used
 )
-_SESSION: Final = select(_sessions.current_run_id, _sessions.last_position, _sessions.state_json).where(
-    _sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant")
+_SESSION: Final = (
+    select(_sessions.current_run_id, _sessions.last_position, _sessions.state_json)
+    .where(_sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant"))
+    .with_for_update()
 )
 _HOLD: Final = DriverStatement(
     update(tables.sessions)
@@ -199,8 +200,7 @@ def _write(
 ) -> None:
     assert projected.start is not None, "the first event starts the run"
     records = records_of(new_run)
-    cursor = connection.connection.cursor()
-    try:
+    with DriverCursor(connection) as cursor:
         if new_run.queued is None:
             _hold_session(cursor, new_run, address, projected, is_first=is_first)
         insert_run(
@@ -217,12 +217,10 @@ def _write(
         write_blobs(cursor, tenant_id=tenant_id, session_id=session_id, run_id=new_run.run_id, records=records)
         if projected.run_state is not None:
             _MOVE_RUN.write(cursor, [run_state_row(new_run.run_id, projected.run_state)])
-    finally:
-        cursor.close()
 
 
 def _hold_session(
-    cursor: DBAPICursor, new_run: NewRun, address: LogAddress, projected: Projected, *, is_first: bool
+    cursor: DriverCursor, new_run: NewRun, address: LogAddress, projected: Projected, *, is_first: bool
 ) -> None:
     assert projected.start is not None, "the first event starts the run"
     now = projected.start.start_time_ns
@@ -266,7 +264,7 @@ def labels_text(labels: dict[str, str]) -> str:
 
 
 def insert_run(
-    cursor: DBAPICursor,
+    cursor: DriverCursor,
     address: LogAddress,
     start: RunStart,
     *,
@@ -290,7 +288,7 @@ def insert_run(
 
 
 def insert_session(
-    cursor: DBAPICursor, address: LogAddress, *, create_time_ns: int, run_time_ns: int, position: int
+    cursor: DriverCursor, address: LogAddress, *, create_time_ns: int, run_time_ns: int, position: int
 ) -> None:
     """Insert the row of a session that this run creates and holds."""
     row = {"session_id": address.session_id, **_tenancy(address), "labels": "{}", "last_position": position}

@@ -15,6 +15,7 @@ from bough_server.store.ports import Page, Principal
 from bough_server.store.sql import tables
 from bough_server.store.sql.pages import Listing, key_of, token_of
 from bough_server.store.sql.readers import Readers
+from bough_server.store.sql.statements import unindexed
 from bough_server.store.sql.write_queue import WriteQueue
 
 _runs = tables.runs.c
@@ -36,7 +37,7 @@ _OPEN: Final = _ALL.where(~_runs.ended).order_by(_runs.create_time_ns, _runs.run
 
 
 class SqlEvaluations:
-    """Evaluations on one SQLite file."""
+    """Evaluations on SQL."""
 
     def __init__(self, queue: WriteQueue, readers: Readers) -> None:
         self._queue, self._readers = queue, readers
@@ -122,9 +123,9 @@ def _conditions(evaluation_filter: EvaluationFilter) -> list[ColumnElement[bool]
     if evaluation_filter.set_name:
         conditions.append(_runs.set_name == evaluation_filter.set_name)
     if evaluation_filter.agent:
-        conditions.append(literal_column("+runs.agent") == evaluation_filter.agent)
+        conditions.append(unindexed(_runs.agent) == evaluation_filter.agent)
     if evaluation_filter.states:
-        conditions.append(literal_column("+runs.state").in_(sorted(evaluation_filter.states)))
+        conditions.append(unindexed(_runs.state).in_(sorted(evaluation_filter.states)))
     return conditions
 
 

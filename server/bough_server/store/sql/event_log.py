@@ -4,10 +4,11 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from functools import partial
 
 from bough_server.errors import ServerStopping
-from bough_server.store.ports import LogRecord, NewEvaluation, NewFork, NewRun, Record, StoredEvent
+from bough_server.store.ports import LogRecord, NewEvaluation, NewFork, NewRun, Principal, Record, StoredEvent
 from bough_server.store.sql.create_evaluation import accept_evaluation, check_evaluation
 from bough_server.store.sql.create_fork import accept_fork, check_fork, fold_fork
 from bough_server.store.sql.create_run import accept, check, records_of
+from bough_server.store.sql.driver import Reach, Sharing
 from bough_server.store.sql.ownership import TakeOver
 from bough_server.store.sql.readers import NO_END, Readers, end_of, read_range_and_end, read_range_of_run
 from bough_server.store.sql.write_queue import WriteQueue
@@ -15,7 +16,7 @@ from bough_server.store.window import END_KINDS, PAGE_EVENTS, RecentEventsOfRuns
 
 
 class SqlEventLog:
-    """EventLog on one SQLite file."""
+    """EventLog on SQL."""
 
     def __init__(self, queue: WriteQueue, readers: Readers, windows: RecentEventsOfRuns) -> None:
         self._queue, self._readers, self._windows = queue, readers, windows
@@ -26,7 +27,8 @@ class SqlEventLog:
         run_id = new_run.run_id
         show = partial(self._windows.add, run_id, records_of(new_run))
         accepting = partial(accept, heads=self._queue.heads, new_run=new_run)
-        await self._queue.execute(accepting, run_id=run_id, then=show)
+        reach = _reach(new_run.principal, new_run.session_id)
+        await self._queue.execute(accepting, run_id=run_id, reach=reach, then=show)
 
     async def fork(self, new_fork: NewFork) -> None:
         """See EventLog. Raises ForkRefused if the shared events contain the origin's end."""
@@ -36,7 +38,8 @@ class SqlEventLog:
         run_id = new_fork.run_id
         show = partial(self._windows.add, run_id, new_fork.records)
         accepting = partial(accept_fork, heads=self._queue.heads, folded=folded)
-        await self._queue.execute(accepting, run_id=run_id, then=show)
+        reach = _reach(new_fork.principal, new_fork.session_id)
+        await self._queue.execute(accepting, run_id=run_id, reach=reach, then=show)
 
     async def create_evaluation(self, new_evaluation: NewEvaluation) -> None:
         """See EventLog. A caller that is cancelled here does not know whether the evaluation was created."""
@@ -108,6 +111,11 @@ class SqlEventLog:
         """See EventLog."""
         last_sequence, _ = await self._readers.run(partial(end_of, run_id=run_id))
         return last_sequence
+
+
+def _reach(principal: Principal, session_id: str) -> Reach:
+    """Return the reach of the creation of a run, which refers to definitions and perhaps to files."""
+    return Reach(sessions=[(principal.tenant_id, session_id)], sharing=Sharing.ADDS)
 
 
 def _check_row(records: Sequence[LogRecord]) -> None:

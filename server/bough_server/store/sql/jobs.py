@@ -2,14 +2,19 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from sqlalchemy import Connection
 
+from bough_server import events
 from bough_server.store.ports import LogRecord
 from bough_server.store.projected import Projected
+from bough_server.store.sql.driver import Reach
 
 T = TypeVar("T")
+
+ALONE: Final = Reach()
+"""The reach of a transaction that changes nothing beside the log of its run."""
 
 
 class Append:
@@ -39,6 +44,11 @@ class Append:
         self.is_uncertain = False
         """True if a commit of it reported an error but may have happened."""
 
+    @property
+    def has_only_deltas(self) -> bool:
+        """True if no row of the run's session follows from the records."""
+        return all(record.kind in events.DELTA_KINDS for record in self.records)
+
 
 class Transaction(Generic[T]):
     """A function to run in a transaction, isolated from all other jobs.
@@ -47,7 +57,7 @@ class Transaction(Generic[T]):
     `then` is called on the event loop once it is committed.
     """
 
-    __slots__ = ("future", "run", "run_id", "then")
+    __slots__ = ("future", "reach", "run", "run_id", "then")
 
     def __init__(
         self,
@@ -55,9 +65,10 @@ class Transaction(Generic[T]):
         future: asyncio.Future[T],
         *,
         run_id: str = "",
+        reach: Reach = ALONE,
         then: Callable[[], None] | None = None,
     ) -> None:
-        self.run, self.future, self.run_id, self.then = run, future, run_id, then
+        self.run, self.future, self.run_id, self.reach, self.then = run, future, run_id, reach, then
 
 
 class Settled:

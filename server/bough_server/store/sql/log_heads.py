@@ -1,6 +1,6 @@
 """Last sequence, epoch and fold of each log that is being written, kept by the writer thread and rebuilt from disk."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, select
@@ -12,7 +12,9 @@ from bough_server.store.ports import EvaluationFact, Record
 from bough_server.store.projected import LogAddress
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
+from bough_server.store.sql.driver import Session
 from bough_server.store.sql.jobs import Append
+from bough_server.store.sql.large_rows import IN_PIECES
 from bough_server.store.sql.readers import NO_END
 
 _ROW = select(
@@ -26,6 +28,8 @@ _ROW = select(
     tables.runs.c.totals,
 ).where(tables.runs.c.run_id == bindparam("run"))
 
+_SESSION = select(tables.runs.c.tenant_id, tables.runs.c.session_id).where(tables.runs.c.run_id == bindparam("run"))
+
 _LOG = (
     select(tables.events.c.sequence, tables.events.c.kind, tables.events.c.data)
     .where(
@@ -34,6 +38,7 @@ _LOG = (
         tables.events.c.kind.not_in(sorted(events.DELTA_KINDS)),
     )
     .order_by(tables.events.c.sequence)
+    .execution_options(**IN_PIECES)
 )
 
 
@@ -48,17 +53,19 @@ class Head:
     fold: RunFold | EvaluationFold
 
 
-def stored_records(connection: Connection, run_id: str, *, through: int = NO_END) -> Iterator[Record]:
+def stored_records(connection: Connection, run_id: str, *, through: int = NO_END) -> Generator[Record, None, None]:
     """Yield a log's events up to a sequence, parsed and in order, without deltas."""
-    for sequence, kind, data in connection.execute(_LOG, {"run": run_id, "through": through}):
-        yield Record(sequence=sequence, kind=kind, data=data, event=events.parse(data))
+    with connection.execute(_LOG, {"run": run_id, "through": through}) as rows:
+        for sequence, kind, data in rows:
+            yield Record(sequence=sequence, kind=kind, data=data, event=events.parse(data))
 
 
 def stored_facts(connection: Connection, evaluation_id: str) -> Iterator[EvaluationFact]:
     """Yield the events of an evaluation's log, parsed and in order."""
-    for sequence, kind, data in connection.execute(_LOG, {"run": evaluation_id, "through": NO_END}):
-        event = evaluation_events.parse(data)
-        yield EvaluationFact(sequence=sequence, kind=kind, data=data, event=event)
+    with connection.execute(_LOG, {"run": evaluation_id, "through": NO_END}) as rows:
+        for sequence, kind, data in rows:
+            event = evaluation_events.parse(data)
+            yield EvaluationFact(sequence=sequence, kind=kind, data=data, event=event)
 
 
 class LogHeads:
@@ -75,6 +82,16 @@ class LogHeads:
     def put(self, head: Head) -> None:
         """Add the head of a new log."""
         self._heads[head.address.run_id] = head
+
+    def session_of(self, connection: Connection, run_id: str) -> Session | None:
+        """Return a run's tenant and session; None if it is not there yet, and for an evaluation."""
+        if head := self._heads.get(run_id):
+            found = head.address.tenant_id, head.address.session_id
+        elif row := connection.execute(_SESSION, {"run": run_id}).one_or_none():
+            found = row.tenant_id, row.session_id
+        else:
+            return None
+        return found if found[1] else None
 
     def forget(self, run_id: str) -> None:
         """Drop a head, so that the next append reads it from disk."""

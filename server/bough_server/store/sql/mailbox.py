@@ -17,7 +17,9 @@ from bough_server.store.worker_ports import RunCommand
 
 _commands, _runs = tables.run_commands.c, tables.runs.c
 
-_IS_ENDED: Final = select(_runs.ended).where(_runs.run_id == bindparam("run"))
+_IS_ENDED: Final = select(_runs.ended).where(_runs.run_id == bindparam("run")).with_for_update(read=True)
+"""Locked, so that a run which ends meanwhile finds the command that is posted, and removes it."""
+
 _POST: Final = insert(tables.run_commands).returning(_commands.command_id)
 _ONE: Final = select(tables.run_commands).where(_commands.command_id == bindparam("command"))
 _OF_RUN: Final = select(tables.run_commands).where(_commands.run_id == bindparam("run")).order_by(_commands.command_id)
@@ -38,7 +40,7 @@ class _Listener:
 
 
 class SqlMailbox:
-    """Mailbox on one SQLite file."""
+    """Mailbox on SQL."""
 
     def __init__(self, queue: WriteQueue, readers: Readers) -> None:
         self._queue, self._readers = queue, readers

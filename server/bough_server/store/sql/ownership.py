@@ -17,7 +17,11 @@ from bough_server.store.sql.write_queue import WriteQueue
 
 _runs = tables.runs.c
 
-_ROW: Final = select(_runs.epoch, _runs.owner, _runs.last_sequence, _runs.ended).where(_runs.run_id == bindparam("run"))
+_ROW: Final = (
+    select(_runs.epoch, _runs.owner, _runs.last_sequence, _runs.ended)
+    .where(_runs.run_id == bindparam("run"))
+    .with_for_update()
+)
 _TAKE: Final = (
     update(tables.runs)
     .where(_runs.run_id == bindparam("run"))
@@ -97,7 +101,7 @@ class TakeOver:
 
 
 class SqlLease:
-    """Lease on one SQLite file."""
+    """Lease on SQL."""
 
     def __init__(self, queue: WriteQueue, readers: Readers, crashed: frozenset[str]) -> None:
         self._queue, self._readers, self._crashed = queue, readers, crashed
@@ -123,7 +127,7 @@ class SqlLease:
 def end_leases(connection: Connection) -> frozenset[str]:
     """End the leases of all workers, and return the names of those that died without releasing one.
 
-    Call it only while holding the file's lock: then no other process uses the file, so these workers are dead. A name
+    Call it only while no other server can use the database: then these workers are dead. A name
     is kept, for servers to come, until all its runs have ended or have another owner: this server may be lost as well
     before it has taken them over.
     """

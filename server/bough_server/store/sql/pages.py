@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from sqlalchemy import (
     ColumnElement,
@@ -14,7 +14,6 @@ from sqlalchemy import (
     Row,
     Table,
     exists,
-    func,
     literal,
     literal_column,
     select,
@@ -25,6 +24,8 @@ from sqlalchemy.sql.selectable import Select, Subquery
 
 from bough.v1 import error_pb2
 from bough_server.errors import FieldViolation, InvalidRequest
+from bough_server.store.sql.large_rows import IN_PIECES
+from bough_server.store.sql.statements import json_members
 from bough_server.store.window import PAGE_BYTES
 
 Key = tuple[int, str]
@@ -44,7 +45,8 @@ def read_page(
     """
     page: list[Row[Any]] = []
     total = 0
-    with connection.execute(statement.limit(count + 1)) as rows:  # one more, to see whether there is a next page
+    limited = statement.limit(count + 1)  # one more, to see whether there is a next page
+    with connection.execute(limited.execution_options(**IN_PIECES)) as rows:
         for row in rows:
             total += size(row)
             if page and (len(page) == count or total > PAGE_BYTES):
@@ -70,9 +72,14 @@ def key_of(token: str, filters: Sequence[object]) -> Key | None:
     except (binascii.Error, ValueError, TypeError):
         raise _foreign() from None
     # Clients can forge tokens: `type` rejects booleans, and SQLite takes no integer of more than 64 bits.
-    if type(number) is not int or number.bit_length() > 63 or not isinstance(name, str) or digest != _digest(filters):
+    if type(number) is not int or number.bit_length() > 63 or not _is_name(name) or digest != _digest(filters):
         raise _foreign()
     return number, name
+
+
+def _is_name(name: object) -> TypeGuard[str]:
+    """Return whether a value can be compared with names of the database; PostgreSQL has no text with U+0000."""
+    return isinstance(name, str) and "\0" not in name
 
 
 def _digest(filters: Sequence[object]) -> str:
@@ -95,7 +102,7 @@ def _has_labels(column: ColumnElement[str], labels: Mapping[str, str]) -> list[C
     # json_each rather than a JSON path: a label may be any text, also one that a path cannot name.
     conditions: list[ColumnElement[bool]] = []
     for key, value in labels.items():
-        member = func.json_each(column).table_valued("key", "value", name=f"member_{len(conditions)}")
+        member = json_members(column).table_valued("key", "value", name=f"member_{len(conditions)}")
         conditions.append(exists(select(member.c.key).where(member.c.key == key, member.c.value == value)))
     return conditions
 

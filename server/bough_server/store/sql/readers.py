@@ -5,18 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import structlog
-from sqlalchemy import Connection, Select, bindparam, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import Connection, Engine, Select, bindparam, select
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from bough_server import events
 from bough_server.errors import NotFound, ServerStopping, StorageFailed
 from bough_server.store.ports import StoredEvent
 from bough_server.store.sql import tables
-from bough_server.store.sql.database import reader_engine
+from bough_server.store.sql.large_rows import within_bytes
 from bough_server.store.window import PAGE_BYTES, PackedEvents
 
 T = TypeVar("T")
@@ -45,6 +44,9 @@ _WITHOUT_DELTAS: Final = (
     .order_by(_events.sequence)
     .limit(bindparam("count"))
 )
+_BOUNDED: Final = {statement: within_bytes(statement) for statement in (_RANGE, _WITHOUT_DELTAS)}
+"""For PostgreSQL, whose driver fetches a whole result: only as many rows as exceed PAGE_BYTES."""
+
 _END: Final = select(_runs.last_sequence, _runs.ended).where(_runs.run_id == bindparam("run"))
 
 # Skips the named tuple's own __new__, which would run as Python code once per event.
@@ -55,8 +57,8 @@ _data: Final = itemgetter(-1)
 class Readers:
     """Runs reading functions on a bounded number of threads."""
 
-    def __init__(self, path: Path, *, threads: int, busy_timeout: float) -> None:
-        self._engine = reader_engine(path, connections=threads, busy_timeout=busy_timeout)
+    def __init__(self, engine: Engine, *, threads: int) -> None:
+        self._engine = engine
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bough-reader")
         self._is_closed = False
 
@@ -68,11 +70,19 @@ class Readers:
 
     def _run(self, read: Callable[[Connection], T]) -> T:
         try:
-            with self._engine.connect() as connection:
-                return read(connection)
+            try:
+                return self._read(read)
+            except DBAPIError as lost:
+                if not lost.connection_invalidated:
+                    raise
+                return self._read(read)  # the connection was lost while nothing used it, such as by a restart
         except SQLAlchemyError as error:
             _log.error("read failed", exc_info=error)
             raise StorageFailed("The server could not read its storage; its log says why.") from error
+
+    def _read(self, read: Callable[[Connection], T]) -> T:
+        with self._engine.connect() as connection:
+            return read(connection)
 
     async def close(self) -> None:
         """Wait for reads in progress, and refuse later ones."""
@@ -99,6 +109,8 @@ def read_range(
 
 def _rows(connection: Connection, statement: Select[Any], parameters: Mapping[str, object]) -> list[Any]:
     """Fetch rows of a statement whose last column is the data, stopping once the data exceeds PAGE_BYTES."""
+    if connection.dialect.name == "postgresql":
+        statement, parameters = _BOUNDED[statement], {**parameters, "bytes": PAGE_BYTES}
     with connection.execute(statement, parameters) as result:
         # Fetch from the driver directly: making SQLAlchemy rows costs as much as reading them.
         cursor = result.cursor

@@ -4,7 +4,6 @@ from typing import Final
 
 from sqlalchemy import Connection, Row, and_, bindparam, delete, exists, func, insert, select, update
 
-from bough_server.errors import ConfigurationError
 from bough_server.store.evaluation_projection import EvaluationFold
 from bough_server.store.projected import LogAddress, Projected
 from bough_server.store.projection import RunFold
@@ -20,7 +19,6 @@ from bough_server.store.sql.append import (
     SPEND,
 )
 from bough_server.store.sql.create_run import start_values
-from bough_server.store.sql.database import database_status, exclusive_engine, migrate, opening
 from bough_server.store.sql.log_heads import stored_facts, stored_records
 from bough_server.store.sql.rows import (
     call_rows,
@@ -32,6 +30,7 @@ from bough_server.store.sql.rows import (
     usage_row,
     usage_rows,
 )
+from bough_server.store.sql.statements import greatest
 
 _runs, _sessions, _messages = tables.runs.c, tables.sessions.c, tables.messages.c
 
@@ -68,7 +67,7 @@ _HOLDER: Final = (
     .limit(1)
     .scalar_subquery()
 )
-_LAST_MOVE: Final = func.max(
+_LAST_MOVE: Final = greatest(
     func.coalesce(_runs.start_time_ns, _runs.end_time_ns), func.coalesce(_runs.end_time_ns, _runs.start_time_ns)
 )
 _LAST_RUN: Final = select(func.max(_LAST_MOVE)).where(*_ITS_RUNS).scalar_subquery()
@@ -77,23 +76,12 @@ _REFRESH_SESSIONS: Final = update(tables.sessions).values(
 )
 
 
-def rebuild_projections(url: str) -> int:
-    """Rebuild all derived tables from the logs in one transaction; return the number of runs.
+def rebuild(connection: Connection) -> int:
+    """Rebuild all derived tables from the logs; return the number of runs. Nothing else may use the database.
 
     These are messages, usage entries, request ids, and the rows of runs and evaluations. Session states are rebuilt
-    too, except those that a call has changed since, which are in no log. Usage entries of deleted runs are kept. Raises
-    ConfigurationError if there is no database, and while a server uses the file.
+    too, except those that a call has changed since, which are in no log. Usage entries of deleted runs are kept.
     """
-    found = database_status(url)
-    if found.revision is None:
-        raise ConfigurationError(f"There is no database at {str(found.path)!r}: name the one to rebuild.")
-    with exclusive_engine(url) as (engine, path):
-        migrate(engine, path)
-        with opening(path), engine.begin() as connection:
-            return _rebuild(connection)
-
-
-def _rebuild(connection: Connection) -> int:
     addresses = connection.execute(_ADDRESSES).all()
     for statement in _FORGET:
         connection.execute(statement)

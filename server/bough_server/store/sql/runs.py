@@ -14,6 +14,7 @@ from bough_server.store.ports import Page, Principal, RunFilter, RunRecord
 from bough_server.store.sql import tables
 from bough_server.store.sql.pages import Listing, key_of, token_of
 from bough_server.store.sql.readers import Readers
+from bough_server.store.sql.statements import unindexed
 
 _runs = tables.runs.c
 
@@ -43,7 +44,7 @@ _NEXT_EXPIRY: Final = (
 
 
 class SqlRunIndex:
-    """RunIndex on one SQLite file."""
+    """RunIndex on SQL."""
 
     def __init__(self, readers: Readers) -> None:
         self._readers = readers
@@ -146,7 +147,7 @@ def _is(column: ColumnElement[Any], value: object, *, narrowed: bool) -> ColumnE
     If the list is `narrowed` by another column's index already, this column's is not used: without statistics, the
     query planner takes any of them, and the runs of a session are far fewer than those of an agent or a state.
     """
-    return (literal_column(f"+runs.{column.name}") if narrowed else column) == value
+    return (unindexed(column) if narrowed else column) == value
 
 
 def _storable(time_ns: int) -> int:

@@ -15,6 +15,7 @@ from bough_server.store.sql import tables
 from bough_server.store.sql.append import SET_STATE
 from bough_server.store.sql.blobs import delete_blobs
 from bough_server.store.sql.create_run import labels_text, session_busy
+from bough_server.store.sql.driver import Reach, Sharing
 from bough_server.store.sql.pages import Listing, key_of, read_page, token_of
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.rows import state_row
@@ -64,7 +65,7 @@ _UNNAMED: Final = delete(tables.definitions).where(
 
 
 class SqlSessions:
-    """Sessions on one SQLite file."""
+    """Sessions on SQL."""
 
     def __init__(self, queue: WriteQueue, readers: Readers, *, on_delete: Callable[[], None]) -> None:
         self._queue, self._readers = queue, readers
@@ -125,7 +126,9 @@ class SqlSessions:
 
     async def delete(self, principal: Principal, session_id: str) -> None:
         """See Sessions."""
-        await self._queue.execute(partial(_delete, tenant_id=principal.tenant_id, session_id=session_id))
+        reach = Reach(sessions=[(principal.tenant_id, session_id)], sharing=Sharing.DROPS)
+        deleting = partial(_delete, tenant_id=principal.tenant_id, session_id=session_id)
+        await self._queue.execute(deleting, reach=reach)
         self._on_delete()
 
     async def cut(self, principal: Principal, session_id: str) -> SessionCut:
@@ -264,7 +267,7 @@ def _set_labels(connection: Connection, *, here: dict[str, str], text: str) -> R
 def _update_state(
     connection: Connection, *, tenant_id: str, session_id: str, changes: Sequence[session_pb2.SessionStateChange]
 ) -> str:
-    row = connection.execute(_CUT, {"session": session_id, "tenant": tenant_id}).one_or_none()
+    row = connection.execute(_CUT.with_for_update(), {"session": session_id, "tenant": tenant_id}).one_or_none()
     if row is None:
         raise NotFound("session", session_id)
     if row.current_run_id:
@@ -279,7 +282,7 @@ def _update_state(
 
 
 def _delete(connection: Connection, *, tenant_id: str, session_id: str) -> None:
-    row = connection.execute(_ONE, {"session": session_id, "tenant": tenant_id}).one_or_none()
+    row = connection.execute(_ONE.with_for_update(), {"session": session_id, "tenant": tenant_id}).one_or_none()
     if row is None:
         raise NotFound("session", session_id)
     if row.current_run_id:

@@ -7,8 +7,19 @@ are unique only within their tenant: a session's key is (tenant_id, session_id) 
 
 from typing import Final
 
-from sqlalchemy import Column, Index, LargeBinary, MetaData, Table, literal_column, text
-from sqlmodel import Field, SQLModel
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    literal_column,
+    text,
+)
+from sqlmodel import AutoString, Field, SQLModel
 
 from bough.v1 import execution_pb2
 
@@ -315,6 +326,22 @@ agents: Final[Table] = metadata.tables["agents"]
 catalogs: Final[Table] = metadata.tables["catalogs"]
 workers: Final[Table] = metadata.tables["workers"]
 run_commands: Final[Table] = metadata.tables["run_commands"]
+
+
+def _fit_postgresql() -> None:
+    """Fit the types to PostgreSQL; SQLite has one integer type, and sorts texts by their bytes.
+
+    Numbers have 64 bits. Ids and names sort by their bytes too, or pages and their tokens would order otherwise.
+    """
+    for table in metadata.tables.values():
+        for column in table.columns:
+            if isinstance(column.type, Integer):
+                column.type = column.type.with_variant(BigInteger(), "postgresql")
+            elif isinstance(column.type, AutoString):
+                column.type = column.type.with_variant(String(collation="C"), "postgresql")
+
+
+_fit_postgresql()
 
 IS_RUN: Final = runs.c.kind == literal_column(str(RUN))
 IS_EVALUATION: Final = runs.c.kind == literal_column(str(EVALUATION))

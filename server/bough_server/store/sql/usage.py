@@ -27,7 +27,7 @@ _OF_RUN: Final = select(tables.usage_entries).where(_usage.run_id == bindparam("
 
 
 class SqlUsageLedger:
-    """UsageLedger on one SQLite file."""
+    """UsageLedger on SQL."""
 
     def __init__(self, readers: Readers) -> None:
         self._readers = readers

@@ -12,7 +12,8 @@ from sqlalchemy import Connection, Engine
 
 from bough_server.errors import ServerStopping, StorageFailed
 from bough_server.store.ports import LogRecord
-from bough_server.store.sql.jobs import Append, Settled, Transaction
+from bough_server.store.sql.driver import Driver, Reach
+from bough_server.store.sql.jobs import ALONE, Append, Settled, Transaction
 from bough_server.store.sql.log_heads import LogHeads
 from bough_server.store.sql.writer import CommitHooks, Job, WriterThread
 from bough_server.store.window import RecentEventsOfRuns
@@ -128,6 +129,7 @@ class WriteQueue:
     def __init__(
         self,
         engine: Engine,
+        driver: Driver,
         windows: RecentEventsOfRuns,
         write_health: WriteHealth,
         *,
@@ -141,6 +143,7 @@ class WriteQueue:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer = WriterThread(
             engine,
+            driver,
             self.heads,
             settle=self._settle,
             report_health=self._report_health,
@@ -165,18 +168,24 @@ class WriteQueue:
         return future
 
     async def execute(
-        self, run: Callable[[Connection], T], *, run_id: str = "", then: Callable[[], None] | None = None
+        self,
+        run: Callable[[Connection], T],
+        *,
+        run_id: str = "",
+        reach: Reach = ALONE,
+        then: Callable[[], None] | None = None,
     ) -> T:
         """Run a transaction on the writer thread and return its result. Raises what `run` raises, and StorageFailed.
 
-        `run_id` is the run whose log it writes to; `then` is called once it is committed, even if this call has been
-        cancelled. While the disk does not respond, StorageFailed is raised at once.
+        `run_id` is the run whose log it writes to, `reach` is what else it changes; `then` is called once it is
+        committed, even if this call has been cancelled. While the disk does not respond, StorageFailed is raised at
+        once.
         """
         if self._is_closed:
             raise _stopping()
         self._health.check()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._submit(Transaction(run, future, run_id=run_id, then=then))
+        self._submit(Transaction(run, future, run_id=run_id, reach=reach, then=then))
         return await future
 
     async def close(self) -> None:

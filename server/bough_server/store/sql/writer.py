@@ -6,19 +6,18 @@ tried only once, and when nothing is queued the thread probes the disk until a w
 """
 
 import queue
-import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
-from sqlalchemy import Engine, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, Engine, text
 
-from bough_server.errors import BoughError, StorageFailed
+from bough_server.errors import BoughError, Fenced, StorageFailed
 from bough_server.store.ports import RequestIdTaken, RunMoved, SessionMoved
-from bough_server.store.sql.append import Refused, is_stored, write_appends
+from bough_server.store.sql.append import is_stored, write_appends
+from bough_server.store.sql.driver import Driver, Refused, Session, Sharing
 from bough_server.store.sql.jobs import Append, Settled, Transaction
 from bough_server.store.sql.log_heads import LogHeads, refusal
 
@@ -29,19 +28,11 @@ MAX_GROUP_BYTES: Final = 8 * 1024 * 1024
 
 PROBE_SECONDS: Final = 1.0
 """Seconds between two probes of the disk while writes fail."""
-_UNCHANGED: Final = text("UPDATE alembic_version SET version_num = version_num")
 
-_TRANSIENT: Final = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_NOMEM,
-    }
-)
+_RACES: Final = 5
+"""How often a transaction is tried again at once because others were faster."""
+
+_UNCHANGED: Final = text("UPDATE alembic_version SET version_num = version_num")
 
 _log = structlog.get_logger(__name__)
 
@@ -60,6 +51,7 @@ class WriterThread:
     def __init__(
         self,
         engine: Engine,
+        driver: Driver,
         heads: LogHeads,
         *,
         settle: Callable[[Sequence[Settled]], None],
@@ -67,13 +59,8 @@ class WriterThread:
         retry_delays: Sequence[float],
         hooks: CommitHooks,
     ) -> None:
-        self._engine, self._heads, self._settle, self._report_health, self._hooks = (
-            engine,
-            heads,
-            settle,
-            report_health,
-            hooks,
-        )
+        self._engine, self._driver, self._heads = engine, driver, heads
+        self._settle, self._report_health, self._hooks = settle, report_health, hooks
         self._retry_delays = tuple(retry_delays)
         self._is_failing = False
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -157,12 +144,12 @@ class WriterThread:
                 return self._attempt(group)
             except Exception as failed:
                 error = failed
-                if not _is(failed, _TRANSIENT):
+                if not self._driver.is_transient(failed):
                     break
                 _log.warning("commit failed", error=str(failed), jobs=len(group))
         assert error is not None
-        # One bad job must not fail the others. Under SQLITE_BUSY each would only wait for the lock once more.
-        if len(group) == 1 or _is(error, {sqlite3.SQLITE_BUSY}):
+        # One bad job must not fail the others. If others are in the way, each would only wait for the lock once more.
+        if len(group) == 1 or self._driver.is_busy(error):
             return [self._failed(job, error) for job in group]
         return [self._commit_alone(job) for job in group]
 
@@ -174,6 +161,17 @@ class WriterThread:
         return settled
 
     def _attempt(self, group: Sequence[Job]) -> list[Settled]:
+        """Commit a group in one transaction, again if another one was faster."""
+        for _ in range(_RACES):
+            try:
+                return self._attempt_once(group)
+            except Exception as failed:
+                if not self._driver.is_raced(failed):
+                    raise
+                _log.info("another transaction was faster", error=str(failed), jobs=len(group))
+        return self._attempt_once(group)
+
+    def _attempt_once(self, group: Sequence[Job]) -> list[Settled]:
         """Commit a group in one transaction; if an append is refused, once more with each append in a savepoint."""
         try:
             return self._transact(group, self._write_batch)
@@ -185,6 +183,8 @@ class WriterThread:
         connection = self._connection
         transaction = connection.begin()
         try:
+            if self._driver.lock is not None:
+                self._lock(group, self._driver.lock)
             for segment in _segments(group):
                 if isinstance(segment, Transaction):
                     settled.append(self._run(segment))
@@ -211,6 +211,22 @@ class WriterThread:
                 self._heads.committed(job)
         return settled
 
+    def _lock(self, group: Sequence[Job], lock: Callable[[Connection, Collection[Session], Sharing], None]) -> None:
+        """Lock whatever the jobs of a group are going to change, all at once."""
+        sessions: set[Session] = set()
+        sharing = Sharing.NOTHING
+        for job in group:
+            if isinstance(job, Transaction):
+                sessions.update(job.reach.sessions)
+                sharing = max(sharing, job.reach.sharing)
+            elif job.has_blobs:
+                sharing = max(sharing, Sharing.ADDS)
+            is_moving = job.run_id and (isinstance(job, Transaction) or not job.has_only_deltas)
+            if is_moving and (session := self._heads.session_of(self._connection, job.run_id)) is not None:
+                sessions.add(session)
+        if sessions or sharing:
+            lock(self._connection, sessions, sharing)
+
     def _roll_back(self) -> None:
         """Roll back a failed transaction, if it is open; if that fails, replace the connection at its next use."""
         try:
@@ -224,6 +240,8 @@ class WriterThread:
         try:
             return Settled(transaction, transaction.run(self._connection))
         except (BoughError, SessionMoved, RunMoved, RequestIdTaken) as refused:
+            if not isinstance(refused, Fenced | RunMoved):  # what an earlier attempt was about to create is not there
+                self._heads.forget(transaction.run_id)
             return Settled(transaction, error=refused)
 
     def _write_batch(self, appends: Sequence[Append]) -> Iterator[Settled]:
@@ -234,10 +252,9 @@ class WriterThread:
                 ready.append(append)
             else:
                 yield Settled(append, error=error)
-        if ready:
-            write_appends(self._connection, ready)
+        refused = write_appends(self._connection, self._driver, ready) if ready else ()
         for append in ready:
-            yield Settled(append)
+            yield Settled(append, error=self._refuse(append) if append.run_id in refused else None)
 
     def _write_singly(self, appends: Sequence[Append]) -> Iterator[Settled]:
         for append in appends:
@@ -249,16 +266,20 @@ class WriterThread:
     def _write_one(self, append: Append) -> Exception | None:
         savepoint = self._connection.begin_nested()
         try:
-            write_appends(self._connection, [append])
+            refused = write_appends(self._connection, self._driver, [append])
         except Refused:
             savepoint.rollback()
-            if append.is_uncertain and is_stored(
-                self._connection, run_id=append.run_id, epoch=append.epoch, records=append.records
-            ):
-                return None
-            return self._heads.fence(append, refusal(append.run_id))
+            return self._refuse(append)
         savepoint.commit()
-        return None
+        return self._refuse(append) if refused else None
+
+    def _refuse(self, append: Append) -> Exception | None:
+        """Return the error of an append that did not continue its log; None if an earlier attempt has written it."""
+        if append.is_uncertain and is_stored(
+            self._connection, run_id=append.run_id, epoch=append.epoch, records=append.records
+        ):
+            return None
+        return self._heads.fence(append, refusal(append.run_id))
 
     def _prepare(self, append: Append) -> Exception | None:
         """Prepare an append to be written, or return the error that refuses it."""
@@ -275,7 +296,7 @@ class WriterThread:
     def _failed(self, job: Job, error: Exception) -> Settled:
         """Fail a job; the driver's error goes only to the server's log."""
         _log.error("write given up", run_id=job.run_id, exc_info=error)
-        if _is(error, _TRANSIENT):
+        if self._driver.is_transient(error):
             self._set_failing(is_failing=True)
         failure = StorageFailed("The server could not write to its storage; its log says why.")
         if isinstance(job, Append):
@@ -297,11 +318,3 @@ def _segments(group: Sequence[Job]) -> Iterator[Transaction[Any] | list[Append]]
         yield job
     if appends:
         yield appends
-
-
-def _is(error: Exception, codes: "frozenset[int] | set[int]") -> bool:
-    """Return True for an SQLite error with one of these primary result codes; OSError counts as SQLITE_IOERR."""
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    if isinstance(cause, sqlite3.Error):
-        return getattr(cause, "sqlite_errorcode", 0) & 0xFF in codes  # the low byte of an extended code
-    return isinstance(cause, OSError) and sqlite3.SQLITE_IOERR in codes

@@ -1,8 +1,16 @@
-"""The file of a storage URL; apart from the database, so that commands to a running server load no SQL."""
+"""Which database a storage URL names; apart from the databases, so that commands to a running server load no SQL."""
 
 from pathlib import Path
+from typing import Final
 
 from bough_server.errors import ConfigurationError
+
+_POSTGRES: Final = ("postgresql://", "postgres://")
+
+
+def is_postgres(url: str) -> bool:
+    """Return whether a storage URL names a PostgreSQL database; any other names a SQLite file."""
+    return url.startswith(_POSTGRES)
 
 
 def database_path(url: str) -> Path:
@@ -17,7 +25,8 @@ def database_path(url: str) -> Path:
         path = rest[1:]
     else:
         raise ConfigurationError(
-            f"The storage URL {url!r} is not supported: use a path such as ./var/bough.db, or sqlite:/// and a path."
+            f"A storage URL that begins with {scheme!r} is not supported: use a path such as ./var/bough.db, "
+            "sqlite:/// and a path, or postgresql://USER@HOST/DATABASE."
         )
     if path in ("", ":memory:"):
         raise ConfigurationError("The storage URL names no file: use a path such as ./var/bough.db.")

@@ -3,10 +3,9 @@
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, create_engine, create_mock_engine, event, text
 from sqlalchemy.dialects import registry, sqlite
@@ -19,10 +18,13 @@ from sqlalchemy.schema import ExecutableDDLElement
 from sqlalchemy.util import LRUCache
 
 from bough_server.errors import ConfigurationError
-from bough_server.store.sql.database_path import database_path
-from bough_server.store.sql.file_lock import FileLock
 from bough_server.store.sql.migrations import FIRST, HEAD
+from bough_server.store.sql.options import Durability
+from bough_server.store.sql.status import DatabaseStatus
 from bough_server.store.sql.tables import metadata
+from bough_server.store.sql.upgrade import refuse_upgrade, upgrade_schema
+from bough_server.store.sqlite.database_path import database_path
+from bough_server.store.sqlite.file_lock import FileLock
 
 _ADVICE = {
     sqlite3.SQLITE_NOTADB: "is not a database: move it away, or name another one",
@@ -32,9 +34,6 @@ _ADVICE = {
     sqlite3.SQLITE_FULL: "cannot be written because the disk is full: free some space, and try again",
     sqlite3.SQLITE_CORRUPT: "is damaged: restore it from a backup, or name another one",
 }
-
-Durability = Literal["disk", "process"]
-"""The failure that a commit survives: a power cut (synchronous=FULL), or only a killed process (NORMAL)."""
 
 _SYNCHRONOUS: Final = {"disk": "FULL", "process": "NORMAL"}
 
@@ -67,21 +66,6 @@ class SharedDialect(SQLiteDialect_pysqlite):
 registry.register("sqlite.shared", __name__, "SharedDialect")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseStatus:
-    """A database file and the revision of its schema; None for a file that is missing or empty."""
-
-    path: Path
-    revision: str | None
-    head: str
-    size_bytes: int
-
-    @property
-    def is_current(self) -> bool:
-        """True if this version reads and writes it without an upgrade."""
-        return self.revision == self.head
-
-
 @contextmanager
 def opening(path: Path) -> Iterator[None]:
     """Raise a driver's error as a ConfigurationError that says what to do."""
@@ -92,6 +76,11 @@ def opening(path: Path) -> Iterator[None]:
         code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the primary code of an extended result code
         advice = _ADVICE.get(code, f"could not be opened ({cause}): check that it is a database of this program")
         raise ConfigurationError(f"The database {str(path)!r} {advice}.") from error
+
+
+def shown(url: str) -> str:
+    """Return how a database is named in logs and messages."""
+    return str(database_path(url))
 
 
 def make_folder(path: Path) -> None:
@@ -105,14 +94,19 @@ def make_folder(path: Path) -> None:
         ) from error
 
 
-def migrate(engine: Engine, path: Path) -> None:
-    """Create or upgrade the schema in one transaction. Raises ConfigurationError if the file is unusable."""
+def migrate(engine: Engine, path: Path, *, may_upgrade: bool = True) -> None:
+    """Create or upgrade the schema in one transaction.
+
+    Raises ConfigurationError if the file is unusable, or needs an upgrade that is not allowed.
+    """
     with opening(path), engine.begin() as connection:
         found = _revision(connection, path)
+        if found is not None and found < HEAD and not may_upgrade:  # a new file has nothing to upgrade
+            raise refuse_upgrade(repr(str(path)), found)
         if found is None:
             _make(connection)
         elif found != HEAD:
-            _upgrade(connection, path, found)
+            upgrade_schema(connection, repr(str(path)), found)
         else:  # a write that changes nothing: a read-only file must fail now, not at the first run
             connection.execute(text("UPDATE alembic_version SET version_num = version_num"))
 
@@ -124,14 +118,14 @@ def database_status(url: str) -> DatabaseStatus:
     """
     path = database_path(url)
     if not path.exists():
-        return DatabaseStatus(path=path, revision=None, head=HEAD, size_bytes=0)
+        return DatabaseStatus(name=str(path), revision=None, head=HEAD, size_bytes=0)
     engine = reader_engine(path, connections=1, busy_timeout=5.0)
     try:
         with opening(path), engine.connect() as connection:
             revision = _revision(connection, path)
     finally:
         engine.dispose()
-    return DatabaseStatus(path=path, revision=revision, head=HEAD, size_bytes=path.stat().st_size)
+    return DatabaseStatus(name=str(path), revision=revision, head=HEAD, size_bytes=path.stat().st_size)
 
 
 def upgrade_database(url: str) -> DatabaseStatus:
@@ -158,6 +152,15 @@ def exclusive_engine(url: str) -> Iterator[tuple[Engine, Path]]:
             engine.dispose()
     finally:
         lock.release()
+
+
+@contextmanager
+def exclusive_connection(url: str) -> Iterator[Connection]:
+    """Open a transaction on a current database that nothing else uses meanwhile. Raises ConfigurationError."""
+    with exclusive_engine(url) as (engine, path):
+        migrate(engine, path)
+        with opening(path), engine.begin() as connection:
+            yield connection
 
 
 def _revision(connection: Connection, path: Path) -> str | None:
@@ -197,25 +200,6 @@ def _schema() -> Sequence[str]:
 
     metadata.create_all(create_mock_engine("sqlite://", collect), checkfirst=False)
     return (*statements, "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
-
-
-def _upgrade(connection: Connection, path: Path, found: str) -> None:
-    from alembic import command  # slow to import, and not needed if the schema is current
-    from alembic.config import Config
-    from alembic.script import ScriptDirectory
-
-    config = Config()
-    # The configuration interpolates "%", so one in the path must be doubled.
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = connection
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if found not in known:
-        raise ConfigurationError(
-            f"The database {str(path)!r} has revision {found}, which is newer than {HEAD}, the newest that this "
-            "version of bough knows: use the newer version, or name another database."
-        )
-    command.upgrade(config, "head")
 
 
 def writer_engine(path: Path, *, durability: Durability, busy_timeout: float) -> Engine:

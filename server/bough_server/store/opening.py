@@ -1,0 +1,87 @@
+"""Open the store of a URL, and do an operator's work on its database: a SQLite file, or PostgreSQL."""
+
+from contextlib import AbstractContextManager
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+from sqlalchemy import Connection
+
+from bough_server.errors import ConfigurationError
+from bough_server.store.sql.options import StoreOptions
+from bough_server.store.sql.rebuild import rebuild
+from bough_server.store.sql.status import DatabaseStatus
+from bough_server.store.sql.store import Store
+from bough_server.store.sqlite import database as sqlite
+from bough_server.store.sqlite.database_path import is_postgres
+from bough_server.store.sqlite.store import open_sqlite
+
+
+class _Database(Protocol):
+    """What the module of each database has."""
+
+    def database_status(self, url: str) -> DatabaseStatus: ...
+    def upgrade_database(self, url: str) -> DatabaseStatus: ...
+    def exclusive_connection(self, url: str) -> AbstractContextManager[Connection]: ...
+    def shown(self, url: str) -> str: ...
+
+
+def open_store(url: str, **options: Any) -> Store:
+    """Open a database, creating or migrating it if necessary; the options are those of StoreOptions.
+
+    Raises ConfigurationError with advice if it cannot be used.
+    """
+    if is_postgres(url):
+        opened: Store = _postgres("store").open_postgres(url, StoreOptions(**options))
+        return opened
+    return open_sqlite(url, StoreOptions(**options))
+
+
+def database_status(url: str) -> DatabaseStatus:
+    """Return the status of a database without changing it, also while servers use it.
+
+    Raises ConfigurationError if it is too old for this version to upgrade, or belongs to another program.
+    """
+    return _database_of(url).database_status(url)
+
+
+def upgrade_database(url: str) -> DatabaseStatus:
+    """Create a database's tables, or upgrade them to this version.
+
+    Raises ConfigurationError while another process uses a SQLite file. Servers on PostgreSQL may run: those that start
+    meanwhile wait.
+    """
+    return _database_of(url).upgrade_database(url)
+
+
+def rebuild_projections(url: str) -> int:
+    """Rebuild everything that is derived from logs, in one transaction; return the number of runs.
+
+    Raises ConfigurationError if there is no database, and while a server uses it.
+    """
+    database = _database_of(url)
+    found = database.database_status(url)
+    if found.revision is None:
+        raise ConfigurationError(f"There is no database at {found.name!r}: name the one to rebuild.")
+    with database.exclusive_connection(url) as connection:
+        return rebuild(connection)
+
+
+def shown_database(url: str) -> str:
+    """Return how a database is named in logs and messages: the path of its file, or its URL without the password."""
+    return _database_of(url).shown(url)
+
+
+def _database_of(url: str) -> _Database:
+    return cast("_Database", _postgres("database") if is_postgres(url) else sqlite)
+
+
+def _postgres(module: str) -> Any:
+    """Import a module of the store on PostgreSQL, whose driver may not be installed."""
+    try:
+        return import_module(f"bough_server.store.postgres.{module}")
+    except ModuleNotFoundError as missing:
+        if missing.name != "psycopg":
+            raise
+        raise ConfigurationError(
+            "The storage URL names PostgreSQL, whose driver is not installed: install bough[server,postgres]."
+        ) from None

@@ -1,0 +1,253 @@
+"""The PostgreSQL database: its engines, its schema and the revision of it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+from uuid import uuid4
+
+import psycopg
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
+
+from bough_server.errors import ConfigurationError
+from bough_server.store.sql.migrations import FIRST_ON_POSTGRES, HEAD
+from bough_server.store.sql.options import Durability
+from bough_server.store.sql.status import DatabaseStatus
+from bough_server.store.sql.tables import metadata
+from bough_server.store.sql.upgrade import refuse_upgrade, upgrade_schema
+
+_MIGRATION_LOCK: Final = 0x626F7567_00000001
+"""The key of the advisory lock under which a server looks at the schema and changes it."""
+
+_USE_LOCK: Final = 0x626F7567_00000002
+"""The key of the advisory lock that every server shares as long as it uses the database.
+
+A command that needs the database for itself takes the whole of it.
+"""
+
+_OTHERS: Final = text(
+    "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = :high AND objid = :low AND granted "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid != pg_backend_pid()"
+)
+"""The connections of other servers."""
+
+_LOCK_SECONDS: Final = 60
+"""How long a server waits for another one's migration."""
+
+_CONNECT_SECONDS: Final = 10
+
+_END_SECONDS: Final = 5.0
+"""How long a new connection waits until the one that it replaces has ended."""
+
+_SYNCHRONOUS: Final = {"disk": "on", "process": "off"}
+
+
+def _fit_indexes() -> None:
+    """Give indexes the conditions that they have in SQLite; here, because it loads PostgreSQL's dialect."""
+    for table in metadata.tables.values():
+        for index in table.indexes:
+            index.dialect_options["postgresql"]["where"] = index.dialect_options["sqlite"]["where"]
+
+
+_fit_indexes()
+
+
+def parsed(url: str) -> URL:
+    """Return a storage URL for SQLAlchemy. Raises ConfigurationError, which never shows the password."""
+    try:
+        found = make_url(url.replace("postgres://", "postgresql://", 1))
+    except (ArgumentError, ValueError):
+        raise ConfigurationError(
+            "The storage URL is not one of PostgreSQL: use postgresql://USER@HOST:PORT/DATABASE."
+        ) from None
+    return found.set(drivername="postgresql+psycopg")
+
+
+def shown(url: str) -> str:
+    """Return a storage URL without its password."""
+    found = parsed(url)
+    query = {name: value for name, value in found.query.items() if name not in {"password", "sslpassword"}}
+    return URL.create(
+        "postgresql", username=found.username, host=found.host, port=found.port, database=found.database, query=query
+    ).render_as_string()
+
+
+@contextmanager
+def opening(url: str) -> Iterator[None]:
+    """Raise a driver's error as a ConfigurationError that says what to do."""
+    try:
+        yield
+    except (DBAPIError, psycopg.Error) as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        said = " ".join(str(cause).split()).rstrip(".")
+        raise ConfigurationError(
+            f"The database {shown(url)} cannot be used: {said}. Check the address, the user and the password "
+            "(PGPASSWORD, or a password file), and that the database exists."
+        ) from None  # the driver's error may quote its parameters
+
+
+def migrate(engine: Engine, url: str, *, may_upgrade: bool = True) -> None:
+    """Create or upgrade the schema in one transaction, one server at a time.
+
+    Raises ConfigurationError if the database is unusable, or needs an upgrade that is not allowed.
+    """
+    with opening(url), engine.begin() as connection:
+        connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'"))
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+        found = _revision(connection, url)
+        if found == HEAD:
+            return
+        if not may_upgrade and (found is None or found < HEAD):  # revisions are numbers of four digits
+            raise refuse_upgrade(shown(url), found)
+        if found is None:
+            _make(connection)
+        else:
+            upgrade_schema(connection, shown(url), found)
+
+
+@contextmanager
+def starting(engine: Engine, url: str) -> Iterator[tuple[Connection, bool]]:
+    """Open a transaction that servers which start now wait for; yield it, and whether no other server runs."""
+    with opening(url), engine.begin() as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+        yield (
+            connection,
+            not connection.execute(_OTHERS, {"high": _USE_LOCK >> 32, "low": _USE_LOCK & 0xFFFFFFFF}).all(),
+        )
+
+
+def _make(connection: Connection) -> None:
+    metadata.create_all(connection, checkfirst=False)
+    connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
+    connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
+
+
+def _revision(connection: Connection, url: str) -> str | None:
+    tables = text("SELECT tablename FROM pg_tables WHERE schemaname = current_schema() ORDER BY 1")
+    names = connection.execute(tables).scalars().all()
+    if not names:
+        return None
+    if "alembic_version" not in names or "run_commands" not in names:
+        other = next(name for name in names if name != "alembic_version" or len(names) == 1)
+        raise ConfigurationError(
+            f"The database {shown(url)} belongs to another program (it has the table {other!r}): name another one."
+        )
+    revision = str(connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one())
+    if revision < FIRST_ON_POSTGRES:
+        raise ConfigurationError(
+            f"The database {shown(url)} has revision {revision}, which this version of bough cannot read: "
+            "name an empty database, and new tables are created."
+        )
+    return revision
+
+
+def database_status(url: str) -> DatabaseStatus:
+    """Return the status of a database without changing it. Raises ConfigurationError."""
+    engine = reader_engine(url, connections=1, busy_timeout=5.0)
+    try:
+        with opening(url), engine.connect() as connection:
+            revision = _revision(connection, url)
+            size = connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one()
+    finally:
+        engine.dispose()
+    return DatabaseStatus(name=shown(url), revision=revision, head=HEAD, size_bytes=size)
+
+
+def upgrade_database(url: str) -> DatabaseStatus:
+    """Create the schema, or upgrade it to this version; servers may run. Raises ConfigurationError."""
+    engine = writer_engine(url, durability="disk", busy_timeout=5.0)
+    try:
+        migrate(engine, url)
+    finally:
+        engine.dispose()
+    return database_status(url)
+
+
+@contextmanager
+def exclusive_connection(url: str) -> Iterator[Connection]:
+    """Open a transaction on a current database that no server uses meanwhile. Raises ConfigurationError."""
+    engine = create_engine(parsed(url), poolclass=StaticPool, connect_args=_arguments(url, _name(), 5.0))
+    try:
+        with opening(url), engine.connect() as holder:
+            taken = text("SELECT pg_try_advisory_lock(:key)")
+            if not holder.execute(taken, {"key": _USE_LOCK}).scalar_one():
+                raise ConfigurationError(
+                    f"The database {shown(url)} is in use by a server: stop all servers that use it, and try again."
+                )
+            holder.commit()
+            migrate(engine, url)
+            with engine.begin() as connection:
+                yield connection
+    finally:
+        engine.dispose()
+
+
+def writer_engine(url: str, *, durability: Durability, busy_timeout: float) -> Engine:
+    """Create an engine with one connection, for one thread; its transactions see what others have committed meanwhile.
+
+    A connection that replaces a lost one is not used before the server has ended that: what it was about to commit is
+    then in the tables, or never will be.
+    """
+    name = _name()
+    engine = create_engine(
+        parsed(url),
+        poolclass=StaticPool,
+        isolation_level="READ COMMITTED",
+        connect_args=_arguments(url, name, busy_timeout, synchronous_commit=_SYNCHRONOUS[durability]),
+    )
+
+    @event.listens_for(engine, "connect")
+    def _set_up(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+        assert isinstance(connection, psycopg.Connection)
+        _end_others(connection, name)
+        held = connection.execute("SELECT pg_try_advisory_lock_shared(%s)", [_USE_LOCK]).fetchone()
+        connection.commit()
+        if held != (True,):
+            raise psycopg.OperationalError("an operator's command has the database for itself")
+
+    return engine
+
+
+def _end_others(connection: "psycopg.Connection[tuple[object, ...]]", name: str) -> None:
+    """End the server's side of earlier connections of a name, and wait until they have ended."""
+    ends = time.monotonic() + _END_SECONDS
+    others = "FROM pg_stat_activity WHERE application_name = %s AND pid != pg_backend_pid()"
+    while connection.execute(f"SELECT pid, pg_terminate_backend(pid) {others}", [name]).fetchall():
+        connection.rollback()  # the view is a snapshot of the transaction
+        if time.monotonic() > ends:
+            raise psycopg.OperationalError("the server has not ended the connection that this one replaces")
+        time.sleep(0.02)
+
+
+def reader_engine(url: str, *, connections: int, busy_timeout: float) -> Engine:
+    """Create an engine whose connections read only, each read in one snapshot."""
+    return create_engine(
+        parsed(url),
+        poolclass=QueuePool,
+        pool_size=connections,
+        max_overflow=0,
+        pool_pre_ping=False,
+        isolation_level="REPEATABLE READ",
+        connect_args=_arguments(url, _name(), busy_timeout, default_transaction_read_only="on"),
+    )
+
+
+def _name() -> str:
+    """Return a name for connections that no others have."""
+    return f"bough {uuid4()}"
+
+
+def _arguments(url: str, name: str, busy_timeout: float, **more: str) -> dict[str, object]:
+    settings = {"lock_timeout": f"{int(busy_timeout * 1000)}ms", "timezone": "UTC", **more}
+    given = parsed(url).query.get("options", ())
+    options = [*([given] if isinstance(given, str) else given), *(f"-c {one}={settings[one]}" for one in settings)]
+    return {
+        "options": " ".join(options),
+        "connect_timeout": _CONNECT_SECONDS,
+        "application_name": name,
+        "prepare_threshold": 1,
+    }

@@ -1,0 +1,101 @@
+"""Appends to logs by psycopg, and the meaning of PostgreSQL's errors."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+import psycopg
+from psycopg import errors
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from bough_server.store.sql.driver import Driver, EventTuple, LogMove, Session, Sharing
+from bough_server.store.sql.statements import DriverCursor
+
+_APPEND: Final = """
+WITH wanted AS (
+  SELECT * FROM unnest(%b::bigint[], %b::text[], %b::bigint[], %b::bigint[]) AS w(last, run_id, epoch, expected)
+), locked AS (
+  SELECT r.run_id FROM runs r JOIN wanted USING (run_id) ORDER BY r.run_id FOR UPDATE OF r
+), moved AS (
+  UPDATE runs r SET last_sequence = w.last FROM wanted w, locked l
+  WHERE r.run_id = w.run_id AND l.run_id = w.run_id
+    AND r.epoch = w.epoch AND r.last_sequence = w.expected AND NOT r.ended
+  RETURNING r.run_id
+), stored AS (
+  INSERT INTO events (run_id, sequence, kind, data)
+  SELECT e.* FROM unnest(%b::text[], %b::bigint[], %b::int[], %b::bytea[]) AS e(run_id, sequence, kind, data)
+  JOIN moved USING (run_id)
+)
+SELECT run_id FROM moved
+"""
+"""One statement for a batch: a run that another worker has taken over is left out, and its neighbors are written.
+
+READ COMMITTED is what makes it so: the conditions are checked on the newest version of each row. The rows are locked in
+one order, so that batches of several servers wait for one another instead of for ever.
+"""
+
+
+def _append_events(cursor: DriverCursor, moves: Mapping[str, LogMove], events: Sequence[EventTuple]) -> Collection[str]:
+    parameters = [*map(list, zip(*moves.values(), strict=True)), *map(list, zip(*events, strict=True))]
+    cursor.driver.execute(_APPEND, parameters)
+    moved = {run_id for (run_id,) in cursor.driver.fetchall()}
+    return moves.keys() - moved
+
+
+_FILES_LOCK: Final = 0x626F7567_00000003
+"""The key of the advisory lock that is shared by those who refer to definitions and files, and taken by who deletes."""
+
+_LOCK_FILES: Final = {
+    Sharing.ADDS: text("SELECT pg_advisory_xact_lock_shared(:key)"),
+    Sharing.DROPS: text("SELECT pg_advisory_xact_lock(:key)"),
+}
+_LOCK_SESSIONS: Final = text("""
+SELECT 1 FROM sessions s JOIN unnest(CAST(:tenants AS text[]), CAST(:sessions AS text[])) AS w(tenant_id, session_id)
+  USING (tenant_id, session_id)
+ORDER BY s.tenant_id, s.session_id FOR UPDATE OF s
+""")
+
+
+def _lock(connection: Connection, sessions: Collection[Session], sharing: Sharing) -> None:
+    if sharing is not Sharing.NOTHING:
+        connection.execute(_LOCK_FILES[sharing], {"key": _FILES_LOCK})
+    if sessions:
+        tenants, names = zip(*sessions, strict=True)
+        connection.execute(_LOCK_SESSIONS, {"tenants": list(tenants), "sessions": list(names)})
+
+
+def _cause(error: Exception) -> BaseException | None:
+    return error.orig if isinstance(error, DBAPIError) else error
+
+
+_UNAVAILABLE: Final = ("08", "53", "55", "57", "58", "25006", "25P03", "25P04")
+"""Beginnings of the codes of a database that cannot write now.
+
+08: the connection; 53: resources; 55: a lock was not available; 57: an operator intervened; 58: its system; 25006: it
+reads only, such as after a failover; 25P03, 25P04: a transaction took too long.
+"""
+
+
+def _is_raced(error: Exception) -> bool:
+    """Return True for a deadlock, a serialization failure, and a row that another transaction has inserted first."""
+    code = getattr(_cause(error), "sqlstate", None) or ""
+    return code.startswith("40") or code == errors.UniqueViolation.sqlstate
+
+
+def _is_transient(error: Exception) -> bool:
+    cause = _cause(error)
+    if isinstance(cause, psycopg.Error):
+        if cause.sqlstate is None:  # from the driver: a lost connection, or a value that it cannot send
+            return isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError)
+        return cause.sqlstate.startswith(_UNAVAILABLE)
+    return isinstance(cause, OSError)
+
+
+POSTGRES: Final = Driver(
+    append_events=_append_events,
+    lock=_lock,
+    is_transient=_is_transient,
+    is_busy=_is_transient,
+    is_raced=_is_raced,
+)
+"""psycopg 3, synchronous."""

@@ -1,0 +1,119 @@
+"""What both databases share of statements: functions that each names in its own way, and statements for the driver."""
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import Connection, Delete, Insert, Integer, Update
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects.sqlite.dml import OnConflictDoNothing, OnConflictDoUpdate
+from sqlalchemy.engine import Dialect
+from sqlalchemy.engine.interfaces import DBAPICursor
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import GenericFunction
+
+from bough_server.store.sql.rows import Row
+
+T = TypeVar("T")
+
+
+class greatest(GenericFunction[int]):  # a function of SQL
+    """The largest of some values, none of which is NULL."""
+
+    type = Integer()
+    inherit_cache = True
+
+
+@compiles(greatest, "sqlite")
+def _greatest_of_sqlite(element: "greatest", compiler: SQLCompiler, **options: Any) -> str:
+    return f"max({compiler.process(element.clauses, **options)})"
+
+
+class unindexed(GenericFunction[Any]):
+    """A column, without the use of its indexes; PostgreSQL knows by its statistics which index is worth it."""
+
+    inherit_cache = True
+
+
+@compiles(unindexed)
+def _unindexed(element: "unindexed", compiler: SQLCompiler, **options: Any) -> str:
+    return compiler.process(element.clauses, **options)
+
+
+@compiles(unindexed, "sqlite")
+def _unindexed_in_sqlite(element: "unindexed", compiler: SQLCompiler, **options: Any) -> str:
+    return f"+{compiler.process(element.clauses, **options)}"
+
+
+class json_members(GenericFunction[Any]):
+    """The members of a column's JSON object, whose values are texts: a table with `key` and `value`."""
+
+    inherit_cache = True
+
+
+@compiles(json_members, "sqlite")
+def _members_in_sqlite(element: "json_members", compiler: SQLCompiler, **options: Any) -> str:
+    return f"json_each({compiler.process(element.clauses, **options)})"
+
+
+@compiles(json_members, "postgresql")
+def _members_in_postgresql(element: "json_members", compiler: SQLCompiler, **options: Any) -> str:
+    return f"json_each_text(({compiler.process(element.clauses, **options)})::json)"
+
+
+_NAMED_SQLITE: Final[Dialect] = sqlite.dialect(paramstyle="named")
+"""SQLite with names of parameters, for rows that are mappings; PostgreSQL's driver has them anyway."""
+
+
+@compiles(OnConflictDoNothing, "postgresql")
+def _nothing_in_postgresql(element: OnConflictDoNothing, compiler: Any, **options: Any) -> str:
+    return str(compiler.visit_on_conflict_do_nothing(_without_constraint(element), **options))
+
+
+@compiles(OnConflictDoUpdate, "postgresql")
+def _update_in_postgresql(element: OnConflictDoUpdate, compiler: Any, **options: Any) -> str:
+    return str(compiler.visit_on_conflict_do_update(_without_constraint(element), **options))
+
+
+def _without_constraint(element: T) -> T:
+    """Let PostgreSQL's compiler read an upsert of SQLite, which is the same but can name no constraint.
+
+    A server on SQLite need not load PostgreSQL's dialect, which takes 2 MB.
+    """
+    vars(element).setdefault("constraint_target", None)
+    return element
+
+
+class DriverCursor:
+    """The driver's cursor of a connection, which statements bypass SQLAlchemy's execution with."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.dialect = connection.dialect
+        self.driver: DBAPICursor = connection.connection.cursor()
+
+    def __enter__(self) -> "DriverCursor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.driver.close()
+
+
+class DriverStatement:
+    """A write statement compiled once for each driver, with named parameters."""
+
+    def __init__(self, statement: Update | Insert | Delete) -> None:
+        self._statement = statement
+        self._compiled: dict[str, tuple[str, dict[str, Any]]] = {}
+
+    def write(self, cursor: DriverCursor, rows: Sequence[Row]) -> None:
+        """Write the rows, if there are any."""
+        if rows:
+            text, fixed = self._compiled.get(cursor.dialect.name) or self._compile(cursor.dialect)
+            cursor.driver.executemany(text, [{**fixed, **row} for row in rows] if fixed else rows)
+
+    def _compile(self, dialect: Dialect) -> tuple[str, dict[str, Any]]:
+        compiled = self._statement.compile(dialect=_NAMED_SQLITE if dialect.name == "sqlite" else dialect)
+        # Values in the statement itself, such as ended=True, are compiled to parameters: each row must bring them too.
+        fixed = {name: value for name, value in compiled.params.items() if value is not None}
+        self._compiled[dialect.name] = str(compiled), fixed
+        return self._compiled[dialect.name]

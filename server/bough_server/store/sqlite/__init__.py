@@ -1,0 +1,1 @@
+"""The store on a SQLite file that one server writes."""

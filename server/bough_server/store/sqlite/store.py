@@ -1,0 +1,98 @@
+"""A SQLite file as the server's store: open, lock and migrate it."""
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from bough_server.store.sql.options import StoreOptions
+from bough_server.store.sql.ownership import end_leases
+from bough_server.store.sql.readers import Readers
+from bough_server.store.sql.store import Store
+from bough_server.store.sql.write_queue import WriteHealth, WriteQueue
+from bough_server.store.sqlite.database import make_folder, migrate, opening, reader_engine, writer_engine
+from bough_server.store.sqlite.database_path import database_path
+from bough_server.store.sqlite.driver import SQLITE
+from bough_server.store.sqlite.file_lock import FileLock
+from bough_server.store.window import RecentEventsOfRuns
+
+_FILE_SECONDS: Final = 0.5
+"""Seconds between two looks at the database file's name."""
+
+_log = structlog.get_logger(__name__)
+
+
+class _FileGuard:
+    """The lock of a database file, and the look at its name."""
+
+    def __init__(self, path: Path, lock: FileLock) -> None:
+        self._path, self._lock, self._file = path, lock, _identity(path)
+
+    def publish(self, address: str, *, is_passing: bool) -> None:
+        """See Guard; a server inside a command is passing."""
+        self._lock.publish(address, is_passing=is_passing)
+
+    def release(self) -> None:
+        """See Guard."""
+        self._lock.release()
+
+    async def watch(self, write_health: WriteHealth) -> None:
+        """See Guard. The file may be deleted or replaced.
+
+        SQLite continues to write to the file that it has open, and all of that would be lost with the process.
+        """
+        was_lost = False
+        while True:
+            is_lost = _identity(self._path) != self._file
+            if is_lost and not was_lost:
+                _log.error(
+                    "the database file was deleted or replaced while the server uses it: "
+                    "put it back, or stop the server; what it writes now is lost",
+                    path=str(self._path),
+                )
+            elif was_lost and not is_lost:
+                _log.warning("the database file is back", path=str(self._path))
+            was_lost = is_lost
+            write_health.report_lost(is_lost)
+            await asyncio.sleep(_FILE_SECONDS)
+
+
+def open_sqlite(url: str, options: StoreOptions) -> Store:
+    """Open a database file, creating or migrating it if necessary.
+
+    Raises ConfigurationError with advice if the file cannot be used: another process uses it, its schema is newer than
+    this version or too old for it, it is not a database, or it is not writable.
+    """
+    path = database_path(url)
+    make_folder(path)
+    lock = FileLock(path)
+    try:
+        engine = writer_engine(path, durability=options.durability, busy_timeout=options.busy_timeout)
+        try:
+            migrate(engine, path, may_upgrade=options.may_upgrade)
+            with opening(path), engine.begin() as connection:
+                crashed = end_leases(connection)  # with the lock held, every worker with a lease has crashed
+        except BaseException:
+            engine.dispose()
+            raise
+    except BaseException:
+        lock.release()
+        raise
+    windows = RecentEventsOfRuns(options.window_bytes)
+    write_health = WriteHealth(stall_seconds=options.stall_seconds)
+    queue = WriteQueue(engine, SQLITE, windows, write_health, retry_delays=options.retry_delays, hooks=options.hooks)
+    readers = Readers(
+        reader_engine(path, connections=options.reader_threads, busy_timeout=options.busy_timeout),
+        threads=options.reader_threads,
+    )
+    return Store(_FileGuard(path, lock), queue, readers, windows=windows, write_health=write_health, crashed=crashed)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return the device and the number of the file that has a path; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,212 @@
+"""A PostgreSQL that fails: connections that are lost, commits without an answer, and rows that others lock."""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+
+import psycopg
+import pytest
+
+from bough.v1 import event_pb2
+from bough_server.errors import Fenced, InvalidRequest, StorageFailed
+from bough_server.store.opening import open_store
+from bough_server.store.ports import Page, RunFilter, StoredEvent
+from bough_server.store.sql.pages import token_of
+from bough_server.store.sql.readers import read_range
+from bough_server.store.sql.store import Store
+from bough_server.store.sql.writer import CommitHooks
+from bough_server.store.window import PAGE_BYTES
+from bough_server.store.worker_ports import RunCommand
+from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything
+from tests.store.sql import execute
+
+_END_ALL = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND {}"
+_WRITERS = "pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory') AND pid != pg_backend_pid()"
+
+
+class Hook:
+    """Does something once, right before or after a commit."""
+
+    def __init__(self) -> None:
+        self.act: Callable[[], None] | None = None
+
+    def __call__(self) -> None:
+        act, self.act = self.act, None
+        if act is not None:
+            act()
+
+
+@pytest.fixture
+def before() -> Hook:
+    return Hook()
+
+
+@pytest.fixture
+def after() -> Hook:
+    return Hook()
+
+
+@pytest.fixture
+async def store(postgres_url: str, before: Hook, after: Hook) -> AsyncIterator[Store]:
+    """An empty store whose commits can be disturbed."""
+    hooks = CommitHooks(before=before, after=after)
+    async with open_store(postgres_url, durability="process", hooks=hooks, retry_delays=(0.0, 0.1)) as opened:
+        yield opened
+
+
+def _end_writers(url: str) -> None:
+    assert execute(url, _END_ALL.format(_WRITERS)) != []
+
+
+async def test_a_connection_that_is_lost_before_a_commit_is_replaced(
+    store: Store, postgres_url: str, before: Hook
+) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    before.act = lambda: _end_writers(postgres_url)
+    await store.log.append(run.run_id, epoch=1, records=run.next(delta(), delta()))
+    await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+    assert [one.sequence for one in await everything(store.log, run.run_id)] == [1, 2, 3, 4]
+
+
+async def test_a_connection_that_is_lost_while_nothing_uses_it_is_replaced(store: Store, postgres_url: str) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    await store.runs.get(ANNE, run.run_id)
+    execute(postgres_url, _END_ALL.format("pid != pg_backend_pid()"))
+    await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+    assert (await store.runs.get(ANNE, run.run_id)).run.last_sequence == 2
+
+
+async def test_a_commit_whose_answer_is_lost_is_looked_up(store: Store, postgres_url: str, after: Hook) -> None:
+    first, second, command = Made(number=1), Made(number=2), event_pb2.CancelRequested()
+
+    def lose() -> None:
+        _end_writers(postgres_url)
+        raise psycopg.OperationalError("the connection is closed")
+
+    after.act = lose
+    await store.log.create(first.new())
+    await store.log.create(second.new())
+    after.act = lose
+    await asyncio.gather(
+        store.log.append(first.run_id, epoch=1, records=first.next(delta())),
+        store.log.append(first.run_id, epoch=1, records=first.next(delta())),
+        store.log.append(second.run_id, epoch=1, records=second.next(delta())),
+    )
+    after.act = lose
+    posted = await store.mailbox.post(RunCommand(command_id=0, run_id=first.run_id, cancel=command))
+    assert [one.command_id for one in await store.mailbox.take(first.run_id)] == [posted]
+    after.act = lose
+    await store.log.take_over(second.run_id, epoch=2, owner="b", records=second.next(delta()))
+    after.act = lose
+    await store.log.append(first.run_id, epoch=1, records=first.next(completed()))
+    assert [one.sequence for one in await everything(store.log, first.run_id)] == [1, 2, 3, 4]
+    assert (await store.runs.get(ANNE, second.run_id)).epoch == 2
+    assert await store.mailbox.take(first.run_id) == []
+
+
+async def test_the_connection_before_is_ended_before_its_commit_is_looked_up(
+    store: Store, postgres_url: str, before: Hook
+) -> None:
+    """A server whose network is cut sees an error, while its transaction is still open in the database."""
+    run = Made()
+    await store.log.create(run.new())
+    (writer,) = execute(postgres_url, f"SELECT pid FROM pg_stat_activity WHERE {_WRITERS}")
+    connection = await store.write(lambda each: each.connection.dbapi_connection)
+    assert isinstance(connection, psycopg.Connection)
+    kept: list[int] = []
+
+    def cut() -> None:
+        open_socket = connection.fileno()
+        kept.append(os.dup(open_socket))
+        one, other = socket.socketpair()
+        os.dup2(one.fileno(), open_socket)
+        one.close()
+        other.close()
+
+    before.act = cut
+    began = time.monotonic()
+    await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+    assert time.monotonic() - began < 1.5  # the busy timeout is 2 seconds: no lock of the old one was waited for
+    assert kept
+    assert [one.sequence for one in await everything(store.log, run.run_id)] == [1, 2]
+    assert execute(postgres_url, f"SELECT pid FROM pg_stat_activity WHERE pid = {writer[0]}") == []
+    os.close(kept[0])
+
+
+async def test_a_run_that_another_connection_locks_is_written_when_it_does_not_any_more(
+    store: Store, postgres_url: str
+) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    with psycopg.connect(postgres_url) as other:
+        other.execute("SELECT 1 FROM runs FOR UPDATE")
+        writing = asyncio.ensure_future(store.log.append(run.run_id, epoch=1, records=run.next(delta())))
+        _, pending = await asyncio.wait({writing}, timeout=0.3)
+        assert pending
+    await writing
+
+
+async def test_a_fenced_run_fails_alone_and_its_neighbors_are_written(store: Store, postgres_url: str) -> None:
+    runs = [Made(number=number) for number in range(1, 6)]
+    for run in runs:
+        await store.log.create(run.new())
+    execute(postgres_url, f"UPDATE runs SET epoch = 2, owner = 'other' WHERE run_id = '{runs[2].run_id}'")
+    outcomes = await asyncio.gather(
+        *(store.log.append(run.run_id, epoch=1, records=run.next(completed())) for run in runs), return_exceptions=True
+    )
+    assert [type(outcome) for outcome in outcomes] == [type(None), type(None), Fenced, type(None), type(None)]
+    ended = execute(postgres_url, "SELECT ended, last_sequence FROM runs ORDER BY run_id")
+    assert ended == [(True, 2), (True, 2), (False, 1), (True, 2), (True, 2)]
+    assert execute(postgres_url, "SELECT count(*) FROM sessions WHERE current_run_id = ''") == [(4,)]
+
+
+async def test_a_deadlock_is_tried_again(store: Store, postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = Made(number=1), Made(number=2)
+    for run in (first, second):
+        await store.log.create(run.new())
+    lock = "SELECT 1 FROM sessions WHERE session_id = %s FOR UPDATE"
+    with psycopg.connect(postgres_url) as other:
+        other.execute("SET deadlock_timeout = '20s'")  # so that the store's side is the one that finds out
+        other.execute(lock, [second.session_id])
+        both = asyncio.gather(
+            store.log.append(first.run_id, epoch=1, records=first.next(completed())),
+            store.log.append(second.run_id, epoch=1, records=second.next(completed())),
+        )
+        await asyncio.wait({both}, timeout=0.2)
+        await asyncio.to_thread(other.execute, lock, [first.session_id])
+        other.rollback()
+        await both
+    assert "deadlock detected" in capsys.readouterr().out
+    assert store.write_health.is_possible
+
+
+async def test_a_value_that_postgresql_cannot_hold_fails_its_writer_alone(store: Store) -> None:
+    good, bad = Made(number=1), Made(number=2, request_id="a\0b")
+    outcomes = await asyncio.gather(store.log.create(good.new()), store.log.create(bad.new()), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [type(None), StorageFailed]
+    assert store.write_health.is_possible
+
+
+async def test_a_forged_token_with_nul_is_refused(store: Store) -> None:
+    filters: list[object] = ["runs", "acme", "", "", [], {}, None, None, ""]
+    for token in (token_of((1, "a\0"), filters), token_of((1, "a\0"), [*filters[:1], ANNE.tenant_id, *filters[2:]])):
+        with pytest.raises(InvalidRequest):
+            await store.runs.list(ANNE, RunFilter(), Page(size=1, token=token))
+
+
+async def test_a_read_stops_by_bytes_in_the_database(store: Store) -> None:
+    run, text = Made(), "x" * (PAGE_BYTES // 3)
+    await store.log.create(run.new())
+    made = [*run.first(), *run.next(*(delta(text) for _ in range(12)))]
+    await store.log.append(run.run_id, epoch=1, records=made[1:])
+    read = partial(read_range, run_id=run.run_id, after=0)
+    assert [len(await store.write(partial(read, deltas=deltas))) for deltas in (True, False)] == [4, 1]
+    found: list[StoredEvent] = []
+    while page := await store.log.read(run.run_id, after=len(found)):
+        found += page
+    assert found == as_stored(made)

@@ -1,0 +1,156 @@
+"""A PostgreSQL for the tests of one process: real, on a Unix socket only, with a database for each test."""
+
+import atexit
+import itertools
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from bough_server.store.postgres.database import migrate, writer_engine
+from tests.support.toolchains import skip_or_fail
+
+_FOLDERS: Final = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/opt/homebrew/opt/postgresql*/bin")
+_TEMPLATE: Final = "bough_template"
+_numbers = itertools.count(1)
+
+
+@cache
+def programs() -> Path | None:
+    """Return the folder of initdb and postgres, or None."""
+    if found := shutil.which("initdb"):
+        return Path(found).resolve().parent
+    here = [folder for pattern in _FOLDERS for folder in Path("/").glob(pattern.removeprefix("/"))]
+    return max((folder for folder in here if (folder / "initdb").exists()), default=None)
+
+
+class Cluster:
+    """A running PostgreSQL in a temporary folder, owned by a user that is not root."""
+
+    def __init__(self, folder: Path, user: str | None) -> None:
+        self.folder, self._user = folder, user
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def url(self, database: str) -> str:
+        """Return the storage URL of a database."""
+        return f"postgresql://bough@/{database}?host={self.folder}"
+
+    def start(self, *, fsync: bool = True) -> None:
+        """Start the server and wait until it accepts connections."""
+        self._run(
+            "pg_ctl",
+            "-D",
+            str(self.folder / "data"),
+            "-w",
+            "-l",
+            str(self.folder / "log"),
+            "-o",
+            f"-c listen_addresses='' -c unix_socket_directories={self.folder} -c fsync={'on' if fsync else 'off'}"
+            " -c max_connections=300 -c shared_buffers=64MB",
+            "start",
+        )
+
+    def stop(self, mode: str = "immediate") -> None:
+        """Stop the server; `immediate` is a crash."""
+        self._run("pg_ctl", "-D", str(self.folder / "data"), "-w", "-m", mode, "stop")
+
+    def make(self) -> None:
+        """Create the cluster's files."""
+        self._run(
+            "initdb",
+            "-D",
+            str(self.folder / "data"),
+            "-A",
+            "trust",
+            "-U",
+            "bough",
+            "-E",
+            "UTF8",
+            "--locale=C.UTF-8",
+            "--no-sync",
+        )
+
+    def execute(self, *statements: sql.Composed | sql.SQL, database: str = "postgres") -> None:
+        """Execute statements outside of transactions."""
+        with psycopg.connect(self.url(database), autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        folder = programs()
+        assert folder is not None, "the caller has looked for it"
+        done = subprocess.run(
+            [folder / program, *arguments],
+            user=self._user,
+            cwd=self.folder,
+            env={"PATH": os.defpath},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout.decode()
+
+
+@cache
+def cluster() -> Cluster:
+    """Return the cluster of this process, started when the first test needs it; it ends with the process.
+
+    It does not flush (fsync is off): no test of the store cuts the power. What concerns a crash of PostgreSQL itself
+    starts its own.
+    """
+    if programs() is None:
+        skip_or_fail("postgres", ["initdb (Debian's package postgresql)"])
+    user = _account() if os.geteuid() == 0 else None
+    folder = Path(tempfile.mkdtemp(prefix="bough-pg-", dir="/tmp"))
+    if user is not None:
+        shutil.chown(folder, user)
+    made = Cluster(folder, user)
+    made.make()
+    made.start(fsync=False)
+
+    def end() -> None:
+        made.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(end)
+    made.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(_TEMPLATE)))
+    engine = writer_engine(made.url(_TEMPLATE), durability="process", busy_timeout=10)
+    migrate(engine, made.url(_TEMPLATE))
+    engine.dispose()
+    return made
+
+
+def database(*, is_empty: bool = False) -> str:
+    """Return the storage URL of a new database with the current schema, or without tables."""
+    here = cluster()
+    name = f"test_{os.getpid()}_{next(_numbers)}"
+    here.execute(
+        sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY wal_log").format(
+            sql.Identifier(name), sql.Identifier("template0" if is_empty else _TEMPLATE)
+        )
+    )
+    return here.url(name)
+
+
+def drop(url: str) -> None:
+    """Drop a database that `database` has made, with all connections to it."""
+    name = url.rpartition("@/")[2].partition("?")[0]
+    cluster().execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def _account() -> str:
+    """Return a user for the cluster: PostgreSQL refuses to run as root."""
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name).pw_name
+        except KeyError:
+            continue
+    raise AssertionError("there is no user to run PostgreSQL as")
