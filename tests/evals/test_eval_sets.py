@@ -173,7 +173,8 @@ cases:
         "set.yaml:7: cases[0].turns[0].expect.tools[0]: "
         "must be a name, or a mapping of name, arguments, arguments_match, result, result_match, name_regex",
         "set.yaml:7: cases[0].turns[0].expect.answer: "
-        "must be a text, or a mapping of exact, contains, excludes, regex, json, ignore_case",
+        "must be a text, or a mapping of exact, contains, excludes, regex, json, ignore_case, min_characters, "
+        "max_characters",
         "set.yaml:7: cases[0].turns[0].expect.agents: must be a list",
         "set.yaml:8: cases[0].turns[1].recorded.start_time: must be a time such as 2026-01-31T12:00:00Z",
         "set.yaml:8: cases[0].turns[1].recorded.tree_usage.cost_nanos: must be a whole number",
