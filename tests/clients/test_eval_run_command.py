@@ -214,7 +214,9 @@ async def test_files_hold_as_much_of_what_was_said_as_is_asked_for_and_never_wha
         # The id of the case is removed from the file too, so to compare it a case is gone.
         assert (ended.code, "islands" in ended.out + ended.err) == (1, False), command
     recorded = tmp_path / "recorded.yaml"
-    ended = await bough("--config", str(config), "--embedded", "eval", "record", "last", "--set", str(recorded))
+    found = written(tmp_path / "full.json")
+    run_id = found.cases[0].runs[0].turns[0].run_id
+    ended = await bough("--config", str(config), "--embedded", "eval", "record", run_id, "--set", str(recorded))
     assert (ended.code, "'[redacted]' in the case" in ended.err) == (0, True)
     assert "islands" not in recorded.read_text(encoding="utf-8")
     assert "oslo" not in recorded.read_text(encoding="utf-8")

@@ -67,7 +67,7 @@ async def test_watching_a_run_that_waits_exits_3_as_well() -> None:
     assert watched == Finished(code=3, out="", err=WAITS)
     seen = await served(service, "watch", RUN_ID, "--output", "answer", "--no-follow")
     assert seen == Finished(code=3, out="", err=WAITS)
-    after = await served(service, "watch", RUN_ID, "--output", "answer", "--after", "99")
+    after = await served(service, "watch", RUN_ID, "--output", "answer", "--no-follow", "--after", "99")
     assert after == Finished(code=3, out="", err=WAITS)
 
 

@@ -198,6 +198,8 @@ def _check_usage(finished: Finished, whole: Finished) -> None:
     expected.CopyFrom(_tree_usage(whole))
     expected.model_calls += lost - _lost(whole.log)
     expected.model_calls_without_usage += lost - _lost(whole.log)
+    if expected.HasField("cost_nanos"):
+        expected.model_calls_without_cost += lost - _lost(whole.log)
     assert used == expected
 
 
