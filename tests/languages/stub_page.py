@@ -45,9 +45,8 @@ def blocks(heading: str) -> Sequence[PageBlock]:
 
 def descriptors(folder: Path) -> None:
     """Write both descriptor sets as `make descriptors` does."""
-    command = ("make", "--no-print-directory", "sets", f"VENV={_venv()}")
-    names = (f"WHOLE={folder / 'bough.binpb'}", f"STRIPPED={folder / STRIPPED}")
-    subprocess.run((*command, *names), cwd=ROOT, check=True, timeout=BLOCK_SECONDS)
+    command = (sys.executable, "-m", "proto.generate", "--descriptors", str(folder))
+    subprocess.run(command, cwd=ROOT, check=True, timeout=BLOCK_SECONDS)
 
 
 def follow(heading: str, folder: Path) -> None:
@@ -85,7 +84,3 @@ def environment(folder: Path) -> Mapping[str, str]:
     installed = folder / "bin"
     programs = (str(installed), str(Path(sys.executable).parent), os.environ["PATH"])
     return {**os.environ, "GOBIN": str(installed), "PATH": os.pathsep.join(programs)}
-
-
-def _venv() -> Path:
-    return Path(sys.executable).parents[1]
