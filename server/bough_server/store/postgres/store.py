@@ -4,6 +4,7 @@ import asyncio
 
 from bough_server.store.postgres.database import migrate, opening, reader_engine, starting, writer_engine
 from bough_server.store.postgres.driver import POSTGRES
+from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.options import StoreOptions
 from bough_server.store.sql.ownership import end_leases
 from bough_server.store.sql.readers import Readers
@@ -48,5 +49,12 @@ def open_postgres(url: str, options: StoreOptions) -> Store:
         threads=options.reader_threads,
     )
     return Store(
-        _NoGuard(), queue, readers, windows=windows, write_health=write_health, crashed=crashed, is_shared=True
+        _NoGuard(),
+        queue,
+        readers,
+        windows=windows,
+        write_health=write_health,
+        crashed=crashed,
+        notifier=Notifier(),
+        is_shared=True,
     )

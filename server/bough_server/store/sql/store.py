@@ -10,6 +10,7 @@ from bough_server.store.sql.blobs import SqlBlobs
 from bough_server.store.sql.evaluations import SqlEvaluations
 from bough_server.store.sql.event_log import SqlEventLog
 from bough_server.store.sql.mailbox import SqlMailbox
+from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.ownership import SqlLease
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.runs import SqlRunIndex
@@ -49,6 +50,7 @@ class Store:
         windows: RecentEventsOfRuns,
         write_health: WriteHealth,
         crashed: frozenset[str],
+        notifier: Notifier,
         is_shared: bool = False,
     ) -> None:
         self.log = SqlEventLog(queue, readers, windows)
@@ -62,6 +64,7 @@ class Store:
         self.leases = SqlLease(queue, readers, crashed)
         self.mailbox = SqlMailbox(queue, readers)
         self.write_health = write_health
+        self.notifier = notifier
         self._guard, self._queue, self._readers = guard, queue, readers
 
     async def __aenter__(self) -> Self:

@@ -6,6 +6,7 @@ from typing import Final
 
 import structlog
 
+from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.options import StoreOptions
 from bough_server.store.sql.ownership import end_leases
 from bough_server.store.sql.readers import Readers
@@ -86,7 +87,15 @@ def open_sqlite(url: str, options: StoreOptions) -> Store:
         reader_engine(path, connections=options.reader_threads, busy_timeout=options.busy_timeout),
         threads=options.reader_threads,
     )
-    return Store(_FileGuard(path, lock), queue, readers, windows=windows, write_health=write_health, crashed=crashed)
+    return Store(
+        _FileGuard(path, lock),
+        queue,
+        readers,
+        windows=windows,
+        write_health=write_health,
+        crashed=crashed,
+        notifier=Notifier(),
+    )
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
