@@ -1,5 +1,6 @@
 """The schema of a PostgreSQL database: made once, upgraded, refused, and read through its indexes."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 
@@ -162,6 +163,35 @@ def test_no_server_starts_while_a_command_has_the_database_alone(postgres_url: s
         pytest.raises(ConfigurationError, match="an operator's command has the database for itself"),
     ):
         open_store(postgres_url)
+
+
+_USE_LOCK = 0x626F7567_00000002
+_WAITS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+
+@pytest.mark.parametrize(
+    ("taken", "released", "work"),
+    [
+        ("pg_advisory_lock", "pg_advisory_unlock", "a server"),
+        ("pg_advisory_lock_shared", "pg_advisory_unlock_shared", "a command"),
+    ],
+)
+async def test_who_comes_right_after_a_server_or_a_command_waits_until_postgresql_has_ended_that(
+    postgres_url: str, taken: str, released: str, work: str
+) -> None:
+    async def open_and_close() -> None:
+        await open_store(postgres_url).close()
+
+    with psycopg.connect(postgres_url, autocommit=True) as ending:
+        ending.execute(f"SELECT {taken}({_USE_LOCK})")
+        if work == "a server":
+            coming = asyncio.create_task(asyncio.to_thread(asyncio.run, open_and_close()))
+        else:
+            coming = asyncio.create_task(asyncio.to_thread(rebuild_projections, postgres_url))  # type: ignore[arg-type]
+        while ending.execute(_WAITS).fetchone() == (0,):
+            await asyncio.sleep(0)
+        ending.execute(f"SELECT {released}({_USE_LOCK})")
+        await coming
 
 
 async def test_lists_and_look_ups_use_their_indexes_once_there_are_many_runs(postgres_url: str) -> None:

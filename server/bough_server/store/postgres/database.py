@@ -10,7 +10,7 @@ import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from bough_server.errors import ConfigurationError
@@ -37,6 +37,9 @@ _OTHERS: Final = text(
 
 _LOCK_SECONDS: Final = 60
 """How long a server waits for another one's migration."""
+
+_HANDOVER_SECONDS: Final = 2.0
+"""How long a server or a command that has just ended may still have the database: PostgreSQL ends connections later."""
 
 _CONNECT_SECONDS: Final = 10
 
@@ -170,14 +173,17 @@ def upgrade_database(url: str) -> DatabaseStatus:
 @contextmanager
 def exclusive_connection(url: str) -> Iterator[Connection]:
     """Open a transaction on a current database that no server uses meanwhile. Raises ConfigurationError."""
-    engine = create_engine(parsed(url), poolclass=StaticPool, connect_args=_arguments(url, _name(), 5.0))
+    engine = create_engine(parsed(url), poolclass=StaticPool, connect_args=_arguments(url, _name(), _HANDOVER_SECONDS))
     try:
         with opening(url), engine.connect() as holder:
-            taken = text("SELECT pg_try_advisory_lock(:key)")
-            if not holder.execute(taken, {"key": _USE_LOCK}).scalar_one():
+            try:
+                holder.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _USE_LOCK})
+            except OperationalError as error:
+                if not isinstance(error.orig, psycopg.errors.LockNotAvailable):
+                    raise
                 raise ConfigurationError(
                     f"The database {shown(url)} is in use by a server: stop all servers that use it, and try again."
-                )
+                ) from None
             holder.commit()
             migrate(engine, url)
             with engine.begin() as connection:
@@ -204,10 +210,12 @@ def writer_engine(url: str, *, durability: Durability, busy_timeout: float) -> E
     def _set_up(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
         assert isinstance(connection, psycopg.Connection)
         _end_others(connection, name)
-        held = connection.execute("SELECT pg_try_advisory_lock_shared(%s)", [_USE_LOCK]).fetchone()
+        try:
+            connection.execute(f"SET LOCAL lock_timeout = {int(_HANDOVER_SECONDS * 1000)}")
+            connection.execute("SELECT pg_advisory_lock_shared(%s)", [_USE_LOCK])
+        except psycopg.errors.LockNotAvailable:
+            raise psycopg.OperationalError("an operator's command has the database for itself") from None
         connection.commit()
-        if held != (True,):
-            raise psycopg.OperationalError("an operator's command has the database for itself")
 
     return engine
 
