@@ -306,6 +306,7 @@ def _run_dependencies(
         defaults=_defaults(settings),
         worker=new_uuid7(clock.now_ns()),
         max_files_bytes=settings.server.max_files_bytes,
+        max_live_runs=settings.server.max_live_runs,
     )
 
 

@@ -73,6 +73,10 @@ class ServerSection(Section):
     """The most bytes of all files of one message or one tool's result; the default is 16 MiB."""
     drain_grace: Seconds = 10.0
     """How long model and tool calls in flight may take to end when the server stops."""
+    max_live_runs: Annotated[Count, Field(ge=1)] | None = None
+    """How many runs the server executes at once; more are accepted, and wait for it, or for another server on the same
+    PostgreSQL, to have room. Without it there is no bound.
+    """
 
 
 class StorageSection(Section):

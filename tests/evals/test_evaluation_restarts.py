@@ -265,7 +265,7 @@ class Worker:
         self.name = name
 
     async def __aenter__(self) -> "Worker":
-        await self.store.leases.renew(self.name)
+        await self.store.leases.begin(self.name)
         return self
 
     async def __aexit__(self, *_: object) -> None:

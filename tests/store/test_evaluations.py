@@ -163,7 +163,7 @@ async def _take_over(store: Store, made: MadeEvaluation, before: list[LogRecord]
 
 async def test_the_owner_of_an_open_evaluation_is_known_to_have_crashed(url: str) -> None:
     async with open_store(url) as store:
-        await store.leases.renew("first")
+        await store.leases.begin("first")
         await store.log.create_evaluation(MadeEvaluation(owner="first").new())
     async with open_store(url) as store:
         assert store.leases.crashed("first")

@@ -117,6 +117,6 @@ async def test_closing_the_store_sends_listeners_home(url: str) -> None:
     async with open_store(url) as store:
         arrivals = aiter(store.mailbox.arrivals())
         waiting = asyncio.ensure_future(anext(arrivals))
-        await store.leases.renew("somebody")
+        await store.leases.begin("somebody")
     with pytest.raises(ServerStopping):
         await waiting

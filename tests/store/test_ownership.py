@@ -226,7 +226,7 @@ class Ownership(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS), lives=st.booleans())
     def renew_or_release(self, worker: str, lives: bool) -> None:
         if lives:
-            self._submit("lease", worker, 0, self._store.leases.renew(worker))
+            self._submit("lease", worker, 0, self._store.leases.begin(worker))
             self._leases[worker] = self._leases.get(worker, 0) + 1
         else:
             self._submit("lease", worker, 0, self._store.leases.release(worker))

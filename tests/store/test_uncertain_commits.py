@@ -123,7 +123,7 @@ async def test_a_fork_in_doubt_happens_once(store: Store, doubt: Doubt) -> None:
     new_fork = fork.of(origin, 1)
     await _in_vain(lambda: store.log.fork(new_fork), doubt)
     assert await store.runs.find_request(ANNE, "fork") is None
-    await store.leases.renew("worker")  # the disk is well again, and so is tried again
+    await store.leases.begin("worker")  # the disk is well again, and so is tried again
     await _in_doubt(lambda: store.log.fork(new_fork), doubt)
     made = fork.next(completed(text("So.", "ASSISTANT")))
     await store.log.append(fork.run_id, epoch=1, records=made)
@@ -166,7 +166,7 @@ async def test_an_evaluation_in_doubt_is_created_once(store: Store, doubt: Doubt
     made = MadeEvaluation(request_id="ask")
     await _in_vain(lambda: store.log.create_evaluation(made.new()), doubt)
     assert await store.evaluations.find_request(ANNE, "ask") is None
-    await store.leases.renew("worker")  # the disk is well again, and so is tried again
+    await store.leases.begin("worker")  # the disk is well again, and so is tried again
     await _in_doubt(lambda: store.log.create_evaluation(made.new()), doubt)
     before = made.next(scored())
     await _in_doubt(lambda: store.log.append(made.evaluation_id, epoch=1, records=before), doubt)
@@ -185,3 +185,24 @@ async def test_an_evaluation_whose_storage_failed_is_taken_over(store: Store, do
     await store.log.take_over(made.evaluation_id, epoch=2, owner="next", records=[])
     await store.log.append(made.evaluation_id, epoch=2, records=made.next(scored(), passed()))
     assert (await store.evaluations.get(ANNE, made.evaluation_id)).evaluation.totals.runs_ended == 1
+
+
+async def test_a_claim_in_doubt_is_made_once(store: Store, doubt: Doubt) -> None:
+    await store.log.create(Made().new())
+
+    async def claim() -> None:
+        (claimed,) = await store.leases.claim("a", most=9)
+        assert (claimed.run.run_id, claimed.owner) == (Made().run_id, "")
+
+    await _in_doubt(claim, doubt)
+
+
+async def test_a_claim_that_was_made_although_it_failed_is_found_by_the_next(store: Store, doubt: Doubt) -> None:
+    await store.log.create(Made().new())
+    doubt.after = 1 + RETRIES
+    with pytest.raises(StorageFailed):
+        await store.leases.claim("a", most=9)
+    assert doubt.after == 0
+    (claimed,) = await store.leases.claim("a", most=9)
+    assert claimed.run.run_id == Made().run_id
+    assert (await store.runs.get(ANNE, Made().run_id)).owner == "a"

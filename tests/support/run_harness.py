@@ -277,7 +277,7 @@ async def open_harness(
         metrics=metrics,
     )
     runs = Runs(dependencies)
-    await store.leases.renew(worker)
+    await store.leases.begin(worker)
     harness = RunHarness(
         store=store, registry=registry, dependencies=dependencies, runs=runs, tracing=tracing, clock=clock
     )

@@ -35,6 +35,7 @@ from bough_server.store.ports import (
     RunMoved,
     StoredEvent,
 )
+from bough_server.store.worker_ports import Topic
 from bough_server.telemetry import Parent
 
 RETRY_SECONDS: Final = 1.0
@@ -59,6 +60,7 @@ class Evaluations:
         """The creations of evaluations, and the attempts to take them over, that are under way."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
+        self._offered = asyncio.Event()
 
     # Starting
 
@@ -259,10 +261,28 @@ class Evaluations:
         Commands that other workers send to evaluations of this one are carried out from now on.
         """
         self._spawn(self._commands.read())
-        found = await self.dependencies.store.evaluations.open_evaluations()
-        for record in found:
-            self._spawn(self._try_now(record.evaluation.evaluation_id))
+        store = self.dependencies.store
+        store.notifier.subscribe(Topic.UNOWNED, lambda _: self._offered.set())
+        found = await store.evaluations.open_evaluations()
+        self._continue_all(found)
+        self._spawn(self._look())
         return len(found)
+
+    def _continue_all(self, found: Sequence[EvaluationRecord]) -> None:
+        for record in found:
+            if record.evaluation.evaluation_id not in self._live:
+                self._spawn(self._try_now(record.evaluation.evaluation_id))
+
+    async def _look(self) -> None:
+        """Continue the evaluations that other servers leave, until cancelled."""
+        while True:
+            await self._offered.wait()
+            self._offered.clear()
+            await retry_until_stored(self.dependencies.clock, self._continue_open)
+
+    async def _continue_open(self) -> None:
+        if not self._is_stopping:
+            self._continue_all(await self.dependencies.store.evaluations.open_evaluations())
 
     async def _try_now(self, evaluation_id: str) -> None:
         """Continue an evaluation as soon as its log can be read and written; log an error that keeps it from that."""
@@ -316,6 +336,12 @@ class Evaluations:
                 task.cancel()
             await asyncio.wait(self._tasks)
         await asyncio.gather(*(live.stop() for live in self._live.values()))
+        leases = self.dependencies.store.leases
+        for evaluation_id in self._live if leases.is_shared else ():
+            with suppress(
+                StorageFailed, ServerStopping
+            ):  # then it is continued when the lease of this worker has ended
+                await leases.give_up(self.dependencies.worker, evaluation_id)
         self._live.clear()
 
     def _refuse_while_stopping(self) -> None:

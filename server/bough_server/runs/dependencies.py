@@ -64,6 +64,8 @@ class RunDependencies:
     """Tasks of agents' and tools' code that ignore their cancellation."""
     max_files_bytes: int = MAX_FILES_BYTES
     """The bytes that all files of one message may have."""
+    max_live_runs: int | None = None
+    """How many runs this worker executes before it accepts more without an owner; None for any number."""
     file_cache: FileCache = field(default_factory=FileCache)
     """Files that models were sent last."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from bough.v1 import follow_pb2
 from bough_server import events
@@ -10,10 +10,14 @@ from bough_server.errors import SequenceOutOfRange
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.registry import RunRegistry
 from bough_server.store.ports import Principal, StoredEvent
+from bough_server.store.worker_ports import Topic
 
 Until: TypeAlias = follow_pb2.WatchUntil.ValueType
 # EventLog promises only an iterator, but a reader that stops early has to close the generator behind it.
 Pages = AsyncGenerator[Sequence[StoredEvent], None]
+
+REPORT_SECONDS: Final = 5.0
+"""Seconds between two reports of the runs that are followed here."""
 
 
 class LogFollower:
@@ -71,6 +75,25 @@ class LogFollower:
                 details={"last_sequence": str(last)},
             )
         return last
+
+
+class RemoteFollowers:
+    """Tells the servers that execute runs of the clients that follow these here, and hears of those elsewhere.
+
+    Else a run that is to be cancelled when nobody follows it would be, because its own server sees no follower.
+    """
+
+    def __init__(self, dependencies: RunDependencies, live_runs: RunRegistry) -> None:
+        self._dependencies, self._live_runs = dependencies, live_runs
+        self._notifier = dependencies.store.notifier
+
+    async def report(self) -> None:
+        """Report the runs of other servers that are followed here, until cancelled."""
+        self._notifier.subscribe(Topic.FOLLOWED, self._live_runs.followed_elsewhere)
+        while True:
+            for run_id in self._live_runs.followed_here():
+                self._notifier.publish(Topic.FOLLOWED, run_id)
+            await self._dependencies.clock.sleep(REPORT_SECONDS)
 
 
 def _interruption(page: Sequence[StoredEvent], past: int) -> int | None:

@@ -23,6 +23,9 @@ _log = structlog.get_logger(__name__)
 FIRST_FOLLOWER_SECONDS: Final = 30.0
 """Seconds that a new run waits at least for its first follower, even if its disconnect grace is shorter."""
 
+REMOTE_FOLLOWER_SECONDS: Final = 15.0
+"""How long a follower at another server counts after its last report."""
+
 
 class LiveRun:
     """A live run. `on_end` is called when its task ends, with the exception that stopped the run, if any."""
@@ -54,6 +57,8 @@ class LiveRun:
         self.grace: asyncio.TimerHandle | None = None
         """Ends the run once it has had no follower for the policy's grace; None while it is followed."""
         self._followers = 0
+        self._followed_until = 0.0
+        """When, by the event loop's time, followers at other servers are taken to be gone."""
         self._needs_followers = self._policy.on_disconnect == policy_pb2.DISCONNECT_POLICY_CANCEL
 
     @property
@@ -129,6 +134,13 @@ class LiveRun:
         elif had:
             self._await_follower(self._grace_seconds())
 
+    def followed_elsewhere(self) -> None:
+        """Count a follower at another server, which repeats itself as long as it is there."""
+        self._followed_until = asyncio.get_running_loop().time() + REMOTE_FOLLOWER_SECONDS
+        if not self._followers:
+            self._stop_waiting()
+            self._await_follower(self._grace_seconds())
+
     def keep_going(self) -> None:
         """Disable the disconnect policy: the server stops, or the run is over."""
         self._needs_followers = False
@@ -138,10 +150,14 @@ class LiveRun:
         """Start no more effects: stop a queued run at once, any other when its effects in flight have ended."""
         self.keep_going()
         if self.is_waiting:
-            self.execution.stop(ServerStopping("The server is stopping; another one will continue the run."))
-            self._may_start.set()
+            self.stop(ServerStopping("The server is stopping; another one will continue the run."))
         else:
             self.execution.drain()
+
+    def stop(self, error: BaseException) -> None:
+        """Stop where it is, unrecorded; a queued run stops waiting for its session."""
+        self.execution.stop(error)
+        self._may_start.set()
 
     def end_soon(self, request: event_pb2.CancelRequested) -> None:
         """Record a cancel request and end the run in a task; during replay, the request is recorded once it is over."""
@@ -201,7 +217,7 @@ class LiveRun:
         if self._needs_followers:
             loop = asyncio.get_running_loop()
             request = event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_DISCONNECTED)
-            self.grace = loop.call_later(seconds, self.end_soon, request)
+            self.grace = loop.call_at(max(loop.time(), self._followed_until) + seconds, self.end_soon, request)
 
     def _stop_waiting(self) -> None:
         if self.grace is not None:

@@ -2,13 +2,13 @@
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from heapq import heappop, heappush
 from typing import Any, Final
 
 import structlog
 
-from bough.v1 import execution_pb2
 from bough_server.clock import Clock
 from bough_server.errors import ServerStopping, StorageFailed
 from bough_server.store.ports import RunIndex, RunRecord
@@ -21,6 +21,9 @@ AT_ONCE: Final = 16
 INITIAL_BACKOFF: Final = 1.0
 MAX_BACKOFF: Final = 60.0
 """Bounds of the seconds between two tries."""
+
+LOOK_SECONDS: Final = 2.0
+"""Seconds between two looks at what other servers may have left, if no notification comes."""
 
 YOUNG_OBJECTS: Final = 100_000
 """How many objects may be created between two garbage collections while runs are replayed; CPython's default is 700.
@@ -51,8 +54,9 @@ def rare_collections() -> Iterator[None]:
 class Recovery:
     """Background tasks that continue runs; `close` ends them all.
 
-    `losses` returns how many servers were lost with a run since its last progress; `settled` waits until a run that was
-    continued makes progress.
+    `claim` makes this worker the owner of up to some number of runs that no live worker owns, and returns them; `room`
+    returns how many it may have more. `losses` returns how many servers were lost with a run since its last progress;
+    `settled` waits until a run that was continued makes progress.
     """
 
     def __init__(
@@ -60,6 +64,9 @@ class Recovery:
         index: RunIndex,
         clock: Clock,
         *,
+        is_shared: bool,
+        room: Callable[[], int],
+        claim: Callable[[int], Awaitable[Sequence[RunRecord]]],
         revive: Callable[[RunRecord], Awaitable[None]],
         expire: Callable[[str], Awaitable[None]],
         losses: Callable[[RunRecord], Awaitable[int]],
@@ -67,26 +74,40 @@ class Recovery:
     ) -> None:
         self._index = index
         self._clock = clock
+        self._is_shared = is_shared
+        self._room, self._claim = room, claim
         self._revive = revive
         self._expire = expire
         self._losses = losses
         self._settled = settled
         self._tasks: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._offered = asyncio.Event()
+        self._left = 0
+        """How many runs are to be continued, suspects excepted."""
+        self._suspects: list[tuple[int, int, str, RunRecord]] = []
+        """A heap of the runs that have lost several servers: how many, then the age of the run."""
+        self._suspecting = False
         self._interrupted = asyncio.Event()
         self._backoffs: dict[str, float] = {}
         self._put_off: set[str] = set()
         """Runs whose overdue requests could not be answered; left out for a while so that they do not block others."""
 
     async def start(self) -> int:
-        """Start continuing open runs, oldest first, and watching for overdue requests.
+        """Start continuing runs without a live owner, oldest first, and watching for overdue requests.
 
-        Return the number of runs to continue; that happens in the background, while calls are served.
+        Return the number of runs that were found to continue at once; that happens in the background, while calls are
+        served.
         """
-        open_runs = await self._index.open_runs()
-        found = [record for record in open_runs if record.run.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED]
-        self.spawn(self._revive_all(found))
+        found = await self._claim(self._most()) if self._most() > 0 else ()
+        self.spawn(self._continue_all(found))
         self.spawn(retry_until_stored(self._clock, self._watch_expiries))
         return len(found)
+
+    def offered(self) -> None:
+        """Look for runs to continue: some have no owner any more, or there is room for more."""
+        self._offered.set()
+        self._interrupted.set()  # the server that watched for the next expiry may be gone
 
     def interrupted(self) -> None:
         """Notify the watch that a run has been interrupted: one of its requests may expire before all others."""
@@ -123,36 +144,60 @@ class Recovery:
         await self._clock.sleep(seconds)
         await self.try_now(record)
 
-    async def _revive_all(self, found: list[RunRecord]) -> None:
-        suspects = await self._revive_others(found)
-        if suspects:
-            _log.warning("continuing one at a time the runs that have lost several servers", runs=len(suspects))
-        # The least suspicious first: all but the one that kills its servers make progress, and their losses no longer
-        # count. Together, each of them would end with RECOVERY_LIMIT because of that one.
-        for _, record in sorted(suspects, key=lambda one: (one[0], one[1].run.create_time.ToNanoseconds())):
-            await self.try_now(record)
-            await self._settled(record)
+    def _most(self) -> int:
+        """Return how many runs to claim at once."""
+        # Beside other servers only as many as are continued at once: the rest is for them.
+        return min(self._room(), AT_ONCE) if self._is_shared else self._room()
 
-    async def _revive_others(self, found: list[RunRecord]) -> list[tuple[int, RunRecord]]:
-        """Continue the runs that have lost one server at most; return the others, with their losses before that one."""
-        slots = asyncio.Semaphore(AT_ONCE)
-        suspects: list[tuple[int, RunRecord]] = []
+    async def _continue_all(self, found: Sequence[RunRecord]) -> None:
+        """Continue runs, and all that can be claimed later."""
+        await self._continue(found)
+        while True:
+            self._offered.clear()  # before the look: an offer after it must wake the wait below
+            await retry_until_stored(self._clock, self._look)
+            await self._wait(self._offered, LOOK_SECONDS if self._is_shared else None)
 
-        async def revive(record: RunRecord) -> None:
-            try:
+    async def _look(self) -> None:
+        """Continue all runs that can be claimed."""
+        while (most := self._most()) > 0 and (found := await self._claim(most)):
+            await self._continue(found)
+
+    async def _continue(self, found: Sequence[RunRecord]) -> None:
+        """Begin to continue runs, a bounded number at once."""
+        self._left += len(found)
+        for record in found:
+            await self._slots.acquire()  # before the task is created, so that the runs start oldest first
+            self.spawn(self._continue_one(record))
+
+    async def _continue_one(self, record: RunRecord) -> None:
+        try:
+            with rare_collections():
                 if losses := await self._losses(record):
-                    suspects.append((losses, record))
+                    run = record.run
+                    heappush(self._suspects, (losses, run.create_time.ToNanoseconds(), run.run_id, record))
                 else:
                     await self.try_now(record)
-            finally:
-                slots.release()
+        finally:
+            self._slots.release()
+            self._left -= 1
+            if self._suspects and not self._left and not self._suspecting:
+                self._suspecting = True
+                self.spawn(self._continue_suspects())
 
-        with rare_collections():
-            async with asyncio.TaskGroup() as group:
-                for record in found:
-                    await slots.acquire()  # before the task is created, so that the runs start oldest first
-                    group.create_task(revive(record))
-        return suspects
+    async def _continue_suspects(self) -> None:
+        """Continue one at a time, while there are no others, the runs that have lost several servers.
+
+        The least suspicious first: all but the one that kills its servers make progress, and their losses no longer
+        count. Together, each of them would end with RECOVERY_LIMIT because of that one.
+        """
+        _log.warning("continuing one at a time the runs that have lost several servers", runs=len(self._suspects))
+        try:
+            while self._suspects and not self._left:
+                *_, record = heappop(self._suspects)
+                await self.try_now(record)
+                await self._settled(record)
+        finally:
+            self._suspecting = False
 
     async def try_now(self, record: RunRecord) -> None:
         """Continue a run, and log an error that keeps it from being continued."""
@@ -165,13 +210,14 @@ class Recovery:
         while True:
             self._interrupted.clear()  # before the read: an interruption after it must wake the wait below
             expiry = await self._index.next_expiry(but=self._put_off)
+            most = LOOK_SECONDS if self._is_shared else None  # another server may interrupt a run, and be lost
             if expiry is None:
-                await self._interrupted.wait()
+                await self._wait(self._interrupted, most)
                 continue
             due_ns, run_id = expiry
             left = (due_ns - self._clock.now_ns()) / 1e9
             if left > 0:
-                await self._wait(left)
+                await self._wait(self._interrupted, left if most is None else min(left, most))
                 continue
             try:
                 await self._expire(run_id)
@@ -185,16 +231,19 @@ class Recovery:
         self._put_off.discard(run_id)
         self._interrupted.set()
 
-    async def _wait(self, seconds: float) -> None:
-        """Wait for some seconds, or until another run is interrupted."""
+    async def _wait(self, event: asyncio.Event, seconds: float | None) -> None:
+        """Wait until an event is set, or for some seconds."""
+        if seconds is None:
+            await event.wait()
+            return
         sleeping = asyncio.ensure_future(self._clock.sleep(seconds))
-        interrupted = asyncio.ensure_future(self._interrupted.wait())
+        waiting = asyncio.ensure_future(event.wait())
         try:
-            await asyncio.wait({sleeping, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sleeping, waiting}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             sleeping.cancel()
-            interrupted.cancel()
-            await asyncio.wait({sleeping, interrupted})
+            waiting.cancel()
+            await asyncio.wait({sleeping, waiting})
 
 
 async def retry_until_stored(clock: Clock, work: Callable[[], Awaitable[object]]) -> None:

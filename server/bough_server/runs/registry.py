@@ -21,6 +21,10 @@ class RunRegistry:
     def __iter__(self) -> Iterator[LiveRun]:
         return iter(list(self._live.values()))  # a copy: runs end while callers iterate
 
+    def __len__(self) -> int:
+        """Return the number of live runs, and of those that are about to be."""
+        return len(self._live.keys() | self._arriving.keys())
+
     def arriving(self, run_id: str, work: "asyncio.Task[Any]") -> None:
         """Register a task that is about to make a run live, or to end it."""
         self._arriving[run_id] = work
@@ -52,6 +56,15 @@ class RunRegistry:
             del self._followers[run_id]
         if (live := self._live.get(run_id)) is not None:
             live.followed_by(followers)
+
+    def followed_here(self) -> list[str]:
+        """Return the followed runs that are not live."""
+        return [run_id for run_id in self._followers if run_id not in self._live]
+
+    def followed_elsewhere(self, run_id: str) -> None:
+        """Note that a run is followed at another server."""
+        if (live := self._live.get(run_id)) is not None:
+            live.followed_elsewhere()
 
     def remove(self, live: LiveRun) -> None:
         """Remove a run that is no longer live."""

@@ -22,13 +22,14 @@ from bough_server.runs.admission import (
 from bough_server.runs.close import close_reason
 from bough_server.runs.commands import RemoteCommands
 from bough_server.runs.dependencies import RunDependencies
-from bough_server.runs.follow import LogFollower, Pages, Until
+from bough_server.runs.follow import LogFollower, Pages, RemoteFollowers, Until
 from bough_server.runs.fork import ForkAddress, RunForker
+from bough_server.runs.leases import LeaseKeeper
 from bough_server.runs.resume import Resumed, RunResumer
 from bough_server.runs.start import RunStarter
 from bough_server.runs.supervisor import RunSupervisor
 from bough_server.store.ports import Page, Principal, RequestIdTaken, RunFilter, RunRecord
-from bough_server.store.worker_ports import RunCommand
+from bough_server.store.worker_ports import RunCommand, Topic
 from bough_server.telemetry import Parent
 
 _log = structlog.get_logger(__name__)
@@ -41,10 +42,16 @@ class Runs:
         self._dependencies = dependencies
         self._supervisor = RunSupervisor(dependencies)
         self._remote_commands = RemoteCommands(dependencies)
-        self._starter = RunStarter(dependencies, self._supervisor.launcher, self._supervisor.call_next)
+        self._starter = RunStarter(
+            dependencies,
+            self._supervisor.launcher,
+            self._supervisor.call_next,
+            has_room=self._supervisor.has_room,
+        )
         self._forker = RunForker(dependencies, self._supervisor.takeover)
         self._resumer = RunResumer(dependencies, self._supervisor, self._remote_commands)
         self._follower = LogFollower(dependencies, self._supervisor.live_runs)
+        self._followers = RemoteFollowers(dependencies, self._supervisor.live_runs)
 
     @property
     def supervisor(self) -> RunSupervisor:
@@ -83,15 +90,16 @@ class Runs:
         # Shielded: a caller that disconnects meanwhile must not leave a run on disk that no worker executes.
         starting = self._supervisor.shielded(admission.run_id, self._starter.start(principal, admission, trace))
         try:
-            live = await starting
+            record = await starting
         except RequestIdTaken as taken:
             return same_request(
                 await self._dependencies.store.runs.get(principal, taken.run_id), digest, request.request_id
             )
-        if live.is_waiting:
+        live = self._supervisor.live_runs.at_hand(record.run.run_id)
+        if live is not None and live.is_waiting:
             # The holder may have ended before this run was registered; then its end found no live run to start.
-            await self._supervisor.call_next(principal, live.record.run.session_id)
-        return live.record
+            await self._supervisor.call_next(principal, record.run.session_id)
+        return record
 
     async def _admit(
         self,
@@ -268,9 +276,18 @@ class Runs:
 
         Return the number of runs to continue.
         """
-        await self._dependencies.store.leases.renew(self._dependencies.worker)
-        self._supervisor.recovery.spawn(self._remote_commands.read(self._act, self._supervisor.is_elsewhere))
-        return await self._supervisor.recovery.start()
+        dependencies, recovery = self._dependencies, self._supervisor.recovery
+        await dependencies.store.leases.begin(dependencies.worker)
+        dependencies.store.notifier.subscribe(Topic.UNOWNED, lambda _: recovery.offered())
+        if dependencies.store.leases.is_shared:
+            keeper = LeaseKeeper(
+                dependencies.store.leases, dependencies.worker, dependencies.clock, on_lost=self._supervisor.lose_all
+            )
+            recovery.spawn(keeper.keep())
+            recovery.spawn(keeper.watch_others())
+            recovery.spawn(self._followers.report())
+        recovery.spawn(self._remote_commands.read(self._act, self._supervisor.is_elsewhere))
+        return await recovery.start()
 
     async def drain(self, grace: float) -> None:
         """Accept no more runs, wait up to `grace` seconds for effects in flight, then stop all runs where they are.
@@ -282,9 +299,7 @@ class Runs:
         for live in self._supervisor.live_runs:
             live.drain()
         await self._wait_for_ends(grace)
-        for live in self._supervisor.live_runs:
-            live.execution.stop(ServerStopping("The server is stopping; another one will continue the run."))
-        await self._wait_for_ends(None)
+        await self._supervisor.stop_all(ServerStopping("The server is stopping; another one will continue the run."))
         self._dependencies.store.log.close_readers()
 
     async def _wait_for_ends(self, seconds: float | None) -> None:

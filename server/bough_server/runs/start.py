@@ -13,7 +13,6 @@ from bough_server.runs.admission import Admission, record_of, run_queued, run_st
 from bough_server.runs.close import close_reason, close_run
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.last_speaker import first_member
-from bough_server.runs.live import LiveRun
 from bough_server.runs.takeover import Launcher
 from bough_server.store.ports import (
     NewRun,
@@ -26,6 +25,7 @@ from bough_server.store.ports import (
     SessionCut,
     SessionMoved,
 )
+from bough_server.store.worker_ports import Topic
 from bough_server.telemetry import Parent, Traced
 
 _TRIES: Final = 5
@@ -42,26 +42,40 @@ class RunStarter:
     """Creates runs of admitted requests, and launches them."""
 
     def __init__(
-        self, dependencies: RunDependencies, launcher: Launcher, call_next: Callable[[Principal, str], Awaitable[None]]
+        self,
+        dependencies: RunDependencies,
+        launcher: Launcher,
+        call_next: Callable[[Principal, str], Awaitable[None]],
+        *,
+        has_room: Callable[[], bool],
     ) -> None:
         self._dependencies = dependencies
         self._launcher = launcher
         self._call_next = call_next
+        self._has_room = has_room
 
-    async def start(self, principal: Principal, admission: Admission, trace: Parent) -> LiveRun:
-        """Create a run and launch it. Raises SessionBusy, RequestIdTaken, NotFound and StorageFailed."""
+    async def start(self, principal: Principal, admission: Admission, trace: Parent) -> RunRecord:
+        """Create a run and launch it, or leave it to any server if this one has no room for it.
+
+        Raises SessionBusy, RequestIdTaken, NotFound and StorageFailed.
+        """
         session_id = admission.request.session_id or ids.new_uuid7(admission.now_ns)
+        owner = self._dependencies.worker if self._has_room() else ""
         # Only for the span: whether the run is queued is not known before it is created.
-        record = record_of(admission, principal, session_id, owner=self._dependencies.worker, is_queued=False)
+        record = record_of(admission, principal, session_id, owner=owner, is_queued=False)
         traced = self._launcher.span(record, admission.agent.definition, admission.run_id, trace)
         try:
-            accepted = await self._accept(principal, admission, session_id, traced)
+            accepted = await self._accept(principal, admission, session_id, owner=owner, traced=traced)
         except BaseException:
             traced.end()
             raise
         is_queued = accepted.queued is not None
-        record = record_of(admission, principal, session_id, owner=self._dependencies.worker, is_queued=is_queued)
-        return self._launcher.launch(
+        record = record_of(admission, principal, session_id, owner=owner, is_queued=is_queued)
+        if not owner:
+            traced.end()  # the spans of those who execute it are its children
+            self._dependencies.store.notifier.publish(Topic.UNOWNED)
+            return record
+        self._launcher.launch(
             record,
             [accepted.started],
             resolver=admission.resolver,
@@ -69,14 +83,17 @@ class RunStarter:
             traced=traced,
             is_queued=is_queued,
         )
+        return record
 
-    async def _accept(self, principal: Principal, admission: Admission, session_id: str, traced: Traced) -> _Accepted:
+    async def _accept(
+        self, principal: Principal, admission: Admission, session_id: str, *, owner: str, traced: Traced
+    ) -> _Accepted:
         policy = admission.policy.on_busy_session
         details = {"session_id": session_id}
         busy = SessionBusy("The session keeps changing while the run is being started. Try again.", details=details)
         for _ in range(_TRIES):
             try:
-                return await self._hold(principal, admission, session_id, traced)
+                return await self._hold(principal, admission, session_id, owner=owner, traced=traced)
             except SessionMoved:
                 continue
             except SessionBusy as error:
@@ -86,7 +103,9 @@ class RunStarter:
                 continue
             if policy == policy_pb2.BUSY_SESSION_POLICY_QUEUE:
                 try:
-                    return await self._queue(principal, admission, session_id=session_id, traced=traced, holder=holder)
+                    return await self._queue(
+                        principal, admission, session_id=session_id, owner=owner, traced=traced, holder=holder
+                    )
                 except SessionBusy as error:
                     busy = error
             elif policy == policy_pb2.BUSY_SESSION_POLICY_CANCEL_INTERRUPTED and await self._gives_way(holder):
@@ -103,12 +122,14 @@ class RunStarter:
         runs, _ = await self._dependencies.store.runs.list(holder.principal, waiting, Page(size=1))
         return not runs
 
-    async def _hold(self, principal: Principal, admission: Admission, session_id: str, traced: Traced) -> _Accepted:
+    async def _hold(
+        self, principal: Principal, admission: Admission, session_id: str, *, owner: str, traced: Traced
+    ) -> _Accepted:
         if not admission.request.session_id:
-            return await self._hold_at(SessionCut(0, ""), principal, admission, session_id, traced=traced)
+            return await self._hold_at(SessionCut(0, ""), principal, admission, session_id, owner=owner, traced=traced)
         async with self._dependencies.session_locks.hold(principal, session_id):
             cut = await self._cut(principal, admission)
-            return await self._hold_at(cut, principal, admission, session_id, traced=traced)
+            return await self._hold_at(cut, principal, admission, session_id, owner=owner, traced=traced)
 
     async def _cut(self, principal: Principal, admission: Admission) -> SessionCut:
         """Return the cut of the session that a request names, or an empty cut if the run is to create it.
@@ -123,23 +144,37 @@ class RunStarter:
             return SessionCut(0, "")
 
     async def _hold_at(
-        self, cut: SessionCut, principal: Principal, admission: Admission, session_id: str, *, traced: Traced
+        self,
+        cut: SessionCut,
+        principal: Principal,
+        admission: Admission,
+        session_id: str,
+        *,
+        owner: str,
+        traced: Traced,
     ) -> _Accepted:
         # Read the messages before the run is created: once it exists, no failure may keep it from being launched.
         session = await self._dependencies.session_history(principal, session_id, through=cut.position)
         started = self._started(admission, cut, traced)
         definition, log = admission.agent.definition, self._dependencies.store.log
         started.run_started.starts_with = await first_member(log, definition, session.stored)
-        await self._create(principal, admission, session_id, started, cut=cut)
+        await self._create(principal, admission, session_id, started, cut=cut, owner=owner)
         return _Accepted(started=started, queued=None, session=session)
 
     async def _queue(
-        self, principal: Principal, admission: Admission, *, session_id: str, traced: Traced, holder: RunRecord
+        self,
+        principal: Principal,
+        admission: Admission,
+        *,
+        session_id: str,
+        owner: str,
+        traced: Traced,
+        holder: RunRecord,
     ) -> _Accepted:
         cut = SessionCut(0, "")
         started = self._started(admission, cut, traced)
         queued = run_queued(started, holder.run.run_id)
-        await self._create(principal, admission, session_id, started, cut=cut, queued=queued)
+        await self._create(principal, admission, session_id, started, cut=cut, owner=owner, queued=queued)
         return _Accepted(started=started, queued=queued, session=SessionHistory())
 
     def _started(self, admission: Admission, cut: SessionCut, traced: Traced) -> event_pb2.AgentEvent:
@@ -155,6 +190,7 @@ class RunStarter:
         started: event_pb2.AgentEvent,
         *,
         cut: SessionCut,
+        owner: str,
         queued: event_pb2.AgentEvent | None = None,
     ) -> None:
         await self._dependencies.store.log.create(
@@ -171,7 +207,7 @@ class RunStarter:
                 create_time_ns=admission.now_ns,
                 first=_record(started, admission.files),
                 definitions=stored_definitions(admission.resolver, admission.agent.definition.name),
-                owner=self._dependencies.worker,
+                owner=owner,
                 queued=_record(queued) if queued is not None else None,
             )
         )

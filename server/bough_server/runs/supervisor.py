@@ -33,6 +33,12 @@ _TRIES = 5
 SUSPECT_SECONDS: Final = 60.0
 """Seconds that a run which has lost several servers may take for progress before the next of them is continued."""
 
+MANY: Final = 1_000_000
+"""More runs than are ever continued at once."""
+
+OFFER_SECONDS: Final = 10.0
+"""How long other servers have to continue a run that is parked here, before its readers are told."""
+
 FIRST_EPOCH: Final = 1
 """The epoch of a run under its first owner."""
 
@@ -48,6 +54,9 @@ class RunSupervisor:
         self.recovery = Recovery(
             dependencies.store.runs,
             dependencies.clock,
+            is_shared=dependencies.store.leases.is_shared,
+            room=self._room,
+            claim=self._claim,
             revive=self._revive,
             expire=self._expire,
             losses=self._losses,
@@ -57,6 +66,8 @@ class RunSupervisor:
         self.parked: dict[str, str] = {}
         """Runs that cannot be executed here, with a message on what is missing."""
         self.is_draining = False
+        self._given_up: set[asyncio.Task[None]] = set()
+        """Runs that are being given up to other servers."""
 
     async def shielded(self, run_id: str, work: Coroutine[Any, Any, T]) -> T:
         """Run work that makes a run live or ends it; it is completed even if the caller is cancelled."""
@@ -74,11 +85,18 @@ class RunSupervisor:
         answers: Sequence[event_pb2.AgentEvent] = (),
         files: Sequence[StoredBlob] = (),
         deadline_time_ns: int | None = None,
+        lost_by: str = "",
     ) -> LiveRun | None:
         """Continue a run; return None if it was ended instead. Raises as Takeover.continue_run does."""
         is_queued = record.run.state == execution_pb2.EXECUTION_STATE_PENDING
         work = self.takeover.continue_run(
-            record, cause, answers=answers, files=files, deadline_time_ns=deadline_time_ns, is_queued=is_queued
+            record,
+            cause,
+            answers=answers,
+            files=files,
+            deadline_time_ns=deadline_time_ns,
+            is_queued=is_queued,
+            lost_by=lost_by,
         )
         live = await self.shielded(record.run.run_id, work)
         self.parked.pop(record.run.run_id, None)
@@ -141,27 +159,47 @@ class RunSupervisor:
             return False
         return record.owner in await self._dependencies.store.leases.counters()
 
+    def has_room(self) -> bool:
+        """True unless this worker has more runs than it may; a run that is being created counts."""
+        most = self._dependencies.max_live_runs
+        return most is None or len(self.live_runs) <= most
+
+    def _room(self) -> int:
+        """Return how many runs this worker may continue that no worker owns."""
+        if self.is_draining:
+            return 0
+        most = self._dependencies.max_live_runs
+        return MANY if most is None else most - len(self.live_runs)
+
+    async def _claim(self, most: int) -> Sequence[RunRecord]:
+        return await self._dependencies.store.leases.claim(self._dependencies.worker, most=most, but=self.parked)
+
     async def _revive(self, found: RunRecord) -> None:
-        """Continue a run that no worker executes, and wait until its replay is over."""
+        """Continue a run that this worker has claimed or owned before, and wait until its replay is over."""
         run_id = found.run.run_id
-        try:
-            record = await self._dependencies.store.runs.get(found.principal, run_id)
-        except NotFound:
+        for _ in range(_TRIES):
+            try:
+                record = await self._dependencies.store.runs.get(found.principal, run_id)
+            except NotFound:
+                return
+            state = record.run.state
+            is_over = record.run.HasField("end_time") or state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
+            if is_over or self.is_draining or self.live_runs.at_hand(run_id) or await self.is_elsewhere(record):
+                return
+            try:
+                live = await self.continue_run(record, event_pb2.RESUME_CAUSE_RECOVERY, lost_by=found.owner)
+            except MissingVersion as missing:
+                await self.park(record, str(missing))
+            except StorageFailed:
+                self.recovery.try_later(found)
+            except RunMoved:
+                continue  # its former owner has written on until now, or another call was faster
+            except (Fenced, ServerStopping):
+                return  # it has ended, or the server stops
+            else:
+                if live is not None and not live.is_waiting:
+                    await live.lived()  # keeps the slot of Recovery until then, which bounds concurrent replays
             return
-        is_over = record.run.HasField("end_time") or record.run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
-        if is_over or self.is_draining or self.live_runs.at_hand(run_id) or await self.is_elsewhere(record):
-            return
-        try:
-            live = await self.continue_run(record, event_pb2.RESUME_CAUSE_RECOVERY)
-        except MissingVersion as missing:
-            await self.park(record, str(missing))
-        except StorageFailed:
-            self.recovery.try_later(record)
-        except (RunMoved, Fenced, ServerStopping):
-            return  # another worker was faster, or the server stops
-        else:
-            if live is not None and not live.is_waiting:
-                await live.lived()  # keeps the slot of Recovery until then, which bounds concurrent replays
 
     async def _losses(self, record: RunRecord) -> int:
         """Return how many servers were lost with a run since its last progress, without the last one."""
@@ -202,10 +240,42 @@ class RunSupervisor:
         if now is None or now.epoch != record.epoch or now.run.HasField("end_time"):
             return
         self.parked[run_id] = missing
+        _log.warning("run parked", run_id=run_id, reason=missing)
+        if self._dependencies.store.leases.is_shared:  # another server may have what is missing here
+            await self._give_up(run_id)
+            self.recovery.spawn(self._fail_readers_later(run_id, missing))
+        else:
+            self._fail_readers(run_id, missing)
+
+    async def _fail_readers_later(self, run_id: str, missing: str) -> None:
+        """End the readers of a parked run, unless another server continues it soon."""
+        await self._dependencies.clock.sleep(OFFER_SECONDS)
+        record = await self._dependencies.store.runs.find(run_id)
+        if record is not None and not record.owner and not record.run.HasField("end_time"):
+            self._fail_readers(run_id, missing)
+
+    def _fail_readers(self, run_id: str, missing: str) -> None:
         self._dependencies.store.log.fail_readers(
             run_id, RunParked(f"The run is parked until a server has everything it started with: {missing}")
         )
-        _log.warning("run parked", run_id=run_id, reason=missing)
+
+    async def _give_up(self, run_id: str) -> None:
+        """Let other servers continue a run that this one owns."""
+        with suppress(StorageFailed, ServerStopping):  # then it is continued when the lease of this worker has ended
+            await self._dependencies.store.leases.give_up(self._dependencies.worker, run_id)
+
+    async def stop_all(self, error: BaseException) -> None:
+        """Stop all runs where they are, unrecorded, and wait for that."""
+        for live in self.live_runs:
+            live.stop(error)
+        if tasks := self.live_runs.tasks():
+            await asyncio.wait(tasks)
+        if self._given_up:
+            await asyncio.wait(self._given_up)
+
+    async def lose_all(self) -> None:
+        """Stop all runs: others continue them."""
+        await self.stop_all(Fenced("This server was taken for lost, and another one continues the run."))
 
     async def _expire(self, run_id: str) -> None:
         """Answer the overdue requests of a run that waits for input as expired, and continue the run."""
@@ -231,7 +301,13 @@ class RunSupervisor:
         if live.execution.is_interrupted:
             self.recovery.interrupted()
         if self.is_draining:
+            if isinstance(stopped, ServerStopping) and self._dependencies.store.leases.is_shared:
+                giving_up = asyncio.get_running_loop().create_task(self._give_up(live.run_id))
+                self._given_up.add(giving_up)
+                giving_up.add_done_callback(self._given_up.discard)
             return
+        if self._dependencies.max_live_runs is not None:
+            self.recovery.offered()
         if isinstance(stopped, StorageFailed):
             self.recovery.try_later(live.record)
             return

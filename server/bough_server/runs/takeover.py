@@ -173,10 +173,11 @@ class Takeover:
         files: Sequence[StoredBlob] = (),
         deadline_time_ns: int | None = None,
         is_queued: bool = False,
+        lost_by: str = "",
     ) -> LiveRun | None:
         """Continue a run under the next epoch, recording `answers` in the same append; None if it was ended instead.
 
-        `files` are those of the answers.
+        `files` are those of the answers. `lost_by` is who executed the run before, if that worker has ended.
 
         Raises MissingVersion before it writes anything, RunMoved, Fenced and StorageFailed.
         """
@@ -189,7 +190,7 @@ class Takeover:
             await close_run(self._dependencies, record, reason)
             return None
         resolver = await self.resolver(of_the_run)
-        if cause == event_pb2.RESUME_CAUSE_RECOVERY and not self._dependencies.store.leases.crashed(record.owner):
+        if cause == event_pb2.RESUME_CAUSE_RECOVERY and not self._dependencies.store.leases.crashed(lost_by):
             cause = event_pb2.RESUME_CAUSE_TAKEOVER  # the former owner released its lease in order
         resumed = self._resumed(record, log[0], cause, deadline_time_ns)
         now = self._dependencies.clock.now_ns()

@@ -3,36 +3,96 @@
 For the revisions of definitions that runs name, see ports.Catalog.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from bough.v1 import agent_pb2, agent_service_pb2, event_pb2
 from bough_server.store.evaluation_ports import EvaluationIndex
-from bough_server.store.ports import Blobs, Catalog, EventLog, RunIndex, Sessions
+from bough_server.store.ports import Blobs, Catalog, EventLog, RunIndex, RunRecord, Sessions
 
 
 class Lease(Protocol):
-    """Leases of workers. A worker owns runs by name; another worker takes them over once its lease has ended.
+    """Leases of workers, and the runs that no live worker owns.
 
     No clocks are compared: a lease is a counter that its worker increments, so another worker can see that it has
-    stopped.
+    stopped. A run has no owner if its server accepted it without room for it, or gave it up in order.
     """
 
-    async def renew(self, worker: str) -> None:
-        """Increment a worker's counter; create its lease if it has none. Raises StorageFailed."""
+    @property
+    def is_shared(self) -> bool:
+        """Whether several servers may use the store at once; if not, leases need not be renewed."""
+        ...
+
+    async def begin(self, worker: str) -> None:
+        """Take a lease, for a worker that executes nothing: runs that are still in its name get no owner.
+
+        Raises StorageFailed.
+        """
+        ...
+
+    async def renew(self, worker: str) -> bool:
+        """Increment a worker's counter; return False if it has no lease, because others took it for lost.
+
+        Raises StorageFailed.
+        """
         ...
 
     async def counters(self) -> Mapping[str, int]:
-        """Return the counter of every worker with a lease. A worker without one is dead."""
+        """Return the counter of every worker with a lease. Raises StorageFailed."""
+        ...
+
+    async def expire(self, worker: str, counter: int) -> None:
+        """End the lease of a worker that is taken for lost, unless its counter has changed. Raises StorageFailed."""
         ...
 
     async def release(self, worker: str) -> None:
-        """End a lease: the worker executes no runs any more."""
+        """End a lease: the worker executes no runs any more, and those in its name get no owner."""
         ...
 
     def crashed(self, worker: str) -> bool:
-        """True if a worker died without releasing its lease."""
+        """True if a worker is known to have been lost without releasing its lease."""
+        ...
+
+    async def give_up(self, worker: str, run_id: str) -> None:
+        """Let any server take a run, or an evaluation, that this worker owns but cannot execute. Raises StorageFailed.
+
+        No effect if it has ended or has another owner.
+        """
+        ...
+
+    async def claim(self, worker: str, *, most: int, but: Collection[str] = ()) -> Sequence[RunRecord]:
+        """Make a worker the owner of runs that no live worker owns, oldest first, for it to take them over.
+
+        Return up to `most` of them, as they were before, with their former owner. Runs that wait for input need no
+        owner. No two workers claim the same run. Raises StorageFailed.
+        """
+        ...
+
+
+class Topic(StrEnum):
+    """What a notification is about. Its id is that of a run or an evaluation, empty for UNOWNED."""
+
+    LOG = "log"
+    """The log has grown."""
+    COMMANDS = "commands"
+    """A command has been posted."""
+    UNOWNED = "unowned"
+    """There are runs or evaluations that any server may take."""
+    FOLLOWED = "followed"
+    """A client follows the run at a server that does not execute it; repeated as long as it does."""
+
+
+class Notifications(Protocol):
+    """Notifications between all servers of a store. They are hints: one may be lost or come twice."""
+
+    def subscribe(self, topic: Topic, callback: Callable[[str], None]) -> None:
+        """Call `callback` on the event loop with the id of each notification of a topic."""
+        ...
+
+    def publish(self, topic: Topic, log_id: str = "") -> None:
+        """Notify the subscribers of all servers, of this one at once; call it on the event loop, after the commit."""
         ...
 
 
@@ -163,4 +223,9 @@ class RunStore(Protocol):
     @property
     def mailbox(self) -> Mailbox:
         """Commands to runs of other workers."""
+        ...
+
+    @property
+    def notifier(self) -> Notifications:
+        """Notifications between servers."""
         ...

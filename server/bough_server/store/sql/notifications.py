@@ -4,18 +4,8 @@ They are hints: one may be lost or come twice, and the tables are the truth.
 """
 
 from collections.abc import Callable
-from enum import StrEnum
 
-
-class Topic(StrEnum):
-    """What a notification is about; its id is that of a run or an evaluation."""
-
-    LOG = "log"
-    """The log has grown."""
-    COMMANDS = "commands"
-    """A command has been posted."""
-    UNOWNED = "unowned"
-    """There are runs that any server may take; the id is empty."""
+from bough_server.store.worker_ports import Topic
 
 
 class Notifier:

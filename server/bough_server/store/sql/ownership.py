@@ -1,19 +1,22 @@
 """Leases of workers, and takeover of runs by a new owner."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from sqlalchemy import Connection, Delete, Insert, bindparam, delete, select, update
+from sqlalchemy import Connection, bindparam, delete, literal_column, select, union_all, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough_server.errors import NotFound
-from bough_server.store.ports import LogRecord, Record, RunMoved
+from bough_server.store.ports import LogRecord, Record, RunMoved, RunRecord
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import FirstRecords, is_stored, write_first
 from bough_server.store.sql.log_heads import LogHeads, refusal
+from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.readers import Readers
+from bough_server.store.sql.runs import record_of
 from bough_server.store.sql.write_queue import WriteQueue
+from bough_server.store.worker_ports import Topic
 
 _runs = tables.runs.c
 
@@ -31,15 +34,57 @@ _TAKE: Final = (
 _workers = tables.workers.c
 
 _CRASHED: Final = -1
-"""The counter of a worker that died without releasing its lease, kept while it owns runs that have not ended."""
+"""The counter of a worker that was lost without releasing its lease, kept while it owns runs that have not ended."""
 
-_ALL: Final = select(_workers.worker, _workers.counter).where(_workers.counter != _CRASHED)
-_RENEW: Final = (
+_ALIVE: Final = select(_workers.worker, _workers.counter).where(_workers.counter != _CRASHED)
+_LOST: Final = select(_workers.worker).where(_workers.counter == _CRASHED)
+_BEGIN: Final = (
     upsert(tables.workers)
     .values(worker=bindparam("worker"), counter=1)
-    .on_conflict_do_update(index_elements=["worker"], set_={"counter": _workers.counter + 1})
+    .on_conflict_do_update(index_elements=["worker"], set_={"counter": 1})
 )
-_RELEASE: Final = delete(tables.workers).where(_workers.worker == bindparam("worker"))
+_RENEW: Final = (
+    update(tables.workers)
+    .where(_workers.worker == bindparam("own"), _workers.counter != _CRASHED)
+    .values(counter=_workers.counter + 1)
+)
+_EXPIRE: Final = (
+    update(tables.workers)
+    .where(_workers.worker == bindparam("lost"), _workers.counter == bindparam("seen"))
+    .values(counter=_CRASHED)
+)
+_END: Final = delete(tables.workers).where(_workers.worker == bindparam("worker"))
+_FORGET_LOST: Final = delete(tables.workers).where(
+    _workers.counter == _CRASHED, _workers.worker.not_in(select(_runs.owner).where(~_runs.ended))
+)
+
+_GIVE_UP: Final = (
+    update(tables.runs)
+    .where(_runs.run_id == bindparam("run"), _runs.owner == bindparam("own"), ~_runs.ended)
+    .values(owner=literal_column("''"))
+)
+_GIVE_UP_ALL: Final = (
+    update(tables.runs).where(_runs.owner == bindparam("own"), ~_runs.ended).values(owner=literal_column("''"))
+)
+_FREE: Final = (
+    select(tables.runs)
+    .where(
+        ~_runs.ended,  # with the next, the condition of the partial index
+        _runs.state != literal_column(str(tables.INPUT_REQUIRED)),
+        _runs.owner.in_(union_all(select(literal_column("''")), _LOST)),
+        _runs.run_id.not_in(bindparam("but", expanding=True)),
+        tables.IS_RUN,
+    )
+    .order_by(_runs.create_time_ns, _runs.run_id)
+    .limit(bindparam("most"))
+    .with_for_update(of=tables.runs, skip_locked=True)
+)
+_CLAIM: Final = (
+    update(tables.runs).where(_runs.run_id.in_(bindparam("claimed", expanding=True))).values(owner=bindparam("own"))
+)
+_CLAIMED: Final = select(_runs.run_id).where(
+    _runs.run_id.in_(bindparam("claimed", expanding=True)), _runs.owner == bindparam("own"), ~_runs.ended
+)
 
 
 class TakeOver:
@@ -103,25 +148,62 @@ class TakeOver:
 class SqlLease:
     """Lease on SQL."""
 
-    def __init__(self, queue: WriteQueue, readers: Readers, crashed: frozenset[str]) -> None:
-        self._queue, self._readers, self._crashed = queue, readers, crashed
+    def __init__(
+        self, queue: WriteQueue, readers: Readers, notifier: Notifier, *, crashed: frozenset[str], is_shared: bool
+    ) -> None:
+        self._queue, self._readers, self._notifier = queue, readers, notifier
+        self._crashed = set(crashed)
+        self._is_shared = is_shared
+        self._unknown: _Claim | None = None
+        """The last claim, if its outcome is not known."""
+
+    @property
+    def is_shared(self) -> bool:
+        """See Lease."""
+        return self._is_shared
 
     def crashed(self, worker: str) -> bool:
         """See Lease."""
         return worker in self._crashed
 
-    async def renew(self, worker: str) -> None:
+    async def begin(self, worker: str) -> None:
         """See Lease."""
-        await self._queue.execute(partial(_write, statement=_RENEW, worker=worker))
+        await self._queue.execute(partial(_begin, worker=worker), then=self._offer)
+
+    async def renew(self, worker: str) -> bool:
+        """See Lease."""
+        return await self._queue.execute(partial(_renew, worker=worker))
 
     async def counters(self) -> Mapping[str, int]:
         """See Lease."""
-        rows = await self._readers.run(lambda connection: connection.execute(_ALL).all())
+        rows = await self._readers.run(lambda connection: connection.execute(_ALIVE).all())
         return {row.worker: row.counter for row in rows}
+
+    async def expire(self, worker: str, counter: int) -> None:
+        """See Lease."""
+        await self._queue.execute(partial(_expire, worker=worker, counter=counter), then=self._offer)
 
     async def release(self, worker: str) -> None:
         """See Lease."""
-        await self._queue.execute(partial(_write, statement=_RELEASE, worker=worker))
+        await self._queue.execute(partial(_release, worker=worker), then=self._offer)
+
+    async def give_up(self, worker: str, run_id: str) -> None:
+        """See Lease."""
+        await self._queue.execute(partial(_give_up, worker=worker, run_id=run_id), run_id=run_id, then=self._offer)
+
+    async def claim(self, worker: str, *, most: int, but: Collection[str] = ()) -> Sequence[RunRecord]:
+        """See Lease."""
+        # A claim that may have been committed is looked up by the next one, or its runs would never be taken over.
+        claim = self._unknown or _Claim(worker)
+        claim.most, claim.but = most, but
+        self._unknown = claim
+        found, lost = await self._queue.execute(claim)
+        self._unknown = None
+        self._crashed.update(lost)
+        return found
+
+    def _offer(self) -> None:
+        self._notifier.publish(Topic.UNOWNED)
 
 
 def end_leases(connection: Connection) -> frozenset[str]:
@@ -132,10 +214,52 @@ def end_leases(connection: Connection) -> frozenset[str]:
     before it has taken them over.
     """
     connection.execute(update(tables.workers).values(counter=_CRASHED))
-    owners = select(_runs.owner).where(~_runs.ended)
-    connection.execute(delete(tables.workers).where(_workers.worker.not_in(owners)))
-    return frozenset(connection.execute(select(_workers.worker)).scalars())
+    connection.execute(_FORGET_LOST)
+    return frozenset(connection.execute(_LOST).scalars())
 
 
-def _write(connection: Connection, *, statement: Insert | Delete, worker: str) -> None:
-    connection.execute(statement, {"worker": worker})
+def _begin(connection: Connection, *, worker: str) -> None:
+    connection.execute(_GIVE_UP_ALL, {"own": worker})
+    connection.execute(_BEGIN, {"worker": worker})
+
+
+def _renew(connection: Connection, *, worker: str) -> bool:
+    return connection.execute(_RENEW, {"own": worker}).rowcount == 1
+
+
+def _expire(connection: Connection, *, worker: str, counter: int) -> None:
+    connection.execute(_EXPIRE, {"lost": worker, "seen": counter})
+    connection.execute(_FORGET_LOST)
+
+
+def _release(connection: Connection, *, worker: str) -> None:
+    connection.execute(_GIVE_UP_ALL, {"own": worker})
+    connection.execute(_END, {"worker": worker})
+
+
+def _give_up(connection: Connection, *, worker: str, run_id: str) -> None:
+    connection.execute(_GIVE_UP, {"own": worker, "run": run_id})
+
+
+class _Claim:
+    """The transaction of a claim. If it is run again, it finds out whether it was committed before."""
+
+    def __init__(self, worker: str) -> None:
+        self._worker = worker
+        self._found: Sequence[RunRecord] = ()
+        self.most = 0
+        self.but: Collection[str] = ()
+
+    def __call__(self, connection: Connection) -> tuple[Sequence[RunRecord], Collection[str]]:
+        """Claim runs; return them, and the workers that were lost."""
+        lost = connection.execute(_LOST).scalars().all()
+        if self._found:
+            own = {"own": self._worker, "claimed": [record.run.run_id for record in self._found]}
+            claimed = set(connection.execute(_CLAIMED, own).scalars())
+            if claimed:
+                return [record for record in self._found if record.run.run_id in claimed], lost
+        self._found = [record_of(row) for row in connection.execute(_FREE, {"but": list(self.but), "most": self.most})]
+        if self._found:
+            claimed_ids = [record.run.run_id for record in self._found]
+            connection.execute(_CLAIM, {"claimed": claimed_ids, "own": self._worker})
+        return self._found, lost

@@ -54,18 +54,18 @@ class SqlRunIndex:
         rows = await self._rows(_ONE, {"run": run_id, "tenant": principal.tenant_id})
         if not rows:
             raise NotFound("run", run_id)
-        return _record(rows[0])
+        return record_of(rows[0])
 
     async def find(self, run_id: str) -> RunRecord | None:
         """See RunIndex."""
         rows = await self._rows(_ANY, {"run": run_id})
-        return _record(rows[0]) if rows else None
+        return record_of(rows[0]) if rows else None
 
     async def find_request(self, principal: Principal, request_id: str) -> RunRecord | None:
         """See RunIndex."""
         asked: dict[str, object] = {"tenant": principal.tenant_id, "user": principal.user_id, "request": request_id}
         rows = await self._rows(_BY_REQUEST, asked)
-        return _record(rows[0]) if rows else None
+        return record_of(rows[0]) if rows else None
 
     async def list(self, principal: Principal, run_filter: RunFilter, page: Page) -> tuple[Sequence[run_pb2.Run], str]:
         """See RunIndex."""
@@ -83,12 +83,12 @@ class SqlRunIndex:
 
     async def open_runs(self) -> Sequence[RunRecord]:
         """See RunIndex."""
-        return [_record(row) for row in await self._rows(_OPEN, {})]
+        return [record_of(row) for row in await self._rows(_OPEN, {})]
 
     async def holder(self, principal: Principal, session_id: str) -> RunRecord | None:
         """See RunIndex."""
         rows = await self._rows(_HOLDER, {"tenant": principal.tenant_id, "session": session_id})
-        return _record(rows[0]) if rows else None
+        return record_of(rows[0]) if rows else None
 
     async def next_expiry(self, *, but: Collection[str] = ()) -> tuple[int, str] | None:
         """See RunIndex."""
@@ -155,7 +155,8 @@ def _storable(time_ns: int) -> int:
     return max(-(2**63), min(time_ns, 2**63 - 1))
 
 
-def _record(row: Row[Any]) -> RunRecord:
+def record_of(row: Row[Any]) -> RunRecord:
+    """Return a row of the table of runs as a record."""
     return RunRecord(
         run=_run(row),
         principal=Principal(tenant_id=row.tenant_id, user_id=row.user_id),

@@ -61,7 +61,7 @@ class Store:
         self.blobs = SqlBlobs(readers)
         self.agents = SqlAgents(queue, readers, is_shared=is_shared)
         self.usage = SqlUsageLedger(readers)
-        self.leases = SqlLease(queue, readers, crashed)
+        self.leases = SqlLease(queue, readers, notifier, crashed=crashed, is_shared=is_shared)
         self.mailbox = SqlMailbox(queue, readers)
         self.write_health = write_health
         self.notifier = notifier

@@ -26,7 +26,8 @@ from bough.v1 import execution_pb2
 metadata: Final = MetaData()
 
 PENDING: Final = int(execution_pb2.EXECUTION_STATE_PENDING)
-"""The state of queued runs, as a number for the condition of their index."""
+INPUT_REQUIRED: Final = int(execution_pb2.EXECUTION_STATE_INPUT_REQUIRED)
+"""The states of runs that are queued and that wait for input, as numbers for the conditions of indexes."""
 
 RUN: Final = 0
 EVALUATION: Final = 1
@@ -70,6 +71,11 @@ class RunRow(_Row, table=True):
         Index("runs_of_agent", "tenant_id", "agent", "create_time_ns", "run_id"),
         Index("runs_by_state", "tenant_id", "state", "create_time_ns", "run_id"),
         Index("runs_open", "create_time_ns", sqlite_where=text("NOT ended")),
+        Index(
+            "runs_by_owner",
+            *("owner", "create_time_ns"),
+            sqlite_where=text(f"NOT ended AND state != {INPUT_REQUIRED}"),
+        ),
         Index(
             "runs_by_request",
             *("tenant_id", "user_id", "kind", "request_id"),
