@@ -54,7 +54,7 @@ async def test_a_worker_that_was_overtaken_writes_nothing_more_and_its_successor
         run = await harness.start("root")
         first = await world.arrivals.get()
         # To the others it looks dead, as one does that has not been heard of for too long.
-        await harness.store.leases.release("the-worker")
+        await harness.store.leases.release(harness.dependencies.worker)
         successor = Runs(replace(harness.dependencies, worker="successor"))
         await successor.recover()
         second = await world.arrivals.get()
@@ -79,7 +79,7 @@ async def test_a_cancelled_run_that_was_overtaken_is_cancelled_once(tmp_path: Pa
         await harness.runs.recover()
         run = await harness.start("root")
         await world.arrivals.get()
-        await harness.store.leases.release("the-worker")
+        await harness.store.leases.release(harness.dependencies.worker)
         successor = Runs(replace(harness.dependencies, worker="successor"))
         await successor.recover()
         await world.arrivals.get()

@@ -206,7 +206,7 @@ async def test_a_worker_that_was_overtaken_goes_on_from_its_tools_end_and_sends_
         await harness.runs.recover()
         run = await harness.start("sender")
         first = await world.arrivals.get()
-        await harness.store.leases.release("the-worker")
+        await harness.store.leases.release(harness.dependencies.worker)
         successor = Runs(replace(harness.dependencies, worker="successor"))
         await successor.recover()
         second = await world.arrivals.get()

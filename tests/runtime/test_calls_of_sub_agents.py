@@ -283,7 +283,7 @@ def _make_first_revision(database: sqlite3.Connection) -> None:
     """Undo the migrations after the first, so that the next server upgrades the database again."""
     for table in ("calls", "blobs", "session_blobs"):
         database.execute(f"DROP TABLE {table}")
-    for index in ("runs_of_evaluation", "evaluations_newest_first", "evaluations_of_set"):
+    for index in ("runs_of_evaluation", "evaluations_newest_first", "evaluations_of_set", "runs_by_owner"):
         database.execute(f"DROP INDEX {index}")
     for index, columns in (("runs_by_request", "request_id"), ("runs_newest_first", "create_time_ns")):
         database.execute(f"DROP INDEX {index}")

@@ -96,7 +96,7 @@ async def test_an_answer_to_another_workers_run_reaches_it_by_letter(tmp_path: P
         await check_replay(mine, log)
         await theirs.runs.close()
     assert answer_of(log) == "good"
-    assert having(log, "run_resumed")[0].run_resumed.owner == "the-worker"
+    assert having(log, "run_resumed")[0].run_resumed.owner == mine.dependencies.worker
 
 
 async def test_a_command_that_fails_unexpectedly_is_dropped_and_the_next_are_carried_out(tmp_path: Path) -> None:
@@ -197,7 +197,10 @@ async def test_an_answer_by_letter_brings_its_callers_deadline(tmp_path: Path) -
         await theirs.runs.resume(ME, resuming, deadline_time_ns=deadline)
         (resumed,) = having(await theirs.log(run), "run_resumed")
         await theirs.runs.close()
-    assert (resumed.run_resumed.owner, resumed.run_resumed.deadline_time.ToNanoseconds()) == ("the-worker", deadline)
+    assert (resumed.run_resumed.owner, resumed.run_resumed.deadline_time.ToNanoseconds()) == (
+        mine.dependencies.worker,
+        deadline,
+    )
 
 
 async def test_a_queued_run_begins_when_another_workers_run_gives_up_the_session(tmp_path: Path) -> None:
@@ -244,7 +247,7 @@ async def test_a_worker_without_its_lease_loses_its_runs_and_writes_nothing_more
         await mine.runs.recover()
         run = await mine.start("slow")
         await slow.began.wait()
-        await mine.store.leases.release("the-worker")
+        await mine.store.leases.release(mine.dependencies.worker)
         slow.began.clear()
         assert await theirs.runs.recover() == 1
         await slow.began.wait()

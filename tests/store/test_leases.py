@@ -35,7 +35,8 @@ async def test_a_worker_that_is_taken_for_lost_cannot_renew_its_lease_but_begin_
 
 
 async def test_a_lease_begins_without_runs(store: Store) -> None:
-    await store.leases.begin("a")
+    for worker in ("a", "b"):
+        await store.leases.begin(worker)
     await store.log.create(Made(owner="a").new())
     await store.leases.begin("a")
     (claimed,) = await store.leases.claim("b", most=9)
@@ -43,7 +44,8 @@ async def test_a_lease_begins_without_runs(store: Store) -> None:
 
 
 async def test_runs_without_an_owner_are_claimed_once_and_oldest_first(store: Store) -> None:
-    await store.leases.begin("a")
+    for worker in ("a", "b"):
+        await store.leases.begin(worker)
     owners = {1: "", 2: "a", 3: "", 4: "a", 5: "", 6: "", 7: ""}
     for number, owner in owners.items():
         await store.log.create(Made(number=number, owner=owner).new())
@@ -60,10 +62,12 @@ async def test_runs_without_an_owner_are_claimed_once_and_oldest_first(store: St
     assert await claim("b", 2) == ["7"]
     assert await claim("b", 2) == []
     assert (await store.runs.get(ANNE, parked.run_id)).owner == ""
+    assert await claim("without a lease", 9) == []
 
 
 async def test_a_worker_that_ends_in_order_leaves_its_runs_to_others(store: Store) -> None:
-    await store.leases.begin("a")
+    for worker in ("a", "b"):
+        await store.leases.begin(worker)
     await store.log.create(Made(owner="a").new())
     offers: list[str] = []
     store.notifier.subscribe(Topic.UNOWNED, offers.append)

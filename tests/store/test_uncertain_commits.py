@@ -188,6 +188,7 @@ async def test_an_evaluation_whose_storage_failed_is_taken_over(store: Store, do
 
 
 async def test_a_claim_in_doubt_is_made_once(store: Store, doubt: Doubt) -> None:
+    await store.leases.begin("a")
     await store.log.create(Made().new())
 
     async def claim() -> None:
@@ -198,6 +199,7 @@ async def test_a_claim_in_doubt_is_made_once(store: Store, doubt: Doubt) -> None
 
 
 async def test_a_claim_that_was_made_although_it_failed_is_found_by_the_next(store: Store, doubt: Doubt) -> None:
+    await store.leases.begin("a")
     await store.log.create(Made().new())
     doubt.after = 1 + RETRIES
     with pytest.raises(StorageFailed):

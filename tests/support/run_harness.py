@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Se
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
@@ -41,6 +42,8 @@ from bough_server.store.sql.writer import CommitHooks
 from bough_server.telemetry import Parent, Tracing, make_provider
 from bough_server.tools.tool import Tool
 from bough_server.tree.fold import fold_stored
+
+_workers = count(1)
 
 ME = Principal(tenant_id="local", user_id="local")
 
@@ -257,11 +260,12 @@ async def open_harness(
     defaults: RunDefaults | None = None,
     hooks: CommitHooks | None = None,
     clock: Clock | None = None,
-    worker: str = "the-worker",
+    worker: str = "",
     metrics: Metrics | None = None,
 ) -> AsyncIterator[RunHarness]:
     """A harness on a database file in a folder; it closes everything at the end."""
     clock = clock or SystemClock()
+    worker = worker or f"worker-{next(_workers)}"  # as of servers: no two have one name
     path = _database(folder)
     store = open_store(f"sqlite:///{path}", durability="process", hooks=hooks or CommitHooks())
     tracing = Tracing(make_provider(export=False))

@@ -65,8 +65,8 @@ class Lease(Protocol):
     async def claim(self, worker: str, *, most: int, but: Collection[str] = ()) -> Sequence[RunRecord]:
         """Make a worker the owner of runs that no live worker owns, oldest first, for it to take them over.
 
-        Return up to `most` of them, as they were before, with their former owner. Runs that wait for input need no
-        owner. No two workers claim the same run. Raises StorageFailed.
+        Return up to `most` of them, as they were before, with their former owner; none if the worker has no lease. Runs
+        that wait for input need no owner. No two workers claim the same run. Raises StorageFailed.
         """
         ...
 

@@ -37,6 +37,7 @@ _CRASHED: Final = -1
 """The counter of a worker that was lost without releasing its lease, kept while it owns runs that have not ended."""
 
 _ALIVE: Final = select(_workers.worker, _workers.counter).where(_workers.counter != _CRASHED)
+_IS_ALIVE: Final = _ALIVE.where(_workers.worker == bindparam("worker"))
 _LOST: Final = select(_workers.worker).where(_workers.counter == _CRASHED)
 _BEGIN: Final = (
     upsert(tables.workers)
@@ -154,8 +155,8 @@ class SqlLease:
         self._queue, self._readers, self._notifier = queue, readers, notifier
         self._crashed = set(crashed)
         self._is_shared = is_shared
-        self._unknown: _Claim | None = None
-        """The last claim, if its outcome is not known."""
+        self._unknown: dict[str, _Claim] = {}
+        """By worker, its last claim if the outcome is not known."""
 
     @property
     def is_shared(self) -> bool:
@@ -194,11 +195,10 @@ class SqlLease:
     async def claim(self, worker: str, *, most: int, but: Collection[str] = ()) -> Sequence[RunRecord]:
         """See Lease."""
         # A claim that may have been committed is looked up by the next one, or its runs would never be taken over.
-        claim = self._unknown or _Claim(worker)
+        claim = self._unknown.setdefault(worker, _Claim(worker))
         claim.most, claim.but = most, but
-        self._unknown = claim
         found, lost = await self._queue.execute(claim)
-        self._unknown = None
+        del self._unknown[worker]
         self._crashed.update(lost)
         return found
 
@@ -253,6 +253,8 @@ class _Claim:
     def __call__(self, connection: Connection) -> tuple[Sequence[RunRecord], Collection[str]]:
         """Claim runs; return them, and the workers that were lost."""
         lost = connection.execute(_LOST).scalars().all()
+        if connection.execute(_IS_ALIVE, {"worker": self._worker}).one_or_none() is None:
+            return (), lost  # it was taken for lost itself
         if self._found:
             own = {"own": self._worker, "claimed": [record.run.run_id for record in self._found]}
             claimed = set(connection.execute(_CLAIMED, own).scalars())
