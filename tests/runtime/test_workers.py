@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -17,6 +18,7 @@ from bough_server.runtime.agent import Context
 from bough_server.store.ports import Principal, RunRecord
 from bough_server.store.worker_ports import RunCommand
 from tests.store.evaluation_logs import MadeEvaluation
+from tests.store.logs import delta, records
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.run_harness import ME, RunHarness, open_harness
@@ -281,3 +283,74 @@ async def test_a_letter_that_its_dead_owner_never_read_is_carried_out_by_who_com
     request = having(log, "cancel_requested")[0].cancel_requested
     assert request == cancel
     assert log[-1].HasField("run_cancelled")
+
+
+async def test_a_run_above_the_bound_is_accepted_and_executed_by_who_has_room(tmp_path: Path) -> None:
+    slow = Slow()
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent(), echo]) as mine:
+        bounded = replace(mine, runs=Runs(replace(mine.dependencies, worker="bounded", max_live_runs=1)))
+        await bounded.runs.recover()
+        first = await bounded.start("slow")
+        await slow.began.wait()
+        second = await bounded.start("echo")
+        behind = await bounded.start("echo", session_id=first.session_id, policy=QUEUE)
+        assert {(await mine.store.runs.get(ME, run.run_id)).owner for run in (second, behind)} == {""}
+        theirs = beside(mine, "the-other")
+        await theirs.runs.recover()
+        log = await bounded.log(second)
+        await check_replay(mine, log)
+        assert answer_of(log) == "hello"
+        (resumed,) = having(log, "run_resumed")
+        assert (resumed.run_resumed.owner, resumed.run_resumed.cause) == (
+            "the-other",
+            event_pb2.RESUME_CAUSE_TAKEOVER,
+        )
+        slow.may_end.set()
+        assert [answer_of(await theirs.log(run)) for run in (first, behind)] == ["call 1", "hello"]
+        await theirs.runs.close()
+        await bounded.runs.close()
+
+
+async def test_a_run_above_the_bound_waits_for_its_own_server_where_there_is_no_other(tmp_path: Path) -> None:
+    slow = Slow()
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent(), echo]) as mine:
+        bounded = replace(mine, runs=Runs(replace(mine.dependencies, worker="bounded", max_live_runs=1)))
+        await bounded.runs.recover()
+        runs = [await bounded.start("slow") for _ in range(3)]
+        await slow.began.wait()
+        assert [len(bounded.executed()), slow.calls] == [1, 1]
+        cancelled = await bounded.runs.cancel(ME, runs[2].run_id)
+        assert cancelled.run.state == execution_pb2.EXECUTION_STATE_CANCELLED
+        slow.may_end.set()
+        assert [answer_of(await bounded.log(run)) for run in runs[:2]] == ["call 1", "call 2"]
+        await bounded.runs.close()
+
+
+async def test_a_run_whose_former_owner_writes_until_it_is_taken_over_is_taken_over_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow()
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as mine:
+        run = await mine.start("slow")
+        await slow.began.wait()
+        theirs = beside(mine, "the-other")
+        takeover = theirs.runs.supervisor.takeover
+        real, tries = takeover.continue_run, 0
+
+        async def late(record: RunRecord, *args: Any, **options: Any) -> Any:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                after = record.run.last_sequence
+                await mine.store.log.append(run.run_id, epoch=1, records=records([delta()], after=after))
+            return await real(record, *args, **options)
+
+        monkeypatch.setattr(takeover, "continue_run", late)
+        await mine.store.leases.release(mine.dependencies.worker)
+        slow.began.clear()
+        await theirs.runs.recover()
+        await slow.began.wait()
+        slow.may_end.set()
+        log = await theirs.log(run)
+        await theirs.runs.close()
+    assert (tries, answer_of(log)) == (2, "call 2")

@@ -169,6 +169,11 @@ _USE_LOCK = 0x626F7567_00000002
 _WAITS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 
 
+def _until_someone_waits(connection: psycopg.Connection[tuple[int]]) -> None:
+    while connection.execute(_WAITS).fetchone() == (0,):
+        pass
+
+
 @pytest.mark.parametrize(
     ("taken", "released", "work"),
     [
@@ -188,8 +193,7 @@ async def test_who_comes_right_after_a_server_or_a_command_waits_until_postgresq
             coming = asyncio.create_task(asyncio.to_thread(asyncio.run, open_and_close()))
         else:
             coming = asyncio.create_task(asyncio.to_thread(rebuild_projections, postgres_url))  # type: ignore[arg-type]
-        while ending.execute(_WAITS).fetchone() == (0,):
-            await asyncio.sleep(0)
+        await asyncio.to_thread(_until_someone_waits, ending)
         ending.execute(f"SELECT {released}({_USE_LOCK})")
         await coming
 

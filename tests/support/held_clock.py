@@ -43,6 +43,10 @@ class HeldClock:
         """Set the time of day, as a correction of the clock does: no sleeper wakes, and no time passes."""
         self._started_ns += int(seconds * 1e9)
 
+    def halt(self, seconds: float) -> None:
+        """Move the time without waking a task, as for a process that is stopped."""
+        self._elapsed += seconds
+
     def advance(self, seconds: float) -> None:
         """Move the time and wake every task that has slept long enough."""
         self._elapsed += seconds

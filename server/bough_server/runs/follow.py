@@ -80,7 +80,7 @@ class LogFollower:
 class RemoteFollowers:
     """Tells the servers that execute runs of the clients that follow these here, and hears of those elsewhere.
 
-    Else a run that is to be cancelled when nobody follows it would be, because its own server sees no follower.
+    Else a run that is cancelled when no client follows it would be, because its own server sees none.
     """
 
     def __init__(self, dependencies: RunDependencies, live_runs: RunRegistry) -> None:

@@ -25,7 +25,7 @@ _GAP_SECONDS: Final = 2.0
 
 
 class LeaseKeeper:
-    """Keeps the lease of this worker while it executes runs, and ends the leases of others that do not renew theirs.
+    """Keeps the lease of this worker while it executes runs, and ends the leases of others that are not renewed.
 
     `on_lost` is called when others have taken this worker for lost, such as after a long pause of its process: it must
     stop whatever it executes. Time is that of this process alone, and only time in which the database answered counts:
