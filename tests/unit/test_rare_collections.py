@@ -25,10 +25,7 @@ def _thresholds() -> Iterator[None]:
 
 
 class Index(RunIndex):
-    """An index with two open runs, whose requests never expire."""
-
-    async def open_runs(self) -> Sequence[RunRecord]:
-        return [_record("innocent"), _record("suspect")]
+    """An index of runs whose requests never expire."""
 
     async def next_expiry(self, *, but: object = ()) -> None:
         return None
@@ -46,6 +43,7 @@ class Revivals:
         self.thresholds: dict[str, int] = {}
         self.begun, self.settled, self._may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._error = error
+        self._open = [_record("innocent"), _record("suspect")]
         if not waits:
             self._may_end.set()
 
@@ -66,7 +64,21 @@ class Revivals:
         async def expire(_: str) -> NoReturn:
             raise AssertionError("nothing expires")
 
-        return Recovery(Index(), SystemClock(), revive=self.revive, expire=expire, losses=losses, settled=settled)
+        async def claim(most: int) -> Sequence[RunRecord]:
+            claimed, self._open = self._open[:most], self._open[most:]
+            return claimed
+
+        return Recovery(
+            Index(),
+            SystemClock(),
+            is_shared=False,
+            room=lambda: 10,
+            claim=claim,
+            revive=self.revive,
+            expire=expire,
+            losses=losses,
+            settled=settled,
+        )
 
 
 @pytest.mark.parametrize("error", [None, ValueError("the run cannot be continued")])
