@@ -180,9 +180,9 @@ class Recovery:
         finally:
             self._slots.release()
             self._left -= 1
-            if self._suspects and not self._left and not self._suspecting:
-                self._suspecting = True
-                self.spawn(self._continue_suspects())
+        if self._suspects and not self._left and not self._suspecting:
+            self._suspecting = True
+            self.spawn(self._continue_suspects())
 
     async def _continue_suspects(self) -> None:
         """Continue one at a time, while there are no others, the runs that have lost several servers.
