@@ -199,7 +199,7 @@ class Runs:
     async def get(self, principal: Principal, run_id: str) -> RunRecord:
         """Return a run of the principal's tenant. Raises NotFound."""
         record = await self._dependencies.store.runs.get(principal, run_id)
-        self._fill_in(record.run)
+        await self._fill_in(record.run)
         return record
 
     async def final_answer(self, run: run_pb2.Run) -> message_pb2.Message | None:
@@ -215,15 +215,20 @@ class Runs:
         """Return a page of runs, newest first, and the next page's token."""
         runs, token = await self._dependencies.store.runs.list(principal, run_filter, page)
         for run in runs:
-            self._fill_in(run)
+            await self._fill_in(run)
         return runs, token
 
-    def _fill_in(self, run: run_pb2.Run) -> None:
+    async def _fill_in(self, run: run_pb2.Run) -> None:
         """Add what no row holds: why the run cannot go on here."""
+        parked = self._supervisor.parked
+        if run.run_id not in parked:
+            return
         if run.HasField("end_time"):
-            self._supervisor.parked.pop(run.run_id, None)  # another worker has continued and ended it
-        else:
-            run.parked_reason = self._supervisor.parked.get(run.run_id, "")
+            del parked[run.run_id]  # another worker has continued and ended it
+            return
+        record = await self._dependencies.store.runs.find(run.run_id)
+        is_executed = record is not None and await self._supervisor.is_elsewhere(record)
+        run.parked_reason = "" if is_executed else parked.get(run.run_id, "")
 
     # Ending
 
