@@ -126,10 +126,17 @@ class App:
             clock = clock or SystemClock()
             registry = _registry(settings, _open_models(settings, stack, clock))
             storage = settings.storage
-            store = open_store(storage.url, durability=storage.durability, may_upgrade=storage.upgrade_at_start)
+            store = open_store(
+                storage.url,
+                listen_url=storage.listen_url or "",
+                durability=storage.durability,
+                may_upgrade=storage.upgrade_at_start,
+            )
             stack.push_async_callback(store.close)
             provider, tracing = _open_tracing(settings, stack)
             metrics, metrics_address = await stack.enter_async_context(_open_metrics(settings))
+            if metrics is not None and store.followed is not None:
+                metrics.watch_followed_logs(store.followed.counted)
             dependencies = _run_dependencies(
                 settings, store=store, registry=registry, tracing=tracing, metrics=metrics, clock=clock
             )

@@ -110,6 +110,19 @@ class Metrics:
             description="Runs that this process executes, without those waiting for a session or for input.",
         )
 
+    def watch_followed_logs(self, counted: Callable[[], Mapping[str, int]]) -> None:
+        """Report how often logs of other servers were found to have grown, by how they were found."""
+
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(times, {"found_by": name}) for name, times in counted().items()]
+
+        self._provider.get_meter("bough").create_observable_counter(
+            "bough.followed_logs.reads",
+            callbacks=[observe],
+            unit="{read}",
+            description="Reads of new events of logs that are followed here and written by other servers.",
+        )
+
     @contextlib.contextmanager
     def run_active(self) -> Iterator[None]:
         """Count a run as executed by this process while the context is open."""

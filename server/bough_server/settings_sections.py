@@ -87,6 +87,10 @@ class StorageSection(Section):
     file's folder, any other to the working directory. Or PostgreSQL: `postgresql://USER@HOST:PORT/DATABASE`, with the
     password in the variable PGPASSWORD or in a password file rather than here.
     """
+    listen_url: Annotated[str, Field(min_length=1)] | None = None
+    """The URL of the same PostgreSQL database for notifications between servers, past a pooler that `url` may name; the
+    password as there. Unset: `url`.
+    """
     durability: Literal["disk", "process"] = "disk"
     """`disk`: what a client has seen survives a power cut. `process`: it survives a killed process only."""
     upgrade_at_start: bool = True

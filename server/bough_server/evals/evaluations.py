@@ -147,6 +147,7 @@ class Evaluations:
     def _ended(self, live: LiveEvaluation, stopped: BaseException | None) -> None:
         """Handle the end of an evaluation's task: it has ended, or stopped with an error that no event records."""
         self._live.pop(live.evaluation_id, None)
+        self.dependencies.store.log.release(live.evaluation_id)
         if stopped is None or self._is_stopping or isinstance(stopped, Fenced):
             return
         self._spawn(self._try_again(live.evaluation_id))

@@ -1,9 +1,10 @@
 """Commands between workers: send them to the owner of a run, and carry out those sent to this worker's runs."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import cast
+from typing import Final, cast
 
 import structlog
 
@@ -15,6 +16,9 @@ from bough_server.runs.follow import Pages
 from bough_server.runs.recovery import retry_until_stored
 from bough_server.store.ports import RunRecord, StoredEvent
 from bough_server.store.worker_ports import RunCommand
+
+PENDING_SECONDS: Final = 1.0
+"""Seconds between two looks at whether a command is still pending; its owner may have dropped it."""
 
 _log = structlog.get_logger(__name__)
 
@@ -31,8 +35,7 @@ class RemoteCommands:
     async def cancel(self, record: RunRecord, request: event_pb2.CancelRequested) -> None:
         """Ask the owner to end a run, and wait until the request is in its log."""
         run_id = record.run.run_id
-        await self._dependencies.store.mailbox.post(RunCommand(command_id=0, run_id=run_id, cancel=request))
-        await self._until(run_id, after=record.run.last_sequence, is_done=_cancels_run)
+        await self._send(RunCommand(command_id=0, run_id=run_id, cancel=request), record, _cancels_run)
 
     async def answer(
         self,
@@ -47,8 +50,7 @@ class RemoteCommands:
         command = RunCommand(
             command_id=0, run_id=run_id, answers=request, user_id=user_id, deadline_time_ns=deadline_time_ns
         )
-        await self._dependencies.store.mailbox.post(command)
-        await self._until(run_id, after=record.run.last_sequence, is_done=_answers_run)
+        await self._send(command, record, _answers_run)
 
     async def read(self, act: Act, is_elsewhere: Callable[[RunRecord], Awaitable[bool]]) -> None:
         """Carry out commands to runs that no other live worker executes, until the store closes."""
@@ -82,6 +84,20 @@ class RemoteCommands:
             except Exception as error:  # kept, it would fail again and hold up those after it
                 _log.error("command failed, and is dropped", run_id=run_id, exc_info=error)
             await self._dependencies.store.mailbox.done(command.command_id)
+
+    async def _send(self, command: RunCommand, record: RunRecord, is_done: Callable[[StoredEvent], bool]) -> None:
+        """Post a command, and wait until the log holds such an event or the run's end, or the command was dropped."""
+        mailbox, run_id = self._dependencies.store.mailbox, command.run_id
+        command_id = await mailbox.post(command)
+        found = asyncio.ensure_future(self._until(run_id, after=record.run.last_sequence, is_done=is_done))
+        try:
+            while not (await asyncio.wait({found}, timeout=PENDING_SECONDS))[0]:
+                if all(pending.command_id != command_id for pending in await mailbox.take(run_id)):
+                    return
+            found.result()
+        finally:
+            found.cancel()
+            await asyncio.wait({found})
 
     async def _until(self, run_id: str, *, after: int, is_done: Callable[[StoredEvent], bool]) -> None:
         """Wait for such an event after a sequence, or for the end of the run."""

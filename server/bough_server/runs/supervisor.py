@@ -245,19 +245,18 @@ class RunSupervisor:
             await self._give_up(run_id)
             self.recovery.spawn(self._fail_readers_later(run_id, missing))
         else:
-            self._fail_readers(run_id, missing)
+            self._fail_readers(now, missing)
 
     async def _fail_readers_later(self, run_id: str, missing: str) -> None:
         """End the readers of a parked run, unless another server continues it soon."""
         await self._dependencies.clock.sleep(OFFER_SECONDS)
         record = await self._dependencies.store.runs.find(run_id)
         if record is not None and not record.owner and not record.run.HasField("end_time"):
-            self._fail_readers(run_id, missing)
+            self._fail_readers(record, missing)
 
-    def _fail_readers(self, run_id: str, missing: str) -> None:
-        self._dependencies.store.log.fail_readers(
-            run_id, RunParked(f"The run is parked until a server has everything it started with: {missing}")
-        )
+    def _fail_readers(self, record: RunRecord, missing: str) -> None:
+        error = RunParked(f"The run is parked until a server has everything it started with: {missing}")
+        self._dependencies.store.log.fail_readers(record.run.run_id, error, epoch=record.epoch)
 
     async def _give_up(self, run_id: str) -> None:
         """Let other servers continue a run that this one owns."""
@@ -298,6 +297,7 @@ class RunSupervisor:
     def _ended(self, live: LiveRun, stopped: BaseException | None) -> None:
         """Handle the end of a run's task: the run has ended, waits for input, or stopped with an unrecorded error."""
         self.live_runs.remove(live)
+        self._dependencies.store.log.release(live.run_id)
         if live.execution.is_interrupted:
             self.recovery.interrupted()
         if self.is_draining:

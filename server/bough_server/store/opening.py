@@ -30,10 +30,15 @@ def open_store(url: str, **options: Any) -> Store:
 
     Raises ConfigurationError with advice if it cannot be used.
     """
+    opening = StoreOptions(**options)
+    if opening.listen_url and not (is_postgres(url) and is_postgres(opening.listen_url)):
+        raise ConfigurationError(
+            "storage.listen_url is for notifications of PostgreSQL: postgresql://USER@HOST/DATABASE."
+        )
     if is_postgres(url):
-        opened: Store = _postgres("store").open_postgres(url, StoreOptions(**options))
+        opened: Store = _postgres("store").open_postgres(url, opening)
         return opened
-    return open_sqlite(url, StoreOptions(**options))
+    return open_sqlite(url, opening)
 
 
 def database_status(url: str) -> DatabaseStatus:

@@ -241,11 +241,16 @@ class EventLog(Protocol):
         """Return the last committed sequence. Raises NotFound."""
         ...
 
-    def fail_readers(self, run_id: str, error: Exception) -> None:
+    def fail_readers(self, run_id: str, error: Exception, *, epoch: int | None = None) -> None:
         """End every tail of a run with an error once it has read all committed events.
 
-        Tails that start later end the same way, until the log grows or the run is taken over.
+        Tails that start later end the same way, until this process takes the run over or appends to its log, or finds
+        that another one has taken it over since `epoch`; default: it does not look for that.
         """
+        ...
+
+    def release(self, run_id: str) -> None:
+        """Stop to write a log: tails follow what other processes append to it."""
         ...
 
     def close_readers(self) -> None:

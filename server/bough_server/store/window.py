@@ -1,14 +1,15 @@
-"""Recent events of live runs in memory, within one bound for all runs, and pages of stored events as packed bytes.
+"""Recent events of logs in memory, within one bound for all of them, and pages of stored events as packed bytes.
 
-Readers pull: there is no list of readers and no queue per reader. Everything here runs on the event loop.
+They are those of live logs, which this process writes, and of logs that other processes write while readers follow them
+here. Readers pull: there is no queue per reader. Everything here runs on the event loop.
 """
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import count
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count
 from operator import attrgetter, itemgetter
-from typing import Final, overload
+from typing import Final, NamedTuple, overload
 from weakref import WeakValueDictionary, ref
 
 from bough_server import evaluation_events, events
@@ -30,6 +31,8 @@ _EVENT_OVERHEAD: Final = 160
 _kind: Final = itemgetter(0)
 _data: Final = itemgetter(1)
 _data_of_one: Final = attrgetter("data")
+
+_NO_END: Final = 2**63 - 1
 
 Rows = Sequence[tuple[int, bytes]]
 """Pairs of an event's kind and its data."""
@@ -82,11 +85,27 @@ class _Chunk:
 class RecentEvents:
     """The last committed events of a run, and its last committed sequence."""
 
-    __slots__ = ("__weakref__", "_changed", "_chunks", "_latest", "_starts", "failure", "head", "is_ended", "size")
+    __slots__ = (
+        "__weakref__",
+        "_changed",
+        "_chunks",
+        "_latest",
+        "_starts",
+        "failure",
+        "followers",
+        "head",
+        "is_ended",
+        "size",
+        "surprises",
+    )
 
     def __init__(self) -> None:
         self.head = 0
-        """The last committed sequence; 0 until one has been committed or looked up by this process."""
+        """The last sequence that is known to be committed; 0 until this process has committed one or looked it up."""
+        self.followers = 0
+        """Readers that have read up to the head, and are given what follows from memory."""
+        self.surprises = 0
+        """How often the head turned out to be outdated."""
         self.is_ended = False
         self.failure: Exception | None = None
         """Why this process commits nothing more to the log, although the run has not ended."""
@@ -108,10 +127,19 @@ class RecentEvents:
         """True if it is known here that no event is committed after a sequence."""
         return 0 < self.head <= after  # a head of 0 means that the log has not been looked up
 
-    def update_head(self, last_sequence: int, *, is_ended: bool) -> None:
-        """Update the head from a read of the log; an append may have overtaken that read, which is then ignored."""
-        if last_sequence >= self.head:
+    def update_head(self, last_sequence: int, *, is_ended: bool, surprises: int) -> None:
+        """Update the head from a read of the log that began after so many surprises.
+
+        It is ignored if an append has overtaken it, or a surprise. It is ignored too if the window has followers: their
+        head moves with the events that they are given.
+        """
+        if last_sequence >= self.head and surprises == self.surprises and not self.followers:
             self.head, self.is_ended = last_sequence, self.is_ended or is_ended
+
+    def forget_head(self) -> None:
+        """Let the next reader look up the head: another process may have written to the log."""
+        self.head = 0
+        self.surprises += 1
 
     def page(self, after: int) -> Sequence[StoredEvent]:
         """Return a page of events after a sequence; empty if the next event is not in memory.
@@ -140,7 +168,7 @@ class RecentEvents:
         # A message costs ten times as much as joining its events: who comes later gets all that there is by then.
         return page[-1].sequence == self.head or len(page) == PAGE_EVENTS
 
-    def add(self, records: Sequence[LogRecord]) -> None:
+    def add(self, records: Sequence[LogRecord] | Sequence[StoredEvent]) -> None:
         """Add committed events; those here are kept if they directly follow them."""
         assert records, "an append has at least one event"
         if self._chunks and self._chunks[-1].stored[-1].sequence != records[0].sequence - 1:
@@ -180,6 +208,13 @@ class RecentEvents:
             self._changed = None
 
 
+class Failure(NamedTuple):
+    """Why this process commits nothing more to a log under an epoch; None: under any epoch of others."""
+
+    error: Exception
+    epoch: int | None
+
+
 class RecentEventsOfRuns:
     """Recent events of all runs, within one bound of bytes; the run that takes most drops its oldest events first."""
 
@@ -187,15 +222,19 @@ class RecentEventsOfRuns:
         self._max_bytes = max_bytes
         self._size = 0
         self._live: dict[str, RecentEvents] = {}
-        # Weak, because any number of ended runs may be read: an entry lives while a reader or `_live` refers to it.
+        """Windows of logs that this process writes."""
+        self._followed: dict[str, RecentEvents] = {}
+        """Windows with followers."""
+        # Weak, because any number of ended runs may be read: an entry lives while a reader or a dictionary above refers
+        # to it.
         self._known: WeakValueDictionary[str, RecentEvents] = WeakValueDictionary()
-        self._failures: dict[str, Exception] = {}
+        self._failures: dict[str, Failure] = {}
         self.closing_error: Exception | None = None
         """The error that ends every reader once it has read all committed events; None while readers wait for more."""
 
     @property
     def size(self) -> int:
-        """Bytes held for live runs."""
+        """Bytes held for live runs and for followed ones."""
         return self._size
 
     def of(self, run_id: str) -> RecentEvents:
@@ -203,35 +242,101 @@ class RecentEventsOfRuns:
         window = self._known.get(run_id)
         if window is None:
             window = self._known[run_id] = RecentEvents()
-            window.failure = self._failures.get(run_id)
+            failure = self._failures.get(run_id)
+            window.failure = None if failure is None else failure.error
         return window
+
+    def join(self, run_id: str, window: RecentEvents) -> None:
+        """Count a reader that follows a log from its head."""
+        window.followers += 1
+        if window.followers == 1:
+            self._followed[run_id] = window
+            if run_id not in self._live:
+                self._size += window.size
+
+    def leave(self, run_id: str, window: RecentEvents) -> None:
+        """Count a follower less."""
+        window.followers -= 1
+        if not window.followers:
+            del self._followed[run_id]
+            if run_id not in self._live:
+                self._size -= window.size
+
+    def followed_elsewhere(self) -> Iterable[str]:
+        """Return the logs that are followed here, and that this process does not write."""
+        return [run_id for run_id in self._followed if run_id not in self._live]
+
+    def grew_elsewhere(self, run_id: str) -> bool:
+        """Note that another process has written to a log; return whether its events, or its epoch, should be read."""
+        if run_id in self._followed or run_id in self._failures:
+            return True
+        if (window := self._known.get(run_id)) is not None:
+            window.forget_head()
+        return False
+
+    def ends_of(self, run_ids: Iterable[str]) -> Mapping[str, int]:
+        """Return the last sequence that the followers of each log know; of a log without followers, the largest."""
+        return {
+            run_id: _NO_END if (window := self._followed.get(run_id)) is None else window.head for run_id in run_ids
+        }
+
+    def feed(self, run_id: str, stored: Sequence[StoredEvent], *, epoch: int) -> None:
+        """Give the followers of a log what another process has written to it, and the log's epoch."""
+        self.looked_up(run_id, epoch=epoch)
+        window = self._followed.get(run_id)
+        if window is None or not stored or stored[-1].sequence <= window.head:
+            return
+        before = window.size
+        window.add(stored[max(0, window.head + 1 - stored[0].sequence) :])
+        self._size += window.size - before
+        self._shrink()
+
+    def looked_up(self, run_id: str, *, epoch: int) -> None:
+        """Clear the failure of a log that has another owner by now, as its epoch says."""
+        failure = self._failures.get(run_id)
+        if failure is not None and failure.epoch is not None and epoch > failure.epoch:
+            self.resume(run_id)
+
+    def gone(self, run_id: str) -> None:
+        """Let the followers of a log that was deleted find that out."""
+        if (window := self._followed.get(run_id)) is not None:
+            window.forget_head()
+            window.notify()
 
     def add(self, run_id: str, records: Sequence[LogRecord]) -> None:
         """Add committed events of a run."""
         window = self._live.get(run_id)
         if window is None:
-            window = self._live[run_id] = self.of(run_id)
-            window.clear()  # events kept from before a failure may not adjoin the new ones
+            window = self.of(run_id)
+            if not window.followers:
+                window.clear()  # it was not counted
+            self._live[run_id] = window
             self.resume(run_id)
         before = window.size
         window.add(records)
         self._size += window.size - before
         # A run that waits for input may wait for months.
         if window.is_ended or records[-1].kind == events.RUN_INTERRUPTED:
-            self._release(run_id)
+            self.release(run_id)
+        self._shrink()
+
+    def _shrink(self) -> None:
         while self._size > self._max_bytes:
-            largest = max(self._live.values(), key=lambda live: live.size)
+            largest = max(chain(self._live.values(), self._followed.values()), key=lambda held: held.size)
             before = largest.size
             largest.drop_oldest()
             self._size -= before - largest.size
 
-    def fail(self, run_id: str, error: Exception) -> None:
-        """End a run's readers with an error once they have read all committed events."""
-        self._failures[run_id] = error
+    def fail(self, run_id: str, error: Exception, *, epoch: int | None = None) -> None:
+        """End a run's readers with an error once they have read all committed events.
+
+        It holds until this process writes to the log again, or finds it under a later epoch than this.
+        """
+        self._failures[run_id] = Failure(error, epoch)
         window = self._known.get(run_id)
         if window is not None:
             window.failure = error
-            self._release(run_id)
+            self.release(run_id)
             window.notify()
 
     def resume(self, run_id: str) -> None:
@@ -239,17 +344,21 @@ class RecentEventsOfRuns:
         if self._failures.pop(run_id, None) is not None and (window := self._known.get(run_id)) is not None:
             window.failure = None
 
+    def release(self, run_id: str) -> None:
+        """Take a log for one that others may write, which this process did until now."""
+        window = self._live.pop(run_id, None)
+        if window is None:
+            return
+        self._size -= window.size
+        window.keep_last()
+        if window.followers:
+            self._size += window.size
+
     def close_readers(self, error: Exception) -> None:
         """End every reader, present and future, once it has read all committed events; appends are still accepted."""
         self.closing_error = error
         for window in list(self._known.values()):
             window.notify()
-
-    def _release(self, run_id: str) -> None:
-        window = self._live.pop(run_id, None)
-        if window is not None:
-            self._size -= window.size
-            window.keep_last()
 
 
 class PackedEvents(Sequence[StoredEvent]):

@@ -72,7 +72,7 @@ class Lease(Protocol):
 
 
 class Topic(StrEnum):
-    """What a notification is about. Its id is that of a run or an evaluation, empty for UNOWNED."""
+    """What a notification is about. Its id is that of a run or an evaluation, empty for UNOWNED and for any of them."""
 
     LOG = "log"
     """The log has grown."""

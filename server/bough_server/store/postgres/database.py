@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 import psycopg
@@ -45,6 +45,16 @@ _CONNECT_SECONDS: Final = 10
 
 _END_SECONDS: Final = 5.0
 """How long a new connection waits until the one that it replaces has ended."""
+
+_LISTEN_TIMEOUT: Final = 5.0
+"""Seconds that a notification may wait for a lock."""
+
+_KEEPALIVES: Final = {
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
 
 _SYNCHRONOUS: Final = {"disk": "on", "process": "off"}
 
@@ -242,6 +252,12 @@ def reader_engine(url: str, *, connections: int, busy_timeout: float) -> Engine:
         isolation_level="REPEATABLE READ",
         connect_args=_arguments(url, _name(), busy_timeout, default_transaction_read_only="on"),
     )
+
+
+def listen_arguments(url: str) -> dict[str, Any]:
+    """Return psycopg's arguments for the connection of notifications, which notices within seconds if it is cut."""
+    _, named = parsed(url).get_dialect()().create_connect_args(parsed(url))
+    return {**_KEEPALIVES, **named, **_arguments(url, _name(), _LISTEN_TIMEOUT)}
 
 
 def _name() -> str:

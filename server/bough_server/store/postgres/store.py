@@ -4,7 +4,8 @@ import asyncio
 
 from bough_server.store.postgres.database import migrate, opening, reader_engine, starting, writer_engine
 from bough_server.store.postgres.driver import POSTGRES
-from bough_server.store.sql.notifications import Notifier
+from bough_server.store.postgres.growth import read_growth
+from bough_server.store.postgres.notifications import PostgresNotifier
 from bough_server.store.sql.options import StoreOptions
 from bough_server.store.sql.ownership import end_leases
 from bough_server.store.sql.readers import Readers
@@ -28,7 +29,10 @@ class _NoGuard:
 
 
 def open_postgres(url: str, options: StoreOptions) -> Store:
-    """Open a database, creating its schema if it is empty. Raises ConfigurationError with advice."""
+    """Open a database, creating its schema if it is empty; call it on the event loop.
+
+    Raises ConfigurationError with advice.
+    """
     engine = writer_engine(url, durability=options.durability, busy_timeout=options.busy_timeout)
     try:
         migrate(engine, url, may_upgrade=options.may_upgrade)
@@ -38,8 +42,15 @@ def open_postgres(url: str, options: StoreOptions) -> Store:
         windows = RecentEventsOfRuns(options.window_bytes)
         write_health = WriteHealth(stall_seconds=options.stall_seconds)
         with opening(url):
+            notifier = PostgresNotifier(options.listen_url or url)
             queue = WriteQueue(
-                engine, POSTGRES, windows, write_health, retry_delays=options.retry_delays, hooks=options.hooks
+                engine,
+                POSTGRES,
+                windows,
+                write_health,
+                notifier=notifier,
+                retry_delays=options.retry_delays,
+                hooks=options.hooks,
             )
     except BaseException:
         engine.dispose()
@@ -48,6 +59,7 @@ def open_postgres(url: str, options: StoreOptions) -> Store:
         reader_engine(url, connections=options.reader_threads, busy_timeout=options.busy_timeout),
         threads=options.reader_threads,
     )
+    notifier.start()
     return Store(
         _NoGuard(),
         queue,
@@ -55,6 +67,7 @@ def open_postgres(url: str, options: StoreOptions) -> Store:
         windows=windows,
         write_health=write_health,
         crashed=crashed,
-        notifier=Notifier(),
+        notifier=notifier,
+        read_growth=read_growth,
         is_shared=True,
     )

@@ -1,6 +1,6 @@
 """SqlEventLog: appends go through the writer thread; reads come from memory, or from disk if they lag behind."""
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from functools import partial
 
 from bough_server.errors import ServerStopping
@@ -12,7 +12,7 @@ from bough_server.store.sql.driver import Reach, Sharing
 from bough_server.store.sql.ownership import TakeOver
 from bough_server.store.sql.readers import NO_END, Readers, end_of, read_range_and_end, read_range_of_run
 from bough_server.store.sql.write_queue import WriteQueue
-from bough_server.store.window import END_KINDS, PAGE_EVENTS, RecentEventsOfRuns, page_of, pages_of
+from bough_server.store.window import END_KINDS, PAGE_EVENTS, RecentEvents, RecentEventsOfRuns, page_of, pages_of
 
 
 class SqlEventLog:
@@ -80,28 +80,48 @@ class SqlEventLog:
     async def tail(self, run_id: str, *, after: int = 0) -> AsyncIterator[Sequence[StoredEvent]]:
         """See EventLog. Raises NotFound, and the error that stopped the log once all committed events are read."""
         window = self._windows.of(run_id)
-        while True:
-            changed = window.changed  # before looking: a change between the look and the wait must wake this reader
-            if page := window.page(after):
-                yield page
-                after = page[-1].sequence
-            elif not window.is_known_through(after):
-                look = partial(read_range_and_end, run_id=run_id, after=after)
-                found, last_sequence, is_ended = await self._readers.run(look)
-                window.update_head(last_sequence, is_ended=is_ended)
-                for page in pages_of(found):
+        is_following = False
+        try:
+            while True:
+                changed = window.changed  # before looking: a change between the look and the wait must wake this reader
+                if page := window.page(after):
                     yield page
                     after = page[-1].sequence
-            elif window.is_ended:
-                return
-            elif (error := window.failure or self._windows.closing_error) is not None:
-                raise error
-            else:
-                await changed.wait()
+                elif not window.is_known_through(after):
+                    if is_following:
+                        self._windows.leave(run_id, window)
+                        is_following = False
+                    for page in await self._look(run_id, window, after):
+                        yield page
+                        after = page[-1].sequence
+                elif window.is_ended:
+                    return
+                elif (error := window.failure or self._windows.closing_error) is not None:
+                    raise error
+                else:
+                    if not is_following:
+                        self._windows.join(run_id, window)
+                        is_following = True
+                    await changed.wait()
+        finally:
+            if is_following:
+                self._windows.leave(run_id, window)
 
-    def fail_readers(self, run_id: str, error: Exception) -> None:
+    async def _look(self, run_id: str, window: RecentEvents, after: int) -> Iterator[Sequence[StoredEvent]]:
+        """Read pages of a log after a sequence from disk, and its end for the window. Raises NotFound."""
+        surprises = window.surprises
+        found, end = await self._readers.run(partial(read_range_and_end, run_id=run_id, after=after))
+        window.update_head(end.last_sequence, is_ended=end.is_ended, surprises=surprises)
+        self._windows.looked_up(run_id, epoch=end.epoch)
+        return pages_of(found)
+
+    def fail_readers(self, run_id: str, error: Exception, *, epoch: int | None = None) -> None:
         """See EventLog."""
-        self._windows.fail(run_id, error)
+        self._windows.fail(run_id, error, epoch=epoch)
+
+    def release(self, run_id: str) -> None:
+        """See EventLog."""
+        self._windows.release(run_id)
 
     def close_readers(self) -> None:
         """See EventLog."""
@@ -109,8 +129,7 @@ class SqlEventLog:
 
     async def last_sequence(self, run_id: str) -> int:
         """See EventLog."""
-        last_sequence, _ = await self._readers.run(partial(end_of, run_id=run_id))
-        return last_sequence
+        return (await self._readers.run(partial(end_of, run_id=run_id))).last_sequence
 
 
 def _reach(principal: Principal, session_id: str) -> Reach:

@@ -1,19 +1,21 @@
 """Mailbox on SQL: stores commands to runs, and notifies listeners when one is posted."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
-from sqlalchemy import Connection, Row, bindparam, delete, insert, select
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select
 
 from bough.v1 import agent_service_pb2, event_pb2
-from bough_server.errors import Fenced, NotFound, ServerStopping
+from bough_server.errors import Fenced, NotFound, ServerStopping, StorageFailed
 from bough_server.store.sql import tables
+from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.write_queue import WriteQueue
-from bough_server.store.worker_ports import RunCommand
+from bough_server.store.worker_ports import RunCommand, Topic
 
 _commands, _runs = tables.run_commands.c, tables.runs.c
 
@@ -23,8 +25,29 @@ _IS_ENDED: Final = select(_runs.ended).where(_runs.run_id == bindparam("run")).w
 _POST: Final = insert(tables.run_commands).returning(_commands.command_id)
 _ONE: Final = select(tables.run_commands).where(_commands.command_id == bindparam("command"))
 _OF_RUN: Final = select(tables.run_commands).where(_commands.run_id == bindparam("run")).order_by(_commands.command_id)
-_WAITING: Final = select(_commands.run_id).distinct()
+_WAITING: Final = (
+    select(_commands.run_id, func.max(_commands.command_id), _runs.epoch, _runs.owner)
+    .join(tables.runs, _runs.run_id == _commands.run_id)
+    .group_by(_commands.run_id, _runs.epoch, _runs.owner)
+    .order_by(func.min(_commands.command_id))
+)
 _DONE: Final = delete(tables.run_commands).where(_commands.command_id == bindparam("command"))
+
+
+REPEAT_SECONDS: Final = 5.0
+"""Seconds after which a listener is notified again of commands that are still pending.
+
+Those of a run with another owner than the last time come at once: this server may be the one to carry them out now.
+"""
+
+
+class _Waiting(NamedTuple):
+    """A run with pending commands: the last of them, and the owner that is to carry them out."""
+
+    run_id: str
+    command_id: int
+    epoch: int
+    owner: str
 
 
 class _Listener:
@@ -32,25 +55,50 @@ class _Listener:
 
     def __init__(self) -> None:
         self.runs: dict[str, None] = {}  # an ordered set: oldest first, each run once
+        self.is_to_look = True
+        """Whether commands may be pending of which it was not notified."""
         self.changed = asyncio.Event()
+        self._seen: dict[_Waiting, float] = {}
 
     def notify(self, run_id: str) -> None:
-        self.runs[run_id] = None
+        if run_id:
+            self.runs[run_id] = None
+        else:
+            self.is_to_look = True
         self.changed.set()
+
+    def found(self, waiting: Sequence[_Waiting]) -> None:
+        """Take what a look has found, without what it has found lately."""
+        now = time.monotonic()
+        seen, self._seen = self._seen, {}
+        for one in waiting:
+            self._seen[one] = at = seen.get(one, now)
+            if at == now or now - at >= REPEAT_SECONDS:
+                self._seen[one] = now
+                self.runs[one.run_id] = None
+
+    def take(self) -> Iterator[str]:
+        """Yield the runs, each when it is asked for."""
+        while self.runs:
+            run_id = next(iter(self.runs))
+            del self.runs[run_id]
+            yield run_id
 
 
 class SqlMailbox:
     """Mailbox on SQL."""
 
-    def __init__(self, queue: WriteQueue, readers: Readers) -> None:
-        self._queue, self._readers = queue, readers
+    def __init__(self, queue: WriteQueue, readers: Readers, notifier: Notifier) -> None:
+        self._queue, self._readers, self._notifier = queue, readers, notifier
         # Weak, so that an iteration that is abandoned takes its listener with it.
         self._listeners: WeakSet[_Listener] = WeakSet()
         self._is_closed = False
+        notifier.subscribe(Topic.COMMANDS, self._notify)
 
     async def post(self, command: RunCommand) -> int:
         """See Mailbox."""
-        return await self._queue.execute(_Posting(command), then=partial(self._notify, command.run_id))
+        notify = partial(self._notifier.publish, Topic.COMMANDS, command.run_id)
+        return await self._queue.execute(_Posting(command), then=notify)
 
     async def take(self, run_id: str) -> Sequence[RunCommand]:
         """See Mailbox."""
@@ -65,15 +113,20 @@ class SqlMailbox:
         """See Mailbox."""
         listener = _Listener()
         self._listeners.add(listener)  # before the read, so that no command is posted unnoticed in between
-        for run_id in await self._readers.run(lambda connection: connection.execute(_WAITING).scalars().all()):
-            listener.notify(run_id)
+        listener.found(await self._readers.run(_waiting))
+        listener.is_to_look = is_failing = False
         while not self._is_closed:
             listener.changed.clear()
-            while listener.runs:
-                run_id = next(iter(listener.runs))
-                del listener.runs[run_id]
+            for run_id in listener.take():
                 yield run_id
             await listener.changed.wait()
+            if listener.is_to_look and not self._is_closed:
+                listener.is_to_look = False
+                try:
+                    listener.found(await self._readers.run(_waiting, is_logged=not is_failing))
+                    is_failing = False
+                except StorageFailed:
+                    is_failing = True  # the next look finds it
         raise ServerStopping("The server is stopping: no more commands arrive here.")
 
     def close(self) -> None:
@@ -121,6 +174,10 @@ class _Posting:
         # The whole row is compared: if the earlier attempt was rolled back, another command may have its id.
         found = connection.execute(_ONE, {"command": self._command_id}).mappings().one_or_none()
         return found is not None and dict(found) == {"command_id": self._command_id, **self._row}
+
+
+def _waiting(connection: Connection) -> Sequence[_Waiting]:
+    return [_Waiting(*row) for row in connection.execute(_WAITING)]
 
 
 def _forget(connection: Connection, *, command_id: int) -> None:

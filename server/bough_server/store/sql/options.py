@@ -28,6 +28,8 @@ class StoreOptions:
     stall_seconds: float = STALL_SECONDS
     """If a write takes longer, the database is taken not to respond."""
     reader_threads: int = 4
+    listen_url: str = ""
+    """The URL of PostgreSQL for notifications between servers; default: that of the database."""
     may_upgrade: bool = True
     """Whether opening may create or upgrade the schema; a new file is always created."""
     hooks: CommitHooks = field(default_factory=CommitHooks)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import itemgetter
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 from sqlalchemy import Connection, Engine, Select, bindparam, select
@@ -47,7 +47,7 @@ _WITHOUT_DELTAS: Final = (
 _BOUNDED: Final = {statement: within_bytes(statement) for statement in (_RANGE, _WITHOUT_DELTAS)}
 """For PostgreSQL, whose driver fetches a whole result: only as many rows as exceed PAGE_BYTES."""
 
-_END: Final = select(_runs.last_sequence, _runs.ended).where(_runs.run_id == bindparam("run"))
+_END: Final = select(_runs.last_sequence, _runs.ended, _runs.epoch).where(_runs.run_id == bindparam("run"))
 
 # Skips the named tuple's own __new__, which would run as Python code once per event.
 _stored_event: Final = partial(tuple.__new__, StoredEvent)
@@ -62,13 +62,16 @@ class Readers:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bough-reader")
         self._is_closed = False
 
-    async def run(self, read: Callable[[Connection], T]) -> T:
-        """Return the result of `read`. Raises what `read` raises, and StorageFailed for errors of the database."""
+    async def run(self, read: Callable[[Connection], T], *, is_logged: bool = True) -> T:
+        """Return the result of `read`. Raises what `read` raises, and StorageFailed for errors of the database.
+
+        Such an error is logged whole, unless `is_logged` is False: the caller has logged it the last time.
+        """
         if self._is_closed:
             raise ServerStopping("The store is closed: call again when the server is back.")
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, read)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, read, is_logged)
 
-    def _run(self, read: Callable[[Connection], T]) -> T:
+    def _run(self, read: Callable[[Connection], T], is_logged: bool) -> T:
         try:
             try:
                 return self._read(read)
@@ -77,7 +80,8 @@ class Readers:
                     raise
                 return self._read(read)  # the connection was lost while nothing used it, such as by a restart
         except SQLAlchemyError as error:
-            _log.error("read failed", exc_info=error)
+            if is_logged:
+                _log.error("read failed", exc_info=error)
             raise StorageFailed("The server could not read its storage; its log says why.") from error
 
     def _read(self, read: Callable[[Connection], T]) -> T:
@@ -133,20 +137,26 @@ def read_range_of_run(
     return found
 
 
-def end_of(connection: Connection, *, run_id: str) -> tuple[int, bool]:
-    """Return the log's last sequence, and whether the run has ended. Raises NotFound."""
+class LogEnd(NamedTuple):
+    """The last sequence of a log, whether the run has ended, and the epoch of its owner."""
+
+    last_sequence: int
+    is_ended: bool
+    epoch: int
+
+
+def end_of(connection: Connection, *, run_id: str) -> LogEnd:
+    """Return the log's end. Raises NotFound."""
     row = connection.execute(_END, {"run": run_id}).one_or_none()
     if row is None:
         raise NotFound("run", run_id)
-    last_sequence, is_ended = row
-    return last_sequence, is_ended
+    return LogEnd(*row)
 
 
-def read_range_and_end(connection: Connection, *, run_id: str, after: int) -> tuple[Sequence[StoredEvent], int, bool]:
-    """Read a range of a log, then its last sequence and whether the run has ended.
+def read_range_and_end(connection: Connection, *, run_id: str, after: int) -> tuple[Sequence[StoredEvent], LogEnd]:
+    """Read a range of a log, then its end. Raises NotFound.
 
-    Raises NotFound. The end is read last, so that it is never behind the events.
+    The end is read last, so that it is never behind the events.
     """
     found = read_range(connection, run_id=run_id, after=after)
-    last_sequence, is_ended = end_of(connection, run_id=run_id)
-    return found, last_sequence, is_ended
+    return found, end_of(connection, run_id=run_id)

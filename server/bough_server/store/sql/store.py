@@ -9,6 +9,7 @@ from bough_server.store.sql.agents import SqlAgents, SqlCatalog
 from bough_server.store.sql.blobs import SqlBlobs
 from bough_server.store.sql.evaluations import SqlEvaluations
 from bough_server.store.sql.event_log import SqlEventLog
+from bough_server.store.sql.followed_logs import FollowedLogs, ReadGrowth
 from bough_server.store.sql.mailbox import SqlMailbox
 from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.ownership import SqlLease
@@ -51,6 +52,7 @@ class Store:
         write_health: WriteHealth,
         crashed: frozenset[str],
         notifier: Notifier,
+        read_growth: ReadGrowth | None = None,
         is_shared: bool = False,
     ) -> None:
         self.log = SqlEventLog(queue, readers, windows)
@@ -62,9 +64,11 @@ class Store:
         self.agents = SqlAgents(queue, readers, is_shared=is_shared)
         self.usage = SqlUsageLedger(readers)
         self.leases = SqlLease(queue, readers, notifier, crashed=crashed, is_shared=is_shared)
-        self.mailbox = SqlMailbox(queue, readers)
+        self.mailbox = SqlMailbox(queue, readers, notifier)
         self.write_health = write_health
         self.notifier = notifier
+        self.followed = None if read_growth is None else FollowedLogs(readers, windows, notifier, read_growth)
+        """What feeds followers of other servers' logs; None if no other server uses the database."""
         self._guard, self._queue, self._readers = guard, queue, readers
 
     async def __aenter__(self) -> Self:
@@ -92,5 +96,8 @@ class Store:
         """Write all queued jobs, end readers with ServerStopping, and release the database."""
         self.mailbox.close()
         await self._queue.close()
+        await self.notifier.close()
+        if self.followed is not None:
+            await self.followed.close()
         await self._readers.close()
         self._guard.release()

@@ -10,13 +10,15 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection, Engine
 
-from bough_server.errors import ServerStopping, StorageFailed
+from bough_server.errors import Fenced, ServerStopping, StorageFailed
 from bough_server.store.ports import LogRecord
 from bough_server.store.sql.driver import Driver, Reach
 from bough_server.store.sql.jobs import ALONE, Append, Settled, Transaction
 from bough_server.store.sql.log_heads import LogHeads
+from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.writer import CommitHooks, Job, WriterThread
 from bough_server.store.window import RecentEventsOfRuns
+from bough_server.store.worker_ports import Topic
 
 STALL_SECONDS: Final = 5.0
 """How long a write may take before the disk is taken not to respond."""
@@ -133,11 +135,12 @@ class WriteQueue:
         windows: RecentEventsOfRuns,
         write_health: WriteHealth,
         *,
+        notifier: Notifier,
         retry_delays: Sequence[float],
         hooks: CommitHooks,
     ) -> None:
         self.heads = LogHeads()
-        self._engine, self._windows, self._health = engine, windows, write_health
+        self._engine, self._windows, self._health, self._notifier = engine, windows, write_health, notifier
         self._pending_bytes = 0
         self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -220,9 +223,13 @@ class WriteQueue:
                 if outcome.error is None:
                     self._windows.add(job.run_id, job.records)
                 elif isinstance(outcome.error, StorageFailed):
-                    self._windows.fail(job.run_id, outcome.error)
+                    self._windows.fail(job.run_id, outcome.error, epoch=job.epoch)
+                elif isinstance(outcome.error, Fenced):
+                    self._windows.release(job.run_id)
             elif outcome.error is None and job.then is not None:
                 job.then()
+            if outcome.error is None and job.run_id:
+                self._notifier.publish(Topic.LOG, job.run_id)
             outcome.resolve()  # last: a caller that sees its write done must find readers up to date
 
 

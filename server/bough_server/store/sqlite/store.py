@@ -82,7 +82,10 @@ def open_sqlite(url: str, options: StoreOptions) -> Store:
         raise
     windows = RecentEventsOfRuns(options.window_bytes)
     write_health = WriteHealth(stall_seconds=options.stall_seconds)
-    queue = WriteQueue(engine, SQLITE, windows, write_health, retry_delays=options.retry_delays, hooks=options.hooks)
+    notifier = Notifier()
+    queue = WriteQueue(
+        engine, SQLITE, windows, write_health, notifier=notifier, retry_delays=options.retry_delays, hooks=options.hooks
+    )
     readers = Readers(
         reader_engine(path, connections=options.reader_threads, busy_timeout=options.busy_timeout),
         threads=options.reader_threads,
@@ -94,7 +97,7 @@ def open_sqlite(url: str, options: StoreOptions) -> Store:
         windows=windows,
         write_health=write_health,
         crashed=crashed,
-        notifier=Notifier(),
+        notifier=notifier,
     )
 
 
