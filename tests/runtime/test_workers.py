@@ -354,3 +354,30 @@ async def test_a_run_whose_former_owner_writes_until_it_is_taken_over_is_taken_o
         log = await theirs.log(run)
         await theirs.runs.close()
     assert (tries, answer_of(log)) == (2, "call 2")
+
+
+async def test_a_cancel_that_the_owner_drops_is_sent_again(tmp_path: Path) -> None:
+    slow, dropped = Slow(), list[int]()
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as mine:
+        theirs = beside(mine, "the-other")
+
+        async def drop_first() -> None:
+            """Drop the first command, as an owner does that fails to carry it out, and then act as one."""
+            async for run_id in mine.store.mailbox.arrivals():
+                for command in await mine.store.mailbox.take(run_id):
+                    dropped.append(command.command_id)
+                    await mine.store.mailbox.done(command.command_id)
+                    return
+
+        run = await mine.start("slow")
+        await slow.began.wait()
+        dropping = asyncio.create_task(drop_first())
+        cancelling = asyncio.create_task(theirs.runs.cancel(ANNE, run.run_id, note="It takes too long."))
+        await dropping
+        await mine.runs.recover()
+        await cancelling
+        log = await mine.log(run)
+        check_laws(log)
+        await theirs.runs.close()
+    assert len(dropped) == 1
+    assert [event.cancel_requested.note for event in having(log, "cancel_requested")] == ["It takes too long."]

@@ -84,3 +84,68 @@ def test_who_comes_after_a_failure_is_told_as_well() -> None:
     windows = RecentEventsOfRuns(1 << 20)
     windows.fail("run", OSError("disk"))
     assert isinstance(windows.of("run").failure, OSError)
+
+
+def test_a_followed_log_of_another_server_is_fed_and_counts_as_long_as_it_is_followed() -> None:
+    run, windows = Made(), RecentEventsOfRuns(1 << 20)
+    window = windows.of(run.run_id)
+    window.update_head(1, is_ended=False, surprises=0)
+    windows.join(run.run_id, window)
+    assert (windows.followed_elsewhere(), windows.ends_of([run.run_id])) == ([run.run_id], {run.run_id: 1})
+    fed = as_stored(run.next(delta("x" * 1_000), delta("b")))
+    windows.feed(run.run_id, fed, epoch=1)
+    windows.feed(run.run_id, fed[1:], epoch=1)
+    assert list(window.page(1)) == fed
+    assert (window.head, windows.size > 1_000) == (3, True)
+    windows.leave(run.run_id, window)
+    assert (windows.size, windows.followed_elsewhere()) == (0, [])
+
+
+def test_followed_logs_of_other_servers_stay_within_the_bound() -> None:
+    windows = RecentEventsOfRuns(50_000)
+    kept = []
+    for number in range(40):
+        run = Made(number=number)
+        window = windows.of(run.run_id)
+        window.update_head(1, is_ended=False, surprises=0)
+        windows.join(run.run_id, window)
+        kept.append(window)
+        windows.feed(run.run_id, as_stored(run.next(delta("x" * 3_000))), epoch=1)
+        assert windows.size <= 50_000
+
+
+def test_a_log_changes_hands_and_its_size_is_counted_once() -> None:
+    run, windows = Made(), RecentEventsOfRuns(1 << 20)
+    window = windows.of(run.run_id)
+    window.update_head(1, is_ended=False, surprises=0)
+    windows.join(run.run_id, window)
+    windows.feed(run.run_id, as_stored(run.next(delta("a"))), epoch=1)
+    windows.add(run.run_id, run.next(delta("b")))
+    assert (windows.followed_elsewhere(), windows.size) == ([], window.size)
+    windows.release(run.run_id)
+    windows.feed(run.run_id, as_stored(run.next(delta("c"))), epoch=3)
+    assert (windows.followed_elsewhere(), windows.size) == ([run.run_id], window.size)
+    assert [event.sequence for event in window.page(1)] == [2, 3, 4]
+    windows.leave(run.run_id, window)
+    assert windows.size == 0
+
+
+def test_a_failure_holds_until_the_log_has_another_epoch() -> None:
+    windows = RecentEventsOfRuns(1 << 20)
+    windows.fail("run", OSError("disk"), epoch=2)
+    window = windows.of("run")
+    for epoch, is_failed in ((2, True), (3, False)):
+        windows.looked_up("run", epoch=epoch)
+        assert (window.failure is not None) is is_failed
+        assert windows.grew_elsewhere("run") is is_failed
+
+
+def test_a_read_that_began_before_a_notification_does_not_say_where_a_log_ends() -> None:
+    windows = RecentEventsOfRuns(1 << 20)
+    window = windows.of("run")
+    before = window.surprises
+    assert not windows.grew_elsewhere("run")
+    window.update_head(5, is_ended=False, surprises=before)
+    assert not window.is_known_through(5)
+    window.update_head(6, is_ended=False, surprises=window.surprises)
+    assert window.is_known_through(6)

@@ -32,10 +32,13 @@ class RemoteCommands:
     def __init__(self, dependencies: RunDependencies) -> None:
         self._dependencies = dependencies
 
-    async def cancel(self, record: RunRecord, request: event_pb2.CancelRequested) -> None:
-        """Ask the owner to end a run, and wait until the request is in its log."""
+    async def cancel(self, record: RunRecord, request: event_pb2.CancelRequested) -> bool:
+        """Ask the owner to end a run, and wait until the request is in its log; return False if the owner dropped it.
+
+        Raises Fenced if the run has ended.
+        """
         run_id = record.run.run_id
-        await self._send(RunCommand(command_id=0, run_id=run_id, cancel=request), record, _cancels_run)
+        return await self._send(RunCommand(command_id=0, run_id=run_id, cancel=request), record, _cancels_run)
 
     async def answer(
         self,
@@ -45,7 +48,10 @@ class RemoteCommands:
         user_id: str,
         deadline_time_ns: int | None,
     ) -> None:
-        """Send checked answers to the owner of a run, and wait until its log holds an answer or its end."""
+        """Send checked answers to the owner of a run, and wait until its log holds an answer or its end.
+
+        Returns too if the owner dropped them.
+        """
         run_id = record.run.run_id
         command = RunCommand(
             command_id=0, run_id=run_id, answers=request, user_id=user_id, deadline_time_ns=deadline_time_ns
@@ -85,19 +91,30 @@ class RemoteCommands:
                 _log.error("command failed, and is dropped", run_id=run_id, exc_info=error)
             await self._dependencies.store.mailbox.done(command.command_id)
 
-    async def _send(self, command: RunCommand, record: RunRecord, is_done: Callable[[StoredEvent], bool]) -> None:
-        """Post a command, and wait until the log holds such an event or the run's end, or the command was dropped."""
-        mailbox, run_id = self._dependencies.store.mailbox, command.run_id
+    async def _send(self, command: RunCommand, record: RunRecord, is_done: Callable[[StoredEvent], bool]) -> bool:
+        """Post a command, and wait until the log holds such an event or the run's end; return False if it never will.
+
+        The owner deletes a command whose events are committed, and one that it drops.
+        """
+        mailbox, run_id, after = self._dependencies.store.mailbox, command.run_id, record.run.last_sequence
         command_id = await mailbox.post(command)
-        found = asyncio.ensure_future(self._until(run_id, after=record.run.last_sequence, is_done=is_done))
+        found = asyncio.ensure_future(self._until(run_id, after=after, is_done=is_done))
         try:
             while not (await asyncio.wait({found}, timeout=PENDING_SECONDS))[0]:
                 if all(pending.command_id != command_id for pending in await mailbox.take(run_id)):
-                    return
+                    return await self._is_recorded(run_id, after=after, is_done=is_done)
             found.result()
+            return True
         finally:
             found.cancel()
             await asyncio.wait({found})
+
+    async def _is_recorded(self, run_id: str, *, after: int, is_done: Callable[[StoredEvent], bool]) -> bool:
+        while page := await self._dependencies.store.log.read(run_id, after=after, deltas=False):
+            if any(stored.kind in events.TERMINAL_KINDS or is_done(stored) for stored in page):
+                return True
+            after = page[-1].sequence
+        return False
 
     async def _until(self, run_id: str, *, after: int, is_done: Callable[[StoredEvent], bool]) -> None:
         """Wait for such an event after a sequence, or for the end of the run."""

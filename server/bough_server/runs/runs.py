@@ -263,7 +263,7 @@ class Runs:
             record = await self._dependencies.store.runs.get(record.principal, run_id)
         if await self._supervisor.is_elsewhere(record):
             with suppress(Fenced):  # it has ended meanwhile
-                await self._remote_commands.cancel(record, request)
+                return await self._remote_commands.cancel(record, request)
             return True
         return await self._supervisor.close(record.principal, run_id, close_reason(request))
 
