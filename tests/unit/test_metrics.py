@@ -67,3 +67,11 @@ def test_active_runs_are_those_of_this_moment() -> None:
     with counted.metrics.run_active(), counted.metrics.run_active():
         assert counted.of("bough.runs.active") == {(): 2}
     assert counted.of("bough.runs.active") == {(): 0}
+
+
+def test_followed_logs_are_counted_by_how_their_events_were_found() -> None:
+    counted, found = Counted(), {"notification": 2, "look": 0}
+    counted.metrics.watch_followed_logs(lambda: found)
+    assert counted.of("bough.followed_logs.reads", "found_by") == {("notification",): 2, ("look",): 0}
+    found["look"] += 1
+    assert counted.of("bough.followed_logs.reads", "found_by") == {("notification",): 2, ("look",): 1}
