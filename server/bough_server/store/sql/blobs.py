@@ -15,6 +15,7 @@ from bough_server.errors import FieldViolation, InvalidRequest, NotFound
 from bough_server.store.ports import BlobPiece, LogRecord, Principal, Record
 from bough_server.store.sql import tables
 from bough_server.store.sql.readers import Readers
+from bough_server.store.sql.rows import storable
 from bough_server.store.sql.statements import DriverCursor, DriverStatement
 
 _blobs, _refs, _messages, _sessions = tables.blobs.c, tables.session_blobs.c, tables.messages.c, tables.sessions.c
@@ -95,7 +96,7 @@ def write_blobs(
                     "sha256": blob.sha256,
                     "run_id": run_id,
                     "sequence": record.sequence,
-                    "media_type": blob.media_type,
+                    "media_type": storable(blob.media_type),
                 }
                 for blob in record.blobs
             ],
