@@ -8,7 +8,7 @@ from psycopg import errors
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from bough_server.store.sql.driver import Driver, EventTuple, LogMove, Session, Sharing
+from bough_server.store.sql.driver import Driver, EventTuple, LogMove, Reach, Sharing
 from bough_server.store.sql.statements import DriverCursor
 
 _APPEND: Final = """
@@ -56,12 +56,19 @@ ORDER BY s.tenant_id, s.session_id FOR UPDATE OF s
 """)
 
 
-def _lock(connection: Connection, sessions: Collection[Session], sharing: Sharing) -> None:
-    if sharing is not Sharing.NOTHING:
-        connection.execute(_LOCK_FILES[sharing], {"key": _FILES_LOCK})
-    if sessions:
-        tenants, names = zip(*sessions, strict=True)
+_LOCK_RUNS: Final = text("""
+SELECT 1 FROM runs r JOIN unnest(CAST(:runs AS text[])) AS w(run_id) USING (run_id) ORDER BY r.run_id FOR UPDATE OF r
+""")
+
+
+def _lock(connection: Connection, reach: Reach) -> None:
+    if reach.sharing is not Sharing.NOTHING:
+        connection.execute(_LOCK_FILES[reach.sharing], {"key": _FILES_LOCK})
+    if reach.sessions:
+        tenants, names = zip(*reach.sessions, strict=True)
         connection.execute(_LOCK_SESSIONS, {"tenants": list(tenants), "sessions": list(names)})
+    if reach.runs:
+        connection.execute(_LOCK_RUNS, {"runs": list(reach.runs)})
 
 
 def _cause(error: Exception) -> BaseException | None:

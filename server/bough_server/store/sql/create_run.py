@@ -23,7 +23,7 @@ from bough_server.store.sql.append import (
 from bough_server.store.sql.blobs import check_blobs, write_blobs
 from bough_server.store.sql.log_heads import Head, LogHeads
 from bough_server.store.sql.rows import message_rows, run_state_row, storable
-from bough_server.store.sql.statements import DriverCursor, DriverStatement
+from bough_server.store.sql.statements import DriverCursor, DriverStatement, for_update
 
 MAX_WAITING: Final = 64
 """The most runs that may wait in the queue of one session."""
@@ -42,10 +42,10 @@ _REQUEST: Final = select(_runs.run_id, _runs.request_digest).where(
     _runs.request_id == bindparam("request"),
     _runs.request_id != literal_column("''"),  # the condition of the partial index, literally, or it is not used
 )
-_SESSION: Final = (
-    select(_sessions.current_run_id, _sessions.last_position, _sessions.state_json)
-    .where(_sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant"))
-    .with_for_update()
+_SESSION: Final = for_update(
+    select(_sessions.current_run_id, _sessions.last_position, _sessions.state_json).where(
+        _sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant")
+    )
 )
 _HOLD: Final = DriverStatement(
     update(tables.sessions)

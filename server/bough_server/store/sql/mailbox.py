@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Row, bindparam, delete, insert, select
 from bough.v1 import agent_service_pb2, event_pb2
 from bough_server.errors import Fenced, NotFound, ServerStopping
 from bough_server.store.sql import tables
+from bough_server.store.sql.driver import Reach
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.write_queue import WriteQueue
 from bough_server.store.worker_ports import RunCommand
@@ -50,7 +51,9 @@ class SqlMailbox:
 
     async def post(self, command: RunCommand) -> int:
         """See Mailbox."""
-        return await self._queue.execute(_Posting(command), then=partial(self._notify, command.run_id))
+        return await self._queue.execute(
+            _Posting(command), reach=Reach(runs=[command.run_id]), then=partial(self._notify, command.run_id)
+        )
 
     async def take(self, run_id: str) -> Sequence[RunCommand]:
         """See Mailbox."""
