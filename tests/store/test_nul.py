@@ -1,15 +1,18 @@
-"""U+0000 in texts from inside, such as of agents' code and tools: the log keeps it, and every database holds the run."""
+"""U+0000 in texts from inside, such as of agents' code and tools: the log keeps it, and the tables do without."""
 
 from dataclasses import replace
 
+import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from bough.v1 import event_pb2, usage_pb2
 from bough_server import events
 from bough_server.blobs import StoredBlob
+from bough_server.errors import InvalidRequest, NotFound
 from bough_server.store.opening import open_store, rebuild_projections
 from bough_server.store.ports import Page, RunFilter
+from bough_server.store.sql.store import Store
 from bough_server.store.sql.tables import metadata
 from tests.store.evaluation_logs import MadeEvaluation, cancelled
 from tests.store.fork_logs import Fork
@@ -102,6 +105,21 @@ async def test_evaluations_and_forks_with_nul_are_stored(url: str) -> None:
         changes = event_pb2.RunForked(labels={"n": _NUL}, evaluation_id=_NUL, case_id=_NUL)
         await store.log.fork(fork.of(origin, 1, changes=changes))
         assert (await store.runs.get(ANNE, fork.run_id)).run.labels == {"n": "ab"}
+
+
+async def test_what_has_nul_in_its_name_is_not_found(store: Store) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    with pytest.raises(NotFound):
+        await store.runs.get(ANNE, _NUL)
+    assert (await store.runs.find(_NUL), await store.runs.find_request(ANNE, _NUL)) == (None, None)
+    with pytest.raises(NotFound):
+        await store.blobs.read(ANNE, run.session_id, _NUL)
+    assert await store.blobs.missing(ANNE, run.session_id, [_NUL, "ab"]) == {_NUL, "ab"}
+    file = StoredBlob(sha256=_NUL, media_type="image/png", data=None, field="input.parts[0].blob.sha256")
+    second = Made(number=2).new()
+    with pytest.raises(InvalidRequest):
+        await store.log.create(replace(second, first=second.first._replace(blobs=[file])))
 
 
 def _tables(url: str) -> dict[str, list[tuple[object, ...]]]:

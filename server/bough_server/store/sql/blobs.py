@@ -153,7 +153,7 @@ _EVERYTHING: Final = 2**31 - 1
 
 
 def _read(connection: Connection, *, asked: dict[str, object]) -> BlobPiece:
-    row = connection.execute(_PIECE, asked).one_or_none()
+    row = connection.execute(_PIECE, asked).one_or_none() if _is_hash(asked["hash"]) else None
     if row is None:
         here = {"tenant": asked["tenant"], "session": asked["session"]}
         if connection.execute(_IS_SESSION, here).one_or_none() is None:
@@ -163,5 +163,10 @@ def _read(connection: Connection, *, asked: dict[str, object]) -> BlobPiece:
 
 
 def _missing(connection: Connection, *, tenant_id: str, session_id: str, sha256s: Collection[str]) -> Collection[str]:
-    asked = {"tenant": tenant_id, "session": session_id, "hashes": sorted(sha256s)}
+    asked = {"tenant": tenant_id, "session": session_id, "hashes": sorted(filter(_is_hash, sha256s))}
     return set(sha256s) - set(connection.execute(_HELD, asked).scalars())
+
+
+def _is_hash(text: object) -> bool:
+    """Return False for a text with U+0000: agents' code may name a file by it, but PostgreSQL cannot look for it."""
+    return "\0" not in str(text)
