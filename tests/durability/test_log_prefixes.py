@@ -81,7 +81,7 @@ def test_every_prefix_of_a_log_is_enough_to_finish_its_run(
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("scenario", RUNS[::5], ids=str)
+@pytest.mark.parametrize("scenario", RUNS[::8], ids=str)
 def test_some_prefixes_of_some_logs_are_enough_on_postgresql(
     scenario: Scenario, whole_grid: bool, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def cut_off(whole: Path, prefix: Sequence[event_pb2.AgentEvent], folder: Path) -
     # The files that came with those events: what is left refers to none of them.
     execute(url, f"DELETE FROM session_blobs WHERE run_id = '{run_id}' AND sequence > {last}")
     execute(url, "DELETE FROM blobs WHERE sha256 NOT IN (SELECT sha256 FROM session_blobs)")
+    execute(url, "UPDATE runs SET owner = ''")  # as its server left it when it stopped, had the run not ended before
     rebuild_projections(url)
 
 
