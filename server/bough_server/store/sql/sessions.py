@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, literal_column, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, delete, exists, insert, literal_column, select, update
 
 from bough.v1 import message_pb2, session_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, RequestIdReused, SessionExists
@@ -60,8 +60,11 @@ _DELETIONS: Final = (
     delete(tables.calls).where(*_ITS_CALLS),
     delete(tables.sessions).where(*_WHERE),
 )
-_UNNAMED: Final = delete(tables.definitions).where(
-    tables.definitions.c.revision.not_in(select(tables.run_definitions.c.revision))
+_named, _definitions = tables.run_definitions.c, tables.definitions.c
+_NAMED: Final = select(_named.revision).where(_named.run_id.in_(_RUN_IDS)).distinct()
+_DROP_UNNAMED: Final = delete(tables.definitions).where(
+    _definitions.revision.in_(bindparam("revisions", expanding=True)),
+    ~exists().where(_named.revision == _definitions.revision),
 )
 
 
@@ -291,10 +294,13 @@ def _delete(connection: Connection, *, tenant_id: str, session_id: str) -> None:
         raise NotFound("session", session_id)
     if row.current_run_id:
         raise session_busy(session_id, row.current_run_id)
+    here = {"tenant": tenant_id, "session": session_id}
+    named = connection.execute(_NAMED, here).scalars().all()
     delete_blobs(connection, tenant_id=tenant_id, session_id=session_id)
     for statement in _DELETIONS:
-        connection.execute(statement, {"tenant": tenant_id, "session": session_id})
-    connection.execute(_UNNAMED)  # definitions are shared between runs: delete those that no other run names
+        connection.execute(statement, here)
+    # Definitions are shared between runs: delete those that no other run names.
+    connection.execute(_DROP_UNNAMED, {"revisions": named})
 
 
 def _session(row: Row[Any]) -> session_pb2.Session:
