@@ -72,3 +72,5 @@ class Driver:
     """Whether other transactions are in the way, and smaller ones would have to wait for them too."""
     is_raced: Callable[[Exception], bool]
     """Whether another transaction was faster, and the same one, tried again at once, finds what that has written."""
+    free_locks: Callable[[Connection, Exception], None] | None
+    """Free the locks of servers that stopped within a transaction, if an error says that it had to wait for one."""

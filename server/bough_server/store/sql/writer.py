@@ -147,11 +147,20 @@ class WriterThread:
                 if not self._driver.is_transient(failed):
                     break
                 _log.warning("commit failed", error=str(failed), jobs=len(group))
+                self._free_locks(failed)
         assert error is not None
         # One bad job must not fail the others. If others are in the way, each would only wait for the lock once more.
         if len(group) == 1 or self._driver.is_busy(error):
             return [self._failed(job, error) for job in group]
         return [self._commit_alone(job) for job in group]
+
+    def _free_locks(self, error: Exception) -> None:
+        if self._driver.free_locks is not None:
+            try:
+                self._driver.free_locks(self._connection, error)
+            except Exception as failed:
+                _log.warning("locks not freed", error=str(failed))
+                self._roll_back()
 
     def _commit_alone(self, job: Job) -> Settled:
         try:
