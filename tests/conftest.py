@@ -4,7 +4,8 @@ import gc
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import hypothesis
@@ -12,6 +13,7 @@ import pytest
 import structlog
 from grpc._cython import cygrpc
 
+from tests.support.databases import POSTGRES, on_postgres
 from tests.support.examples import EXAMPLES
 
 # What is imported lives to the end: while the tests are collected, the collector would only go over it again and again.
@@ -87,6 +89,13 @@ def pytest_collection() -> Generator[None, object, object]:
 def whole_grid(request: pytest.FixtureRequest) -> bool:
     """Whether a test goes over every place of a recorded run."""
     return bool(request.config.getoption("--whole-grid"))
+
+
+@pytest.fixture
+def database_of_folders(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """The kind of database that all servers and harnesses of a test have; see databases.in_each_database."""
+    with on_postgres(tmp_path) if request.param == str(POSTGRES) else nullcontext():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,13 @@ from structlog.testing import capture_logs
 
 from bough_server.runs.runs import Runs
 from bough_server.tools.tool import Tool, ToolContext, tool
+from tests.support.databases import in_each_database
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.run_harness import ME, RunHarness
 from tests.support.teams import call, calls, llm, open_team, script
+
+pytestmark = in_each_database
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from tests.durability.prefixes.recovery import Finished, record
 from tests.durability.prefixes.scenario import Scenario, Team
 from tests.durability.prefixes.scenarios import SCENARIOS
 from tests.support.agent_kinds import KINDS
+from tests.support.databases import on_postgres
 from tests.support.examples import examples
 from tests.support.random_teams import Plan, definition, named, plans, turns
 
@@ -77,6 +78,18 @@ def test_every_prefix_of_a_log_is_enough_to_finish_its_run(
     recording = recorded(scenario)
     whole = recording.run
     run_in_a_loop(finish_each(whole, cuts(whole.log, whole_grid=whole_grid), tmp_path, recording.judge(check_finished)))
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("scenario", RUNS[::8], ids=str)
+def test_some_prefixes_of_some_logs_are_enough_on_postgresql(
+    scenario: Scenario, whole_grid: bool, tmp_path: Path
+) -> None:
+    with on_postgres(tmp_path):
+        recording = Recorded(scenario, tmp_path / "recorded")
+        whole = recording.run
+        places = cuts(whole.log, whole_grid=whole_grid)[:: 1 if whole_grid else 3]
+        run_in_a_loop(finish_each(whole, places, tmp_path, recording.judge(check_finished)))
 
 
 @pytest.mark.grid

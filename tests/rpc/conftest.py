@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.rpc.agents import GATES
 from tests.rpc.run_server import Served, served, settings
+from tests.rpc.state_agents import DOORS
+
+
+@pytest.fixture(autouse=True)
+def _closed_gates() -> None:
+    """Close the gates of the test before: the same test may run again, on another database."""
+    GATES.clear()
+    DOORS.clear()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from bough.v1.eval_service_pb2_grpc import EvalServiceStub
 from bough.v1.session_service_pb2_grpc import SessionServiceStub
 from bough_server.app import App
 from bough_server.settings import Settings
+from tests.support.databases import database_in
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,7 +77,7 @@ def settings(
     return Settings.of(
         {
             "server": server,
-            "storage": {"url": f"sqlite:///{folder / 'bough.db'}", "durability": "process"},
+            "storage": {"url": database_in(folder), "durability": "process"},
             "python": ["tests.rpc.agents"],
             **changes,
         },

@@ -17,6 +17,10 @@ from bough_server.blobs import MAX_FILES_BYTES, file_part
 from tests.rpc.interceptor_server import status_details
 from tests.rpc.run_server import Served, Turn, served, settings
 from tests.runtime.test_files import kept, sha
+from tests.support.databases import in_each_database
+
+pytestmark = in_each_database
+
 
 MIB = 1024 * 1024
 PHOTO = bytes(range(256)) * (5 * MIB // 256)

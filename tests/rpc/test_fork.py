@@ -25,7 +25,10 @@ from bough.v1 import (
 from tests.rpc.agents import GATES
 from tests.rpc.interceptor_server import status_details
 from tests.rpc.run_server import Served, Turn, begin, said, sequences, served, settings, watch
+from tests.support.databases import in_each_database
 from tests.support.log_laws import check_laws
+
+pytestmark = in_each_database
 
 
 @pytest.fixture

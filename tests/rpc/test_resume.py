@@ -15,6 +15,10 @@ from bough.v1 import execution_pb2, follow_pb2, input_pb2, policy_pb2, run_pb2
 from tests.rpc.agents import GATES
 from tests.rpc.interceptor_server import status_details
 from tests.rpc.run_server import Served, Turn, begin, sequences, served, settings, watch
+from tests.support.databases import in_each_database
+
+pytestmark = in_each_database
+
 
 CHIEF = "chief"
 

@@ -18,6 +18,10 @@ from bough_server.session_state import MAX_STATE_BYTES
 from tests.rpc.interceptor_server import status_details
 from tests.rpc.run_server import Served, Turn, begin, served, settings
 from tests.rpc.state_agents import DOORS
+from tests.support.databases import in_each_database
+
+pytestmark = in_each_database
+
 
 QUEUE = policy_pb2.RunPolicy(on_busy_session=policy_pb2.BUSY_SESSION_POLICY_QUEUE)
 

@@ -13,6 +13,9 @@ from bough.v1 import session_service_pb2 as pb
 from tests.rpc.agents import GATES
 from tests.rpc.interceptor_server import status_details
 from tests.rpc.run_server import Served, begin
+from tests.support.databases import in_each_database
+
+pytestmark = in_each_database
 
 
 async def test_a_session_is_made_listed_and_deleted(server: Served) -> None:

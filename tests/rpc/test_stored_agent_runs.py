@@ -27,7 +27,10 @@ from tests.rpc.catalog_server import (
 )
 from tests.rpc.interceptor_server import status_details
 from tests.rpc.run_server import Turn, begin, served
+from tests.support.databases import in_each_database
 from tests.support.projects import llm
+
+pytestmark = in_each_database
 
 
 async def test_an_edit_takes_effect_with_the_next_run(tmp_path: Path) -> None:

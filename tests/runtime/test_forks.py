@@ -14,12 +14,16 @@ from bough_server.models.model import ModelRequest
 from bough_server.store.opening import rebuild_projections
 from bough_server.store.ports import Principal
 from bough_server.tools.tool import OnRecovery, ToolContext, tool
+from tests.support.databases import database_in, in_each_database
 from tests.support.fork_agents import TEAM, TURNS, Log, World, edited, open_forked, place, run_of
 from tests.support.held_clock import HeldClock
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.run_harness import ME, names
 from tests.support.teams import call, calls, llm, open_team, script
+
+pytestmark = in_each_database
+
 
 FIRST = {"p": fork_pb2.AgentOverride(instruction="First.")}
 OTHER = {"p": fork_pb2.AgentOverride(model="other")}
@@ -228,7 +232,7 @@ async def test_a_forks_session_goes_on_by_itself_and_outlives_its_origins(tmp_pa
         *("one", "Done.", "two", "Done.", "three")
     ]
     assert [one.message.position for one in before] == list(range(1, len(before) + 1))
-    rebuild_projections(f"sqlite:///{tmp_path / 'bough.db'}")
+    rebuild_projections(database_in(tmp_path))
     async with open_forked(tmp_path, world) as harness:
         assert await harness.messages(fork.session_id) == before
         assert (await harness.runs.get(ME, fork.run_id)).run.forked_from.sequence == fork.forked_from.sequence

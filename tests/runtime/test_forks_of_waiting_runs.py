@@ -10,10 +10,14 @@ from bough.v1 import execution_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import ForkRefused
 from bough_server.runtime.agent import Context
+from tests.support.databases import in_each_database
 from tests.support.fork_agents import Log, Run, place
 from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.run_harness import ME, RunHarness
 from tests.support.teams import llm, open_team, script
+
+pytestmark = in_each_database
+
 
 ASKING = script(p=["Done."])
 

@@ -12,12 +12,16 @@ from bough_server.models.model import ModelRequest
 from bough_server.runs.replay import Replayed
 from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
+from tests.support.databases import in_each_database
 from tests.support.held_clock import HeldClock
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.question_agents import harness
 from tests.support.run_harness import ME, RunHarness, names, open_harness
 from tests.support.teams import Scripts, call, calls, llm, open_team, script
+
+pytestmark = in_each_database
+
 
 Message = message_pb2.Message
 Request = input_pb2.InputRequest

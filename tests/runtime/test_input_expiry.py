@@ -20,11 +20,15 @@ from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import AlreadyAnswered, RunError
 from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
+from tests.support.databases import in_each_database
 from tests.support.held_clock import HeldClock
 from tests.support.log_readings import answer_of, check_replay, having, results_of
 from tests.support.question_agents import harness
 from tests.support.run_harness import ME, RunHarness, names
 from tests.support.teams import call, calls, llm, open_team, script
+
+pytestmark = in_each_database
+
 
 Message = message_pb2.Message
 DAY = 86_400

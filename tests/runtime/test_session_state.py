@@ -16,10 +16,14 @@ from bough_server.session_state import MAX_STATE_BYTES
 from bough_server.session_state_fold import StateFold
 from bough_server.tools.tool import ToolContext, tool
 from tests.support.composite_agents import parallel, sequence
+from tests.support.databases import in_each_database
 from tests.support.held_clock import HeldClock
 from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.run_harness import ME, RunHarness
 from tests.support.teams import call, calls, llm, open_team, script
+
+pytestmark = in_each_database
+
 
 Message = message_pb2.Message
 

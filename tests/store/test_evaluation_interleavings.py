@@ -1,10 +1,7 @@
 """Runs and evaluations interleaved over one writer: each log, each row and each session is as if it were alone."""
 
 import asyncio
-import sqlite3
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,7 +13,8 @@ from bough_server.store.opening import Store, open_store, rebuild_projections
 from bough_server.store.ports import LogRecord, Page, RunFilter, StoredEvent
 from tests.store.evaluation_logs import MadeEvaluation, began, fact, passed, scored
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, resumed, text
-from tests.support.examples import examples
+from tests.store.sql import execute
+from tests.support.databases import Database, on_each_database
 
 LOGS = 2
 """How many runs there are, and how many evaluations."""
@@ -125,8 +123,8 @@ class _Play:
             assert [one.message.parts[0].text for one in messages] == ["?", "So."]
 
 
-async def _play(path: Path, steps: Sequence[Step]) -> None:
-    async with open_store(str(path), durability="process") as store:
+async def _play(url: str, steps: Sequence[Step]) -> None:
+    async with open_store(url, durability="process") as store:
         play = _Play(store)
         await play.begin()
         for step in steps:
@@ -134,20 +132,18 @@ async def _play(path: Path, steps: Sequence[Step]) -> None:
         await play.end()
 
 
-def _rows(path: Path) -> list[tuple[object, ...]]:
-    connection = sqlite3.connect(path)
-    rows = connection.execute("SELECT * FROM runs ORDER BY run_id").fetchall()
-    connection.close()
-    return rows
-
-
 @pytest.mark.grid
-@examples(20)
-@given(_STEPS)
-def test_runs_and_evaluations_share_a_writer_and_nothing_else(steps: list[Step]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "bough.db"
-        asyncio.run(_play(path, steps))
-        before = _rows(path)
-        assert rebuild_projections(str(path)) == LOGS
-        assert _rows(path) == before
+@on_each_database
+def test_runs_and_evaluations_share_a_writer_and_nothing_else(database: Database) -> None:
+    rows = "SELECT * FROM runs ORDER BY run_id"
+
+    @database.examples(20)
+    @given(_STEPS)
+    def check(steps: list[Step]) -> None:
+        with database.empty() as url:
+            asyncio.run(_play(url, steps))
+            before = execute(url, rows)
+            assert rebuild_projections(url) == LOGS
+            assert execute(url, rows) == before
+
+    check()

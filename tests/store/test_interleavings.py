@@ -1,9 +1,7 @@
 """Any interleaving of owners and readers: nothing is lost, reordered, repeated or written by a former owner."""
 
 import asyncio
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +11,7 @@ from bough_server.errors import Fenced
 from bough_server.store.opening import Store, open_store
 from bough_server.store.ports import StoredEvent
 from tests.store.logs import Made, as_stored, completed, delta, everything, record, resumed
-from tests.support.examples import examples
+from tests.support.databases import Database, on_each_database
 
 RUNS = 3
 
@@ -87,8 +85,8 @@ class _Play:
             assert await everything(self._log, run.run_id) == self.expected[index]
 
 
-async def _play(path: Path, steps: Sequence[Step], window_bytes: int) -> None:
-    async with open_store(str(path), durability="process", window_bytes=window_bytes) as store:
+async def _play(url: str, steps: Sequence[Step], window_bytes: int) -> None:
+    async with open_store(url, durability="process", window_bytes=window_bytes) as store:
         play = _Play(store)
         await play.begin()
         for step in steps:
@@ -97,8 +95,12 @@ async def _play(path: Path, steps: Sequence[Step], window_bytes: int) -> None:
 
 
 @pytest.mark.grid
-@examples(20)
-@given(_STEPS, st.sampled_from([0, 3_000, 1 << 20]))
-def test_readers_get_exactly_the_log_whatever_happens_in_between(steps: list[Step], window_bytes: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(_play(Path(folder) / "bough.db", steps, window_bytes))
+@on_each_database
+def test_readers_get_exactly_the_log_whatever_happens_in_between(database: Database) -> None:
+    @database.examples(20)
+    @given(_STEPS, st.sampled_from([0, 3_000, 1 << 20]))
+    def check(steps: list[Step], window_bytes: int) -> None:
+        with database.empty() as url:
+            asyncio.run(_play(url, steps, window_bytes))
+
+    check()

@@ -5,12 +5,10 @@ takes the writes in their order one by one, says what has to become of each.
 """
 
 import asyncio
-import tempfile
 import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -25,7 +23,7 @@ from bough_server.store.ports import Record, RunMoved, StoredEvent
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.worker_ports import RunCommand
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed
-from tests.support.examples import examples
+from tests.support.databases import POSTGRES, SQLITE, Database, on_each_database
 
 WORKERS = ("a", "b")
 RUNS = (0, 1)
@@ -132,9 +130,12 @@ def _letters_in(log: list[StoredEvent]) -> list[int]:
 class Ownership(RuleBasedStateMachine):
     """Two workers, two runs, and the senders of commands."""
 
+    database: ClassVar[Database] = SQLITE
+
     @initialize()
     def begin(self) -> None:
-        self._folder = tempfile.TemporaryDirectory()
+        self._empty = self.database.empty()
+        self._url = self._empty.__enter__()
         self._runner = asyncio.Runner()
         self._gate = Gate()
         self._gate.open()
@@ -152,8 +153,7 @@ class Ownership(RuleBasedStateMachine):
 
     def _opened(self) -> Store:
         hooks = CommitHooks(before=self._gate.before, after=self._gate.after)
-        path = Path(self._folder.name) / "bough.db"
-        return open_store(str(path), durability="process", retry_delays=(0.0, 0.0), hooks=hooks)
+        return open_store(self._url, durability="process", retry_delays=(0.0, 0.0), hooks=hooks)
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
@@ -283,7 +283,7 @@ class Ownership(RuleBasedStateMachine):
                 self._gate.open()
                 self._do(self._store.close())
                 self._runner.close()
-                self._folder.cleanup()
+                self._empty.__exit__(None, None, None)
 
     def _finish(self) -> None:
         """One more owner acts on what waits, and ends every run: then nothing is lost, and nothing done twice."""
@@ -314,8 +314,18 @@ async def everything_now(store: Store, run: Made) -> list[StoredEvent]:
     return stored
 
 
-def test_a_command_that_was_committed_with_the_end_of_its_run_is_posted() -> None:
-    machine = Ownership()
+class OwnershipOnPostgres(Ownership):
+    """The same on PostgreSQL."""
+
+    database = POSTGRES
+
+
+MACHINES = {SQLITE: Ownership, POSTGRES: OwnershipOnPostgres}
+
+
+@on_each_database
+def test_a_command_that_was_committed_with_the_end_of_its_run_is_posted(database: Database) -> None:
+    machine = MACHINES[database]()
     try:
         machine.begin()
         machine.post(run=0)
@@ -326,6 +336,7 @@ def test_a_command_that_was_committed_with_the_end_of_its_run_is_posted() -> Non
 
 
 @pytest.mark.grid
-def test_each_epoch_has_one_writer_and_nothing_committed_or_posted_is_lost_or_done_twice() -> None:
-    machine_settings = settings(examples(20), stateful_step_count=40)
-    run_state_machine_as_test(Ownership, settings=machine_settings)
+@on_each_database
+def test_each_epoch_has_one_writer_and_nothing_committed_or_posted_is_lost_or_done_twice(database: Database) -> None:
+    machine_settings = settings(database.examples(20), stateful_step_count=40)
+    run_state_machine_as_test(MACHINES[database], settings=machine_settings)

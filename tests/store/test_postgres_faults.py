@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -20,7 +21,7 @@ from bough_server.store.sql.store import Store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.window import PAGE_BYTES
 from bough_server.store.worker_ports import RunCommand
-from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything
+from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed
 from tests.store.sql import execute
 
 _END_ALL = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND {}"
@@ -149,6 +150,35 @@ async def test_a_run_that_another_connection_locks_is_written_when_it_does_not_a
         _, pending = await asyncio.wait({writing}, timeout=0.3)
         assert pending
     await writing
+
+
+async def test_a_server_that_stands_still_within_a_transaction_does_not_hold_up_the_others(
+    store: Store, postgres_url: str, before: Hook
+) -> None:
+    run, goes_on = Made(), threading.Event()
+    await store.log.create(run.new())
+    stands_still = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stand_still() -> None:
+        loop.call_soon_threadsafe(stands_still.set)
+        goes_on.wait()
+
+    before.act = stand_still
+    writing = asyncio.ensure_future(store.log.append(run.run_id, epoch=1, records=run.next(completed())))
+    try:
+        await stands_still.wait()
+        async with open_store(postgres_url, durability="process") as other:
+            neighbor, taken = Made(number=2), [record(resumed(2, "b"), 2)]
+            await asyncio.gather(
+                other.log.create(neighbor.new()), other.log.take_over(run.run_id, epoch=2, owner="b", records=taken)
+            )
+            goes_on.set()
+            with pytest.raises(Fenced):
+                await writing
+            assert list(await other.log.read(run.run_id, after=1)) == as_stored(taken)
+    finally:
+        goes_on.set()
 
 
 async def test_a_fenced_run_fails_alone_and_its_neighbors_are_written(store: Store, postgres_url: str) -> None:

@@ -1,10 +1,7 @@
 """Rebuilding: whatever is derived from logs is made again from them, and is the same."""
 
 import asyncio
-import sqlite3
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,11 +14,14 @@ from bough_server.evaluation_events import EvaluationEvent
 from bough_server.messages import copy_of
 from bough_server.store.opening import Store, open_store, rebuild_projections
 from bough_server.store.ports import SessionCut
+from bough_server.store.sql.tables import metadata
+from bough_server.store.sqlite.database_path import is_postgres
 from tests.store import question_events as questions
 from tests.store.evaluation_logs import FAILED, MadeEvaluation, began, cancelled, passed, scored, totaled
 from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, BERT, Made, completed, definition, delta, resumed, text
-from tests.support.examples import examples
+from tests.store.sql import execute
+from tests.support.databases import Database, on_each_database
 
 _DAMAGE = """
     DELETE FROM messages WHERE run_id IN (
@@ -38,18 +38,14 @@ _DAMAGE = """
 """
 
 
-def _tables(path: Path) -> dict[str, list[tuple[object, ...]]]:
-    connection = sqlite3.connect(path)
-    names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY 1")]
-    tables = {name: sorted(connection.execute(f"SELECT * FROM {name}").fetchall(), key=repr) for name in names}
-    connection.close()
-    return tables
+def _tables(url: str) -> dict[str, list[tuple[object, ...]]]:
+    return {name: sorted(execute(url, f"SELECT * FROM {name}"), key=repr) for name in metadata.tables}
 
 
-def _damage(path: Path) -> None:
-    connection = sqlite3.connect(path)
-    connection.executescript(_DAMAGE)
-    connection.close()
+def _damage(url: str) -> None:
+    damage = _DAMAGE.replace("x'00'", "'\\x00'") if is_postgres(url) else _DAMAGE
+    for statement in damage.split(";\n"):
+        execute(url, statement)
 
 
 def _answered(kind: str, tokens: int | None) -> event_pb2.AgentEvent:
@@ -186,8 +182,8 @@ class _Writing:
         await self._store.log.append(run.run_id, epoch=1, records=run.next(made))
 
 
-async def _write(path: Path, logs: Sequence[Log], evaluations: Sequence[Evaluated]) -> None:
-    async with open_store(str(path), durability="process") as store:
+async def _write(url: str, logs: Sequence[Log], evaluations: Sequence[Evaluated]) -> None:
+    async with open_store(url, durability="process") as store:
         writing = _Writing(store)
         for log in logs:
             await writing.write(*log)
@@ -196,17 +192,20 @@ async def _write(path: Path, logs: Sequence[Log], evaluations: Sequence[Evaluate
 
 
 @pytest.mark.grid
-@examples(15)
-@given(_LOGS, _EVALUATIONS)
-def test_a_rebuilt_database_is_the_one_that_was_written(logs: list[Log], evaluations: list[Evaluated]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "bough.db"
-        asyncio.run(_write(path, logs, evaluations))
-        before = _tables(path)
-        _damage(path)
-        assert _tables(path) != before
-        assert rebuild_projections(str(path)) == len(logs)
-        assert _tables(path) == before
+@on_each_database
+def test_a_rebuilt_database_is_the_one_that_was_written(database: Database) -> None:
+    @database.examples(15)
+    @given(_LOGS, _EVALUATIONS)
+    def check(logs: list[Log], evaluations: list[Evaluated]) -> None:
+        with database.empty() as url:
+            asyncio.run(_write(url, logs, evaluations))
+            before = _tables(url)
+            _damage(url)
+            assert _tables(url) != before
+            assert rebuild_projections(url) == len(logs)
+            assert _tables(url) == before
+
+    check()
 
 
 async def test_rebuilding_keeps_usage_of_logs_that_are_gone(url: str) -> None:

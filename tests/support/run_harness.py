@@ -39,9 +39,11 @@ from bough_server.runtime.agent import Agent
 from bough_server.store.opening import Store, open_store, upgrade_database
 from bough_server.store.ports import Principal, RunRecord, StoredEvent, StoredMessage
 from bough_server.store.sql.writer import CommitHooks
+from bough_server.store.sqlite.database_path import database_path, is_postgres
 from bough_server.telemetry import Parent, Tracing, make_provider
 from bough_server.tools.tool import Tool
 from bough_server.tree.fold import fold_stored
+from tests.support.databases import database_in
 
 _workers = count(1)
 
@@ -239,13 +241,13 @@ def _empty_database() -> bytes:
         return path.read_bytes()
 
 
-def _database(folder: Path) -> Path:
-    """The database of a folder, made if it is missing."""
-    path = folder / "bough.db"
-    if not path.exists():
+def _database(folder: Path) -> str:
+    """The URL of the database of a folder, made if it is missing."""
+    url = database_in(folder)
+    if not is_postgres(url) and not (path := database_path(url)).exists():
         folder.mkdir(parents=True, exist_ok=True)
         path.write_bytes(_empty_database())
-    return path
+    return url
 
 
 @asynccontextmanager
@@ -263,11 +265,10 @@ async def open_harness(
     worker: str = "",
     metrics: Metrics | None = None,
 ) -> AsyncIterator[RunHarness]:
-    """A harness on a database file in a folder; it closes everything at the end."""
+    """A harness on the database of a folder; it closes everything at the end."""
     clock = clock or SystemClock()
     worker = worker or f"worker-{next(_workers)}"  # as of servers: no two have one name
-    path = _database(folder)
-    store = open_store(f"sqlite:///{path}", durability="process", hooks=hooks or CommitHooks())
+    store = open_store(_database(folder), durability="process", hooks=hooks or CommitHooks())
     tracing = Tracing(make_provider(export=False))
     registry = Registry(definitions, models=models, code_agents=code_agents, tools=tools, functions=functions)
     dependencies = RunDependencies(

@@ -1,8 +1,6 @@
 """Records a run, cuts its log, and lets a harness finish what is left; it judges nothing."""
 
 import json
-import shutil
-import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -14,12 +12,13 @@ from bough_server.runs.replay import Replayed
 from bough_server.store.opening import rebuild_projections
 from bough_server.store.ports import StoredMessage
 from tests.durability.prefixes.scenario import Answer, Scenario, World
+from tests.store.sql import execute
+from tests.support.databases import copy_database
 from tests.support.held_clock import HeldClock
 from tests.support.run_harness import ME, RunHarness
 from tests.support.teams import open_team
 
 PATIENT = RetryPolicy(retries=9, base=0.0, longest=0.0)
-_FILE = "bough.db"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +74,13 @@ def cut(whole: Finished, through: int, folder: Path) -> None:
 def cut_off(whole: Path, prefix: Sequence[event_pb2.AgentEvent], folder: Path) -> None:
     """The same of a database in a folder, where a run's log is to be this one."""
     folder.mkdir()
-    path, run_id, last = folder / _FILE, prefix[0].run_id, prefix[-1].sequence
-    shutil.copyfile(whole / _FILE, path)
-    connection = sqlite3.connect(path)
-    with connection:
-        connection.execute("DELETE FROM events WHERE run_id = ? AND sequence > ?", (run_id, last))
-        # The files that came with those events: what is left refers to none of them.
-        connection.execute("DELETE FROM session_blobs WHERE run_id = ? AND sequence > ?", (run_id, last))
-        connection.execute("DELETE FROM blobs WHERE sha256 NOT IN (SELECT sha256 FROM session_blobs)")
-    connection.close()
-    rebuild_projections(f"sqlite:///{path}")
+    url, run_id, last = copy_database(whole, folder), prefix[0].run_id, prefix[-1].sequence
+    execute(url, f"DELETE FROM events WHERE run_id = '{run_id}' AND sequence > {last}")
+    # The files that came with those events: what is left refers to none of them.
+    execute(url, f"DELETE FROM session_blobs WHERE run_id = '{run_id}' AND sequence > {last}")
+    execute(url, "DELETE FROM blobs WHERE sha256 NOT IN (SELECT sha256 FROM session_blobs)")
+    execute(url, "UPDATE runs SET owner = ''")  # as its server left it when it stopped, had the run not ended before
+    rebuild_projections(url)
 
 
 def _failed(prefix: Sequence[event_pb2.AgentEvent]) -> int:

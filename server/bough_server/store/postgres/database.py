@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from bough_server.errors import ConfigurationError
+from bough_server.store.postgres.driver import WRITER
 from bough_server.store.sql.migrations import FIRST_ON_POSTGRES, HEAD
 from bough_server.store.sql.options import Durability
 from bough_server.store.sql.status import DatabaseStatus
@@ -208,7 +209,7 @@ def writer_engine(url: str, *, durability: Durability, busy_timeout: float) -> E
     A connection that replaces a lost one is not used before the server has ended that: what it was about to commit is
     then in the tables, or never will be.
     """
-    name = _name()
+    name = f"{WRITER} {uuid4()}"
     engine = create_engine(
         parsed(url),
         poolclass=StaticPool,

@@ -4,12 +4,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import psycopg
+import structlog
 from psycopg import errors
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from bough_server.store.sql.driver import Driver, EventTuple, LogMove, Session, Sharing
+from bough_server.store.sql.driver import Driver, EventTuple, LogMove, Reach, Sharing
 from bough_server.store.sql.statements import DriverCursor
+
+_log = structlog.get_logger(__name__)
 
 _APPEND: Final = """
 WITH wanted AS (
@@ -56,12 +59,42 @@ ORDER BY s.tenant_id, s.session_id FOR UPDATE OF s
 """)
 
 
-def _lock(connection: Connection, sessions: Collection[Session], sharing: Sharing) -> None:
-    if sharing is not Sharing.NOTHING:
-        connection.execute(_LOCK_FILES[sharing], {"key": _FILES_LOCK})
-    if sessions:
-        tenants, names = zip(*sessions, strict=True)
+_LOCK_RUNS: Final = text("""
+SELECT 1 FROM runs r JOIN unnest(CAST(:runs AS text[])) AS w(run_id) USING (run_id) ORDER BY r.run_id FOR UPDATE OF r
+""")
+
+
+def _lock(connection: Connection, reach: Reach) -> None:
+    if reach.sharing is not Sharing.NOTHING:
+        connection.execute(_LOCK_FILES[reach.sharing], {"key": _FILES_LOCK})
+    if reach.sessions:
+        tenants, names = zip(*reach.sessions, strict=True)
         connection.execute(_LOCK_SESSIONS, {"tenants": list(tenants), "sessions": list(names)})
+    if reach.runs:
+        connection.execute(_LOCK_RUNS, {"runs": list(reach.runs)})
+
+
+WRITER: Final = "bough writer"
+"""How the names of all connections begin that write."""
+
+_END_STUCK: Final = text(f"""
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND usename = current_user AND application_name LIKE '{WRITER} %'
+  AND state LIKE 'idle in transaction%' AND state_change < clock_timestamp() - interval '3 seconds'
+""")
+"""Ends the transactions, with their locks, of servers that do not go on with them: stopped, or cut off the network.
+
+PostgreSQL's own idle_in_transaction_session_timeout does not see them: psycopg's executemany sends a message after
+the end of its pipeline, which turns the timer off. The time is shorter than a writer retries for.
+"""
+
+
+def _free_locks(connection: Connection, error: Exception) -> None:
+    if getattr(_cause(error), "sqlstate", None) == errors.LockNotAvailable.sqlstate:
+        ended = connection.execute(_END_STUCK).all()
+        connection.commit()
+        if ended:
+            _log.warning("ended transactions of servers that do not go on with them", transactions=len(ended))
 
 
 def _cause(error: Exception) -> BaseException | None:
@@ -97,5 +130,6 @@ POSTGRES: Final = Driver(
     is_transient=_is_transient,
     is_busy=_is_transient,
     is_raced=_is_raced,
+    free_locks=_free_locks,
 )
 """psycopg 3, synchronous."""

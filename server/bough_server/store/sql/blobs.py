@@ -15,6 +15,7 @@ from bough_server.errors import FieldViolation, InvalidRequest, NotFound
 from bough_server.store.ports import BlobPiece, LogRecord, Principal, Record
 from bough_server.store.sql import tables
 from bough_server.store.sql.readers import Readers
+from bough_server.store.sql.rows import storable
 from bough_server.store.sql.statements import DriverCursor, DriverStatement
 
 _blobs, _refs, _messages, _sessions = tables.blobs.c, tables.session_blobs.c, tables.messages.c, tables.sessions.c
@@ -95,7 +96,7 @@ def write_blobs(
                     "sha256": blob.sha256,
                     "run_id": run_id,
                     "sequence": record.sequence,
-                    "media_type": blob.media_type,
+                    "media_type": storable(blob.media_type),
                 }
                 for blob in record.blobs
             ],
@@ -152,7 +153,7 @@ _EVERYTHING: Final = 2**31 - 1
 
 
 def _read(connection: Connection, *, asked: dict[str, object]) -> BlobPiece:
-    row = connection.execute(_PIECE, asked).one_or_none()
+    row = connection.execute(_PIECE, asked).one_or_none() if _is_hash(asked["hash"]) else None
     if row is None:
         here = {"tenant": asked["tenant"], "session": asked["session"]}
         if connection.execute(_IS_SESSION, here).one_or_none() is None:
@@ -162,5 +163,10 @@ def _read(connection: Connection, *, asked: dict[str, object]) -> BlobPiece:
 
 
 def _missing(connection: Connection, *, tenant_id: str, session_id: str, sha256s: Collection[str]) -> Collection[str]:
-    asked = {"tenant": tenant_id, "session": session_id, "hashes": sorted(sha256s)}
+    asked = {"tenant": tenant_id, "session": session_id, "hashes": sorted(filter(_is_hash, sha256s))}
     return set(sha256s) - set(connection.execute(_HELD, asked).scalars())
+
+
+def _is_hash(text: object) -> bool:
+    """Return False for a text with U+0000: agents' code may name a file by it, but PostgreSQL cannot look for it."""
+    return "\0" not in str(text)

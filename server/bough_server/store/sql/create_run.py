@@ -22,8 +22,8 @@ from bough_server.store.sql.append import (
 )
 from bough_server.store.sql.blobs import check_blobs, write_blobs
 from bough_server.store.sql.log_heads import Head, LogHeads
-from bough_server.store.sql.rows import message_rows, run_state_row
-from bough_server.store.sql.statements import DriverCursor, DriverStatement
+from bough_server.store.sql.rows import message_rows, run_state_row, storable
+from bough_server.store.sql.statements import DriverCursor, DriverStatement, for_update
 
 MAX_WAITING: Final = 64
 """The most runs that may wait in the queue of one session."""
@@ -42,10 +42,10 @@ _REQUEST: Final = select(_runs.run_id, _runs.request_digest).where(
     _runs.request_id == bindparam("request"),
     _runs.request_id != literal_column("''"),  # the condition of the partial index, literally, or it is not used
 )
-_SESSION: Final = (
-    select(_sessions.current_run_id, _sessions.last_position, _sessions.state_json)
-    .where(_sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant"))
-    .with_for_update()
+_SESSION: Final = for_update(
+    select(_sessions.current_run_id, _sessions.last_position, _sessions.state_json).where(
+        _sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant")
+    )
 )
 _HOLD: Final = DriverStatement(
     update(tables.sessions)
@@ -235,7 +235,7 @@ def _hold_session(
 def start_values(start: RunStart) -> dict[str, object]:
     """Return the columns of a row that come from the first event of its log, the others as they are while it runs."""
     return {
-        "agent": start.agent,
+        "agent": storable(start.agent),
         "state": execution_pb2.EXECUTION_STATE_RUNNING,
         "labels": labels_text(start.labels),
         "input_excerpt": start.input_excerpt,
@@ -250,9 +250,9 @@ def start_values(start: RunStart) -> dict[str, object]:
         "next_expire_time_ns": None,
         "origin_run_id": start.origin_run_id,
         "origin_sequence": start.origin_sequence,
-        "evaluation_id": start.evaluation_id,
-        "case_id": start.case_id,
-        "set_name": start.set_name,
+        "evaluation_id": storable(start.evaluation_id),
+        "case_id": storable(start.case_id),
+        "set_name": storable(start.set_name),
         "totals": None,
         "verdict": 0,
     }
@@ -260,6 +260,8 @@ def start_values(start: RunStart) -> dict[str, object]:
 
 def labels_text(labels: dict[str, str]) -> str:
     """Return labels as the JSON object that their column holds."""
+    # An escaped U+0000 is a valid text, but not one that PostgreSQL can take out of the JSON object again.
+    labels = {storable(key): storable(value) for key, value in labels.items()}
     return json.dumps(labels, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -279,7 +281,7 @@ def insert_run(
     row |= {"create_time_ns": create_time_ns, "epoch": 1, "owner": owner, "last_sequence": last_sequence}
     _INSERT_RUN.write(cursor, [{**row, "kind": kind, "ended": False, **start_values(start)}])
     kept = [
-        {"revision": revision, "name": one.name, "data": one.SerializeToString(deterministic=True)}
+        {"revision": revision, "name": storable(one.name), "data": one.SerializeToString(deterministic=True)}
         for revision, one in definitions.items()
     ]
     _KEEP_DEFINITION.write(cursor, kept)

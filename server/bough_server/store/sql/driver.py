@@ -39,9 +39,11 @@ class Sharing(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What a transaction changes beside the log of its run and the session of that."""
+    """What a transaction changes beside the log of its run and the session of that, or all transactions of a group."""
 
-    sessions: Sequence[Session] = ()
+    sessions: Collection[Session] = ()
+    runs: Collection[str] = ()
+    """The runs and evaluations whose rows are there already; not those that it creates."""
     sharing: Sharing = Sharing.NOTHING
 
 
@@ -57,11 +59,12 @@ class Driver:
     """Move the logs of a batch, each if its run has that epoch, ends at the expected sequence and has not ended, and
     insert the events of those that moved. Return the runs that did not move, or raise Refused if the database cannot
     tell which."""
-    lock: Callable[[Connection, Collection[Session], Sharing], None] | None
+    lock: Callable[[Connection, Reach], None] | None
     """Lock what a transaction is about to change, in the one order that all servers keep; None if there is only one.
 
-    A session's row is locked before anything is read on which a decision about it depends. Else a run that is queued in
-    the moment in which its predecessor ends would never be started: the end would not see it.
+    The order is: definitions and files, sessions by tenant and id, runs by id. A session's row is locked before
+    anything is read on which a decision about it depends. Else a run that is queued in the moment in which its
+    predecessor ends would never be started: the end would not see it.
     """
     is_transient: Callable[[Exception], bool]
     """Whether the database cannot be written now, and the same transaction may succeed later."""
@@ -69,3 +72,5 @@ class Driver:
     """Whether other transactions are in the way, and smaller ones would have to wait for them too."""
     is_raced: Callable[[Exception], bool]
     """Whether another transaction was faster, and the same one, tried again at once, finds what that has written."""
+    free_locks: Callable[[Connection, Exception], None] | None
+    """Free the locks of servers that stopped within a transaction, if an error says that it had to wait for one."""

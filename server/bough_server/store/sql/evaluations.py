@@ -13,6 +13,7 @@ from bough_server.errors import NotFound
 from bough_server.store.evaluation_ports import EvaluationFilter, EvaluationRecord
 from bough_server.store.ports import Page, Principal
 from bough_server.store.sql import tables
+from bough_server.store.sql.driver import Reach
 from bough_server.store.sql.pages import Listing, key_of, token_of
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.statements import unindexed
@@ -78,7 +79,7 @@ class SqlEvaluations:
     async def delete(self, principal: Principal, evaluation_id: str) -> bool:
         """See EvaluationIndex."""
         deleting = partial(_delete, tenant_id=principal.tenant_id, evaluation_id=evaluation_id)
-        return await self._queue.execute(deleting, run_id=evaluation_id)
+        return await self._queue.execute(deleting, run_id=evaluation_id, reach=Reach(runs=[evaluation_id]))
 
     async def open_evaluations(self) -> Sequence[EvaluationRecord]:
         """See EvaluationIndex."""

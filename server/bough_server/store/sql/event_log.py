@@ -67,7 +67,8 @@ class SqlEventLog:
             _check_row(records)
         taking = TakeOver(self._queue.heads, run_id=run_id, epoch=epoch, owner=owner, records=records, log=log)
         show = partial(self._windows.add, run_id, records) if records else partial(self._windows.resume, run_id)
-        await self._queue.execute(taking, run_id=run_id, then=show)
+        sharing = Sharing.ADDS if any(record.blobs for record in records) else Sharing.NOTHING
+        await self._queue.execute(taking, run_id=run_id, reach=Reach(runs=[run_id], sharing=sharing), then=show)
 
     async def read(
         self, run_id: str, *, after: int = 0, through: int | None = None, deltas: bool = True

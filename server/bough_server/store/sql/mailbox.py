@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select
 from bough.v1 import agent_service_pb2, event_pb2
 from bough_server.errors import Fenced, NotFound, ServerStopping, StorageFailed
 from bough_server.store.sql import tables
+from bough_server.store.sql.driver import Reach
 from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.write_queue import WriteQueue
@@ -98,7 +99,7 @@ class SqlMailbox:
     async def post(self, command: RunCommand) -> int:
         """See Mailbox."""
         notify = partial(self._notifier.publish, Topic.COMMANDS, command.run_id)
-        return await self._queue.execute(_Posting(command), then=notify)
+        return await self._queue.execute(_Posting(command), reach=Reach(runs=[command.run_id]), then=notify)
 
     async def take(self, run_id: str) -> Sequence[RunCommand]:
         """See Mailbox."""

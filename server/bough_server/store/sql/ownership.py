@@ -11,6 +11,7 @@ from bough_server.errors import NotFound
 from bough_server.store.ports import LogRecord, Record, RunMoved, RunRecord
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import FirstRecords, is_stored, write_first
+from bough_server.store.sql.driver import Reach
 from bough_server.store.sql.log_heads import LogHeads, refusal
 from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.readers import Readers
@@ -190,7 +191,8 @@ class SqlLease:
 
     async def give_up(self, worker: str, run_id: str) -> None:
         """See Lease."""
-        await self._queue.execute(partial(_give_up, worker=worker, run_id=run_id), run_id=run_id, then=self._offer)
+        giving_up = partial(_give_up, worker=worker, run_id=run_id)
+        await self._queue.execute(giving_up, reach=Reach(runs=[run_id]), then=self._offer)
 
     async def claim(self, worker: str, *, most: int, but: Collection[str] = ()) -> Sequence[RunRecord]:
         """See Lease."""

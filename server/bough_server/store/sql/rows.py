@@ -10,6 +10,15 @@ from bough_server.store.sql.usage import usage_values
 Row = Mapping[str, object]
 
 
+def storable(text: str) -> str:
+    """Return a text from an event for a column, without U+0000, which PostgreSQL cannot hold.
+
+    Requests with it are refused where it matters; what remains are names and media types from agents' code, models and
+    tools. The event keeps it.
+    """
+    return text.replace("\0", "")
+
+
 def message_rows(tenant_id: str, session_id: str, messages: Sequence[StoredMessage]) -> list[Row]:
     """Return rows of the messages table."""
     return [
@@ -18,7 +27,7 @@ def message_rows(tenant_id: str, session_id: str, messages: Sequence[StoredMessa
             "session_id": session_id,
             "position": stored.message.position,
             "run_id": stored.run_id,
-            "agent": stored.agent,
+            "agent": storable(stored.agent),
             "chain": stored.chain,
             "data": stored.message.SerializeToString(deterministic=True),
         }
@@ -29,7 +38,7 @@ def message_rows(tenant_id: str, session_id: str, messages: Sequence[StoredMessa
 def call_rows(tenant_id: str, session_id: str, calls: Sequence[StoredCall]) -> list[Row]:
     """Return rows of the table of calls."""
     return [
-        {**row, "sequence": call.sequence, "inside": " ".join(call.inside)}
+        {**row, "sequence": call.sequence, "inside": storable(" ".join(call.inside))}
         for row, call in zip(message_rows(tenant_id, session_id, calls), calls, strict=True)
     ]
 
@@ -43,11 +52,12 @@ def usage_rows(projected: Projected) -> list[Row]:
             "tenant_id": entry.tenant_id,
             "user_id": entry.user_id,
             "session_id": entry.session_id,
-            "agent": entry.agent,
-            "invocation_id": entry.invocation_id,
-            "model": entry.model,
+            "agent": storable(entry.agent),
+            "invocation_id": storable(entry.invocation_id),
+            "model": storable(entry.model),
             "time_ns": entry.time_ns,
             **usage_values(entry.usage),
+            "currency_code": storable(entry.usage.currency_code),
         }
         for entry in projected.usage
     ]

@@ -96,6 +96,8 @@ class SqlRunIndex:
         return (rows[0].next_expire_time_ns, rows[0].run_id) if rows else None
 
     async def _rows(self, statement: Select[Any], parameters: dict[str, object]) -> Sequence[Row[Any]]:
+        if any(isinstance(value, str) and "\0" in value for value in parameters.values()):
+            return []  # no column has U+0000, and PostgreSQL does not even look for it
         return await self._readers.run(partial(_all, statement=statement, parameters=parameters))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, literal_column, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, delete, exists, insert, literal_column, select, update
 
 from bough.v1 import message_pb2, session_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, RequestIdReused, SessionExists
@@ -19,6 +19,7 @@ from bough_server.store.sql.driver import Reach, Sharing
 from bough_server.store.sql.pages import Listing, key_of, read_page, token_of
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.rows import state_row
+from bough_server.store.sql.statements import for_update
 from bough_server.store.sql.write_queue import WriteQueue
 
 _sessions, _messages, _runs = tables.sessions.c, tables.messages.c, tables.runs.c
@@ -59,8 +60,11 @@ _DELETIONS: Final = (
     delete(tables.calls).where(*_ITS_CALLS),
     delete(tables.sessions).where(*_WHERE),
 )
-_UNNAMED: Final = delete(tables.definitions).where(
-    tables.definitions.c.revision.not_in(select(tables.run_definitions.c.revision))
+_named, _definitions = tables.run_definitions.c, tables.definitions.c
+_NAMED: Final = select(_named.revision).where(_named.run_id.in_(_RUN_IDS)).distinct()
+_DROP_UNNAMED: Final = delete(tables.definitions).where(
+    _definitions.revision.in_(bindparam("revisions", expanding=True)),
+    ~exists().where(_named.revision == _definitions.revision),
 )
 
 
@@ -96,7 +100,7 @@ class SqlSessions:
             "state_json": "",
             "state_run_id": "",
         }
-        return _session(await self._queue.execute(_Creation(row)))
+        return _session(await self._queue.execute(_Creation(row), reach=_reach(principal, session_id)))
 
     async def get(self, principal: Principal, session_id: str) -> session_pb2.Session:
         """See Sessions."""
@@ -122,13 +126,13 @@ class SqlSessions:
     async def set_labels(self, principal: Principal, session_id: str, labels: Mapping[str, str]) -> session_pb2.Session:
         """See Sessions."""
         here = {"tenant": principal.tenant_id, "session": session_id}
-        return _session(await self._queue.execute(partial(_set_labels, here=here, text=labels_text(dict(labels)))))
+        setting = partial(_set_labels, here=here, text=labels_text(dict(labels)))
+        return _session(await self._queue.execute(setting, reach=_reach(principal, session_id)))
 
     async def delete(self, principal: Principal, session_id: str) -> None:
         """See Sessions."""
-        reach = Reach(sessions=[(principal.tenant_id, session_id)], sharing=Sharing.DROPS)
         deleting = partial(_delete, tenant_id=principal.tenant_id, session_id=session_id)
-        await self._queue.execute(deleting, reach=reach)
+        await self._queue.execute(deleting, reach=_reach(principal, session_id, sharing=Sharing.DROPS))
         self._on_delete()
 
     async def cut(self, principal: Principal, session_id: str) -> SessionCut:
@@ -140,9 +144,8 @@ class SqlSessions:
         self, principal: Principal, session_id: str, changes: Sequence[session_pb2.SessionStateChange]
     ) -> str:
         """See Sessions."""
-        return await self._queue.execute(
-            partial(_update_state, tenant_id=principal.tenant_id, session_id=session_id, changes=changes)
-        )
+        updating = partial(_update_state, tenant_id=principal.tenant_id, session_id=session_id, changes=changes)
+        return await self._queue.execute(updating, reach=_reach(principal, session_id))
 
     async def messages(self, principal: Principal, session_id: str, *, through: int) -> Sequence[StoredMessage]:
         """See Sessions."""
@@ -189,6 +192,10 @@ class SqlSessions:
 
     async def _rows(self, statement: Select[Any], parameters: dict[str, object] | None = None) -> Sequence[Row[Any]]:
         return await self._readers.run(lambda connection: connection.execute(statement, parameters or {}).all())
+
+
+def _reach(principal: Principal, session_id: str, *, sharing: Sharing = Sharing.NOTHING) -> Reach:
+    return Reach(sessions=[(principal.tenant_id, session_id)], sharing=sharing)
 
 
 def _read_history(connection: Connection, here: Mapping[str, object]) -> tuple[Sequence[Row[Any]], Sequence[Row[Any]]]:
@@ -267,7 +274,7 @@ def _set_labels(connection: Connection, *, here: dict[str, str], text: str) -> R
 def _update_state(
     connection: Connection, *, tenant_id: str, session_id: str, changes: Sequence[session_pb2.SessionStateChange]
 ) -> str:
-    row = connection.execute(_CUT.with_for_update(), {"session": session_id, "tenant": tenant_id}).one_or_none()
+    row = connection.execute(for_update(_CUT), {"session": session_id, "tenant": tenant_id}).one_or_none()
     if row is None:
         raise NotFound("session", session_id)
     if row.current_run_id:
@@ -282,15 +289,18 @@ def _update_state(
 
 
 def _delete(connection: Connection, *, tenant_id: str, session_id: str) -> None:
-    row = connection.execute(_ONE.with_for_update(), {"session": session_id, "tenant": tenant_id}).one_or_none()
+    row = connection.execute(for_update(_ONE), {"session": session_id, "tenant": tenant_id}).one_or_none()
     if row is None:
         raise NotFound("session", session_id)
     if row.current_run_id:
         raise session_busy(session_id, row.current_run_id)
+    here = {"tenant": tenant_id, "session": session_id}
+    named = connection.execute(_NAMED, here).scalars().all()
     delete_blobs(connection, tenant_id=tenant_id, session_id=session_id)
     for statement in _DELETIONS:
-        connection.execute(statement, {"tenant": tenant_id, "session": session_id})
-    connection.execute(_UNNAMED)  # definitions are shared between runs: delete those that no other run names
+        connection.execute(statement, here)
+    # Definitions are shared between runs: delete those that no other run names.
+    connection.execute(_DROP_UNNAMED, {"revisions": named})
 
 
 def _session(row: Row[Any]) -> session_pb2.Session:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Delete, Insert, Integer, Update
+from sqlalchemy import Connection, Delete, Insert, Integer, Select, Update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.sqlite.dml import OnConflictDoNothing, OnConflictDoUpdate
 from sqlalchemy.engine import Dialect
@@ -15,6 +15,17 @@ from sqlalchemy.sql.functions import GenericFunction
 from bough_server.store.sql.rows import Row
 
 T = TypeVar("T")
+
+Selected = TypeVar("Selected", bound=Select[Any])
+
+
+def for_update(statement: Selected) -> Selected:
+    """Return a statement that reads a session which its transaction has locked in advance.
+
+    A session that another server has created and locked since is not seen: to wait for it here, out of the order in
+    which all servers lock, could be a deadlock.
+    """
+    return statement.with_for_update(skip_locked=True)
 
 
 class greatest(GenericFunction[int]):  # a function of SQL

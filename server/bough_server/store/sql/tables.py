@@ -7,23 +7,18 @@ are unique only within their tenant: a session's key is (tenant_id, session_id) 
 
 from typing import Final
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    literal_column,
-    text,
-)
+from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, String, Table, literal_column, text
 from sqlmodel import AutoString, Field, SQLModel
 
 from bough.v1 import execution_pb2
 
 metadata: Final = MetaData()
+
+NUMBER: Final = Integer().with_variant(BigInteger(), "postgresql")
+"""The type of columns that hold whole numbers: of 64 bits, which SQLite's only integer type has."""
+
+TEXT: Final = String().with_variant(String(collation="C"), "postgresql")
+"""The type of columns that hold ids, names and other texts: sorted by their bytes, as SQLite sorts all texts."""
 
 PENDING: Final = int(execution_pb2.EXECUTION_STATE_PENDING)
 INPUT_REQUIRED: Final = int(execution_pb2.EXECUTION_STATE_INPUT_REQUIRED)
@@ -334,20 +329,17 @@ workers: Final[Table] = metadata.tables["workers"]
 run_commands: Final[Table] = metadata.tables["run_commands"]
 
 
-def _fit_postgresql() -> None:
-    """Fit the types to PostgreSQL; SQLite has one integer type, and sorts texts by their bytes.
-
-    Numbers have 64 bits. Ids and names sort by their bytes too, or pages and their tokens would order otherwise.
-    """
+def _fit_types() -> None:
+    """Give the columns the types that do the same in both databases: pages and their tokens depend on the order."""
     for table in metadata.tables.values():
         for column in table.columns:
             if isinstance(column.type, Integer):
-                column.type = column.type.with_variant(BigInteger(), "postgresql")
+                column.type = NUMBER
             elif isinstance(column.type, AutoString):
-                column.type = column.type.with_variant(String(collation="C"), "postgresql")
+                column.type = TEXT
 
 
-_fit_postgresql()
+_fit_types()
 
 IS_RUN: Final = runs.c.kind == literal_column(str(RUN))
 IS_EVALUATION: Final = runs.c.kind == literal_column(str(EVALUATION))

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, text
 from bough_server.errors import BoughError, Fenced, StorageFailed
 from bough_server.store.ports import RequestIdTaken, RunMoved, SessionMoved
 from bough_server.store.sql.append import is_stored, write_appends
-from bough_server.store.sql.driver import Driver, Refused, Session, Sharing
+from bough_server.store.sql.driver import Driver, Reach, Refused, Session, Sharing
 from bough_server.store.sql.jobs import Append, Settled, Transaction
 from bough_server.store.sql.log_heads import LogHeads, refusal
 
@@ -147,11 +147,20 @@ class WriterThread:
                 if not self._driver.is_transient(failed):
                     break
                 _log.warning("commit failed", error=str(failed), jobs=len(group))
+                self._free_locks(failed)
         assert error is not None
         # One bad job must not fail the others. If others are in the way, each would only wait for the lock once more.
         if len(group) == 1 or self._driver.is_busy(error):
             return [self._failed(job, error) for job in group]
         return [self._commit_alone(job) for job in group]
+
+    def _free_locks(self, error: Exception) -> None:
+        if self._driver.free_locks is not None:
+            try:
+                self._driver.free_locks(self._connection, error)
+            except Exception as failed:
+                _log.warning("locks not freed", error=str(failed))
+                self._roll_back()
 
     def _commit_alone(self, job: Job) -> Settled:
         try:
@@ -211,7 +220,7 @@ class WriterThread:
                 self._heads.committed(job)
         return settled
 
-    def _lock(self, group: Sequence[Job], lock: Callable[[Connection, Collection[Session], Sharing], None]) -> None:
+    def _lock(self, group: Sequence[Job], lock: Callable[[Connection, Reach], None]) -> None:
         """Lock whatever the jobs of a group are going to change, all at once."""
         sessions: set[Session] = set()
         sharing = Sharing.NOTHING
@@ -221,11 +230,11 @@ class WriterThread:
                 sharing = max(sharing, job.reach.sharing)
             elif job.has_blobs:
                 sharing = max(sharing, Sharing.ADDS)
-            is_moving = job.run_id and (isinstance(job, Transaction) or not job.has_only_deltas)
-            if is_moving and (session := self._heads.session_of(self._connection, job.run_id)) is not None:
+            if _moves_session(job) and (session := self._heads.session_of(self._connection, job.run_id)) is not None:
                 sessions.add(session)
-        if sessions or sharing:
-            lock(self._connection, sessions, sharing)
+        runs = _runs_to_lock(group)
+        if sessions or sharing or runs:
+            lock(self._connection, Reach(sessions=sessions, runs=runs, sharing=sharing))
 
     def _roll_back(self) -> None:
         """Roll back a failed transaction, if it is open; if that fails, replace the connection at its next use."""
@@ -303,6 +312,24 @@ class WriterThread:
             return Settled(job, error=self._heads.fence_of(job) or self._heads.fence(job, failure))
         self._heads.forget(job.run_id)
         return Settled(job, error=failure)
+
+
+def _moves_session(job: Job) -> bool:
+    """Return True if a job may change the session of its run, and does not name it itself."""
+    if isinstance(job, Transaction):
+        return bool(job.run_id) and not job.reach.sessions
+    return not job.has_only_deltas
+
+
+def _runs_to_lock(group: Sequence[Job]) -> Collection[str]:
+    """Return the runs that a group changes; a list of appends alone locks its runs in order itself."""
+    segments = [*_segments(group)]
+    if len(segments) == 1:
+        return ()
+    runs: set[str] = set()
+    for segment in segments:
+        runs.update(segment.reach.runs if isinstance(segment, Transaction) else (append.run_id for append in segment))
+    return runs
 
 
 def _segments(group: Sequence[Job]) -> Iterator[Transaction[Any] | list[Append]]:

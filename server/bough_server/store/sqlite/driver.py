@@ -75,5 +75,6 @@ SQLITE: Final = Driver(
     is_transient=lambda error: _is(error, _TRANSIENT),
     is_busy=lambda error: _is(error, {sqlite3.SQLITE_BUSY}),
     is_raced=lambda error: False,
+    free_locks=None,
 )
 """The driver of the standard library."""
