@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from sqlalchemy import Connection
-
 from bough_server.store.sql.statements import DriverCursor
 
 
@@ -57,7 +55,7 @@ class Driver:
     """Move the logs of a batch, each if its run has that epoch, ends at the expected sequence and has not ended, and
     insert the events of those that moved. Return the runs that did not move, or raise Refused if the database cannot
     tell which."""
-    lock: Callable[[Connection, Collection[Session], Sharing], None] | None
+    lock: Callable[[DriverCursor, Collection[Session], Sharing], None] | None
     """Lock what a transaction is about to change, in the one order that all servers keep; None if there is only one.
 
     A session's row is locked before anything is read on which a decision about it depends. Else a run that is queued in

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Engine, text
 
 from bough_server.errors import BoughError, Fenced, StorageFailed
 from bough_server.store.ports import RequestIdTaken, RunMoved, SessionMoved
@@ -20,6 +20,7 @@ from bough_server.store.sql.append import is_stored, write_appends
 from bough_server.store.sql.driver import Driver, Refused, Session, Sharing
 from bough_server.store.sql.jobs import Append, Settled, Transaction
 from bough_server.store.sql.log_heads import LogHeads, refusal
+from bough_server.store.sql.statements import DriverCursor
 
 Job = Append | Transaction[Any]
 
@@ -183,7 +184,7 @@ class WriterThread:
         connection = self._connection
         transaction = connection.begin()
         try:
-            if self._driver.lock is not None:
+            if self._driver.lock is not None and any(isinstance(job, Transaction) for job in group):
                 self._lock(group, self._driver.lock)
             for segment in _segments(group):
                 if isinstance(segment, Transaction):
@@ -211,8 +212,8 @@ class WriterThread:
                 self._heads.committed(job)
         return settled
 
-    def _lock(self, group: Sequence[Job], lock: Callable[[Connection, Collection[Session], Sharing], None]) -> None:
-        """Lock whatever the jobs of a group are going to change, all at once."""
+    def _lock(self, group: Sequence[Job], lock: Callable[[DriverCursor, Collection[Session], Sharing], None]) -> None:
+        """Lock whatever the jobs of a group may change, all at once; appends by themselves lock what they change."""
         sessions: set[Session] = set()
         sharing = Sharing.NOTHING
         for job in group:
@@ -225,7 +226,8 @@ class WriterThread:
             if is_moving and (session := self._heads.session_of(self._connection, job.run_id)) is not None:
                 sessions.add(session)
         if sessions or sharing:
-            lock(self._connection, sessions, sharing)
+            with DriverCursor(self._connection) as cursor:
+                lock(cursor, sessions, sharing)
 
     def _roll_back(self) -> None:
         """Roll back a failed transaction, if it is open; if that fails, replace the connection at its next use."""
