@@ -11,7 +11,7 @@ from tests.bench.figures import Aim, CaseResult, Figure
 from tests.bench.postgres import Postgres, postgres
 
 ROUNDS: Final = 7
-EVENTS: Final = {1: 500, MANY: 80 * MANY}
+EVENTS: Final = {1: 500, MANY: 160 * MANY}
 """How many events a round appends, by the number of runs that append at once."""
 
 FLOOR: Final = "bare asyncpg"

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from grpc import aio
 
@@ -25,7 +25,6 @@ RUNS: Final = 384
 AT_ONCE: Final = 32
 _SECONDS: Final = 120.0
 
-_Agents: TypeAlias = "agent_service_pb2_grpc.AgentServiceAsyncStub"  # a name that only the stubs' types have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class Load:
     async def round(self, count: int) -> Round:
         """Execute runs on the first `count` servers, each on the next one."""
         start, before = time.perf_counter(), self._cpu_seconds()
-        places, left = cycle(self._agents[:count]), iter(range(RUNS))
+        places, left = cycle(range(count)), iter(range(RUNS))
         await asyncio.gather(*(self._client(places, left) for _ in range(AT_ONCE)))
         seconds = time.perf_counter() - start
         servers, database, client = (now - then for now, then in zip(self._cpu_seconds(), before, strict=True))
@@ -66,12 +65,10 @@ class Load:
         servers = sum(server.cpu_seconds() for server in self._servers)
         return servers, self._database.cpu_seconds(), time.process_time()
 
-    async def _client(
-        self, places: Iterator[agent_service_pb2_grpc.AgentServiceAsyncStub], left: Iterator[int]
-    ) -> None:
+    async def _client(self, places: Iterator[int], left: Iterator[int]) -> None:
         for _ in left:
             end = event_pb2.AgentEvent()
-            async for response in next(places).Run(_REQUEST, timeout=_SECONDS):
+            async for response in self._agents[next(places)].Run(_REQUEST, timeout=_SECONDS):
                 end = response.batch.events[-1] if response.batch.events else end
             self.failed += [part.text for part in end.run_completed.final_answer.parts] != [ANSWER]
 

@@ -175,8 +175,9 @@ def write_appends(connection: Connection, driver: Driver, appends: Sequence[Appe
         expected = append.records[0].sequence - 1 if before is None else before.expected
         moves[run_id] = LogMove(append.records[-1].sequence, run_id, append.epoch, expected)
         rows += [(run_id, record.sequence, record.kind, record.data) for record in append.records]
-    with DriverCursor(connection) as cursor:
-        if driver.lock is not None:
+    is_alone = not any(append.has_blobs or append.projected is not NOTHING for append in appends)
+    with DriverCursor(connection, is_pipeline=not is_alone) as cursor:
+        if driver.lock is not None and not is_alone:
             sessions = {(append.tenant_id, append.session_id) for append in appends if append.changes_session}
             has_blobs = any(append.has_blobs for append in appends)
             driver.lock(cursor, sessions, Sharing.ADDS if has_blobs else Sharing.NOTHING)

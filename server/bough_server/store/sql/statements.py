@@ -90,13 +90,13 @@ class DriverCursor:
 
     As a context, it is a pipeline if the driver has them: statements are sent without a wait for the answers of those
     before, unless one fetches, and an error is raised by a later statement or at the end. Meanwhile, the connection
-    cannot be used otherwise.
+    cannot be used otherwise. A single statement takes a round trip more in a pipeline than without.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, is_pipeline: bool = True) -> None:
         self.dialect = connection.dialect
         self.driver: DBAPICursor = connection.connection.cursor()
-        pipeline = getattr(connection.connection.driver_connection, "pipeline", None)
+        pipeline = getattr(connection.connection.driver_connection, "pipeline", None) if is_pipeline else None
         self._pipeline: AbstractContextManager[object] = nullcontext() if pipeline is None else pipeline()
 
     def __enter__(self) -> "DriverCursor":
