@@ -21,7 +21,7 @@ FAST: Final = 10_000
 
 async def measure(folder: Path) -> CaseResult:
     """Runs the case in an empty folder."""
-    with postgres(folder) as server:
+    with postgres() as server:
         if server is None:
             return CaseResult(figures=[])
         return CaseResult(figures=[figure for runs in EVENTS for figure in await _compared(server, runs)])

@@ -43,7 +43,7 @@ async def measure(folder: Path, *, shapes: Sequence[Shape] = (ONE, ALL)) -> Case
     figures: list[Figure] = []
     failures: list[str] = []
     async with AsyncExitStack() as stack:
-        database = stack.enter_context(postgres(folder))
+        database = stack.enter_context(postgres())
         if database is None:
             return CaseResult(figures=[])
         base_url = await stack.enter_async_context(model_server(folder))

@@ -1,4 +1,4 @@
-"""A PostgreSQL for one case: real, flushing to the disk that the case's folder is on; Linux only."""
+"""A PostgreSQL for one case: real, flushing to a disk; Linux only."""
 
 import itertools
 import os
@@ -21,8 +21,8 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 class Postgres:
     """A running PostgreSQL."""
 
-    def __init__(self, cluster: Cluster, data: Path) -> None:
-        self._cluster, self._data = cluster, data
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
         self._numbers = itertools.count(1)
 
     def new_database(self) -> str:
@@ -33,7 +33,7 @@ class Postgres:
 
     def cpu_seconds(self) -> float:
         """User and system time of all its processes so far, those that ended included; see proc_pid_stat(5)."""
-        first = int((self._data / "postmaster.pid").read_text(encoding="ascii").split()[0])
+        first = int((self._cluster.folder / "data" / "postmaster.pid").read_text(encoding="ascii").split()[0])
         # What follows the name begins with field 3; fields 16 and 17 are of the children that ended.
         fields = Path(f"/proc/{first}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         ended = (int(fields[13]) + int(fields[14])) / _TICKS
@@ -42,28 +42,26 @@ class Postgres:
 
 
 @contextmanager
-def postgres(folder: Path) -> Iterator[Postgres | None]:
-    """Run a PostgreSQL until the end of the block; None, said on standard error, if it is not installed."""
+def postgres() -> Iterator[Postgres | None]:
+    """Run a PostgreSQL until the end of the block; None, said on standard error, if it is not installed.
+
+    Its files are below /var/tmp, which is a disk, and which its user can reach if this process is root's.
+    """
     if programs() is None:
         print("not measured: there is no initdb (Debian's package postgresql)", file=sys.stderr)
         yield None
         return
     user = account() if os.geteuid() == 0 else None
-    data = folder / "postgres"
-    data.mkdir()
-    # Its sockets are not below the case's folder, because their paths have to be short.
-    with tempfile.TemporaryDirectory(prefix="bough-bench-") as sockets:
-        (Path(sockets) / "data").symlink_to(data)
+    with tempfile.TemporaryDirectory(prefix="bough-bench-", dir="/var/tmp") as name:
+        folder = Path(name)
         if user is not None:
-            folder.chmod(0o711)
-            shutil.chown(data, user)
-            shutil.chown(sockets, user)
-        cluster = Cluster(Path(sockets), user)
+            shutil.chown(folder, user)
+        cluster = Cluster(folder, user)
         cluster.make()
-        with (data / "postgresql.conf").open("a", encoding="utf-8") as settings:
+        with (folder / "data" / "postgresql.conf").open("a", encoding="utf-8") as settings:
             settings.write("track_commit_timestamp = on\n")
         cluster.start()
         try:
-            yield Postgres(cluster, data)
+            yield Postgres(cluster)
         finally:
             cluster.stop()

@@ -14,7 +14,7 @@ async def measure(folder: Path, *, kills: int = KILLS) -> CaseResult:
     """Runs the case in an empty folder; `kills` is how many servers are killed for the time of a takeover."""
     figures: list[Figure] = []
     failures: list[str] = []
-    with postgres(folder) as database:
+    with postgres() as database:
         if database is None:
             return CaseResult(figures=[])
         figures += await follow.measured(_made(folder / "follow"), database.new_database(), failures)

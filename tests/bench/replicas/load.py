@@ -26,7 +26,6 @@ AT_ONCE: Final = 32
 _SECONDS: Final = 120.0
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """What a round measured; CPU in milliseconds of a run."""
