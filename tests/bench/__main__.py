@@ -1,7 +1,8 @@
 """python -m tests.bench [CASE ...]: runs cases, prints a table, writes var/bench.json.
 
-Exits 0 unless a turn failed. `--profile` runs the desk's server under cProfile and writes var/bench.prof; `--docs`
-measures nothing and puts the last report into docs/explanation/benchmarks.md.
+Exits 0 unless a turn failed. `--profile` runs the desk's server under cProfile and writes var/bench.prof; `--kills` is
+how many servers the case replicas kills; `--docs` measures nothing and puts the last report into
+docs/explanation/benchmarks.md.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
@@ -25,9 +26,11 @@ from tests.bench.machine import machine, versions
 
 CASES: Final = {
     "desk": "desk",
+    "desk-postgres": "desk_postgres",
     "first-piece": "first_piece",
     "catch-up": "catch_up",
     "append": "append",
+    "append-postgres": "append_postgres",
     "fold": "fold",
     "recover": "recover",
     "waiting": "waiting",
@@ -36,6 +39,7 @@ CASES: Final = {
     "clients": "clients",
     "score": "score",
     "evaluate": "evaluate",
+    "replicas": "replicas",
 }
 REPORT: Final = Path("var/bench.json")
 PROFILE: Final = Path("var/bench.prof")
@@ -49,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all where none is named")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--kills", type=int, metavar="N")
     parser.add_argument("--docs", action="store_true")
     arguments = parser.parse_args(argv)
     if unknown := set(arguments.cases) - CASES.keys():
@@ -61,13 +66,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         PAGE.write_text(table.rewritten(PAGE.read_text(encoding="utf-8"), report), encoding="utf-8")
         return 0
     REPORT.parent.mkdir(exist_ok=True)
-    report = asyncio.run(_measured(arguments.cases or list(CASES), profile=arguments.profile))
+    options: dict[str, dict[str, object]] = {}
+    if arguments.profile:
+        options["desk"] = {"profile": PROFILE.absolute()}
+    if arguments.kills:
+        options["replicas"] = {"kills": arguments.kills}
+    report = asyncio.run(_measured(arguments.cases or list(CASES), options))
     REPORT.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     table.show(report, Console(width=None if sys.stdout.isatty() else 160))
     return 1 if report["failures"] else 0
 
 
-async def _measured(cases: Sequence[str], *, profile: bool) -> Report:
+async def _measured(cases: Sequence[str], options: Mapping[str, Mapping[str, object]]) -> Report:
     report = Report(
         date=datetime.now(UTC).date().isoformat(),
         machine=machine(),
@@ -78,9 +88,7 @@ async def _measured(cases: Sequence[str], *, profile: bool) -> Report:
     )
     for case in cases:
         print(f"{case} ...", file=sys.stderr, flush=True)
-        measure: Measure = import_module(f"tests.bench.{CASES[case]}").measure
-        if case == "desk" and profile:
-            measure = partial(import_module("tests.bench.desk").measure, profile=PROFILE.absolute())
+        measure: Measure = partial(import_module(f"tests.bench.{CASES[case]}").measure, **options.get(case, {}))
         start = time.monotonic()
         # Beside the report, on a disk: where temporary files are kept in memory, a durable commit costs nothing.
         with tempfile.TemporaryDirectory(prefix="bench-", dir=REPORT.parent.absolute()) as folder:

@@ -25,14 +25,20 @@ FLOOR: Final = "bare sqlite3 thread"
 _SYNCHRONOUS: Final[dict[Durability, str]] = {"disk": "FULL", "process": "NORMAL"}
 
 Logs = dict[str, list[Record]]
+"""The events to append, by run."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What a round measured."""
+    """What a round measured; CPU in microseconds, of this process and of the database's, if that has its own."""
 
     events_per_second: float
     commits_per_event: float
+    cpu_per_event: float
+    database_cpu_per_event: float
+
+
+_Run = Callable[[str, Durability, Logs], Awaitable[Round]]
 
 
 async def measure(folder: Path) -> CaseResult:
@@ -48,11 +54,11 @@ async def _compared(folder: Path, durability: Durability, runs: int) -> Sequence
     ours: list[Round] = []
     floor: list[Round] = []
     for number in range(ROUNDS + 1):
-        logs = _logs(runs)
+        logs = new_logs(runs, EVENTS[runs])
         path = folder / f"{durability}-{runs}-{number}"
-        entrants = [(ours, _store_round), (floor, _bare_round)]
+        entrants: list[tuple[list[Round], _Run]] = [(ours, store_round), (floor, _bare_round)]
         for rounds, run in entrants if number % 2 else reversed(entrants):
-            rounds.append(await run(path.with_name(f"{path.name}-{run.__name__}.db"), durability, logs))
+            rounds.append(await run(f"{path}-{'ours' if rounds is ours else 'floor'}.db", durability, logs))
     return _figures(_SYNCHRONOUS[durability], runs, ours[1:], floor[1:])
 
 
@@ -79,53 +85,77 @@ def _figures(synchronous: str, runs: int, ours: Sequence[Round], floor: Sequence
     return [speed, commits]
 
 
-def _logs(runs: int) -> Logs:
+def new_logs(runs: int, events: int) -> Logs:
+    """Return events of new runs, so many of all of them together."""
     names = [ids.new_uuid7(NOW_NS) for _ in range(runs)]
-    return {name: list(deltas(name, EVENTS[runs] // runs)) for name in names}
+    return {name: list(deltas(name, events // runs)) for name in names}
 
 
-async def _store_round(path: Path, durability: Durability, logs: Logs) -> Round:
+def _none() -> float:
+    return 0.0
+
+
+async def store_round(
+    url: str, durability: Durability, logs: Logs, *, database_cpu: Callable[[], float] = _none
+) -> Round:
+    """Append events to a new database through the log's port."""
     commits = 0
 
     def count() -> None:
         nonlocal commits
         commits += 1
 
-    store = open_store(str(path), durability=durability, hooks=CommitHooks(after=count))
+    store = open_store(url, durability=durability, hooks=CommitHooks(after=count))
     log: EventLog = store.log
     try:
         for run_id in logs:
             await log.create(new_run(run_id))
         accepted = commits
-        seconds = await _timed(logs, lambda run_id, record: log.append(run_id, epoch=1, records=(record,)))
+        return await timed(
+            logs,
+            lambda run_id, record: log.append(run_id, epoch=1, records=(record,)),
+            commits=lambda: commits - accepted,
+            database_cpu=database_cpu,
+        )
     finally:
         await store.close()
-    return _round(logs, seconds, commits - accepted)
 
 
-async def _bare_round(path: Path, durability: Durability, logs: Logs) -> Round:
-    writer = BareWriter(path, synchronous=_SYNCHRONOUS[durability])
+async def _bare_round(path: str, durability: Durability, logs: Logs) -> Round:
+    writer = BareWriter(Path(path), synchronous=_SYNCHRONOUS[durability])
     try:
-        seconds = await _timed(
-            logs, lambda run_id, record: writer.append((run_id, record.sequence, record.kind, record.data))
+        return await timed(
+            logs,
+            lambda run_id, record: writer.append((run_id, record.sequence, record.kind, record.data)),
+            commits=lambda: writer.commits,
         )
     finally:
         writer.close()
-    return _round(logs, seconds, writer.commits)
 
 
-async def _timed(logs: Logs, append: Callable[[str, Record], Awaitable[None]]) -> float:
-    """Seconds until every run has appended its events, each after the one before was committed."""
+async def timed(
+    logs: Logs,
+    append: Callable[[str, Record], Awaitable[None]],
+    *,
+    commits: Callable[[], int],
+    database_cpu: Callable[[], float] = _none,
+) -> Round:
+    """Let every run append its events, each after the one before was committed.
+
+    `commits` returns how many commits there were so far, `database_cpu` the seconds that the database has used.
+    """
 
     async def write(run_id: str, records: Sequence[Record]) -> None:
         for record in records:
             await append(run_id, record)
 
-    start = time.perf_counter()
+    database, cpu, start = database_cpu(), time.process_time(), time.perf_counter()
     await asyncio.gather(*(write(run_id, records) for run_id, records in logs.items()))
-    return time.perf_counter() - start
-
-
-def _round(logs: Logs, seconds: float, commits: int) -> Round:
+    seconds, used = time.perf_counter() - start, time.process_time() - cpu
     count = sum(map(len, logs.values()))
-    return Round(count / seconds, commits / count)
+    return Round(
+        events_per_second=count / seconds,
+        commits_per_event=commits() / count,
+        cpu_per_event=used * 1e6 / count,
+        database_cpu_per_event=(database_cpu() - database) * 1e6 / count,
+    )

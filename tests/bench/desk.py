@@ -71,10 +71,10 @@ async def measure(folder: Path, *, profile: Path | None = None) -> CaseResult:
         async with bough_server(folder, config, profile=profile) as server:
             async with _entrants(folder, server, base_url) as entrants:
                 for shape in (ONE, ALL):
-                    figures += _figures(shape, await _raced(shape, entrants, base_url, failures))
+                    figures += _figures(shape, await raced(shape, entrants, base_url, failures))
                 peak, bare_peak = server.peak_megabytes(), entrants[RAW].program.peak_megabytes()
             async with _entrants(folder, server, paced_base_url, lead="paced_lead") as entrants:
-                figures += _figures(PACED, await _raced(PACED, entrants, paced_base_url, failures))
+                figures += _figures(PACED, await raced(PACED, entrants, paced_base_url, failures))
     figures += [
         Figure(case="desk", what="failed turns", unit="turns", rounds=[len(failures)], aim=Aim("at most", 0, "median")),
         Figure(
@@ -111,8 +111,8 @@ async def _loop(program: Program, count: int, at_once: int) -> Sequence[str]:
     return ["A turn of a bare loop gave another answer."] * failed
 
 
-async def _raced(shape: Shape, entrants: Entrants, base_url: str, failures: list[str]) -> Rounds:
-    """CPU milliseconds of a turn, by entrant and round; each round begins with another entrant."""
+async def raced(shape: Shape, entrants: Entrants, base_url: str, failures: list[str]) -> Rounds:
+    """Return CPU milliseconds of a turn, by entrant and round; each round begins with another entrant."""
     rounds: dict[str, list[float]] = {name: [] for name in entrants}
     before = await calls_answered(base_url)
     names = list(entrants)

@@ -36,7 +36,9 @@ async def lookup(query: str) -> str:
     return f"A bough is a main branch of a tree. You asked for {query}."
 
 
-def write_project(folder: Path, *, base_url: str, paced_base_url: str = "", durability: str = "disk") -> Path:
+def write_project(
+    folder: Path, *, base_url: str, paced_base_url: str = "", durability: str = "disk", storage: str = "bench.db"
+) -> Path:
     """Writes a configuration of the desk into a folder; gives its path.
 
     The agent `lead` and its sub-agents use the model server at `base_url`, `paced_lead` that at `paced_base_url`.
@@ -45,7 +47,7 @@ def write_project(folder: Path, *, base_url: str, paced_base_url: str = "", dura
     (folder / "agents.yaml").write_text("---\n".join(json.dumps(one) + "\n" for one in _definitions()))
     config = folder / "bough.yaml"
     settings = {
-        "storage": {"url": "bench.db", "durability": durability},
+        "storage": {"url": storage, "durability": durability},
         "agents": ["agents.yaml"],
         "python": ["bench_tools"],
         "models": {

@@ -29,14 +29,14 @@ async def lookup(query: str) -> str:
 '''
 
 
-def write_growth_project(folder: Path) -> Path:
+def write_growth_project(folder: Path, *, storage: str = "bench.db") -> Path:
     """Writes the configuration into a folder; gives its path."""
     (folder / "growth_tools.py").write_text(_TOOLS, encoding="utf-8")
     (folder / "script.json").write_text(json.dumps({"agents": _turns()}), encoding="utf-8")
     (folder / "agents.yaml").write_text("---\n".join(json.dumps(one) + "\n" for one in _definitions()))
     config = folder / "bough.yaml"
     settings = {
-        "storage": {"url": "bench.db", "durability": "disk"},
+        "storage": {"url": storage, "durability": "disk"},
         "agents": ["agents.yaml"],
         "python": ["growth_tools"],
         "models": {"default": {"provider": "scripted", "script": "script.json"}},

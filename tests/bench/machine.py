@@ -3,10 +3,13 @@
 import os
 import platform
 import sqlite3
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
-_PACKAGES = ("grpcio", "protobuf", "openai", "aiohttp", "sqlalchemy", "pydantic")
+from tests.support.postgres import programs
+
+_PACKAGES = ("grpcio", "protobuf", "openai", "aiohttp", "sqlalchemy", "psycopg", "asyncpg", "pydantic")
 
 
 def machine() -> dict[str, str]:
@@ -21,12 +24,22 @@ def machine() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Python, SQLite and the packages whose speed counts."""
+    """Python, the databases and the packages whose speed counts."""
     return {
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
+        "postgresql": _postgresql_version(),
         **{name: version(name) for name in _PACKAGES},
     }
+
+
+def _postgresql_version() -> str:
+    """The version of the installed PostgreSQL."""
+    folder = programs()
+    if folder is None:
+        return "none"
+    told = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=True)
+    return told.stdout.split()[2]
 
 
 def _field(path: str, name: str) -> str:

@@ -79,6 +79,11 @@ class Program:
                 await asyncio.sleep(0.05)
         self.address = f"127.0.0.1:{port}"
 
+    async def kill(self) -> None:
+        """Ends it by SIGKILL."""
+        self._process.kill()
+        await self._process.wait()
+
     async def stop(self) -> None:
         """Ends it by SIGTERM, or by SIGKILL where it does not listen."""
         if self._process.returncode is not None:

@@ -13,8 +13,13 @@ _PATIENCE: Final = 60.0
 
 
 @asynccontextmanager
-async def bough_server(folder: Path, config: Path, *, profile: Path | None = None) -> AsyncIterator[Program]:
-    """`bough serve` on any free port. With `profile` it runs under cProfile, which writes there at the server's end."""
+async def bough_server(
+    folder: Path, config: Path, *, name: str = "bough", profile: Path | None = None
+) -> AsyncIterator[Program]:
+    """`bough serve` on any free port; several of one folder need different names.
+
+    With `profile` it runs under cProfile, which writes there at the server's end.
+    """
     watched = ("-m", "cProfile", "-o", str(profile)) if profile else ()
     arguments = (
         *watched,
@@ -28,7 +33,7 @@ async def bough_server(folder: Path, config: Path, *, profile: Path | None = Non
         "--port",
         "0",
     )
-    async with serving(folder, "bough", arguments) as program:
+    async with serving(folder, name, arguments) as program:
         yield program
 
 

@@ -21,7 +21,7 @@ from bough_server.store.sql.store import Store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.window import PAGE_BYTES
 from bough_server.store.worker_ports import RunCommand
-from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed
+from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed, text
 from tests.store.sql import execute
 
 _END_ALL = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND {}"
@@ -181,6 +181,40 @@ async def test_a_server_that_stands_still_within_a_transaction_does_not_hold_up_
         goes_on.set()
 
 
+async def test_an_append_that_leaves_its_session_as_it_is_does_not_wait_for_a_lock_of_it(
+    store: Store, postgres_url: str
+) -> None:
+    run = Made()
+    await store.log.create(run.new())
+    model_call = event_pb2.AgentEvent(effect_key="s0.m", llm_started=event_pb2.LlmStarted(model="m"))
+    with psycopg.connect(postgres_url) as other:
+        other.execute("SELECT 1 FROM sessions FOR UPDATE")
+        await store.log.append(run.run_id, epoch=1, records=run.next(model_call, delta()))
+        writing = asyncio.ensure_future(store.log.append(run.run_id, epoch=1, records=run.next(completed())))
+        _, pending = await asyncio.wait({writing}, timeout=0.3)
+        assert pending
+    await writing
+
+
+async def test_an_append_whose_message_cannot_be_inserted_fails_alone(store: Store, postgres_url: str) -> None:
+    runs = [Made(number=number) for number in (1, 2, 3)]
+    for run in runs:
+        await store.log.create(run.new())
+    execute(
+        postgres_url,
+        "INSERT INTO messages (tenant_id, session_id, position, run_id, agent, chain, data) "
+        f"SELECT tenant_id, session_id, 1, '', '', '', '' FROM sessions WHERE session_id = '{runs[1].session_id}'",
+    )
+    answers = [run.next(completed(text("Yes.", "ASSISTANT"))) for run in runs]
+    outcomes = await asyncio.gather(
+        *(store.log.append(run.run_id, epoch=1, records=answer) for run, answer in zip(runs, answers, strict=True)),
+        return_exceptions=True,
+    )
+    assert [type(outcome) for outcome in outcomes] == [type(None), StorageFailed, type(None)]
+    assert execute(postgres_url, "SELECT ended FROM runs ORDER BY run_id") == [(True,), (False,), (True,)]
+    assert store.write_health.is_possible
+
+
 async def test_a_fenced_run_fails_alone_and_its_neighbors_are_written(store: Store, postgres_url: str) -> None:
     runs = [Made(number=number) for number in range(1, 6)]
     for run in runs:
@@ -230,9 +264,9 @@ async def test_a_forged_token_with_nul_is_refused(store: Store) -> None:
 
 
 async def test_a_read_stops_by_bytes_in_the_database(store: Store) -> None:
-    run, text = Made(), "x" * (PAGE_BYTES // 3)
+    run, words = Made(), "x" * (PAGE_BYTES // 3)
     await store.log.create(run.new())
-    made = [*run.first(), *run.next(*(delta(text) for _ in range(12)))]
+    made = [*run.first(), *run.next(*(delta(words) for _ in range(12)))]
     await store.log.append(run.run_id, epoch=1, records=made[1:])
     read = partial(read_range, run_id=run.run_id, after=0)
     assert [len(await store.write(partial(read, deltas=deltas))) for deltas in (True, False)] == [4, 1]

@@ -66,6 +66,12 @@ def test_numbers_have_64_bits_and_ids_sort_by_their_bytes(postgres_url: str) -> 
     assert {collation for _, _, kind, collation in found if kind == "character varying"} == {"C"}
 
 
+def test_rows_of_runs_leave_room_for_their_next_versions(empty: str) -> None:
+    upgrade_database(empty)
+    found = execute(empty, "SELECT relname, reloptions FROM pg_class WHERE reloptions IS NOT NULL AND relkind = 'r'")
+    assert found == [("runs", ["fillfactor=50"])]
+
+
 def test_every_partial_index_is_partial(postgres_url: str) -> None:
     partial = {index.name for table in metadata.tables.values() for index in table.indexes
                if index.dialect_options["sqlite"]["where"] is not None}  # fmt: skip

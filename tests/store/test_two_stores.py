@@ -110,6 +110,10 @@ def _into(run: Made, session_id: str) -> object:
     return replace(run.new(), session_id=session_id, new_session=False)
 
 
+async def _end(store: Store, run: Made) -> None:
+    await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+
+
 async def test_a_run_that_is_queued_while_its_predecessor_ends_starts(
     stores: tuple[Store, Store], postgres_url: str
 ) -> None:
@@ -120,8 +124,11 @@ async def test_a_run_that_is_queued_while_its_predecessor_ends_starts(
         await one.log.create(holder.new())
         await one.log.append(holder.run_id, epoch=1, records=holder.next(delta()))
         queued = Made(number=2 * number + 1, session_number=2 * number, is_queued=True)
-        ending = one.log.append(holder.run_id, epoch=1, records=holder.next(completed()))
-        ended, outcome = await _both(ending, other.log.create(queued.new()))
+        ending, creating = _end(one, holder), other.log.create(queued.new())
+        if number % 2:
+            ended, outcome = await _both(ending, creating)
+        else:
+            outcome, ended = await _both(creating, ending)
         assert ended is None
         session = await other.sessions.get(ANNE, holder.session_id)
         if outcome is None:

@@ -115,7 +115,7 @@ def cluster() -> Cluster:
     """
     if programs() is None:
         skip_or_fail("postgres", ["initdb (Debian's package postgresql)"])
-    user = _account() if os.geteuid() == 0 else None
+    user = account() if os.geteuid() == 0 else None
     folder = Path(tempfile.mkdtemp(prefix="bough-pg-", dir="/tmp"))
     if user is not None:
         shutil.chown(folder, user)
@@ -185,7 +185,7 @@ def drop(url: str) -> None:
     cluster().execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
-def _account() -> str:
+def account() -> str:
     """Return a user for the cluster: PostgreSQL refuses to run as root."""
     for name in ("postgres", "nobody"):
         try:

@@ -89,5 +89,11 @@ class Projected:
     evaluation: EvaluationChange | None = None
     """The new numbers of an evaluation; None if the events do not change them, and for runs."""
 
+    @property
+    def changes_session(self) -> bool:
+        """True if the row of the session changes with them."""
+        moves = self.end is not None or self.begin_time_ns is not None
+        return moves or self.state_json is not None or bool(self.messages)
+
 
 NOTHING: Final = Projected(start=None, messages=(), usage=(), end=None)

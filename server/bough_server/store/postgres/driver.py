@@ -1,11 +1,14 @@
 """Appends to logs by psycopg, and the meaning of PostgreSQL's errors."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from struct import Struct, pack
 from typing import Final
 
 import psycopg
 import structlog
 from psycopg import errors
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
@@ -26,7 +29,7 @@ WITH wanted AS (
   RETURNING r.run_id
 ), stored AS (
   INSERT INTO events (run_id, sequence, kind, data)
-  SELECT e.* FROM unnest(%b::text[], %b::bigint[], %b::int[], %b::bytea[]) AS e(run_id, sequence, kind, data)
+  SELECT e.* FROM unnest(%b::text[], %b::bigint[], %b::bigint[], %b::bytea[]) AS e(run_id, sequence, kind, data)
   JOIN moved USING (run_id)
 )
 SELECT run_id FROM moved
@@ -38,9 +41,51 @@ one order, so that batches of several servers wait for one another instead of fo
 """
 
 
+class _Array(bytes):
+    """An array in PostgreSQL's binary format; the statement says of which type.
+
+    psycopg would make it element by element in Python.
+    """
+
+
+class _ArrayDumper(Dumper):
+    format = Format.BINARY
+
+    def dump(self, obj: bytes) -> bytes:
+        return obj
+
+
+psycopg.adapters.register_dumper(_Array, _ArrayDumper)
+
+_HEAD: Final = Struct("!iiIii")
+"""How many dimensions, whether there are NULLs, the type of the elements, how many, and the index of the first."""
+_LENGTH: Final = Struct("!i")
+_BIGINT, _TEXT, _BYTEA = 20, 25, 17
+
+
+def _array(element: int, values: Sequence[bytes]) -> _Array:
+    parts = [b""] * (2 * len(values))
+    parts[::2] = map(_LENGTH.pack, map(len, values))
+    parts[1::2] = values
+    return _Array(b"".join((_HEAD.pack(1, 0, element, len(values), 1), *parts)))
+
+
+def _numbers(values: Sequence[int]) -> _Array:
+    parts = [8] * (2 * len(values))
+    parts[1::2] = values
+    return _Array(_HEAD.pack(1, 0, _BIGINT, len(values), 1) + pack("!" + "iq" * len(values), *parts))
+
+
+def _texts(values: Iterable[str]) -> _Array:
+    return _array(_TEXT, [value.encode() for value in values])
+
+
 def _append_events(cursor: DriverCursor, moves: Mapping[str, LogMove], events: Sequence[EventTuple]) -> Collection[str]:
-    parameters = [*map(list, zip(*moves.values(), strict=True)), *map(list, zip(*events, strict=True))]
-    cursor.driver.execute(_APPEND, parameters)
+    lasts, run_ids, epochs, expected = zip(*moves.values(), strict=True)
+    its_runs, sequences, kinds, data = zip(*events, strict=True)
+    wanted = [_numbers(lasts), _texts(run_ids), _numbers(epochs), _numbers(expected)]
+    rows = [_texts(its_runs), _numbers(sequences), _numbers(kinds), _array(_BYTEA, data)]
+    cursor.driver.execute(_APPEND, [*wanted, *rows])
     moved = {run_id for (run_id,) in cursor.driver.fetchall()}
     return moves.keys() - moved
 
@@ -49,29 +94,27 @@ _FILES_LOCK: Final = 0x626F7567_00000003
 """The key of the advisory lock that is shared by those who refer to definitions and files, and taken by who deletes."""
 
 _LOCK_FILES: Final = {
-    Sharing.ADDS: text("SELECT pg_advisory_xact_lock_shared(:key)"),
-    Sharing.DROPS: text("SELECT pg_advisory_xact_lock(:key)"),
+    Sharing.ADDS: "SELECT pg_advisory_xact_lock_shared(%b)",
+    Sharing.DROPS: "SELECT pg_advisory_xact_lock(%b)",
 }
-_LOCK_SESSIONS: Final = text("""
-SELECT 1 FROM sessions s JOIN unnest(CAST(:tenants AS text[]), CAST(:sessions AS text[])) AS w(tenant_id, session_id)
-  USING (tenant_id, session_id)
+_LOCK_SESSIONS: Final = """
+SELECT FROM sessions s JOIN unnest(%b::text[], %b::text[]) AS w(tenant_id, session_id) USING (tenant_id, session_id)
 ORDER BY s.tenant_id, s.session_id FOR UPDATE OF s
-""")
+"""
 
 
-_LOCK_RUNS: Final = text("""
-SELECT 1 FROM runs r JOIN unnest(CAST(:runs AS text[])) AS w(run_id) USING (run_id) ORDER BY r.run_id FOR UPDATE OF r
-""")
+_LOCK_RUNS: Final = """
+SELECT FROM runs r JOIN unnest(%b::text[]) AS w(run_id) USING (run_id) ORDER BY r.run_id FOR UPDATE OF r
+"""
 
 
-def _lock(connection: Connection, reach: Reach) -> None:
+def _lock(cursor: DriverCursor, reach: Reach) -> None:
     if reach.sharing is not Sharing.NOTHING:
-        connection.execute(_LOCK_FILES[reach.sharing], {"key": _FILES_LOCK})
+        cursor.driver.execute(_LOCK_FILES[reach.sharing], [_FILES_LOCK])
     if reach.sessions:
-        tenants, names = zip(*reach.sessions, strict=True)
-        connection.execute(_LOCK_SESSIONS, {"tenants": list(tenants), "sessions": list(names)})
+        cursor.driver.execute(_LOCK_SESSIONS, [_texts(column) for column in zip(*reach.sessions, strict=True)])
     if reach.runs:
-        connection.execute(_LOCK_RUNS, {"runs": list(reach.runs)})
+        cursor.driver.execute(_LOCK_RUNS, [_texts(reach.runs)])
 
 
 WRITER: Final = "bough writer"

@@ -22,7 +22,7 @@ from bough_server.store.ports import LogRecord
 from bough_server.store.projected import NOTHING, Projected
 from bough_server.store.sql import tables
 from bough_server.store.sql.blobs import write_blobs
-from bough_server.store.sql.driver import Driver, EventTuple, LogMove
+from bough_server.store.sql.driver import Driver, EventTuple, LogMove, Reach, Sharing
 from bough_server.store.sql.jobs import Append
 from bough_server.store.sql.rows import (
     Row,
@@ -175,14 +175,19 @@ def write_appends(connection: Connection, driver: Driver, appends: Sequence[Appe
         expected = append.records[0].sequence - 1 if before is None else before.expected
         moves[run_id] = LogMove(append.records[-1].sequence, run_id, append.epoch, expected)
         rows += [(run_id, record.sequence, record.kind, record.data) for record in append.records]
-    with DriverCursor(connection) as cursor:
+    is_alone = not any(append.has_blobs or append.projected is not NOTHING for append in appends)
+    with DriverCursor(connection, is_pipeline=not is_alone) as cursor:
+        if driver.lock is not None and not is_alone:
+            sessions = {(append.tenant_id, append.session_id) for append in appends if append.changes_session}
+            has_blobs = any(append.has_blobs for append in appends)
+            driver.lock(cursor, Reach(sessions=sessions, sharing=Sharing.ADDS if has_blobs else Sharing.NOTHING))
         refused = driver.append_events(cursor, moves, rows)
         written = [append for append in appends if append.run_id not in refused] if refused else appends
         for append in written:
             if append.has_blobs:
                 _write_blobs(cursor, append)
-    if derived := [append for append in written if append.projected is not NOTHING]:
-        write_derived(connection, derived)
+        if derived := [append for append in written if append.projected is not NOTHING]:
+            _write_derived(cursor, derived)
     return refused
 
 
@@ -217,7 +222,7 @@ def write_first(connection: Connection, first: FirstRecords) -> None:
     with DriverCursor(connection) as cursor:
         insert_events(cursor, first.run_id, first.records)
         _write_blobs(cursor, first)
-    write_derived(connection, [first])
+        _write_derived(cursor, [first])
 
 
 def _write_blobs(cursor: DriverCursor, one: "Append | FirstRecords") -> None:
@@ -297,14 +302,13 @@ class _Derived:
         _DROP.write(cursor, [{"run": row["run"]} for row in self._ended])
 
 
-def write_derived(connection: Connection, prepared: Sequence[Prepared]) -> None:
+def _write_derived(cursor: DriverCursor, prepared: Sequence[Prepared]) -> None:
     """Write the messages, usage entries, session states and row changes derived from some records."""
     derived = _Derived()
     for one in prepared:
         assert one.projected is not None, "an append is prepared before it is written"
         derived.add(one, one.projected)
-    with DriverCursor(connection) as cursor:
-        derived.write(cursor)
+    derived.write(cursor)
 
 
 def is_stored(connection: Connection, *, run_id: str, epoch: int, records: Sequence[LogRecord]) -> bool:

@@ -59,7 +59,7 @@ class Driver:
     """Move the logs of a batch, each if its run has that epoch, ends at the expected sequence and has not ended, and
     insert the events of those that moved. Return the runs that did not move, or raise Refused if the database cannot
     tell which."""
-    lock: Callable[[Connection, Reach], None] | None
+    lock: Callable[[DriverCursor, Reach], None] | None
     """Lock what a transaction is about to change, in the one order that all servers keep; None if there is only one.
 
     The order is: definitions and files, sessions by tenant and id, runs by id. A session's row is locked before

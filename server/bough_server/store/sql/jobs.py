@@ -45,6 +45,11 @@ class Append:
         """True if a commit of it reported an error but may have happened."""
 
     @property
+    def changes_session(self) -> bool:
+        """True if the row of the run's session changes, which is known once the records are projected."""
+        return bool(self.session_id) and self.projected is not None and self.projected.changes_session
+
+    @property
     def has_only_deltas(self) -> bool:
         """True if no row of the run's session follows from the records."""
         return all(record.kind in events.DELTA_KINDS for record in self.records)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Engine, text
 
 from bough_server.errors import BoughError, Fenced, StorageFailed
 from bough_server.store.ports import RequestIdTaken, RunMoved, SessionMoved
@@ -20,6 +20,7 @@ from bough_server.store.sql.append import is_stored, write_appends
 from bough_server.store.sql.driver import Driver, Reach, Refused, Session, Sharing
 from bough_server.store.sql.jobs import Append, Settled, Transaction
 from bough_server.store.sql.log_heads import LogHeads, refusal
+from bough_server.store.sql.statements import DriverCursor
 
 Job = Append | Transaction[Any]
 
@@ -192,7 +193,7 @@ class WriterThread:
         connection = self._connection
         transaction = connection.begin()
         try:
-            if self._driver.lock is not None:
+            if self._driver.lock is not None and any(isinstance(job, Transaction) for job in group):
                 self._lock(group, self._driver.lock)
             for segment in _segments(group):
                 if isinstance(segment, Transaction):
@@ -220,8 +221,8 @@ class WriterThread:
                 self._heads.committed(job)
         return settled
 
-    def _lock(self, group: Sequence[Job], lock: Callable[[Connection, Reach], None]) -> None:
-        """Lock whatever the jobs of a group are going to change, all at once."""
+    def _lock(self, group: Sequence[Job], lock: Callable[[DriverCursor, Reach], None]) -> None:
+        """Lock whatever the jobs of a group may change, all at once; appends by themselves lock their runs."""
         sessions: set[Session] = set()
         sharing = Sharing.NOTHING
         for job in group:
@@ -234,7 +235,8 @@ class WriterThread:
                 sessions.add(session)
         runs = _runs_to_lock(group)
         if sessions or sharing or runs:
-            lock(self._connection, Reach(sessions=sessions, runs=runs, sharing=sharing))
+            with DriverCursor(self._connection) as cursor:
+                lock(cursor, Reach(sessions=sessions, runs=runs, sharing=sharing))
 
     def _roll_back(self) -> None:
         """Roll back a failed transaction, if it is open; if that fails, replace the connection at its next use."""
