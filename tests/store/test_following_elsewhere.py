@@ -199,8 +199,11 @@ async def test_a_run_that_is_parked_here_is_followed_again_once_another_server_h
     for each in (run, quiet):
         await one.log.create(each.new())
         one.log.fail_readers(each.run_id, RunParked("The code is missing."), epoch=1)
+    behind, ended_tail = one.log.tail(run.run_id), one.log.tail(run.run_id)
+    for reader_here in (behind, ended_tail):
+        await next_page(reader_here)
     with pytest.raises(RunParked):
-        await everything(one.log, run.run_id)
+        await anext(ended_tail)
     for each in (run, quiet):
         await other.log.take_over(each.run_id, epoch=2, owner="b", records=each.next(resumed(2, "b")))
     tail = one.log.tail(run.run_id, after=1)
@@ -209,6 +212,7 @@ async def test_a_run_that_is_parked_here_is_followed_again_once_another_server_h
     waiting = asyncio.ensure_future(next_page(tail))
     await other.log.append(run.run_id, epoch=2, records=ended)
     assert await waiting == as_stored(ended)
+    assert [event.sequence for event in await next_page(behind)] == [2, 3]
     reader = asyncio.ensure_future(everything(one.log, quiet.run_id, after=2))
     ended = quiet.next(completed())
     await other.log.append(quiet.run_id, epoch=2, records=ended)

@@ -82,16 +82,18 @@ class SqlEventLog:
         """See EventLog. Raises NotFound, and the error that stopped the log once all committed events are read."""
         window = self._windows.of(run_id)
         is_following = False
+        has_looked = False  # before it ends with a failure that another owner of the run may have overcome
         try:
             while True:
                 changed = window.changed  # before looking: a change between the look and the wait must wake this reader
                 if page := window.page(after):
                     yield page
                     after = page[-1].sequence
-                elif not window.is_known_through(after):
+                elif not window.is_known_through(after) or (window.failure and not has_looked):
                     if is_following:
                         self._windows.leave(run_id, window)
                         is_following = False
+                    has_looked = True
                     for page in await self._look(run_id, window, after):
                         yield page
                         after = page[-1].sequence
@@ -102,7 +104,7 @@ class SqlEventLog:
                 else:
                     if not is_following:
                         self._windows.join(run_id, window)
-                        is_following = True
+                        is_following = has_looked = True
                     await changed.wait()
         finally:
             if is_following:
