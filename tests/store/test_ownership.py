@@ -139,7 +139,7 @@ class Ownership(RuleBasedStateMachine):
         self._runner = asyncio.Runner()
         self._gate = Gate()
         self._gate.open()
-        self._store = self._opened()
+        self._store = self._do(self._opened())
         self._runs = [Made(number=number + 1, owner="a") for number in RUNS]
         for run in self._runs:
             self._do(self._store.log.create(run.new()))
@@ -151,7 +151,7 @@ class Ownership(RuleBasedStateMachine):
         self._count = 0
         self._gate.close()
 
-    def _opened(self) -> Store:
+    async def _opened(self) -> Store:
         hooks = CommitHooks(before=self._gate.before, after=self._gate.after)
         return open_store(self._url, durability="process", retry_delays=(0.0, 0.0), hooks=hooks)
 
@@ -271,7 +271,7 @@ class Ownership(RuleBasedStateMachine):
         self.settle("")
         self._gate.open()
         self._do(self._store.close())
-        self._store = self._opened()
+        self._store = self._do(self._opened())
         self._owned, self._leases = {}, {}
         self._gate.close()
 

@@ -25,7 +25,10 @@ from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything
 from tests.store.sql import execute
 
 _END_ALL = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND {}"
-_WRITERS = "pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory') AND pid != pg_backend_pid()"
+_WRITERS = (
+    "datname = current_database() AND pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory') "
+    "AND pid != pg_backend_pid()"
+)
 
 
 class Hook:
