@@ -1,5 +1,6 @@
 """Leases of workers, and takeover of runs by a new owner."""
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -68,6 +69,13 @@ _GIVE_UP: Final = (
 _GIVE_UP_ALL: Final = (
     update(tables.runs).where(_runs.owner == bindparam("own"), ~_runs.ended).values(owner=literal_column("''"))
 )
+_FREE_UNKNOWN: Final = (
+    update(tables.runs)
+    .where(~_runs.ended, _runs.owner.not_in(select(_workers.worker)))
+    .values(owner=literal_column("''"))
+)
+"""Lets any worker take the runs of those without a lease, such as runs that a rebuild found open again."""
+
 _FREE: Final = (
     select(tables.runs)
     .where(
@@ -156,6 +164,7 @@ class SqlLease:
         self._queue, self._readers, self._notifier = queue, readers, notifier
         self._crashed = set(crashed)
         self._is_shared = is_shared
+        self._claiming = asyncio.Lock()
         self._unknown: dict[str, _Claim] = {}
         """By worker, its last claim if the outcome is not known."""
 
@@ -196,11 +205,12 @@ class SqlLease:
 
     async def claim(self, worker: str, *, most: int, but: Collection[str] = ()) -> Sequence[RunRecord]:
         """See Lease."""
-        # A claim that may have been committed is looked up by the next one, or its runs would never be taken over.
-        claim = self._unknown.setdefault(worker, _Claim(worker))
-        claim.most, claim.but = most, but
-        found, lost = await self._queue.execute(claim)
-        del self._unknown[worker]
+        async with self._claiming:
+            # A claim that may have been committed is looked up by the next one, or its runs would never be taken over.
+            claim = self._unknown.setdefault(worker, _Claim(worker))
+            claim.most, claim.but = most, but
+            found, lost = await self._queue.execute(claim)
+            del self._unknown[worker]
         self._crashed.update(lost)
         return found
 
@@ -217,6 +227,7 @@ def end_leases(connection: Connection) -> frozenset[str]:
     """
     connection.execute(update(tables.workers).values(counter=_CRASHED))
     connection.execute(_FORGET_LOST)
+    connection.execute(_FREE_UNKNOWN)
     return frozenset(connection.execute(_LOST).scalars())
 
 
