@@ -1,6 +1,6 @@
 """Two calls at once, each at another server: what comes of them comes of one after the other, too.
 
-The transaction of the first is held right before its commit, when it has all its locks and nobody sees what it has
+The transaction of the first is held right before its commit, when it has all its locks and no other sees what it has
 written. The second is then made at the other server, until it is over or waits for the first.
 """
 
@@ -266,7 +266,7 @@ class Servers:
     other: Store
     gate: Gate
     look: "psycopg.Connection[Any]"
-    """A connection beside theirs."""
+    """A connection beside those of the stores."""
     numbers: Iterator[int] = field(default_factory=lambda: count(1_000, 100))
 
     async def world(self) -> World:
