@@ -45,15 +45,20 @@ async def measured(folder: Path, url: str, failures: list[str]) -> Sequence[Figu
             for _ in range(TURNS):
                 run_id = await started(channels[0])
                 followers = [Follower(channel, run_id) for channel in channels]
-                await asyncio.gather(*(follower.follow() for follower in followers))
-                failures += filter(None, (fault_of(follower.events) for follower in followers))
+                faults = await asyncio.gather(*(follower.follow() for follower in followers))
+                faults += [fault_of(follower.events) for follower in followers]
+                if any(faults):
+                    failures += filter(None, faults)
+                    continue
                 commits: dict[int, int] = dict(await (await database.execute(_COMMITS, [run_id])).fetchall())
                 here += _delays(followers[0], commits)
                 there += _delays(followers[1], commits)
-            if number:
+            if number and here and there:
                 own.append(here)
                 other.append(there)
             channels.reverse()
+    if not other:
+        return []
     return [
         Figure(
             case="replicas",

@@ -8,7 +8,7 @@ from bough.v1 import agent_service_pb2, agent_service_pb2_grpc, event_pb2, messa
 from tests.bench.desk_team import QUESTION
 from tests.bench.desk_turns import PASSTHROUGH
 
-SECONDS = 120.0
+SECONDS = 60.0
 """How long a run may take."""
 
 
@@ -35,9 +35,14 @@ class Follower:
         self.times_ns: list[int] = []
         """When each event came, by the clock of the day."""
 
-    async def follow(self) -> None:
-        """Follow the run to its end."""
-        async for response in self._stub.WatchRun(self._request, timeout=SECONDS):
-            now = time.time_ns()
-            self.events += response.batch.events
-            self.times_ns += [now] * len(response.batch.events)
+    async def follow(self) -> str:
+        """Follow the run to its end; return why it could not be followed so far, or nothing."""
+        try:
+            async for response in self._stub.WatchRun(self._request, timeout=SECONDS):
+                now = time.time_ns()
+                self.events += response.batch.events
+                self.times_ns += [now] * len(response.batch.events)
+        except aio.AioRpcError as error:
+            sequence = self.events[-1].sequence if self.events else 0
+            return f"A follower got no further than event {sequence}: {error.code().name} {error.details()}"
+        return ""

@@ -79,7 +79,7 @@ async def _taken_over(owner: Program, other: Program, after: float, failures: li
         await asyncio.sleep(after)
         killed = time.time_ns()
         await owner.kill()
-        await following
+        failures += filter(None, [await following])
     failures += _faults(follower)
     came = zip(follower.events, follower.times_ns, strict=True)
     return [(time_ns - killed) / 1e6 for event, time_ns in came if event.HasField("run_resumed")][:1]
