@@ -95,7 +95,9 @@ class Metrics:
             description="Times that the event loop did not turn for a second.",
         )
         self._takeovers = meter.create_counter(
-            "bough.run.takeovers", unit="{run}", description="Runs of other servers that this one took over."
+            "bough.run.takeovers",
+            unit="{run}",
+            description="Runs of other servers, and of earlier ones, that this one continued.",
         )
         self._lost_leases = meter.create_counter(
             "bough.leases.lost",
@@ -169,7 +171,7 @@ class Metrics:
         self._enqueue(self._blocked.add, 1)
 
     def run_taken_over(self, cause: str) -> None:
-        """Record that this server continues a run of another one: one that is `lost`, or that `released` the run."""
+        """Record that this server continues a run of another, or of itself before: `lost`, or `released` in order."""
         self._enqueue(self._takeovers.add, 1, {"cause": cause})
 
     def lease_lost(self) -> None:
