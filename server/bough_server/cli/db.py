@@ -103,11 +103,13 @@ async def _rebuild(target: Target) -> ExitCode:
 
 async def _copy(source: str, target: str) -> ExitCode:
     from bough_server.cli.output import print_line
+    from bough_server.cli.render.format import counted
     from bough_server.store.opening import copy_database, shown_database
 
     copied = copy_database(source, target, _Progress())
-    total, tables = sum(copied.values()), ", ".join(f"{name} {count:,}" for name, count in copied.items() if count)
-    print_line(f"{total:,} rows copied to {shown_database(target)}{f': {tables}' if tables else ''}")
+    tables = ", ".join(f"{name} {count:,}" for name, count in copied.items() if count)
+    total = counted(sum(copied.values()), "row")
+    print_line(f"{total} copied to {shown_database(target)}{f': {tables}' if tables else ''}")
     return ExitCode.YES
 
 
@@ -118,8 +120,10 @@ class _Progress:
         self._table, self._next = "", 0.0
 
     def __call__(self, table: str, rows: int) -> None:
+        from bough_server.cli.render.format import counted
+
         if table != self._table or time.monotonic() >= self._next:
-            print_stderr(f"copying {table}: {rows:,} rows so far")
+            print_stderr(f"copying {table}: {counted(rows, 'row')} so far")
             self._table, self._next = table, time.monotonic() + _PROGRESS_SECONDS
 
 
