@@ -1,5 +1,6 @@
 """`bough db copy` of what a server left behind, open runs and all: from SQLite to PostgreSQL, and back."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from bough.v1 import (
     invocation_pb2,
     policy_pb2,
 )
+from bough_server.store.opening import upgrade_database
 from bough_server.store.postgres.database import shown
 from bough_server.store.sql.tables import metadata
-from tests.clients.cli_process import bough
+from tests.clients.cli_process import bough, started
 from tests.store.sql import execute
 from tests.support import postgres
 from tests.support.processes import serving
@@ -170,3 +172,17 @@ async def test_a_database_goes_to_postgresql_and_back_with_all_that_is_in_it(tmp
         answer = input_pb2.InputAnswer(input_id=request.input_id, approval=input_pb2.ApprovalDecision(approved=True))
         answered = [event async for event in client.resume(work.asking, [answer])]
         assert answered[-1].WhichOneof("payload") == "run_completed"
+
+
+async def test_a_copy_ends_at_ctrl_c_and_leaves_the_target_empty(tmp_path: Path, empty: str) -> None:
+    source = str(tmp_path / "bough.db")
+    upgrade_database(source)
+    numbers = "WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 200000)"
+    execute(source, f"{numbers} INSERT INTO events SELECT 'run', n, 1, zeroblob(100) FROM numbers")
+    copying = await started("db", "copy", source, empty)
+    assert copying.stderr is not None
+    assert await copying.stderr.readline() == b"copying events: 1,000 rows so far\n"
+    copying.send_signal(signal.SIGINT)
+    assert await copying.communicate() == (b"", b"")
+    assert copying.returncode == 130
+    assert not any(_rows(empty).values())

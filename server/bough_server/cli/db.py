@@ -114,14 +114,19 @@ async def _copy(source: str, target: str) -> ExitCode:
 
 
 class _Progress:
-    """Prints how far a copy has come: when a table is begun, and now and then."""
+    """Prints how far a copy has come: when a table is begun, and now and then. Ends the copy at Ctrl-C."""
 
     def __init__(self) -> None:
         self._table, self._next = "", 0.0
 
     def __call__(self, table: str, rows: int) -> None:
+        import asyncio
+
         from bough_server.cli.render.format import counted
 
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # Ctrl-C, which a task notices only where it awaits something
+            raise asyncio.CancelledError
         if table != self._table or time.monotonic() >= self._next:
             print_stderr(f"copying {table}: {counted(rows, 'row')} so far")
             self._table, self._next = table, time.monotonic() + _PROGRESS_SECONDS
