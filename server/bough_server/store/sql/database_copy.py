@@ -125,7 +125,7 @@ def _write_alone(table: Table, row: Values, target: CopyEnd) -> None:
 
 def _insert(table: Table, rows: Sequence[Values], target: CopyEnd) -> None:
     # What PostgreSQL refuses would end the whole transaction.
-    with target.connection.begin_nested(), DriverCursor(target.connection) as cursor:
+    with target.connection.begin_nested(), DriverCursor(target.connection, is_pipeline=False) as cursor:
         target.driver.insert_rows(cursor, table, rows)
 
 
