@@ -71,7 +71,7 @@ check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	$(BIN)/buf build proto --path proto/bough -o "$$made/schema.binpb"; \
 	$(BIN)/buf breaking "$$made/schema.binpb" --against proto/baseline.binpb --exclude-imports
 	$(BIN)/hadolint Dockerfile
-	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml compose.cluster.yaml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml examples/eval/github-actions.yaml
 	@echo "proto diff: the committed stubs and the server's schema are what 'make proto' makes"
 	@$(BIN)/python -m proto.generate --check

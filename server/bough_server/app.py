@@ -125,18 +125,11 @@ class App:
         async with AsyncExitStack() as stack:
             clock = clock or SystemClock()
             registry = _registry(settings, _open_models(settings, stack, clock))
-            storage = settings.storage
-            store = open_store(
-                storage.url,
-                listen_url=storage.listen_url or "",
-                durability=storage.durability,
-                may_upgrade=storage.upgrade_at_start,
-            )
+            # Before the store, whose last commits are counted too.
+            metrics, metrics_address = await stack.enter_async_context(_open_metrics(settings))
+            store = _open_store(settings, metrics)
             stack.push_async_callback(store.close)
             provider, tracing = _open_tracing(settings, stack)
-            metrics, metrics_address = await stack.enter_async_context(_open_metrics(settings))
-            if metrics is not None and store.followed is not None:
-                metrics.watch_followed_logs(store.followed.counted)
             dependencies = _run_dependencies(
                 settings, store=store, registry=registry, tracing=tracing, metrics=metrics, clock=clock
             )
@@ -279,6 +272,20 @@ def _open_models(settings: Settings, stack: AsyncExitStack, clock: Clock) -> Con
     )
     stack.push_async_callback(models.close)
     return models
+
+
+def _open_store(settings: Settings, metrics: Metrics | None) -> Store:
+    storage = settings.storage
+    store = open_store(
+        storage.url,
+        listen_url=storage.listen_url or "",
+        durability=storage.durability,
+        may_upgrade=storage.upgrade_at_start,
+        report_commit=None if metrics is None else metrics.committed,
+    )
+    if metrics is not None and store.followed is not None:
+        metrics.watch_followed_logs(store.followed.counted)
+    return store
 
 
 def _open_tracing(settings: Settings, stack: AsyncExitStack) -> tuple[TracerProvider | None, Tracing]:

@@ -1,4 +1,4 @@
-"""Metrics of this process by OpenTelemetry, for Prometheus and by OTLP: agents, model calls, tools and runs.
+"""Metrics of this process by OpenTelemetry, for Prometheus and by OTLP: agents, model calls, tools, runs, the store.
 
 Model call metrics have the names of the GenAI conventions. Recording costs the caller only a queue entry; the collector
 does the rest. The number of distinct names from outside is bounded.
@@ -31,6 +31,10 @@ _MAX_PENDING: Final = 4096
 _SECONDS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 """The buckets that the GenAI conventions recommend for the duration of an operation."""
 _LONG_SECONDS: Final = (*_SECONDS, 163.84, 327.68, 655.36, 1310.72, 2621.44)
+_COMMIT_SECONDS: Final = tuple(0.0005 * 2**power for power in range(15))
+"""From half a millisecond to eight seconds."""
+_WRITES: Final = tuple(2**power for power in range(11))
+"""Up to as many as are committed together."""
 _TOKENS: Final = tuple(4**power for power in range(14))
 """The buckets that they recommend for tokens."""
 
@@ -90,6 +94,16 @@ class Metrics:
             unit="{block}",
             description="Times that the event loop did not turn for a second.",
         )
+        self._takeovers = meter.create_counter(
+            "bough.run.takeovers",
+            unit="{run}",
+            description="Runs of other servers, and of earlier ones, that this one continued.",
+        )
+        self._lost_leases = meter.create_counter(
+            "bough.leases.lost",
+            unit="{lease}",
+            description="Times that this server found that others had taken it for lost.",
+        )
 
         def histogram(name: str, unit: str, description: str, bounds: tuple[float, ...]) -> Histogram:
             return meter.create_histogram(
@@ -102,6 +116,10 @@ class Metrics:
         self._used = histogram("gen_ai.client.token.usage", "{token}", "Input and output tokens.", _TOKENS)
         self._model_time = histogram(
             "gen_ai.client.operation.duration", "s", "A model call with all its attempts.", _SECONDS
+        )
+        self._batch_size = histogram("bough.store.batch.size", "{write}", "Writes that one commit held.", _WRITES)
+        self._commit_time = histogram(
+            "bough.store.commit.duration", "s", "A commit, from the begin of its transaction.", _COMMIT_SECONDS
         )
         meter.create_observable_up_down_counter(
             "bough.runs.active",
@@ -151,6 +169,18 @@ class Metrics:
     def loop_blocked(self) -> None:
         """Record that the event loop has not turned for a second; any thread may call it."""
         self._enqueue(self._blocked.add, 1)
+
+    def run_taken_over(self, cause: str) -> None:
+        """Record that this server continues a run of another, or of itself before: `lost`, or `released` in order."""
+        self._enqueue(self._takeovers.add, 1, {"cause": cause})
+
+    def lease_lost(self) -> None:
+        """Record that other servers took this one for lost, and may have its runs."""
+        self._enqueue(self._lost_leases.add, 1)
+
+    def committed(self, writes: int, seconds: float) -> None:
+        """Record a transaction of the store with so many writes; any thread may call it."""
+        self._enqueue(self._write_commit, writes, seconds)
 
     @property
     def pending(self) -> int:
@@ -206,6 +236,10 @@ class Metrics:
                 self._used.record(call.used.output_tokens, {**named, "gen_ai.token.type": "output"})
             if call.used.cost_nanos:
                 self._cost.add(call.used.cost_nanos, {"agent": agent, "currency": call.used.currency_code})
+
+    def _write_commit(self, writes: int, seconds: float) -> None:
+        self._batch_size.record(writes)
+        self._commit_time.record(seconds)
 
     def _collect(self, _: CallbackOptions) -> Iterable[Observation]:
         # The SDK calls callbacks before it reads the instruments, so this collection has the drained values.

@@ -63,9 +63,13 @@ async def test_commands_tell_of_the_database_and_keep_its_password(tmp_path: Pat
     status = await bough("--config", str(config), "db", "status", "--json")
     found = json.loads(status.out)
     assert (status.code, found["url"], found["revision"]) == (0, shown(empty), found["head"])
+    assert (found["servers"], found["open_runs"], found["leases"]) == (0, 0, [])
     ran = await bough("--config", str(config), "run", "alone", "Hello?")
     assert ran.code == 0, ran
     async with serving(config) as server, connected(server.address):
+        used = await bough("--config", str(config), "db", "status")
+        assert used.out.splitlines()[1] == "1 server, 0 open runs"
+        assert [line.partition(" lease ")[2].count("-") for line in used.out.splitlines()[2:]] == [4], used.out
         busy = await bough("--config", str(config), "db", "rebuild")
         assert (busy.code, "is in use by a server" in busy.err) == (2, True)
         told = (config.parent / "serve.stderr").read_text()

@@ -26,7 +26,7 @@ ADDRESS: Final = "127.0.0.1:50051"
 """The address that pages show; blocks are tried at another."""
 
 _NAME: Final = re.compile(r"# ([\w./-]+\.(?:yaml|py))$")
-_YAML: Final = re.compile(r"(bough|eval|agents/[\w-]+|[\w-]*script[\w-]*)\.yaml")
+_YAML: Final = re.compile(r"(bough|eval|kubernetes|agents/[\w-]+|[\w-]*script[\w-]*)\.yaml")
 _EXITS: Final = re.compile(r"^(.+?) +# exits with (\d+)\b.*$", re.MULTILINE)
 _SERVED: Final = re.compile(
     r"\bbough (run|resume|fork|replay|watch|tree|events|runs|cancel|sessions|models|agents (list|show)"
@@ -91,7 +91,8 @@ class Project:
     async def _yaml(self, block: Block) -> None:
         name = _named(block)
         if not name or not _YAML.fullmatch(name):
-            words = "a yaml block begins with `# bough.yaml`, `# agents/NAME.yaml`, `# script.yaml` or `# eval.yaml`."
+            names = "`# bough.yaml`, `# agents/NAME.yaml`, `# script.yaml`, `# eval.yaml` or `# kubernetes.yaml`"
+            words = f"a yaml block begins with {names}."
             pytest.fail(f"{block.place}: {words}", pytrace=False)
         await self._write(block, name)
 

@@ -87,6 +87,8 @@ async def test_prometheus_finds_what_a_turn_took(tmp_path: Path) -> None:
     assert found['bough_tool_duration_seconds_count{outcome="succeeded",tool="look_up"}'] == 1
     assert found['bough_run_duration_seconds_count{agent="desk",state="succeeded"}'] == 1
     assert found["bough_runs_active"] == 0
+    commits = found["bough_store_commit_duration_seconds_count"]
+    assert 0 < commits == found["bough_store_batch_size_count"] <= found["bough_store_batch_size_sum"]
     assert any(name.startswith("target_info{") and 'service_name="bough"' in name for name in found)
 
 

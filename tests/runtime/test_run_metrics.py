@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from bough import approve
 from bough.v1 import agent_pb2, policy_pb2
 from bough_server.tools.tool import tool
@@ -95,6 +97,33 @@ async def test_a_recovery_counts_only_what_it_adds(tmp_path: Path) -> None:
         assert answer_of(await harness.log(run)) == "All done."
         await harness.until_over(run)
     check_whole(before, after)
+
+
+@pytest.mark.parametrize("cause", ["lost", "released"])
+async def test_a_run_of_an_earlier_server_is_counted_by_how_that_left_it(tmp_path: Path, cause: str) -> None:
+    counted, began = Counted(), asyncio.Event()
+
+    async def gate(agent: str, turn: int, chunk: int) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    async with open_team(tmp_path, TURNS, *TEAM, tools=[look], gate=gate) as harness:
+        await harness.runs.recover()
+        run = await harness.start("p")
+        await began.wait()
+        if cause == "lost":
+            await harness.crash()
+    async with open_team(tmp_path, TURNS, *TEAM, tools=[look], metrics=counted.metrics) as harness:
+        await harness.runs.recover()
+        assert answer_of(await harness.log(run)) == "All done."
+    assert counted.of("bough.run.takeovers", "cause") == {(cause,): 1}
+
+
+async def test_a_server_that_was_taken_for_lost_counts_it(tmp_path: Path) -> None:
+    counted = Counted()
+    async with open_team(tmp_path, TURNS, *TEAM, tools=[look], metrics=counted.metrics) as harness:
+        await harness.runs.supervisor.lose_all()
+    assert counted.of("bough.leases.lost") == {(): 1}
 
 
 async def test_a_fork_counts_nothing_of_its_origin(tmp_path: Path) -> None:

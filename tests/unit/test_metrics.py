@@ -75,3 +75,21 @@ def test_followed_logs_are_counted_by_how_their_events_were_found() -> None:
     assert counted.of("bough.followed_logs.reads", "found_by") == {("notification",): 2, ("look",): 0}
     found["look"] += 1
     assert counted.of("bough.followed_logs.reads", "found_by") == {("notification",): 2, ("look",): 1}
+
+
+def test_commits_are_counted_with_their_writes_and_their_duration() -> None:
+    counted = Counted()
+    counted.metrics.committed(3, 0.002)
+    counted.metrics.committed(1, 0.004)
+    assert counted.of("bough.store.batch.size") == {(): 4}
+    assert counted.times("bough.store.batch.size") == {(): 2}
+    assert counted.of("bough.store.commit.duration") == {(): 0.006}
+
+
+def test_runs_that_are_taken_over_and_leases_that_are_lost_are_counted() -> None:
+    counted = Counted()
+    for cause in ("lost", "released", "lost"):
+        counted.metrics.run_taken_over(cause)
+    counted.metrics.lease_lost()
+    assert counted.of("bough.run.takeovers", "cause") == {("lost",): 2, ("released",): 1}
+    assert counted.of("bough.leases.lost") == {(): 1}

@@ -1,22 +1,34 @@
-"""`bough db`: status, upgrade and rebuild of the database, for operators."""
+"""`bough db`: status, upgrade, rebuild and copies of the database, for operators."""
 
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from bough_server.cli.commands import command
-from bough_server.cli.exit_codes import ExitCode, finish
+from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import JsonOption, Target, target_of
 
 if TYPE_CHECKING:
-    from bough_server.store.sql.status import DatabaseStatus
+    from bough_server.store.sql.status import DatabaseStatus, DatabaseUse
 
-db = typer.Typer(help="Inspect, upgrade and rebuild the database, without a server.", no_args_is_help=True)
+_PROGRESS_SECONDS: Final = 5.0
+"""Between two lines about one table that is copied."""
+
+_URL: Final = "a path, sqlite:/// and a path, or postgresql://USER@HOST:PORT/DATABASE"
+FromArgument = Annotated[str, typer.Argument(metavar="FROM", help=f"The database to copy: {_URL}.")]
+ToArgument = Annotated[str, typer.Argument(metavar="TO", help="The database to copy to, empty or not there yet.")]
+
+db = typer.Typer(help="Inspect, upgrade, rebuild and copy the database, without a server.", no_args_is_help=True)
 
 
 @command(db, "status")
 def status(context: typer.Context, json: JsonOption = False) -> None:
-    """Report the revision of the database's schema; exit with 1 if this version needs another one."""
+    """Report the revision of the database's schema, its size, who uses it, and how many runs are open.
+
+    Exit with 1 if this version needs another revision.
+    """
     finish(_status(target_of(context), json=json))
 
 
@@ -32,8 +44,19 @@ def rebuild(context: typer.Context) -> None:
     finish(_rebuild(target_of(context)))
 
 
+@command(db, "copy")
+def copy(source: FromArgument, target: ToArgument) -> None:
+    """Copy a whole database into an empty one: a SQLite file to PostgreSQL, back, or to another of the same kind.
+
+    All servers that use one of them have to be stopped. If the copy fails, the target stays empty. The first server at
+    the target continues the open runs: start none on both. Passwords come from PGPASSWORD or a password file.
+    """
+    finish(_copy(source, target))
+
+
 async def _status(target: Target, *, json: bool) -> ExitCode:
     import json as json_module
+    from dataclasses import asdict
 
     from bough_server.cli.output import print_line
     from bough_server.settings import Settings
@@ -48,10 +71,13 @@ async def _status(target: Target, *, json: bool) -> ExitCode:
             "revision": found.revision,
             "head": found.head,
             "bytes": found.size_bytes,
+            **({} if found.use is None else asdict(found.use)),
         }
         print_line(json_module.dumps(known))
     else:
         print_line(status_text(found, target.command))
+        for line in use_lines(found.use) if found.use is not None else ():
+            print_line(line)
     return ExitCode.YES if found.is_current else ExitCode.FAILED
 
 
@@ -73,6 +99,47 @@ async def _rebuild(target: Target) -> ExitCode:
     number = rebuild_projections(Settings.load(target.config).storage.url)
     print_line(f"{counted(number, 'run')} rebuilt")
     return ExitCode.YES
+
+
+async def _copy(source: str, target: str) -> ExitCode:
+    from bough_server.cli.output import print_line
+    from bough_server.cli.render.format import counted
+    from bough_server.store.opening import copy_database, shown_database
+
+    copied = copy_database(source, target, _Progress())
+    tables = ", ".join(f"{name} {count:,}" for name, count in copied.items() if count)
+    total = counted(sum(copied.values()), "row")
+    print_line(f"{total} copied to {shown_database(target)}{f': {tables}' if tables else ''}")
+    return ExitCode.YES
+
+
+class _Progress:
+    """Prints how far a copy has come: when a table is begun, and now and then. Ends the copy at Ctrl-C."""
+
+    def __init__(self) -> None:
+        self._table, self._next = "", 0.0
+
+    def __call__(self, table: str, rows: int) -> None:
+        import asyncio
+
+        from bough_server.cli.render.format import counted
+
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # Ctrl-C, which a task notices only where it awaits something
+            raise asyncio.CancelledError
+        if table != self._table or time.monotonic() >= self._next:
+            print_stderr(f"copying {table}: {counted(rows, 'row')} so far")
+            self._table, self._next = table, time.monotonic() + _PROGRESS_SECONDS
+
+
+def use_lines(use: "DatabaseUse") -> Iterator[str]:
+    """Describe who uses a database: a line for all, then one for each lease."""
+    from bough_server.cli.render.format import counted
+
+    yield f"{counted(use.servers, 'server')}, {counted(use.open_runs, 'open run')}"
+    for lease in use.leases:
+        state = ", lost: other servers, or the next one, continue its runs" if lease.is_lost else ""
+        yield f"  lease {lease.worker}: {counted(lease.open_runs, 'open run')}{state}"
 
 
 def status_text(status: "DatabaseStatus", command: str) -> str:

@@ -274,6 +274,8 @@ class RunSupervisor:
 
     async def lose_all(self) -> None:
         """Stop all runs: others continue them."""
+        if self._dependencies.metrics is not None:
+            self._dependencies.metrics.lease_lost()
         await self.stop_all(Fenced("This server was taken for lost, and another one continues the run."))
 
     async def _expire(self, run_id: str) -> None:

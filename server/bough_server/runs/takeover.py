@@ -198,9 +198,18 @@ class Takeover:
         await self._dependencies.store.log.take_over(
             record.run.run_id, epoch=record.epoch + 1, owner=self._dependencies.worker, records=records, log=read
         )
+        self._count(cause)
         taken = _taken(record, self._dependencies.worker, is_queued=is_queued)
         taken.run.last_sequence = records[-1].sequence
         return await self.launch(taken, [*log, resumed, *answers], resolver, is_queued=is_queued)
+
+    def _count(self, cause: event_pb2.ResumeCause.ValueType) -> None:
+        if self._dependencies.metrics is None:
+            return
+        if cause == event_pb2.RESUME_CAUSE_RECOVERY:
+            self._dependencies.metrics.run_taken_over("lost")
+        elif cause == event_pb2.RESUME_CAUSE_TAKEOVER:
+            self._dependencies.metrics.run_taken_over("released")
 
     async def resolver(self, log: Sequence[event_pb2.AgentEvent]) -> Resolver:
         """Return the catalog that a run started with, with the changes of its forks. Raises MissingVersion."""

@@ -1,5 +1,6 @@
 """Open the store of a URL, and do an operator's work on its database: a SQLite file, or PostgreSQL."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any, Protocol, cast
@@ -7,12 +8,15 @@ from typing import Any, Protocol, cast
 from sqlalchemy import Connection
 
 from bough_server.errors import ConfigurationError
+from bough_server.store.sql.database_copy import CopyEnd, Report, copy_rows
+from bough_server.store.sql.driver import Driver
 from bough_server.store.sql.options import StoreOptions
 from bough_server.store.sql.rebuild import rebuild
 from bough_server.store.sql.status import DatabaseStatus
 from bough_server.store.sql.store import Store
 from bough_server.store.sqlite import database as sqlite
 from bough_server.store.sqlite.database_path import is_postgres
+from bough_server.store.sqlite.driver import SQLITE
 from bough_server.store.sqlite.store import open_sqlite
 
 
@@ -71,6 +75,35 @@ def rebuild_projections(url: str) -> int:
         return rebuild(connection)
 
 
+def copy_database(source: str, target: str, report: Report) -> Mapping[str, int]:
+    """Copy all rows of a database into an empty one, in one transaction; return the number of rows by table.
+
+    The target is created if it does not exist. `report` is called as rows are copied. Raises ConfigurationError while a
+    server uses one of them, if the target has rows, if the source needs an upgrade, and if a row cannot be copied; the
+    target has no rows then.
+    """
+    source_status, target_status = database_status(source), database_status(target)
+    if source_status.revision is None:
+        raise ConfigurationError(f"There is no database at {source_status.name!r}: name the one to copy.")
+    if source_status.name == target_status.name:
+        raise ConfigurationError(f"Both are the database {source_status.name}: name another one to copy to.")
+    for found in (source_status, target_status):
+        if found.revision is not None and found.revision < found.head:  # both are four digits
+            raise ConfigurationError(
+                f"The database {found.name} has revision {found.revision}, and this version of bough copies "
+                f"{found.head}: run `bough db upgrade` with BOUGH_DATABASE={found.name}."
+            )
+    with (
+        _database_of(source).exclusive_connection(source) as reading,
+        _database_of(target).exclusive_connection(target) as writing,
+    ):
+        return copy_rows(
+            CopyEnd(name=source_status.name, connection=reading, driver=_driver_of(source)),
+            CopyEnd(name=target_status.name, connection=writing, driver=_driver_of(target)),
+            report,
+        )
+
+
 def shown_database(url: str) -> str:
     """Return how a database is named in logs and messages: the path of its file, or its URL without the password."""
     return _database_of(url).shown(url)
@@ -78,6 +111,10 @@ def shown_database(url: str) -> str:
 
 def _database_of(url: str) -> _Database:
     return cast("_Database", _postgres("database") if is_postgres(url) else sqlite)
+
+
+def _driver_of(url: str) -> Driver:
+    return cast("Driver", _postgres("driver").POSTGRES) if is_postgres(url) else SQLITE
 
 
 def _postgres(module: str) -> Any:

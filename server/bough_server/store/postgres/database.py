@@ -1,7 +1,7 @@
 """The PostgreSQL database: its engines, its schema and the revision of it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 from uuid import uuid4
@@ -17,7 +17,7 @@ from bough_server.errors import ConfigurationError
 from bough_server.store.postgres.driver import WRITER
 from bough_server.store.sql.migrations import FIRST_ON_POSTGRES, HEAD
 from bough_server.store.sql.options import Durability
-from bough_server.store.sql.status import DatabaseStatus
+from bough_server.store.sql.status import DatabaseStatus, read_use
 from bough_server.store.sql.tables import metadata
 from bough_server.store.sql.upgrade import refuse_upgrade, upgrade_schema
 
@@ -128,10 +128,12 @@ def starting(engine: Engine, url: str) -> Iterator[tuple[Connection, bool]]:
     """Open a transaction that servers which start now wait for; yield it, and whether no other server runs."""
     with opening(url), engine.begin() as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
-        yield (
-            connection,
-            not connection.execute(_OTHERS, {"high": _USE_LOCK >> 32, "low": _USE_LOCK & 0xFFFFFFFF}).all(),
-        )
+        yield connection, not _other_servers(connection)
+
+
+def _other_servers(connection: Connection) -> Sequence[int]:
+    """Return the processes of PostgreSQL that serve the other servers' writing connections."""
+    return connection.execute(_OTHERS, {"high": _USE_LOCK >> 32, "low": _USE_LOCK & 0xFFFFFFFF}).scalars().all()
 
 
 def _make(connection: Connection) -> None:
@@ -169,9 +171,10 @@ def database_status(url: str) -> DatabaseStatus:
         with opening(url), engine.connect() as connection:
             revision = _revision(connection, url)
             size = connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one()
+            use = read_use(connection, servers=len(_other_servers(connection))) if revision == HEAD else None
     finally:
         engine.dispose()
-    return DatabaseStatus(name=shown(url), revision=revision, head=HEAD, size_bytes=size)
+    return DatabaseStatus(name=shown(url), revision=revision, head=HEAD, size_bytes=size, use=use)
 
 
 def upgrade_database(url: str) -> DatabaseStatus:

@@ -6,13 +6,13 @@ from typing import Final
 
 import psycopg
 import structlog
-from psycopg import errors
+from psycopg import errors, sql
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Table, text
 from sqlalchemy.exc import DBAPIError
 
-from bough_server.store.sql.driver import Driver, EventTuple, LogMove, Reach, Sharing
+from bough_server.store.sql.driver import Driver, EventTuple, LogMove, Reach, Sharing, Values
 from bough_server.store.sql.statements import DriverCursor
 
 _log = structlog.get_logger(__name__)
@@ -88,6 +88,15 @@ def _append_events(cursor: DriverCursor, moves: Mapping[str, LogMove], events: S
     cursor.driver.execute(_APPEND, [*wanted, *rows])
     moved = {run_id for (run_id,) in cursor.driver.fetchall()}
     return moves.keys() - moved
+
+
+def _insert_rows(cursor: DriverCursor, table: Table, rows: Sequence[Values]) -> None:
+    assert isinstance(cursor.driver, psycopg.Cursor)
+    names = sql.SQL(", ").join(map(sql.Identifier, table.columns.keys()))
+    statement = sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(table.name), names)
+    with cursor.driver.copy(statement) as copy:
+        for row in rows:
+            copy.write_row(row)
 
 
 _FILES_LOCK: Final = 0x626F7567_00000003
@@ -169,6 +178,7 @@ def _is_transient(error: Exception) -> bool:
 
 POSTGRES: Final = Driver(
     append_events=_append_events,
+    insert_rows=_insert_rows,
     lock=_lock,
     is_transient=_is_transient,
     is_busy=_is_transient,

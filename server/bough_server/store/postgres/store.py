@@ -51,6 +51,7 @@ def open_postgres(url: str, options: StoreOptions) -> Store:
                 notifier=notifier,
                 retry_delays=options.retry_delays,
                 hooks=options.hooks,
+                report_commit=options.report_commit,
             )
     except BaseException:
         engine.dispose()

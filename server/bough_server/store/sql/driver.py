@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Table
 
 from bough_server.store.sql.statements import DriverCursor
 
@@ -18,6 +18,9 @@ class LogMove(NamedTuple):
     epoch: int
     expected: int
 
+
+Values = tuple[object, ...]
+"""A whole row, in the order of its table's columns."""
 
 EventTuple = tuple[str, int, int, bytes]
 """Run, sequence, kind and data of an event."""
@@ -59,6 +62,8 @@ class Driver:
     """Move the logs of a batch, each if its run has that epoch, ends at the expected sequence and has not ended, and
     insert the events of those that moved. Return the runs that did not move, or raise Refused if the database cannot
     tell which."""
+    insert_rows: Callable[[DriverCursor, Table, Sequence[Values]], None]
+    """Insert many whole rows into a table, as quickly as the database can."""
     lock: Callable[[DriverCursor, Reach], None] | None
     """Lock what a transaction is about to change, in the one order that all servers keep; None if there is only one.
 

@@ -1,6 +1,6 @@
 """How a store is opened, whichever its database is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -32,4 +32,6 @@ class StoreOptions:
     """The URL of PostgreSQL for notifications between servers; default: that of the database."""
     may_upgrade: bool = True
     """Whether opening may create or upgrade the schema; a new file is always created."""
+    report_commit: Callable[[int, float], None] | None = None
+    """Called on the writer thread after each commit, with the number of its writes and its duration."""
     hooks: CommitHooks = field(default_factory=CommitHooks)

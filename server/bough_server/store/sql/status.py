@@ -1,6 +1,38 @@
 """What an operator's command is told of a database."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, func, select
+
+from bough_server.store.sql import tables
+
+_runs, _workers = tables.runs.c, tables.workers.c
+
+_OPEN_RUNS: Final = select(_runs.owner, func.count()).where(~_runs.ended, tables.IS_RUN).group_by(_runs.owner)
+_LEASES: Final = select(_workers.worker, _workers.counter).order_by(_workers.worker)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseStatus:
+    """The lease of a worker, which is one start of a server."""
+
+    worker: str
+    open_runs: int
+    """Runs that it owns and that have not ended."""
+    is_lost: bool
+    """True if the worker died without releasing it; its runs are continued by others, or by the next server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseUse:
+    """Who uses a database, and how many runs in it have not ended."""
+
+    servers: int
+    """Processes that have it open."""
+    open_runs: int
+    leases: Sequence[LeaseStatus]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,8 +44,21 @@ class DatabaseStatus:
     revision: str | None
     head: str
     size_bytes: int
+    use: DatabaseUse | None = None
+    """None unless the schema is current."""
 
     @property
     def is_current(self) -> bool:
         """True if this version reads and writes it without an upgrade."""
         return self.revision == self.head
+
+
+def read_use(connection: Connection, *, servers: int) -> DatabaseUse:
+    """Read who uses a database with a current schema, by `servers` processes as its locks say."""
+    open_runs = dict(connection.execute(_OPEN_RUNS).tuples().all())
+    leases = [
+        # A worker that others found lost has a counter below zero.
+        LeaseStatus(worker=worker, open_runs=open_runs.get(worker, 0), is_lost=counter < 0 or not servers)
+        for worker, counter in connection.execute(_LEASES).tuples()
+    ]
+    return DatabaseUse(servers=servers, open_runs=sum(open_runs.values()), leases=leases)

@@ -138,6 +138,7 @@ class WriteQueue:
         notifier: Notifier,
         retry_delays: Sequence[float],
         hooks: CommitHooks,
+        report_commit: Callable[[int, float], None] | None = None,
     ) -> None:
         self.heads = LogHeads()
         self._engine, self._windows, self._health, self._notifier = engine, windows, write_health, notifier
@@ -152,6 +153,7 @@ class WriteQueue:
             report_health=self._report_health,
             retry_delays=retry_delays,
             hooks=hooks,
+            report_commit=report_commit,
         )
 
     @property

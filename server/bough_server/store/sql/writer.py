@@ -7,6 +7,7 @@ tried only once, and when nothing is queued the thread probes the disk until a w
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -59,9 +60,11 @@ class WriterThread:
         report_health: Callable[[bool], None],
         retry_delays: Sequence[float],
         hooks: CommitHooks,
+        report_commit: Callable[[int, float], None] | None,
     ) -> None:
         self._engine, self._driver, self._heads = engine, driver, heads
         self._settle, self._report_health, self._hooks = settle, report_health, hooks
+        self._report_commit = report_commit
         self._retry_delays = tuple(retry_delays)
         self._is_failing = False
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -190,6 +193,7 @@ class WriterThread:
 
     def _transact(self, group: Sequence[Job], write: Callable[[Sequence[Append]], Iterator[Settled]]) -> list[Settled]:
         settled: list[Settled] = []
+        started = time.perf_counter()
         connection = self._connection
         transaction = connection.begin()
         try:
@@ -219,6 +223,8 @@ class WriterThread:
         for job in group:
             if isinstance(job, Append):
                 self._heads.committed(job)
+        if self._report_commit is not None:
+            self._report_commit(len(group), time.perf_counter() - started)
         return settled
 
     def _lock(self, group: Sequence[Job], lock: Callable[[DriverCursor, Reach], None]) -> None:

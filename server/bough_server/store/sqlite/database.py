@@ -20,11 +20,11 @@ from sqlalchemy.util import LRUCache
 from bough_server.errors import ConfigurationError
 from bough_server.store.sql.migrations import FIRST, HEAD
 from bough_server.store.sql.options import Durability
-from bough_server.store.sql.status import DatabaseStatus
+from bough_server.store.sql.status import DatabaseStatus, read_use
 from bough_server.store.sql.tables import metadata
 from bough_server.store.sql.upgrade import refuse_upgrade, upgrade_schema
 from bough_server.store.sqlite.database_path import database_path
-from bough_server.store.sqlite.file_lock import FileLock
+from bough_server.store.sqlite.file_lock import FileLock, serving_owner
 
 _ADVICE = {
     sqlite3.SQLITE_NOTADB: "is not a database: move it away, or name another one",
@@ -123,9 +123,11 @@ def database_status(url: str) -> DatabaseStatus:
     try:
         with opening(path), engine.connect() as connection:
             revision = _revision(connection, path)
+            servers = 0 if serving_owner(path) is None else 1
+            use = read_use(connection, servers=servers) if revision == HEAD else None
     finally:
         engine.dispose()
-    return DatabaseStatus(name=str(path), revision=revision, head=HEAD, size_bytes=path.stat().st_size)
+    return DatabaseStatus(name=str(path), revision=revision, head=HEAD, size_bytes=path.stat().st_size, use=use)
 
 
 def upgrade_database(url: str) -> DatabaseStatus:

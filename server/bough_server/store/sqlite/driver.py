@@ -4,13 +4,13 @@ import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from sqlalchemy import Insert, Update, bindparam, insert, update
+from sqlalchemy import Insert, Table, Update, bindparam, insert, update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from bough_server.store.sql import tables
-from bough_server.store.sql.driver import Driver, EventTuple, LogMove, Refused
+from bough_server.store.sql.driver import Driver, EventTuple, LogMove, Refused, Values
 from bough_server.store.sql.statements import DriverCursor
 
 _TRANSIENT: Final = frozenset(
@@ -61,6 +61,10 @@ def _append_events(cursor: DriverCursor, moves: Mapping[str, LogMove], events: S
     return ()
 
 
+def _insert_rows(cursor: DriverCursor, table: Table, rows: Sequence[Values]) -> None:
+    cursor.driver.executemany(_text(insert(table), *table.columns.keys()), rows)
+
+
 def _is(error: Exception, codes: "frozenset[int] | set[int]") -> bool:
     """Return True for an SQLite error with one of these primary result codes; OSError counts as SQLITE_IOERR."""
     cause = error.orig if isinstance(error, DBAPIError) else error
@@ -71,6 +75,7 @@ def _is(error: Exception, codes: "frozenset[int] | set[int]") -> bool:
 
 SQLITE: Final = Driver(
     append_events=_append_events,
+    insert_rows=_insert_rows,
     lock=None,
     is_transient=lambda error: _is(error, _TRANSIENT),
     is_busy=lambda error: _is(error, {sqlite3.SQLITE_BUSY}),

@@ -84,7 +84,14 @@ def open_sqlite(url: str, options: StoreOptions) -> Store:
     write_health = WriteHealth(stall_seconds=options.stall_seconds)
     notifier = Notifier()
     queue = WriteQueue(
-        engine, SQLITE, windows, write_health, notifier=notifier, retry_delays=options.retry_delays, hooks=options.hooks
+        engine,
+        SQLITE,
+        windows,
+        write_health,
+        notifier=notifier,
+        retry_delays=options.retry_delays,
+        hooks=options.hooks,
+        report_commit=options.report_commit,
     )
     readers = Readers(
         reader_engine(path, connections=options.reader_threads, busy_timeout=options.busy_timeout),
