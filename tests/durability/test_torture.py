@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from signal import SIGTERM
 from typing import Final
 
 from tests.durability.torture import torment
 from tests.durability.torture_clients import Faults
-from tests.durability.torture_faults import moments
+from tests.durability.torture_faults import Moment, Restart, moments
 from tests.durability.torture_judge import Evidence, judge
 from tests.store.sql import execute
+from tests.support.postgres import own_cluster
 
 
 async def test_clients_of_a_server_that_is_killed_see_every_event_once_and_nothing_that_ended_runs_again(
@@ -17,6 +19,25 @@ async def test_clients_of_a_server_that_is_killed_see_every_event_once_and_nothi
     faults = Faults()
     evidence = await torment(tmp_path, faults, turns=4, when=[*moments(seed=24, kills=3)])
     await _check(evidence, faults, least=4)
+
+
+async def test_so_do_clients_of_two_servers_that_are_killed_while_their_database_crashes(tmp_path: Path) -> None:
+    faults = Faults()
+    when = [Moment(seconds=2), Moment(seconds=1, signal=SIGTERM), Moment(seconds=0.5), Moment(seconds=1.5)]
+    restarting = [Restart(seconds=2.5, mode="immediate", outage=0.5)]
+    with own_cluster(keep_in=tmp_path) as database:
+        evidence = await torment(
+            tmp_path,
+            faults,
+            turns=4,
+            when=when,
+            servers=2,
+            database=database,
+            restarting=restarting,
+            is_cold=False,
+        )
+        await _check(evidence, faults, least=4)
+    assert evidence.restarts == 1
 
 
 async def _check(evidence: Evidence, faults: Faults, *, least: int) -> None:

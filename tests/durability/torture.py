@@ -93,10 +93,12 @@ async def torment(
     database: Cluster | None = None,
     restarting: Iterable[Restart] = (),
     seed: int = 0,
+    is_cold: bool = True,
 ) -> Evidence:
     """Ends servers at these moments, dealt out to them, under clients that take so many turns at once.
 
-    The database is SQLite without a cluster of PostgreSQL, which is restarted. What clients notice is a fault.
+    The database is SQLite without a cluster of PostgreSQL, which is restarted. What clients notice is a fault. Servers
+    that are not `is_cold` start within milliseconds, and so are hardly ever hit while they start.
     """
     mind, effects, over, is_read = Mind(), folder / "effects.jsonl", asyncio.Event(), asyncio.Event()
     effects.touch()
@@ -108,7 +110,7 @@ async def torment(
             callers = [group.create_task(client.take_turns(over)) for client in clients]
             ended = [asyncio.Event() for _ in addresses]
             for number, address in enumerate(addresses):
-                start = partial(_starting, config, address, name=f"serve-{number}", effects=effects)
+                start = partial(_starting, config, address, name=f"serve-{number}", effects=effects, is_cold=is_cold)
                 group.create_task(_serve(start, when[number::servers], faults, ended=ended[number], until=is_read))
             restarted = group.create_task(_restart(database, restarting, over))
             for each in ended:
@@ -122,12 +124,14 @@ async def torment(
     return Evidence(config=config, turns=seen, asked=mind.asked, effects=effects, restarts=restarted.result())
 
 
-def _starting(config: Path, address: str, *, name: str, effects: Path) -> AbstractAsyncContextManager[Serving]:
+def _starting(
+    config: Path, address: str, *, name: str, effects: Path, is_cold: bool
+) -> AbstractAsyncContextManager[Serving]:
     return starting(
         config,
         arguments=("--port", address.rpartition(":")[2]),
         environment={"TORTURE_EFFECTS": str(effects)},
-        is_cold=True,
+        is_cold=is_cold,
         name=name,
     )
 
