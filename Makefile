@@ -7,6 +7,8 @@ MODEL ?= local
 ONCE ?=
 KILLS ?= 50
 CLIENTS ?= 16
+STORE ?= sqlite
+SERVERS ?= 1
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -27,7 +29,7 @@ SOURCES := server clients tests examples proto docs
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 	@echo
-	@echo "With: PYTHON=$(PYTHON) VENV=$(VENV) HOST=$(HOST) PORT=$(PORT) MODEL=local|scripted|openai ONCE=1 KILLS=$(KILLS) CLIENTS=$(CLIENTS) ARGS='...'"
+	@echo "With: PYTHON=$(PYTHON) VENV=$(VENV) HOST=$(HOST) PORT=$(PORT) MODEL=local|scripted|openai ONCE=1 KILLS=$(KILLS) CLIENTS=$(CLIENTS) STORE=sqlite|postgres SERVERS=$(SERVERS) ARGS='...'"
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Bough needs Python 3.11 or newer: make PYTHON=..." if sys.version_info < (3, 11) else 0)'
@@ -103,10 +105,15 @@ bench-docs: $(STAMP) ## the tables of the last bench and bench-peers, put into d
 	@$(BIN)/python -m tests.bench --docs
 	@$(BIN)/python -m tests.bench.peers --docs
 
+# On PostgreSQL servers are killed under clients only, and the database is restarted.
 torture: $(STAMP) ## runs cut after every event, then servers killed under clients and under an evaluation; ARGS="--seed N"
+ifeq ($(STORE),sqlite)
 	@$(BIN)/python -m pytest -n auto -m grid --whole-grid --timeout 1200
-	@$(BIN)/python -m tests.durability.torture --kills $(KILLS) --clients $(CLIENTS) $(ARGS)
+endif
+	@$(BIN)/python -m tests.durability.torture --store $(STORE) --servers $(SERVERS) --kills $(KILLS) --clients $(CLIENTS) $(ARGS)
+ifeq ($(STORE),sqlite)
 	@$(BIN)/python -m tests.durability.eval_torture --cases 200
+endif
 
 grpcurl: ## grpcurl for the recipes of clients/curl, built by Go into the virtual environment
 	@command -v go >/dev/null || { echo "grpcurl is built by Go, which is not here: install Go from https://go.dev/dl,"; \

@@ -1,6 +1,5 @@
 """A server whose event loop is blocked by an agent, and servers that are killed by one again and again."""
 
-import asyncio
 import signal
 import time
 from collections.abc import Sequence
@@ -24,12 +23,6 @@ def _project(folder: Path, **sections: object) -> Path:
     return write_project(folder, llm("talker"), script={"talker": ["Hello."]}, python=CODE, **sections)
 
 
-async def _until_said(server: Serving, text: str) -> None:
-    async with asyncio.timeout(30):
-        while text not in server.said:  # noqa: ASYNC110 # the file of another process has no event to wait for
-            await asyncio.sleep(0.05)
-
-
 @pytest.mark.parametrize("how", ["sleep", "python"])
 async def test_a_blocked_loop_is_named_in_the_log_and_a_second_signal_stops_the_server(
     tmp_path: Path, how: str
@@ -37,10 +30,10 @@ async def test_a_blocked_loop_is_named_in_the_log_and_a_second_signal_stops_the_
     config = _project(tmp_path)
     async with serving(config) as server, connected(server.address) as remote:
         turn = remote.begin("blocker", how)  # a blocked server cannot tell its client anything
-        await _until_said(server, "the event loop is blocked")
+        await server.until_said("the event loop is blocked")
         assert "in blocker" in server.said
         server.send(signal.SIGTERM)
-        await _until_said(server, "send the signal again")
+        await server.until_said("send the signal again")
         began = time.monotonic()
         server.send(signal.SIGTERM)
         code = await server.end()

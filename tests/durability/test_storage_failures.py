@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 from bough_server.errors import ConfigurationError, NotFound, StorageFailed
 from bough_server.store.opening import Store, open_store, upgrade_database
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything
+from tests.support.open_runs import open_runs
 
 _NOBODY = 65534
 
@@ -223,7 +224,7 @@ async def test_a_killed_process_leaves_what_it_had_committed_and_no_lock(path: P
     async with open_store(str(path)) as store:
         run = Made()
         assert await store.log.last_sequence(run.run_id) >= 21
-        assert [one.run.run_id for one in await store.runs.open_runs()] == [run.run_id]
+        assert [one.run.run_id for one in await open_runs(store)] == [run.run_id]
         await store.log.take_over(run.run_id, epoch=2, owner="next", records=[])
 
 

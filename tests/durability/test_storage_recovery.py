@@ -4,10 +4,12 @@ import asyncio
 import sqlite3
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bough_server.errors import StorageFailed
+from bough_server.store.ports import RunMoved
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.tools.tool import Tool, tool
 from tests.support.held_clock import HeldClock
@@ -89,4 +91,40 @@ async def test_a_run_whose_server_leaves_while_the_storage_fails_goes_on_at_the_
         log = await harness.log(run)
         await check_replay(harness, log)
     assert [event.attempt for event in having(log, "tool_started")] == [1, 2]
+    assert answer_of(log) == "It is written."
+
+
+@pytest.mark.parametrize(
+    ("port", "method", "failures"),
+    [
+        ("runs", "get", [StorageFailed("The server could not read its storage.")]),
+        ("log", "take_over", [RunMoved()] * 5),
+    ],
+    ids=["its row cannot be read", "its former owner writes on"],
+)
+async def test_a_run_that_cannot_be_taken_over_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, port: str, method: str, failures: list[Exception]
+) -> None:
+    disk, clock, left = Disk(), HeldClock(), [*failures]
+    async with _team(tmp_path, disk, clock) as harness:
+        run = await harness.start("root")
+        with pytest.raises(StorageFailed):
+            await harness.log(run)
+        disk.is_failing = False
+        found = getattr(harness.store, port)
+        usual = getattr(found, method)
+
+        async def failing(*arguments: Any, **options: Any) -> Any:
+            if left:
+                raise left.pop()
+            return await usual(*arguments, **options)
+
+        monkeypatch.setattr(found, method, failing)
+        for seconds in (1, 2):
+            assert await clock.next_sleep() == seconds
+            clock.advance(seconds)
+        await disk.ran_again.wait()
+        log = await harness.log(run)
+        await check_replay(harness, log)
+    assert left == []
     assert answer_of(log) == "It is written."

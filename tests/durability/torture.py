@@ -4,47 +4,52 @@ It is killed at random moments, also while it starts, now and then told to stop 
 same port and file. Every client has to see every sequence of its runs exactly once and in order, and the right answers;
 nothing may be stuck, and nothing that had ended may run again. The last line counts what went wrong; the exit code is 1
 if anything did.
+
+With --store postgres the database is a PostgreSQL that is restarted at random moments, in order or by a crash. Then
+there can be --servers as well: each call of a client goes to another one than the call before, and some servers are
+stopped by SIGSTOP for longer than their lease lasts.
 """
 
 import argparse
 import asyncio
 import random
+import re
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from signal import SIGKILL, SIGTERM, Signals
 from socket import socket
 from typing import Final
 
-from tests.durability.torture_clients import Client, Faults
+from tests.durability.torture_clients import Client, Faults, read_everywhere
+from tests.durability.torture_faults import (
+    Moment,
+    Restart,
+    Start,
+    end_server,
+    moments,
+    restart_database,
+    restarts,
+    serving_again,
+    stops,
+)
 from tests.durability.torture_judge import Evidence, judge
 from tests.durability.torture_team import Mind, write_team
 from tests.support.model_server import serving_model
+from tests.support.postgres import Cluster, own_cluster, programs
 from tests.support.processes import Serving, starting
 
-_WHILE_STARTING: Final = 0.2
-"""How many of the kills hit a server that does not serve yet."""
-
-_TOLD_TO_STOP: Final = 0.1
-"""How many servers more are told to stop by SIGTERM, for each that is killed."""
-
-_LONGEST_START: Final = 1.5
-_SHORTEST_LIFE: Final = 0.3
-_LONGEST_LIFE: Final = 2.5
 _WORD_SECONDS: Final = 0.01
 
+_ENTRY: Final = re.compile(r"^(?=\d{4}-\d\d-\d\dT)", re.MULTILINE)
+"""Where an entry of a server's log begins."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """When and how a server is ended: so many seconds after it began to start, or to serve."""
-
-    while_starting: bool = False
-    seconds: float
-    signal: Signals = SIGKILL
+_OF_THE_DATABASE: Final = ("write given up", "read failed")
+"""Entries that have the stack of the database's error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,71 +68,103 @@ class Report:
         )
 
 
-def moments(seed: int, kills: int) -> Iterator[Moment]:
-    """Random moments. After a server that never served comes one that does: a run has to get on now and then."""
-    chance, could_serve = random.Random(seed), True
-    for _ in range(kills):
-        if chance.random() < _TOLD_TO_STOP:
-            could_serve = True
-            yield Moment(seconds=chance.uniform(_SHORTEST_LIFE, _LONGEST_LIFE), signal=SIGTERM)
-        if could_serve and chance.random() < _WHILE_STARTING:
-            could_serve = False
-            yield Moment(while_starting=True, seconds=chance.uniform(0, _LONGEST_START))
-        else:
-            could_serve = True
-            yield Moment(seconds=chance.uniform(_SHORTEST_LIFE, _LONGEST_LIFE))
-
-
-async def torture(folder: Path, *, kills: int, turns: int, seed: int) -> Report:
-    """Lets so many clients take turns at once while their server is killed so many times, and judges it."""
+async def torture(
+    folder: Path, *, kills: int, turns: int, seed: int, servers: int = 1, database: Cluster | None = None
+) -> Report:
+    """Lets so many clients take turns at once while their servers are killed so many times, and judges it."""
     faults = Faults()
-    evidence = await torment(folder, faults, turns=turns, when=[*moments(seed, kills)])
+    when = [*moments(seed, kills, servers=servers)]
+    evidence = await torment(
+        folder, faults, turns=turns, when=when, servers=servers, database=database, restarting=restarts(seed), seed=seed
+    )
+    drains, pauses = stops(when)
+    longest = max(turn.seconds for turn in evidence.turns)
+    print(f"drains={drains} stops={pauses} database_restarts={evidence.restarts} longest_turn={longest:.1f}s")
     return Report(runs=await judge(evidence, faults), kills=kills, faults=faults)
 
 
-async def torment(folder: Path, faults: Faults, *, turns: int, when: Sequence[Moment]) -> Evidence:
-    """Ends a server at these moments under clients that take so many turns at once; what they notice is a fault."""
-    mind, effects, over = Mind(), folder / "effects.jsonl", asyncio.Event()
+async def torment(
+    folder: Path,
+    faults: Faults,
+    *,
+    turns: int,
+    when: Sequence[Moment],
+    servers: int = 1,
+    database: Cluster | None = None,
+    restarting: Iterable[Restart] = (),
+    seed: int = 0,
+    is_cold: bool = True,
+) -> Evidence:
+    """Ends servers at these moments, dealt out to them, under clients that take so many turns at once.
+
+    The database is SQLite without a cluster of PostgreSQL, which is restarted. What clients notice is a fault. Servers
+    that are not `is_cold` start within milliseconds, and so are hardly ever hit while they start.
+    """
+    mind, effects, over, is_read = Mind(), folder / "effects.jsonl", asyncio.Event(), asyncio.Event()
     effects.touch()
     async with serving_model(mind, delta_interval=_WORD_SECONDS) as model:
-        config, port = write_team(folder, model.base_url), _free_port()
-        start = partial(
-            starting,
-            config,
-            arguments=("--port", str(port)),
-            environment={"TORTURE_EFFECTS": str(effects)},
-            is_cold=True,
-        )
-        clients = [Client(f"127.0.0.1:{port}", number, faults) for number in range(turns)]
+        config = write_team(folder, model.base_url, "bough.db" if database is None else database.url("postgres"))
+        addresses = _free_addresses(servers)
+        clients = [Client(addresses, number, faults, seed=seed) for number in range(turns)]
         async with asyncio.TaskGroup() as group:
             callers = [group.create_task(client.take_turns(over)) for client in clients]
-            for moment in when:
-                async with start() as server:
-                    await _end(server, moment, faults)
+            ended = [asyncio.Event() for _ in addresses]
+            for number, address in enumerate(addresses):
+                start = partial(_starting, config, address, name=f"serve-{number}", effects=effects, is_cold=is_cold)
+                group.create_task(_serve(start, when[number::servers], faults, ended=ended[number], until=is_read))
+            restarted = group.create_task(_restart(database, restarting, over))
+            for each in ended:
+                await each.wait()
             over.set()
-            async with start() as server:
-                await server.serves()
-                await asyncio.wait(callers)
-    if "Traceback" in server.said:
-        faults.add("lost", f"a server logged a traceback: {server.said.partition('Traceback')[2][:2000]}")
-    seen = [turn for client in clients for turn in client.turns]
-    return Evidence(config=config, turns=seen, asked=mind.asked, effects=effects)
+            await asyncio.wait([*callers, restarted])
+            seen = [turn for client in clients for turn in client.turns]
+            await read_everywhere(addresses, seen, faults)
+            is_read.set()
+    _check_logs(folder, faults, has_restarts=database is not None)
+    return Evidence(config=config, turns=seen, asked=mind.asked, effects=effects, restarts=restarted.result())
 
 
-async def _end(server: Serving, moment: Moment, faults: Faults) -> None:
-    if not moment.while_starting:
-        await server.serves()
-    await asyncio.sleep(moment.seconds)
-    server.send(moment.signal)
-    code = await server.end()
-    if code != (-SIGKILL if moment.signal == SIGKILL else 0):
-        faults.add("lost", f"a server ended with {code}")
+def _starting(
+    config: Path, address: str, *, name: str, effects: Path, is_cold: bool
+) -> AbstractAsyncContextManager[Serving]:
+    return starting(
+        config,
+        arguments=("--port", address.rpartition(":")[2]),
+        environment={"TORTURE_EFFECTS": str(effects)},
+        is_cold=is_cold,
+        name=name,
+    )
 
 
-def _free_port() -> int:
-    with closing(socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+async def _serve(
+    start: Start, when: Sequence[Moment], faults: Faults, *, ended: asyncio.Event, until: asyncio.Event
+) -> None:
+    """Starts one server after the other, ends each at its moment, and lets the last one serve."""
+    for moment in when:
+        await end_server(start, moment, faults)
+    ended.set()
+    async with serving_again(start):
+        await until.wait()
+
+
+async def _restart(database: Cluster | None, when: Iterable[Restart], over: asyncio.Event) -> int:
+    return 0 if database is None else await restart_database(database, when, over)
+
+
+def _check_logs(folder: Path, faults: Faults, *, has_restarts: bool) -> None:
+    """A server logs no stack but that of a database that is not there."""
+    for log in folder.glob("serve-*.stderr"):
+        for entry in _ENTRY.split(log.read_text(encoding="utf-8")):
+            if "Traceback" in entry and not (has_restarts and any(each in entry for each in _OF_THE_DATABASE)):
+                faults.add("lost", f"{log.name} has a traceback: {entry[:2000]}")
+
+
+def _free_addresses(count: int) -> list[str]:
+    with ExitStack() as stack:
+        probes = [stack.enter_context(closing(socket())) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -135,17 +172,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--clients", type=int, default=16, help="how many at once")
+    parser.add_argument("--store", choices=["sqlite", "postgres"], default="sqlite")
+    parser.add_argument("--servers", type=int, default=1, help="how many at once, on PostgreSQL")
     parser.add_argument("--seed", type=int, default=None, help="of the moments; any where none is given")
     parser.add_argument("--folder", type=Path, default=None, help="where everything stays that is left behind")
     arguments = parser.parse_args(argv)
+    if arguments.servers > 1 and arguments.store == "sqlite":
+        parser.error("a SQLite file has one server: use --store postgres")
+    if arguments.store == "postgres" and programs() is None:
+        parser.error("there is no initdb: install PostgreSQL (Debian's package postgresql)")
     seed = random.randrange(1_000_000) if arguments.seed is None else arguments.seed
     print(f"seed={seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="torture-") as temporary:
-        folder = arguments.folder or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        report = asyncio.run(torture(folder, kills=arguments.kills, turns=arguments.clients, seed=seed))
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="torture-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    with own_cluster(keep_in=folder) if arguments.store == "postgres" else nullcontext() as database:
+        work = torture(
+            folder,
+            kills=arguments.kills,
+            turns=arguments.clients,
+            seed=seed,
+            servers=arguments.servers,
+            database=database,
+        )
+        report = asyncio.run(work)
     for fault in report.faults.said:
         print(fault)
+    if report.faults.said:
+        print(f"the logs of the servers and the database are in {folder}")
+    elif arguments.folder is None:
+        shutil.rmtree(folder)
     print(report)
     return 1 if report.faults.said else 0
 

@@ -1,13 +1,13 @@
-"""Judges what a tortured server left behind: its logs, against what clients saw and what was done to the world."""
+"""Judges what tortured servers left behind: their logs, against what clients saw and what was done to the world."""
 
 import json
-import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
+from typing import Final
 
 from bough.v1 import event_pb2
 from bough_server import events
@@ -16,11 +16,16 @@ from bough_server.clock import SystemClock
 from bough_server.interceptors.auth import LOCAL
 from bough_server.runs.replay import offline_resolver, replay
 from bough_server.settings import Settings
-from bough_server.store.opening import Store, open_store
+from bough_server.store.opening import open_store, rebuild_projections
+from bough_server.store.sqlite.database_path import is_postgres
 from bough_server.telemetry import Tracing, make_provider
 from tests.durability.torture_clients import Events, Faults, Seen
 from tests.durability.torture_team import Asked
+from tests.store.sql import execute
 from tests.support.log_laws import check_laws
+
+_DERIVED: Final = ("runs", "sessions", "messages", "calls", "usage_entries", "run_definitions")
+"""Tables that can be made again from the logs."""
 
 Lines = Mapping[str, Sequence[Mapping[str, object]]]
 """By idempotency key, what was said before and after touching the world."""
@@ -34,42 +39,80 @@ class Evidence:
     turns: Sequence[Seen]
     asked: Counter[Asked]
     effects: Path
+    restarts: int = 0
+    """How often the database was restarted."""
+
+    @property
+    def url(self) -> str:
+        """The storage URL."""
+        return Settings.load(self.config).storage.url
 
 
 async def judge(evidence: Evidence, faults: Faults) -> int:
     """Adds what is wrong to the faults; gives how many runs there are. No server may be running."""
-    settings, database = Settings.load(evidence.config), evidence.config.parent / "bough.db"
-    with closing(sqlite3.connect(database)) as connection:
-        if connection.execute("PRAGMA integrity_check").fetchone() != ("ok",):
-            faults.add("lost", "the database is damaged")
-        rows = connection.execute("SELECT run_id, session_id FROM runs ORDER BY run_id").fetchall()
+    settings, url = Settings.load(evidence.config), evidence.url
+    if not is_postgres(url) and execute(url, "PRAGMA integrity_check") != [("ok",)]:
+        faults.add("lost", "the database is damaged")
+    rows = execute(url, "SELECT run_id, session_id, epoch, last_sequence, ended FROM runs ORDER BY run_id")
     by_run = {turn.events[0].run_id: turn for turn in evidence.turns if turn.events}
-    for run_id, _ in rows:
-        if run_id not in by_run:
-            faults.add("duplicates", f"{run_id}: no client asked for this run")
-    lines = _lines(evidence.effects)
+    lines, logs = _lines(evidence.effects), _logs(url, {run_id: session_id for run_id, session_id, *_ in rows})
     resolver_here, tracing = registry_of(settings).resolver, Tracing(make_provider(export=False))
-    async with open_store(str(database)) as store:
-        for run_id, session_id in rows:
-            log = await _log(store, run_id, session_id)
+    async with open_store(url) as store:
+        for run_id, session_id, *state in rows:
+            log = logs[run_id]
+            if not log:
+                faults.add("lost", f"{run_id}: it has no log")
+                continue
             if run_id in by_run:
-                _compare(by_run[run_id].events, log, faults)
-            _check(log, lines, evidence.asked, faults)
+                for seen in (by_run[run_id].events, *by_run[run_id].watched):
+                    _compare(seen, log, faults)
+            else:
+                faults.add("duplicates", f"{run_id}: no client asked for this run")
+            if tuple(state) != (expected := _state(log)):
+                faults.add("lost", f"{run_id}: epoch, last sequence and end are {state}, not {expected} as in the log")
+            _check(log, lines, evidence, faults)
             cut = log[0].run_started.session_cut
             session = await store.sessions.messages(LOCAL, session_id, through=cut) if cut else ()
             resolver = offline_resolver(log, resolver_here, is_forced=False)
             replayed = await replay(log, resolver=resolver, tracing=tracing, clock=SystemClock(), session=session)
             if replayed.divergence:
                 faults.add("lost", f"{run_id}: it does not re-execute: {replayed.divergence}")
+    if not faults.said:
+        _check_derived(url, faults)
     return len(rows)
 
 
-async def _log(store: Store, run_id: str, session_id: str) -> Events:
-    stamp, found, after = events.stamp(run_id, session_id), [], 0
-    while page := await store.log.read(run_id, after=after):
-        found.extend(events.parse(stamp + stored.data) for stored in page)
-        after = page[-1].sequence
-    return found
+def _logs(url: str, sessions: Mapping[str, str]) -> Mapping[str, Events]:
+    """Return the log of each run, as its rows are: the sequence of an event is that of its row."""
+    logs: dict[str, Events] = {run_id: [] for run_id in sessions}
+    known = "WHERE run_id IN (SELECT run_id FROM runs)"
+    rows = execute(url, f"SELECT run_id, sequence, data FROM events {known} ORDER BY run_id, sequence")
+    for run_id, of_run in groupby(rows, itemgetter(0)):
+        stamp = events.stamp(run_id, sessions[run_id])
+        for _, sequence, data in of_run:
+            event = events.parse(stamp + data)
+            event.sequence = sequence
+            logs[run_id].append(event)
+    return logs
+
+
+def _state(log: Events) -> tuple[int, int, bool]:
+    """Return the epoch, the last sequence and whether there is an end, as the row of a run has them."""
+    epoch = max((event.run_resumed.epoch for event in log if event.HasField("run_resumed")), default=1)
+    return epoch, len(log), events.kind_of(log[-1]) in events.TERMINAL_KINDS
+
+
+def _check_derived(url: str, faults: Faults) -> None:
+    """What is derived from the logs is what they say, in every column."""
+    found = [sorted(execute(url, f"SELECT * FROM {table}"), key=repr) for table in _DERIVED]
+    rebuild_projections(url)
+    for table, rows in zip(_DERIVED, found, strict=True):
+        made = sorted(execute(url, f"SELECT * FROM {table}"), key=repr)
+        for row, again in zip(rows, made, strict=False):
+            if row != again:
+                faults.add("lost", f"{table} has {row}, and the logs make {again}")
+        if len(rows) != len(made):
+            faults.add("lost", f"{table} has {len(rows)} rows, and the logs make {len(made)}")
 
 
 def _compare(seen: Events, log: Events, faults: Faults) -> None:
@@ -77,20 +120,30 @@ def _compare(seen: Events, log: Events, faults: Faults) -> None:
     run_id, sequences = log[0].run_id, [event.sequence for event in seen]
     if len({*sequences}) != len(sequences):
         faults.add("duplicates", f"{run_id}: a client saw sequences twice")
-    if seen != log:
+    if list(map(_bytes, seen)) != list(map(_bytes, log)):
         faults.add("lost", f"{run_id}: a client saw {len(seen)} of {len(log)} events, or others, or in another order")
 
 
-def _check(log: Events, lines: Lines, asked: Counter[Asked], faults: Faults) -> None:
-    run_id = log[0].run_id
+def _bytes(event: event_pb2.AgentEvent) -> bytes:
+    return event.SerializeToString(deterministic=True)
+
+
+def _check(log: Events, lines: Lines, evidence: Evidence, faults: Faults) -> None:
+    run_id, most = log[0].run_id, _most_begun(log, evidence)
     try:
         check_laws(log)
     except AssertionError as broken:
         faults.add("lost", f"{run_id}: a law is broken: {broken}")
-    for what in [*_tools_run_again(log, lines), *_steps_run_again(log, lines), *_models_asked_again(log, asked)]:
+    again = *_tools_run_again(log, lines, most), *_steps_run_again(log, lines, most)
+    for what in (*again, *_models_asked_again(log, evidence.asked)):
         faults.add("duplicates", f"{run_id}: {what}")
     for what in _tools_not_run(log, lines):
         faults.add("lost", f"{run_id}: {what}")
+
+
+def _most_begun(log: Events, evidence: Evidence) -> int:
+    """How often one process may begin the same: once; where it may lose a run and take it again, in each epoch."""
+    return _state(log)[0] if is_postgres(evidence.url) else 1
 
 
 def _began(lines: Lines, key: str) -> Counter[object]:
@@ -107,13 +160,13 @@ def _tool_keys(log: Events) -> dict[str, list[event_pb2.AgentEvent]]:
     return starts
 
 
-def _tools_run_again(log: Events, lines: Lines) -> list[str]:
+def _tools_run_again(log: Events, lines: Lines, most: int) -> list[str]:
     """Calls that ran more often than the log has attempts, or that began again after their end."""
     found = []
     ends = {event.effect_key: event.sequence for event in log if event.HasField("tool_completed")}
     for key, starts in _tool_keys(log).items():
         began, effect = _began(lines, key), starts[0].effect_key
-        if began.total() > len(starts) or max(began.values(), default=0) > 1:
+        if began.total() > len(starts) or max(began.values(), default=0) > most:
             found.append(f"{effect} ran {began.total()} times in {len(starts)} attempts")
         if effect in ends and starts[-1].sequence > ends[effect]:
             found.append(f"{effect} began again after its end")
@@ -137,13 +190,13 @@ def _tools_not_run(log: Events, lines: Lines) -> list[str]:
     ]
 
 
-def _steps_run_again(log: Events, lines: Lines) -> list[str]:
+def _steps_run_again(log: Events, lines: Lines, most: int) -> list[str]:
     """Work of an agent's code that one process did twice, or that was done although no process had been lost."""
     began = _began(lines, f"{log[0].run_id}/note")
     lives = 1 + sum(event.HasField("run_resumed") for event in log)
     return (
         [f"the note was taken {began.total()} times"]
-        if began.total() > lives or max(began.values(), default=0) > 1
+        if began.total() > lives or max(began.values(), default=0) > most
         else []
     )
 

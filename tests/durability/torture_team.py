@@ -11,6 +11,7 @@ from typing import Final
 
 from bough import approve, reply, tool_outcome
 from bough.v1 import input_pb2
+from bough_server.store.sqlite.database_path import is_postgres
 from tests.support.model_scenarios import Reply, Request, calling, chunk, ending
 from tests.support.projects import llm, openai_model, write_project
 
@@ -38,8 +39,8 @@ Asked = tuple[str, str, int]
 """A model call: the agent, what it was told, and the round of its plan."""
 
 
-def write_team(folder: Path, base_url: str) -> Path:
-    """Writes the configuration of the team into a folder; gives its path."""
+def write_team(folder: Path, base_url: str, database: str) -> Path:
+    """Writes the configuration of the team into a folder, with the URL of its database; gives its path."""
     definitions = [
         llm(
             name,
@@ -49,7 +50,13 @@ def write_team(folder: Path, base_url: str) -> Path:
         for name, plan in PLANS.items()
     ]
     return write_project(
-        folder, *definitions, model=openai_model(base_url), python=["tests.durability.torture_tools"], log_level="info"
+        folder,
+        *definitions,
+        model=openai_model(base_url),
+        # A crash of PostgreSQL loses commits that were not flushed.
+        storage={"url": database, "durability": "disk" if is_postgres(database) else "process"},
+        python=["tests.durability.torture_tools"],
+        log_level="info",
     )
 
 

@@ -17,6 +17,7 @@ from bough_server.store.sql.writer import CommitHooks
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
 from tests.support.log_readings import answer_of, check_replay, having, results_of
+from tests.support.open_runs import open_runs
 from tests.support.run_harness import ME, RunHarness, names
 from tests.support.teams import call, calls, llm, open_team, script
 
@@ -280,7 +281,7 @@ async def test_a_run_that_is_cancelled_in_the_moment_it_is_accepted_ends(tmp_pat
         is_open.set()
         starting = asyncio.create_task(harness.start("p"))
         await asyncio.to_thread(accepted.wait)
-        (record,) = await harness.store.runs.open_runs()
+        (record,) = await open_runs(harness.store)
         cancelling = asyncio.create_task(harness.runs.cancel(ME, record.run.run_id))
         for _ in range(3):
             await harness.runs.get(ME, record.run.run_id)

@@ -11,6 +11,7 @@ from bough_server.runtime.agent import Context
 from tests.support.fork_agents import World, edited, open_forked, place, run_of
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having, text_of
+from tests.support.open_runs import open_runs
 from tests.support.teams import call, calls, llm, open_team, script
 
 
@@ -147,7 +148,7 @@ async def test_changes_that_fit_nothing_are_refused_by_their_fields(
         origin = await harness.turn("p")
         with pytest.raises(InvalidRequest) as refused:
             await harness.fork(run_of(origin), len(origin) - 1, **change)  # type: ignore[arg-type]
-        assert await harness.store.runs.open_runs() == []
+        assert await open_runs(harness.store) == []
     assert [violation.field for violation in refused.value.violations] == [field]
 
 

@@ -19,6 +19,7 @@ from tests.support.fork_agents import TEAM, TURNS, Log, World, edited, open_fork
 from tests.support.held_clock import HeldClock
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
+from tests.support.open_runs import open_runs
 from tests.support.run_harness import ME, names
 from tests.support.teams import call, calls, llm, open_team, script
 
@@ -93,7 +94,7 @@ async def test_where_a_run_cannot_be_forked_says_why(tmp_path: Path, world: Worl
         for after, error, principal in refused:
             with pytest.raises(error):
                 await harness.fork(run_of(origin), after, principal=principal)
-        assert await harness.store.runs.open_runs() == []
+        assert await open_runs(harness.store) == []
 
 
 async def test_a_fork_of_a_fork_shares_both_their_changes_only_up_to_where_it_begins(

@@ -9,6 +9,7 @@ from bough.v1 import event_pb2, execution_pb2, policy_pb2
 from bough_server.errors import RequestIdReused, SessionBusy
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having
+from tests.support.open_runs import open_runs
 from tests.support.run_harness import ME
 from tests.support.session_agents import CANCEL_INTERRUPTED, QUEUE, Floor, Run, answer_to, harness, queued, state_of
 
@@ -25,7 +26,7 @@ async def test_a_run_that_is_refused_is_told_who_holds_its_session_and_leaves_no
         holder = await it.start("speaker", "a")
         with pytest.raises(SessionBusy) as refused:
             await it.start("speaker", "b", session_id=holder.session_id)
-        assert [one.run.run_id for one in await it.store.runs.open_runs()] == [holder.run_id]
+        assert [one.run.run_id for one in await open_runs(it.store)] == [holder.run_id]
         floor.let("a")
         await it.log(holder)
     assert refused.value.details == {"session_id": holder.session_id, "run_id": holder.run_id}

@@ -18,6 +18,7 @@ from bough_server.runtime.agent import Context
 from bough_server.store.ports import Page
 from bough_server.telemetry import Parent
 from tests.support.log_readings import answer_of, check_replay, having, text_of
+from tests.support.open_runs import open_runs
 from tests.support.run_harness import ME, names
 from tests.support.teams import call, calls, llm, open_team, script
 
@@ -111,7 +112,7 @@ async def test_an_unknown_session_or_agent_is_not_found(tmp_path: Path) -> None:
             await harness.start("p", session_id="nowhere")
         with pytest.raises(NotFound, match="agent 'absent'"):
             await harness.start("absent")
-        assert await harness.store.runs.open_runs() == []
+        assert await open_runs(harness.store) == []
 
 
 async def test_an_input_over_256_kib_is_refused_and_one_of_256_is_not(tmp_path: Path) -> None:
@@ -292,7 +293,7 @@ async def test_a_session_that_cannot_be_read_starts_no_run_and_its_request_can_b
             intruder.execute("UPDATE messages SET data = x'ff' WHERE position = 1")
             with pytest.raises(DecodeError):
                 await harness.start("p", session_id=session, request_id="r-1")
-            assert await harness.store.runs.open_runs() == []
+            assert await open_runs(harness.store) == []
             intruder.execute("UPDATE messages SET data = ? WHERE position = 1", (sound,))
         again = await harness.start("p", session_id=session, request_id="r-1")
         log = await harness.log(again)
@@ -307,7 +308,7 @@ async def test_a_start_that_looked_for_its_request_while_the_server_began_to_sto
         await harness.runs.drain(0)
         with pytest.raises(ServerStopping):
             await starting
-        assert await harness.store.runs.open_runs() == []
+        assert await open_runs(harness.store) == []
 
 
 @pytest.mark.parametrize(

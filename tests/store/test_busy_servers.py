@@ -20,6 +20,7 @@ from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, START_NS, Made, completed, definition, delta, record, resumed, session_id, text
 from tests.store.sql import execute
 from tests.support import postgres
+from tests.support.open_runs import open_runs
 
 SESSIONS: Final = (1, 2, 3)
 WORKERS: Final = ("a", "b")
@@ -131,10 +132,10 @@ class Play:
         await store.log.create(self._run(is_queued=True).new())
 
     async def _found(self, store: Store) -> tuple[str, int, int]:
-        open_runs = await store.runs.open_runs()
-        if not open_runs:
+        there = await open_runs(store)
+        if not there:
             raise NotFound("run", "any")
-        found = self.chance.choice(open_runs)
+        found = self.chance.choice(there)
         return found.run.run_id, found.epoch, found.run.last_sequence
 
     async def _extend(self, store: Store) -> None:

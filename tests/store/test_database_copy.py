@@ -25,6 +25,7 @@ from tests.store.logs import ANNE, Made, completed, delta
 from tests.store.sql import execute
 from tests.support import postgres
 from tests.support.examples import examples
+from tests.support.open_runs import open_runs
 
 Rows = dict[str, list[tuple[object, ...]]]
 
@@ -131,7 +132,7 @@ async def test_workers_that_had_a_lease_are_lost_at_the_copy(url: str, other_fil
     assert _rows(copied) == _rows(url)
     async with open_store(copied) as store:
         assert [store.leases.crashed(worker) for worker in ("killed", "idle")] == [True, False]
-        assert [run.owner for run in await store.runs.open_runs()] == ["killed"]
+        assert [run.owner for run in await open_runs(store)] == ["killed"]
 
 
 async def test_rows_are_copied_a_bounded_number_of_bytes_at_a_time(file_url: str, postgres_url: str) -> None:

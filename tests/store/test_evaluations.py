@@ -14,6 +14,7 @@ from bough_server.store.worker_ports import RunCommand
 from tests.store.evaluation_logs import MadeEvaluation, began, cancelled, fact, passed, scored
 from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, BERT, Made, as_stored, completed, everything, next_page
+from tests.support.open_runs import open_runs
 
 
 async def _made(store: Store, number: int = 1) -> MadeEvaluation:
@@ -136,15 +137,15 @@ async def test_a_taken_over_evaluation_has_one_owner(url: str, is_reopened: bool
         before = made.next(scored())
         await store.log.append(made.evaluation_id, epoch=1, records=before)
         if not is_reopened:
-            await _take_over(store, made, [*made.first(), *before])
+            await _take_over(store, made, [*made.first(), *before], "first")
     if is_reopened:
         async with open_store(url) as store:
-            await _take_over(store, made, [*made.first(), *before])
+            await _take_over(store, made, [*made.first(), *before], "")  # "first" has no lease
 
 
-async def _take_over(store: Store, made: MadeEvaluation, before: list[LogRecord]) -> None:
+async def _take_over(store: Store, made: MadeEvaluation, before: list[LogRecord], owner: str) -> None:
     (open_one,) = await store.evaluations.open_evaluations()
-    assert (open_one.owner, open_one.epoch) == ("first", 1)
+    assert (open_one.owner, open_one.epoch) == (owner, 1)
     await store.log.take_over(made.evaluation_id, epoch=2, owner="next", records=[])
     with pytest.raises(RunMoved):
         await store.log.take_over(made.evaluation_id, epoch=2, owner="another", records=[])
@@ -208,7 +209,7 @@ async def test_an_evaluation_is_no_run(store: Store) -> None:
     assert await store.runs.find(evaluation_id) is None
     listed, _ = await store.runs.list(ANNE, RunFilter(), Page(size=9))
     assert [one.run_id for one in listed] == [run.run_id]
-    assert [one.run.run_id for one in await store.runs.open_runs()] == [run.run_id]
+    assert [one.run.run_id for one in await open_runs(store)] == [run.run_id]
     with pytest.raises(NotFound):
         await store.log.fork(Fork(number=2).of(_Disguised(), 1))
     assert await store.runs.holder(ANNE, "") is None

@@ -24,6 +24,7 @@ from bough_server.store.sqlite.database import exclusive_engine
 from bough_server.store.sqlite.database_path import database_path
 from tests.store.evaluation_logs import MadeEvaluation
 from tests.store.logs import ANNE, Made, completed, delta
+from tests.support.open_runs import open_runs
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ async def test_a_process_compiles_each_statement_once(tmp_path: Path, monkeypatc
     async def open_and_use(name: str) -> None:
         store = open_store(str(tmp_path / name))
         try:
-            assert await store.runs.open_runs() == []
+            assert await open_runs(store) == []
         finally:
             await store.close()
 
@@ -230,7 +231,7 @@ async def test_a_database_of_before_evaluations_is_upgraded_with_all_that_it_hol
         with pytest.raises(RequestIdTaken):
             await store.log.create(Made(number=3, request_id="ask").new())
         await store.log.create_evaluation(MadeEvaluation(request_id="ask").new())
-        assert [one.run.run_id for one in await store.runs.open_runs()] == [running.run_id]
+        assert [one.run.run_id for one in await open_runs(store)] == [running.run_id]
         await store.log.append(running.run_id, epoch=1, records=running.next(completed()))
     assert rebuild_projections(url) == 2
     async with open_store(url) as store:

@@ -8,6 +8,7 @@ from bough.v1 import event_pb2, execution_pb2
 from bough_server.errors import NotFound, SessionBusy
 from bough_server.store.opening import Store, open_store
 from tests.store.logs import ANNE, BERT, START_NS, Made, as_stored, completed, everything, resumed, session_id, text
+from tests.support.open_runs import open_runs
 
 
 def _queued(number: int) -> Made:
@@ -45,7 +46,7 @@ async def test_a_run_that_waits_is_accepted_pending_and_says_nothing_in_the_sess
     assert await _holder(store) == first.run_id
     assert (await store.sessions.cut(ANNE, session_id(1))).position == 1
     assert list(await store.log.read(second.run_id)) == as_stored(second.first())
-    assert [one.run.run_id for one in await store.runs.open_runs()] == [first.run_id, second.run_id]
+    assert [one.run.run_id for one in await open_runs(store)] == [first.run_id, second.run_id]
 
 
 async def test_the_end_of_the_holder_gives_the_session_to_the_run_that_has_waited_longest(store: Store) -> None:

@@ -19,6 +19,7 @@ from tests.store.logs import (
     session_id,
     text,
 )
+from tests.support.open_runs import open_runs
 
 _ALL = Page(size=100)
 
@@ -212,7 +213,7 @@ async def test_open_runs_are_those_of_every_tenant_that_have_not_ended_oldest_fi
     await store.log.create(Made(number=2, principal=BERT).new())
     await _run_through(store, Made(number=3))
     await store.log.create(Made(number=1).new())
-    assert [one.run.run_id for one in await store.runs.open_runs()] == [Made(number=1).run_id, Made(number=2).run_id]
+    assert [one.run.run_id for one in await open_runs(store)] == [Made(number=1).run_id, Made(number=2).run_id]
 
 
 async def test_a_run_of_any_tenant_is_found_by_its_executor(store: Store) -> None:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -93,9 +93,9 @@ class Cluster:
     def _run(self, program: str, *arguments: str) -> None:
         folder = programs()
         assert folder is not None, "the caller has looked for it"
+        # Not by `user=`: that forks with all of gRPC's threads where it has been used, and the child may crash.
         done = subprocess.run(
-            [folder / program, *arguments],
-            user=self._user,
+            [*_as_user(self._user), str(folder / program), *arguments],
             cwd=self.folder,
             env={"PATH": os.defpath},
             stdin=subprocess.DEVNULL,
@@ -103,15 +103,13 @@ class Cluster:
             stderr=subprocess.STDOUT,
             check=False,
         )
-        assert done.returncode == 0, done.stdout.decode()
+        assert done.returncode == 0, (done.returncode, done.stdout.decode())
 
 
-@cache
-def cluster() -> Cluster:
-    """Return the cluster of this process, started when the first test needs it; it ends with the process.
+def made_cluster() -> Cluster:
+    """Create a cluster in a new temporary folder, not started; the caller removes the folder.
 
-    It does not flush (fsync is off): no test of the store cuts the power. What concerns a crash of PostgreSQL itself
-    starts its own.
+    Skips the test where there is no PostgreSQL, or fails it.
     """
     if programs() is None:
         skip_or_fail("postgres", ["initdb (Debian's package postgresql)"])
@@ -121,11 +119,37 @@ def cluster() -> Cluster:
         shutil.chown(folder, user)
     made = Cluster(folder, user)
     made.make()
+    return made
+
+
+@contextmanager
+def own_cluster(keep_in: Path) -> Iterator[Cluster]:
+    """Start a cluster that flushes its commits, for tests that crash it.
+
+    At the end its files, the log among them, are moved into the folder `keep_in` as `postgres`.
+    """
+    made = made_cluster()
+    try:
+        made.start()
+        yield made
+    finally:
+        with suppress(AssertionError):  # the test may have left it stopped
+            made.stop()
+        shutil.move(made.folder, keep_in / "postgres")
+
+
+@cache
+def cluster() -> Cluster:
+    """Return the cluster of this process, started when the first test needs it; it ends with the process.
+
+    It does not flush (fsync is off): no test of the store cuts the power.
+    """
+    made = made_cluster()
     made.start(fsync=False)
 
     def end() -> None:
         made.stop()
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(made.folder, ignore_errors=True)
 
     atexit.register(end)
     made.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(_TEMPLATE)))
@@ -183,6 +207,13 @@ def drop(url: str) -> None:
     """Drop a database that this process has made, with all connections to it."""
     name = name_of(url)
     cluster().execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def _as_user(user: str | None) -> list[str]:
+    """Return a prefix of a command that runs it as a user; without one nothing changes."""
+    if user is None:
+        return []
+    return ["setpriv", f"--reuid={user}", f"--regid={pwd.getpwnam(user).pw_gid}", "--clear-groups"]
 
 
 def account() -> str:

@@ -213,6 +213,12 @@ class Serving:
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await self._process.wait()
 
+    async def until_said(self, text: str) -> None:
+        """Waits until its standard error has a text."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while text not in self.said:  # noqa: ASYNC110 # the file of another process has no event to wait for
+                await asyncio.sleep(0.05)
+
     async def kill(self) -> None:
         """Ends it as a power cut would."""
         self.send(signal.SIGKILL)
@@ -241,9 +247,10 @@ async def serving(
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     is_cold: bool = False,
+    name: str = "serve",
 ) -> AsyncIterator[Serving]:
     """`bough serve` on any free port, or where the arguments say; stopped at the end where it still runs."""
-    async with starting(config, arguments=arguments, environment=environment, is_cold=is_cold) as server:
+    async with starting(config, arguments=arguments, environment=environment, is_cold=is_cold, name=name) as server:
         await server.serves()
         yield server
 
@@ -255,11 +262,14 @@ async def starting(
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     is_cold: bool = False,
+    name: str = "serve",
 ) -> AsyncIterator[Serving]:
-    """As `serving`, from the moment that the process is there; a cold one has to import the program first."""
-    # Further servers on one folder add to the same file.
-    errors = config.parent / "serve.stderr"
-    ready = config.parent / "serve.ready"
+    """As `serving`, from the moment that the process is there; a cold one has to import the program first.
+
+    Its standard error is added to the file `NAME.stderr` beside the configuration, to that of the servers before.
+    """
+    errors = config.parent / f"{name}.stderr"
+    ready = config.parent / f"{name}.ready"
     port = () if "--port" in arguments else ("--port", "0")
     with errors.open("ab") as file:
         process = await (start_cold if is_cold else start)(

@@ -200,9 +200,11 @@ class Recovery:
             self._suspecting = False
 
     async def try_now(self, record: RunRecord) -> None:
-        """Continue a run, and log an error that keeps it from being continued."""
+        """Continue a run, later if the storage fails, and log any other error that keeps it from being continued."""
         try:
             await self._revive(record)
+        except StorageFailed:
+            self.try_later(record)
         except Exception as error:
             _log.error("run not continued", run_id=record.run.run_id, exc_info=error)
 

@@ -175,7 +175,10 @@ class RunSupervisor:
         return await self._dependencies.store.leases.claim(self._dependencies.worker, most=most, but=self.parked)
 
     async def _revive(self, found: RunRecord) -> None:
-        """Continue a run that this worker has claimed or owned before, and wait until its replay is over."""
+        """Continue a run that this worker has claimed or owned before, and wait until its replay is over.
+
+        Raises StorageFailed.
+        """
         run_id = found.run.run_id
         for _ in range(_TRIES):
             try:
@@ -190,8 +193,6 @@ class RunSupervisor:
                 live = await self.continue_run(record, event_pb2.RESUME_CAUSE_RECOVERY, lost_by=found.owner)
             except MissingVersion as missing:
                 await self.park(record, str(missing))
-            except StorageFailed:
-                self.recovery.try_later(found)
             except RunMoved:
                 continue  # its former owner has written on until now, or another call was faster
             except (Fenced, ServerStopping):
@@ -200,6 +201,7 @@ class RunSupervisor:
                 if live is not None and not live.is_waiting:
                     await live.lived()  # keeps the slot of Recovery until then, which bounds concurrent replays
             return
+        self.recovery.try_later(found)
 
     async def _losses(self, record: RunRecord) -> int:
         """Return how many servers were lost with a run since its last progress, without the last one."""

@@ -307,10 +307,6 @@ class RunIndex(Protocol):
         """
         ...
 
-    async def open_runs(self) -> Sequence[RunRecord]:
-        """Return every run of every tenant that has not ended, oldest first, including those that wait for input."""
-        ...
-
     async def holder(self, principal: Principal, session_id: str) -> RunRecord | None:
         """Return the run that holds a session of the principal's tenant, or None.
 

@@ -1,4 +1,4 @@
-"""Notifications between the servers on one PostgreSQL database, by LISTEN and NOTIFY on a connection of their own.
+"""Notifications between the servers on one PostgreSQL database, by LISTEN and NOTIFY on a separate connection.
 
 The connection is served by the event loop itself, without a task or a thread: a notification that is sent or received
 costs some ten microseconds. Commits never wait for it. While it is lost, only the poll finds what others commit.
@@ -41,7 +41,7 @@ _MAX_BACKOFF: Final = 5.0
 """Bounds of the seconds between two tries to connect."""
 
 _CHANNEL: Final = "SELECT 'bough_' || md5(current_schema())"
-"""Databases have channels of their own, schemas in one database do not."""
+"""Databases have separate channels, schemas in one database do not."""
 
 _TOPICS: Final = {str(topic): topic for topic in Topic}
 

@@ -29,7 +29,6 @@ _BY_REQUEST: Final = select(tables.runs).where(
     _runs.request_id == bindparam("request"),
     _runs.request_id != literal_column("''"),  # the condition of the partial index, literally, or it is not used
 )
-_OPEN: Final = select(tables.runs).where(~_runs.ended, tables.IS_RUN).order_by(_runs.create_time_ns, _runs.run_id)
 _HOLDER: Final = (
     select(tables.runs)
     .join(tables.sessions, tables.sessions.c.current_run_id == _runs.run_id)
@@ -80,10 +79,6 @@ class SqlRunIndex:
         )
         shown, following = await self._readers.run(partial(listing.read, count=page.size, size=_size))
         return [_run(row) for row in shown], token_of(following, filters) if following is not None else ""
-
-    async def open_runs(self) -> Sequence[RunRecord]:
-        """See RunIndex."""
-        return [record_of(row) for row in await self._rows(_OPEN, {})]
 
     async def holder(self, principal: Principal, session_id: str) -> RunRecord | None:
         """See RunIndex."""
