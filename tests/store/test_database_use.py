@@ -27,9 +27,9 @@ def _lease(worker: str, open_runs: int, *, is_lost: bool) -> LeaseStatus:
 
 @pytest.mark.parametrize("servers", [1, 2])
 async def test_a_shared_database_is_used_by_its_servers(postgres_url: str, servers: int) -> None:
-    await _write(postgres_url)
     opened = [open_store(postgres_url) for _ in range(servers)]
     execute(postgres_url, _LEASES)
+    await _write(postgres_url)
     use = database_status(postgres_url).use
     for store in opened:
         await store.close()
