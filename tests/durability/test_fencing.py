@@ -8,13 +8,17 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
+from bough import reply
+from bough.v1 import agent_service_pb2
+from bough_server import Context, Message, agent
+from bough_server.runs.close import read_log
 from bough_server.runs.runs import Runs
 from bough_server.tools.tool import Tool, ToolContext, tool
 from tests.support.databases import in_each_database
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
-from tests.support.run_harness import ME, RunHarness
-from tests.support.teams import call, calls, llm, open_team, script
+from tests.support.run_harness import ME, RunHarness, open_harness
+from tests.support.teams import Scripts, call, calls, llm, open_team, script
 
 pytestmark = in_each_database
 
@@ -96,3 +100,39 @@ async def test_a_cancelled_run_that_was_overtaken_is_cancelled_once(tmp_path: Pa
 
 def _stopped(logged: Sequence[Mapping[str, object]]) -> list[str]:
     return [str(entry["run_id"]) for entry in logged if entry["event"] == "run stopped unrecorded"]
+
+
+async def test_an_answer_to_a_run_that_was_overtaken_reaches_the_new_owner(tmp_path: Path) -> None:
+    arrivals: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+
+    async def hold() -> str:
+        may_go = asyncio.Event()
+        arrivals.put_nowait(may_go)
+        await may_go.wait()
+        return "held"
+
+    @agent(description="Holds, and asks for a word meanwhile.")
+    async def asker(ctx: Context, input: Message) -> str:
+        held, word = await ctx.gather(
+            lambda lane: lane.step("hold", hold), lambda lane: lane.ask("Which word?", schema={"type": "string"})
+        )
+        return f"{held} {word}"
+
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[asker]) as harness:
+        await harness.runs.recover()
+        run = await harness.start("asker")
+        await arrivals.get()
+        await harness.store.leases.release(harness.dependencies.worker)
+        successor = Runs(replace(harness.dependencies, worker="successor"))
+        await successor.recover()
+        may_go = await arrivals.get()
+        (asked,) = having(await read_log(harness.store.log, run.run_id), "input_requested")
+        answers = [reply(asked.input_requested.request, "good")]
+        request = agent_service_pb2.ResumeRunRequest(run_id=run.run_id, answers=answers)
+        await harness.runs.resume(ME, request, deadline_time_ns=None)
+        may_go.set()
+        log = await harness.log(run)
+        await successor.close()
+        await check_replay(harness, log)
+    assert len(having(log, "input_received")) == 1
+    assert answer_of(log) == "held good"

@@ -254,15 +254,23 @@ class RunResumer:
         return False
 
     async def _answer(self, live: LiveRun, checked: CheckedAnswers, files: Sequence[StoredBlob]) -> int | None:
-        """Record answers in a live run and return the sequence before them; None if it no longer waits for all."""
+        """Record answers in a live run and return the sequence before them.
+
+        Return None if it no longer waits for all of them, or if another worker has taken it over.
+        """
         execution = live.execution
-        if not all(execution.waits_for(event) for event in checked.fresh):
-            await execution.writer.committed()  # then the log has the other answer, or the end of the request
+        try:
+            if not all(execution.waits_for(event) for event in checked.fresh):
+                await execution.writer.committed()  # then the log has the other answer, or the end of the request
+                return None
+            execution.writer.keep(files)
+            for event in checked.fresh:
+                execution.answer(event)
+            await execution.writer.committed()
+        except Fenced as error:
+            live.stop(error)  # else it would wait for its effects in flight
+            await live.over()
             return None
-        execution.writer.keep(files)
-        for event in checked.fresh:
-            execution.answer(event)
-        await execution.writer.committed()
         return min(event.sequence for event in checked.fresh) - 1
 
     async def _continue_run(
