@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
@@ -57,31 +57,41 @@ class Seen:
 class _ChangingChannel:
     """A channel to several servers, as far as clients use one: each call goes to the next one of an order."""
 
-    def __init__(self, channels: Sequence[aio.Channel], order: Iterator[int]) -> None:
-        self._channels, self._order = channels, order
+    def __init__(self, channels: Mapping[str, aio.Channel], order: Iterator[int], made: list[str]) -> None:
+        self._channels, self._addresses, self._order, self._made = channels, [*channels], order, made
 
-    def unary_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
+    def unary_unary(self, method: str, **options: Any) -> Callable[..., Any]:
         """See aio.Channel."""
-        return self._any([channel.unary_unary(*arguments, **options) for channel in self._channels])
+        return self._any(method, {each: one.unary_unary(method, **options) for each, one in self._channels.items()})
 
-    def unary_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
+    def unary_stream(self, method: str, **options: Any) -> Callable[..., Any]:
         """See aio.Channel."""
-        return self._any([channel.unary_stream(*arguments, **options) for channel in self._channels])
+        return self._any(method, {each: one.unary_stream(method, **options) for each, one in self._channels.items()})
 
-    def stream_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
+    def stream_unary(self, method: str, **options: Any) -> Callable[..., Any]:
         """See aio.Channel."""
-        return self._any([channel.stream_unary(*arguments, **options) for channel in self._channels])
+        return self._any(method, {each: one.stream_unary(method, **options) for each, one in self._channels.items()})
 
-    def _any(self, methods: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-        return lambda *arguments, **options: methods[next(self._order)](*arguments, **options)
+    def _any(self, method: str, calls: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            address = self._addresses[next(self._order)]
+            self._made.append(f"{time.strftime('%H:%M:%S')} {method.rpartition('/')[2]} at {address}")
+            return calls[address](*arguments, **options)
+
+        return call
 
 
 @asynccontextmanager
-async def changing_client(addresses: Sequence[str], order: Iterator[int]) -> AsyncIterator[AsyncClient]:
-    """A client whose calls, those that rejoin among them, go to the servers in an order of their numbers."""
+async def changing_client(
+    addresses: Sequence[str], order: Iterator[int], made: list[str] | None = None
+) -> AsyncIterator[AsyncClient]:
+    """A client whose calls, those that rejoin among them, go to the servers in an order of their numbers.
+
+    They are added to `made`.
+    """
     async with AsyncExitStack() as stack:
-        channels = [await stack.enter_async_context(async_channel(address, None, ())) for address in addresses]
-        channel = cast(aio.Channel, _ChangingChannel(channels, order))
+        channels = {each: await stack.enter_async_context(async_channel(each, None, ())) for each in addresses}
+        channel = cast(aio.Channel, _ChangingChannel(channels, order, [] if made is None else made))
         yield AsyncClient(timeout=TURN_SECONDS, rejoining=REJOINING, channel=channel)
 
 
@@ -103,11 +113,12 @@ class Client:
         self._addresses, self._number, self._faults = addresses, number, faults
         self._order = _others(len(addresses), random.Random(f"{seed} {number}"))
         self._session_id = ""
+        self._made: list[str] = []
         self.turns: list[Seen] = []
 
     async def take_turns(self, over: asyncio.Event, *, at_least: int = 1) -> None:
         """Takes one turn after the other until it is over."""
-        async with changing_client(self._addresses, self._order) as client:
+        async with changing_client(self._addresses, self._order, self._made) as client:
             while not over.is_set() or len(self.turns) < at_least:
                 number = len(self.turns)
                 kind = KINDS[(self._number + number) % len(KINDS)]
@@ -119,7 +130,7 @@ class Client:
                     async with asyncio.timeout(TURN_SECONDS):
                         await self._turn(client, kind, turn, is_watched=is_watched)
                 except TimeoutError:
-                    self._faults.add("stuck", f"{kind} {turn.told} {_where(turn)}")
+                    self._faults.add("stuck", f"{kind} {turn.told} {_where(turn)}; last calls: {self._made[-4:]}")
                     self._session_id = ""
                 except Exception as error:
                     self._faults.add("lost", f"{kind} {turn.told} {_where(turn)}: {error!r}")
