@@ -160,7 +160,9 @@ class Client:
 async def read_everywhere(addresses: Sequence[str], turns: Sequence[Seen], faults: Faults) -> None:
     """Reads the run of each turn once more, at each server."""
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(AsyncClient(address, timeout=READ_SECONDS)) for address in addresses]
+        # Rejoining, because a server may be starting still: the others have finished its clients' turns.
+        made = [AsyncClient(address, timeout=READ_SECONDS, rejoining=REJOINING) for address in addresses]
+        clients = [await stack.enter_async_context(client) for client in made]
         begun = [turn for turn in turns if turn.events]
         await asyncio.gather(*(_read_again(client, turn, faults) for client in clients for turn in begun))
 
