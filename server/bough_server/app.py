@@ -219,6 +219,7 @@ class App:
             agents=len(self.registry.resolver.agents),
             models=", ".join(self.settings.models),
             metrics=self.metrics_address or "none",
+            worker=self.evaluations.dependencies.worker,
         )
 
     async def _end_grace(self, signals: StopSignals) -> None:

@@ -59,6 +59,11 @@ async def test_commands_tell_of_the_database_and_keep_its_password(tmp_path: Pat
     refused = await bough("--config", str(config), "serve", "--port", "0")
     assert refused.code == 2
     assert "has no tables yet: run `bough db upgrade`" in refused.err
+    examined = await bough("--config", str(config), "doctor")
+    assert examined.code == 1
+    assert f"!!  database: {shown(empty)} has no tables yet; run `bough" in examined.out
+    bare = await bough("--config", str(config), "db", "status")
+    assert (bare.code, "has no tables yet" in bare.out) == (1, True)
     assert (await bough("--config", str(config), "db", "upgrade")).code == 0
     status = await bough("--config", str(config), "db", "status", "--json")
     found = json.loads(status.out)

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from bough_server.errors import StorageFailed
 from bough_server.runs.leases import LOST_SECONDS, RENEW_SECONDS, LeaseKeeper
@@ -127,3 +128,24 @@ async def test_a_worker_that_was_taken_for_lost_stops_its_runs_and_begins_anew(s
     assert await store.leases.counters() == {"me": 1}
     task.cancel()
     await asyncio.wait({task})
+
+
+async def test_a_database_that_is_away_for_many_renewals_is_one_line_of_the_log() -> None:
+    class Away:
+        async def renew(self, _: str) -> bool:
+            raise StorageFailed("It is away.")
+
+    clock = HeldClock()
+    task = asyncio.create_task(LeaseKeeper(Away(), "me", clock, on_lost=_never).keep())  # type: ignore[arg-type]
+    with capture_logs() as logged:
+        for _ in range(5):
+            await clock.next_sleep()
+            clock.advance(RENEW_SECONDS)
+            await clock.next_sleep()
+    assert [entry["event"] for entry in logged] == ["lease not renewed"]
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def _never() -> None:
+    raise AssertionError("nobody took it for lost")

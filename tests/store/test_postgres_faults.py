@@ -10,13 +10,17 @@ from functools import partial
 
 import psycopg
 import pytest
+from sqlalchemy import Connection
+from sqlalchemy import text as sql_text
+from structlog.testing import capture_logs
 
 from bough.v1 import event_pb2
 from bough_server.errors import Fenced, InvalidRequest, StorageFailed
 from bough_server.store.opening import open_store
 from bough_server.store.ports import Page, RunFilter, StoredEvent
+from bough_server.store.postgres.database import reader_engine
 from bough_server.store.sql.pages import token_of
-from bough_server.store.sql.readers import read_range
+from bough_server.store.sql.readers import Readers, read_range
 from bough_server.store.sql.store import Store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.window import PAGE_BYTES
@@ -277,3 +281,56 @@ async def test_a_read_stops_by_bytes_in_the_database(store: Store) -> None:
     while page := await store.log.read(run.run_id, after=len(found)):
         found += page
     assert found == as_stored(made)
+
+
+async def test_an_outage_is_a_few_lines_without_a_stack_and_one_at_its_end(postgres_url: str) -> None:
+    is_away = False
+
+    def fail() -> None:
+        if is_away:
+            raise psycopg.OperationalError("the connection is closed")
+
+    hooks, run = CommitHooks(before=fail), Made()
+    async with open_store(postgres_url, durability="process", hooks=hooks, retry_delays=(0.0, 0.0)) as store:
+        await store.log.create(run.new())
+        with capture_logs() as logged:
+            is_away = True
+            for _ in range(3):
+                with pytest.raises(StorageFailed):
+                    await store.leases.begin("a worker")
+            is_away = False
+            await store.leases.begin("a worker")
+    said = [(entry["event"], entry.get("error"), "exc_info" in entry) for entry in logged]
+    assert said == [
+        ("commit failed", "the connection is closed", False),
+        ("write given up", "the connection is closed", False),
+        ("storage can be written again", None, False),
+    ]
+
+
+async def test_reads_that_fail_again_and_again_are_one_line_without_a_stack(postgres_url: str) -> None:
+    readers = Readers(reader_engine(postgres_url, connections=1, busy_timeout=1.0), threads=1)
+    with capture_logs() as logged:
+        for _ in range(3):
+            with pytest.raises(StorageFailed):
+                await readers.run(_fail_to_read)
+    assert [(entry["event"], entry["error"], "exc_info" in entry) for entry in logged] == [
+        ("read failed", "canceling statement due to user request", False)
+    ]
+    await readers.close()
+
+
+def _fail_to_read(connection: Connection) -> None:
+    connection.execute(sql_text("SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(60)"))
+
+
+async def test_what_was_to_be_written_is_not_in_the_log(store: Store) -> None:
+    def write(connection: Connection) -> None:
+        connection.execute(sql_text("SELECT CAST(:said AS text), 1 / 0"), {"said": "whispered"})
+
+    with capture_logs() as logged, pytest.raises(StorageFailed):
+        await store.write(write)
+    (failed,) = logged
+    assert failed["event"] == "write given up"
+    assert "division by zero" in str(failed["exc_info"])
+    assert "whispered" not in str(failed["exc_info"])

@@ -138,13 +138,16 @@ def use_lines(use: "DatabaseUse") -> Iterator[str]:
 
     yield f"{counted(use.servers, 'server')}, {counted(use.open_runs, 'open run')}"
     for lease in use.leases:
-        state = ", lost: other servers, or the next one, continue its runs" if lease.is_lost else ""
+        lost = ", lost: other servers, or the next one, continue its runs" if lease.open_runs else ", lost"
+        state = lost if lease.is_lost else ""
         yield f"  lease {lease.worker}: {counted(lease.open_runs, 'open run')}{state}"
 
 
 def status_text(status: "DatabaseStatus", command: str) -> str:
     """Describe a database's schema, and name the command to run if this version needs another one."""
     if status.revision is None:
+        if status.size_bytes:  # PostgreSQL, where databases are made by others
+            return f"{status.name}: has no tables yet; `{command} serve` and `{command} db upgrade` create them"
         return f"{status.name}: does not exist yet; `{command} serve` and `{command} db upgrade` create it"
     state = _state(status, status.revision, command)
     return f"{status.name}: revision {status.revision}, {state}, {status.size_bytes:,} bytes"

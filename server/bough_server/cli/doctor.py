@@ -124,11 +124,21 @@ def _database(settings: "Settings", command: str) -> Finding:
 
     status = database_status(settings.storage.url)
     if status.revision is None:
-        return Finding(name="database", is_right=True, words=f"{status.name} will be created when it is first needed")
+        return _new_database(status.name, settings, command)
     words = f"{status.name}, revision {status.revision}, {status.size_bytes:,} bytes"
     if status.is_current:
         return Finding(name="database", is_right=True, words=words)
     return Finding(name="database", is_right=False, words=f"{words}; run `{command} db upgrade`")
+
+
+def _new_database(name: str, settings: "Settings", command: str) -> Finding:
+    from bough_server.store.sqlite.database_path import is_postgres
+
+    if not is_postgres(settings.storage.url):
+        return Finding(name="database", is_right=True, words=f"{name} will be created when it is first needed")
+    if settings.storage.upgrade_at_start:
+        return Finding(name="database", is_right=True, words=f"{name} has no tables yet; the first server makes them")
+    return Finding(name="database", is_right=False, words=f"{name} has no tables yet; run `{command} db upgrade`")
 
 
 def _model(settings: "Settings", name: str) -> Finding:

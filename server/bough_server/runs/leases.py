@@ -37,6 +37,7 @@ class LeaseKeeper:
 
     async def keep(self) -> None:
         """Renew the lease until cancelled."""
+        is_failing = False
         while True:
             await self._clock.sleep(RENEW_SECONDS)
             try:
@@ -44,8 +45,12 @@ class LeaseKeeper:
                     _log.error("this server was taken for lost: others continue its runs, which are stopped here")
                     await self._on_lost()
                     await self._leases.begin(self._worker)
+                    _log.info("this server has a lease again, and executes runs", worker=self._worker)
+                is_failing = False
             except StorageFailed as error:
-                _log.warning("lease not renewed", error=error.message)
+                if not is_failing:
+                    _log.warning("lease not renewed", error=error.message)
+                is_failing = True
 
     async def watch_others(self) -> None:
         """End the leases of lost workers until cancelled."""

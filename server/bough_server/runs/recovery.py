@@ -75,6 +75,8 @@ class Recovery:
         self._index = index
         self._clock = clock
         self._is_shared = is_shared
+        # What other servers have left must not wait for a minute because the database was away.
+        self._longest = LOOK_SECONDS if is_shared else MAX_BACKOFF
         self._room, self._claim = room, claim
         self._revive = revive
         self._expire = expire
@@ -90,6 +92,9 @@ class Recovery:
         self._suspecting = False
         self._interrupted = asyncio.Event()
         self._backoffs: dict[str, float] = {}
+        self._is_failing = False
+        self._works = asyncio.Event()
+        """Set, and replaced, when a look succeeds after one that failed."""
         self._put_off: set[str] = set()
         """Runs whose overdue requests could not be answered; left out for a while so that they do not block others."""
 
@@ -101,7 +106,7 @@ class Recovery:
         """
         found = await self._claim(self._most()) if self._most() > 0 else ()
         self.spawn(self._continue_all(found))
-        self.spawn(retry_until_stored(self._clock, self._watch_expiries))
+        self.spawn(retry_until_stored(self._clock, self._watch_expiries, longest=self._longest))
         return len(found)
 
     def offered(self) -> None:
@@ -141,8 +146,9 @@ class Recovery:
         task.add_done_callback(self._tasks.discard)
 
     async def _later(self, record: RunRecord, seconds: float) -> None:
-        await self._clock.sleep(seconds)
-        await self.try_now(record)
+        await self._wait(self._works, seconds)
+        async with self._slots:  # many may wait for the same storage
+            await self.try_now(record)
 
     def _most(self) -> int:
         """Return how many runs to claim at once."""
@@ -154,13 +160,22 @@ class Recovery:
         await self._continue(found)
         while True:
             self._offered.clear()  # before the look: an offer after it must wake the wait below
-            await retry_until_stored(self._clock, self._look)
+            await retry_until_stored(self._clock, self._look, longest=self._longest)
             await self._wait(self._offered, LOOK_SECONDS if self._is_shared else None)
 
     async def _look(self) -> None:
-        """Continue all runs that can be claimed."""
-        while (most := self._most()) > 0 and (found := await self._claim(most)):
-            await self._continue(found)
+        """Continue all runs that can be claimed, and those that wait for the storage if it works again."""
+        try:
+            while (most := self._most()) > 0 and (found := await self._claim(most)):
+                await self._continue(found)
+        except StorageFailed:
+            self._is_failing = True
+            raise
+        if self._is_failing:
+            self._is_failing = False
+            self._backoffs.clear()
+            self._works.set()
+            self._works = asyncio.Event()
 
     async def _continue(self, found: Sequence[RunRecord]) -> None:
         """Begin to continue runs, a bounded number at once."""
@@ -248,8 +263,13 @@ class Recovery:
             await asyncio.wait({sleeping, waiting})
 
 
-async def retry_until_stored(clock: Clock, work: Callable[[], Awaitable[object]]) -> None:
-    """Call `work` with backoff until it no longer raises StorageFailed; return too if it raises ServerStopping."""
+async def retry_until_stored(
+    clock: Clock, work: Callable[[], Awaitable[object]], *, longest: float = MAX_BACKOFF
+) -> None:
+    """Call `work` with backoff until it no longer raises StorageFailed; return too if it raises ServerStopping.
+
+    `longest` is the most seconds between two tries.
+    """
     backoff = INITIAL_BACKOFF
     while True:
         try:
@@ -258,6 +278,7 @@ async def retry_until_stored(clock: Clock, work: Callable[[], Awaitable[object]]
         except ServerStopping:
             break
         except StorageFailed as error:
-            _log.warning("storage failed; retrying", seconds=backoff, error=error.message)
+            if backoff == INITIAL_BACKOFF:  # the store's log says how long it lasts
+                _log.warning("storage failed; retrying", error=error.message)
         await clock.sleep(backoff)
-        backoff = min(MAX_BACKOFF, backoff * 2)
+        backoff = min(longest, backoff * 2)

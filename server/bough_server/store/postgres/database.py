@@ -15,6 +15,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from bough_server.errors import ConfigurationError
 from bough_server.store.postgres.driver import WRITER
+from bough_server.store.sql.failure_log import cause_of
 from bough_server.store.sql.migrations import FIRST_ON_POSTGRES, HEAD
 from bough_server.store.sql.options import Durability
 from bough_server.store.sql.status import DatabaseStatus, read_use
@@ -96,8 +97,7 @@ def opening(url: str) -> Iterator[None]:
     try:
         yield
     except (DBAPIError, psycopg.Error) as error:
-        cause = error.orig if isinstance(error, DBAPIError) else error
-        said = " ".join(str(cause).split()).rstrip(".")
+        said = cause_of(error).rstrip("?")
         raise ConfigurationError(
             f"The database {shown(url)} cannot be used: {said}. Check the address, the user and the password "
             "(PGPASSWORD, or a password file), and that the database exists."
@@ -190,7 +190,8 @@ def upgrade_database(url: str) -> DatabaseStatus:
 @contextmanager
 def exclusive_connection(url: str) -> Iterator[Connection]:
     """Open a transaction on a current database that no server uses meanwhile. Raises ConfigurationError."""
-    engine = create_engine(parsed(url), poolclass=StaticPool, connect_args=_arguments(url, _name(), _HANDOVER_SECONDS))
+    arguments = _arguments(url, _name(), _HANDOVER_SECONDS)
+    engine = create_engine(parsed(url), poolclass=StaticPool, hide_parameters=True, connect_args=arguments)
     try:
         with opening(url), engine.connect() as holder:
             try:
@@ -219,6 +220,7 @@ def writer_engine(url: str, *, durability: Durability, busy_timeout: float) -> E
     engine = create_engine(
         parsed(url),
         poolclass=StaticPool,
+        hide_parameters=True,  # the log must not say what users and models do
         isolation_level="READ COMMITTED",
         connect_args=_arguments(url, name, busy_timeout, synchronous_commit=_SYNCHRONOUS[durability]),
     )
@@ -253,6 +255,7 @@ def reader_engine(url: str, *, connections: int, busy_timeout: float) -> Engine:
     return create_engine(
         parsed(url),
         poolclass=QueuePool,
+        hide_parameters=True,
         pool_size=connections,
         max_overflow=0,
         pool_pre_ping=False,

@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from bough_server.errors import ConfigurationError
 from bough_server.store.sql import tables
 from bough_server.store.sql.driver import Driver, Values
+from bough_server.store.sql.failure_log import cause_of
 from bough_server.store.sql.statements import DriverCursor
 
 BATCH_ROWS: Final = 1000
@@ -88,7 +89,7 @@ def _batches(table: Table, source: CopyEnd) -> Iterator[Sequence[Values]]:
             last = row
     except source.errors as error:
         place = f"the first rows of {table.name}" if last is None else f"rows after {_shown(table, last)}"
-        raise ConfigurationError(f"The database {source.name} cannot be read at {place}: {_said(error)}.") from error
+        raise ConfigurationError(f"The database {source.name} cannot be read at {place}: {cause_of(error)}.") from error
     if batch:
         yield batch
 
@@ -119,7 +120,7 @@ def _write_alone(table: Table, row: Values, target: CopyEnd) -> None:
         if target.driver.is_transient(error):
             raise
         raise ConfigurationError(
-            f"The database {target.name} does not take {_shown(table, row)}: {_said(error)}. Nothing was copied."
+            f"The database {target.name} does not take {_shown(table, row)}: {cause_of(error)}. Nothing was copied."
         ) from None  # the driver's error may quote its parameters
 
 
@@ -133,11 +134,6 @@ def _shown(table: Table, row: Values) -> str:
     values = zip(table.columns, row, strict=True)
     key = ", ".join(f"{column.name} {value!r}" for column, value in values if column.primary_key)
     return f"the row of {table.name} with {key}"
-
-
-def _said(error: Exception) -> str:
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    return " ".join(str(cause).split()).rstrip(".")
 
 
 def _continue_numbers(connection: Connection) -> None:

@@ -15,6 +15,7 @@ from bough_server import events
 from bough_server.errors import NotFound, ServerStopping, StorageFailed
 from bough_server.store.ports import StoredEvent
 from bough_server.store.sql import tables
+from bough_server.store.sql.failure_log import FailureLog, is_outage
 from bough_server.store.sql.large_rows import within_bytes
 from bough_server.store.window import PAGE_BYTES, PackedEvents
 
@@ -61,11 +62,13 @@ class Readers:
         self._engine = engine
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bough-reader")
         self._is_closed = False
+        self._failures = FailureLog()
 
     async def run(self, read: Callable[[Connection], T], *, is_logged: bool = True) -> T:
         """Return the result of `read`. Raises what `read` raises, and StorageFailed for errors of the database.
 
-        Such an error is logged whole, unless `is_logged` is False: the caller has logged it the last time.
+        An outage of the database is logged once a minute. Another error is logged whole, unless `is_logged` is False:
+        the caller has logged it the last time.
         """
         if self._is_closed:
             raise ServerStopping("The store is closed: call again when the server is back.")
@@ -80,7 +83,9 @@ class Readers:
                     raise
                 return self._read(read)  # the connection was lost while nothing used it, such as by a restart
         except SQLAlchemyError as error:
-            if is_logged:
+            if is_outage(error):
+                self._failures.warn("read failed", error)
+            elif is_logged:
                 _log.error("read failed", exc_info=error)
             raise StorageFailed("The server could not read its storage; its log says why.") from error
 

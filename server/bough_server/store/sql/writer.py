@@ -19,6 +19,7 @@ from bough_server.errors import BoughError, Fenced, StorageFailed
 from bough_server.store.ports import RequestIdTaken, RunMoved, SessionMoved
 from bough_server.store.sql.append import is_stored, write_appends
 from bough_server.store.sql.driver import Driver, Reach, Refused, Session, Sharing
+from bough_server.store.sql.failure_log import FailureLog, cause_of
 from bough_server.store.sql.jobs import Append, Settled, Transaction
 from bough_server.store.sql.log_heads import LogHeads, refusal
 from bough_server.store.sql.statements import DriverCursor
@@ -67,6 +68,7 @@ class WriterThread:
         self._report_commit = report_commit
         self._retry_delays = tuple(retry_delays)
         self._is_failing = False
+        self._failures = FailureLog()
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._connection = engine.connect()
@@ -121,7 +123,7 @@ class WriterThread:
                 self._hooks.before()
             transaction.commit()
         except Exception as error:
-            _log.warning("storage still fails", error=str(error))
+            self._failures.warn("storage still fails", error)
             self._roll_back()
         else:
             self._set_failing(is_failing=False)
@@ -130,6 +132,10 @@ class WriterThread:
         if is_failing != self._is_failing:
             self._is_failing = is_failing
             self._report_health(is_failing)
+            if not is_failing:
+                _log.info("storage can be written again")
+        if not is_failing:
+            self._failures.clear()
 
     def _commit(self, group: Sequence[Job]) -> list[Settled]:
         """Commit a group, with retries; if that fails, commit each job alone."""
@@ -150,7 +156,7 @@ class WriterThread:
                 error = failed
                 if not self._driver.is_transient(failed):
                     break
-                _log.warning("commit failed", error=str(failed), jobs=len(group))
+                self._failures.warn("commit failed", failed)
                 self._free_locks(failed)
         assert error is not None
         # One bad job must not fail the others. If others are in the way, each would only wait for the lock once more.
@@ -163,7 +169,7 @@ class WriterThread:
             try:
                 self._driver.free_locks(self._connection, error)
             except Exception as failed:
-                _log.warning("locks not freed", error=str(failed))
+                self._failures.warn("locks not freed", failed)
                 self._roll_back()
 
     def _commit_alone(self, job: Job) -> Settled:
@@ -181,7 +187,7 @@ class WriterThread:
             except Exception as failed:
                 if not self._driver.is_raced(failed):
                     raise
-                _log.info("another transaction was faster", error=str(failed), jobs=len(group))
+                _log.info("another transaction was faster", error=cause_of(failed), jobs=len(group))
         return self._attempt_once(group)
 
     def _attempt_once(self, group: Sequence[Job]) -> list[Settled]:
@@ -249,7 +255,7 @@ class WriterThread:
         try:
             self._connection.rollback()
         except Exception as error:
-            _log.warning("rollback failed", error=str(error))
+            self._failures.warn("rollback failed", error)
             self._connection.invalidate()
             self._connection.rollback()  # SQLAlchemy reconnects only once the invalid transaction is rolled back
 
@@ -312,9 +318,11 @@ class WriterThread:
 
     def _failed(self, job: Job, error: Exception) -> Settled:
         """Fail a job; the driver's error goes only to the server's log."""
-        _log.error("write given up", run_id=job.run_id, exc_info=error)
         if self._driver.is_transient(error):
+            self._failures.warn("write given up", error, run_id=job.run_id)
             self._set_failing(is_failing=True)
+        else:
+            _log.error("write given up", run_id=job.run_id, exc_info=error)
         failure = StorageFailed("The server could not write to its storage; its log says why.")
         if isinstance(job, Append):
             return Settled(job, error=self._heads.fence_of(job) or self._heads.fence(job, failure))

@@ -209,6 +209,7 @@ def writer_engine(path: Path, *, durability: Durability, busy_timeout: float) ->
     engine = create_engine(
         URL.create("sqlite+shared", database=str(path)),
         poolclass=StaticPool,
+        hide_parameters=True,  # the log must not say what users and models do
         execution_options={"compiled_cache": _COMPILED},
         connect_args={"timeout": busy_timeout, "check_same_thread": False},
     )
@@ -237,6 +238,7 @@ def reader_engine(path: Path, *, connections: int, busy_timeout: float) -> Engin
     engine = create_engine(
         URL.create("sqlite+shared", database=str(path)),
         poolclass=QueuePool,
+        hide_parameters=True,
         execution_options={"compiled_cache": _COMPILED},
         pool_size=connections,
         max_overflow=0,

@@ -1,0 +1,78 @@
+"""Runs whose storage failed are continued soon after it works again, however long it was away."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from bough.v1 import run_pb2
+from bough_server.errors import StorageFailed
+from bough_server.runs.recovery import LOOK_SECONDS, MAX_BACKOFF, Recovery
+from bough_server.store.ports import Principal, RunRecord
+from tests.support.held_clock import HeldClock
+
+
+class Storage:
+    """A database that is away at times, and who tries to use it."""
+
+    def __init__(self) -> None:
+        self.clock, self.works = HeldClock(), True
+        self.tries = 0
+        self.continued = asyncio.Event()
+
+    async def next_expiry(self, *, but: Collection[str]) -> None:
+        """Nothing expires."""
+
+    async def claim(self, _: int) -> Sequence[RunRecord]:
+        """Find no runs, if the database answers."""
+        self._check()
+        return ()
+
+    async def revive(self, _: RunRecord) -> None:
+        """Continue a run, if the database answers."""
+        self.tries += 1
+        self._check()
+        self.continued.set()
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let some time pass for whoever sleeps."""
+        await self.clock.next_sleep()
+        self.clock.advance(seconds)
+        await asyncio.sleep(0)
+
+    def recovery(self) -> Recovery:
+        """Return a recovery beside those of other servers."""
+
+        async def nothing(_: object) -> None:
+            raise AssertionError("no run is lost or expires")
+
+        return Recovery(
+            self,  # type: ignore[arg-type]  # of the index only what is looked at
+            self.clock,
+            is_shared=True,
+            room=lambda: 10,
+            claim=self.claim,
+            revive=self.revive,
+            expire=nothing,
+            losses=nothing,  # type: ignore[arg-type]
+            settled=nothing,
+        )
+
+    def _check(self) -> None:
+        if not self.works:
+            raise StorageFailed("It is away.")
+
+
+async def test_a_run_is_continued_at_the_first_look_that_succeeds() -> None:
+    storage = Storage()
+    recovery = storage.recovery()
+    await recovery.start()
+    storage.works = False
+    run = run_pb2.Run(run_id="stopped")
+    principal = Principal(tenant_id="t", user_id="u")
+    recovery.try_later(RunRecord(run=run, principal=principal, epoch=1, request_digest=""))
+    while storage.tries < 8:
+        await storage.pass_time(LOOK_SECONDS)
+    storage.works, back = True, storage.clock.monotonic()
+    while not storage.continued.is_set():
+        await storage.pass_time(LOOK_SECONDS / 4)
+    assert storage.clock.monotonic() - back < MAX_BACKOFF / 4
+    await recovery.close()
