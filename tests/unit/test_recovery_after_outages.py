@@ -33,7 +33,7 @@ class Storage:
         self.continued.set()
 
     async def pass_time(self, seconds: float) -> None:
-        """Let some time pass for whoever sleeps."""
+        """Move the clock once a task sleeps."""
         await self.clock.next_sleep()
         self.clock.advance(seconds)
         await asyncio.sleep(0)
