@@ -73,9 +73,20 @@ class RunSupervisor:
         """Run work that makes a run live or ends it; it is completed even if the caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
         self.live_runs.arriving(run_id, task)
-        # If the caller is gone, this marks an exception as retrieved, so that asyncio does not log it.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        task.add_done_callback(partial(self._arrived, run_id))
         return await asyncio.shield(task)
+
+    def _arrived(self, run_id: str, work: "asyncio.Task[Any]") -> None:
+        # If the caller is gone, this marks an exception as retrieved, so that asyncio does not log it.
+        if not work.cancelled() and isinstance(work.exception(), StorageFailed):
+            # It may have been written all the same: then this worker owns the run, and nobody would execute it.
+            offer = partial(self._offer_unless_live, run_id)
+            self.recovery.spawn(retry_until_stored(self._dependencies.clock, offer))
+
+    async def _offer_unless_live(self, run_id: str) -> None:
+        """Let any server continue a run if this one owns it, but does not execute it."""
+        if await self.live_runs.find(run_id) is None:
+            await self._dependencies.store.leases.give_up(self._dependencies.worker, run_id)
 
     async def continue_run(
         self,
