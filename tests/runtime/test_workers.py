@@ -326,6 +326,47 @@ async def test_a_run_above_the_bound_waits_for_its_own_server_where_there_is_no_
         await bounded.runs.close()
 
 
+async def test_runs_that_wait_for_their_session_take_no_room_of_those_that_they_wait_for(tmp_path: Path) -> None:
+    slow = Slow()
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent(), echo]) as mine:
+        bounded = replace(mine, runs=Runs(replace(mine.dependencies, worker="bounded", max_live_runs=1)))
+        first = await bounded.start("slow")
+        await slow.began.wait()
+        holder = await bounded.start("echo")
+        theirs = replace(mine, runs=Runs(replace(mine.dependencies, worker="the-other", max_live_runs=1)))
+        behind = await theirs.start("echo", session_id=holder.session_id, policy=QUEUE)
+        assert {record.run_id for record in theirs.executed()} == {behind.run_id}
+        await theirs.runs.recover()
+        async with asyncio.timeout(10):
+            assert [answer_of(await theirs.log(run)) for run in (holder, behind)] == ["hello"] * 2
+        slow.may_end.set()
+        assert answer_of(await bounded.log(first)) == "call 1"
+        await theirs.runs.close()
+        await bounded.runs.close()
+
+
+async def test_a_worker_claims_no_more_runs_than_it_has_room_for(tmp_path: Path) -> None:
+    slow = Slow()
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as mine:
+        bounded = replace(mine, runs=Runs(replace(mine.dependencies, worker="bounded", max_live_runs=2)))
+        await mine.store.leases.begin("bounded")
+        for _ in range(2):
+            await bounded.start("slow")
+        runs = [await bounded.start("slow") for _ in range(4)]
+        theirs = replace(mine, runs=Runs(replace(mine.dependencies, worker="the-other", max_live_runs=1)))
+        await theirs.runs.recover()
+        while not theirs.executed():
+            await mine.store.leases.renew("the-other")  # behind all claims that are under way
+        owners = [(await mine.store.runs.get(ME, run.run_id)).owner for run in runs]
+        assert owners == ["the-other", "", "", ""]
+        slow.may_end.set()
+        async with asyncio.timeout(30):
+            for run in runs:
+                await theirs.log(run)
+        await theirs.runs.close()
+        await bounded.runs.close()
+
+
 async def test_a_run_whose_former_owner_writes_until_it_is_taken_over_is_taken_over_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

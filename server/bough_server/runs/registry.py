@@ -21,9 +21,9 @@ class RunRegistry:
     def __iter__(self) -> Iterator[LiveRun]:
         return iter(list(self._live.values()))  # a copy: runs end while callers iterate
 
-    def __len__(self) -> int:
-        """Return the number of live runs, and of those that are about to be."""
-        return len(self._live.keys() | self._arriving.keys())
+    def executed(self) -> set[str]:
+        """Return the live runs that do not wait for their session, and those that are about to be live."""
+        return {live.run_id for live in self._live.values() if not live.is_waiting} | self._arriving.keys()
 
     def arriving(self, run_id: str, work: "asyncio.Task[Any]") -> None:
         """Register a task that is about to make a run live, or to end it."""

@@ -299,7 +299,7 @@ class Runs:
 
         Stopped runs remain RUNNING; the next server on this store continues them.
         """
-        self._supervisor.is_draining = True
+        self._supervisor.drain()
         await self._supervisor.live_runs.settle()  # runs that are being created are live only after this
         for live in self._supervisor.live_runs:
             live.drain()

@@ -1,7 +1,7 @@
 """Supervise runs: continue, end and park them, and start the next run of a session."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Final, TypeVar, cast
@@ -68,6 +68,8 @@ class RunSupervisor:
         self.is_draining = False
         self._given_up: set[asyncio.Task[None]] = set()
         """Runs that are being given up to other servers."""
+        self._claimed: set[str] = set()
+        """Runs that this worker has claimed and does not execute yet."""
 
     async def shielded(self, run_id: str, work: Coroutine[Any, Any, T]) -> T:
         """Run work that makes a run live or ends it; it is completed even if the caller is cancelled."""
@@ -171,25 +173,41 @@ class RunSupervisor:
         return record.owner in await self._dependencies.store.leases.counters()
 
     def has_room(self) -> bool:
-        """True unless this worker has more runs than it may; a run that is being created counts."""
+        """True unless this worker executes more runs than it may; a run that is being created counts."""
         most = self._dependencies.max_live_runs
-        return most is None or len(self.live_runs) <= most
+        return most is None or len(self._executed()) <= most
 
     def _room(self) -> int:
         """Return how many runs this worker may continue that no worker owns."""
         if self.is_draining:
             return 0
         most = self._dependencies.max_live_runs
-        return MANY if most is None else most - len(self.live_runs)
+        return MANY if most is None else most - len(self._executed())
+
+    def _executed(self) -> Collection[str]:
+        """Return the runs that take up room: not those that wait for their session, perhaps for one without room."""
+        return self.live_runs.executed() | self._claimed
 
     async def _claim(self, most: int) -> Sequence[RunRecord]:
-        return await self._dependencies.store.leases.claim(self._dependencies.worker, most=most, but=self.parked)
+        found = await self._dependencies.store.leases.claim(self._dependencies.worker, most=most, but=self.parked)
+        self._claimed.update(record.run.run_id for record in found)
+        if self.is_draining:
+            self._give_up_claimed()
+        return found
 
     async def _revive(self, found: RunRecord) -> None:
         """Continue a run that this worker has claimed or owned before, and wait until its replay is over.
 
         Raises StorageFailed.
         """
+        try:
+            await self._continue_found(found)
+        finally:
+            self._claimed.discard(found.run.run_id)
+            if self._dependencies.max_live_runs is not None and found.run.run_id not in self._executed():
+                self.recovery.offered()  # it leaves the room that it was claimed for
+
+    async def _continue_found(self, found: RunRecord) -> None:
         run_id = found.run.run_id
         for _ in range(_TRIES):
             try:
@@ -198,7 +216,7 @@ class RunSupervisor:
                 return
             state = record.run.state
             is_over = record.run.HasField("end_time") or state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
-            if is_over or self.is_draining or self.live_runs.at_hand(run_id) or await self.is_elsewhere(record):
+            if is_over or await self.is_elsewhere(record) or self.live_runs.at_hand(run_id) or self.is_draining:
                 return
             try:
                 live = await self.continue_run(record, event_pb2.RESUME_CAUSE_RECOVERY, lost_by=found.owner)
@@ -276,6 +294,23 @@ class RunSupervisor:
         with suppress(StorageFailed, ServerStopping):  # then it is continued when the lease of this worker has ended
             await self._dependencies.store.leases.give_up(self._dependencies.worker, run_id)
 
+    def drain(self) -> None:
+        """Execute no more runs: others continue those that are claimed, too."""
+        self.is_draining = True
+        self._give_up_claimed()
+
+    def _give_up_claimed(self) -> None:
+        claimed, self._claimed = self._claimed, set()
+        for run_id in claimed - self.live_runs.executed():
+            self._give_up_soon(run_id)
+
+    def _give_up_soon(self, run_id: str) -> None:
+        if not self._dependencies.store.leases.is_shared:
+            return  # there is nobody to continue it
+        giving_up = asyncio.get_running_loop().create_task(self._give_up(run_id))
+        self._given_up.add(giving_up)
+        giving_up.add_done_callback(self._given_up.discard)
+
     async def stop_all(self, error: BaseException) -> None:
         """Stop all runs where they are, unrecorded, and wait for that."""
         for live in self.live_runs:
@@ -316,10 +351,8 @@ class RunSupervisor:
         if live.execution.is_interrupted:
             self.recovery.interrupted()
         if self.is_draining:
-            if isinstance(stopped, ServerStopping) and self._dependencies.store.leases.is_shared:
-                giving_up = asyncio.get_running_loop().create_task(self._give_up(live.run_id))
-                self._given_up.add(giving_up)
-                giving_up.add_done_callback(self._given_up.discard)
+            if isinstance(stopped, ServerStopping):
+                self._give_up_soon(live.run_id)
             return
         if self._dependencies.max_live_runs is not None:
             self.recovery.offered()
