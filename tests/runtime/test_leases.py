@@ -16,12 +16,16 @@ from tests.support.held_clock import HeldClock
 
 _STEP = 0.5
 
+_TASKS = 2
+"""One that renews the watcher's lease, and one that looks at those of others."""
+
 
 class Watch:
     """A server that watches the leases of others, and the moments at which it looked."""
 
     def __init__(self, store: Store) -> None:
         self.clock, self.is_reachable = HeldClock(), True
+        self.is_writable = True
         self._store, self.lost = store, 0
         self.keeper = LeaseKeeper(self, "me", self.clock, on_lost=self._on_lost)  # type: ignore[arg-type]
         self._looks = 0
@@ -40,15 +44,21 @@ class Watch:
         """End a lease."""
         await self._store.leases.expire(worker, counter)
 
+    async def renew(self, worker: str) -> bool:
+        """Renew the watcher's own lease, if the database writes."""
+        if not self.is_writable:
+            raise StorageFailed("It cannot be written.")
+        return True
+
     async def pass_time(self, seconds: float) -> None:
         """Let time pass, with all the looks that fall into it."""
         for _ in range(round(seconds / _STEP)):
-            await self.clock.next_sleep()
+            await self.clock.next_sleep(_TASKS)
             looks = self._looks
             self.clock.advance(_STEP)
             async with self._looked:
                 await self._looked.wait_for(lambda looks=looks: self._looks > looks)  # type: ignore[misc]
-        await self.clock.next_sleep()
+        await self.clock.next_sleep(_TASKS)
 
     async def _on_lost(self) -> None:
         self.lost += 1
@@ -65,12 +75,13 @@ async def watching(store: Store) -> AsyncIterator[Watch]:
     for worker in ("me", "other"):
         await store.leases.begin(worker)
     watch = Watch(store)
-    task = asyncio.create_task(watch.keeper.watch_others())
+    tasks = {asyncio.create_task(work) for work in (watch.keeper.watch_others(), watch.keeper.keep())}
     try:
         yield watch
     finally:
-        task.cancel()
-        await asyncio.wait({task})
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def test_a_worker_is_lost_once_its_counter_has_been_seen_unchanged_for_long_enough(store: Store) -> None:
@@ -100,6 +111,18 @@ async def test_time_in_which_the_database_did_not_answer_makes_nobody_lost(store
         assert "other" not in await store.leases.counters()
 
 
+async def test_time_in_which_the_database_answers_and_writes_nothing_makes_nobody_lost(store: Store) -> None:
+    async with watching(store) as watch:
+        watch.is_writable = False
+        await watch.pass_time(60)
+        assert "other" in await store.leases.counters()
+        watch.is_writable = True
+        await watch.pass_time(LOST_SECONDS)
+        assert "other" in await store.leases.counters()
+        await watch.pass_time(RENEW_SECONDS + 1)
+        assert "other" not in await store.leases.counters()
+
+
 async def test_time_in_which_the_watcher_itself_was_held_up_makes_nobody_lost(store: Store) -> None:
     async with watching(store) as watch:
         await watch.pass_time(2)
@@ -108,11 +131,11 @@ async def test_time_in_which_the_watcher_itself_was_held_up_makes_nobody_lost(st
         assert "other" in await store.leases.counters()
 
 
-async def test_a_worker_that_was_taken_for_lost_stops_its_runs_and_begins_anew(store: Store) -> None:
+async def test_a_worker_that_was_taken_for_lost_stops_what_it_executes(store: Store) -> None:
     clock, stopped = HeldClock(), asyncio.Event()
 
     async def stop() -> None:
-        assert await store.leases.counters() == {}, "it has no lease yet while its runs are being stopped"
+        await store.leases.begin("me")
         stopped.set()
 
     await store.leases.begin("me")

@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 
+from bough.v1 import event_pb2
 from bough_server.agents.definition import received
 from bough_server.agents.editing import AgentEditor
 from bough_server.clock import SystemClock
+from bough_server.engine import input_requests
 from bough_server.errors import AgentExists, AgentLinked, InvalidRequest, NotFound, SessionBusy
 from bough_server.store.ports import Page
 from tests.support.databases import on_postgres
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, having
 from tests.support.run_harness import ME, RunHarness
-from tests.support.session_agents import CANCEL_INTERRUPTED, QUEUE, Floor, Run, harness
+from tests.support.session_agents import CANCEL_INTERRUPTED, QUEUE, Floor, Run, answer_to, harness
 from tests.support.teams import llm
 
 ROUNDS = 10
@@ -119,6 +121,27 @@ async def test_runs_that_are_queued_at_both_all_have_their_turn(servers: Sequenc
             (await servers[place % 2].log(run))[-1].HasField("run_completed") for place, run in enumerate(runs)
         ] == [True] * len(texts)
         assert (await servers[0].store.sessions.get(ME, holder.session_id)).current_run_id == ""
+
+
+async def test_a_run_that_waits_for_one_that_expires_at_the_other_has_its_turn(
+    servers: Sequence[RunHarness], floor: Floor
+) -> None:
+    one, other = servers
+    floor.let("next")
+    asker = await one.start("asker", "what?")
+    await one.until_interrupted(asker)
+    await one.until_over(asker)
+    waiting = await one.start("speaker", "next", session_id=asker.session_id, policy=QUEUE)
+    record = await other.store.runs.get(ME, asker.run_id)
+    assert record.owner == one.dependencies.worker
+    request = record.run.open_requests[0]
+    asked = next(event for event in await one.until_interrupted(asker) if event.HasField("input_requested"))
+    await other.runs.supervisor.continue_run(
+        record, event_pb2.RESUME_CAUSE_ANSWER, answers=[input_requests.received(asked, answer_to(request, "so"))]
+    )
+    assert answer_of(await other.log(asker)) == "so"
+    async with asyncio.timeout(15):
+        assert (await one.log(waiting))[-1].HasField("run_completed")
 
 
 async def test_a_server_that_remembers_a_session_sees_what_was_said_at_the_other(

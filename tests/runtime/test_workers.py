@@ -15,7 +15,7 @@ from bough_server.errors import RunParked, StorageFailed
 from bough_server.runs.commands import RemoteCommands
 from bough_server.runs.runs import Runs
 from bough_server.runtime.agent import Context
-from bough_server.store.ports import Principal, RunRecord
+from bough_server.store.ports import NewRun, Principal, RunRecord
 from bough_server.store.worker_ports import RunCommand
 from tests.store.evaluation_logs import MadeEvaluation
 from tests.store.logs import delta, records
@@ -261,6 +261,39 @@ async def test_a_worker_without_its_lease_loses_its_runs_and_writes_nothing_more
     assert answer_of(log) == "call 2"
     assert len(having(log, "value_recorded")) == 1
     assert [event.run_resumed.owner for event in having(log, "run_resumed")] == ["the-other"]
+
+
+async def test_a_run_that_is_being_created_while_its_worker_loses_its_lease_is_stopped_before_others_may_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, creating, may_create = Slow(), asyncio.Event(), asyncio.Event()
+    async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent()]) as mine:
+        create, begin = mine.store.log.create, mine.store.leases.begin
+        executed = list[int]()
+
+        async def late(new_run: NewRun) -> None:
+            await create(new_run)
+            creating.set()
+            await may_create.wait()
+
+        async def noted(worker: str) -> None:
+            executed.append(len(mine.executed()))
+            starting.append(asyncio.create_task(mine.start("slow")))
+            await asyncio.sleep(0)
+            await begin(worker)
+
+        monkeypatch.setattr(mine.store.log, "create", late)
+        monkeypatch.setattr(mine.store.leases, "begin", noted)
+        starting = [asyncio.create_task(mine.start("slow"))]
+        await creating.wait()
+        losing = asyncio.create_task(mine.runs.supervisor.lose_all())
+        await asyncio.sleep(0)
+        may_create.set()
+        await losing
+        runs = [await one for one in starting]
+        owners = [(await mine.store.runs.get(ME, run.run_id)).owner for run in runs]
+        assert (executed, owners) == ([0], ["", mine.dependencies.worker])
+        assert [live.run_id for live in mine.executed()] == [runs[1].run_id]
 
 
 async def test_a_letter_that_its_dead_owner_never_read_is_carried_out_by_who_comes_next(tmp_path: Path) -> None:

@@ -33,10 +33,10 @@ class HeldClock:
             self._slept.notify_all()
         await wake
 
-    async def next_sleep(self) -> float:
-        """Wait until a task sleeps; return the seconds until the first one wakes."""
+    async def next_sleep(self, tasks: int = 1) -> float:
+        """Wait until so many tasks sleep; return the seconds until the first one wakes."""
         async with self._slept:
-            await self._slept.wait_for(lambda: any(not wake.done() for _, _, wake in self._sleepers))
+            await self._slept.wait_for(lambda: sum(not wake.done() for _, _, wake in self._sleepers) >= tasks)
         return min(until for until, _, wake in self._sleepers if not wake.done()) - self._elapsed
 
     def turn(self, seconds: float) -> None:

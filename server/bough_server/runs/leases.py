@@ -23,17 +23,24 @@ _LOOK_SECONDS: Final = 0.5
 _GAP_SECONDS: Final = 2.0
 """Two looks further apart prove nothing about the time between: this process was held up, or the database."""
 
+_UNRENEWED_SECONDS: Final = RENEW_SECONDS + 1.5
+"""A server that has not renewed its own lease for longer cannot tell others that are lost from a database that writes
+nothing. It is short enough for none of those to have been unchanged for LOST_SECONDS by then.
+"""
+
 
 class LeaseKeeper:
     """Keeps the lease of this worker while it executes runs, and ends the leases of others that are not renewed.
 
     `on_lost` is called when others have taken this worker for lost, such as after a long pause of its process: it must
-    stop whatever it executes. Time is that of this process alone, and only time in which the database answered counts:
-    its restart makes no worker lost.
+    stop whatever it executes, and begin a new lease before it executes anything again. Time is that of this process
+    alone, and only time in which it could renew its own lease counts: no worker is lost because the database restarts,
+    or reads and does not write.
     """
 
     def __init__(self, leases: Lease, worker: str, clock: Clock, *, on_lost: Callable[[], Awaitable[None]]) -> None:
         self._leases, self._worker, self._clock, self._on_lost = leases, worker, clock, on_lost
+        self._renewed = clock.monotonic()
 
     async def keep(self) -> None:
         """Renew the lease until cancelled."""
@@ -44,8 +51,8 @@ class LeaseKeeper:
                 if not await self._leases.renew(self._worker):
                     _log.error("this server was taken for lost: others continue its runs, which are stopped here")
                     await self._on_lost()
-                    await self._leases.begin(self._worker)
                     _log.info("this server has a lease again, and executes runs", worker=self._worker)
+                self._renewed = self._clock.monotonic()
                 is_failing = False
             except StorageFailed as error:
                 if not is_failing:
@@ -61,7 +68,7 @@ class LeaseKeeper:
             try:
                 counters = await self._leases.counters()
                 now = self._clock.monotonic()
-                if now - looked > _GAP_SECONDS:
+                if now - looked > _GAP_SECONDS or now - self._renewed > _UNRENEWED_SECONDS:
                     unchanged = {}
                 looked = now
                 unchanged = {

@@ -90,6 +90,11 @@ class RunRegistry:
             self._forget(run_id, work)  # a task that is done, but whose callback has not run yet, would loop here
         return self._live.get(run_id)
 
+    async def arrived(self) -> None:
+        """Wait for the runs that are being created, taken over or ended now, and for none that come after."""
+        if self._arriving:
+            await asyncio.wait(list(self._arriving.values()))
+
     async def settle(self) -> None:
         """Wait for all runs that are being created, taken over or ended."""
         while self._arriving:

@@ -68,15 +68,26 @@ class RunSupervisor:
         self.is_draining = False
         self._given_up: set[asyncio.Task[None]] = set()
         """Runs that are being given up to other servers."""
+        self._leased = asyncio.Event()
+        self._leased.set()
         self._claimed: set[str] = set()
         """Runs that this worker has claimed and does not execute yet."""
 
     async def shielded(self, run_id: str, work: Coroutine[Any, Any, T]) -> T:
         """Run work that makes a run live or ends it; it is completed even if the caller is cancelled."""
+        await self._until_leased(work)
         task = asyncio.get_running_loop().create_task(work)
         self.live_runs.arriving(run_id, task)
         task.add_done_callback(partial(self._arrived, run_id))
         return await asyncio.shield(task)
+
+    async def _until_leased(self, work: Coroutine[Any, Any, object]) -> None:
+        """Wait while this worker, which was taken for lost, has no lease: what it would own others would take."""
+        try:
+            await self._leased.wait()
+        except BaseException:
+            work.close()
+            raise
 
     def _arrived(self, run_id: str, work: "asyncio.Task[Any]") -> None:
         # If the caller is gone, this marks an exception as retrieved, so that asyncio does not log it.
@@ -153,11 +164,7 @@ class RunSupervisor:
         if holder is None or self.is_draining:
             return
         live = self.live_runs.at_hand(holder.run.run_id)
-        if (
-            live is None
-            and holder.owner != self._dependencies.worker
-            and self.live_runs.has_waiting(principal, session_id)
-        ):
+        if live is None and self._may_end_elsewhere(holder) and self.live_runs.has_waiting(principal, session_id):
             self._holders.watch(holder)
         if live is None or not live.is_waiting:
             return
@@ -165,6 +172,13 @@ class RunSupervisor:
         session = await self._dependencies.session_history(principal, session_id, through=cut.position)
         starts_with = await first_member(self._dependencies.store.log, live.definition, session.stored)
         live.begin(cut, session, starts_with=starts_with)
+
+    def _may_end_elsewhere(self, holder: RunRecord) -> bool:
+        """Return True if the end of a run that is not live here may go unnoticed here.
+
+        Another server may also end one that waits for input in this worker's name: when its request has expired.
+        """
+        return self._dependencies.store.leases.is_shared or holder.owner != self._dependencies.worker
 
     async def is_elsewhere(self, record: RunRecord) -> bool:
         """Return True if another live worker owns a run."""
@@ -321,10 +335,16 @@ class RunSupervisor:
             await asyncio.wait(self._given_up)
 
     async def lose_all(self) -> None:
-        """Stop all runs: others continue them."""
+        """Stop all runs, which others continue, and begin a new lease. Raises StorageFailed."""
         if self._dependencies.metrics is not None:
             self._dependencies.metrics.lease_lost()
-        await self.stop_all(Fenced("This server was taken for lost, and another one continues the run."))
+        self._leased.clear()  # none arrives between the stop and the lease, which has no runs
+        try:
+            await self.live_runs.arrived()
+            await self.stop_all(Fenced("This server was taken for lost, and another one continues the run."))
+            await self._dependencies.store.leases.begin(self._dependencies.worker)
+        finally:
+            self._leased.set()
 
     async def _expire(self, run_id: str) -> None:
         """Answer the overdue requests of a run that waits for input as expired, and continue the run."""
