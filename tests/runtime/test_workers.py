@@ -363,6 +363,7 @@ async def test_runs_that_wait_for_their_session_take_no_room_of_those_that_they_
     slow = Slow()
     async with open_harness(tmp_path, models=Scripts("agents: {}"), code_agents=[slow.agent(), echo]) as mine:
         bounded = replace(mine, runs=Runs(replace(mine.dependencies, worker="bounded", max_live_runs=1)))
+        await mine.store.leases.begin("bounded")
         first = await bounded.start("slow")
         await slow.began.wait()
         holder = await bounded.start("echo")

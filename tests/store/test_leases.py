@@ -43,6 +43,25 @@ async def test_a_lease_begins_without_runs(store: Store) -> None:
     assert (claimed.owner, store.leases.crashed("a")) == ("", False)
 
 
+async def test_a_run_that_a_lost_worker_creates_after_its_name_was_forgotten_is_claimed(store: Store) -> None:
+    for worker in ("a", "b"):
+        await store.leases.begin(worker)
+    await store.log.create(Made(number=1, owner="b").new())
+    await store.leases.expire("a", 1)
+    await store.log.create(Made(number=2, owner="a").new())
+    (claimed,) = await store.leases.claim("b", most=9)
+    assert (claimed.run.run_id, claimed.owner) == (Made(number=2).run_id, "a")
+
+
+async def test_a_worker_that_was_lost_has_not_crashed_once_it_has_a_lease_again(store: Store) -> None:
+    await store.leases.begin("a")
+    await store.leases.expire("a", 1)
+    assert await store.leases.claim("a", most=9) == ()
+    await store.log.create(Made(owner="a").new())
+    await store.leases.begin("a")
+    assert not store.leases.crashed("a")
+
+
 async def test_runs_without_an_owner_are_claimed_once_and_oldest_first(store: Store) -> None:
     for worker in ("a", "b"):
         await store.leases.begin(worker)

@@ -97,6 +97,11 @@ class LogHeads:
         """Drop a head, so that the next append reads it from disk."""
         self._heads.pop(run_id, None)
 
+    def clear(self) -> None:
+        """Drop all heads and fences. An append that a fence would have refused does not continue its log either."""
+        self._heads.clear()
+        self._fences.clear()
+
     def prepare(self, connection: Connection, append: Append) -> None:
         """Check an append against its log's head and project its records, once. Raises Fenced."""
         if append.projected is not None:  # a second attempt: the head has already moved past this append

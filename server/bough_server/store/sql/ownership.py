@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, delete, literal_column, select, update
+from sqlalchemy import Connection, bindparam, delete, func, literal_column, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough_server.errors import NotFound
@@ -41,6 +41,21 @@ _CRASHED: Final = -1
 _ALIVE: Final = select(_workers.worker, _workers.counter).where(_workers.counter != _CRASHED)
 _IS_ALIVE: Final = _ALIVE.where(_workers.worker == bindparam("worker"))
 _LOST: Final = select(_workers.worker).where(_workers.counter == _CRASHED)
+_executed = (~_runs.ended, _runs.state != literal_column(str(tables.INPUT_REQUIRED)))
+"""The condition of the partial index by owner: with it, each owner below is one look at the index."""
+_owners = select(func.min(_runs.owner).label("owner")).where(*_executed).cte("owners", recursive=True)
+_owners = _owners.union_all(
+    select(select(func.min(_runs.owner)).where(*_executed, _runs.owner > _owners.c.owner).scalar_subquery()).where(
+        _owners.c.owner.is_not(None)
+    )
+)
+_FREE_OWNERS: Final = select(_owners.c.owner).where(
+    _owners.c.owner.is_not(None), _owners.c.owner.not_in(select(_workers.worker).where(_workers.counter != _CRASHED))
+)
+"""The names without a lease under which runs are to be executed: of nobody, and of workers that were lost.
+
+The name of one that was lost may be forgotten already, if it owned no run then, and has created one since.
+"""
 _BEGIN: Final = (
     upsert(tables.workers)
     .values(worker=bindparam("worker"), counter=1)
@@ -79,8 +94,7 @@ _FREE_UNKNOWN: Final = (
 _FREE: Final = (
     select(tables.runs)
     .where(
-        ~_runs.ended,  # with the next, the condition of the partial index
-        _runs.state != literal_column(str(tables.INPUT_REQUIRED)),
+        *_executed,
         # Literally, so that the query planner knows how few runs these have, and takes the index.
         _runs.owner.in_(bindparam("owners", expanding=True, literal_execute=True)),
         _runs.run_id.not_in(bindparam("but", expanding=True)),
@@ -180,7 +194,8 @@ class SqlLease:
 
     async def begin(self, worker: str) -> None:
         """See Lease."""
-        await self._queue.execute(partial(_begin, worker=worker), then=self._offer)
+        await self._queue.execute(partial(_begin, worker=worker, heads=self._queue.heads), then=self._offer)
+        self._crashed.discard(worker)
 
     async def renew(self, worker: str) -> bool:
         """See Lease."""
@@ -232,7 +247,8 @@ def end_leases(connection: Connection) -> frozenset[str]:
     return frozenset(connection.execute(_LOST).scalars())
 
 
-def _begin(connection: Connection, *, worker: str) -> None:
+def _begin(connection: Connection, *, worker: str, heads: LogHeads) -> None:
+    heads.clear()  # others write the logs that this process wrote so far
     connection.execute(_GIVE_UP_ALL, {"own": worker})
     connection.execute(_BEGIN, {"worker": worker})
 
@@ -274,7 +290,8 @@ class _Claim:
             claimed = set(connection.execute(_CLAIMED, own).scalars())
             if claimed:
                 return [record for record in self._found if record.run.run_id in claimed], lost
-        free = {"owners": ["", *lost], "but": list(self.but), "most": self.most}
+        owners = connection.execute(_FREE_OWNERS).scalars().all()
+        free = {"owners": owners, "but": list(self.but), "most": self.most}
         self._found = [record_of(row) for row in connection.execute(_FREE, free)]
         if self._found:
             claimed_ids = [record.run.run_id for record in self._found]
