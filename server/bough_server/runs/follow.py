@@ -46,6 +46,7 @@ class LogFollower:
                     yield page
             return
         self._live_runs.joined(run_id)
+        self._report(run_id)
         try:
             tail = cast(Pages, self._dependencies.store.log.tail(run_id, after=after))
             async with aclosing(tail):
@@ -57,6 +58,12 @@ class LogFollower:
                     yield page
         finally:
             self._live_runs.left(run_id)
+
+    def _report(self, run_id: str) -> None:
+        """Report a new follower of another server's run at once: the run may end soon without one."""
+        store = self._dependencies.store
+        if store.leases.is_shared and self._live_runs.at_hand(run_id) is None:
+            store.notifier.publish(Topic.FOLLOWED, run_id)
 
     async def _up_to(self, run_id: str, after: int, last: int) -> Pages:
         while after < last:
@@ -91,6 +98,8 @@ class RemoteFollowers:
         """Report the runs of other servers that are followed here, until cancelled."""
         self._notifier.subscribe(Topic.FOLLOWED, self._live_runs.followed_elsewhere)
         while True:
+            if not self._notifier.is_connected:
+                self._live_runs.followed_elsewhere("")  # perhaps: nothing is heard of the others
             for run_id in self._live_runs.followed_here():
                 self._notifier.publish(Topic.FOLLOWED, run_id)
             await self._dependencies.clock.sleep(REPORT_SECONDS)

@@ -62,8 +62,11 @@ class RunRegistry:
         return [run_id for run_id in self._followers if run_id not in self._live]
 
     def followed_elsewhere(self, run_id: str) -> None:
-        """Note that a run is followed at another server."""
-        if (live := self._live.get(run_id)) is not None:
+        """Note that a run is followed at another server; without an id, that any run may be."""
+        if not run_id:
+            for live in self:
+                live.followed_elsewhere()
+        elif (live := self._live.get(run_id)) is not None:
             live.followed_elsewhere()
 
     def remove(self, live: LiveRun) -> None:

@@ -81,11 +81,16 @@ class Topic(StrEnum):
     UNOWNED = "unowned"
     """There are runs or evaluations that any server may take."""
     FOLLOWED = "followed"
-    """A client follows the run at a server that does not execute it; repeated as long as it does."""
+    """A client follows the run at a server that does not execute it; repeated as long as it does. No id: any run."""
 
 
 class Notifications(Protocol):
     """Notifications between all servers of a store. They are hints: one may be lost or come twice."""
+
+    @property
+    def is_connected(self) -> bool:
+        """False while nothing is heard of other servers."""
+        ...
 
     def subscribe(self, topic: Topic, callback: Callable[[str], None]) -> None:
         """Call `callback` on the event loop with the id of each notification of a topic."""

@@ -174,6 +174,11 @@ class PostgresNotifier(Notifier):
         self._is_quiet = asyncio.Event()
         self._is_reported = False
 
+    @property
+    def is_connected(self) -> bool:
+        """See Notifier."""
+        return self._link is not None
+
     def start(self) -> None:
         """Connect in the background, and begin to deliver. Call it on the event loop."""
         self._loop = asyncio.get_running_loop()

@@ -18,6 +18,11 @@ class Notifier:
         self._subscribers: dict[Topic, list[Subscriber]] = {topic: [] for topic in Topic}
         self._to_others: dict[Topic, list[Subscriber]] = {topic: [] for topic in Topic}
 
+    @property
+    def is_connected(self) -> bool:
+        """False while nothing is heard of other servers."""
+        return True
+
     def subscribe(self, topic: Topic, callback: Subscriber, *, own: bool = True) -> None:
         """Call `callback` with the id of each notification of a topic; those of this process only if `own`."""
         (self._subscribers if own else self._to_others)[topic].append(callback)
