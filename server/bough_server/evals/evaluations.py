@@ -25,7 +25,7 @@ from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.evaluation_log import EvaluationState, as_fact, read_state
 from bough_server.evals.evaluator import LiveEvaluation
 from bough_server.evals.planning import EvaluationPlan, plan, request_digest
-from bough_server.runs.recovery import retry_until_stored
+from bough_server.runs.recovery import LOOK_SECONDS, retry_until_stored, wait_at_most
 from bough_server.store.evaluation_ports import EvaluationFilter, EvaluationRecord
 from bough_server.store.ports import (
     NewEvaluation,
@@ -277,13 +277,27 @@ class Evaluations:
     async def _look(self) -> None:
         """Continue the evaluations that other servers leave, until cancelled."""
         while True:
-            await self._offered.wait()
+            most = LOOK_SECONDS if self.dependencies.store.leases.is_shared else None
+            await wait_at_most(self.dependencies.clock, self._offered, most)
             self._offered.clear()
             await retry_until_stored(self.dependencies.clock, self._continue_open)
 
     async def _continue_open(self) -> None:
-        if not self._is_stopping:
-            self._continue_all(await self.dependencies.store.evaluations.open_evaluations())
+        found = await self.dependencies.store.evaluations.open_evaluations()
+        alive = await self.dependencies.store.leases.counters() if found else {}
+        if self._is_stopping or self.dependencies.worker not in alive:
+            return
+        for record in found:
+            live = self._live.get(record.evaluation.evaluation_id)
+            if live is not None and record.owner != live.record.owner and record.epoch >= live.record.epoch:
+                await self._leave(live)  # this worker was taken for lost meanwhile
+        self._continue_all([record for record in found if record.owner not in alive])
+
+    async def _leave(self, live: LiveEvaluation) -> None:
+        await live.stop()
+        if self._live.get(live.evaluation_id) is live:
+            del self._live[live.evaluation_id]
+        self.dependencies.store.log.release(live.evaluation_id)
 
     async def _try_now(self, evaluation_id: str) -> None:
         """Continue an evaluation as soon as its log can be read and written; log an error that keeps it from that."""

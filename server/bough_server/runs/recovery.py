@@ -146,7 +146,7 @@ class Recovery:
         task.add_done_callback(self._tasks.discard)
 
     async def _later(self, record: RunRecord, seconds: float) -> None:
-        await self._wait(self._works, seconds)
+        await wait_at_most(self._clock, self._works, seconds)
         async with self._slots:  # many may wait for the same storage
             await self.try_now(record)
 
@@ -161,7 +161,7 @@ class Recovery:
         while True:
             self._offered.clear()  # before the look: an offer after it must wake the wait below
             await retry_until_stored(self._clock, self._look, longest=self._longest)
-            await self._wait(self._offered, LOOK_SECONDS if self._is_shared else None)
+            await wait_at_most(self._clock, self._offered, LOOK_SECONDS if self._is_shared else None)
 
     async def _look(self) -> None:
         """Continue all runs that can be claimed, and those that wait for the storage if it works again."""
@@ -229,12 +229,12 @@ class Recovery:
             expiry = await self._index.next_expiry(but=self._put_off)
             most = LOOK_SECONDS if self._is_shared else None  # another server may interrupt a run, and be lost
             if expiry is None:
-                await self._wait(self._interrupted, most)
+                await wait_at_most(self._clock, self._interrupted, most)
                 continue
             due_ns, run_id = expiry
             left = (due_ns - self._clock.now_ns()) / 1e9
             if left > 0:
-                await self._wait(self._interrupted, left if most is None else min(left, most))
+                await wait_at_most(self._clock, self._interrupted, left if most is None else min(left, most))
                 continue
             try:
                 await self._expire(run_id)
@@ -248,19 +248,20 @@ class Recovery:
         self._put_off.discard(run_id)
         self._interrupted.set()
 
-    async def _wait(self, event: asyncio.Event, seconds: float | None) -> None:
-        """Wait until an event is set, or for some seconds."""
-        if seconds is None:
-            await event.wait()
-            return
-        sleeping = asyncio.ensure_future(self._clock.sleep(seconds))
-        waiting = asyncio.ensure_future(event.wait())
-        try:
-            await asyncio.wait({sleeping, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            sleeping.cancel()
-            waiting.cancel()
-            await asyncio.wait({sleeping, waiting})
+
+async def wait_at_most(clock: Clock, event: asyncio.Event, seconds: float | None) -> None:
+    """Wait until an event is set, or for some seconds."""
+    if seconds is None:
+        await event.wait()
+        return
+    sleeping = asyncio.ensure_future(clock.sleep(seconds))
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({sleeping, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        sleeping.cancel()
+        waiting.cancel()
+        await asyncio.wait({sleeping, waiting})
 
 
 async def retry_until_stored(

@@ -64,8 +64,8 @@ class RunRegistry:
     def followed_elsewhere(self, run_id: str) -> None:
         """Note that a run is followed at another server; without an id, that any run may be."""
         if not run_id:
-            for live in self:
-                live.followed_elsewhere()
+            for each in self:
+                each.followed_elsewhere()
         elif (live := self._live.get(run_id)) is not None:
             live.followed_elsewhere()
 
