@@ -287,7 +287,10 @@ class RunSupervisor:
         self.parked[run_id] = missing
         _log.warning("run parked", run_id=run_id, reason=missing)
         if self._dependencies.store.leases.is_shared:  # another server may have what is missing here
-            await self._give_up(run_id)
+            await retry_until_stored(
+                self._dependencies.clock,
+                partial(self._dependencies.store.leases.give_up, self._dependencies.worker, run_id),
+            )
             self.recovery.spawn(self._fail_readers_later(run_id, missing))
         else:
             self._fail_readers(now, missing)
@@ -298,6 +301,8 @@ class RunSupervisor:
         record = await self._dependencies.store.runs.find(run_id)
         if record is not None and not record.owner and not record.run.HasField("end_time"):
             self._fail_readers(record, missing)
+        else:
+            self.parked.pop(run_id, None)
 
     def _fail_readers(self, record: RunRecord, missing: str) -> None:
         error = RunParked(f"The run is parked until a server has everything it started with: {missing}")

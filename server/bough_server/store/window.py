@@ -299,6 +299,7 @@ class RecentEventsOfRuns:
 
     def gone(self, run_id: str) -> None:
         """Let the followers of a log that was deleted find that out."""
+        self._failures.pop(run_id, None)
         if (window := self._followed.get(run_id)) is not None:
             window.forget_head()
             window.notify()
