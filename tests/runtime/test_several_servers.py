@@ -15,6 +15,7 @@ from bough_server.clock import SystemClock
 from bough_server.engine import input_requests
 from bough_server.errors import AgentExists, AgentLinked, InvalidRequest, NotFound, SessionBusy
 from bough_server.store.ports import Page
+from tests.store.logs import Made
 from tests.support.databases import on_postgres
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, having
@@ -142,6 +143,29 @@ async def test_a_run_that_waits_for_one_that_expires_at_the_other_has_its_turn(
     assert answer_of(await other.log(asker)) == "so"
     async with asyncio.timeout(15):
         assert (await one.log(waiting))[-1].HasField("run_completed")
+
+
+async def test_a_run_that_was_claimed_and_not_yet_continued_is_handed_over_when_its_server_drains(
+    servers: Sequence[RunHarness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = servers
+    run, claimed = Made(owner=""), asyncio.Event()
+
+    async def get(*_: object) -> None:
+        claimed.set()
+        await asyncio.Event().wait()
+
+    async def owner() -> str | None:
+        record = await other.store.runs.find(run.run_id)
+        return record and record.owner
+
+    await other.store.log.create(run.new())
+    monkeypatch.setattr(one.store.runs, "get", get)
+    await one.runs.recover()
+    await claimed.wait()
+    assert await owner() == one.dependencies.worker
+    await one.runs.drain(0)
+    assert await owner() == ""
 
 
 async def test_a_server_that_remembers_a_session_sees_what_was_said_at_the_other(
