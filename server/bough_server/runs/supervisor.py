@@ -73,12 +73,12 @@ class RunSupervisor:
         self._claimed: set[str] = set()
         """Runs that this worker has claimed and does not execute yet."""
 
-    async def shielded(self, run_id: str, work: Coroutine[Any, Any, T]) -> T:
-        """Run work that makes a run live or ends it; it is completed even if the caller is cancelled."""
+    async def shielded(self, run_id: str, work: Coroutine[Any, Any, T], *, is_end: bool = False) -> T:
+        """Run work that makes a run live, or ends it; it is completed even if the caller is cancelled."""
         await self._until_leased(work)
         task = asyncio.get_running_loop().create_task(work)
         self.live_runs.arriving(run_id, task)
-        task.add_done_callback(partial(self._arrived, run_id))
+        task.add_done_callback(partial(self._arrived, run_id, is_end=is_end))
         return await asyncio.shield(task)
 
     async def _until_leased(self, work: Coroutine[Any, Any, object]) -> None:
@@ -89,9 +89,9 @@ class RunSupervisor:
             work.close()
             raise
 
-    def _arrived(self, run_id: str, work: "asyncio.Task[Any]") -> None:
+    def _arrived(self, run_id: str, work: "asyncio.Task[Any]", *, is_end: bool) -> None:
         # If the caller is gone, this marks an exception as retrieved, so that asyncio does not log it.
-        if not work.cancelled() and isinstance(work.exception(), StorageFailed):
+        if not work.cancelled() and isinstance(work.exception(), StorageFailed) and not is_end:
             # It may have been written all the same: then this worker owns the run, and nobody would execute it.
             offer = partial(self._offer_unless_live, run_id)
             self.recovery.spawn(retry_until_stored(self._dependencies.clock, offer))
@@ -136,7 +136,7 @@ class RunSupervisor:
             if record.run.HasField("end_time"):
                 return True
             try:
-                await self.shielded(run_id, close_run(self._dependencies, record, reason))
+                await self.shielded(run_id, close_run(self._dependencies, record, reason), is_end=True)
             except RunMoved:
                 if await self.live_runs.find(run_id) is not None:
                     return False
