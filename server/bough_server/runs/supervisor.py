@@ -93,8 +93,11 @@ class RunSupervisor:
         # If the caller is gone, this marks an exception as retrieved, so that asyncio does not log it.
         if not work.cancelled() and isinstance(work.exception(), StorageFailed) and not is_end:
             # It may have been written all the same: then this worker owns the run, and nobody would execute it.
-            offer = partial(self._offer_unless_live, run_id)
-            self.recovery.spawn(retry_until_stored(self._dependencies.clock, offer))
+            self.recovery.spawn(self._offer_later(run_id))
+
+    async def _offer_later(self, run_id: str) -> None:
+        await self._dependencies.clock.sleep(INITIAL_BACKOFF)
+        await retry_until_stored(self._dependencies.clock, partial(self._offer_unless_live, run_id))
 
     async def _offer_unless_live(self, run_id: str) -> None:
         """Let any server continue a run if this one owns it, but does not execute it."""
