@@ -1,4 +1,4 @@
-"""Runs that are cancelled when nobody follows them, and clients that follow them at other servers."""
+"""Runs that are cancelled when no client follows them, and clients that follow them at other servers."""
 
 import asyncio
 from contextlib import AsyncExitStack, aclosing

@@ -92,7 +92,7 @@ class RunSupervisor:
     def _arrived(self, run_id: str, work: "asyncio.Task[Any]", *, is_end: bool) -> None:
         # If the caller is gone, this marks an exception as retrieved, so that asyncio does not log it.
         if not work.cancelled() and isinstance(work.exception(), StorageFailed) and not is_end:
-            # It may have been written all the same: then this worker owns the run, and nobody would execute it.
+            # It may have been written all the same: then this worker owns the run, and no worker would execute it.
             self.recovery.spawn(self._offer_later(run_id))
 
     async def _offer_later(self, run_id: str) -> None:
@@ -328,7 +328,7 @@ class RunSupervisor:
 
     def _give_up_soon(self, run_id: str) -> None:
         if not self._dependencies.store.leases.is_shared:
-            return  # there is nobody to continue it
+            return  # there is no other server to continue it
         giving_up = asyncio.get_running_loop().create_task(self._give_up(run_id))
         self._given_up.add(giving_up)
         giving_up.add_done_callback(self._given_up.discard)

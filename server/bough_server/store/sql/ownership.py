@@ -52,7 +52,7 @@ _owners = _owners.union_all(
 _FREE_OWNERS: Final = select(_owners.c.owner).where(
     _owners.c.owner.is_not(None), _owners.c.owner.not_in(select(_workers.worker).where(_workers.counter != _CRASHED))
 )
-"""The names without a lease under which runs are to be executed: of nobody, and of workers that were lost.
+"""The names without a lease under which runs are to be executed: the empty one, and those of lost workers.
 
 The name of one that was lost may be forgotten already, if it owned no run then, and has created one since.
 """
