@@ -73,12 +73,15 @@ class RunSupervisor:
         self._claimed: set[str] = set()
         """Runs that this worker has claimed and does not execute yet."""
 
-    async def shielded(self, run_id: str, work: Coroutine[Any, Any, T], *, is_end: bool = False) -> T:
-        """Run work that makes a run live, or ends it; it is completed even if the caller is cancelled."""
+    async def shielded(self, run_id: str, work: Coroutine[Any, Any, T], *, is_retried: bool = False) -> T:
+        """Run work that makes a run live, or ends it; it is completed even if the caller is cancelled.
+
+        `is_retried` if the caller tries again later when the storage fails; else the run is offered to any server then.
+        """
         await self._until_leased(work)
         task = asyncio.get_running_loop().create_task(work)
         self.live_runs.arriving(run_id, task)
-        task.add_done_callback(partial(self._arrived, run_id, is_end=is_end))
+        task.add_done_callback(partial(self._arrived, run_id, is_retried=is_retried))
         return await asyncio.shield(task)
 
     async def _until_leased(self, work: Coroutine[Any, Any, object]) -> None:
@@ -89,9 +92,9 @@ class RunSupervisor:
             work.close()
             raise
 
-    def _arrived(self, run_id: str, work: "asyncio.Task[Any]", *, is_end: bool) -> None:
+    def _arrived(self, run_id: str, work: "asyncio.Task[Any]", *, is_retried: bool) -> None:
         # If the caller is gone, this marks an exception as retrieved, so that asyncio does not log it.
-        if not work.cancelled() and isinstance(work.exception(), StorageFailed) and not is_end:
+        if not work.cancelled() and isinstance(work.exception(), StorageFailed) and not is_retried:
             # It may have been written all the same: then this worker owns the run, and no worker would execute it.
             self.recovery.spawn(self._offer_later(run_id))
 
@@ -113,8 +116,12 @@ class RunSupervisor:
         files: Sequence[StoredBlob] = (),
         deadline_time_ns: int | None = None,
         lost_by: str = "",
+        is_retried: bool = False,
     ) -> LiveRun | None:
-        """Continue a run; return None if it was ended instead. Raises as Takeover.continue_run does."""
+        """Continue a run; return None if it was ended instead. Raises as Takeover.continue_run does.
+
+        `is_retried` as in `shielded`.
+        """
         is_queued = record.run.state == execution_pb2.EXECUTION_STATE_PENDING
         work = self.takeover.continue_run(
             record,
@@ -125,7 +132,7 @@ class RunSupervisor:
             is_queued=is_queued,
             lost_by=lost_by,
         )
-        live = await self.shielded(record.run.run_id, work)
+        live = await self.shielded(record.run.run_id, work, is_retried=is_retried)
         self.parked.pop(record.run.run_id, None)
         # A run that was ended has released its session, and a queued one may have been given it while it was not live.
         if live is None or is_queued:
@@ -139,7 +146,7 @@ class RunSupervisor:
             if record.run.HasField("end_time"):
                 return True
             try:
-                await self.shielded(run_id, close_run(self._dependencies, record, reason), is_end=True)
+                await self.shielded(run_id, close_run(self._dependencies, record, reason), is_retried=True)
             except RunMoved:
                 if await self.live_runs.find(run_id) is not None:
                     return False
@@ -236,7 +243,9 @@ class RunSupervisor:
             if is_over or await self.is_elsewhere(record) or self.live_runs.at_hand(run_id) or self.is_draining:
                 return
             try:
-                live = await self.continue_run(record, event_pb2.RESUME_CAUSE_RECOVERY, lost_by=found.owner)
+                live = await self.continue_run(
+                    record, event_pb2.RESUME_CAUSE_RECOVERY, lost_by=found.owner, is_retried=True
+                )
             except MissingVersion as missing:
                 await self.park(record, str(missing))
             except RunMoved:
