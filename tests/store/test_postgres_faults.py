@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from sqlalchemy import Connection
 from sqlalchemy import text as sql_text
+from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
 from bough.v1 import event_pb2
@@ -318,6 +319,13 @@ async def test_reads_that_fail_again_and_again_are_one_line_without_a_stack(post
         ("read failed", "canceling statement due to user request", False)
     ]
     await readers.close()
+
+
+def test_a_reader_cannot_write(postgres_url: str) -> None:
+    engine = reader_engine(postgres_url, connections=1, busy_timeout=1.0)
+    with engine.connect() as connection, pytest.raises(DBAPIError, match="read-only transaction"):
+        connection.execute(sql_text("DELETE FROM runs"))
+    engine.dispose()
 
 
 def _fail_to_read(connection: Connection) -> None:

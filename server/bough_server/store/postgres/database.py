@@ -252,7 +252,7 @@ def _end_others(connection: "psycopg.Connection[tuple[object, ...]]", name: str)
 
 def reader_engine(url: str, *, connections: int, busy_timeout: float) -> Engine:
     """Create an engine whose connections read only, each read in one snapshot."""
-    return create_engine(
+    engine = create_engine(
         parsed(url),
         poolclass=QueuePool,
         hide_parameters=True,
@@ -260,8 +260,16 @@ def reader_engine(url: str, *, connections: int, busy_timeout: float) -> Engine:
         max_overflow=0,
         pool_pre_ping=False,
         isolation_level="REPEATABLE READ",
-        connect_args=_arguments(url, _name(), busy_timeout, default_transaction_read_only="on"),
+        connect_args=_arguments(url, _name(), busy_timeout),
     )
+
+    @event.listens_for(engine, "connect")
+    def _set_up(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+        # Not by default_transaction_read_only: target_session_attrs=read-write would then find no server to connect to.
+        assert isinstance(connection, psycopg.Connection)
+        connection.read_only = True
+
+    return engine
 
 
 def listen_arguments(url: str) -> dict[str, Any]:
