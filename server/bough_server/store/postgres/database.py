@@ -1,5 +1,6 @@
 """The PostgreSQL database: its engines, its schema and the revision of it."""
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -58,6 +59,9 @@ _KEEPALIVES: Final = {
     "tcp_user_timeout": 10_000,
 }
 
+_FULL: Final = re.compile("too many (clients|connections)|connection slots are reserved")
+"""What PostgreSQL says if it has no connection left, in English; psycopg has no code of errors while it connects."""
+
 _SYNCHRONOUS: Final = {"disk": "on", "process": "off"}
 
 
@@ -98,10 +102,14 @@ def opening(url: str) -> Iterator[None]:
         yield
     except (DBAPIError, psycopg.Error) as error:
         said = cause_of(error).rstrip("?")
-        raise ConfigurationError(
-            f"The database {shown(url)} cannot be used: {said}. Check the address, the user and the password "
-            "(PGPASSWORD, or a password file), and that the database exists."
-        ) from None  # the driver's error may quote its parameters
+        advice = (
+            "Raise max_connections of PostgreSQL, or end what else is connected to it: a server needs six."
+            if _FULL.search(said)
+            else "Check the address, the user and the password (PGPASSWORD, or a password file), and that the database "
+            "exists."
+        )
+        # Not from the error: the driver's may quote its parameters.
+        raise ConfigurationError(f"The database {shown(url)} cannot be used: {said}. {advice}") from None
 
 
 def migrate(engine: Engine, url: str, *, may_upgrade: bool = True) -> None:
