@@ -76,6 +76,7 @@ class Runs:
         StorageFailed.
         """
         self._refuse_while_draining()
+        self._dependencies.store.check_writes()  # before reads, which may wait for the same database
         request.DiscardUnknownFields()  # nothing has checked them, and they would be written to the log
         request, files = await referenced(request, most=self._dependencies.max_files_bytes, field="input.parts")
         check_input(request.input)
@@ -144,6 +145,7 @@ class Runs:
         StorageFailed.
         """
         self._refuse_while_draining()
+        self._dependencies.store.check_writes()  # before reads, which may wait for the same database
         request.DiscardUnknownFields()
         request, files = await referenced(request, most=self._dependencies.max_files_bytes, field="changes")
         digest = request_digest(request)
@@ -166,6 +168,7 @@ class Runs:
     ) -> Resumed:
         """Answer a run's open requests and continue it. See RunResumer."""
         self._refuse_while_draining()
+        self._dependencies.store.check_writes()  # before reads, which may wait for the same database
         request.DiscardUnknownFields()
         return await self._resumer.resume(principal, request, deadline_time_ns=deadline_time_ns)
 

@@ -190,6 +190,10 @@ class AgentStore(Protocol):
 class RunStore(Protocol):
     """The ports of one store that runs are executed with."""
 
+    def check_writes(self) -> None:
+        """Raise StorageFailed if writes have been waiting too long, so that nothing new waits for reads either."""
+        ...
+
     @property
     def log(self) -> EventLog:
         """The logs of runs."""

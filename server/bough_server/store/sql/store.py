@@ -84,6 +84,10 @@ class Store:
         """
         self._guard.publish(address, is_passing=is_passing)
 
+    def check_writes(self) -> None:
+        """See RunStore."""
+        self.write_health.check()
+
     async def write(self, run: Callable[[Connection], T]) -> T:
         """Run a transaction on the writing connection, in order with all other writes, and return its result."""
         return await self._queue.execute(run)
