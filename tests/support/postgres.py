@@ -5,9 +5,10 @@ import itertools
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -39,14 +40,14 @@ class Cluster:
 
     def __init__(self, folder: Path, user: str | None) -> None:
         self.folder, self._user = folder, user
-        self._process: subprocess.Popen[bytes] | None = None
 
     def url(self, database: str) -> str:
         """Return the storage URL of a database."""
         return f"postgresql://bough@/{database}?host={self.folder}"
 
-    def start(self, *, fsync: bool = True) -> None:
-        """Start the server and wait until it accepts connections."""
+    def start(self, *, fsync: bool = True, settings: Mapping[str, str] | None = None) -> None:
+        """Start the server, with further settings, and wait until it accepts connections."""
+        further = "".join(f" -c {name}={value}" for name, value in (settings or {}).items())
         self._run(
             "pg_ctl",
             "-D",
@@ -56,7 +57,7 @@ class Cluster:
             str(self.folder / "log"),
             "-o",
             f"-c listen_addresses='' -c unix_socket_directories={self.folder} -c fsync={'on' if fsync else 'off'}"
-            " -c max_connections=300 -c shared_buffers=64MB",
+            f" -c max_connections=300 -c shared_buffers=64MB{further}",
             "start",
         )
 
@@ -64,8 +65,31 @@ class Cluster:
         """Stop the server; `immediate` is a crash."""
         self._run("pg_ctl", "-D", str(self.folder / "data"), "-w", "-m", mode, "stop")
 
-    def make(self) -> None:
-        """Create the cluster's files."""
+    def promote(self) -> None:
+        """Make a standby the primary."""
+        self._run("pg_ctl", "-D", str(self.folder / "data"), "-w", "promote")
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Open a block in which none of the server's processes does anything; Linux only."""
+        first = int((self.folder / "data" / "postmaster.pid").read_text().splitlines()[0])
+        os.kill(first, signal.SIGSTOP)  # the one that starts the others
+        stopped = [first, *_children(first)]
+        try:
+            for each in stopped:
+                os.kill(each, signal.SIGSTOP)
+            yield
+        finally:
+            for each in reversed(stopped):
+                os.kill(each, signal.SIGCONT)
+
+    def make_standby(self, primary: "Cluster") -> None:
+        """Create the cluster's files as those of a standby of a running primary."""
+        source = ["-h", str(primary.folder), "-U", "bough"]
+        self._run("pg_basebackup", *source, "-D", str(self.folder / "data"), "-R", "--checkpoint=fast", "--no-sync")
+
+    def make(self, arguments: Sequence[str] = ()) -> None:
+        """Create the cluster's files, with further arguments of initdb."""
         self._run(
             "initdb",
             "-D",
@@ -78,6 +102,7 @@ class Cluster:
             "UTF8",
             "--locale=C.UTF-8",
             "--no-sync",
+            *arguments,
         )
 
     def log(self) -> str:
@@ -111,15 +136,20 @@ def made_cluster() -> Cluster:
 
     Skips the test where there is no PostgreSQL, or fails it.
     """
+    made = empty_cluster()
+    made.make()
+    return made
+
+
+def empty_cluster() -> Cluster:
+    """Return a cluster without files in a new temporary folder; see made_cluster."""
     if programs() is None:
         skip_or_fail("postgres", ["initdb (Debian's package postgresql)"])
     user = account() if os.geteuid() == 0 else None
     folder = Path(tempfile.mkdtemp(prefix="bough-pg-", dir="/tmp"))
     if user is not None:
         shutil.chown(folder, user)
-    made = Cluster(folder, user)
-    made.make()
-    return made
+    return Cluster(folder, user)
 
 
 @contextmanager
@@ -207,6 +237,17 @@ def drop(url: str) -> None:
     """Drop a database that this process has made, with all connections to it."""
     name = name_of(url)
     cluster().execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def _children(parent: int) -> list[int]:
+    """Return the processes that a process has started; a look through all of them, which every kernel allows."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            number, _, rest = stat.read_text().partition(" ")
+            if int(rest.rpartition(")")[2].split()[1]) == parent:
+                found.append(int(number))
+    return found
 
 
 def _as_user(user: str | None) -> list[str]:
