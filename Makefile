@@ -68,10 +68,12 @@ check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	$(BIN)/python -m tests.words
 	$(BIN)/buf lint proto
 	$(BIN)/buf format --diff --exit-code proto
-	@echo "buf breaking: the schema keeps what proto/baseline.binpb promises"
+	@echo "buf breaking: the schema keeps what proto/baseline.binpb and the releases promise"
 	@set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
 	$(BIN)/buf build proto --path proto/bough -o "$$made/schema.binpb"; \
-	$(BIN)/buf breaking "$$made/schema.binpb" --against proto/baseline.binpb --exclude-imports
+	for kept in proto/baseline.binpb $(wildcard proto/releases/*.binpb); do \
+		$(BIN)/buf breaking "$$made/schema.binpb" --against "$$kept" --exclude-imports; \
+	done
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml compose.cluster.yaml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml examples/eval/github-actions.yaml

@@ -52,7 +52,7 @@ func (c *Client) Conn() *grpc.ClientConn { return c.conn }
 // [Client.Resume] and [Client.Fork], which survive drops.
 func (c *Client) Agents() boughv1.AgentServiceClient { return boughv1.NewAgentServiceClient(c.conn) }
 
-// Evals returns the stub that reads runs as trees and judges them. For streams use [Client.Evaluate] and
+// Evals returns the stub that reads runs as trees and scores them. For streams use [Client.Evaluate] and
 // [Client.WatchEvaluation], which survive drops.
 func (c *Client) Evals() boughv1.EvalServiceClient { return boughv1.NewEvalServiceClient(c.conn) }
 

@@ -6,14 +6,13 @@ import (
 
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	boughv1 "github.com/bough-dev/bough/clients/go/bough/v1"
 )
 
 type evaluationRequest interface {
 	proto.Message
-	GetHeartbeatInterval() *durationpb.Duration
+	GetFollow() *boughv1.EvaluationFollowOptions
 }
 
 // evaluationPosition is a position in the log of an evaluation.
@@ -40,7 +39,7 @@ func (p *evaluationPosition) open(ctx context.Context) (*call[*boughv1.Evaluatio
 		return evaluationCall(p.evals.Evaluate(ctx, request))
 	}
 	return evaluationCall(p.evals.WatchEvaluation(ctx, &boughv1.WatchEvaluationRequest{
-		EvaluationId: p.evaluationID, AfterSequence: p.received, HeartbeatInterval: p.request.GetHeartbeatInterval(),
+		EvaluationId: p.evaluationID, AfterSequence: p.received, Follow: p.request.GetFollow(),
 	}))
 }
 
@@ -77,6 +76,9 @@ func (p *evaluationPosition) take(events []*boughv1.EvaluationEvent, through int
 }
 
 func (p *evaluationPosition) mayEnd() bool {
+	if p.request.GetFollow().GetUntil() == boughv1.WatchUntil_WATCH_UNTIL_CURRENT {
+		return true
+	}
 	_, isWatch := p.request.(*boughv1.WatchEvaluationRequest)
 	return p.over || isWatch && p.last == nil || p.last != nil && p.last.GetPayload() == nil
 }

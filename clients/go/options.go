@@ -67,6 +67,7 @@ const retried = `{"methodConfig": [{
 		{"service": "bough.v1.EvalService", "method": "GetInvocation"},
 		{"service": "bough.v1.EvalService", "method": "CancelEvaluation"},
 		{"service": "bough.v1.EvalService", "method": "GetEvaluation"},
+		{"service": "bough.v1.EvalService", "method": "ListCaseResults"},
 		{"service": "bough.v1.EvalService", "method": "ListEvaluations"},
 		{"service": "bough.v1.EvalService", "method": "CompareEvaluations"},
 		{"service": "bough.v1.EvalService", "method": "ScoreInvocations"},

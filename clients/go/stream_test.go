@@ -512,11 +512,11 @@ func TestAnUnknownPayloadIsPassedOnWithItsSequence(t *testing.T) {
 
 func TestAnEvaluationIsFollowedOverDrops(t *testing.T) {
 	server := boughtest.NewServer(t)
-	scored := &boughv1.EvaluationEvent_CaseRunScored{CaseRunScored: &boughv1.CaseRunScored{}}
+	scored := &boughv1.EvaluationEvent_CaseTrialScored{CaseTrialScored: &boughv1.CaseTrialScored{}}
 	server.Evaluation("desk", boughtest.Refuse(), boughtest.Drop(), boughtest.EvaluationEvent(&boughv1.EvaluationEvent{Payload: scored}),
-		boughtest.End(), boughtest.Drop(), boughtest.Verdict(boughv1.MetricStatus_METRIC_STATUS_FAILED))
+		boughtest.End(), boughtest.Drop(), boughtest.Verdict(boughv1.Verdict_VERDICT_FAILED))
 	client := server.Client(t)
-	stream := client.Evaluate(t.Context(), &boughv1.EvaluateRequest{Set: &boughv1.EvalSet{Name: "desk"}})
+	stream := client.Evaluate(t.Context(), &boughv1.EvaluateRequest{EvalSet: &boughv1.EvalSet{Name: "desk"}})
 	id, err := stream.Started()
 	if err != nil || id != "evaluation-1" {
 		t.Fatalf("evaluation %q, %v", id, err)
@@ -535,6 +535,20 @@ func TestAnEvaluationIsFollowedOverDrops(t *testing.T) {
 	}
 	_, err = read(client.WatchEvaluation(t.Context(), &boughv1.WatchEvaluationRequest{EvaluationId: "other"}))
 	wantError(t, err, codes.NotFound, "UNKNOWN_EVALUATION")
+}
+
+func TestAnEvaluationIsFollowedToTheEndOfItsLogIfThatIsAskedFor(t *testing.T) {
+	server := boughtest.NewServer(t)
+	server.Evaluation("desk", boughtest.End(), boughtest.Verdict(boughv1.Verdict_VERDICT_PASSED))
+	stream := server.Client(t).Evaluate(t.Context(), &boughv1.EvaluateRequest{
+		EvalSet: &boughv1.EvalSet{Name: "desk"},
+		Follow:  &boughv1.EvaluationFollowOptions{Until: boughv1.WatchUntil_WATCH_UNTIL_CURRENT},
+	})
+	sequences, err := read(stream)
+	if err != nil || stream.Rejoins() != 0 {
+		t.Fatalf("%d rejoins, %v", stream.Rejoins(), err)
+	}
+	wantSequences(t, sequences, 1, 1)
 }
 
 func TestARunEndsByItsCancellation(t *testing.T) {

@@ -12,7 +12,7 @@ _OPAQUE: Final = ("Invocation", "ToolCall", "ToolResult", "Reasoning")
 
 _INTRODUCTION: Final = """# Eval sets
 
-Every field of an eval set: cases for an agent, with what is expected of them and how they are judged. This page is
+Every field of an eval set: cases for an agent, with what is expected of them and how they are scored. This page is
 generated from [the schema](../../proto/bough/v1/eval_set.proto) by `make docs`.
 
 A file holds one set of at most 8 MiB, as YAML or JSON:
@@ -23,7 +23,7 @@ A file holds one set of at most 8 MiB, as YAML or JSON:
 name: trips
 agent: guide
 defaults:
-  runs: 5
+  trials: 5
   timeout: 2m
   metrics:
     - budget: {limits: {model_calls: 10}}
@@ -52,7 +52,10 @@ cases:
 - The values of an enum can be written with or without their prefix: `IN_ORDER` or `TRAJECTORY_MODE_IN_ORDER`.
 - Fields such as `arguments`, `result`, `equals` and `session_state` hold JSON values as plain YAML; `null` is one of
   them. Under the names that the schema has, such as `arguments_json`, they hold the same as text.
-- `recorded` holds the record of a run, as `bough tree RUN --json` prints it.
+- An approval can be `APPROVE` or `REFUSE` alone: `approval: REFUSE` is `approval: {approved: false}`. With other
+  arguments it is `approval: {approved: true, arguments: {amount: 90}}`.
+- `recorded` names a stored run, `recorded: {run: {run_id: ...}}`, or holds a record: `recorded: {invocation: ...}`,
+  with what `bough tree RUN --json` prints.
 - Names in camelCase, as in JSON that protobuf writes, are accepted as well.
 
 `bough eval validate eval.yaml` checks a file without a server, and reports every problem with its line and field.

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
+from bough.v1 import input_pb2
 from bough_server.documents import DURATION
-from bough_server.message_documents import SHORTHANDS
+from bough_server.message_documents import DECISIONS, SHORTHANDS
 from docs.generate.definitions import Definitions, Enum, Field, Message
 from docs.generate.text import Json, anchor, cell
 
@@ -126,8 +127,7 @@ def _message_schema(message: Message, definitions: Definitions) -> dict[str, Jso
 
 def _field_schema(field: Field, definitions: Definitions) -> dict[str, Json]:
     if field.kind == "message":
-        reference: Json = {"$ref": f"#/definitions/{field.type}"}
-        schema: Json = {"anyOf": [{"type": "string"}, reference]} if field.type in SHORTHANDS else reference
+        schema = _reference(field.type)
     elif field.kind == "enum":
         schema = _enum_schema(definitions.enums[field.type])
     else:
@@ -136,6 +136,16 @@ def _field_schema(field: Field, definitions: Definitions) -> dict[str, Json]:
     if field.is_map:
         return {"type": "object", "additionalProperties": schema}
     return {"type": "array", "items": schema} if field.is_list else dict(schema)
+
+
+def _reference(message: str) -> Json:
+    """The schema of a message, and of the texts that may stand for it."""
+    reference: Json = {"$ref": f"#/definitions/{message}"}
+    if message in SHORTHANDS:
+        return {"anyOf": [{"type": "string"}, reference]}
+    if message == input_pb2.ApprovalDecision.DESCRIPTOR.name:
+        return {"anyOf": [{"enum": list(DECISIONS)}, reference]}
+    return reference
 
 
 def _enum_schema(enum: Enum) -> Json:

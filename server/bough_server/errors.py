@@ -4,12 +4,15 @@ BoughError
 ├── CallError                 a call that cannot be served: a gRPC status
 │   ├── InvalidRequest        INVALID_ARGUMENT, with the fields
 │   ├── NotFound              NOT_FOUND, also for resources of other tenants
+│   │   └── UnknownAgent      the catalog has no agent of that name
 │   ├── RequestIdReused       ALREADY_EXISTS
 │   ├── SessionExists         ALREADY_EXISTS: the session id is in use
 │   ├── SessionBusy           ABORTED
+│   ├── SessionQueueFull      RESOURCE_EXHAUSTED: too many runs wait for the session
 │   ├── SequenceOutOfRange    OUT_OF_RANGE
 │   ├── AlreadyAnswered       FAILED_PRECONDITION: the request has another answer
 │   ├── RunEnded              FAILED_PRECONDITION: the run accepts no more answers
+│   ├── EvaluationNotEnded    FAILED_PRECONDITION: it has no result yet
 │   ├── ForkRefused           FAILED_PRECONDITION: the run cannot be forked there
 │   ├── AgentExists           ALREADY_EXISTS: the name is taken
 │   ├── AgentFixed            FAILED_PRECONDITION: it is defined in a file or in code
@@ -29,7 +32,7 @@ BoughError
 └── Fenced                    another owner writes this run's log now
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import ClassVar, Final, TypeAlias
@@ -74,18 +77,6 @@ def _unpickled(kind: type[BaseException], *args: object) -> BaseException:
     return kind.__new__(kind, *args)
 
 
-class CallError(BoughError):
-    """A call that cannot be served; one interceptor translates it to a gRPC status."""
-
-    code: ClassVar[int] = code_pb2.INTERNAL
-    reason: Reason = error_pb2.ERROR_REASON_INTERNAL
-    retry_delay: ClassVar[float | None] = None
-
-    def __init__(self, message: str, *, details: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.details: dict[str, str] = dict(details or {})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldViolation:
     """A field of a request and the problem with it; `reason` is one of those of all errors."""
@@ -96,6 +87,20 @@ class FieldViolation:
 
     def __str__(self) -> str:
         return f"{self.field}: {self.description}" if self.field else self.description
+
+
+class CallError(BoughError):
+    """A call that cannot be served; one interceptor translates it to a gRPC status."""
+
+    code: ClassVar[int] = code_pb2.INTERNAL
+    reason: Reason = error_pb2.ERROR_REASON_INTERNAL
+    retry_delay: ClassVar[float | None] = None
+    violations: Sequence[FieldViolation] = ()
+    """The fields of the request that the error is about; BadRequest names them."""
+
+    def __init__(self, message: str, *, details: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.details: dict[str, str] = dict(details or {})
 
 
 class InvalidRequest(CallError):
@@ -124,6 +129,17 @@ class NotFound(CallError):
             self.reason = reason
 
 
+class UnknownAgent(NotFound):
+    """A name that no agent of the catalog has; details have it and `nearest`, the closest one of those `known`."""
+
+    reason = error_pb2.ERROR_REASON_UNKNOWN_AGENT
+
+    def __init__(self, name: str, known: Iterable[str] = (), *, hint: str = "") -> None:
+        near = "".join(get_close_matches(name, sorted(known), n=1, cutoff=0.6))
+        super().__init__("agent", name, hint=f"Did you mean {near!r}? {hint}".rstrip() if near else hint)
+        self.details = {"name": name, "nearest": near} if near else {"name": name}
+
+
 class RequestIdReused(CallError):
     """A request id that was used before with other content."""
 
@@ -145,6 +161,13 @@ class SessionBusy(CallError):
     reason = error_pb2.ERROR_REASON_SESSION_BUSY
 
 
+class SessionQueueFull(CallError):
+    """A run for a session that as many runs wait for as may."""
+
+    code = code_pb2.RESOURCE_EXHAUSTED
+    reason = error_pb2.ERROR_REASON_SESSION_QUEUE_FULL
+
+
 class SequenceOutOfRange(CallError):
     """A sequence beyond the end of a log."""
 
@@ -157,6 +180,18 @@ class AlreadyAnswered(CallError):
 
     code = code_pb2.FAILED_PRECONDITION
     reason = error_pb2.ERROR_REASON_ALREADY_ANSWERED
+
+
+class EvaluationNotEnded(CallError):
+    """A call that takes an evaluation that has ended; `field` is the request's that names it."""
+
+    code = code_pb2.FAILED_PRECONDITION
+    reason = error_pb2.ERROR_REASON_EVALUATION_NOT_ENDED
+
+    def __init__(self, evaluation_id: str, *, field: str, advice: str) -> None:
+        sentence = f"The evaluation {evaluation_id!r} has not ended: {advice}."
+        super().__init__(sentence, details={"evaluation_id": evaluation_id})
+        self.violations = (FieldViolation(field=field, description=sentence, reason=self.reason),)
 
 
 class RunEnded(CallError):

@@ -4,13 +4,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from bough.v1 import evaluation_pb2
+from bough.v1 import evaluation_pb2, options_pb2
 
 EvaluationEvent = evaluation_pb2.EvaluationEvent
 
-KIND_OF_FIELD: Final[Mapping[str, int]] = MappingProxyType(
-    {field.name: field.number for field in EvaluationEvent.DESCRIPTOR.oneofs_by_name["payload"].fields}
+_PAYLOADS = EvaluationEvent.DESCRIPTOR.oneofs_by_name["payload"].fields
+
+NAME_OF_KIND: Final[Mapping[int, str]] = MappingProxyType(
+    {field.number: field.GetOptions().Extensions[options_pb2.event_options].name for field in _PAYLOADS}
 )
+"""Payload tag to dotted name, such as 204 to "evaluation.trial.scored"."""
+
+KIND_OF_FIELD: Final[Mapping[str, int]] = MappingProxyType({field.name: field.number for field in _PAYLOADS})
 """Payload field name, as WhichOneof("payload") returns it, to tag, which the log stores as `kind`.
 
 None is a tag of AgentEvent's, so the kind of a stored event says which message it is.
@@ -18,9 +23,9 @@ None is a tag of AgentEvent's, so the kind of a stored event says which message 
 
 EVALUATION_PLANNED: Final = KIND_OF_FIELD["evaluation_planned"]
 CASE_PLANNED: Final = KIND_OF_FIELD["case_planned"]
-CASE_RUN_STARTED: Final = KIND_OF_FIELD["case_run_started"]
-CASE_RUN_ENDED: Final = KIND_OF_FIELD["case_run_ended"]
-CASE_RUN_SCORED: Final = KIND_OF_FIELD["case_run_scored"]
+CASE_TRIAL_STARTED: Final = KIND_OF_FIELD["case_trial_started"]
+CASE_TRIAL_ENDED: Final = KIND_OF_FIELD["case_trial_ended"]
+CASE_TRIAL_SCORED: Final = KIND_OF_FIELD["case_trial_scored"]
 EVALUATION_TOTALED: Final = KIND_OF_FIELD["evaluation_totaled"]
 EVALUATION_CANCEL_REQUESTED: Final = KIND_OF_FIELD["evaluation_cancel_requested"]
 EVALUATION_COMPLETED: Final = KIND_OF_FIELD["evaluation_completed"]

@@ -17,6 +17,7 @@ from google.protobuf import duration_pb2, json_format, timestamp_pb2
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from bough.v1 import input_pb2
 from bough_server.documents import FLOAT_PATTERN, Document, FieldPath, Value, parse_duration, suggestion
 from bough_server.errors import Problem
 
@@ -32,6 +33,20 @@ SHORTHANDS: Final[Mapping[str, str]] = {
     "ExpectedAnswer": "exact",
 }
 """Messages that a document may write as a text, and the field that the text sets; all other fields stay unset."""
+
+DECISIONS: Final[Mapping[str, bool]] = {"APPROVE": True, "REFUSE": False}
+"""What a document may write in place of an ApprovalDecision, and whether it approves."""
+
+OLD_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
+    "EvalDefaults": {"runs": "trials"},
+    "EvalCase": {"runs": "trials", "from": "origin"},
+    "EvalOrigin": {"through_sequence": "after_sequence", "throughSequence": "after_sequence"},
+    "EvalAnswer": {
+        "decision": "approval",
+        **dict.fromkeys(("arguments", "arguments_json", "argumentsJson"), "approval.arguments"),
+    },
+}
+"""The names that fields of messages had before version 0.2, and those that they have now."""
 
 _Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | None"
 _Scalar: TypeAlias = str | bytes | bool | int | float
@@ -118,7 +133,7 @@ class _MessageReader:
         for key, value in values.items():
             inner = (*path, key)
             if key not in names:
-                self.report(inner, f"There is no such field.{suggestion(key, _shown_names(schema))}")
+                self.report(inner, _unknown_field(schema, key))
                 continue
             name, is_plain_json = names[key]
             if value is None and not (is_plain_json and self._null_is_json):
@@ -195,6 +210,11 @@ class _MessageReader:
     def _from_text(self, value: Value, message: Message, places: _Places) -> None:
         """Fill a message from the text that its shorthand allows."""
         schema = cast(Descriptor, message.DESCRIPTOR)
+        if isinstance(message, input_pb2.ApprovalDecision):
+            if not isinstance(value, str) or value not in DECISIONS:
+                raise _Wrong(f"must be {' or '.join(DECISIONS)}, or a mapping of {', '.join(_shown_names(schema))}")
+            message.approved = DECISIONS[value]
+            return
         named = SHORTHANDS.get(schema.name, "")
         if not named or not isinstance(value, str):
             name = ("a text, or " if named == "exact" else "a name, or ") if named else ""
@@ -224,6 +244,14 @@ def _refusal(descriptor: FieldDescriptor, given: Mapping[str, str], chosen: Mapp
 def _shown_names(descriptor: Descriptor) -> list[str]:
     """Return the names to suggest: those of the schema, without the `_json` suffix."""
     return [each.name.removesuffix("_json") for each in descriptor.fields]
+
+
+def _unknown_field(descriptor: Descriptor, key: str) -> str:
+    if new := OLD_NAMES.get(descriptor.name, {}).get(key):
+        return f"`{key}` is `{new}` now."
+    if descriptor.name == "InvocationSource":
+        return "A recorded run is written as `run: {run_id: ...}` or `invocation: {...}` now."
+    return f"There is no such field.{suggestion(key, _shown_names(descriptor))}"
 
 
 def _json_text(value: Value) -> str:
@@ -350,6 +378,8 @@ def _value(descriptor: FieldDescriptor, value: Message | _Scalar) -> _Json:
         # Well-known types such as Duration have their own JSON form, a string.
         if value.DESCRIPTOR.full_name.startswith("google.protobuf."):
             return json_format.MessageToJson(value).strip('"')
+        if isinstance(value, input_pb2.ApprovalDecision) and not (value.arguments_json or value.note):
+            return next(word for word, approves in DECISIONS.items() if approves == value.approved)
         return _plain(value)
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from bough.v1 import message_pb2
+from bough.v1 import eval_result_pb2, invocation_pb2, message_pb2
 
 M = TypeVar("M", bound=Message)
 
@@ -22,6 +22,17 @@ def text_of(message: message_pb2.Message | message_pb2.ToolResult) -> str:
 def calls_of(message: message_pb2.Message) -> list[message_pb2.ToolCall]:
     """Return the tool calls of a model's message, in their order."""
     return [part.tool_call for part in message.parts if part.HasField("tool_call")]
+
+
+def executed_arguments(call: invocation_pb2.ToolInvocation | eval_result_pb2.EvalCall) -> str:
+    """Return the arguments that a tool ran with: those that an approver edited, else those that the model wrote."""
+    return call.executed_arguments_json or call.arguments_json
+
+
+def has_cut_arguments(call: invocation_pb2.ToolInvocation) -> bool:
+    """Return whether the arguments that a tool ran with were cut in the record."""
+    is_edited = call.executed_arguments_json or call.executed_arguments_truncated
+    return call.executed_arguments_truncated if is_edited else call.arguments_truncated
 
 
 def constant_in(data_json: str) -> str:

@@ -268,6 +268,8 @@ def _describe_response(span: Span, response: step_pb2.LlmResponse) -> None:
         span.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)
     if usage.HasField("cached_input_tokens"):
         span.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cached_input_tokens)
+    if usage.HasField("cache_write_tokens"):
+        span.set_attribute("gen_ai.usage.cache_creation.input_tokens", usage.cache_write_tokens)
     if usage.HasField("reasoning_tokens"):
         span.set_attribute("gen_ai.usage.reasoning.output_tokens", usage.reasoning_tokens)
 

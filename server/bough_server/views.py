@@ -1,16 +1,14 @@
-"""Views of a log: FULL, SUMMARY and event masks, applied to one event at a time."""
+"""Views of a log: FULL, SUMMARY, event masks, and evaluations without trees, applied to one event at a time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from bough.v1 import event_pb2, follow_pb2
-from bough_server import events
+from bough.v1 import eval_result_pb2, event_pb2, follow_pb2
+from bough_server import evaluation_events, events
 from bough_server.documents import nearest
 from bough_server.events import AgentEvent
 
-_NAMES: Final = frozenset(events.NAME_OF_KIND.values())
-_GROUPS: Final = frozenset(f"{name[:end]}.*" for name in _NAMES for end, sign in enumerate(name) if sign == ".")
 _SUB_AGENT_KINDS: Final = frozenset(
     kind for kind, name in events.NAME_OF_KIND.items() if name.startswith("agent.sub_agent.")
 )
@@ -20,6 +18,40 @@ _MOVES: Final = frozenset({events.AGENT_TRANSFERRED})
 
 _OF_ANY_DEPTH: Final = _SUB_AGENT_KINDS | _INPUT_KINDS | _RUN_KINDS | _MOVES
 """Events that SUMMARY shows of every agent: a client that answers requests need not follow the full view."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventNames:
+    """The names of the events of a log: dotted ones, those of payload fields, and groups such as "agent.llm.*"."""
+
+    name_of_kind: Mapping[int, str]
+    kind_of_field: Mapping[str, int]
+    always: frozenset[int]
+    """The kinds that no mask hides."""
+
+    def kinds(self, names: Sequence[str]) -> frozenset[int]:
+        """Return the kinds that pass a mask of these names."""
+        groups = tuple(name.removesuffix("*") for name in names if name.endswith(".*"))
+        matching = {kind for kind, name in self.name_of_kind.items() if name in names or name.startswith(groups)}
+        matching |= {kind for field, kind in self.kind_of_field.items() if field in names}
+        return frozenset(matching | self.always)
+
+    def problem(self, name: str) -> str | None:
+        """Return a sentence with the closest name if no event matches a name or group, else None."""
+        names = frozenset(self.name_of_kind.values())
+        groups = {f"{name[:end]}.*" for name in names for end, sign in enumerate(name) if sign == "."}
+        known = groups if name.endswith(".*") else names | self.kind_of_field.keys()
+        return None if name in known else f"There is no event {name!r}. {nearest(name, known)}".rstrip()
+
+
+RUN_EVENT_NAMES: Final = EventNames(
+    name_of_kind=events.NAME_OF_KIND, kind_of_field=events.KIND_OF_FIELD, always=_RUN_KINDS
+)
+EVALUATION_EVENT_NAMES: Final = EventNames(
+    name_of_kind=evaluation_events.NAME_OF_KIND,
+    kind_of_field=evaluation_events.KIND_OF_FIELD,
+    always=evaluation_events.TERMINAL_KINDS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +70,8 @@ class Selection:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "event_names", tuple(self.event_names))
-        object.__setattr__(self, "_shown", _kinds(self.event_names) if self.event_names else None)
+        shown = RUN_EVENT_NAMES.kinds(self.event_names) if self.event_names else None
+        object.__setattr__(self, "_shown", shown)
 
     @property
     def takes_all(self) -> bool:
@@ -65,14 +98,13 @@ class Selection:
                 return None
         return self._masked(kind, lambda: event)
 
+    def show(self, stamped: bytes) -> bytes | None:
+        """Return the bytes of an event as the view shows it, or None."""
+        event = self.apply(events.parse(stamped))
+        return None if event is None else event.SerializeToString()
+
     def _masked(self, kind: int, shown: Callable[[], AgentEvent]) -> AgentEvent | None:
         return shown() if self._shown is None or kind in self._shown else None
-
-
-def unknown_name(name: str) -> str | None:
-    """Return a sentence with the closest name if no event matches a name or group, else None."""
-    known = _GROUPS if name.endswith(".*") else _NAMES | events.KIND_OF_FIELD.keys()
-    return None if name in known else f"There is no event {name!r}. {nearest(name, known)}".rstrip()
 
 
 def _partial(event: AgentEvent) -> AgentEvent:
@@ -83,9 +115,45 @@ def _partial(event: AgentEvent) -> AgentEvent:
     return partial
 
 
-def _kinds(event_names: Sequence[str]) -> frozenset[int]:
-    exact = frozenset(event_names)
-    groups = tuple(name.removesuffix("*") for name in event_names if name.endswith(".*"))
-    matching = {kind for kind, name in events.NAME_OF_KIND.items() if name in exact or name.startswith(groups)}
-    matching |= {kind for field, kind in events.KIND_OF_FIELD.items() if field in exact}
-    return frozenset(matching | _RUN_KINDS)
+@dataclass(frozen=True, slots=True)
+class EvaluationSelection:
+    """An event mask of an evaluation's log, and whether its results are shown without what makes them large."""
+
+    event_names: tuple[str, ...] = ()
+    without_trees: bool = False
+    _shown: frozenset[int] | None = field(init=False, repr=False, compare=False)
+    """The kinds that pass the mask; None for all, including those that this reader does not know."""
+
+    def __post_init__(self) -> None:
+        shown = EVALUATION_EVENT_NAMES.kinds(self.event_names) if self.event_names else None
+        object.__setattr__(self, "_shown", shown)
+
+    @property
+    def takes_all(self) -> bool:
+        """True if every event passes unchanged, so that stored bytes need no parsing."""
+        return self._shown is None and not self.without_trees
+
+    def takes_kind(self, kind: int) -> bool:
+        """Return whether an event of this kind is shown."""
+        return self._shown is None or kind in self._shown
+
+    def show(self, stamped: bytes) -> bytes | None:
+        """Return the bytes of an event whose kind is shown."""
+        if not self.without_trees:
+            return stamped
+        event = evaluation_events.parse(stamped)
+        if not event.HasField("case_trial_scored"):
+            return stamped
+        _remove_trees(event.case_trial_scored.result)
+        return event.SerializeToString()
+
+
+def _remove_trees(result: eval_result_pb2.CaseTrialResult) -> None:
+    """Remove agents, calls, answers and the details of scores."""
+    for turn in result.turns:
+        turn.truncated = turn.truncated or bool(turn.agents or turn.answer)
+        turn.ClearField("agents")
+        turn.ClearField("answer")
+    for score in result.scores:
+        score.ClearField("tree_comparisons")
+        score.ClearField("judgments")

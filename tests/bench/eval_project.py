@@ -46,17 +46,17 @@ def write_eval_project(folder: Path) -> Path:
     return config
 
 
-def metrics() -> list[eval_set_pb2.Metric]:
+def metrics() -> list[eval_set_pb2.EvalMetric]:
     """Trajectory, tree and budget."""
     return [
-        eval_set_pb2.Metric(tool_trajectory=eval_set_pb2.ToolTrajectoryMetric()),
-        eval_set_pb2.Metric(agent_trajectory=eval_set_pb2.AgentTrajectoryMetric()),
-        eval_set_pb2.Metric(budget=eval_set_pb2.BudgetMetric(errors=0)),
+        eval_set_pb2.EvalMetric(tool_trajectory=eval_set_pb2.ToolTrajectoryMetric()),
+        eval_set_pb2.EvalMetric(agent_trajectory=eval_set_pb2.AgentTrajectoryMetric()),
+        eval_set_pb2.EvalMetric(budget=eval_set_pb2.BudgetMetric(errors=0)),
     ]
 
 
-def expected(agent: str, *, calls: int) -> eval_set_pb2.Expectation:
+def expected(agent: str, *, calls: int) -> eval_set_pb2.EvalExpectation:
     """One agent that looks something up so often."""
-    return eval_set_pb2.Expectation(
+    return eval_set_pb2.EvalExpectation(
         tools=[eval_set_pb2.ExpectedTool(name="lookup")] * calls, agents=[eval_set_pb2.ExpectedAgent(name=agent)]
     )

@@ -54,15 +54,15 @@ async def _evaluate(channel: aio.Channel, server: Program, failures: list[str]) 
     turn = eval_set_pb2.EvalTurn(user=_TEXT, expect=expected("clerk", calls=0))
     cases = [eval_set_pb2.EvalCase(id=f"case-{number}", turns=[turn]) for number in range(CASES)]
     request = eval_service_pb2.EvaluateRequest(
-        set=eval_set_pb2.EvalSet(name="bench", agent="clerk", cases=cases), jobs=JOBS
+        eval_set=eval_set_pb2.EvalSet(name="bench", agent="clerk", cases=cases), max_concurrency=JOBS
     )
-    request.set.defaults.metrics.extend(metrics())
-    start, status = server.cpu_seconds(), eval_result_pb2.METRIC_STATUS_UNSPECIFIED
+    request.eval_set.defaults.metrics.extend(metrics())
+    start, status = server.cpu_seconds(), eval_result_pb2.VERDICT_UNSPECIFIED
     async for response in eval_service_pb2_grpc.EvalServiceStub(channel).Evaluate(request, timeout=_SECONDS):
         for event in response.batch.events:
             if event.HasField("evaluation_completed"):
-                status = event.evaluation_completed.status
-    if status != eval_result_pb2.METRIC_STATUS_PASSED:
+                status = event.evaluation_completed.verdict
+    if status != eval_result_pb2.VERDICT_PASSED:
         failures.append("The evaluation did not pass.")
     return (server.cpu_seconds() - start) * 1000 / CASES
 

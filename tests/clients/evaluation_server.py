@@ -21,14 +21,14 @@ Asked: TypeAlias = pb.EvaluateRequest | pb.WatchEvaluationRequest
 
 def log_of(cases: int) -> list[evaluation_pb2.EvaluationEvent]:
     """The log of an evaluation whose cases all pass."""
-    passed = eval_result_pb2.METRIC_STATUS_PASSED
+    passed = eval_result_pb2.VERDICT_PASSED
     payloads = [evaluation_pb2.EvaluationEvent(evaluation_planned=evaluation_pb2.EvaluationPlanned(case_count=cases))]
     for number in range(cases):
-        result = eval_result_pb2.CaseRunResult(case_id=f"case-{number}", status=passed)
+        result = eval_result_pb2.CaseTrialResult(case_id=f"case-{number}", verdict=passed)
         payloads.append(
-            evaluation_pb2.EvaluationEvent(case_run_scored=evaluation_pb2.CaseRunScored(result=result)),
+            evaluation_pb2.EvaluationEvent(case_trial_scored=evaluation_pb2.CaseTrialScored(result=result)),
         )
-    completed = evaluation_pb2.EvaluationCompleted(status=passed)
+    completed = evaluation_pb2.EvaluationCompleted(verdict=passed)
     payloads.append(evaluation_pb2.EvaluationEvent(evaluation_completed=completed))
     for sequence, event in enumerate(payloads, start=1):
         event.evaluation_id, event.sequence = EVALUATION_ID, sequence
@@ -55,6 +55,7 @@ class EvaluatingService(eval_service_pb2_grpc.EvalServiceServicer):
         """The request id of every evaluation that was started."""
         self.deadlines: list[float | None] = []
         """The seconds left until the deadline of every call of ScoreInvocations."""
+        self.listed: list[pb.ListCaseResultsRequest] = []
         self.left = asyncio.Event()
         """Set when a call ends before all of its events were sent."""
 
@@ -80,7 +81,12 @@ class EvaluatingService(eval_service_pb2_grpc.EvalServiceServicer):
         events = self.log[after:] if drop is None else self.log[after : after + drop.events]
         try:
             for event in events:
-                yield evaluation_pb2.EvaluationEventBatch(events=[event], through_sequence=event.sequence)
+                # As a server does with event names, of which the last event of a log is always shown.
+                names = request.follow.event_names
+                is_shown = not names or event.WhichOneof("payload") in names or event is self.log[-1]
+                yield evaluation_pb2.EvaluationEventBatch(
+                    events=[event] if is_shown else [], through_sequence=event.sequence
+                )
         finally:
             self.left.set()
         if drop is not None and drop.is_silent and drop.moment is Moment.STREAMING:
@@ -102,18 +108,21 @@ class EvaluatingService(eval_service_pb2_grpc.EvalServiceServicer):
         return pb.ScoreInvocationsResponse()
 
     async def GetEvaluation(self, request, context):
-        start = int(request.page_token or "0")
-        end = min(start + request.page_size, len(self.log) - 2)
-        cases = [eval_result_pb2.CaseResult(case_id=f"case-{number}") for number in range(start, end)]
         return pb.GetEvaluationResponse(
             evaluation=evaluation_pb2.Evaluation(
                 evaluation_id=request.evaluation_id,
                 state=execution_pb2.EXECUTION_STATE_SUCCEEDED,
                 last_sequence=len(self.log),
             ),
-            result=eval_result_pb2.EvalResult(evaluation_id=request.evaluation_id, cases=cases),
-            next_page_token=str(end) if end < len(self.log) - 2 else "",
+            result=eval_result_pb2.EvalResult(evaluation_id=request.evaluation_id),
         )
+
+    async def ListCaseResults(self, request, context):
+        self.listed.append(request)
+        start = int(request.page_token or "0")
+        end = min(start + request.page_size, len(self.log) - 2)
+        cases = [eval_result_pb2.CaseResult(case_id=f"case-{number}") for number in range(start, end)]
+        return pb.ListCaseResultsResponse(cases=cases, next_page_token=str(end) if end < len(self.log) - 2 else "")
 
 
 @asynccontextmanager

@@ -57,8 +57,6 @@ class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
         self.cancelled_runs: list[str] = []
         self.notes: list[str] = []
         self.listed: list[agent_service_pb2.ListRunsRequest] = []
-        self.evaluated: set[str] = set()
-        """The runs that are parts of an evaluation."""
         self.ignores_cancel, self.cancel_asked = False, asyncio.Event()
         self.held, self.left, self.stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -120,10 +118,7 @@ class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
         start = int(request.page_token or "0")
         end = min(start + request.page_size, len(self.runs))
         return agent_service_pb2.ListRunsResponse(
-            runs=[
-                run_pb2.Run(run_id=run_id, evaluation_id="e" if run_id in self.evaluated else "")
-                for run_id in self.runs[start:end]
-            ],
+            runs=[run_pb2.Run(run_id=run_id) for run_id in self.runs[start:end]],
             next_page_token=str(end) if end < len(self.runs) else "",
         )
 

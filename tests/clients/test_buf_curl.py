@@ -75,16 +75,16 @@ async def test_the_set_of_the_desk_is_evaluated_by_hand(tmp_path: Path) -> None:
         watched = json.dumps({"evaluationId": events[0].evaluation_id, "afterSequence": "0"})
         again = await _buf_curl(tmp_path, "-d", watched, f"{url}/WatchEvaluation")
         found = await _buf_curl(
-            tmp_path, "-d", json.dumps({"evaluationId": events[0].evaluation_id}), f"{url}/GetEvaluation"
+            tmp_path, "-d", json.dumps({"evaluationId": events[0].evaluation_id}), f"{url}/ListCaseResults"
         )
 
-    assert asked.set == parse_eval_set(EXAMPLES / "eval" / "desk.yaml").set
+    assert asked.eval_set == parse_eval_set(EXAMPLES / "eval" / "desk.yaml").set
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
-    assert events[-1].evaluation_completed.status == eval_result_pb2.METRIC_STATUS_PASSED
+    assert events[-1].evaluation_completed.verdict == eval_result_pb2.VERDICT_PASSED
     rejoined = [json_format.ParseDict(one, eval_service_pb2.WatchEvaluationResponse()) for one in _printed(again)]
     assert [event for response in rejoined for event in response.batch.events] == events
-    result = json_format.Parse(found, eval_service_pb2.GetEvaluationResponse()).result
-    assert [case.case_id for case in result.cases] == [case.id for case in asked.set.cases]
+    result = json_format.Parse(found, eval_service_pb2.ListCaseResultsResponse())
+    assert [case.case_id for case in result.cases] == [case.id for case in asked.eval_set.cases]
 
 
 def _events(printed: str) -> list[event_pb2.AgentEvent]:

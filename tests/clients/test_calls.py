@@ -13,6 +13,7 @@ from bough.v1 import (
     catalog_service_pb2_grpc,
     eval_service_pb2,
     eval_service_pb2_grpc,
+    evaluation_ref_pb2,
     event_pb2,
     execution_pb2,
     invocation_pb2,
@@ -52,6 +53,10 @@ async def test_a_list_of_runs_has_its_filters_on_every_page() -> None:
             labels={"pr": "7"},
             create_time_from=datetime(2026, 1, 1, tzinfo=UTC),
             create_time_before=datetime(2026, 1, 2, tzinfo=UTC),
+            evaluation_id="e",
+            case_id="oslo",
+            evaluation_role=evaluation_ref_pb2.EVALUATION_ROLE_JUDGE,
+            include_evaluations=True,
             page_size=3,
         )
         assert len([run async for run in runs]) == 5
@@ -62,6 +67,10 @@ async def test_a_list_of_runs_has_its_filters_on_every_page() -> None:
         labels={"pr": "7"},
         create_time_from=timestamp_pb2.Timestamp(seconds=1767225600),
         create_time_before=timestamp_pb2.Timestamp(seconds=1767312000),
+        evaluation_id="e",
+        case_id="oslo",
+        evaluation_role=evaluation_ref_pb2.EVALUATION_ROLE_JUDGE,
+        include_evaluations=True,
     )
     assert service.listed == [
         agent_service_pb2.ListRunsRequest(page_size=3, filter=wanted),

@@ -1,4 +1,4 @@
-"""The other commands of `bough eval`: evaluations listed and compared, runs recorded, judged and compared."""
+"""The other commands of `bough eval`: evaluations listed and compared, runs recorded, scored and compared."""
 
 import json
 import shutil
@@ -74,10 +74,14 @@ async def test_the_runs_of_an_evaluation_are_listed_apart(tmp_path: Path) -> Non
     listed = await bough(*embedded, "runs", "--evaluation", "last", "--json")
     found = [json.loads(line) for line in listed.out.splitlines()]
     evaluation_id = ended.err.split()[1]
-    assert sorted((one["evaluationId"], one["caseId"]) for one in found) == [
+    assert sorted((one["evaluation"]["evaluationId"], one["evaluation"]["caseId"]) for one in found) == [
         (evaluation_id, "bergen"),
         (evaluation_id, "oslo"),
     ]
+    others = await bough(*embedded, "runs", "--json")
+    assert ["evaluation" in json.loads(line) for line in others.out.splitlines()] == [False]
+    tree = await bough(*embedded, "tree", found[0]["runId"][-8:])
+    assert (tree.code, tree.err) == (0, "")
     unknown = await bough(*embedded, "runs", "--evaluation", "zzzzzz")
     assert (unknown.code, "There is no evaluation whose id ends in 'zzzzzz'" in unknown.err) == (2, True)
 
@@ -107,14 +111,14 @@ async def test_two_results_are_compared_by_id_or_as_files_without_a_server(port:
     changed, worse, counts = by_id.out.splitlines()
     assert changed.startswith("The content of the set has changed: ")
     assert worse == "worse       bergen  passed -> failed"
-    assert counts == "0 better, 1 worse, 0 gone, 0 new than in the baseline"
+    assert counts == "compared with the baseline: 0 better, 1 worse, 0 removed, 0 added"
     assert "1 better, 0 worse" in mixed.out
     printed = await bough("eval", "compare", old, new, "--json", port=port)
     assert json_format.Parse(printed.out, eval_result_pb2.EvalComparison()).worse == 1
     assert not (tmp_path / "bough.db").exists()
 
 
-async def test_runs_are_judged_by_a_case_of_a_set(port: int, tmp_path: Path) -> None:
+async def test_runs_are_scored_by_a_case_of_a_set(port: int, tmp_path: Path) -> None:
     await bough("run", "guide", "Oslo?", port=port)
     passed = await bough("eval", "score", "last", "--set", write_set(tmp_path), "--case", "oslo", port=port)
     unset = await bough("eval", "score", "last", port=port)
@@ -237,7 +241,7 @@ async def test_a_run_that_waited_for_people_becomes_a_case_with_their_answers(tm
 
     assert (ended.code, ended.out.count("passed      ")) == (0, 2), ended.out
     text = (tmp_path / "set.yaml").read_text(encoding="utf-8")
-    assert (text.count("decision: REFUSE"), text.count("value: it is broken")) == (2, 2)
+    assert (text.count("approval: REFUSE"), text.count("value: it is broken")) == (2, 2)
 
 
 async def open_requests(command: tuple[str, ...], environment: dict[str, str]) -> dict[str, str]:

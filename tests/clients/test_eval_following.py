@@ -1,4 +1,4 @@
-"""Commands that follow an evaluation: its id, Ctrl-C twice, failures, and a server that is gone for good."""
+"""Commands that follow an evaluation: its id, Ctrl-C twice, failures, and a server that stays away."""
 
 import signal
 from pathlib import Path
@@ -16,6 +16,7 @@ from tests.clients.eval_project import write_set
 from tests.clients.evaluation_server import EVALUATION_ID, EvaluatingService, connected, evaluating, log_of
 
 LOG = log_of(2)
+ALLOWED = ("--allow-removed", "--allow-incomplete-baseline")
 
 
 async def test_a_connection_that_stays_lost_names_the_evaluation_and_the_command_that_rejoins_it(
@@ -71,7 +72,7 @@ async def test_an_evaluation_that_could_not_continue_says_why_and_exits_with_2(t
 
 async def test_the_command_line_is_the_request(tmp_path: Path) -> None:
     service = EvaluatingService(LOG)
-    options = ("--agent", "guide", "--runs", "3", "--jobs", "2", "--gate", "pass_rate >= 0.5", "--allow-removed")
+    options = ("--agent", "guide", "--trials", "3", "--max-concurrency", "2", "--gate", "pass_rate >= 0.5", *ALLOWED)
     budget = ("--budget", "cost=2.5", "--budget", "time=10m", "--budget", "tokens=1000", "--label", "pr=7")
     async with evaluating(service) as address:
         port = int(address.rpartition(":")[2])
@@ -79,9 +80,16 @@ async def test_the_command_line_is_the_request(tmp_path: Path) -> None:
 
     (asked,) = service.asked
     assert isinstance(asked, eval_service_pb2.EvaluateRequest)
-    asked.ClearField("set")
+    asked.ClearField("eval_set")
+    asked.ClearField("follow")
     wanted = eval_service_pb2.EvaluateRequest(
-        request_id="ci-1", agent="guide", runs=3, jobs=2, gates=["pass_rate >= 0.5"], allow_removed=True
+        request_id="ci-1",
+        agent="guide",
+        trials=3,
+        max_concurrency=2,
+        gates=["pass_rate >= 0.5"],
+        allow_removed=True,
+        allow_incomplete_baseline=True,
     )
     wanted.labels["pr"] = "7"
     wanted.budget.cost_nanos, wanted.budget.tokens = 2_500_000_000, 1000

@@ -9,13 +9,14 @@ import pytest
 from google.protobuf import json_format
 from junitparser import JUnitXml
 
-from bough.v1 import eval_result_pb2, evaluation_pb2
+from bough.v1 import eval_result_pb2, evaluation_pb2, execution_pb2
 from tests.clients.cli_process import bough, server_of, started
 from tests.clients.eval_project import ANSWER, SLOW, write_set, write_team
 from tests.clients.terminals import at_a_terminal
 from tests.support.processes import Forked, serving
 
-FAILED = eval_result_pb2.METRIC_STATUS_FAILED
+FAILED = eval_result_pb2.VERDICT_FAILED
+ALLOWED = ("--allow-removed", "--allow-incomplete-baseline")
 WORSE = ("[boat]", "[ferry]")
 
 
@@ -46,7 +47,7 @@ async def newest(port: int) -> evaluation_pb2.Evaluation:
 async def test_a_set_that_passes_exits_with_0_and_only_results_are_on_standard_output(
     port: int, tmp_path: Path
 ) -> None:
-    ended = await bough("eval", "run", write_set(tmp_path), "--jobs", "1", port=port)
+    ended = await bough("eval", "run", write_set(tmp_path), "--max-concurrency", "1", port=port)
 
     first, *progress = ended.err.splitlines()
     assert (ended.code, first.startswith("evaluation ")) == (0, True)
@@ -62,14 +63,14 @@ async def test_a_case_made_wrong_exits_with_1_and_its_reason_is_printed_once_and
     port: int, tmp_path: Path
 ) -> None:
     ferry = "a ferry, and not the boat, which is slow"
-    ended = await bough("eval", "run", write_set(tmp_path, ("[boat]", f"['{ferry}']")), "--runs", "3", port=port)
+    ended = await bough("eval", "run", write_set(tmp_path, ("[boat]", f"['{ferry}']")), "--trials", "3", port=port)
 
     assert ended.code == 1
     lines = ended.out.splitlines()
     assert lines[1] == "failed      bergen  0/3 (0.00 to 0.56)  final_response=0"
     (reason,) = lines[2:-1]
     assert ferry in reason
-    assert lines[-1].startswith("failed: 1 of 2 cases passed, 3 of 6 runs passed, pass rate 0.50 (")
+    assert lines[-1].startswith("failed: 1 of 2 cases passed, 3 of 6 trials passed, pass rate 0.50 (")
     assert "bergen 3/3 failed: final_response is 0" in ended.err
 
 
@@ -84,9 +85,9 @@ cases:
   - id: answered
     turns: [{user: Orders 1001 and 1002 come back., expect: {tools: [read_card, refund, refund]}}]
     answers:
-      - {tool: read_card, value: "4242"}
+      - {tool: read_card, tool_outcome: {parts: [{text: "4242"}]}}
       - {agent: interviewer, value: it is broken}
-      - {tool: refund, decision: REFUSE}
+      - {tool: refund, approval: REFUSE}
 """
     environment = {"BOUGH_DATABASE": str(tmp_path / "bough.db"), "BOUGH_DEFAULT_MODEL": "scripted"}
     config = ("--config", str(examples / "approvals" / "bough.yaml"), "--embedded")
@@ -94,9 +95,9 @@ cases:
 
     lines = ended.out.splitlines()
     assert ended.code == 2
-    assert [lines[0], lines[2]] == ["not judged  unanswered", "passed      answered  tool_trajectory=1"]
+    assert [lines[0], lines[2]] == ["not scored  unanswered", "passed      answered  tool_trajectory=1"]
     assert "No answer of the case answers this: Run read_card" in lines[1]
-    assert lines[3].startswith("not judged: 1 of 2 cases passed, 1 not judged")
+    assert lines[3].startswith("not scored: 1 of 2 cases passed, 1 not scored")
 
 
 async def test_four_files_are_written_whole_and_the_result_is_a_baseline(port: int, tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ async def test_four_files_are_written_whole_and_the_result_is_a_baseline(port: i
     assert first.code == 0
     result = written(files["json"])
     assert [case.case_id for case in result.cases] == ["oslo", "bergen"]
-    assert result.cases[0].runs[0].turns[0].answer == ANSWER
+    assert result.cases[0].trials[0].turns[0].answer == ANSWER
     assert JUnitXml.fromfile(str(files["junit"])).tests == 2
     assert "trips: passed" in files["markdown"].read_text(encoding="utf-8")
     assert files["html"].read_text(encoding="utf-8").startswith("<!")
@@ -120,22 +121,22 @@ async def test_four_files_are_written_whole_and_the_result_is_a_baseline(port: i
     lines = second.out.splitlines()
     assert second.code == 1
     assert "worse       bergen  passed -> failed" in lines
-    assert "0 better, 1 worse, 0 gone, 0 new than in the baseline" in lines
+    assert "compared with the baseline: 0 better, 1 worse, 0 removed, 0 added" in lines
     assert any(line.startswith("The content of the set has changed") for line in lines)
     assert "worse: bergen" in files["markdown"].read_text(encoding="utf-8")
-    assert written(files["json"]).cases[1].status == FAILED
+    assert written(files["json"]).cases[1].verdict == FAILED
 
 
-async def test_a_case_of_the_baseline_that_is_gone_fails_unless_that_is_allowed(port: int, tmp_path: Path) -> None:
+async def test_a_case_that_only_the_baseline_has_fails_unless_that_is_allowed(port: int, tmp_path: Path) -> None:
     baseline = str(tmp_path / "r.json")
     await bough("eval", "run", write_set(tmp_path), "--json", baseline, port=port)
     fewer = write_set(tmp_path, (str(_bergen()), ""))
 
-    gone = await bough("eval", "run", fewer, "--baseline", baseline, port=port)
+    removed = await bough("eval", "run", fewer, "--baseline", baseline, port=port)
     allowed = await bough("eval", "run", fewer, "--baseline", baseline, "--allow-removed", port=port)
 
-    assert (gone.code, allowed.code) == (1, 0)
-    assert "gone        bergen" in gone.out
+    assert (removed.code, allowed.code) == (1, 0)
+    assert "removed     bergen" in removed.out
 
 
 def _bergen() -> str:
@@ -175,25 +176,26 @@ async def test_another_team_is_evaluated_without_changing_the_servers(port: int,
     assert said.startswith(f"{agents}/guide.yaml:4: sub_agents[0].agent: There is no agent 'nowhere'.")
 
 
-async def test_labels_runs_and_the_request_id_are_sent_and_a_repeated_request_is_the_same_evaluation(
+async def test_labels_trials_and_the_request_id_are_sent_and_a_repeated_request_is_the_same_evaluation(
     port: int, tmp_path: Path
 ) -> None:
-    arguments = ("eval", "run", write_set(tmp_path), "--runs", "2", "--label", "pr=7", "--request-id", "ci-1")
+    arguments = ("eval", "run", write_set(tmp_path), "--trials", "2", "--label", "pr=7", "--request-id", "ci-1")
     first = await bough(*arguments, port=port)
     again = await bough(*arguments, port=port)
 
     assert (first.code, again.code) == (0, 0)
     assert first.err.splitlines()[0] == again.err.splitlines()[0]
-    assert (dict((await newest(port)).labels), (await newest(port)).totals.runs) == ({"pr": "7"}, 4)
+    assert (dict((await newest(port)).labels), (await newest(port)).totals.trials) == ({"pr": "7"}, 4)
     other = await bough(*arguments[:-4], "--request-id", "ci-1", port=port)
     assert (other.code, other.out) == (2, "")
     assert "'ci-1' was used for another evaluation" in other.err
 
 
-async def test_a_budget_that_is_used_up_leaves_the_rest_not_judged(port: int, tmp_path: Path) -> None:
-    ended = await bough("eval", "run", write_set(tmp_path), "--jobs", "1", "--budget", "model_calls=2", port=port)
+async def test_a_budget_that_is_used_up_leaves_the_rest_not_scored(port: int, tmp_path: Path) -> None:
+    options = ("--max-concurrency", "1", "--budget", "model_calls=2")
+    ended = await bough("eval", "run", write_set(tmp_path), *options, port=port)
 
-    assert (ended.code, "not judged  bergen" in ended.out) == (2, True)
+    assert (ended.code, "not scored  bergen" in ended.out) == (2, True)
     assert "The budget of the evaluation is used up: 2 of 2 model_calls." in ended.out
 
 
@@ -211,11 +213,11 @@ async def test_files_hold_as_much_of_what_was_said_as_is_asked_for_and_never_wha
         assert "[redacted]" in ended.err
     for command in (("show", "last"), ("watch", "last"), ("compare", str(tmp_path / "full.json"), "last")):
         ended = await bough("--config", str(config), "--embedded", "eval", *command)
-        # The id of the case is removed from the file too, so to compare it a case is gone.
+        # The id of the case is removed from the file too, so to compare it a case is removed.
         assert (ended.code, "islands" in ended.out + ended.err) == (1, False), command
     recorded = tmp_path / "recorded.yaml"
     found = written(tmp_path / "full.json")
-    run_id = found.cases[0].runs[0].turns[0].run_id
+    run_id = found.cases[0].trials[0].turns[0].run_id
     ended = await bough("--config", str(config), "--embedded", "eval", "record", run_id, "--set", str(recorded))
     assert (ended.code, "'[redacted]' in the case" in ended.err) == (0, True)
     assert "islands" not in recorded.read_text(encoding="utf-8")
@@ -254,7 +256,8 @@ async def test_what_is_wrong_with_a_set_has_its_line_and_field_also_what_the_ser
 
 
 async def test_gates_and_options_that_make_no_sense_are_named(port: int, tmp_path: Path) -> None:
-    path = write_set(tmp_path)
+    path, old = write_set(tmp_path), tmp_path / "old.json"
+    old.write_text('{"setName": "trips", "cases": [{"caseId": "oslo"}]}', encoding="utf-8")
     for options, error in (
         (("--gate", "pass_rate.lower >= 0.9"), '--gate "pass_rate.lower >= 0.9": '),
         (("--gate", "speed > 3"), "--gate \"speed > 3\": There is no number 'speed'"),
@@ -265,8 +268,10 @@ async def test_gates_and_options_that_make_no_sense_are_named(port: int, tmp_pat
         (("--budget", "time=soon"), "--budget time=soon: must be a duration such as 10m"),
         (("--label", "pr"), "--label pr: must be NAME=VALUE."),
         (("--label", "bough/x=1"), "--label: labels"),
+        (("--request-id", "bough/x"), "--request-id: "),
         (("--baseline", str(tmp_path / "none.json")), f"{tmp_path}/none.json: The file cannot be read: "),
         (("--baseline", path), f"{path}: The file is no result of an evaluation: "),
+        (("--baseline", str(old)), f"{old}: The file was written by version 0.1, whose results have other members: "),
         (("--baseline", "01970000-0000-7000-8000-000000000000"), "There is no evaluation"),
         (("--json", str(tmp_path)), f"{tmp_path}: This is a folder."),
         (
@@ -277,7 +282,7 @@ async def test_gates_and_options_that_make_no_sense_are_named(port: int, tmp_pat
     ):
         said = await refused(port, path, *options)
         assert said.startswith(error), said
-    assert sorted(os.listdir(tmp_path)) == ["set.yaml"]
+    assert sorted(os.listdir(tmp_path)) == ["old.json", "set.yaml"]
 
 
 async def test_a_redaction_that_is_no_regular_expression_is_found_before_anything_runs(tmp_path: Path) -> None:
@@ -307,7 +312,12 @@ async def test_an_evaluation_that_is_cancelled_elsewhere_exits_with_4_and_writes
 
     assert (cancelled.code, cancelled.out) == (0, f"evaluation {evaluation_id} is being cancelled\n")
     assert (running.returncode, out.decode().splitlines()[-1].startswith("cancelled: 0 of 2 cases")) == (4, True)
-    assert written(result).cancelled
+    assert written(result).state == execution_pb2.EXECUTION_STATE_CANCELLED
+    baseline = ("--baseline", str(result))
+    incomplete = await refused(port, write_set(tmp_path), *baseline)
+    assert "is of an evaluation that is CANCELLED, not SUCCEEDED" in incomplete
+    allowed = await bough("eval", "run", write_set(tmp_path), *baseline, *ALLOWED, port=port)
+    assert allowed.code == 0
     again = await bough("eval", "cancel", evaluation_id, port=port)
     assert (again.code, again.out) == (0, f"evaluation {evaluation_id} cancelled\n")
     assert (await bough("eval", "show", evaluation_id, port=port)).code == 4
@@ -344,7 +354,7 @@ async def test_a_terminal_gets_a_bar_and_lines_for_what_did_not_pass(port: int, 
     assert (code, out.splitlines()[-1].startswith("failed: 1 of 2 cases passed")) == (1, True)
 
 
-async def test_a_command_says_that_its_server_is_gone_and_goes_on_with_the_next_one(tmp_path: Path) -> None:
+async def test_a_command_says_that_its_server_is_lost_and_continues_with_the_next_one(tmp_path: Path) -> None:
     config = write_team(tmp_path)
     text = SLOW.replace("agent: sleeper", "agent: napper")
     with (tmp_path / "agents.yaml").open("a", encoding="utf-8") as agents:

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.clients.cli_process import Finished, bough
 
 SET = """\
@@ -45,20 +47,52 @@ async def test_a_sound_set_exits_with_0(tmp_path: Path) -> None:
 
 async def test_problems_of_every_sort_come_together_with_their_lines_and_exit_with_2(tmp_path: Path) -> None:
     text = (
-        SET.replace("agent: guide", "agent: gide\ndefaults: {runs: 0}")
+        SET.replace("agent: guide", "agent: gide\ndefaults: {trials: 0}")
         .replace("model: default", "model: defalt")
-        .replace("    turns:", "    labels: {1: x}\n    run: 3\n    turns:")
+        .replace("    turns:", "    labels: {1: x}\n    trial: 3\n    turns:")
     )
     ended, lines = await validated(project(tmp_path), text)
 
     assert lines == [
         "2: agent: There is no agent 'gide'. Did you mean 'guide'?",
-        "3: defaults.runs: must be greater than or equal to 1 and less than or equal to 1000",
+        "3: defaults.trials: must be greater than or equal to 1 and less than or equal to 1000",
         '6: cases[0].labels["1"]: does not match regex pattern `^[a-zA-Z][a-zA-Z0-9._/-]{0,62}$`',
-        "7: cases[0].run: There is no such field. Did you mean 'runs'?",
+        "7: cases[0].trial: There is no such field. Did you mean 'trials'?",
         "9: cases[0].metrics[0].llm_judge.model: There is no model 'defalt'. Did you mean 'default'?",
     ]
     assert (ended.code, ended.err) == (2, "5 problems in 1 file.\n")
+
+
+async def test_names_of_before_are_refused_with_those_of_now(tmp_path: Path) -> None:
+    text = SET.replace("    turns:", "    runs: 3\n    from: {run_id: a, through_sequence: 4}\n    turns:").replace(
+        "    metrics:", "    answers: [{tool: pay, decision: APPROVE, arguments: {}}]\n    metrics:"
+    )
+    ended, lines = await validated(project(tmp_path), text)
+
+    assert (ended.code, [line for line in lines if " is `" in line]) == (
+        2,
+        [
+            "5: cases[0].runs: `runs` is `trials` now.",
+            "6: cases[0].from: `from` is `origin` now.",
+            "8: cases[0].answers[0].decision: `decision` is `approval` now.",
+            "8: cases[0].answers[0].arguments: `arguments` is `approval.arguments` now.",
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "{tool: pay, value: '4242'}",
+        "{question: Why, approval: APPROVE}",
+        "{question: Why, tool_outcome: {parts: [{text: '4242'}]}}",
+    ],
+)
+async def test_an_answer_that_fits_no_request_is_refused(answer: str, tmp_path: Path) -> None:
+    text = SET.replace("    metrics:", f"    answers: [{answer}]\n    metrics:")
+    ended, lines = await validated(project(tmp_path), text)
+
+    assert (ended.code, [line.startswith("6: cases[0].answers[0]") for line in lines]) == (2, [True])
 
 
 async def test_a_problem_of_a_field_is_reported_once(tmp_path: Path) -> None:

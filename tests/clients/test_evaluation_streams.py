@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough import AsyncClient, Client, DeadlineExceeded, Rejoining, Unavailable
-from bough.v1 import eval_result_pb2, evaluation_pb2
+from bough.v1 import eval_result_pb2, evaluation_pb2, follow_pb2
 from bough.v1 import eval_service_pb2 as pb
 from bough.v1 import eval_set_pb2 as sets
 from tests.clients.durable_server import Drop, Moment
@@ -62,30 +62,46 @@ async def test_a_call_is_repeated_under_one_request_id_until_it_is_accepted_and_
 ):
     service = EvaluatingService(LOG, [*UNHEARD, Drop(moment=Moment.ACCEPTED), Drop(events=2)])
     async with connected(service) as client:
-        assert await listed(client.evaluations.run(SET, agent="guide", runs=2, gates=["pass_rate >= 0.5"])) == LOG
+        assert await listed(client.evaluations.run(SET, agent="guide", trials=2, gates=["pass_rate >= 0.5"])) == LOG
 
     first = service.asked[0]
     assert isinstance(first, pb.EvaluateRequest)
     assert first.request_id
+    follow = follow_pb2.EvaluationFollowOptions()
     assert first == pb.EvaluateRequest(
-        request_id=first.request_id, set=SET, agent="guide", runs=2, gates=["pass_rate >= 0.5"]
+        request_id=first.request_id, eval_set=SET, agent="guide", trials=2, gates=["pass_rate >= 0.5"], follow=follow
     )
     assert service.asked == [
         *[first] * 3,
-        pb.WatchEvaluationRequest(evaluation_id=EVALUATION_ID),
-        pb.WatchEvaluationRequest(evaluation_id=EVALUATION_ID, after_sequence=2),
+        pb.WatchEvaluationRequest(evaluation_id=EVALUATION_ID, follow=follow),
+        pb.WatchEvaluationRequest(evaluation_id=EVALUATION_ID, after_sequence=2, follow=follow),
     ]
 
 
-async def test_the_callers_own_request_id_and_heartbeat_are_kept() -> None:
-    service = EvaluatingService(LOG, [Drop(events=1)])
+async def test_the_callers_own_request_id_and_what_its_stream_shows_are_kept() -> None:
+    service = EvaluatingService(LOG, [Drop(events=2)])
+    names = ["case_trial_scored"]
     async with connected(service) as client:
-        await listed(client.evaluations.run(SET, request_id="ci-7", heartbeat=2.5))
+        shown = await listed(
+            client.evaluations.run(SET, request_id="ci-7", heartbeat=2.5, event_names=names, without_trees=True)
+        )
 
     evaluate, watch = service.asked
     assert isinstance(evaluate, pb.EvaluateRequest)
     assert evaluate.request_id == "ci-7"
-    assert [one.heartbeat_interval.ToMilliseconds() for one in (evaluate, watch)] == [2500, 2500]
+    follow = follow_pb2.EvaluationFollowOptions(event_names=names, without_trees=True)
+    follow.heartbeat_interval.FromMilliseconds(2500)
+    assert [one.follow for one in (evaluate, watch)] == [follow, follow]
+    assert shown == LOG[1:]
+
+
+async def test_a_stream_that_is_shown_few_events_rejoins_after_all_that_were_considered() -> None:
+    service = EvaluatingService(LOG, [Drop(events=4), Drop(events=1)])
+    names = ["evaluation_completed"]
+    async with connected(service) as client:
+        assert await listed(client.evaluations.watch(EVALUATION_ID, event_names=names)) == LOG[-1:]
+    watched = [asked for asked in service.asked if isinstance(asked, pb.WatchEvaluationRequest)]
+    assert [asked.after_sequence for asked in watched] == [0, 4, 5]
 
 
 async def test_a_stream_that_ends_without_the_evaluations_end_is_rejoined() -> None:
@@ -158,7 +174,7 @@ async def test_a_synchronous_stream_that_is_closed_early_ends_its_call() -> None
         await asyncio.to_thread(first, address)
 
 
-async def test_a_result_is_joined_from_its_pages() -> None:
+async def test_a_result_is_joined_from_what_was_found_and_the_pages_of_its_cases() -> None:
     service = EvaluatingService(LOG)
 
     def read(address: str) -> eval_result_pb2.EvalResult:
@@ -169,10 +185,32 @@ async def test_a_result_is_joined_from_its_pages() -> None:
         result = await client.evaluations.result(EVALUATION_ID, page_size=3)
         assert await asyncio.to_thread(read, address) == result
         assert (await client.evaluations.get(EVALUATION_ID)).evaluation_id == EVALUATION_ID
+    assert result.evaluation_id == EVALUATION_ID
     assert [case.case_id for case in result.cases] == [f"case-{number}" for number in range(4)]
 
 
-async def test_to_judge_takes_as_long_as_the_caller_says_by_default_as_long_as_it_takes() -> None:
+async def test_a_list_of_cases_has_its_filters_on_every_page() -> None:
+    service = EvaluatingService(LOG)
+    verdicts, labels, case_ids = [eval_result_pb2.VERDICT_FAILED], {"pr": "7"}, ["case-1"]
+
+    def read(address: str) -> list[eval_result_pb2.CaseResult]:
+        with Client(address) as client:
+            cases = client.evaluations.cases
+            return list(cases(EVALUATION_ID, verdicts=verdicts, labels=labels, case_ids=case_ids, page_size=3))
+
+    async with evaluating(service) as address, AsyncClient(address) as client:
+        cases = client.evaluations.cases
+        found = cases(EVALUATION_ID, verdicts=verdicts, labels=labels, case_ids=case_ids, page_size=3)
+        assert [case async for case in found] == await asyncio.to_thread(read, address)
+    wanted = evaluation_pb2.CaseResultFilter(verdicts=verdicts, labels=labels, case_ids=case_ids)
+    pages = [
+        pb.ListCaseResultsRequest(page_size=3, page_token=token, evaluation_id=EVALUATION_ID, filter=wanted)
+        for token in ("", "3")
+    ]
+    assert service.listed == pages * 2
+
+
+async def test_to_score_takes_as_long_as_the_caller_says_by_default_as_long_as_it_takes() -> None:
     service = EvaluatingService(LOG)
 
     def score(address: str) -> None:

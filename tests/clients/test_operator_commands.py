@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bough_server.cli.db import status_text
+from bough_server.cli.db import verdict_text
 from bough_server.settings import Settings
 from bough_server.store.opening import upgrade_database
 from bough_server.store.sql.migrations import HEAD
@@ -73,7 +73,7 @@ async def test_a_database_that_is_too_old_is_refused_with_what_to_do(tmp_path: P
 def test_the_status_of_a_database_that_can_be_upgraded_names_the_command() -> None:
     status = DatabaseStatus(name="bough.db", revision="0006", head="0007", size_bytes=4096)
     expected = "bough.db: revision 0006, needs 0007: run `bough --embedded db upgrade`, 4,096 bytes"
-    assert status_text(status, "bough --embedded") == expected
+    assert verdict_text(status, "bough --embedded") == expected
 
 
 @pytest.mark.parametrize("is_empty", [False, True], ids=["missing", "empty"])

@@ -27,8 +27,8 @@ from bough.sessions import Sessions, SyncSessions
 from bough.stream import RunStream
 from bough.sync_stream import SyncRunStream
 from bough.v1 import (
-    METRIC_STATUS_PASSED,
     MISSING_SESSION_POLICY_CREATE,
+    VERDICT_PASSED,
     AgentEvent,
     EvalCase,
     EvalSet,
@@ -204,10 +204,10 @@ async def test_both_clients_evaluate_and_read_what_was_found(address: str) -> No
 
     def evaluate() -> list[Any]:
         with Client(address) as client:
-            events = list(client.evaluations.run(trips, runs=2, labels={"pr": "7"}))
+            events = list(client.evaluations.run(trips, trials=2, labels={"pr": "7"}))
             evaluation_id = events[0].evaluation_id
             result = client.evaluations.result(evaluation_id)
-            source = run_source(result.cases[0].runs[0].turns[0].run_id)
+            source = run_source(result.cases[0].trials[0].turns[0].run_id)
             ended = client.evaluations.cancel(evaluation_id, note="It has ended.")
             return [
                 events,
@@ -216,6 +216,8 @@ async def test_both_clients_evaluate_and_read_what_was_found(address: str) -> No
                 client.evaluations.get(evaluation_id),
                 ended,
                 result,
+                list(client.evaluations.cases(evaluation_id)),
+                list(client.list_runs(evaluation_id=evaluation_id)),
                 client.evaluations.compare(evaluation_id, result),
                 client.evaluations.score([source]),
                 client.evaluations.diff(source, source),
@@ -226,19 +228,22 @@ async def test_both_clients_evaluate_and_read_what_was_found(address: str) -> No
         found = await asyncio.to_thread(evaluate)
         calls, evaluation_id = client.evaluations, found[0][0].evaluation_id
         result = await calls.result(evaluation_id)
-        source = run_source(result.cases[0].runs[0].turns[0].run_id)
+        source = run_source(result.cases[0].trials[0].turns[0].run_id)
         assert found == [
             await listed(calls.watch(evaluation_id)),
             await listed(calls.watch(evaluation_id, after_sequence=1)),
-            await listed(calls.list(set_name="trips")),
+            await listed(calls.list(eval_set_name="trips")),
             await calls.get(evaluation_id),
             await calls.cancel(evaluation_id),
             result,
+            await listed(calls.cases(evaluation_id)),
+            await listed(client.list_runs(evaluation_id=evaluation_id)),
             await calls.compare(result, evaluation_id),
             await calls.score([source]),
             await calls.diff(source, source),
         ]
-    assert (result.totals.runs_passed, result.status) == (2, METRIC_STATUS_PASSED)
+    assert (result.totals.trials_passed, result.verdict) == (2, VERDICT_PASSED)
+    assert sorted(run.evaluation.trial for run in found[7]) == [0, 1]
 
 
 async def test_events_are_sent_for_aggregation_in_as_many_messages(address: str) -> None:

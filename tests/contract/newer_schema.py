@@ -44,7 +44,7 @@ def _pool() -> descriptor_pool.DescriptorPool:
     _add_text(files["invocation.proto"], "AgentInvocation", "mood")
     _add_value(files["execution.proto"], "EndReason", "END_REASON_BORED")
     _add_value(files["execution.proto"], "AgentKind", "AGENT_KIND_ORACLE")
-    _add_value(files["eval_result.proto"], "MetricStatus", "METRIC_STATUS_DOUBTED")
+    _add_value(files["eval_result.proto"], "Verdict", "VERDICT_DOUBTED")
     return pool_of(schema.SerializeToString())
 
 

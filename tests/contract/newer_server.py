@@ -60,7 +60,8 @@ class _Services:
             async def follow(request: Any, context: Any) -> AsyncIterator[Message]:
                 await context.send_initial_metadata(((key, value),))
                 after = getattr(request, "after_sequence", 0)
-                is_current = getattr(request, "until", 0) == v1.WATCH_UNTIL_CURRENT
+                untils = (getattr(request, "until", 0), getattr(request.follow, "until", 0))
+                is_current = v1.WATCH_UNTIL_CURRENT in untils
                 for sequence, event in enumerate(log[after:], start=after + 1):
                     if sequence == len(log) and not is_current:
                         await self._gate.opened()

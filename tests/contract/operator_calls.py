@@ -54,9 +54,14 @@ class Operator:
         stream = agent_service_pb2_grpc.AgentServiceStub(self._channel).WatchRun(request, timeout=_SECONDS)
         return [event async for response in stream for event in response.batch.events]
 
-    async def evaluation_log(self, evaluation_id: str) -> Sequence[v1.EvaluationEvent]:
-        """Return the log of an evaluation, which must end."""
-        request = v1.WatchEvaluationRequest(evaluation_id=evaluation_id)
+    async def evaluation_log(
+        self, evaluation_id: str, follow: v1.EvaluationFollowOptions
+    ) -> Sequence[v1.EvaluationEvent]:
+        """Return what an evaluation's log holds now, as a stream with these options shows it."""
+        shown = v1.EvaluationFollowOptions(
+            event_names=follow.event_names, without_trees=follow.without_trees, until=v1.WATCH_UNTIL_CURRENT
+        )
+        request = v1.WatchEvaluationRequest(evaluation_id=evaluation_id, follow=shown)
         stream = eval_service_pb2_grpc.EvalServiceStub(self._channel).WatchEvaluation(request, timeout=_SECONDS)
         return [event async for response in stream for event in response.batch.events]
 

@@ -165,13 +165,11 @@ class _Player:
         if not outcome.events:
             return []
         async with self._stage.operator() as operator:
+            request: Any = json_format.ParseDict(line["request"], request_type(step.call)())
             if STREAMS[step.call] == "run":
-                request: Any = json_format.ParseDict(line["request"], request_type(step.call)())
                 log: Sequence[Any] = await operator.run_log(self._variables["run_id"], request.follow)
-            elif outcome.names[-1] in ("evaluation_completed", "evaluation_failed", "evaluation_cancelled"):
-                log = await operator.evaluation_log(self._variables["evaluation_id"])
             else:
-                return []
+                log = await operator.evaluation_log(self._variables["evaluation_id"], request.follow)
         for event in log:
             event.DiscardUnknownFields()  # which no JSON has
         held = {event.sequence: event for event in log}

@@ -62,7 +62,7 @@ class Progress:
     def take(self, event: evaluation_pb2.EvaluationEvent) -> None:
         """Add the next event."""
         self.events.append(event)
-        self.scored += event.HasField("case_run_scored")
+        self.scored += event.HasField("case_trial_scored")
         self.more.set()
 
     async def until_scored(self, count: int) -> None:
@@ -95,17 +95,19 @@ class Outcome:
         first, *others = self.logs
         if any(list(other) != list(first) for other in others):
             found.append("the clients saw different logs")
-        scored = Counter(event.case_run_scored.result.case_id for event in first if event.HasField("case_run_scored"))
+        scored = Counter(
+            event.case_trial_scored.result.case_id for event in first if event.HasField("case_trial_scored")
+        )
         if len(scored) != cases or set(scored.values()) != {1}:
             found.append(f"{len(scored)} cases are judged, {scored.most_common(1)} most often")
         if not first or not first[-1].HasField("evaluation_completed"):
             found.append("the log has no verdict at its end")
-        elif first[-1].evaluation_completed.status != eval_result_pb2.METRIC_STATUS_PASSED:
+        elif first[-1].evaluation_completed.verdict != eval_result_pb2.VERDICT_PASSED:
             found.append("a case did not pass")
         return found
 
     def _of_runs(self, cases: int) -> list[str]:
-        counts = Counter(run.case_id for run in self.runs)
+        counts = Counter(run.evaluation.case_id for run in self.runs)
         if len(counts) != cases or set(counts.values()) != {2}:
             return [f"{len(counts)} cases have runs, {counts.most_common(1)} most, for two turns each"]
         return []
@@ -146,7 +148,7 @@ async def torment(folder: Path, *, cases: int, kills: int, seed: int) -> Outcome
 
 async def _follow(address: str, made: eval_set_pb2.EvalSet, progress: Progress) -> None:
     async with AsyncClient(address, timeout=PATIENCE, rejoining=_REJOINING) as client:
-        async for event in client.evaluations.run(made, request_id=_REQUEST, jobs=4):
+        async for event in client.evaluations.run(made, request_id=_REQUEST, max_concurrency=4):
             progress.take(event)
 
 

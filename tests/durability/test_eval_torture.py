@@ -22,7 +22,7 @@ def _forget_the_end(outcome: Outcome) -> Outcome:
 
 
 def _judge_a_case_twice(outcome: Outcome) -> Outcome:
-    scored = next(event for event in outcome.logs[0] if event.HasField("case_run_scored"))
+    scored = next(event for event in outcome.logs[0] if event.HasField("case_trial_scored"))
     return replace(outcome, logs=[[*log[:-1], scored, log[-1]] for log in outcome.logs])
 
 

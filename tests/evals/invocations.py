@@ -124,7 +124,7 @@ def expected(
         repeat=eval_set_pb2.EvalRepeat(min=at_least, max=at_most) if has_repeat else None,
         children=children,
         children_order=eval_set_pb2.EVAL_ORDER_ORDERED if is_ordered else eval_set_pb2.EVAL_ORDER_UNSPECIFIED,
-        extra=eval_set_pb2.EXTRA_AGENTS_ALLOW if allows_extra else eval_set_pb2.EXTRA_AGENTS_UNSPECIFIED,
+        extra=eval_set_pb2.EXTRA_AGENTS_POLICY_ALLOW if allows_extra else eval_set_pb2.EXTRA_AGENTS_POLICY_UNSPECIFIED,
         forbidden=forbidden,
         tools=[eval_set_pb2.ExpectedTool(name=tool) for tool in tools],
         tools_mode=tools_mode,

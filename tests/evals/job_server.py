@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf import json_format
 from grpc import aio
 
-from bough.v1 import agent_service_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2, run_pb2
+from bough.v1 import agent_service_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2, event_pb2, run_pb2
 from bough_server import Context, Message, agent
 from bough_server.settings import Settings
 from bough_server.tools.tool import tool
@@ -165,6 +165,8 @@ class Followed:
     call: Any
     events: list[evaluation_pb2.EvaluationEvent] = field(default_factory=list)
     heartbeats: int = 0
+    through: int = 0
+    """The last sequence that the stream has considered."""
 
     async def until(self, kind: str) -> "Followed":
         """Read until an event of this kind has arrived."""
@@ -189,6 +191,7 @@ class Followed:
 
     def _take(self, response: Any) -> None:
         self.events.extend(response.batch.events)
+        self.through = response.batch.through_sequence
         self.heartbeats += not response.batch.events
 
     @property
@@ -206,14 +209,14 @@ class Followed:
         return [getattr(event, kind) for event in self.events if event.WhichOneof("payload") == kind]
 
     def results(self) -> dict[tuple[str, int], Any]:
-        """The results of the runs of cases; each has exactly one."""
-        found = {(one.result.case_id, one.result.index): one.result for one in self.having("case_run_scored")}
-        assert len(found) == len(self.having("case_run_scored"))
+        """The results of the trials; each has exactly one."""
+        found = {(one.result.case_id, one.result.trial): one.result for one in self.having("case_trial_scored")}
+        assert len(found) == len(self.having("case_trial_scored"))
         return found
 
-    def result(self, case_id: str, index: int = 0) -> Any:
-        """The result of a run of a case."""
-        return self.results()[case_id, index]
+    def result(self, case_id: str, trial: int = 0) -> Any:
+        """The result of a trial."""
+        return self.results()[case_id, trial]
 
 
 def settings(folder: Path, **changes: Any) -> Settings:
@@ -237,7 +240,7 @@ def begin(
     **fields: Any,
 ) -> Followed:
     """Start an evaluation."""
-    request = eval_service_pb2.EvaluateRequest(set=made, **fields)
+    request = eval_service_pb2.EvaluateRequest(eval_set=made, **fields)
     return Followed(call=server.trees.Evaluate(request, timeout=timeout, metadata=metadata))
 
 
@@ -265,10 +268,36 @@ async def runs_of(server: Served, evaluation_id: str) -> list[run_pb2.Run]:
         request.page_token = response.next_page_token
 
 
-async def evaluation(server: Served, evaluation_id: str, **fields: Any) -> eval_service_pb2.GetEvaluationResponse:
-    """Return an evaluation."""
-    request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, **fields)
+async def run_started(server: Served, run_id: str) -> event_pb2.RunStarted:
+    """Return the first event of a run."""
+    turn = run_server.watch(server, run_id, follow={"event_names": ["run_started"]})
+    return (await turn.to_the_end()).events[0].run_started
+
+
+async def evaluation(server: Served, evaluation_id: str) -> eval_service_pb2.GetEvaluationResponse:
+    """Return an evaluation, and its result with all of its cases."""
+    request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id)
     response: eval_service_pb2.GetEvaluationResponse = await server.trees.GetEvaluation(request)
+    assert not response.result.cases
+    token = ""
+    while True:
+        page = await case_results(server, evaluation_id, page_size=1_000, page_token=token)
+        response.result.cases.extend(page.cases)
+        if not (token := page.next_page_token):
+            return response
+
+
+async def case_results(
+    server: Served, evaluation_id: str, *, page_size: int = 0, page_token: str = "", **conditions: Any
+) -> eval_service_pb2.ListCaseResultsResponse:
+    """Return a page of an evaluation's cases; `conditions` are the fields of the filter."""
+    request = eval_service_pb2.ListCaseResultsRequest(
+        evaluation_id=evaluation_id,
+        page_size=page_size,
+        page_token=page_token,
+        filter=evaluation_pb2.CaseResultFilter(**conditions) if conditions else None,
+    )
+    response: eval_service_pb2.ListCaseResultsResponse = await server.trees.ListCaseResults(request)
     return response
 
 
@@ -279,20 +308,20 @@ def check_log(events: Sequence[evaluation_pb2.EvaluationEvent]) -> None:
     planned = events[0].evaluation_planned
     assert kinds[: planned.case_count + 1] == ["evaluation_planned"] + ["case_planned"] * planned.case_count
     assert kinds[-2:] == ["evaluation_totaled", "evaluation_completed"]
-    runs = {
-        (event.case_planned.case.id, index)
+    trials = {
+        (event.case_planned.eval_case.id, trial)
         for event in events
         if event.HasField("case_planned")
-        for index in range(event.case_planned.runs)
+        for trial in range(event.case_planned.trials)
     }
-    scored = [event.case_run_scored.result for event in events if event.HasField("case_run_scored")]
-    assert sorted((one.case_id, one.index) for one in scored) == sorted(runs)
-    assert len(runs) == planned.run_count
-    for kind in ("case_run_started", "case_run_ended"):
+    scored = [event.case_trial_scored.result for event in events if event.HasField("case_trial_scored")]
+    assert sorted((one.case_id, one.trial) for one in scored) == sorted(trials)
+    assert len(trials) == planned.trial_count
+    for kind in ("case_trial_started", "case_trial_ended"):
         facts = [getattr(event, kind) for event in events if event.HasField(kind)]
-        assert len({(one.case_id, one.index) for one in facts}) == len(facts)
+        assert len({(one.case_id, one.trial) for one in facts}) == len(facts)
     for place, event in enumerate(events):
-        if event.HasField("case_run_started"):
-            one = event.case_run_started
-            later = [other.case_run_scored.result for other in events[place:] if other.HasField("case_run_scored")]
-            assert (one.case_id, one.index) in {(other.case_id, other.index) for other in later}
+        if event.HasField("case_trial_started"):
+            one = event.case_trial_started
+            later = [other.case_trial_scored.result for other in events[place:] if other.HasField("case_trial_scored")]
+            assert (one.case_id, one.trial) in {(other.case_id, other.trial) for other in later}

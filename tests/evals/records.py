@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from google.protobuf import timestamp_pb2
 
 from bough.v1 import eval_set_pb2, execution_pb2, usage_pb2
-from bough.v1.eval_set_pb2 import EvalCase, EvalTurn, ExpectedTool, Metric, ToolTrajectoryMetric, TrajectoryMode
+from bough.v1.eval_set_pb2 import EvalCase, EvalMetric, EvalTurn, ExpectedTool, ToolTrajectoryMetric, TrajectoryMode
 from bough.v1.invocation_pb2 import AgentInvocation, Invocation, InvocationOptions, ToolInvocation
 from bough.v1.message_pb2 import Message, Part
 from bough_server.evals.metrics.turn import Turn
@@ -26,12 +26,15 @@ def said(text: str) -> Message:
     return Message(parts=[Part(text=text)])
 
 
-def did(name: str, arguments: object = None, result: object = None, *, agent: str = "lead") -> ToolInvocation:
-    """A call that succeeded."""
+def did(
+    name: str, arguments: object = None, result: object = None, *, agent: str = "lead", edited: object = None
+) -> ToolInvocation:
+    """A call that succeeded; `edited` are those that an approver put in place of the arguments."""
     return ToolInvocation(
         name=name,
         agent=agent,
         arguments_json="" if arguments is None else json.dumps(arguments),
+        executed_arguments_json="" if edited is None else json.dumps(edited),
         result_json=json.dumps(result),
         state=SUCCEEDED,
     )
@@ -86,18 +89,18 @@ def wants(name: str, **matchers: object) -> ExpectedTool:
 
 def trajectory(
     mode: TrajectoryMode.ValueType = eval_set_pb2.TRAJECTORY_MODE_UNSPECIFIED, *, agent: str = "", name: str = ""
-) -> Metric:
+) -> EvalMetric:
     """A tool_trajectory metric."""
-    return Metric(name=name, tool_trajectory=ToolTrajectoryMetric(mode=mode, agent=agent))
+    return EvalMetric(name=name, tool_trajectory=ToolTrajectoryMetric(mode=mode, agent=agent))
 
 
-def case_of(*expectations: eval_set_pb2.Expectation | None, metrics: Sequence[Metric] = ()) -> EvalCase:
+def case_of(*expectations: eval_set_pb2.EvalExpectation | None, metrics: Sequence[EvalMetric] = ()) -> EvalCase:
     """A case with one turn for each expectation."""
     return EvalCase(id="one", turns=[EvalTurn(user="Do it.", expect=each) for each in expectations], metrics=metrics)
 
 
 def turns_of(case: EvalCase, *invocations: Invocation) -> list[Turn]:
-    """The turns of a run of a case."""
+    """The turns of a trial."""
     return [
         Turn(index=index, expect=turn.expect if turn.HasField("expect") else None, invocation=invocation)
         for index, (turn, invocation) in enumerate(zip(case.turns, invocations, strict=True))

@@ -36,9 +36,9 @@ def messages(first: Message) -> Iterator[Message]:
                 yield from messages(one)
 
 
-_RUN = {
+_TRIAL = {
     "caseId": "who-calls-whom",
-    "status": "METRIC_STATUS_FAILED",
+    "verdict": "VERDICT_FAILED",
     "reason": "agent_trajectory is 0.6667, below 1: writer was called by researcher, expected by lead",
     "duration": "1.5s",
     "usage": {
@@ -49,13 +49,13 @@ _RUN = {
         "currencyCode": "USD",
     },
     "scores": [
-        {"name": "tool_trajectory", "status": "METRIC_STATUS_PASSED", "score": 1, "threshold": 1},
+        {"name": "tool_trajectory", "verdict": "VERDICT_PASSED", "score": 1, "threshold": 1},
         {
             "name": "agent_trajectory",
-            "status": "METRIC_STATUS_FAILED",
+            "verdict": "VERDICT_FAILED",
             "score": 0.6667,
             "threshold": 1,
-            "agents": [
+            "treeComparisons": [
                 {
                     "violations": 2,
                     "differences": [
@@ -79,10 +79,10 @@ _RUN = {
         },
         {
             "name": "polite",
-            "status": "METRIC_STATUS_NOT_EVALUATED",
+            "verdict": "VERDICT_NOT_EVALUATED",
             "threshold": 1,
             "reason": "The judge answered nonsense.",
-            "judgements": [{"rubricId": "kind", "reason": "It is | rude\n@everyone", "holds": False}],
+            "judgments": [{"rubricId": "kind", "reason": "It is | rude\n@everyone", "holds": False}],
         },
     ],
     "turns": [
@@ -124,6 +124,7 @@ _RUN = {
                             "name": "search_notes",
                             "state": "EXECUTION_STATE_FAILED",
                             "argumentsJson": '{"topic":"leaves","limit":3}',
+                            "executedArgumentsJson": '{"topic":"leaves","limit":1}',
                             "error": {"message": "The notes <are> closed & locked."},
                             "stepIndex": 0,
                         }
@@ -171,30 +172,36 @@ _TURNS = [
 
 
 def example(*, passed: int = 1) -> eval_result_pb2.EvalResult:
-    """A result with a flaky case that failed, one that crashed, one that is not judged, and some that passed."""
-    ok = {"caseId": "easy", "status": "METRIC_STATUS_PASSED", "duration": "0.5s", "turns": [{"runId": "run-9"}]}
+    """A result with a flaky case that failed, one that crashed, one that is not scored, and some that passed."""
+    ok = {"caseId": "easy", "verdict": "VERDICT_PASSED", "duration": "0.5s", "turns": [{"runId": "run-9"}]}
     rate = {
-        "runs": 2,
+        "trials": 2,
         "passed": 1,
         "passRate": 0.5,
-        "passRateInterval": {"lower": 0.0945, "upper": 0.9055},
+        "passRateInterval": {"lower": 0.0945, "upper": 0.9055, "level": 0.95},
         "flaky": True,
     }
-    all_passed = {"runs": 1, "passed": 1, "passRate": 1, "passRateInterval": {"lower": 0.2065, "upper": 1}}
+    all_passed = {
+        "trials": 1,
+        "passed": 1,
+        "passRate": 1,
+        "passRateInterval": {"lower": 0.2065, "upper": 1, "level": 0.95},
+    }
     value = {
         "evaluationId": "ev-1",
-        "setName": "desk",
+        "evalSetName": "desk",
         "pins": {"agent": "lead"},
-        "status": "METRIC_STATUS_FAILED",
+        "verdict": "VERDICT_FAILED",
+        "state": "EXECUTION_STATE_SUCCEEDED",
         "totals": {
             "cases": 3 + passed,
             "casesPassed": passed,
             "casesFailed": 2,
             "casesNotEvaluated": 1,
-            "runs": 4 + passed,
-            "runsPassed": 1 + passed,
+            "trials": 4 + passed,
+            "trialsPassed": 1 + passed,
             "passRate": 0.5,
-            "passRateInterval": {"lower": 0.2, "upper": 0.8},
+            "passRateInterval": {"lower": 0.2, "upper": 0.8, "level": 0.95},
             "metricMeans": {"agent_trajectory": 0.8333},
             "usage": {
                 "totalTokens": 3720,
@@ -211,23 +218,23 @@ def example(*, passed: int = 1) -> eval_result_pb2.EvalResult:
                 "caseId": "who-calls-whom",
                 "labels": {"topic": "nature"},
                 "turns": _TURNS,
-                "status": "METRIC_STATUS_FAILED",
+                "verdict": "VERDICT_FAILED",
                 "reason": "agent_trajectory is 0.8333, below 1.",
-                "runs": [_RUN, {**_RUN, "index": 1, "status": "METRIC_STATUS_PASSED", "reason": "", "scores": []}],
+                "trials": [_TRIAL, {**_TRIAL, "trial": 1, "verdict": "VERDICT_PASSED", "reason": "", "scores": []}],
                 "metrics": [
-                    {"name": "agent_trajectory", "status": "METRIC_STATUS_FAILED", "mean": 0.8333, "threshold": 1},
-                    {"name": "polite", "status": "METRIC_STATUS_NOT_EVALUATED", "threshold": 1},
+                    {"name": "agent_trajectory", "verdict": "VERDICT_FAILED", "mean": 0.8333, "threshold": 1},
+                    {"name": "polite", "verdict": "VERDICT_NOT_EVALUATED", "threshold": 1},
                 ],
                 "statistics": rate,
             },
             {
                 "caseId": "crash",
-                "status": "METRIC_STATUS_FAILED",
-                "reason": "A run crashed.",
-                "runs": [
+                "verdict": "VERDICT_FAILED",
+                "reason": "The trial crashed: the model is gone.",
+                "trials": [
                     {
                         "caseId": "crash",
-                        "status": "METRIC_STATUS_FAILED",
+                        "verdict": "VERDICT_FAILED",
                         "crashed": True,
                         "reason": "The run failed: the model \u0007 is\ngone.",
                         "turns": [{"runId": "run-3", "state": "EXECUTION_STATE_FAILED", "error": {"message": "gone"}}],
@@ -236,12 +243,12 @@ def example(*, passed: int = 1) -> eval_result_pb2.EvalResult:
             },
             {
                 "caseId": "approval",
-                "status": "METRIC_STATUS_NOT_EVALUATED",
+                "verdict": "VERDICT_NOT_EVALUATED",
                 "reason": "No answer for: Send the mail?",
-                "runs": [
+                "trials": [
                     {
                         "caseId": "approval",
-                        "status": "METRIC_STATUS_NOT_EVALUATED",
+                        "verdict": "VERDICT_NOT_EVALUATED",
                         "reason": "No answer for: Send the mail?",
                         "unanswered": {
                             "inputId": "in-1",
@@ -255,41 +262,58 @@ def example(*, passed: int = 1) -> eval_result_pb2.EvalResult:
             *(
                 {
                     "caseId": f"easy-{number}",
-                    "status": "METRIC_STATUS_PASSED",
+                    "verdict": "VERDICT_PASSED",
                     "turns": _TURNS,
-                    "runs": [{**ok, "caseId": f"easy-{number}", "turns": _RUN["turns"]}],
+                    "trials": [{**ok, "caseId": f"easy-{number}", "turns": _TRIAL["turns"]}],
                     "statistics": all_passed,
                 }
                 for number in range(passed)
             ),
         ],
         "gates": [
-            {"gate": "pass_rate>=0.9", "status": "METRIC_STATUS_FAILED", "value": 0.5, "reason": "0.5 is below 0.9."},
-            {"gate": "regressions<=0", "status": "METRIC_STATUS_PASSED", "value": 0},
+            {
+                "gate": "pass_rate>=0.9",
+                "number": "pass_rate",
+                "operator": "GATE_OPERATOR_AT_LEAST",
+                "bound": 0.9,
+                "verdict": "VERDICT_FAILED",
+                "value": 0.5,
+                "reason": "0.5 is below 0.9.",
+            },
+            {
+                "gate": "regressions<=0",
+                "number": "regressions",
+                "operator": "GATE_OPERATOR_AT_MOST",
+                "verdict": "VERDICT_PASSED",
+                "value": 0,
+            },
         ],
     }
     return json_format.ParseDict(value, eval_result_pb2.EvalResult())
 
 
 def comparison() -> eval_result_pb2.EvalComparison:
-    """What is different about it: one case is worse, one is gone."""
+    """What is different about it: one case is worse, one was removed."""
     value = {
         "pinsChanged": ["The revision of lead is not the same."],
         "cases": [
             {
                 "caseId": "who-calls-whom",
                 "change": "CASE_CHANGE_WORSE",
-                "before": "METRIC_STATUS_PASSED",
-                "after": "METRIC_STATUS_FAILED",
-                "passRateBefore": 1,
-                "passRateAfter": 0.5,
+                "verdictBaseline": "VERDICT_PASSED",
+                "verdictCandidate": "VERDICT_FAILED",
+                "passRateBaseline": 1,
+                "passRateCandidate": 0.5,
                 "differences": [{"message": "writer was called by researcher, expected by lead"}],
             },
-            {"caseId": "old", "change": "CASE_CHANGE_REMOVED", "before": "METRIC_STATUS_PASSED"},
+            {"caseId": "old", "change": "CASE_CHANGE_REMOVED", "verdictBaseline": "VERDICT_PASSED"},
         ],
         "worse": 1,
         "removed": 1,
         "passRateChange": -0.25,
         "costNanosChange": -1000000,
+        "costCurrencyCode": "USD",
+        "stateBaseline": "EXECUTION_STATE_SUCCEEDED",
+        "stateCandidate": "EXECUTION_STATE_SUCCEEDED",
     }
     return json_format.ParseDict(value, eval_result_pb2.EvalComparison())

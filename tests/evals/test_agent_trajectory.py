@@ -26,8 +26,8 @@ def compared(wanted: eval_set_pb2.ExpectedAgent, *there: Agent, metric: Metric |
     return compare_trees([wanted], invocation(*there), metric or Metric())
 
 
-def metric(**fields: Any) -> eval_set_pb2.Metric:
-    return eval_set_pb2.Metric(agent_trajectory=Metric(), **fields)
+def metric(**fields: Any) -> eval_set_pb2.EvalMetric:
+    return eval_set_pb2.EvalMetric(agent_trajectory=Metric(), **fields)
 
 
 def messages(score: TreeScore) -> list[str]:
@@ -91,9 +91,9 @@ def test_roots_are_refused_and_ordered_by_the_metric() -> None:
     there = [agent("b"), agent("a"), agent("c")]
     wanted = [expected("a"), expected("b")]
     assert compare_trees(wanted, invocation(*there), Metric()).comparison.violations == 1
-    allowing = Metric(extra_roots=eval_set_pb2.EXTRA_AGENTS_ALLOW)
+    allowing = Metric(extra_roots=eval_set_pb2.EXTRA_AGENTS_POLICY_ALLOW)
     assert compare_trees(wanted, invocation(*there), allowing).score == 1
-    ordered = Metric(extra_roots=eval_set_pb2.EXTRA_AGENTS_ALLOW, roots_order=eval_set_pb2.EVAL_ORDER_ORDERED)
+    ordered = Metric(extra_roots=eval_set_pb2.EXTRA_AGENTS_POLICY_ALLOW, roots_order=eval_set_pb2.EVAL_ORDER_ORDERED)
     score = compare_trees(wanted, invocation(*there), ordered)
     assert score.comparison.violations == 1
     assert messages(score) == ["b was a root in another order, or with other agents or tools, than expected"]
@@ -192,7 +192,9 @@ def test_agents_of_one_name_are_told_apart_by_their_tools() -> None:
 def test_of_two_matches_with_as_many_violations_the_one_with_fewer_extra_agents_counts() -> None:
     there = [agent("a", agent("b", agent("c"))), agent("a", agent("b"))]
     for roots in (there, there[::-1]):
-        score = compare_trees([expected("a")], invocation(*roots), Metric(extra_roots=eval_set_pb2.EXTRA_AGENTS_ALLOW))
+        score = compare_trees(
+            [expected("a")], invocation(*roots), Metric(extra_roots=eval_set_pb2.EXTRA_AGENTS_POLICY_ALLOW)
+        )
         assert (score.comparison.violations, score.comparison.precision) == (1, 1 / 2)
 
 
@@ -203,7 +205,7 @@ def test_agents_of_one_name_are_told_apart_by_whether_they_may_call_others() -> 
         assert compared(expected("lead", *wanted), agent("lead", *called)).score == 1
 
 
-def test_tools_are_judged_if_there_are_any_or_their_mode_is_set() -> None:
+def test_tools_are_scored_if_there_are_any_or_their_mode_is_set() -> None:
     there = agent("lead", calls=["search"])
     assert compared(expected("lead"), there).score == 1
     assert compared(expected("lead", tools_mode=eval_set_pb2.TRAJECTORY_MODE_EXACT), there).score == 0
@@ -278,8 +280,8 @@ def test_trees_a_thousand_agents_deep_are_compared(is_ordered: bool) -> None:
     assert path == "/".join(["x", "...", *["x"] * 14])
 
 
-def test_the_score_of_a_run_is_the_mean_over_the_turns_with_expected_agents() -> None:
-    wanted = eval_set_pb2.Expectation(agents=[expected("lead", expected("writer"))])
+def test_the_score_of_a_trial_is_the_mean_over_the_turns_with_expected_agents() -> None:
+    wanted = eval_set_pb2.EvalExpectation(agents=[expected("lead", expected("writer"))])
     turns = [
         Turn(index=0, expect=None, invocation=invocation(agent("other"))),
         Turn(index=1, expect=wanted, invocation=invocation(agent("lead", agent("writer")))),
@@ -289,43 +291,43 @@ def test_the_score_of_a_run_is_the_mean_over_the_turns_with_expected_agents() ->
     score = trees.score(metric(), case, turns)
     assert score is not None
     assert score.score == pytest.approx((1 + 2 / 3) / 2)
-    assert [comparison.turn for comparison in score.agents] == [1, 2]
-    assert (score.name, score.threshold, score.status) == (
+    assert [comparison.turn for comparison in score.tree_comparisons] == [1, 2]
+    assert (score.name, score.threshold, score.verdict) == (
         "agent_trajectory",
         1,
-        eval_result_pb2.METRIC_STATUS_FAILED,
+        eval_result_pb2.VERDICT_FAILED,
     )
     assert score.reason == "turns[2]: writer is missing, expected to be called by lead."
     lower = trees.score(metric(name="tree", threshold=0.8), case, turns)
     assert lower is not None
-    assert (lower.name, lower.status) == ("tree", eval_result_pb2.METRIC_STATUS_PASSED)
+    assert (lower.name, lower.verdict) == ("tree", eval_result_pb2.VERDICT_PASSED)
 
 
 def test_turns_without_expected_agents_have_no_score() -> None:
     case = eval_set_pb2.EvalCase(id="c")
-    turns = [Turn(index=0, expect=eval_set_pb2.Expectation(), invocation=invocation(agent("lead")))]
+    turns = [Turn(index=0, expect=eval_set_pb2.EvalExpectation(), invocation=invocation(agent("lead")))]
     assert trees.score(metric(), case, turns) is None
 
 
-def test_trees_that_are_too_large_are_not_judged() -> None:
-    wanted = eval_set_pb2.Expectation(agents=[expected("lead", *[expected("*")] * 1000)])
+def test_trees_that_are_too_large_are_not_scored() -> None:
+    wanted = eval_set_pb2.EvalExpectation(agents=[expected("lead", *[expected("*")] * 1000)])
     turn = Turn(index=0, expect=wanted, invocation=invocation(agent("lead", *[agent("x")] * 4001)))
     score = trees.score(metric(), eval_set_pb2.EvalCase(id="c"), [turn])
     assert score is not None
-    assert score.status == eval_result_pb2.METRIC_STATUS_NOT_EVALUATED
+    assert score.verdict == eval_result_pb2.VERDICT_NOT_EVALUATED
     assert "too large" in score.reason
     assert not score.HasField("score")
 
 
-def test_a_call_that_was_cut_cannot_be_judged() -> None:
+def test_a_call_that_was_cut_cannot_be_scored() -> None:
     wanted = expected("lead")
     wanted.tools.add(name="search", arguments_json="{}")
     record = invocation(agent("lead", calls=["search"]))
     record.tools[0].arguments_truncated = True
-    turn = Turn(index=0, expect=eval_set_pb2.Expectation(agents=[wanted]), invocation=record)
+    turn = Turn(index=0, expect=eval_set_pb2.EvalExpectation(agents=[wanted]), invocation=record)
     score = trees.score(metric(), eval_set_pb2.EvalCase(id="c"), [turn])
     assert score is not None
-    assert score.status == eval_result_pb2.METRIC_STATUS_NOT_EVALUATED
+    assert score.verdict == eval_result_pb2.VERDICT_NOT_EVALUATED
     assert "cut" in score.reason
 
 

@@ -4,12 +4,12 @@ import pytest
 from google.protobuf import duration_pb2
 
 from bough.v1.eval_result_pb2 import (
-    METRIC_STATUS_FAILED,
-    METRIC_STATUS_NOT_EVALUATED,
-    METRIC_STATUS_PASSED,
+    VERDICT_FAILED,
+    VERDICT_NOT_EVALUATED,
+    VERDICT_PASSED,
     MetricScore,
 )
-from bough.v1.eval_set_pb2 import BudgetMetric, Expectation, ExpectedAnswer, FinalResponseMetric, Metric
+from bough.v1.eval_set_pb2 import BudgetMetric, EvalExpectation, EvalMetric, ExpectedAnswer, FinalResponseMetric
 from bough.v1.execution_pb2 import INVOCATION_TRIGGER_TRANSFER
 from bough.v1.invocation_pb2 import Invocation
 from bough.v1.policy_pb2 import Limits
@@ -17,27 +17,27 @@ from bough.v1.usage_pb2 import Usage
 from bough_server.evals.metrics import budget, final_response
 from tests.evals.records import FAILED, case_of, did, node, record, turns_of
 
-YES = Expectation(answer=ExpectedAnswer(exact="Yes."))
+YES = EvalExpectation(answer=ExpectedAnswer(exact="Yes."))
 
 
-def answered(metric: FinalResponseMetric, *pairs: tuple[Expectation | None, Invocation]) -> MetricScore | None:
+def answered(metric: FinalResponseMetric, *pairs: tuple[EvalExpectation | None, Invocation]) -> MetricScore | None:
     case = case_of(*(expect for expect, _ in pairs))
-    return final_response.score(Metric(final_response=metric), case, turns_of(case, *(run for _, run in pairs)))
+    return final_response.score(EvalMetric(final_response=metric), case, turns_of(case, *(run for _, run in pairs)))
 
 
 def spent(
     *runs: Invocation, agent: str = "", errors: int | None = None, **bounds: int
 ) -> tuple[float | None, int, str]:
     limits = Limits(**bounds)  # type: ignore[arg-type]
-    metric = Metric(budget=BudgetMetric(agent=agent, limits=limits, errors=errors))
+    metric = EvalMetric(budget=BudgetMetric(agent=agent, limits=limits, errors=errors))
     return outcome(metric, *runs)
 
 
-def outcome(metric: Metric, *runs: Invocation) -> tuple[float | None, int, str]:
+def outcome(metric: EvalMetric, *runs: Invocation) -> tuple[float | None, int, str]:
     case = case_of(*[None] * len(runs), metrics=[metric])
     found = budget.score(metric, case, turns_of(case, *runs))
     assert found is not None
-    return (found.score if found.HasField("score") else None), found.status, found.reason
+    return (found.score if found.HasField("score") else None), found.verdict, found.reason
 
 
 def test_the_answer_of_each_turn_is_compared_and_turns_without_expectation_are_not() -> None:
@@ -45,16 +45,16 @@ def test_the_answer_of_each_turn_is_compared_and_turns_without_expectation_are_n
         FinalResponseMetric(), (YES, record(answer="Yes.")), (None, record(answer="No.")), (YES, record(answer="No."))
     )
     assert found is not None
-    assert (found.name, found.status, found.score) == ("final_response", METRIC_STATUS_FAILED, 0.5)
+    assert (found.name, found.verdict, found.score) == ("final_response", VERDICT_FAILED, 0.5)
     assert found.reason == 'turns[2]: the answer is "No.", expected "Yes.".'
-    assert answered(FinalResponseMetric(), (Expectation(), record()), (None, record())) is None
+    assert answered(FinalResponseMetric(), (EvalExpectation(), record()), (None, record())) is None
 
 
 def test_an_answer_in_the_metric_is_expected_of_the_last_turn_alone() -> None:
     own = FinalResponseMetric(answer=ExpectedAnswer(exact="Two."))
     found = answered(own, (YES, record(answer="One.")), (None, record(answer="Two.")))
     assert found is not None
-    assert (found.status, found.score, found.reason) == (METRIC_STATUS_PASSED, 1, "")
+    assert (found.verdict, found.score, found.reason) == (VERDICT_PASSED, 1, "")
 
 
 def test_the_last_answer_of_an_agent_is_compared() -> None:
@@ -86,7 +86,7 @@ def test_no_answer_differs_and_one_that_was_cut_is_not_compared() -> None:
     cut.final_response.parts[0].truncated = True
     found = answered(FinalResponseMetric(), (YES, cut))
     assert found is not None
-    assert (found.status, found.HasField("score")) == (METRIC_STATUS_NOT_EVALUATED, False)
+    assert (found.verdict, found.HasField("score")) == (VERDICT_NOT_EVALUATED, False)
     assert found.reason == "The answer was cut in the record, so it cannot be compared."
 
 
@@ -106,8 +106,8 @@ USED = Usage(
 )
 def test_what_all_turns_used_together_is_within_its_bound(name: str, used: int, words: str) -> None:
     runs = [record(usage=USED), record(usage=USED)]
-    assert spent(*runs, **{name: used}) == (1, METRIC_STATUS_PASSED, "")
-    assert spent(*runs, **{name: used - 1}) == (0, METRIC_STATUS_FAILED, f"It used too much: {words}.")
+    assert spent(*runs, **{name: used}) == (1, VERDICT_PASSED, "")
+    assert spent(*runs, **{name: used - 1}) == (0, VERDICT_FAILED, f"It used too much: {words}.")
 
 
 def test_the_time_of_turns_adds_up_and_depth_is_the_deepest() -> None:
@@ -115,12 +115,12 @@ def test_the_time_of_turns_adds_up_and_depth_is_the_deepest() -> None:
         record(agents=[node("a"), node("b", 1, "a"), node("c", 2, "b")], seconds=(0, 2)),
         record(agents=[node("a")], seconds=(100, 103)),
     ]
-    assert spent(*runs, depth=2) == (1, METRIC_STATUS_PASSED, "")
-    assert spent(*runs, depth=1) == (0, METRIC_STATUS_FAILED, "It used too much: depth: 2, at most 1.")
+    assert spent(*runs, depth=2) == (1, VERDICT_PASSED, "")
+    assert spent(*runs, depth=1) == (0, VERDICT_FAILED, "It used too much: depth: 2, at most 1.")
     five, four = (Limits(wall_duration=duration_pb2.Duration(seconds=seconds)) for seconds in (5, 4))
-    assert outcome(Metric(budget=BudgetMetric(limits=five)), *runs)[0] == 1
-    found = outcome(Metric(budget=BudgetMetric(limits=four)), *runs)
-    assert found == (0, METRIC_STATUS_FAILED, "It used too much: time: 5 s, at most 4 s.")
+    assert outcome(EvalMetric(budget=BudgetMetric(limits=five)), *runs)[0] == 1
+    found = outcome(EvalMetric(budget=BudgetMetric(limits=four)), *runs)
+    assert found == (0, VERDICT_FAILED, "It used too much: time: 5 s, at most 4 s.")
 
 
 def test_transfers_and_failures_are_counted() -> None:
@@ -131,9 +131,9 @@ def test_transfers_and_failures_are_counted() -> None:
     calls[1].state = calls[2].state = FAILED
     calls[1].child_invocation_id = "c"
     run = record(*calls, agents=agents)
-    assert spent(run, transfers=2, errors=2) == (1, METRIC_STATUS_PASSED, "")
+    assert spent(run, transfers=2, errors=2) == (1, VERDICT_PASSED, "")
     words = "It used too much: transfers: 2, at most 1; errors: 2, at most 1."
-    assert spent(run, transfers=1, errors=1) == (0, METRIC_STATUS_FAILED, words)
+    assert spent(run, transfers=1, errors=1) == (0, VERDICT_FAILED, words)
     assert spent(run, errors=1)[0] == 0
 
 
@@ -155,7 +155,7 @@ def test_an_agents_part_is_its_invocations_with_everything_below() -> None:
     assert spent(run, agent="b", tool_calls=4, depth=1, transfers=0, errors=1)[2] == f"It used too much: {words}"
     assert spent(run, agent="critic", tool_calls=0, tokens=0, depth=0)[0] == 1
     three = Limits(wall_duration=duration_pb2.Duration(seconds=3))
-    assert outcome(Metric(budget=BudgetMetric(agent="b", limits=three)), run)[0] == 1
+    assert outcome(EvalMetric(budget=BudgetMetric(agent="b", limits=three)), run)[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -168,11 +168,11 @@ def test_an_agents_part_is_its_invocations_with_everything_below() -> None:
         (None, "model_calls", "model calls"),
     ],
 )
-def test_something_unknown_under_a_bound_is_not_judged(used: Usage | None, name: str, words: str) -> None:
+def test_something_unknown_under_a_bound_is_not_scored(used: Usage | None, name: str, words: str) -> None:
     run = record(usage=used)
     reason = f"It is not known how much was used: {words}."
-    assert spent(run, record(usage=USED), **{name: 10**9}) == (None, METRIC_STATUS_NOT_EVALUATED, reason)
-    assert spent(run, transfers=0) == (1, METRIC_STATUS_PASSED, "")
+    assert spent(run, record(usage=USED), **{name: 10**9}) == (None, VERDICT_NOT_EVALUATED, reason)
+    assert spent(run, transfers=0) == (1, VERDICT_PASSED, "")
 
 
 def test_a_cost_is_not_known_if_one_of_the_agents_has_a_model_without_a_price() -> None:
@@ -183,37 +183,37 @@ def test_a_cost_is_not_known_if_one_of_the_agents_has_a_model_without_a_price() 
         agent.tree_usage.CopyFrom(USED)
     run = record(agents=agents, usage=USED)
     words = "It is not known how much was used: cost."
-    assert spent(run, cost_nanos=10**12) == (None, METRIC_STATUS_NOT_EVALUATED, words)
+    assert spent(run, cost_nanos=10**12) == (None, VERDICT_NOT_EVALUATED, words)
     assert spent(run, agent="a", cost_nanos=10**12)[2] == words
-    assert spent(run, cost_nanos=1)[1] == METRIC_STATUS_FAILED
+    assert spent(run, cost_nanos=1)[1] == VERDICT_FAILED
     agents[1].usage.ClearField("model_calls")
-    assert spent(record(agents=agents, usage=USED), cost_nanos=10**12)[1] == METRIC_STATUS_PASSED
+    assert spent(record(agents=agents, usage=USED), cost_nanos=10**12)[1] == VERDICT_PASSED
 
 
 def test_a_cost_is_not_known_if_an_agent_called_a_model_without_a_price_beside_one_with_a_price() -> None:
     mixed = Usage(model_calls=2, model_calls_without_cost=1, cost_nanos=5, currency_code="USD")
     words = "It is not known how much was used: cost."
-    assert spent(record(usage=mixed), cost_nanos=10**12) == (None, METRIC_STATUS_NOT_EVALUATED, words)
+    assert spent(record(usage=mixed), cost_nanos=10**12) == (None, VERDICT_NOT_EVALUATED, words)
 
 
 def test_costs_in_two_currencies_have_no_sum() -> None:
     euros = Usage(model_calls=1, cost_nanos=1, currency_code="EUR")
-    assert spent(record(usage=USED), record(usage=euros), cost_nanos=10**12)[1] == METRIC_STATUS_NOT_EVALUATED
+    assert spent(record(usage=USED), record(usage=euros), cost_nanos=10**12)[1] == VERDICT_NOT_EVALUATED
 
 
 def test_a_known_part_that_exceeds_a_bound_fails() -> None:
     used = Usage(model_calls=2, model_calls_without_usage=1, total_tokens=50)
     assert spent(record(usage=used), tokens=49) == (
         0,
-        METRIC_STATUS_FAILED,
+        VERDICT_FAILED,
         "It used too much: tokens: 50, at most 49.",
     )
-    assert spent(record(usage=used), tokens=50)[1] == METRIC_STATUS_NOT_EVALUATED
-    assert spent(record(usage=used), tokens=50, model_calls=1)[1] == METRIC_STATUS_FAILED
+    assert spent(record(usage=used), tokens=50)[1] == VERDICT_NOT_EVALUATED
+    assert spent(record(usage=used), tokens=50, model_calls=1)[1] == VERDICT_FAILED
 
 
 def test_a_run_without_model_calls_used_no_tokens() -> None:
-    assert spent(record(usage=Usage()), tokens=0, cost_nanos=0) == (1, METRIC_STATUS_PASSED, "")
+    assert spent(record(usage=Usage()), tokens=0, cost_nanos=0) == (1, VERDICT_PASSED, "")
 
 
 def test_a_provider_that_reports_the_sum_alone_is_enough() -> None:
@@ -223,12 +223,12 @@ def test_a_provider_that_reports_the_sum_alone_is_enough() -> None:
 def test_the_shared_beginning_of_a_fork_is_not_charged() -> None:
     run = record(usage=USED)
     run.inherited_usage.CopyFrom(Usage(input_tokens=80, output_tokens=5, model_calls=1, tool_calls=3))
-    assert spent(run, tokens=15, model_calls=1, tool_calls=0) == (1, METRIC_STATUS_PASSED, "")
+    assert spent(run, tokens=15, model_calls=1, tool_calls=0) == (1, VERDICT_PASSED, "")
 
 
-def test_a_time_that_is_not_known_is_not_judged() -> None:
+def test_a_time_that_is_not_known_is_not_scored() -> None:
     run = record()
     run.ClearField("end_time")
     limits = Limits(wall_duration=duration_pb2.Duration(seconds=5))
-    found = outcome(Metric(budget=BudgetMetric(limits=limits)), run)
-    assert found == (None, METRIC_STATUS_NOT_EVALUATED, "It is not known how much was used: time.")
+    found = outcome(EvalMetric(budget=BudgetMetric(limits=limits)), run)
+    assert found == (None, VERDICT_NOT_EVALUATED, "It is not known how much was used: time.")

@@ -4,16 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.v1 import eval_result_pb2, usage_pb2
+from bough.v1 import eval_result_pb2, execution_pb2, usage_pb2
 from bough_server.evals.compare import ADDED, BETTER, REMOVED, SAME, WORSE, baseline_of, compare, fitted
 from bough_server.evals.verdicts import FAILED, NOT_EVALUATED, PASSED
-from tests.support.eval_results import CASES, case_of, crashed, passing, result_of, scored, unjudged
+from tests.support.eval_results import CASES, case_of, crashed, passing, result_of, scored, unscored
 
 CaseComparison = eval_result_pb2.CaseComparison
 Difference = eval_result_pb2.TreeDifference
 Pins = eval_result_pb2.EvalPins
 Result = eval_result_pb2.EvalResult
-Run = eval_result_pb2.CaseRunResult
+Trial = eval_result_pb2.CaseTrialResult
+SUCCEEDED = execution_pb2.EXECUTION_STATE_SUCCEEDED
 
 
 def moved(agent: str, invocation_id: str = "") -> eval_result_pb2.TreeDifference:
@@ -22,11 +23,11 @@ def moved(agent: str, invocation_id: str = "") -> eval_result_pb2.TreeDifference
     )
 
 
-def with_tree(score: float, *differences: eval_result_pb2.TreeDifference) -> Run:
-    """A run with the score and the differences of an agent_trajectory."""
-    run = scored(tree=score)
-    run.scores[0].agents.add(violations=len(differences), differences=differences)
-    return run
+def with_tree(score: float, *differences: eval_result_pb2.TreeDifference) -> Trial:
+    """A trial with the score and the differences of an agent_trajectory."""
+    trial = scored(tree=score)
+    trial.scores[0].tree_comparisons.add(violations=len(differences), differences=differences)
+    return trial
 
 
 def of_costs(nanos: int | None, currency: str = "USD") -> Result:
@@ -59,16 +60,18 @@ def test_a_pair_says_what_there_was_and_what_there_is() -> None:
     assert only(compare(before, after)) == CaseComparison(
         case_id="a",
         change=WORSE,
-        before=PASSED,
-        after=FAILED,
-        pass_rate_before=1,
-        pass_rate_after=0,
+        verdict_baseline=PASSED,
+        verdict_candidate=FAILED,
+        pass_rate_baseline=1,
+        pass_rate_candidate=0,
         metric_changes={"answer": -0.75},
     )
     nothing = result_of()
-    assert only(compare(nothing, after)) == CaseComparison(case_id="a", change=ADDED, after=FAILED, pass_rate_after=0)
+    assert only(compare(nothing, after)) == CaseComparison(
+        case_id="a", change=ADDED, verdict_candidate=FAILED, pass_rate_candidate=0
+    )
     assert only(compare(before, nothing)) == CaseComparison(
-        case_id="a", change=REMOVED, before=PASSED, pass_rate_before=1
+        case_id="a", change=REMOVED, verdict_baseline=PASSED, pass_rate_baseline=1
     )
 
 
@@ -78,10 +81,10 @@ def test_a_pair_says_what_there_was_and_what_there_is() -> None:
         (passing("a", 5, 5), passing("a", 4, 5), WORSE),
         (passing("a", 1, 5), passing("a", 2, 5), BETTER),
         (passing("a", 1, 5), passing("a", 2, 10), SAME),
-        (passing("a"), case_of("a", unjudged()), WORSE),
-        (passing("a", 0), case_of("a", unjudged()), SAME),
+        (passing("a"), case_of("a", unscored()), WORSE),
+        (passing("a", 0), case_of("a", unscored()), SAME),
         (passing("a", 0), case_of("a", crashed()), SAME),
-        # It passes by the mean over its runs, and did before each of them.
+        # It passes by the mean over its trials, and did before each of them.
         (passing("a", 1, 2), case_of("a", scored(answer=0.5), scored(answer=1.5)), BETTER),
     ],
 )
@@ -95,9 +98,9 @@ def test_the_verdict_of_a_case_decides_and_then_how_often_it_passed(
 
 def test_first_comes_what_is_not_the_same_of_what_the_results_depended_on() -> None:
     before = Result(
-        set_name="desk",
+        eval_set_name="desk",
         pins=Pins(
-            set_digest="sha256:" + "a" * 64,
+            eval_set_digest="sha256:" + "a" * 64,
             agent="lead",
             agents={"lead": "1", "writer": "1", "gone": "1"},
             models={"small": "x"},
@@ -108,9 +111,9 @@ def test_first_comes_what_is_not_the_same_of_what_the_results_depended_on() -> N
         ),
     )
     after = Result(
-        set_name="counter",
+        eval_set_name="counter",
         pins=Pins(
-            set_digest="sha256:" + "b" * 64,
+            eval_set_digest="sha256:" + "b" * 64,
             agent="chief",
             agents={"lead": "2", "writer": "1", "new": "1"},
             models={"small": "y"},
@@ -123,9 +126,9 @@ def test_first_comes_what_is_not_the_same_of_what_the_results_depended_on() -> N
         "The name of the set has changed: desk, now counter.",
         "The content of the set has changed: sha256:aaaaaaaaaaaaa, now sha256:bbbbbbbbbbbbb.",
         "The evaluated agent has changed: lead, now chief.",
-        "The agent 'gone' is gone.",
+        "The agent 'gone' was removed.",
         "The agent 'lead' has changed: 1, now 2.",
-        "The agent 'new' is new.",
+        "The agent 'new' was added.",
         "The model 'small' has changed: x, now y.",
         "The tool 'search' has changed: t, now u.",
         "The price list has changed: p1, now none.",
@@ -143,24 +146,34 @@ def test_hashes_that_begin_alike_are_shown_in_full() -> None:
 
 
 def test_costs_are_compared_in_one_currency_if_both_are_known() -> None:
-    assert compare(of_costs(5), of_costs(3)).cost_nanos_change == -2
+    less = compare(of_costs(5, "EUR"), of_costs(3, "EUR"))
+    assert (less.cost_nanos_change, less.cost_currency_code) == (-2, "EUR")
     for left, right in [
         (of_costs(5), of_costs(None)),
         (of_costs(None), of_costs(5)),
         (of_costs(5), of_costs(5, "EUR")),
     ]:
-        assert not compare(left, right).HasField("cost_nanos_change")
+        comparison = compare(left, right)
+        assert (comparison.HasField("cost_nanos_change"), comparison.cost_currency_code) == (False, "")
+
+
+def test_a_comparison_says_in_which_states_the_evaluations_ended() -> None:
+    before, after = Result(state=execution_pb2.EXECUTION_STATE_CANCELLED), Result(state=SUCCEEDED)
+    assert compare(before, after) == eval_result_pb2.EvalComparison(
+        state_baseline=execution_pb2.EXECUTION_STATE_CANCELLED, state_candidate=SUCCEEDED
+    )
+    assert baseline_of(before).state == execution_pb2.EXECUTION_STATE_CANCELLED, "a kept baseline has its state"
 
 
 def test_a_rate_that_one_side_has_not_has_no_change() -> None:
-    comparison = compare(result_of(passing("a")), result_of(case_of("a", unjudged())))
+    comparison = compare(result_of(passing("a")), result_of(case_of("a", unscored())))
     assert not comparison.HasField("pass_rate_change")
     assert only(comparison) == CaseComparison(
-        case_id="a", change=WORSE, before=PASSED, after=NOT_EVALUATED, pass_rate_before=1
+        case_id="a", change=WORSE, verdict_baseline=PASSED, verdict_candidate=NOT_EVALUATED, pass_rate_baseline=1
     )
 
 
-def test_behind_a_worse_case_are_the_differences_that_its_first_run_that_differs_has_and_had_not() -> None:
+def test_behind_a_worse_case_are_the_differences_that_its_first_trial_that_differs_has_and_had_not() -> None:
     before = result_of(case_of("a", with_tree(1, moved("lead", "1")), with_tree(1), with_tree(1)))
     after = result_of(
         case_of(
@@ -186,7 +199,7 @@ def test_a_case_that_fails_in_another_way_is_the_same_and_shows_what_differs_now
     assert (only(compare(before, after)).change, list(only(compare(before, after)).differences)) == (SAME, [moved("y")])
 
 
-def test_against_a_baseline_without_runs_what_is_worse_shows_all_its_differences() -> None:
+def test_against_a_baseline_without_trials_what_is_worse_shows_all_its_differences() -> None:
     before, failing = result_of(case_of("a", with_tree(1))), result_of(case_of("a", with_tree(0, moved("writer"))))
     assert list(only(compare(baseline_of(before), failing)).differences) == [moved("writer")]
     # Whether those of a case that is as bad as before are new is not known.
@@ -194,7 +207,7 @@ def test_against_a_baseline_without_runs_what_is_worse_shows_all_its_differences
     assert not only(compare(baseline_of(failing), before)).differences
 
 
-def test_a_run_that_the_other_result_lacks_explains_a_worse_case_but_not_one_that_is_as_before() -> None:
+def test_a_trial_that_the_other_result_lacks_explains_a_worse_case_but_not_one_that_is_as_before() -> None:
     before = result_of(case_of("a", with_tree(1)))
     worse = result_of(case_of("a", with_tree(1), with_tree(0, moved("writer"))))
     assert list(only(compare(before, worse)).differences) == [moved("writer")]
@@ -226,26 +239,26 @@ def test_cases_of_one_id_are_paired_in_order() -> None:
     assert [case.change for case in compare(before, after).cases] == [SAME, BETTER, ADDED]
 
 
-def test_a_baseline_keeps_the_numbers_of_cases_without_their_runs_and_turns() -> None:
-    result = result_of(case_of("a", with_tree(1, moved("writer")), with_tree(0)), pins=Pins(set_digest="d"))
+def test_a_baseline_keeps_the_numbers_of_cases_without_their_trials_and_turns() -> None:
+    result = result_of(case_of("a", with_tree(1, moved("writer")), with_tree(0)), pins=Pins(eval_set_digest="d"))
     result.cases[0].turns.add(user="Hello")
     result.cases[0].labels["area"] = "sums"
-    result.evaluation_id, result.status = "e", FAILED
+    result.evaluation_id, result.verdict = "e", FAILED
     kept = baseline_of(result)
     statistics = result.cases[0].statistics
     assert kept == Result(
         evaluation_id="e",
-        set_name="desk",
-        status=FAILED,
+        eval_set_name="desk",
+        verdict=FAILED,
         pins=result.pins,
         totals=result.totals,
         cases=[
             eval_result_pb2.CaseResult(
                 case_id="a",
-                status=FAILED,
+                verdict=FAILED,
                 metrics=result.cases[0].metrics,
                 statistics=eval_result_pb2.PassStatistics(
-                    runs=2,
+                    trials=2,
                     passed=1,
                     pass_rate=0.5,
                     pass_rate_interval=statistics.pass_rate_interval,
@@ -275,8 +288,8 @@ _MIRRORED = {SAME: SAME, BETTER: WORSE, WORSE: BETTER, REMOVED: ADDED, ADDED: RE
 
 
 @given(RESULTS, RESULTS, st.sampled_from(["d", "e"]), st.sampled_from(["d", "e"]))
-def test_the_other_way_round_better_is_worse_and_new_is_gone(a: Result, b: Result, left: str, right: str) -> None:
-    a.pins.set_digest, b.pins.set_digest = left, right
+def test_the_other_way_round_better_is_worse_and_added_is_removed(a: Result, b: Result, left: str, right: str) -> None:
+    a.pins.eval_set_digest, b.pins.eval_set_digest = left, right
     there, back = compare(a, b), compare(b, a)
     assert {case.case_id: _MIRRORED[case.change] for case in there.cases} == {
         case.case_id: case.change for case in back.cases
@@ -289,5 +302,5 @@ def test_the_other_way_round_better_is_worse_and_new_is_gone(a: Result, b: Resul
     returned = {case.case_id: case for case in back.cases}
     for case in there.cases:
         mirror = returned[case.case_id]
-        assert (case.before, case.after) == (mirror.after, mirror.before)
+        assert (case.verdict_baseline, case.verdict_candidate) == (mirror.verdict_candidate, mirror.verdict_baseline)
         assert dict(case.metric_changes) == {name: -change for name, change in mirror.metric_changes.items()}

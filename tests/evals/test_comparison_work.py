@@ -6,37 +6,37 @@ from collections.abc import Sequence
 import pytest
 
 from bough.v1 import error_pb2, eval_set_pb2, execution_pb2, invocation_pb2, message_pb2
-from bough.v1.eval_set_pb2 import Expectation, ExpectedAgent, ExpectedTool, ValueMatcher
+from bough.v1.eval_set_pb2 import EvalExpectation, ExpectedAgent, ExpectedTool, ValueMatcher
 from bough_server.comparison_work import TooMuchWork, bounded_work, spend
 from bough_server.errors import RunError
 from bough_server.evals.expectation_validation import KnownNames
-from bough_server.evals.scoring import score_run
+from bough_server.evals.scoring import score_trial
 from bough_server.evals.validation import problems_of
 from bough_server.evals.verdicts import NOT_EVALUATED, PASSED
 from bough_server.runtime.tool_mocks import is_replaced, mock_of
 from bough_server.value_matcher import check_matcher, mismatch
 
 SUCCEEDED = execution_pb2.EXECUTION_STATE_SUCCEEDED
-ANY_ORDER = eval_set_pb2.Metric(
+ANY_ORDER = eval_set_pb2.EvalMetric(
     tool_trajectory=eval_set_pb2.ToolTrajectoryMetric(mode=eval_set_pb2.TRAJECTORY_MODE_ANY_ORDER)
 )
 TOO_MUCH = "There is too much to compare: expect fewer or smaller values."
 
 
 def statuses(
-    expect: Expectation,
+    expect: EvalExpectation,
     *,
     calls: Sequence[invocation_pb2.ToolInvocation] = (),
     agents: Sequence[invocation_pb2.AgentInvocation] = (),
 ) -> list[tuple[int, str]]:
-    """The status and the reason of each score of a run with these calls and agents."""
+    """The status and the reason of each score of a trial with these calls and agents."""
     case = eval_set_pb2.EvalCase(
         id="a",
         turns=[eval_set_pb2.EvalTurn(user="x", expect=expect)],
-        metrics=[ANY_ORDER, eval_set_pb2.Metric(budget=eval_set_pb2.BudgetMetric(errors=0))],
+        metrics=[ANY_ORDER, eval_set_pb2.EvalMetric(budget=eval_set_pb2.BudgetMetric(errors=0))],
     )
     record = invocation_pb2.Invocation(state=SUCCEEDED, tools=calls, agents=agents)
-    return [(score.status, score.reason) for score in score_run(case, [record], index=0).scores]
+    return [(score.verdict, score.reason) for score in score_trial(case, [record], trial=0).scores]
 
 
 def call(number: int, arguments: object) -> invocation_pb2.ToolInvocation:
@@ -45,24 +45,24 @@ def call(number: int, arguments: object) -> invocation_pb2.ToolInvocation:
     )
 
 
-def test_calls_that_take_too_long_to_compare_are_not_judged_and_other_metrics_are() -> None:
+def test_calls_that_take_too_long_to_compare_are_not_scored_and_other_metrics_are() -> None:
     long = "x" * 1_000
     expected = [ExpectedTool(name="search", arguments_json=json.dumps([long, n])) for n in range(500)]
-    expect = Expectation(tools=expected)
+    expect = EvalExpectation(tools=expected)
     calls = [call(n, [long, n]) for n in range(500)]
     assert statuses(expect, calls=calls) == [(NOT_EVALUATED, TOO_MUCH), (PASSED, "")]
     del expected[100:]
-    assert statuses(Expectation(tools=expected), calls=calls[:100]) == [(PASSED, ""), (PASSED, "")]
+    assert statuses(EvalExpectation(tools=expected), calls=calls[:100]) == [(PASSED, ""), (PASSED, "")]
 
 
 def test_costly_patterns_are_not_compared_with_everything() -> None:
     matcher = ValueMatcher(regex="(.{1,30}a?){20}b")
     expected = [ExpectedTool(name="search", arguments_match=matcher)] * 1_000
     calls = [call(n, "a" * 1_000) for n in range(1_000)]
-    assert statuses(Expectation(tools=expected), calls=calls)[0] == (NOT_EVALUATED, TOO_MUCH)
+    assert statuses(EvalExpectation(tools=expected), calls=calls)[0] == (NOT_EVALUATED, TOO_MUCH)
 
 
-def test_trees_that_take_too_long_to_compare_are_not_judged() -> None:
+def test_trees_that_take_too_long_to_compare_are_not_scored() -> None:
     agents = []
     for number in range(1_000):
         parent = f"a{number}"
@@ -71,7 +71,7 @@ def test_trees_that_take_too_long_to_compare_are_not_judged() -> None:
             invocation_pb2.AgentInvocation(invocation_id=f"b{number}", parent_invocation_id=parent, name="b", depth=1)
         )
     expected = [ExpectedAgent(name="*", children=[ExpectedAgent(name="b")])] * 1_000
-    scores = statuses(Expectation(agents=expected), agents=agents)
+    scores = statuses(EvalExpectation(agents=expected), agents=agents)
     assert (NOT_EVALUATED, TOO_MUCH) in scores
 
 
@@ -103,7 +103,7 @@ def test_schemas_of_a_set_are_small_enough_to_be_checked() -> None:
     assert check_matcher(large) == "schema_json is larger than 64 KiB."
     schemas = [json.dumps({"title": "x" * 60_000, "maximum": number}) for number in range(20)]
     tools = [ExpectedTool(name="a", result_match=ValueMatcher(schema_json=schema)) for schema in schemas]
-    turn = eval_set_pb2.EvalTurn(user="x", expect=Expectation(tools=tools))
+    turn = eval_set_pb2.EvalTurn(user="x", expect=EvalExpectation(tools=tools))
     made = eval_set_pb2.EvalSet(name="s", agent="a", cases=[eval_set_pb2.EvalCase(id="a", turns=[turn])])
     found = problems_of(made, known=KnownNames())
     assert found

@@ -8,16 +8,16 @@ import structlog
 
 import bough_server
 from bough.v1.eval_result_pb2 import (
-    METRIC_STATUS_FAILED,
-    METRIC_STATUS_NOT_EVALUATED,
-    METRIC_STATUS_PASSED,
+    VERDICT_FAILED,
+    VERDICT_NOT_EVALUATED,
+    VERDICT_PASSED,
     MetricScore,
 )
-from bough.v1.eval_set_pb2 import CustomMetric, EvalCase, Metric
+from bough.v1.eval_set_pb2 import CustomMetric, EvalCase, EvalMetric
 from bough.v1.invocation_pb2 import Invocation
 from bough_server.agents.loading import load_python
 from bough_server.errors import ConfigurationError
-from bough_server.evals.metrics.custom import Judgement, MetricFunction, load_metrics, metric, score_custom
+from bough_server.evals.metrics.custom import Judgment, MetricFunction, load_metrics, metric, score_custom
 from tests.evals.records import case_of, did, record
 
 
@@ -25,7 +25,9 @@ def judge(
     function: Callable[..., object] | MetricFunction, *runs: Invocation, config_json: str = "", threshold: float = 1
 ) -> MetricScore:
     made = function if isinstance(function, MetricFunction) else metric(name="judge")(function)  # type: ignore[arg-type]
-    configured = Metric(name="mine", threshold=threshold, custom=CustomMetric(name=made.name, config_json=config_json))
+    configured = EvalMetric(
+        name="mine", threshold=threshold, custom=CustomMetric(name=made.name, config_json=config_json)
+    )
     case = case_of(*[None] * len(runs), metrics=[configured])
     return score_custom(configured, made, case, runs)
 
@@ -52,15 +54,15 @@ def test_a_function_keeps_its_name_and_is_still_callable() -> None:
 def test_a_score_is_a_number_or_a_claim_with_or_without_a_reason(returned: object, value: float, reason: str) -> None:
     found = judge(lambda invocation, case: returned, record())
     assert (found.name, found.score, found.reason) == ("mine", value, reason)
-    assert found.status == (METRIC_STATUS_PASSED if value >= 1 else METRIC_STATUS_FAILED)
+    assert found.verdict == (VERDICT_PASSED if value >= 1 else VERDICT_FAILED)
 
 
 def test_the_score_is_the_mean_over_all_turns() -> None:
-    def share(invocation: Invocation, case: EvalCase) -> Judgement:
+    def share(invocation: Invocation, case: EvalCase) -> Judgment:
         return len(invocation.tools) / 4, f"{len(invocation.tools)} calls in {case.id}"
 
     found = judge(share, record(did("a")), record(did("a"), did("b")), threshold=0.375)
-    assert (found.score, found.status, found.threshold) == (0.375, METRIC_STATUS_PASSED, 0.375)
+    assert (found.score, found.verdict, found.threshold) == (0.375, VERDICT_PASSED, 0.375)
     assert found.reason == "turns[0]: 1 calls in one. turns[1]: 2 calls in one."
 
 
@@ -77,28 +79,28 @@ def test_a_function_gets_copies_and_its_configuration() -> None:
     assert run.SerializeToString(deterministic=True) == before
 
 
-def test_a_configuration_that_a_function_does_not_take_is_not_judged() -> None:
+def test_a_configuration_that_a_function_does_not_take_is_not_scored() -> None:
     found = judge(lambda invocation, case: 1, record(), config_json='{"a": 1}')
-    assert (found.status, found.HasField("score")) == (METRIC_STATUS_NOT_EVALUATED, False)
+    assert (found.verdict, found.HasField("score")) == (VERDICT_NOT_EVALUATED, False)
     assert found.reason == "The metric 'judge' takes no configuration: give its function a third parameter."
 
 
 @pytest.mark.parametrize(("config", "words"), [("[]", "must be one JSON object."), ("{", "Expecting property name")])
-def test_a_configuration_that_is_no_object_is_not_judged(config: str, words: str) -> None:
+def test_a_configuration_that_is_no_object_is_not_scored(config: str, words: str) -> None:
     found = judge(lambda invocation, case, config: 1, record(), config_json=config)
-    assert found.status == METRIC_STATUS_NOT_EVALUATED
+    assert found.verdict == VERDICT_NOT_EVALUATED
     assert words in found.reason
 
 
 @pytest.mark.parametrize("error", [ValueError("no \ud800 luck"), SystemExit(3), KeyboardInterrupt(), RecursionError()])
-def test_an_exception_is_not_judged_and_logged_whole(error: BaseException) -> None:
+def test_an_exception_is_not_scored_and_logged_whole(error: BaseException) -> None:
     def fails(invocation: Invocation, case: EvalCase) -> bool:
         raise error
 
     with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as lines:
         found = judge(fails, record(), record())
     text = f"{type(error).__name__}: {error}".removesuffix(": ").encode(errors="replace").decode()
-    assert (found.status, found.HasField("score")) == (METRIC_STATUS_NOT_EVALUATED, False)
+    assert (found.verdict, found.HasField("score")) == (VERDICT_NOT_EVALUATED, False)
     assert found.reason == f"turns[0]: The metric 'judge' raised {text}."
     expected = {"event": "metric failed", "exc_info": error, "metric": "judge", "case_id": "one", "run_id": ""}
     assert lines == [{**expected, "log_level": "error"}]
@@ -116,22 +118,22 @@ def test_an_exception_is_not_judged_and_logged_whole(error: BaseException) -> No
         (1j, "complex"),
     ],
 )
-def test_what_is_no_score_is_not_judged(returned: object, shown: str) -> None:
+def test_what_is_no_score_is_not_scored(returned: object, shown: str) -> None:
     found = judge(lambda invocation, case: returned, record())
-    assert (found.status, found.HasField("score")) == (METRIC_STATUS_NOT_EVALUATED, False)
+    assert (found.verdict, found.HasField("score")) == (VERDICT_NOT_EVALUATED, False)
     words = "it must return a number, True or False, or one of them with a text."
     assert found.reason == f"The metric 'judge' returned {shown}; {words}"
 
 
-def test_a_run_without_turns_is_not_judged() -> None:
+def test_a_trial_without_turns_is_not_scored() -> None:
     assert judge(lambda invocation, case: 1).reason == "No turn was run."
 
 
-def test_a_number_beyond_floats_and_a_coroutine_are_not_judged() -> None:
+def test_a_number_beyond_floats_and_a_coroutine_are_not_scored() -> None:
     async def waits() -> float:
         return 1
 
-    assert judge(lambda invocation, case: 10**400, record()).status == METRIC_STATUS_NOT_EVALUATED
+    assert judge(lambda invocation, case: 10**400, record()).verdict == VERDICT_NOT_EVALUATED
     assert "returned coroutine" in judge(lambda invocation, case: waits(), record()).reason
 
 
@@ -157,7 +159,7 @@ def _yields(invocation: Invocation, case: EvalCase):  # type: ignore[no-untyped-
         (7, "seven", "@metric takes a function, not a int."),
     ],
 )
-def test_what_cannot_be_a_metric_is_refused(function: Callable[..., Judgement], name: str, words: str) -> None:
+def test_what_cannot_be_a_metric_is_refused(function: Callable[..., Judgment], name: str, words: str) -> None:
     with pytest.raises(TypeError) as refused:
         metric(name=name)(function)
     assert str(refused.value).startswith(words)

@@ -12,20 +12,21 @@ from bough_server.evals.diff import diff
 from tests.evals.invocations import Agent, Call, agent, invocation
 from tests.support.examples import examples
 
-MISSING = eval_result_pb2.DIFFERENCE_KIND_MISSING
-UNEXPECTED = eval_result_pb2.DIFFERENCE_KIND_UNEXPECTED
-MOVED = eval_result_pb2.DIFFERENCE_KIND_MOVED
-TOOLS = eval_result_pb2.DIFFERENCE_KIND_TOOLS
+ADDED = eval_result_pb2.CHANGE_KIND_ADDED
+REMOVED = eval_result_pb2.CHANGE_KIND_REMOVED
+MOVED = eval_result_pb2.CHANGE_KIND_MOVED
+CHANGED = eval_result_pb2.CHANGE_KIND_CHANGED
 
+AgentDifference = eval_result_pb2.AgentDifference
 InvocationDiff = eval_result_pb2.InvocationDiff
 
 
 def agents_in_words(found: InvocationDiff) -> list[str]:
-    return [difference.message for difference in found.agents]
+    return [difference.message for difference in found.agent_differences]
 
 
 def calls_in_words(found: InvocationDiff) -> list[str]:
-    return [f"{difference.branch}: {difference.message}" for difference in found.calls]
+    return [f"{difference.branch}: {difference.message}" for difference in found.call_differences]
 
 
 def searches(*queries: str) -> list[Call]:
@@ -51,39 +52,40 @@ def test_equal_records_are_the_same_whatever_their_ids_and_times_are() -> None:
     )
 
 
-def test_agents_are_gone_new_or_called_by_another() -> None:
-    left = invocation(agent("lead", agent("critic", agent("editor")), agent("researcher"), agent("writer")))
-    right = invocation(agent("lead", agent("researcher", agent("writer")), agent("painter")))
-    found = diff(left, right)
-    assert list(found.agents) == [
-        eval_result_pb2.TreeDifference(
-            kind=MISSING,
+def test_agents_were_removed_added_or_called_by_another() -> None:
+    before = invocation(agent("lead", agent("critic", agent("editor")), agent("researcher"), agent("writer")))
+    after = invocation(agent("lead", agent("researcher", agent("writer")), agent("painter")))
+    found = diff(before, after)
+    assert list(found.agent_differences) == [
+        AgentDifference(
+            kind=REMOVED,
             agent="critic",
-            expected_parent="lead",
-            message="critic is gone, it was called by lead",
-            invocation_id="i2",
+            parent_before="lead",
+            invocation_id_before="i2",
+            message="critic was removed, it was called by lead",
         ),
-        eval_result_pb2.TreeDifference(
-            kind=MISSING,
+        AgentDifference(
+            kind=REMOVED,
             agent="editor",
-            expected_parent="lead/critic",
-            message="editor is gone, it was called by critic",
-            invocation_id="i3",
+            parent_before="lead/critic",
+            invocation_id_before="i3",
+            message="editor was removed, it was called by critic",
         ),
-        eval_result_pb2.TreeDifference(
+        AgentDifference(
             kind=MOVED,
             agent="writer",
-            expected_parent="lead",
-            actual_parent="lead/researcher",
+            parent_before="lead",
+            parent_after="lead/researcher",
+            invocation_id_before="i5",
+            invocation_id_after="i3",
             message="writer was called by lead, and is now called by researcher",
-            invocation_id="i3",
         ),
-        eval_result_pb2.TreeDifference(
-            kind=UNEXPECTED,
+        AgentDifference(
+            kind=ADDED,
             agent="painter",
-            actual_parent="lead",
-            message="painter is new, it is called by lead",
-            invocation_id="i4",
+            parent_after="lead",
+            invocation_id_after="i4",
+            message="painter was added, it is called by lead",
         ),
     ]
     assert not found.same
@@ -95,7 +97,7 @@ def test_what_a_moved_agent_called_moves_with_it() -> None:
         invocation(agent("lead", agent("a", team), agent("b"))), invocation(agent("lead", agent("a"), agent("b", team)))
     )
     assert agents_in_words(found) == ["r was called by a, and is now called by b"]
-    assert not found.calls
+    assert not found.call_differences
 
 
 def test_moves_between_callers_of_one_name_and_to_a_root_are_told_apart() -> None:
@@ -117,11 +119,12 @@ def test_of_several_agents_of_one_name_those_that_did_the_same_belong_together()
     left = invocation(agent("lead", *[agent("r", calls=searches(query)) for query in ("a", "b", "c")]))
     right = invocation(agent("lead", *[agent("r", calls=searches(query)) for query in ("c", "b")]))
     found = diff(left, right)
-    assert [(difference.kind, difference.invocation_id) for difference in found.agents] == [(MISSING, "i2")]
-    assert calls_in_words(found) == ["lead/r: search is gone"]
+    (removed,) = found.agent_differences
+    assert (removed.kind, removed.invocation_id_before, removed.invocation_id_after) == (REMOVED, "i2", "")
+    assert calls_in_words(found) == ["lead/r: search was removed"]
 
 
-def test_calls_are_gone_new_or_changed() -> None:
+def test_calls_were_removed_added_or_changed() -> None:
     left = invocation(
         agent(
             "lead",
@@ -147,15 +150,25 @@ def test_calls_are_gone_new_or_changed() -> None:
     found = diff(left, right)
     assert calls_in_words(found) == [
         "lead: search has other arguments",
-        "lead: save is gone",
+        "lead: save was removed",
         "lead: end has another result",
-        "lead: tell is new",
+        "lead: tell was added",
     ]
-    assert [difference.kind for difference in found.calls] == [TOOLS, MISSING, TOOLS, UNEXPECTED]
-    changed, gone, _, new = found.calls
+    assert [difference.kind for difference in found.call_differences] == [CHANGED, REMOVED, CHANGED, ADDED]
+    changed, removed, _, added = found.call_differences
     assert (changed.before.arguments_json, changed.after.arguments_json) == ('{"q": "b"}', '{"q": "other"}')
-    assert not gone.HasField("after")
-    assert not new.HasField("before")
+    assert not removed.HasField("after")
+    assert not added.HasField("before")
+
+
+def test_calls_are_compared_by_the_arguments_that_they_ran_with() -> None:
+    edited, same, other = (invocation(agent("lead", calls=searches(query))) for query in ("a", "b", "a"))
+    edited.tools[0].executed_arguments_json = '{"q": "b"}'
+    assert diff(edited, same).same
+    found = diff(edited, other)
+    assert calls_in_words(found) == ["lead: search has other arguments"]
+    call = found.call_differences[0].before
+    assert (call.arguments_json, call.executed_arguments_json) == ('{"q": "a"}', '{"q": "b"}')
 
 
 def test_a_call_that_fails_now_has_another_result() -> None:
@@ -165,13 +178,13 @@ def test_a_call_that_fails_now_has_another_result() -> None:
     right.tools[0].ClearField("result_json")
     found = diff(left, right)
     assert calls_in_words(found) == ["lead: t has another result"]
-    assert found.calls[0].after.error.message == "It failed."
+    assert found.call_differences[0].after.error.message == "It failed."
 
 
 def test_another_answer_is_a_difference() -> None:
     found = diff(invocation(agent("lead"), answer="Yes."), invocation(agent("lead"), answer="No."))
     assert (found.same_answer, found.same) == (False, False)
-    assert not found.agents
+    assert not found.agent_differences
 
 
 def test_what_is_not_known_of_a_record_is_unset() -> None:
@@ -186,8 +199,8 @@ def test_a_diff_is_bounded_and_texts_in_it_are_cut() -> None:
     calls = [Call(name=f"t{number}", arguments_json=f'"{"x" * 10_000}"') for number in range(1000)]
     right = invocation(agent("lead", *[agent(f"a{number}") for number in range(2000)], calls=calls))
     found = diff(invocation(agent("lead")), right)
-    assert (len(found.agents), len(found.calls), found.same) == (500, 200, False)
-    assert len(found.calls[0].after.arguments_json) <= 2000
+    assert (len(found.agent_differences), len(found.call_differences), found.same) == (500, 200, False)
+    assert len(found.call_differences[0].after.arguments_json) <= 2000
     assert found.ByteSize() < 1_500_000
 
 
@@ -223,26 +236,28 @@ def bag(messages: Sequence[str]) -> list[str]:
 
 
 def seen_from_the_right(found: InvocationDiff) -> InvocationDiff:
-    """The same diff with the records exchanged, without words, ids and branches."""
-    exchanged = {MISSING: UNEXPECTED, UNEXPECTED: MISSING}
+    """The same diff with the records exchanged, without words and branches."""
+    exchanged = {REMOVED: ADDED, ADDED: REMOVED}
     return InvocationDiff(
-        agents=[
-            eval_result_pb2.TreeDifference(
+        agent_differences=[
+            AgentDifference(
                 kind=exchanged.get(one.kind, one.kind),
                 agent=one.agent,
-                expected_parent=one.actual_parent,
-                actual_parent=one.expected_parent,
+                parent_before=one.parent_after,
+                parent_after=one.parent_before,
+                invocation_id_before=one.invocation_id_after,
+                invocation_id_after=one.invocation_id_before,
             )
-            for one in found.agents
+            for one in found.agent_differences
         ],
-        calls=[
+        call_differences=[
             eval_result_pb2.CallDifference(
                 tool=one.tool,
                 kind=exchanged.get(one.kind, one.kind),
                 before=one.after if one.HasField("after") else None,
                 after=one.before if one.HasField("before") else None,
             )
-            for one in found.calls
+            for one in found.call_differences
         ],
         same_answer=found.same_answer,
         same=found.same,
@@ -250,15 +265,20 @@ def seen_from_the_right(found: InvocationDiff) -> InvocationDiff:
 
 
 def in_one_order(found: InvocationDiff) -> tuple[list[str], list[str], bool, bool]:
-    return bag(list(map(str, found.agents))), bag(list(map(str, found.calls))), found.same_answer, found.same
+    return (
+        bag(list(map(str, found.agent_differences))),
+        bag(list(map(str, found.call_differences))),
+        found.same_answer,
+        found.same,
+    )
 
 
 @given(RECORDS)
 def test_a_record_is_the_same_as_itself(record: invocation_pb2.Invocation) -> None:
     found = diff(record, record)
     assert found.same
-    assert not found.agents
-    assert not found.calls
+    assert not found.agent_differences
+    assert not found.call_differences
 
 
 @examples(120)
@@ -277,13 +297,13 @@ def test_every_agent_and_call_is_accounted_for(
     left: invocation_pb2.Invocation, right: invocation_pb2.Invocation
 ) -> None:
     found = diff(left, right)
-    gone = sum(one.kind == MISSING for one in found.agents)
-    new = sum(one.kind == UNEXPECTED for one in found.agents)
-    assert len(left.agents) - gone == len(right.agents) - new
-    gone = sum(one.kind == MISSING for one in found.calls)
-    new = sum(one.kind == UNEXPECTED for one in found.calls)
-    assert len(left.tools) - gone == len(right.tools) - new
-    assert found.same == (found.same_answer and not found.agents and not found.calls)
+    removed = sum(one.kind == REMOVED for one in found.agent_differences)
+    added = sum(one.kind == ADDED for one in found.agent_differences)
+    assert len(left.agents) - removed == len(right.agents) - added
+    removed = sum(one.kind == REMOVED for one in found.call_differences)
+    added = sum(one.kind == ADDED for one in found.call_differences)
+    assert len(left.tools) - removed == len(right.tools) - added
+    assert found.same == (found.same_answer and not found.agent_differences and not found.call_differences)
 
 
 @pytest.mark.timeout(60)
@@ -293,4 +313,4 @@ def test_many_agents_with_long_lists_of_calls_are_compared_in_seconds() -> None:
         invocation(*(agent(f"a{n}", calls=[f"{side}{m}" if m % 2 else "all" for m in range(1_000)]) for n in range(40)))
         for side in "lr"
     )
-    assert len(diff(left, right).calls) == 200
+    assert len(diff(left, right).call_differences) == 200

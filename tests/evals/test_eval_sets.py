@@ -9,7 +9,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import HealthCheck, given, settings
 
-from bough.v1 import agent_pb2, eval_set_pb2, invocation_pb2, message_pb2, policy_pb2, usage_pb2
+from bough.v1 import agent_pb2, eval_set_pb2, input_pb2, invocation_pb2, message_pb2, policy_pb2, usage_pb2
+from bough.v1.invocation_pb2 import InvocationSource
 from bough_server.agents.definition import definition_yaml, parse_definition
 from bough_server.documents import parse_documents, parse_json
 from bough_server.errors import ConfigurationError
@@ -28,7 +29,7 @@ DESK = """
 name: desk
 agent: lead
 defaults:
-  runs: 3
+  trials: 3
   metrics:
     - budget: {limits: {tokens: "5000"}, errors: 0}
     - {name: order, tool_trajectory: {mode: IN_ORDER}}
@@ -44,7 +45,7 @@ cases:
             - {name: read, arguments: {page: 1}, result: null}
           agents: [lead, {name: "*", children: [writer], extra: ALLOW}]
     mocks: {tools: [{name: search, arguments_match: {equals: null}, result: [1, two]}]}
-    from: {run_id: r, through_sequence: 7, changes: {agents: {lead: {model: small}}}}
+    origin: {run_id: r, after_sequence: 7, changes: {agents: {lead: {model: small}}}}
 """
 
 
@@ -56,7 +57,7 @@ def expected_desk() -> eval_set_pb2.EvalSet:
         turns=[
             pb.EvalTurn(
                 user="Why do leaves turn red?",
-                expect=pb.Expectation(
+                expect=pb.EvalExpectation(
                     answer=pb.ExpectedAnswer(exact="Because."),
                     tools=[
                         pb.ExpectedTool(name="search"),
@@ -65,7 +66,7 @@ def expected_desk() -> eval_set_pb2.EvalSet:
                     agents=[
                         pb.ExpectedAgent(name="lead"),
                         pb.ExpectedAgent(
-                            name="*", children=[pb.ExpectedAgent(name="writer")], extra=pb.EXTRA_AGENTS_ALLOW
+                            name="*", children=[pb.ExpectedAgent(name="writer")], extra=pb.EXTRA_AGENTS_POLICY_ALLOW
                         ),
                     ],
                 ),
@@ -77,17 +78,16 @@ def expected_desk() -> eval_set_pb2.EvalSet:
             ]
         ),
     )
-    origin = getattr(case, "from")
-    origin.run_id, origin.through_sequence = "r", 7
-    origin.changes.agents["lead"].model = "small"
+    case.origin.run_id, case.origin.after_sequence = "r", 7
+    case.origin.changes.agents["lead"].model = "small"
     return pb.EvalSet(
         name="desk",
         agent="lead",
         defaults=pb.EvalDefaults(
-            runs=3,
+            trials=3,
             metrics=[
-                pb.Metric(budget=pb.BudgetMetric(limits=policy_pb2.Limits(tokens=5000), errors=0)),
-                pb.Metric(name="order", tool_trajectory=pb.ToolTrajectoryMetric(mode=pb.TRAJECTORY_MODE_IN_ORDER)),
+                pb.EvalMetric(budget=pb.BudgetMetric(limits=policy_pb2.Limits(tokens=5000), errors=0)),
+                pb.EvalMetric(name="order", tool_trajectory=pb.ToolTrajectoryMetric(mode=pb.TRAJECTORY_MODE_IN_ORDER)),
             ],
         ),
         cases=[case],
@@ -134,11 +134,67 @@ def test_names_and_texts_alone_are_expected_agents_tools_and_answers_with_their_
     fields = (f"{expect}.answer.exact", f"{expect}.tools[0].name", f"{expect}.agents[1].children[0].name")
     assert [source.problem(field, "").line for field in fields] == [15, 17, 19]
     assert source.problem('cases[0].labels["x.y"]', "").line == 11
-    assert source.problem('cases[0].from.changes.agents["lead"].instruction', "").line == 21
+    assert source.problem('cases[0].origin.changes.agents["lead"].instruction', "").line == 21
+
+
+ANSWERS = """
+name: s
+cases:
+  - id: a
+    answers:
+      - {tool: pay, approval: APPROVE}
+      - {agent: clerk, approval: REFUSE}
+      - {approval: {approved: true, arguments: {amount: 2}}}
+      - {approval: {note: Too much.}}
+      - {question: Why, value: broken}
+      - {tool: look, tool_outcome: {parts: [{text: a cat}]}}
+"""
+
+
+def test_an_answer_of_a_case_approves_or_refuses_in_a_word_and_is_written_as_it_was_read(tmp_path: Path) -> None:
+    source, problems = read(tmp_path, ANSWERS)
+    pb, decision = eval_set_pb2.EvalAnswer, input_pb2.ApprovalDecision
+    looked = message_pb2.ToolOutcome(parts=[message_pb2.Part(text="a cat")])
+
+    assert problems == []
+    assert list(source.set.cases[0].answers) == [
+        pb(tool="pay", approval=decision(approved=True)),
+        pb(agent="clerk", approval=decision()),
+        pb(approval=decision(approved=True, arguments_json='{"amount":2}')),
+        pb(approval=decision(note="Too much.")),
+        pb(question="Why", value_json='"broken"'),
+        pb(tool="look", tool_outcome=looked),
+    ]
+    (read_one, written_one) = (parse_documents(text, path="") for text in (ANSWERS, eval_set_yaml(source.set)))
+    assert [document.value for document in written_one] == [document.value for document in read_one]
+
+
+@pytest.mark.parametrize(
+    ("case", "problem"),
+    [
+        ("answers: [{approval: MAYBE}]", "answers[0].approval: must be APPROVE or REFUSE, or a mapping of approved,"),
+        ("answers: [{approval: true}]", "answers[0].approval: must be APPROVE or REFUSE, or a mapping of approved,"),
+        ("answers: [{approval: APPROVE, value: 1}]", "answers[0].value: excludes 'approval': there can be only one"),
+        ("runs: 3", "runs: `runs` is `trials` now."),
+        ("from: {run_id: r}", "from: `from` is `origin` now."),
+        ("origin: {through_sequence: 3}", "origin.through_sequence: `through_sequence` is `after_sequence` now."),
+        ("origin: {throughSequence: 3}", "origin.throughSequence: `throughSequence` is `after_sequence` now."),
+        ("answers: [{decision: APPROVE}]", "answers[0].decision: `decision` is `approval` now."),
+        ("answers: [{arguments: {a: 1}}]", "answers[0].arguments: `arguments` is `approval.arguments` now."),
+    ],
+)
+def test_answers_that_are_none_and_names_of_version_0_1_are_refused_with_what_to_write(
+    tmp_path: Path, case: str, problem: str
+) -> None:
+    _, problems = read(tmp_path, f"name: s\ndefaults: {{runs: 2}}\ncases: [{{id: a, {case}}}]\n")
+
+    assert problems[0] == "set.yaml:2: defaults.runs: `runs` is `trials` now."
+    (sentence,) = problems[1:]
+    assert sentence.startswith(f"set.yaml:3: cases[0].{problem}")
 
 
 def test_a_recorded_invocation_is_read_as_protobufs_json_has_it(tmp_path: Path) -> None:
-    turn = eval_set_pb2.EvalTurn(recorded=record())
+    turn = eval_set_pb2.EvalTurn(recorded=InvocationSource(invocation=record()))
     recorded = eval_set_pb2.EvalSet(name="s", cases=[eval_set_pb2.EvalCase(id="a", turns=[turn])])
 
     source = parse_eval_set(written(tmp_path, json_format.MessageToJson(recorded), "set.json"))
@@ -156,11 +212,11 @@ cases:
     labels: {a: 1, b: [x]}
     turns:
       - {user: Hi., expect: {tools: [7], answer: [x], agents: {}}}
-      - {recorded: {start_time: noon, tree_usage: {cost_nanos: 1 EUR}}}
+      - {recorded: {invocation: {start_time: noon, tree_usage: {cost_nanos: 1 EUR}}}}
       - {input: {parts: [{blob: {data: "%"}}]}}
     mocks: {tools: [{name: t, result: 1, outcome: {}}]}
     metrics: [{threshold: high, agent_trajectory: {roots_order: SORTED}}]
-    from: {changes: {agents: [lead]}}
+    origin: {changes: {agents: [lead]}}
     timeout: 10
 """,
     )
@@ -176,14 +232,14 @@ cases:
         "must be a text, or a mapping of exact, contains, excludes, regex, json, ignore_case, min_characters, "
         "max_characters",
         "set.yaml:7: cases[0].turns[0].expect.agents: must be a list",
-        "set.yaml:8: cases[0].turns[1].recorded.start_time: must be a time such as 2026-01-31T12:00:00Z",
-        "set.yaml:8: cases[0].turns[1].recorded.tree_usage.cost_nanos: must be a whole number",
+        "set.yaml:8: cases[0].turns[1].recorded.invocation.start_time: must be a time such as 2026-01-31T12:00:00Z",
+        "set.yaml:8: cases[0].turns[1].recorded.invocation.tree_usage.cost_nanos: must be a whole number",
         "set.yaml:9: cases[0].turns[2].input.parts[0].blob.data: must be bytes as base64",
         "set.yaml:10: cases[0].mocks.tools[0].outcome: excludes 'result': there can be only one answer",
         "set.yaml:11: cases[0].metrics[0].threshold: must be a number",
         "set.yaml:11: cases[0].metrics[0].agent_trajectory.roots_order: must be UNORDERED or ORDERED."
         " Did you mean 'ORDERED'?",
-        "set.yaml:12: cases[0].from.changes.agents: must be a mapping",
+        "set.yaml:12: cases[0].origin.changes.agents: must be a mapping",
         "set.yaml:13: cases[0].timeout: must be a duration such as 10m, 50ms or 1h30m",
     ]
 
@@ -278,30 +334,32 @@ def test_equal_sets_have_equal_digests_whatever_the_order_of_their_labels() -> N
 
 def test_a_case_is_planned_with_the_defaults_of_its_set() -> None:
     eval_set = expected_desk()
-    own = eval_set_pb2.Metric(name="order", threshold=0.5, tool_trajectory=eval_set_pb2.ToolTrajectoryMetric())
-    answer = eval_set_pb2.Metric(final_response=eval_set_pb2.FinalResponseMetric())
+    own = eval_set_pb2.EvalMetric(name="order", threshold=0.5, tool_trajectory=eval_set_pb2.ToolTrajectoryMetric())
+    answer = eval_set_pb2.EvalMetric(final_response=eval_set_pb2.FinalResponseMetric())
     eval_set.cases[0].metrics.extend([answer, own])
 
-    [planned] = planned_cases(eval_set, runs=None)
+    [planned] = planned_cases(eval_set, trials=None)
 
-    assert planned.runs == 3
-    assert planned.case.timeout == Duration(seconds=600)
-    assert list(planned.case.metrics) == [eval_set.defaults.metrics[0], own, answer]
+    assert planned.trials == 3
+    assert planned.eval_case.timeout == Duration(seconds=600)
+    assert list(planned.eval_case.metrics) == [eval_set.defaults.metrics[0], own, answer]
     assert list(eval_set.cases[0].metrics) == [answer, own]
 
 
 def test_what_a_case_says_replaces_the_defaults_and_what_a_request_says_replaces_both() -> None:
     eval_set = expected_desk()
     eval_set.defaults.timeout.seconds = 60
-    eval_set.cases.add(id="own", runs=7, timeout=Duration(seconds=5))
+    eval_set.cases.add(id="own", trials=7, timeout=Duration(seconds=5))
 
-    assert [each.runs for each in planned_cases(eval_set, runs=None)] == [3, 7]
-    assert [each.runs for each in planned_cases(eval_set, runs=2)] == [2, 2]
-    assert [each.case.timeout.seconds for each in planned_cases(eval_set, runs=2)] == [60, 5]
+    assert [each.trials for each in planned_cases(eval_set, trials=None)] == [3, 7]
+    assert [each.trials for each in planned_cases(eval_set, trials=2)] == [2, 2]
+    assert [each.eval_case.timeout.seconds for each in planned_cases(eval_set, trials=2)] == [60, 5]
 
 
-def test_a_recorded_case_is_judged_once_because_nothing_runs() -> None:
+def test_a_recorded_case_is_scored_once_because_nothing_runs() -> None:
     eval_set = expected_desk()
-    eval_set.cases.add(id="recorded", runs=5, turns=[eval_set_pb2.EvalTurn(recorded=record())])
+    eval_set.cases.add(
+        id="recorded", trials=5, turns=[eval_set_pb2.EvalTurn(recorded=InvocationSource(invocation=record()))]
+    )
 
-    assert [each.runs for each in planned_cases(eval_set, runs=9)] == [9, 1]
+    assert [each.trials for each in planned_cases(eval_set, trials=9)] == [9, 1]

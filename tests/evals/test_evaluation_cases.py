@@ -1,5 +1,6 @@
 """How a case runs: answers, mocks, forks, recorded invocations and timeouts, over a real socket."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,14 @@ from tests.support.model_scenarios import Reply, Request
 from tests.support.model_server import serving_model
 from tests.support.projects import openai_model
 
-PASSED, FAILED = eval_result_pb2.METRIC_STATUS_PASSED, eval_result_pb2.METRIC_STATUS_FAILED
-NOT_EVALUATED = eval_result_pb2.METRIC_STATUS_NOT_EVALUATED
+PASSED, FAILED = eval_result_pb2.VERDICT_PASSED, eval_result_pb2.VERDICT_FAILED
+NOT_EVALUATED = eval_result_pb2.VERDICT_NOT_EVALUATED
 CANCELLED = execution_pb2.EXECUTION_STATE_CANCELLED
 
 
-def status(log: Followed) -> int:
+def verdict_of(log: Followed) -> int:
     """The verdict."""
-    return int(log.having("evaluation_completed")[0].status)
+    return int(log.having("evaluation_completed")[0].verdict)
 
 
 async def recorded(server: Served, agent: str, text: str) -> str:
@@ -39,8 +40,8 @@ async def recorded(server: Served, agent: str, text: str) -> str:
 @pytest.mark.parametrize(
     ("agent", "said", "answers", "answer"),
     [
-        ("cashier", "5", [{"tool": "pay", "decision": "EVAL_DECISION_APPROVE"}], "paid 5"),
-        ("cashier", "5", [{"decision": "EVAL_DECISION_APPROVE", "arguments_json": '{"amount": 7}'}], "paid 7"),
+        ("cashier", "5", [{"tool": "pay", "approval": {"approved": True}}], "paid 5"),
+        ("cashier", "5", [{"approval": {"approved": True, "arguments_json": '{"amount": 7}'}}], "paid 7"),
         (
             "asker",
             "Which colour?",
@@ -52,26 +53,43 @@ async def recorded(server: Served, agent: str, text: str) -> str:
             ],
             "red",
         ),
-        ("scout", "roof", [{"tool": "look", "value_json": '"a cat"'}], "a cat"),
+        ("scout", "roof", [{"tool": "look", "tool_outcome": {"parts": [{"text": "a cat"}]}}], "a cat"),
     ],
 )
 async def test_the_answers_of_a_case_answer_its_run(
     tmp_path: Path, agent: str, said: str, answers: list[dict[str, Any]], answer: str
 ) -> None:
-    one = case("one", said, answers=[answer], runs=2)
+    one = case("one", said, answers=[answer], trials=2)
     one["answers"] = answers
     async with evaluating(tmp_path) as server:
         log = await evaluated(server, eval_set(one, agent=agent))
     check_log(log.events)
-    assert status(log) == PASSED, log.results()
+    assert verdict_of(log) == PASSED, log.results()
+
+
+async def test_what_an_approver_edited_is_what_the_case_expects(tmp_path: Path) -> None:
+    edited = {"approval": {"approved": True, "arguments_json": '{"amount": 7}'}}
+    expects = {
+        name: {"tools": [{"name": "pay", "arguments_json": json.dumps({"amount": amount})}]}
+        for name, amount in (("executed", 7), ("written", 5))
+    }
+    cases = [
+        {"id": name, "turns": [{"user": "5", "expect": expect}], "answers": [edited]}
+        for name, expect in expects.items()
+    ]
+    async with evaluating(tmp_path) as server:
+        log = await evaluated(server, eval_set(*cases, agent="cashier"))
+    assert [log.result(name).verdict for name in expects] == [PASSED, FAILED], log.results()
+    (call,) = log.result("executed").turns[0].agents[0].calls
+    assert (json.loads(call.arguments_json), json.loads(call.executed_arguments_json)) == ({"amount": 5}, {"amount": 7})
 
 
 async def test_a_refused_approval_is_an_answer(tmp_path: Path) -> None:
     one = case("one", "5")
-    one["answers"] = [{"tool": "pay", "decision": "EVAL_DECISION_REFUSE"}]
+    one["answers"] = [{"tool": "pay", "approval": {}}]
     async with evaluating(tmp_path) as server:
         log = await evaluated(server, eval_set(one, agent="cashier"))
-    assert (status(log), log.result("one").crashed) == (FAILED, True), "this agent fails if it may not pay"
+    assert (verdict_of(log), log.result("one").crashed) == (FAILED, True), "this agent fails if it may not pay"
     assert not log.result("one").HasField("unanswered")
 
 
@@ -79,12 +97,12 @@ async def test_a_refused_approval_is_an_answer(tmp_path: Path) -> None:
     ("agent", "said", "answers", "words"),
     [
         ("asker", "Which colour?", [], "Which colour?"),
-        ("asker", "Which colour?", [{"tool": "pay", "decision": "EVAL_DECISION_APPROVE"}], "Which colour?"),
+        ("asker", "Which colour?", [{"tool": "pay", "approval": {"approved": True}}], "Which colour?"),
         ("cashier", "5", [{"question": "pay", "value_json": "1"}], "pay"),
-        ("scout", "roof", [{"decision": "EVAL_DECISION_APPROVE"}], "look"),
+        ("scout", "roof", [{"approval": {"approved": True}}], "look"),
     ],
 )
-async def test_a_request_that_no_answer_answers_makes_the_case_not_judged_and_cancels_its_run(
+async def test_a_request_that_no_answer_answers_makes_the_case_not_scored_and_cancels_its_run(
     tmp_path: Path, agent: str, said: str, answers: list[dict[str, Any]], words: str
 ) -> None:
     one = case("one", said, "and again")
@@ -94,20 +112,20 @@ async def test_a_request_that_no_answer_answers_makes_the_case_not_judged_and_ca
         (run,) = await runs_of(server, log.evaluation_id)
     check_log(log.events)
     result = log.result("one")
-    assert status(log) == result.status == NOT_EVALUATED
+    assert verdict_of(log) == result.verdict == NOT_EVALUATED
     assert words in result.reason
     assert result.unanswered.input_id
     assert run.state == CANCELLED
 
 
-async def test_an_answer_that_the_run_refuses_makes_the_case_not_judged_and_cancels_its_run(tmp_path: Path) -> None:
+async def test_an_answer_that_the_run_refuses_makes_the_case_not_scored_and_cancels_its_run(tmp_path: Path) -> None:
     one = case("one", "5")
-    one["answers"] = [{"decision": "EVAL_DECISION_APPROVE", "arguments_json": '{"amount": "much"}'}]
+    one["answers"] = [{"approval": {"approved": True, "arguments_json": '{"amount": "much"}'}}]
     async with evaluating(tmp_path) as server:
         log = await evaluated(server, eval_set(one, case("other", "6"), agent="cashier"))
         runs = await runs_of(server, log.evaluation_id)
     check_log(log.events)
-    assert log.result("one").status == NOT_EVALUATED
+    assert log.result("one").verdict == NOT_EVALUATED
     assert "amount" in log.result("one").reason
     assert [run.state for run in runs] == [CANCELLED] * 2
 
@@ -116,7 +134,7 @@ async def test_a_run_that_takes_too_long_has_crashed(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
         log = await evaluated(server, eval_set(case("one", "never opened", timeout="0.2s"), agent="gated"))
     result = log.result("one")
-    assert (result.status, result.crashed) == (FAILED, True)
+    assert (result.verdict, result.crashed) == (FAILED, True)
     assert "wall_duration" in result.reason or "seconds" in result.reason, result.reason
 
 
@@ -126,7 +144,7 @@ async def test_mocks_answer_instead_of_the_tool(tmp_path: Path) -> None:
         log = await evaluated(
             server, eval_set(case("one", "mock-a b", answers=["mocked, mocked"], mocks=mocks), agent="clerk")
         )
-    assert status(log) == PASSED, log.results()
+    assert verdict_of(log) == PASSED, log.results()
     assert not CALLED["mock-a"]
 
 
@@ -143,13 +161,13 @@ async def test_a_recorded_run_answers_its_calls_and_strict_mocks_nothing_else(tm
         log = await evaluated(server, eval_set(*cases, agent="clerk"))
         runs = await runs_of(server, log.evaluation_id)
     check_log(log.events)
-    assert [log.result(one).status for one in ("same", "loose")] == [PASSED] * 2
+    assert [log.result(one).verdict for one in ("same", "loose")] == [PASSED] * 2
     assert {name: CALLED[f"rec-{name}"] for name in "abcd"} == {"a": 1, "b": 1, "c": 0, "d": 1}
-    assert log.result("other").status == NOT_EVALUATED
+    assert log.result("other").verdict == NOT_EVALUATED
     assert "stamp" in log.result("other").reason
-    assert log.result("gone").status == NOT_EVALUATED
+    assert log.result("gone").verdict == NOT_EVALUATED
     assert "no-such-run" in log.result("gone").reason
-    assert {run.case_id for run in runs} == {"same", "other", "loose"}
+    assert {run.evaluation.case_id for run in runs} == {"same", "other", "loose"}
 
 
 async def test_a_case_that_begins_with_a_fork_runs_only_what_follows(tmp_path: Path) -> None:
@@ -158,35 +176,35 @@ async def test_a_case_that_begins_with_a_fork_runs_only_what_follows(tmp_path: P
         await turn.to_the_end()
         run_id = turn.events[0].run_id
         ends = [event.sequence for event in turn.events if event.HasField("tool_completed")]
-        origin = {"run_id": run_id, "through_sequence": str(ends[0])}
+        origin = {"run_id": run_id, "after_sequence": str(ends[0])}
         one: dict[str, Any] = {
             "id": "one",
-            "from": origin,
+            "origin": origin,
             "turns": [
                 {"expect": {"answer": {"exact": "stamped fork-a, stamped fork-b"}}},
                 {"user": "fork-c", "expect": {"answer": {"exact": "stamped fork-c"}}},
             ],
         }
-        gone = {"id": "gone", "from": {"run_id": "no-such-run", "through_sequence": "1"}, "turns": [{}]}
-        beyond = {"id": "beyond", "from": {**origin, "through_sequence": "9999"}, "turns": [{}]}
+        gone = {"id": "gone", "origin": {"run_id": "no-such-run", "after_sequence": "1"}, "turns": [{}]}
+        beyond = {"id": "beyond", "origin": {**origin, "after_sequence": "9999"}, "turns": [{}]}
         changes = {"input": {"parts": [{"text": "fork-d"}]}}
         changed = {
             "id": "changed",
-            "from": {"run_id": run_id, "through_sequence": "1", "changes": changes},
+            "origin": {"run_id": run_id, "after_sequence": "1", "changes": changes},
             "turns": [{"expect": {"answer": {"exact": "stamped fork-d"}}}],
         }
         log = await evaluated(server, eval_set(one, gone, beyond, changed, agent="clerk"))
         runs = await runs_of(server, log.evaluation_id)
     check_log(log.events)
-    assert log.result("one").status == PASSED, log.result("one")
-    assert log.result("changed").status == PASSED, log.result("changed")
+    assert log.result("one").verdict == PASSED, log.result("one")
+    assert log.result("changed").verdict == PASSED, log.result("changed")
     assert [CALLED[f"fork-{name}"] for name in "abcd"] == [1, 2, 1, 1]
     for name in ("gone", "beyond"):
-        assert log.result(name).status == NOT_EVALUATED
+        assert log.result(name).verdict == NOT_EVALUATED
     assert "no-such-run" in log.result("gone").reason
-    sessions = {run.session_id for run in runs if run.case_id == "one"}
-    assert len([run for run in runs if run.case_id == "one"]) == 2
-    assert len(sessions) == 1, "the second turn goes on in the session of the fork"
+    ones = [run for run in runs if run.evaluation.case_id == "one"]
+    assert [(run.evaluation.turn, run.forked_from.run_id) for run in ones] == [(0, run_id), (1, "")]
+    assert len({run.session_id for run in ones}) == 1, "the second turn goes on in the session of the fork"
 
 
 def instruction_of(request: Request) -> Reply:
@@ -212,11 +230,11 @@ async def test_a_fork_gives_one_agent_another_model_and_another_instruction(tmp_
         async with evaluating(tmp_path, agents=agents, models=models) as server:
             turn = await begin(server, "lead", "Hi").to_the_end()
             called = next(event.sequence for event in turn.events if event.HasField("llm_completed"))
-            origin = {"run_id": turn.events[0].run_id, "through_sequence": str(called)}
+            origin = {"run_id": turn.events[0].run_id, "after_sequence": str(called)}
             cases = [
                 {
                     "id": name,
-                    "from": {**origin, **extra},
+                    "origin": {**origin, **extra},
                     "turns": [
                         {
                             "expect": {
@@ -231,7 +249,7 @@ async def test_a_fork_gives_one_agent_another_model_and_another_instruction(tmp_
             log = await evaluated(server, eval_set(*cases, agent="lead"))
             runs = await runs_of(server, log.evaluation_id)
     check_log(log.events)
-    assert {name: (log.result(name).status, log.result(name).reason) for name in ("same", "verse")} == {
+    assert {name: (log.result(name).verdict, log.result(name).reason) for name in ("same", "verse")} == {
         "same": (PASSED, ""),
         "verse": (PASSED, ""),
     }
@@ -239,25 +257,49 @@ async def test_a_fork_gives_one_agent_another_model_and_another_instruction(tmp_
     assert wire.count == 1, "the writer alone asks the other model"
 
 
-async def test_recorded_invocations_are_judged_and_nothing_runs(tmp_path: Path) -> None:
+async def test_recorded_invocations_are_scored_and_nothing_runs(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
         run_id = await recorded(server, "clerk", "told-a")
         response = await server.trees.GetInvocation(eval_service_pb2.GetInvocationRequest(run_id=run_id))
         invocation = json_format.MessageToDict(response.invocation)
-        good, bad = (
-            {"id": name, "turns": [{"recorded": invocation, "expect": {"tools": [{"name": tool}]}}]}
-            for name, tool in (("good", "stamp"), ("bad", "print"))
-        )
-        log = await evaluated(server, eval_set(good, bad, agent=""), runs=5)
+        sources: dict[str, dict[str, Any]] = {
+            "given": {"invocation": invocation},
+            "stored": {"run": {"run_id": run_id}},
+            "other": {"run": {"run_id": run_id}},
+            "part": {"run": {"run_id": run_id, "as_of_sequence": 1}},
+            "missing": {"run": {"run_id": "no-such-run"}},
+            "beyond": {"run": {"run_id": run_id, "as_of_sequence": 9999}},
+        }
+        cases = [
+            {"id": name, "turns": [{"recorded": source, "expect": {"tools": [tool_of(name)]}}]}
+            for name, source in sources.items()
+        ]
+        log = await evaluated(server, eval_set(*cases, agent=""), trials=5)
         assert not await runs_of(server, log.evaluation_id)
     check_log(log.events)
-    assert [log.result(name).status for name in ("good", "bad")] == [PASSED, FAILED]
-    assert "case_run_ended" not in log.kinds
-    assert [one.session_id for one in log.having("case_run_started")] == ["", ""]
+    assert {name: (log.result(name).verdict, log.result(name).reason) for name in sources if name != "other"} == {
+        "given": (PASSED, ""),
+        "stored": (PASSED, ""),
+        "part": (NOT_EVALUATED, "The run has not ended."),
+        "missing": (NOT_EVALUATED, "A recorded run cannot be read: There is no run 'no-such-run'."),
+        "beyond": (
+            NOT_EVALUATED,
+            f"A recorded run cannot be read: The log of run {run_id!r} ends at {invocation['asOfSequence']} so far.",
+        ),
+    }
+    assert log.result("other").verdict == FAILED
+    assert [log.result(name).turns[0].run_id for name in ("given", "stored")] == [run_id] * 2
+    assert "case_trial_ended" not in log.kinds
+    assert {one.session_id for one in log.having("case_trial_started")} == {""}
 
 
-async def test_a_case_of_an_unfinished_record_is_not_judged(tmp_path: Path) -> None:
-    turn = {"recorded": json_format.MessageToDict(invocation_pb2.Invocation(run_id="r"))}
+def tool_of(name: str) -> dict[str, str]:
+    """The call that the case of a name expects."""
+    return {"name": "print" if name == "other" else "stamp"}
+
+
+async def test_a_case_of_an_unfinished_record_is_not_scored(tmp_path: Path) -> None:
+    turn = {"recorded": {"invocation": json_format.MessageToDict(invocation_pb2.Invocation(run_id="r"))}}
     async with evaluating(tmp_path) as server:
         log = await evaluated(server, eval_set({"id": "one", "turns": [turn]}, agent=""))
-    assert log.result("one").status == NOT_EVALUATED
+    assert log.result("one").verdict == NOT_EVALUATED

@@ -1,6 +1,7 @@
 """How evaluations end: cancelled, out of budget, judged by gates and against a baseline, over a real socket."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 
-from bough.v1 import eval_result_pb2, eval_service_pb2, execution_pb2, policy_pb2
+from bough.v1 import error_pb2, eval_result_pb2, eval_service_pb2, execution_pb2, policy_pb2
 from bough_server.evals import evaluator
 from tests.evals.job_server import (
     ARRIVED,
@@ -18,6 +19,7 @@ from tests.evals.job_server import (
     Followed,
     begin,
     case,
+    case_results,
     check_log,
     eval_set,
     evaluated,
@@ -27,16 +29,17 @@ from tests.evals.job_server import (
     runs_of,
     watch,
 )
+from tests.evals.test_judges import broken
 from tests.rpc.run_server import Served
 
-PASSED, FAILED = eval_result_pb2.METRIC_STATUS_PASSED, eval_result_pb2.METRIC_STATUS_FAILED
-NOT_EVALUATED = eval_result_pb2.METRIC_STATUS_NOT_EVALUATED
+PASSED, FAILED = eval_result_pb2.VERDICT_PASSED, eval_result_pb2.VERDICT_FAILED
+NOT_EVALUATED = eval_result_pb2.VERDICT_NOT_EVALUATED
 CANCELLED = execution_pb2.EXECUTION_STATE_CANCELLED
 
 
-def status(log: Followed) -> int:
+def verdict_of(log: Followed) -> int:
     """The verdict."""
-    return int(log.having("evaluation_completed")[0].status)
+    return int(log.having("evaluation_completed")[0].verdict)
 
 
 async def cancel(server: Served, evaluation_id: str, note: str = "") -> Any:
@@ -52,7 +55,9 @@ def waiting(name: str, count: int) -> list[dict[str, Any]]:
 
 async def test_a_cancelled_evaluation_cancels_its_runs_and_begins_no_others(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
-        log = await begin(server, eval_set(*waiting("cancel", 6), agent="gated"), jobs=2).until("case_run_started")
+        log = await begin(server, eval_set(*waiting("cancel", 6), agent="gated"), max_concurrency=2).until(
+            "case_trial_started"
+        )
         await asyncio.wait_for(asyncio.gather(ARRIVED["cancel0"].wait(), ARRIVED["cancel1"].wait()), 30)
         await asyncio.gather(*(cancel(server, log.evaluation_id, note="enough") for _ in range(5)))
         await log.to_the_end()
@@ -64,10 +69,10 @@ async def test_a_cancelled_evaluation_cancels_its_runs_and_begins_no_others(tmp_
     assert log.kinds.count("evaluation_cancel_requested") == 1
     assert log.having("evaluation_cancel_requested")[0].note == "enough"
     assert log.kinds[-1] == "evaluation_cancelled"
-    assert log.kinds.count("case_run_started") == 2
+    assert log.kinds.count("case_trial_started") == 2
     assert [run.state for run in runs] == [CANCELLED] * 2
     assert found.evaluation.state == again.state == CANCELLED
-    assert found.result.cancelled
+    assert (found.result.state, found.result.error.reason) == (CANCELLED, error_pb2.ERROR_REASON_CANCELLED)
     assert found.evaluation.last_sequence == len(log.events)
     assert followed.events == log.events
 
@@ -86,12 +91,12 @@ async def test_to_cancel_what_has_ended_changes_nothing(tmp_path: Path) -> None:
 async def test_an_evaluation_is_deleted_once_it_has_ended_and_its_runs_are_kept(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
         log = await begin(server, eval_set(case("a", "delete gate"), agent="gated"), request_id="d").until(
-            "case_run_started"
+            "case_trial_started"
         )
         request = eval_service_pb2.DeleteEvaluationRequest(evaluation_id=log.evaluation_id)
         with pytest.raises(aio.AioRpcError) as early:
             await server.trees.DeleteEvaluation(request)
-        assert early.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert early.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         assert "has not ended: cancel it first." in str(early.value.details())
         GATES["delete gate"].set()
         await log.to_the_end()
@@ -100,21 +105,24 @@ async def test_an_evaluation_is_deleted_once_it_has_ended_and_its_runs_are_kept(
         for call in (
             server.trees.DeleteEvaluation(request),
             evaluation(server, log.evaluation_id),
+            case_results(server, log.evaluation_id),
             watch(server, log.evaluation_id).to_the_end(),
         ):
             with pytest.raises(aio.AioRpcError) as gone:
                 await call
             assert gone.value.code() == grpc.StatusCode.NOT_FOUND
-        assert [run.case_id for run in await runs_of(server, log.evaluation_id)] == ["a"]
+        assert [run.evaluation.case_id for run in await runs_of(server, log.evaluation_id)] == ["a"]
         again = await evaluated(server, eval_set(case("a", "delete gate"), agent="gated"), request_id="d")
         assert again.evaluation_id != log.evaluation_id
 
 
-async def test_a_run_of_a_case_that_begins_while_the_evaluation_is_cancelled_is_cancelled_too(tmp_path: Path) -> None:
+async def test_a_trial_that_begins_while_the_evaluation_is_cancelled_is_cancelled_too(tmp_path: Path) -> None:
     """Whenever the cancellation comes, nothing waits for the gates, which stay closed."""
     async with evaluating(tmp_path) as server:
         for delay in range(12):
-            log = await begin(server, eval_set(*waiting(f"at{delay}-", 4), agent="gated"), jobs=4).until("case_planned")
+            log = await begin(server, eval_set(*waiting(f"at{delay}-", 4), agent="gated"), max_concurrency=4).until(
+                "case_planned"
+            )
             await asyncio.sleep(delay * 0.002)
             await cancel(server, log.evaluation_id)
             await asyncio.wait_for(log.to_the_end(), 20)
@@ -134,7 +142,7 @@ async def test_a_run_that_was_being_created_when_the_evaluation_was_cancelled_is
             return await start(*arguments, **options)
 
         monkeypatch.setattr(server.app.runs, "start", starting)
-        log = await begin(server, eval_set(*waiting("created", 1), agent="gated")).until("case_run_started")
+        log = await begin(server, eval_set(*waiting("created", 1), agent="gated")).until("case_trial_started")
         await cancel(server, log.evaluation_id)
         await log.until("evaluation_cancel_requested")
         may_go_on.set()
@@ -148,7 +156,7 @@ async def test_between_two_turns_a_cancelled_evaluation_begins_no_further_one(
 ) -> None:
     async with evaluating(tmp_path) as server:
         log = await begin(server, eval_set(case("one", "turn one", "turn two"), agent="gated")).until(
-            "case_run_started"
+            "case_trial_started"
         )
         get, has_ended = server.app.runs.get, asyncio.Event()
 
@@ -174,9 +182,9 @@ async def test_a_cancelled_evaluation_waits_for_no_judge(tmp_path: Path, monkeyp
         asked.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(evaluator, "judge_run", judging)
+    monkeypatch.setattr(evaluator, "judge_trial", judging)
     async with evaluating(tmp_path) as server:
-        log = await begin(server, eval_set(*many(3))).until("case_run_started")
+        log = await begin(server, eval_set(*many(3))).until("case_trial_started")
         await asyncio.wait_for(asked.wait(), 30)
         await cancel(server, log.evaluation_id)
         await asyncio.wait_for(log.to_the_end(), 20)
@@ -186,7 +194,7 @@ async def test_a_cancelled_evaluation_waits_for_no_judge(tmp_path: Path, monkeyp
 async def test_a_cancellation_is_durable_across_a_restart(tmp_path: Path) -> None:
     made = eval_set(*waiting("durable", 3), agent="gated")
     async with evaluating(tmp_path) as server:
-        log = await begin(server, made, jobs=1).until("case_run_started")
+        log = await begin(server, made, max_concurrency=1).until("case_trial_started")
         await asyncio.wait_for(ARRIVED["durable0"].wait(), 30)
     async with evaluating(tmp_path) as server:
         # Recovery continues it at the same time.
@@ -199,30 +207,30 @@ async def test_a_cancellation_is_durable_across_a_restart(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["tool_calls", "wall_duration"])
-async def test_when_the_budget_is_used_up_the_rest_is_not_judged(tmp_path: Path, name: str) -> None:
+async def test_when_the_budget_is_used_up_the_rest_is_not_scored(tmp_path: Path, name: str) -> None:
     limits = (
         policy_pb2.Limits(tool_calls=3) if name == "tool_calls" else policy_pb2.Limits(wall_duration=Duration(nanos=1))
     )
     cases = [case(f"c{number}", "budget-a budget-b") for number in range(5)]
     async with evaluating(tmp_path) as server:
-        log = await evaluated(server, eval_set(*cases, agent="clerk"), budget=limits, jobs=1)
+        log = await evaluated(server, eval_set(*cases, agent="clerk"), budget=limits, max_concurrency=1)
         runs = await runs_of(server, log.evaluation_id)
     check_log(log.events)
     count = 2 if name == "tool_calls" else 0
-    assert len(runs) == log.kinds.count("case_run_started") == count
-    assert [log.result(f"c{number}").status for number in range(5)] == [PASSED] * count + [NOT_EVALUATED] * (5 - count)
+    assert len(runs) == log.kinds.count("case_trial_started") == count
+    assert [log.result(f"c{number}").verdict for number in range(5)] == [PASSED] * count + [NOT_EVALUATED] * (5 - count)
     assert name in log.result("c4").reason
-    assert status(log) == NOT_EVALUATED
+    assert verdict_of(log) == NOT_EVALUATED
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
-async def test_jobs_bound_the_runs_that_are_in_progress(tmp_path: Path, jobs: int) -> None:
+@pytest.mark.parametrize("max_concurrency", [1, 3])
+async def test_no_more_trials_are_in_progress_than_the_request_allows(tmp_path: Path, max_concurrency: int) -> None:
     AT_ONCE[:] = [0, 0]
     cases = [case(f"c{number}", "x") for number in range(12)]
     async with evaluating(tmp_path) as server:
-        log = await evaluated(server, eval_set(*cases, agent="slow"), jobs=jobs)
+        log = await evaluated(server, eval_set(*cases, agent="slow"), max_concurrency=max_concurrency)
     check_log(log.events)
-    assert [0, jobs] == AT_ONCE
+    assert [0, max_concurrency] == AT_ONCE
 
 
 @pytest.mark.parametrize(
@@ -237,7 +245,7 @@ async def test_gates_alone_decide(tmp_path: Path, gates: list[str], verdict: int
     cases = [case("good", "x", answers=["x"]), case("bad", "x", answers=["y"])]
     async with evaluating(tmp_path) as server:
         log = await evaluated(server, eval_set(*cases), gates=gates)
-    assert status(log) == verdict
+    assert verdict_of(log) == verdict
     assert [gate.gate for gate in log.having("evaluation_totaled")[0].gates] == gates
 
 
@@ -247,52 +255,86 @@ async def test_gates_alone_decide(tmp_path: Path, gates: list[str], verdict: int
         (
             ["cost.total <= 2"],
             FAILED,
-            "1 run crashed, of 'bad', and no gate counts crashed runs: a gate on a pass rate, such as "
+            "1 trial crashed, of 'bad', and no gate counts crashed trials: a gate on a pass rate, such as "
             "pass_rate >= 0.9, does.",
         ),
         (["cost.total <= 2", "pass_rate >= 0.5"], PASSED, ""),
         ([], FAILED, ""),
     ],
 )
-async def test_a_crashed_run_that_no_gate_counts_fails_the_evaluation(
+async def test_a_crashed_trial_that_no_gate_counts_fails_the_evaluation(
     tmp_path: Path, gates: list[str], verdict: int, reason: str
 ) -> None:
     cases = [case("good", "x"), case("bad", "fail")]
     async with evaluating(tmp_path) as server:
         log = await evaluated(server, eval_set(*cases, agent="touchy"), gates=gates)
         found = await evaluation(server, log.evaluation_id)
-    assert status(log) == verdict
-    assert (found.result.status, found.result.reason) == (verdict, reason)
+    assert verdict_of(log) == verdict
+    assert (found.result.verdict, found.result.reason) == (verdict, reason)
 
 
-async def test_gates_that_hold_beside_a_run_that_was_not_judged_leave_a_reason(tmp_path: Path) -> None:
+async def test_gates_that_hold_beside_a_trial_that_was_not_scored_leave_a_reason(tmp_path: Path) -> None:
     cases = [case("good", "x"), case("waiting", "x")]
     async with evaluating(tmp_path) as server:
         log = await evaluated(server, eval_set(*cases, agent="asker"), gates=["cost.total <= 2"])
         found = await evaluation(server, log.evaluation_id)
-    assert found.result.status == NOT_EVALUATED
-    assert found.result.reason == "Not every run of 2 cases could be judged, such as 'good'."
+    assert found.result.verdict == NOT_EVALUATED
+    assert found.result.reason == "Not every trial of 2 cases could be scored, such as 'good'."
+
+
+async def test_what_a_cancelled_evaluation_found_is_a_baseline_only_if_the_request_allows_it(tmp_path: Path) -> None:
+    cases = eval_set(case("c0", "kept", answers=["kept"]), case("c1", "not kept"), agent="gated")
+    GATES["kept"].set()
+    async with evaluating(tmp_path) as server:
+        log = await begin(server, cases, max_concurrency=1).until("case_trial_scored")
+        await cancel(server, log.evaluation_id)
+        await log.to_the_end()
+        found = (await evaluation(server, log.evaluation_id)).result
+        by_id = eval_result_pb2.EvalSource(evaluation_id=log.evaluation_id)
+        by_result = eval_result_pb2.EvalSource(result=found)
+        compared = partial(eval_service_pb2.CompareEvaluationsRequest, candidate=by_id)
+        for baseline, field in ((by_id, "baseline.evaluation_id"), (by_result, "baseline.result.state")):
+            for call in (
+                evaluated(server, eval_set(*many(2)), baseline=baseline),
+                server.trees.CompareEvaluations(compared(baseline=baseline)),
+            ):
+                with pytest.raises(aio.AioRpcError) as refused:
+                    await call
+                assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+                ((named, sentence),) = broken(refused.value)
+                assert named == field
+                assert "CANCELLED, not SUCCEEDED: set allow_incomplete_baseline" in sentence
+            allowed = await server.trees.CompareEvaluations(compared(baseline=baseline, allow_incomplete_baseline=True))
+            assert (allowed.comparison.state_baseline, allowed.comparison.state_candidate) == (CANCELLED, CANCELLED)
+            again = await evaluated(
+                *(server, eval_set(*many(2))),
+                baseline=baseline,
+                allow_incomplete_baseline=True,
+                gates=["regressions == 0"],
+            )
+            assert again.having("evaluation_planned")[0].baseline.state == CANCELLED
+            assert verdict_of(again) == PASSED
 
 
 async def test_a_baseline_is_compared_by_id_and_by_result(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
         before = await evaluated(server, eval_set(*many(7)))
         found = await evaluation(server, before.evaluation_id)
-        by_id = eval_service_pb2.EvalSource(evaluation_id=before.evaluation_id)
-        by_result = eval_service_pb2.EvalSource(result=found.result)
+        by_id = eval_result_pb2.EvalSource(evaluation_id=before.evaluation_id)
+        by_result = eval_result_pb2.EvalSource(result=found.result)
         for baseline in (by_id, by_result):
             same = await evaluated(server, eval_set(*many(7)), baseline=baseline, gates=["regressions == 0"])
-            assert status(same) == PASSED
+            assert verdict_of(same) == PASSED
             fewer = await evaluated(server, eval_set(*many(1)), baseline=baseline)
-            assert status(fewer) == FAILED, "six of seven cases are gone"
+            assert verdict_of(fewer) == FAILED, "six of seven cases were removed"
             assert fewer.having("evaluation_totaled")[0].reason == (
-                "6 cases of the baseline are gone, and that is not allowed: 'c1', 'c2', 'c3', 'c4', 'c5' and others."
+                "6 cases of the baseline may not be removed from the set: 'c1', 'c2', 'c3', 'c4', 'c5' and others."
             )
             allowed = await evaluated(server, eval_set(*many(1)), baseline=baseline, allow_removed=True)
-            assert status(allowed) == PASSED
+            assert verdict_of(allowed) == PASSED
             worse = eval_set(*many(6), case("c6", "hello", answers=["good bye"]))
             log = await evaluated(server, worse, baseline=baseline, gates=["regressions == 0"])
-            assert status(log) == FAILED
+            assert verdict_of(log) == FAILED
             kept = log.having("evaluation_planned")[0].baseline
             assert [one.case_id for one in kept.cases] == [f"c{number}" for number in range(7)]
-            assert not any(one.runs for one in kept.cases)
+            assert not any(one.trials for one in kept.cases)

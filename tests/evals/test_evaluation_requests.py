@@ -13,7 +13,15 @@ from google.protobuf import json_format
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from grpc import aio
 
-from bough.v1 import agent_pb2, agent_service_pb2, eval_result_pb2, eval_service_pb2, eval_set_pb2
+from bough.v1 import (
+    agent_pb2,
+    agent_service_pb2,
+    eval_result_pb2,
+    eval_service_pb2,
+    eval_set_pb2,
+    execution_pb2,
+    run_pb2,
+)
 from tests.evals.job_server import (
     ARRIVED,
     GATES,
@@ -56,7 +64,8 @@ async def refusal(server: Served, made: eval_set_pb2.EvalSet, **fields: Any) -> 
 async def nothing_written(server: Served) -> None:
     """Check that the store is empty."""
     assert not (await server.trees.ListEvaluations(eval_service_pb2.ListEvaluationsRequest())).evaluations
-    assert not (await server.agents.ListRuns(agent_service_pb2.ListRunsRequest())).runs
+    everything = agent_service_pb2.ListRunsRequest(filter=run_pb2.RunFilter(include_evaluations=True))
+    assert not (await server.agents.ListRuns(everything)).runs
 
 
 def nested(depth: int) -> eval_set_pb2.EvalSet:
@@ -71,39 +80,40 @@ def nested(depth: int) -> eval_set_pb2.EvalSet:
 @pytest.mark.parametrize(
     ("made", "fields", "named"),
     [
-        (eval_set_pb2.EvalSet(), {}, ["set.cases", "set.name"]),
-        (eval_set(), {}, ["set.cases"]),
-        (eval_set(case("a", "x"), case("a", "y")), {}, ["set.cases[1].id"]),
-        (eval_set(case("a", "x"), agent=""), {}, ["set.agent"]),
-        (eval_set(case("", "x")), {}, ["set.cases[0].id"]),
-        (eval_set(case("a")), {}, ["set.cases[0].turns"]),
-        (eval_set(case("a", "x"), name="no name"), {}, ["set.name"]),
-        (eval_set(case("a", "x", runs=1001)), {}, ["set.cases[0].runs"]),
+        (eval_set_pb2.EvalSet(), {}, ["eval_set.cases", "eval_set.name"]),
+        (eval_set(), {}, ["eval_set.cases"]),
+        (eval_set(case("a", "x"), case("a", "y")), {}, ["eval_set.cases[1].id"]),
+        (eval_set(case("a", "x"), agent=""), {}, ["eval_set.agent"]),
+        (eval_set(case("", "x")), {}, ["eval_set.cases[0].id"]),
+        (eval_set(case("a")), {}, ["eval_set.cases[0].turns"]),
+        (eval_set(case("a", "x"), name="no name"), {}, ["eval_set.name"]),
+        (eval_set(case("a", "x", trials=1001)), {}, ["eval_set.cases[0].trials"]),
         (
             eval_set(case("a", "x", metrics=[{"custom": {"name": "unheard"}}])),
             {},
-            ["set.cases[0].metrics[0].custom.name"],
+            ["eval_set.cases[0].metrics[0].custom.name"],
         ),
-        (eval_set(case("a", "x", metrics=[{"name": "kindless"}])), {}, ["set.cases[0].metrics[0].kind"]),
-        (eval_set(case("a", "x" * (2 * MIB + 1))), {}, ["set.cases[0]", "set.cases[0].turns[0].user"]),
-        (eval_set(case("a", "x", timeout="0s")), {}, ["set.cases[0].timeout"]),
-        (eval_set(case("a", "x", labels={"bad key": "x"})), {}, ['set.cases[0].labels["bad key"]']),
+        (eval_set(case("a", "x", metrics=[{"name": "kindless"}])), {}, ["eval_set.cases[0].metrics[0].kind"]),
+        (eval_set(case("a", "x" * (2 * MIB + 1))), {}, ["eval_set.cases[0]", "eval_set.cases[0].turns[0].user"]),
+        (eval_set(case("a", "x", timeout="0s")), {}, ["eval_set.cases[0].timeout"]),
+        (eval_set(case("a", "x", labels={"bad key": "x"})), {}, ['eval_set.cases[0].labels["bad key"]']),
         (
             eval_set(case("a", "x", metrics=[{"budget": {"agent": "nobody", "errors": 0}}])),
             {},
-            ["set.cases[0].metrics[0].budget.agent"],
+            ["eval_set.cases[0].metrics[0].budget.agent"],
         ),
         (eval_set(case("a", "x")), {"gates": ["pass_rate >= 0.5", "nonsense"]}, ["gates[1]"]),
-        (eval_set(case("a", "x")), {"gates": ["case.pass_rate.lower >= 0.8"], "runs": 5}, ["gates[0]"]),
+        (eval_set(case("a", "x")), {"gates": ["case.pass_rate.lower >= 0.8"], "trials": 5}, ["gates[0]"]),
         (eval_set(case("a", "x")), {"gates": ["regressions == 0"]}, ["gates[0]"]),
         (eval_set(case("a", "x")), {"labels": {"bough/x": "y"}}, ['labels["bough/x"]']),
-        (eval_set(case("a", "x")), {"jobs": 65}, ["jobs"]),
+        (eval_set(case("a", "x")), {"request_id": "bough/turn/x"}, ["request_id"]),
+        (eval_set(case("a", "x")), {"max_concurrency": 65}, ["max_concurrency"]),
         (eval_set(case("a", "x")), {"budget": {"depth": 3, "tokens": 5}}, ["budget.depth"]),
-        (eval_set(case("a", "x")), {"runs": 0}, ["runs"]),
-        (eval_set(case("a", "x")), {"baseline": eval_service_pb2.EvalSource()}, ["baseline.source"]),
+        (eval_set(case("a", "x")), {"trials": 0}, ["trials"]),
+        (eval_set(case("a", "x")), {"baseline": eval_result_pb2.EvalSource()}, ["baseline.source"]),
         (
             eval_set(case("a", "x")),
-            {"baseline": {"result": {"set_name": "x"}}, "gates": ["regressions == 0"]},
+            {"baseline": {"result": {"state": "EXECUTION_STATE_SUCCEEDED"}}, "gates": ["regressions == 0"]},
             ["baseline.result.cases"],
         ),
     ],
@@ -119,9 +129,9 @@ async def test_a_request_that_cannot_be_evaluated_is_refused_and_nothing_is_writ
 
 async def test_what_every_case_would_repeat_is_bounded(server: Served) -> None:
     large = {"metrics": [{"custom": {"name": "x", "config_json": json.dumps({"a": "b" * 300_000})}}]}
-    assert "set.defaults" in (await refusal(server, eval_set(case("a", "x"), defaults=large)))[2]
+    assert "eval_set.defaults" in (await refusal(server, eval_set(case("a", "x"), defaults=large)))[2]
     medium = {"metrics": [{"custom": {"name": "x", "config_json": json.dumps({"a": "b" * 200_000})}}]}
-    assert "set.defaults" in (await refusal(server, eval_set(*many(400), defaults=medium)))[2]
+    assert "eval_set.defaults" in (await refusal(server, eval_set(*many(400), defaults=medium)))[2]
     mine = agent_pb2.AgentDefinition(name="mine", description="Echoes.", sequence=agent_pb2.SequenceAgent())
     mine.sub_agents.add(agent="echo")
     definitions = [agent_pb2.AgentDefinition(name=f"m{n}", description="x" * 60_000) for n in range(20)]
@@ -132,7 +142,7 @@ async def test_what_a_request_names_has_to_be_there(server: Served) -> None:
     made = eval_set(case("a", "x"))
     assert await refusal(server, made, agent="unheard") == (MISSING, "UNKNOWN_AGENT", [])
     assert await refusal(server, eval_set(case("a", "x"), agent="unheard")) == (MISSING, "UNKNOWN_AGENT", [])
-    baseline = eval_service_pb2.EvalSource(evaluation_id="unheard")
+    baseline = eval_result_pb2.EvalSource(evaluation_id="unheard")
     assert (await refusal(server, made, baseline=baseline))[0] == MISSING
 
 
@@ -161,26 +171,40 @@ async def test_definitions_of_a_request_are_evaluated(server: Served) -> None:
     )
     log = await evaluated(server, eval_set(case("a", "hello", answers=["hello"]), agent="mine"), definitions=[mine])
     check_log(log.events)
-    assert log.having("evaluation_completed")[0].status == eval_result_pb2.METRIC_STATUS_PASSED, log.results()
+    assert log.having("evaluation_completed")[0].verdict == eval_result_pb2.VERDICT_PASSED, log.results()
 
 
-async def test_a_baseline_that_has_not_ended_is_refused(server: Served) -> None:
-    log = await begin(server, eval_set(case("a", "unended"), agent="gated")).until("case_run_started")
+async def test_an_evaluation_that_has_not_ended_is_no_baseline_and_neither_compared_nor_deleted(server: Served) -> None:
+    log = await begin(server, eval_set(case("a", "unended"), agent="gated")).until("case_trial_started")
     await asyncio.wait_for(ARRIVED["unended"].wait(), 30)
-    baseline = eval_service_pb2.EvalSource(evaluation_id=log.evaluation_id)
-    with pytest.raises(aio.AioRpcError) as refused:
-        await evaluated(server, eval_set(case("a", "x")), baseline=baseline)
-    assert refused.value.code() == INVALID
-    assert "has not ended" in str(refused.value.trailing_metadata())
+    running = eval_result_pb2.EvalSource(evaluation_id=log.evaluation_id)
+    ended = eval_result_pb2.EvalSource(result=eval_result_pb2.EvalResult(state=execution_pb2.EXECUTION_STATE_SUCCEEDED))
+    trees, pb = server.trees, eval_service_pb2
+    calls = {
+        "evaluation_id": trees.DeleteEvaluation(pb.DeleteEvaluationRequest(evaluation_id=log.evaluation_id)),
+        "baseline.evaluation_id": evaluated(server, eval_set(case("a", "x")), baseline=running),
+        "candidate.evaluation_id": trees.CompareEvaluations(
+            pb.CompareEvaluationsRequest(baseline=ended, candidate=running)
+        ),
+    }
+    for field, call in calls.items():
+        with pytest.raises(aio.AioRpcError) as refused:
+            await call
+        info, bad = status_details(refused.value)
+        assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        assert (info.reason, info.metadata) == ("EVALUATION_NOT_ENDED", {"evaluation_id": log.evaluation_id})
+        (violation,) = bad.field_violations
+        assert (violation.field, violation.reason) == (field, "EVALUATION_NOT_ENDED")
+        assert violation.description == refused.value.details()
     GATES["unended"].set()
     await log.to_the_end()
 
 
 @pytest.mark.parametrize("depth", [20, 64])
-async def test_a_deep_expectation_is_judged(server: Served, depth: int) -> None:
+async def test_a_deep_expectation_is_scored(server: Served, depth: int) -> None:
     log = await evaluated(server, nested(depth))
     check_log(log.events)
-    assert log.result("deep").status == eval_result_pb2.METRIC_STATUS_FAILED
+    assert log.result("deep").verdict == eval_result_pb2.VERDICT_FAILED
     found = await evaluation(server, log.evaluation_id)
     assert found.result.cases[0].turns
 
@@ -190,7 +214,7 @@ async def test_an_expected_tree_with_too_many_levels_is_refused(server: Served, 
     code, _, named = await refusal(server, nested(depth))
     assert code == INVALID
     assert len(named) == 1
-    assert named[0].startswith("set.cases[0].turns[0].expect.agents[0].children[0].children[0]")
+    assert named[0].startswith("eval_set.cases[0].turns[0].expect.agents[0].children[0].children[0]")
 
 
 def field_of(number: int, data: bytes) -> bytes:
@@ -225,15 +249,15 @@ async def test_ten_thousand_cases_are_planned_and_more_are_refused(server: Serve
     cases = [{"id": f"c{number}", "turns": [{"user": "ten thousand"}]} for number in range(10_001)]
     made = json_format.ParseDict({"name": "large", "agent": "gated", "cases": cases}, eval_set_pb2.EvalSet())
     code, _, named = await refusal(server, made)
-    assert (code, named) == (INVALID, ["set.cases"])
+    assert (code, named) == (INVALID, ["eval_set.cases"])
     del made.cases[-1]
-    log = await begin(server, made).until("case_run_started")
+    log = await begin(server, made).until("case_trial_started")
     assert log.kinds.count("case_planned") == 10_000
     await server.trees.CancelEvaluation(eval_service_pb2.CancelEvaluationRequest(evaluation_id=log.evaluation_id))
     await log.to_the_end()
     assert log.kinds[-1] == "evaluation_cancelled"
-    found = await evaluation(server, log.evaluation_id, page_size=1000)
-    assert len(found.result.cases) == 1000
+    found = await evaluation(server, log.evaluation_id)
+    assert len(found.result.cases) == 10_000
     assert found.result.totals.cases_not_evaluated == 10_000
     assert (await watch(server, log.evaluation_id).to_the_end()).events == log.events
 
@@ -256,7 +280,7 @@ async def test_a_set_of_eight_mebibytes_does_not_block_the_server(server: Served
             longest = max(longest, time.thread_time() - began)
 
     probing = asyncio.create_task(probe())
-    log = await begin(server, made, jobs=1).until("case_run_started")
+    log = await begin(server, made, max_concurrency=1).until("case_trial_started")
     is_over = True
     await probing
     await server.trees.CancelEvaluation(eval_service_pb2.CancelEvaluationRequest(evaluation_id=log.evaluation_id))
@@ -264,28 +288,19 @@ async def test_a_set_of_eight_mebibytes_does_not_block_the_server(server: Served
     assert longest < 1.0
 
 
-async def test_pages_of_many_small_cases(server: Served) -> None:
-    log = await evaluated(server, eval_set(*many(60)))
-    first = await evaluation(server, log.evaluation_id)
-    assert len(first.result.cases) == 50
-    rest = await evaluation(server, log.evaluation_id, page_token=first.next_page_token)
-    assert [one.case_id for one in rest.result.cases] == [f"c{number}" for number in range(50, 60)]
-    assert not rest.next_page_token
-
-
 async def test_a_case_with_thousands_of_long_reasons_is_a_page_that_clients_can_receive(server: Served) -> None:
     made = eval_set(case("a", "said " * 30))
     for number in range(64):
         metric = made.cases[0].metrics.add(name=f"m{number}")
         metric.final_response.answer.exact = "expected " * 30
-    log = await evaluated(server, made, runs=300, jobs=16)
+    log = await evaluated(server, made, trials=300, max_concurrency=16)
     found = await evaluation(server, log.evaluation_id)
     (one,) = found.result.cases
     assert found.ByteSize() < 4 * 1024 * 1024
-    assert [run.index for run in one.runs] == list(range(300))
-    assert {run.status for run in one.runs} == {eval_result_pb2.METRIC_STATUS_FAILED}
-    assert len(one.runs[0].scores) == len(one.metrics) == 64
-    assert len(one.runs[0].turns[0].agents) == 1
-    assert not one.runs[-1].scores
+    assert [run.trial for run in one.trials] == list(range(300))
+    assert {run.verdict for run in one.trials} == {eval_result_pb2.VERDICT_FAILED}
+    assert len(one.trials[0].scores) == len(one.metrics) == 64
+    assert len(one.trials[0].turns[0].agents) == 1
+    assert not one.trials[-1].scores
     assert {metric.mean for metric in one.metrics} == {0}
-    assert one.statistics.runs == found.result.totals.runs_ended == 300
+    assert one.statistics.trials == found.result.totals.trials_ended == 300

@@ -17,7 +17,7 @@ from bough.v1.policy_pb2 import Limits
 from bough_server.errors import NotFound, StorageFailed
 from bough_server.evals import evaluator
 from bough_server.evals.evaluations import Evaluations
-from bough_server.evals.judging import judge_run
+from bough_server.evals.judging import judge_trial
 from bough_server.store.evaluation_ports import EvaluationRecord
 from bough_server.store.ports import Principal
 from bough_server.store.sql.evaluations import SqlEvaluations
@@ -40,8 +40,8 @@ from tests.evals.job_server import (
 )
 from tests.rpc.run_server import Served
 
-PASSED = eval_result_pb2.METRIC_STATUS_PASSED
-NOT_EVALUATED = eval_result_pb2.METRIC_STATUS_NOT_EVALUATED
+PASSED = eval_result_pb2.VERDICT_PASSED
+NOT_EVALUATED = eval_result_pb2.VERDICT_NOT_EVALUATED
 ME = Principal(tenant_id="local", user_id="local")
 OTHER = Principal(tenant_id="other", user_id="local")
 
@@ -55,7 +55,7 @@ async def test_a_stopped_evaluation_goes_on_at_the_next_server_and_runs_nothing_
     for number in range(0, 6, 2):
         GATES[f"restart{number}"].set()
     async with evaluating(tmp_path) as server:
-        log = await begin(server, made, jobs=3, request_id="r").until("case_run_started")
+        log = await begin(server, made, max_concurrency=3, request_id="r").until("case_trial_started")
         await asyncio.wait_for(asyncio.gather(*(ARRIVED[f"restart{number}"].wait() for number in range(4))), 30)
         evaluation_id = log.evaluation_id
         before = asyncio.all_tasks()
@@ -64,13 +64,15 @@ async def test_a_stopped_evaluation_goes_on_at_the_next_server_and_runs_nothing_
         GATES[f"restart{number}"].set()
     async with evaluating(tmp_path) as server:
         followed = await watch(server, evaluation_id).to_the_end()
-        again = await evaluated(server, made, jobs=3, request_id="r")
+        again = await evaluated(server, made, max_concurrency=3, request_id="r")
         runs = await runs_of(server, evaluation_id)
     check_log(followed.events)
     assert followed.events[: len(log.events)] == log.events
     assert again.events == followed.events
-    assert followed.having("evaluation_completed")[0].status == PASSED
-    assert sorted(run.case_id for run in runs) == sorted(f"c{number}" for number in range(6) for _ in range(2))
+    assert followed.having("evaluation_completed")[0].verdict == PASSED
+    assert sorted(run.evaluation.case_id for run in runs) == sorted(
+        f"c{number}" for number in range(6) for _ in range(2)
+    )
 
 
 async def test_the_runs_are_part_of_the_callers_trace_also_after_a_restart(tmp_path: Path) -> None:
@@ -78,8 +80,8 @@ async def test_the_runs_are_part_of_the_callers_trace_also_after_a_restart(tmp_p
     made = eval_set(case("first", "hello"), case("then", "trace gate"), case("last", "hello"), agent="gated")
     GATES["hello"].set()
     async with evaluating(tmp_path) as server:
-        log = begin(server, made, jobs=1, metadata=(("traceparent", f"00-{trace_id}-{span_id}-01"),))
-        await log.until("case_run_scored")
+        log = begin(server, made, max_concurrency=1, metadata=(("traceparent", f"00-{trace_id}-{span_id}-01"),))
+        await log.until("case_trial_scored")
         await asyncio.wait_for(ARRIVED["trace gate"].wait(), 30)
     GATES["trace gate"].set()
     async with evaluating(tmp_path) as server:
@@ -91,7 +93,7 @@ async def test_the_runs_are_part_of_the_callers_trace_also_after_a_restart(tmp_p
 
 async def test_a_stream_of_a_server_that_stops_says_so_and_where_it_was(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
-        log = await begin(server, eval_set(case("a", "stopping"), agent="gated")).until("case_run_started")
+        log = await begin(server, eval_set(case("a", "stopping"), agent="gated")).until("case_trial_started")
         await asyncio.wait_for(ARRIVED["stopping"].wait(), 30)
         stopping = asyncio.create_task(server.app.stop())
         with pytest.raises(aio.AioRpcError) as ended:
@@ -106,7 +108,7 @@ async def test_close_leaves_no_task_behind(tmp_path: Path) -> None:
     before = asyncio.all_tasks()
     async with evaluating(tmp_path) as server:
         await begin(server, eval_set(*(case(f"c{n}", f"leak{n}") for n in range(5)), agent="gated")).until(
-            "case_run_started"
+            "case_trial_started"
         )
         await asyncio.wait_for(ARRIVED["leak0"].wait(), 30)
     await asyncio.sleep(0)
@@ -114,7 +116,7 @@ async def test_close_leaves_no_task_behind(tmp_path: Path) -> None:
     assert not left, left
 
 
-async def test_an_unanswered_case_is_not_judged_either_if_the_server_stops_before_it_says_so(
+async def test_an_unanswered_case_is_not_scored_either_if_the_server_stops_before_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cancelled = asyncio.Event()
@@ -129,12 +131,12 @@ async def test_an_unanswered_case_is_not_judged_either_if_the_server_stops_befor
             return found
 
         monkeypatch.setattr(server.app.runs, "cancel", cancel_and_stop)
-        log = await begin(server, made).until("case_run_started")
+        log = await begin(server, made).until("case_trial_started")
         await asyncio.wait_for(cancelled.wait(), 30)
     async with evaluating(tmp_path) as server:
         followed = await watch(server, log.evaluation_id).to_the_end()
     result = followed.result("one")
-    assert result.status == NOT_EVALUATED
+    assert result.verdict == NOT_EVALUATED
     assert "Which colour?" in result.reason
     assert result.unanswered.prompt == "Which colour?"
 
@@ -152,24 +154,24 @@ async def test_a_request_that_was_not_answered_yet_is_answered_by_the_next_serve
     one["answers"] = [{"value_json": '"red"'}]
     async with evaluating(tmp_path) as server:
         monkeypatch.setattr(server.app.runs, "resume", resume)
-        log = await begin(server, eval_set(one, agent="asker")).until("case_run_started")
+        log = await begin(server, eval_set(one, agent="asker")).until("case_trial_started")
         await asyncio.wait_for(answering.wait(), 30)
     async with evaluating(tmp_path) as server:
         followed = await watch(server, log.evaluation_id).to_the_end()
     check_log(followed.events)
-    assert followed.result("one").status == PASSED
+    assert followed.result("one").verdict == PASSED
 
 
-async def test_a_run_that_cannot_go_on_at_the_next_server_makes_its_case_not_judged(tmp_path: Path) -> None:
+async def test_a_run_that_cannot_go_on_at_the_next_server_makes_its_case_not_scored(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
         cases = [case("begun", "parked"), case("later", "parked too")]
-        log = await begin(server, eval_set(*cases, agent="gated"), jobs=1).until("case_run_started")
+        log = await begin(server, eval_set(*cases, agent="gated"), max_concurrency=1).until("case_trial_started")
         await asyncio.wait_for(ARRIVED["parked"].wait(), 30)
     async with evaluating(tmp_path, python=[]) as server:
         followed = await asyncio.wait_for(watch(server, log.evaluation_id).to_the_end(), 30)
         (run,) = await runs_of(server, log.evaluation_id)
     check_log(followed.events)
-    assert [followed.result(name).status for name in ("begun", "later")] == [NOT_EVALUATED] * 2
+    assert [followed.result(name).verdict for name in ("begun", "later")] == [NOT_EVALUATED] * 2
     assert "gated" in followed.result("begun").reason
     assert run.state == execution_pb2.EXECUTION_STATE_CANCELLED
 
@@ -184,13 +186,13 @@ async def test_an_evaluation_goes_on_without_its_client(tmp_path: Path) -> None:
         GATES["alone"].set()
         followed = await watch(server, log.evaluation_id).to_the_end()
     check_log(followed.events)
-    assert followed.result("one").status == PASSED
+    assert followed.result("one").verdict == PASSED
 
 
 async def test_another_tenants_evaluation_does_not_exist(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
         log = await evaluated(server, eval_set(*many(1)), request_id="mine")
-        evaluations, source = server.app.evaluations, eval_service_pb2.EvalSource(evaluation_id=log.evaluation_id)
+        evaluations, source = server.app.evaluations, eval_result_pb2.EvalSource(evaluation_id=log.evaluation_id)
         for call in (
             evaluations.get(OTHER, log.evaluation_id),
             evaluations.cancel(OTHER, log.evaluation_id),
@@ -199,7 +201,7 @@ async def test_another_tenants_evaluation_does_not_exist(tmp_path: Path) -> None
         ):
             with pytest.raises(NotFound):
                 await call
-        request = eval_service_pb2.EvaluateRequest(set=eval_set(*many(1)), request_id="mine")
+        request = eval_service_pb2.EvaluateRequest(eval_set=eval_set(*many(1)), request_id="mine")
         started = await evaluations.start(OTHER, request, trace=Parent.of_call(()))
         assert started.evaluation.evaluation_id != log.evaluation_id
 
@@ -208,14 +210,14 @@ async def test_a_budget_counts_what_was_used_before_the_restart(tmp_path: Path) 
     GATES["spent0"].set()
     made = eval_set(*(case(f"c{number}", f"spent{number}") for number in range(4)), agent="careful")
     async with evaluating(tmp_path) as server:
-        log = await begin(server, made, budget=Limits(tool_calls=2), jobs=1).until("case_run_started")
+        log = await begin(server, made, budget=Limits(tool_calls=2), max_concurrency=1).until("case_trial_started")
         await asyncio.wait_for(ARRIVED["spent1"].wait(), 30)
     for number in range(4):
         GATES[f"spent{number}"].set()
     async with evaluating(tmp_path) as server:
         followed = await watch(server, log.evaluation_id).to_the_end()
     check_log(followed.events)
-    assert [followed.result(f"c{number}").status for number in range(4)] == [PASSED] * 2 + [NOT_EVALUATED] * 2
+    assert [followed.result(f"c{number}").verdict for number in range(4)] == [PASSED] * 2 + [NOT_EVALUATED] * 2
     assert [CALLED[f"spent{number}"] for number in range(4)] == [1, 1, 0, 0]
 
 
@@ -226,18 +228,18 @@ async def test_an_error_in_one_case_is_its_own_and_is_logged_whole(
     async def judging(*arguments: Any, **options: Any) -> Any:
         if arguments[1].id == "c1":
             raise ZeroDivisionError("a secret of the server")
-        return await judge_run(*arguments, **options)
+        return await judge_trial(*arguments, **options)
 
-    monkeypatch.setattr(evaluator, "judge_run", judging)
+    monkeypatch.setattr(evaluator, "judge_trial", judging)
     async with evaluating(tmp_path) as server:
         with capture_logs() as logged:
             log = await evaluated(server, eval_set(*many(3)))
     check_log(log.events)
-    assert [log.result(f"c{number}").status for number in range(3)] == [PASSED, NOT_EVALUATED, PASSED]
+    assert [log.result(f"c{number}").verdict for number in range(3)] == [PASSED, NOT_EVALUATED, PASSED]
     assert "secret" not in log.result("c1").reason
     (entry,) = (one for one in logged if one["log_level"] == "error")
     assert isinstance(entry["exc_info"], ZeroDivisionError)
-    assert (entry["case_id"], entry["index"]) == ("c1", 0)
+    assert (entry["case_id"], entry["trial"]) == ("c1", 0)
 
 
 async def test_an_evaluation_that_cannot_go_on_fails_and_says_so(
@@ -254,6 +256,7 @@ async def test_an_evaluation_that_cannot_go_on_fails_and_says_so(
     assert found.evaluation.state == execution_pb2.EXECUTION_STATE_FAILED
     assert "secret" not in str(found)
     assert found.evaluation.error.message
+    assert (found.result.state, found.result.error) == (found.evaluation.state, found.evaluation.error)
 
 
 class Worker:
@@ -276,7 +279,7 @@ class Worker:
 
 async def test_another_worker_leaves_an_evaluation_to_its_owner_and_sends_it_cancellations(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
-        log = await begin(server, eval_set(case("a", "owned"), agent="gated")).until("case_run_started")
+        log = await begin(server, eval_set(case("a", "owned"), agent="gated")).until("case_trial_started")
         await asyncio.wait_for(ARRIVED["owned"].wait(), 30)
         async with Worker(server, "other") as other:
             assert await other.evaluations.recover() == 1
@@ -294,7 +297,7 @@ async def test_another_worker_leaves_an_evaluation_to_its_owner_and_sends_it_can
 
 async def test_an_owner_that_was_overtaken_writes_nothing_more(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
-        log = await begin(server, eval_set(*many(1), case("a", "overtaken"), agent="gated"), jobs=1).until(
+        log = await begin(server, eval_set(*many(1), case("a", "overtaken"), agent="gated"), max_concurrency=1).until(
             "case_planned"
         )
         GATES["hello"].set()
@@ -313,7 +316,7 @@ async def test_an_owner_that_was_overtaken_writes_nothing_more(tmp_path: Path) -
 
 async def test_an_owner_that_was_overtaken_sends_a_cancellation_to_its_successor(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
-        log = await begin(server, eval_set(case("a", "handed over"), agent="gated")).until("case_run_started")
+        log = await begin(server, eval_set(case("a", "handed over"), agent="gated")).until("case_trial_started")
         await asyncio.wait_for(ARRIVED["handed over"].wait(), 30)
         first = server.app.evaluations.dependencies
         await first.store.leases.release(first.worker)
@@ -329,7 +332,7 @@ async def test_an_owner_that_was_overtaken_sends_a_cancellation_to_its_successor
 
 async def test_a_worker_that_was_taken_for_lost_leaves_its_evaluations_to_others(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
-        log = await begin(server, eval_set(case("a", "left"), agent="gated")).until("case_run_started")
+        log = await begin(server, eval_set(case("a", "left"), agent="gated")).until("case_trial_started")
         await asyncio.wait_for(ARRIVED["left"].wait(), 30)
         first = server.app.evaluations.dependencies
         await first.store.leases.begin(first.worker)
@@ -348,7 +351,7 @@ async def test_an_evaluation_without_an_owner_is_found_although_nothing_was_hear
         async with Worker(server, "successor") as successor:
             monkeypatch.setattr(type(first.store.leases), "is_shared", True)
             await successor.evaluations.recover()
-            log = await begin(server, eval_set(case("a", "unheard"), agent="gated")).until("case_run_started")
+            log = await begin(server, eval_set(case("a", "unheard"), agent="gated")).until("case_trial_started")
             await asyncio.wait_for(ARRIVED["unheard"].wait(), 30)
             monkeypatch.setattr(first.store.notifier, "publish", lambda topic, log_id="": None)
             await first.store.leases.release(first.worker)
@@ -438,7 +441,7 @@ def epoch_of_the_evaluation(folder: Path) -> int:
 
 async def test_calls_that_continue_an_evaluation_at_once_do_not_fence_each_other(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
-        log = await begin(server, eval_set(case("a", "at once"), agent="gated")).until("case_run_started")
+        log = await begin(server, eval_set(case("a", "at once"), agent="gated")).until("case_trial_started")
         await asyncio.wait_for(ARRIVED["at once"].wait(), 30)
     GATES["at once"].set()
     async with evaluating(tmp_path) as server:

@@ -29,6 +29,7 @@ from tests.evals.job_server import (
     Followed,
     begin,
     case,
+    case_results,
     check_log,
     eval_set,
     evaluated,
@@ -39,7 +40,7 @@ from tests.evals.job_server import (
 )
 from tests.rpc.run_server import Served
 
-PASSED = eval_result_pb2.METRIC_STATUS_PASSED
+PASSED = eval_result_pb2.VERDICT_PASSED
 
 
 class Disk:
@@ -95,13 +96,13 @@ async def test_an_evaluation_goes_on_once_the_disk_is_well(tmp_path: Path, disk:
     made = eval_set(*(case(f"c{number}", "one", "two", answers=answers) for number in range(5)), agent="memory")
     async with evaluating(tmp_path) as server:
         disk.fail(after=after + 1, count=6)
-        log = begin(server, made, jobs=2)
+        log = begin(server, made, max_concurrency=2)
         await log.until("evaluation_planned")
         followed = await asyncio.wait_for(followed_to_the_end(server, log.evaluation_id), 60)
         runs = await runs_of(server, log.evaluation_id)
         assert disk.commits >= disk.failing.stop, "the disk failed in the middle"
     check_log(followed.events)
-    assert followed.having("evaluation_completed")[0].status == PASSED, followed.results()
+    assert followed.having("evaluation_completed")[0].verdict == PASSED, followed.results()
     assert len(runs) == 10
     assert followed.events[: len(log.events)] == log.events
 
@@ -110,7 +111,7 @@ async def test_a_disk_that_never_recovers_keeps_the_evaluation_for_the_next_serv
     made = eval_set(*(case(f"c{number}", "one", answers=["nobody: "]) for number in range(5)), agent="memory")
     async with evaluating(tmp_path) as server:
         disk.fail(after=8, count=1_000_000)
-        log = await begin(server, made, jobs=2).until("evaluation_planned")
+        log = await begin(server, made, max_concurrency=2).until("evaluation_planned")
         assert await asyncio.to_thread(disk.has_failed.wait, 30)
     disk.failing = range(0)
     async with evaluating(tmp_path) as server:
@@ -125,7 +126,7 @@ async def test_a_cancellation_that_could_not_be_written_is_refused_and_can_be_se
     request = eval_service_pb2.CancelEvaluationRequest()
     async with evaluating(tmp_path) as server:
         made = eval_set(case("one", "unwritten"), agent="gated")
-        log = await begin(server, made).until("case_run_started")
+        log = await begin(server, made).until("case_trial_started")
         await asyncio.wait_for(ARRIVED["unwritten"].wait(), 30)
         request.evaluation_id = log.evaluation_id
         disk.fail(after=1, count=2)
@@ -147,7 +148,7 @@ async def test_a_disk_that_fails_leaves_no_unhandled_error(tmp_path: Path, disk:
     with capture_logs() as logged:
         async with evaluating(tmp_path) as server:
             disk.fail(after=9, count=5)
-            log = await begin(server, made, jobs=3).until("evaluation_planned")
+            log = await begin(server, made, max_concurrency=3).until("evaluation_planned")
             await asyncio.wait_for(followed_to_the_end(server, log.evaluation_id), 60)
         gc.collect()
     assert not unhandled
@@ -160,7 +161,7 @@ def planned(count: int) -> list[evaluation_pb2.EvaluationEvent]:
     events = [evaluation_pb2.EvaluationEvent(sequence=1, evaluation_planned=started)]
     for number in range(count):
         one = eval_set_pb2.EvalCase(id=f"c{number}", turns=[eval_set_pb2.EvalTurn(user="x")])
-        made = evaluation_pb2.CasePlanned(case=one, runs=1)
+        made = evaluation_pb2.CasePlanned(eval_case=one, trials=1)
         events.append(evaluation_pb2.EvaluationEvent(sequence=number + 2, case_planned=made))
     return events
 
@@ -168,11 +169,11 @@ def planned(count: int) -> list[evaluation_pb2.EvaluationEvent]:
 def scored(number: int, *, size: int) -> evaluation_pb2.EvaluationEvent:
     """A result with a tree of so many bytes."""
     event = evaluation_pb2.EvaluationEvent(sequence=1_000_000)
-    result = event.case_run_scored.result
-    result.case_id, result.index, result.status = f"c{number}", 0, PASSED
+    result = event.case_trial_scored.result
+    result.case_id, result.trial, result.verdict = f"c{number}", 0, PASSED
     turn = result.turns.add(answer="yes")
     turn.agents.add(name="a" * size)
-    result.scores.add(name="agent_trajectory", score=1.0).agents.add().differences.add(agent="b" * 100)
+    result.scores.add(name="agent_trajectory", score=1.0).tree_comparisons.add().differences.add(agent="b" * 100)
     return event
 
 
@@ -186,16 +187,16 @@ def test_a_running_evaluation_keeps_no_trees() -> None:
     assert kept < 1_000 * 100, kept
 
 
-async def test_a_case_of_many_large_runs_is_shown_with_the_trees_of_the_first_ones(
+async def test_a_case_of_many_large_trials_is_shown_with_the_trees_of_the_first_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(result_pages, "MAX_CASE_BYTES", 4_000)
     async with evaluating(tmp_path) as server:
-        log = await evaluated(server, eval_set(case("one", "x" * 1_000, runs=12)))
+        log = await evaluated(server, eval_set(case("one", "x" * 1_000, trials=12)))
         found = await evaluation(server, log.evaluation_id)
     (shown,) = found.result.cases
     assert shown.ByteSize() < 10_000
-    turns = [run.turns[0] for run in shown.runs]
+    turns = [run.turns[0] for run in shown.trials]
     assert [bool(turn.agents) for turn in turns] == [not turn.truncated for turn in turns]
     assert not turns[0].truncated
     assert turns[11].truncated
@@ -215,8 +216,8 @@ async def test_to_poll_a_running_evaluation_reads_what_is_new_in_its_log(
     quick = [case(f"c{number}", "x", answers=["x"]) for number in range(20)]
     async with evaluating(tmp_path) as server:
         GATES["x"].set()
-        log = await begin(server, eval_set(*quick, case("last", "polled"), agent="gated"), jobs=1).until(
-            "case_run_scored"
+        log = await begin(server, eval_set(*quick, case("last", "polled"), agent="gated"), max_concurrency=1).until(
+            "case_trial_scored"
         )
         evaluation_id = log.evaluation_id
         await asyncio.wait_for(ARRIVED["polled"].wait(), 30)
@@ -227,10 +228,12 @@ async def test_to_poll_a_running_evaluation_reads_what_is_new_in_its_log(
                 GATES["polled"].set()
                 await log.to_the_end()
             cost = 0
-            found = await evaluation(server, evaluation_id, page_size=1)
+            request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id)
+            found = await server.trees.GetEvaluation(request)
+            await case_results(server, evaluation_id, page_size=1)
             costs.append(cost)
-            assert (found.result.totals.runs_ended, found.result.totals.cases_passed) == (wanted, wanted)
-    # The page has one case with one run, whose result is read for it.
+            assert (found.result.totals.trials_ended, found.result.totals.cases_passed) == (wanted, wanted)
+    # The page has one case with one trial, whose result is read for it.
     assert costs[0] > 60
     assert costs[1:] == [1, 5]
 
@@ -260,4 +263,4 @@ async def test_a_poll_that_is_cancelled_while_it_reads_spoils_none_after_it(
         go_on.set()
         for found in await asyncio.gather(*others):
             assert len(found.result.cases) == 20
-            assert found.result.status == PASSED
+            assert found.result.verdict == PASSED

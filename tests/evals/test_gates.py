@@ -10,7 +10,7 @@ from bough_server.evals.compare import compare
 from bough_server.evals.gates import Gate, GateNumber, parse_gate, unreachable
 from bough_server.evals.verdicts import FAILED, NOT_EVALUATED, PASSED
 from tests.support.eval_results import (
-    RUNS,
+    TRIALS,
     case_of,
     crashed,
     passing,
@@ -18,13 +18,13 @@ from tests.support.eval_results import (
     result_of,
     scored,
     totals_of,
-    unjudged,
+    unscored,
 )
 from tests.support.examples import examples
 
 Case = eval_result_pb2.CaseResult
 GateResult = eval_result_pb2.GateResult
-Metric = eval_set_pb2.Metric
+Metric = eval_set_pb2.EvalMetric
 Usage = usage_pb2.Usage
 
 CUSTOM = Metric(name="quality", custom=eval_set_pb2.CustomMetric(name="quality"))
@@ -78,8 +78,8 @@ def test_a_gate_is_a_number_an_operator_and_a_bound(text: str, number: GateNumbe
         ("pass_rate >= 90%", "'90%' in the gate 'pass_rate >= 90%' is not a number such as 0.9."),
         ("pass_rate >= nan", "is not a number"),
         ("pass_rate >= 1e999", "is not a number"),
-        ("pass^0 >= 0.9", "'pass^0' takes a number of runs, at least 1, after the ^, as pass^3 does."),
-        ("pass^K >= 0.9", "'pass^K' takes a number of runs"),
+        ("pass^0 >= 0.9", "'pass^0' takes a number of trials, at least 1, after the ^, as pass^3 does."),
+        ("pass^K >= 0.9", "'pass^K' takes a number of trials"),
     ],
 )
 def test_what_is_not_a_gate_is_refused_with_what_to_write(text: str, problem: str) -> None:
@@ -88,7 +88,7 @@ def test_what_is_not_a_gate_is_refused_with_what_to_write(text: str, problem: st
     assert problem in str(refused.value)
 
 
-def test_pass_rates_and_means_count_crashed_runs_and_the_other_numbers_do_not() -> None:
+def test_pass_rates_and_means_count_crashed_trials_and_the_other_numbers_do_not() -> None:
     texts = [
         *("case.pass_rate.lower > 0", "pass_rate > 0", "pass_rate.lower > 0", "pass^2 > 0", "answer.mean > 0"),
         *("cost.total < 1", "regressions == 0", "removed == 0"),
@@ -104,14 +104,14 @@ def test_two_numbers_need_a_baseline() -> None:
 # What is refused before anything runs.
 
 
-def test_a_bound_that_so_few_runs_cannot_reach_is_refused_with_the_number_that_it_takes() -> None:
+def test_a_bound_that_so_few_trials_cannot_reach_is_refused_with_the_number_that_it_takes() -> None:
     planned = [planned_case("a", 20), planned_case("b", 5)]
     assert unreachable(parse_gate("case.pass_rate.lower >= 0.8"), planned) == (
-        "'case.pass_rate.lower >= 0.8' cannot be reached: the case 'b' is run 5 times, and the lower bound of 5 of 5 is"
-        " 0.566. It takes 16 runs of each case."
+        "'case.pass_rate.lower >= 0.8' cannot be reached: the case 'b' has 5 trials, and the lower bound of 5 of 5 is"
+        " 0.566. It takes 16 trials of each case."
     )
     assert unreachable(parse_gate("case.pass_rate.lower >= 0.8"), [planned_case("a", 16)]) == ""
-    assert unreachable(parse_gate("case.pass_rate.lower >= 0.566"), planned).endswith("It takes 6 runs of each case.")
+    assert unreachable(parse_gate("case.pass_rate.lower >= 0.566"), planned).endswith("It takes 6 trials of each case.")
     assert unreachable(parse_gate("case.pass_rate.lower >= 0.565"), planned) == ""
 
 
@@ -128,16 +128,16 @@ def test_a_lower_bound_never_reaches_one() -> None:
         assert "It is below 1 for any number" in unreachable(parse_gate(text), [planned_case("a", 1000)])
 
 
-def test_a_bound_that_takes_more_runs_than_a_case_can_have_says_so() -> None:
+def test_a_bound_that_takes_more_trials_than_a_case_can_have_says_so() -> None:
     assert unreachable(parse_gate("case.pass_rate.lower >= 0.999"), [planned_case("a", 1000)]).endswith(
-        "It takes 3838 runs of each case, and there can be 1000."
+        "It takes 3838 trials of each case, and there can be 1000."
     )
 
 
-def test_that_k_runs_pass_takes_k_runs_of_each_case() -> None:
+def test_that_k_trials_pass_takes_k_trials_of_each_case() -> None:
     planned = [planned_case("a", 8), planned_case("b", 1)]
     assert unreachable(parse_gate("pass^8 >= 0.5"), planned) == (
-        "'pass^8 >= 0.5' cannot be reached: the case 'b' is run 1 time. It takes 8 runs of each case."
+        "'pass^8 >= 0.5' cannot be reached: the case 'b' has 1 trial. It takes 8 trials of each case."
     )
     assert unreachable(parse_gate("pass^1 >= 1"), planned) == ""
 
@@ -164,7 +164,7 @@ def test_a_bound_outside_of_what_a_number_can_be_is_refused(text: str, problem: 
 
 
 @pytest.mark.parametrize("text", ["cost.total <= 2", "cost.total >= 1000", "regressions == 0", "removed == 7"])
-def test_numbers_that_runs_do_not_bound_are_not_refused(text: str) -> None:
+def test_numbers_that_trials_do_not_bound_are_not_refused(text: str) -> None:
     assert unreachable(parse_gate(text), [planned_case("a")]) == ""
 
 
@@ -181,13 +181,15 @@ def test_what_a_custom_metric_can_reach_is_not_known() -> None:
 
 
 def test_metrics_without_a_name_and_those_of_expectations_have_the_names_of_their_kinds() -> None:
-    expect = eval_set_pb2.Expectation(
+    expect = eval_set_pb2.EvalExpectation(
         answer=eval_set_pb2.ExpectedAnswer(exact="4"), agents=[eval_set_pb2.ExpectedAgent(name="desk")]
     )
-    case = planned_case("a", turns=[eval_set_pb2.EvalTurn(expect=expect)], metrics=[ANSWER, Metric(budget={})])
+    case = planned_case(
+        "a", turns=[eval_set_pb2.EvalTurn(expect=expect)], metrics=[ANSWER, Metric(budget=eval_set_pb2.BudgetMetric())]
+    )
     known = ["answer.mean >= 1", "budget.mean >= 1", "agent_trajectory.mean >= 1"]
     assert [unreachable(parse_gate(text), [case]) for text in known] == ["", "", ""]
-    # The expected answer is judged by the metric of its kind that the case has, and no tools are expected.
+    # The expected answer is scored by the metric of its kind that the case has, and no tools are expected.
     for text in ("final_response.mean >= 1", "tool_trajectory.mean >= 1"):
         assert "no case has the metric" in unreachable(parse_gate(text), [case])
 
@@ -195,26 +197,54 @@ def test_metrics_without_a_name_and_those_of_expectations_have_the_names_of_thei
 # What gates find.
 
 
+@pytest.mark.parametrize(
+    ("sign", "operator", "verdict"),
+    [
+        (">=", eval_result_pb2.GATE_OPERATOR_AT_LEAST, PASSED),
+        (">", eval_result_pb2.GATE_OPERATOR_ABOVE, FAILED),
+        ("<=", eval_result_pb2.GATE_OPERATOR_AT_MOST, PASSED),
+        ("<", eval_result_pb2.GATE_OPERATOR_BELOW, FAILED),
+        ("==", eval_result_pb2.GATE_OPERATOR_EQUAL, PASSED),
+    ],
+)
+@pytest.mark.parametrize("number", ["pass_rate", "pass^1", "answer.mean"])
+def test_what_a_gate_finds_is_there_as_data_beside_its_text(
+    number: str, sign: str, operator: eval_result_pb2.GateOperator.ValueType, verdict: int
+) -> None:
+    assert checked(f" {number}{sign} 75e-2", [passing("a", 1, 2), passing("b")]) == GateResult(
+        gate=f" {number}{sign} 75e-2",
+        number=number,
+        operator=operator,
+        bound=0.75,
+        value=0.75,
+        verdict=verdict,  # type: ignore[arg-type]
+        reason="" if verdict == PASSED else f"{number} is 0.75, not {sign} 0.75.",
+    )
+
+
+@pytest.mark.parametrize("number", ["case.pass_rate.lower", "pass_rate.lower", "cost.total", "regressions", "removed"])
+def test_a_gate_on_a_number_that_is_not_known_has_its_bound_but_no_value(number: str) -> None:
+    found = checked(f"{number} == 0", [case_of("a", unscored())], usage=Usage(model_calls=1))
+    assert (found.number, found.operator, found.bound, found.HasField("value"), found.verdict) == (
+        *(number, eval_result_pb2.GATE_OPERATOR_EQUAL, 0.0),
+        *(False, NOT_EVALUATED),
+    )
+
+
 def test_the_worst_case_decides_about_the_lower_bound_of_each_case() -> None:
     cases = [passing("a", 5, 5), passing("b", 4, 5), passing("c", 5, 5)]
-    result = checked("case.pass_rate.lower >= 0.5", cases)
-    assert result == GateResult(
-        gate="case.pass_rate.lower >= 0.5",
-        status=FAILED,
-        value=statistics.wilson(4, 5).lower,
-        reason="case.pass_rate.lower is 0.375535, not >= 0.5. In the case 'b' 4 of 5 runs passed.",
-    )
-    assert checked("case.pass_rate.lower > 0.3", cases) == GateResult(
-        gate="case.pass_rate.lower > 0.3", status=PASSED, value=statistics.wilson(4, 5).lower
-    )
+    failed, passed = checked("case.pass_rate.lower >= 0.5", cases), checked("case.pass_rate.lower > 0.3", cases)
+    assert (failed.verdict, failed.value) == (FAILED, statistics.wilson(4, 5).lower)
+    assert failed.reason == "case.pass_rate.lower is 0.375535, not >= 0.5. In the case 'b' 4 of 5 trials passed."
+    assert (passed.verdict, passed.value, passed.reason) == (PASSED, failed.value, "")
 
 
-def test_the_pass_rate_is_the_mean_over_cases_whatever_the_number_of_their_runs() -> None:
+def test_the_pass_rate_is_the_mean_over_cases_whatever_the_number_of_their_trials() -> None:
     cases = [passing("a", 9, 9), passing("b", 0, 1)]
-    assert checked("pass_rate == 0.5", cases).status == PASSED
+    assert checked("pass_rate == 0.5", cases).verdict == PASSED
     assert checked("pass_rate > 0.5", cases).reason == "pass_rate is 0.5, not > 0.5."
-    assert checked("pass_rate < 0.5", cases).status == FAILED
-    assert checked("pass_rate <= 0.5", cases).status == PASSED
+    assert checked("pass_rate < 0.5", cases).verdict == FAILED
+    assert checked("pass_rate <= 0.5", cases).verdict == PASSED
 
 
 def test_the_lower_bound_of_the_pass_rate_is_that_of_the_totals() -> None:
@@ -224,41 +254,38 @@ def test_the_lower_bound_of_the_pass_rate_is_that_of_the_totals() -> None:
     assert checked("pass_rate.lower >= 0.5", [passing("a", 5, 5)]).value == statistics.wilson(1, 1).lower
 
 
-def test_that_k_runs_pass_is_the_mean_over_cases() -> None:
+def test_that_k_trials_pass_is_the_mean_over_cases() -> None:
     cases = [passing("a", 5, 10), passing("b", 10, 10)]
     assert checked("pass^2 >= 0.6", cases).value == pytest.approx((2 / 9 + 1) / 2)
     assert checked("pass^2 >= 0.7", cases).reason == "pass^2 is 0.611111, not >= 0.7."
 
 
-def test_a_crashed_run_counts_as_failed_in_pass_rates_and_as_zero_in_means() -> None:
+def test_a_crashed_trial_counts_as_failed_in_pass_rates_and_as_zero_in_means() -> None:
     cases = [case_of("a", crashed(), scored(answer=1)), passing("b", 2, 2)]
-    assert checked("pass_rate >= 0.75", cases).status == PASSED
-    assert checked("answer.mean >= 0.75", cases).status == PASSED
-    assert checked("answer.mean >= 0.8", cases) == GateResult(
-        gate="answer.mean >= 0.8",
-        status=FAILED,
-        value=0.75,
-        reason="answer.mean is 0.75, not >= 0.8. 1 crashed run counted as 0.",
-    )
+    assert checked("pass_rate >= 0.75", cases).verdict == PASSED
+    assert checked("answer.mean >= 0.75", cases).verdict == PASSED
+    found = checked("answer.mean >= 0.8", cases)
+    assert (found.verdict, found.value) == (FAILED, 0.75)
+    assert found.reason == "answer.mean is 0.75, not >= 0.8. 1 crashed trial counted as 0."
 
 
-def test_a_case_whose_runs_all_crashed_counts_in_every_mean() -> None:
+def test_a_case_whose_trials_all_crashed_counts_in_every_mean() -> None:
     cases = [case_of("a", crashed(), crashed()), passing("b", 2, 2)]
     assert checked("answer.mean >= 0.9", cases).value == 0.5
 
 
 @pytest.mark.parametrize("text", ["toxicity.mean <= 0.3", "toxicity.mean < 1", "toxicity.mean == 0"])
-def test_a_crashed_run_keeps_an_upper_bound_of_a_mean_from_holding(text: str) -> None:
+def test_a_crashed_trial_keeps_an_upper_bound_of_a_mean_from_holding(text: str) -> None:
     for cases in ([case_of("a", crashed())], [case_of("a", crashed(), scored(toxicity=0)), case_of("b")]):
         found = checked(text, cases)
-        assert found.status == FAILED
-        assert found.reason == f"{text.split()[0]} has no upper bound: 1 crashed run has no score."
+        assert found.verdict == FAILED
+        assert found.reason == f"{text.split()[0]} has no upper bound: 1 crashed trial has no score."
 
 
-def test_a_crashed_run_is_never_better_than_the_others() -> None:
+def test_a_crashed_trial_is_never_better_than_the_others() -> None:
     cases = [case_of("a", crashed(), scored(likelihood=-8))]
-    assert checked("likelihood.mean >= -5", cases).status == FAILED
-    assert checked("likelihood.mean >= -8", cases).status == PASSED
+    assert checked("likelihood.mean >= -5", cases).verdict == FAILED
+    assert checked("likelihood.mean >= -8", cases).verdict == PASSED
 
 
 def test_a_case_without_a_metric_does_not_count_in_its_mean() -> None:
@@ -268,66 +295,65 @@ def test_a_case_without_a_metric_does_not_count_in_its_mean() -> None:
         passing("c"),
         case_of("d", scored(tools=0), crashed()),
     ]
-    assert checked("answer.mean >= 1", cases).status == PASSED
-    assert checked("judge.mean >= 1", [case_of("a", scored())]) == GateResult(
-        gate="judge.mean >= 1", status=NOT_EVALUATED, reason="No run has a score of judge."
-    )
+    assert checked("answer.mean >= 1", cases).verdict == PASSED
+    missing = checked("judge.mean >= 1", [case_of("a", scored())])
+    assert (missing.verdict, missing.reason) == (NOT_EVALUATED, "No trial has a score of judge.")
 
 
-def test_a_case_that_another_metric_could_not_judge_does_not_count_in_a_mean_either() -> None:
+def test_a_case_that_another_metric_could_not_score_does_not_count_in_a_mean_either() -> None:
     cases = [passing("a"), case_of("b", scored(judge=None))]
-    assert checked("answer.mean >= 1", cases).status == PASSED
-    assert checked("judge.mean >= 1", cases).status == NOT_EVALUATED
+    assert checked("answer.mean >= 1", cases).verdict == PASSED
+    assert checked("judge.mean >= 1", cases).verdict == NOT_EVALUATED
 
 
-def test_the_mean_of_a_metric_may_make_up_for_a_failed_run() -> None:
-    assert checked("quality.mean >= 1", [case_of("a", scored(quality=0.5), scored(quality=1.5))]).status == PASSED
+def test_the_mean_of_a_metric_may_make_up_for_a_failed_trial() -> None:
+    assert checked("quality.mean >= 1", [case_of("a", scored(quality=0.5), scored(quality=1.5))]).verdict == PASSED
 
 
 @pytest.mark.parametrize(
     "text",
     ["pass_rate >= 0.5", "case.pass_rate.lower >= 0.2", "pass_rate.lower >= 0.2", "pass^2 >= 1", "answer.mean >= 1"],
 )
-def test_what_could_not_be_judged_keeps_a_gate_from_passing_but_not_from_failing(text: str) -> None:
-    cases = [passing("a", 2, 2), case_of("b", scored(answer=1), scored(answer=1), unjudged())]
+def test_what_could_not_be_scored_keeps_a_gate_from_passing_but_not_from_failing(text: str) -> None:
+    cases = [passing("a", 2, 2), case_of("b", scored(answer=1), scored(answer=1), unscored())]
     found = checked(text, cases)
-    assert (found.status, found.HasField("value")) == (NOT_EVALUATED, True)
-    assert "judged" in found.reason
-    assert checked(text, [*cases, passing("c", 0, 3), passing("d", 0, 3), passing("e", 0, 3)]).status == FAILED
+    assert (found.verdict, found.HasField("value")) == (NOT_EVALUATED, True)
+    assert "be scored" in found.reason
+    assert checked(text, [*cases, passing("c", 0, 3), passing("d", 0, 3), passing("e", 0, 3)]).verdict == FAILED
 
 
 @pytest.mark.parametrize("text", ["pass_rate >= 0", "case.pass_rate.lower >= 0", "pass_rate.lower >= 0", "pass^1 >= 0"])
 def test_a_number_of_nothing_is_absent(text: str) -> None:
-    found = checked(text, [case_of("a", unjudged())])
-    assert (found.status, found.HasField("value")) == (NOT_EVALUATED, False)
+    found = checked(text, [case_of("a", unscored())])
+    assert (found.verdict, found.HasField("value")) == (NOT_EVALUATED, False)
     assert "'a'" in found.reason
 
 
-def test_a_run_that_failed_by_one_metric_says_nothing_about_another() -> None:
+def test_a_trial_that_failed_by_one_metric_says_nothing_about_another() -> None:
     cases = [case_of("a", scored(answer=0, judge=None)), case_of("b", scored(answer=1, judge=1))]
     found = checked("judge.mean >= 1", cases)
-    assert (found.status, found.value) == (NOT_EVALUATED, 1)
-    assert found.reason == "1 case could not be judged by judge in every run."
+    assert (found.verdict, found.value) == (NOT_EVALUATED, 1)
+    assert found.reason == "1 case could not be scored by judge in every trial."
 
 
 def test_the_cost_is_in_units_of_the_currency() -> None:
     usage = Usage(model_calls=3, cost_nanos=2_000_000_000, currency_code="EUR")
-    assert checked("cost.total <= 2", [passing("a")], usage=usage).status == PASSED
+    assert checked("cost.total <= 2", [passing("a")], usage=usage).verdict == PASSED
     usage.cost_nanos += 1_000
-    assert checked("cost.total <= 2", [passing("a")], usage=usage) == GateResult(
-        gate="cost.total <= 2", status=FAILED, value=2.000001, reason="cost.total is 2.000001, not <= 2. In EUR."
-    )
+    found = checked("cost.total <= 2", [passing("a")], usage=usage)
+    assert (found.verdict, found.value) == (FAILED, 2.000001)
+    assert found.reason == "cost.total is 2.000001, not <= 2. In EUR."
 
 
 def test_a_cost_that_is_not_known_never_passes() -> None:
-    assert checked("cost.total <= 2", [passing("a")], usage=Usage(model_calls=1)).status == NOT_EVALUATED
+    assert checked("cost.total <= 2", [passing("a")], usage=Usage(model_calls=1)).verdict == NOT_EVALUATED
     assert checked("cost.total <= 2", [passing("a")], usage=Usage()).value == 0
     totals = totals_of([passing("a")], usage=Usage(model_calls=1, cost_nanos=1, currency_code="USD"))
     totals.judge_usage.model_calls = 1
     gate = parse_gate("cost.total <= 2")
-    assert gates.check_gate(gate, [passing("a")], totals, None, allow_removed=False).status == NOT_EVALUATED
+    assert gates.check_gate(gate, [passing("a")], totals, None, allow_removed=False).verdict == NOT_EVALUATED
     totals.usage.cost_nanos = 3_000_000_000
-    assert gates.check_gate(gate, [passing("a")], totals, None, allow_removed=False).status == FAILED
+    assert gates.check_gate(gate, [passing("a")], totals, None, allow_removed=False).verdict == FAILED
 
 
 @pytest.mark.parametrize(
@@ -340,46 +366,46 @@ def test_a_cost_that_is_not_known_never_passes() -> None:
 )
 def test_a_cost_that_is_known_in_part_passes_no_gate(usages: list[usage_pb2.Usage]) -> None:
     case = passing("a", len(usages), len(usages))
-    for run, used in zip(case.runs, usages, strict=True):
+    for run, used in zip(case.trials, usages, strict=True):
         run.usage.CopyFrom(used)
     gate, totals = parse_gate("cost.total <= 2"), totals_of([case])
     found = gates.check_gate(gate, [case], totals, None, allow_removed=False)
-    assert (found.status, found.value) == (NOT_EVALUATED, 1e-9)
+    assert (found.verdict, found.value) == (NOT_EVALUATED, 1e-9)
     assert "is not known" in found.reason
-    case.runs[0].usage.cost_nanos = 3_000_000_000
-    assert gates.check_gate(gate, [case], totals_of([case]), None, allow_removed=False).status == FAILED
+    case.trials[0].usage.cost_nanos = 3_000_000_000
+    assert gates.check_gate(gate, [case], totals_of([case]), None, allow_removed=False).verdict == FAILED
 
 
 def test_regressions_are_the_cases_that_are_worse_than_in_the_baseline() -> None:
     before = [passing("a"), passing("b"), passing("c"), passing("d", 0)]
     after = [passing("a", 0), passing("b"), case_of("c", crashed()), passing("d")]
     found = checked("regressions == 0", after, comparison=compare(result_of(*before), result_of(*after)))
-    assert (found.status, found.value) == (FAILED, 2)
+    assert (found.verdict, found.value) == (FAILED, 2)
     assert found.reason == "regressions is 2, not == 0. Worse: 'a', 'c'."
 
 
-def test_a_case_that_could_not_be_judged_is_not_known_to_be_a_regression() -> None:
-    after = [case_of("a", unjudged())]
+def test_a_case_that_could_not_be_scored_is_not_known_to_be_a_regression() -> None:
+    after = [case_of("a", unscored())]
     found = checked("regressions == 0", after, comparison=compare(result_of(passing("a")), result_of(*after)))
-    assert (found.status, found.value) == (NOT_EVALUATED, 0)
-    assert found.reason == "Could not be judged, and passed in the baseline: 'a'."
+    assert (found.verdict, found.value) == (NOT_EVALUATED, 0)
+    assert found.reason == "Could not be scored, and passed in the baseline: 'a'."
 
 
-def test_a_case_that_could_not_be_judged_in_the_baseline_may_be_a_regression() -> None:
-    before = result_of(case_of("a", unjudged()), case_of("b", unjudged()))
+def test_a_case_that_could_not_be_scored_in_the_baseline_may_be_a_regression() -> None:
+    before = result_of(case_of("a", unscored()), case_of("b", unscored()))
     failing = [passing("a", 0), passing("b")]
     found = checked("regressions == 0", failing, comparison=compare(before, result_of(*failing)))
-    assert (found.status, found.value) == (NOT_EVALUATED, 0)
-    assert found.reason == "Fails, and could not be judged in the baseline: 'a'."
+    assert (found.verdict, found.value) == (NOT_EVALUATED, 0)
+    assert found.reason == "Fails, and could not be scored in the baseline: 'a'."
     sound = [passing("a"), passing("b")]
-    assert checked("regressions == 0", sound, comparison=compare(before, result_of(*sound))).status == PASSED
+    assert checked("regressions == 0", sound, comparison=compare(before, result_of(*sound))).verdict == PASSED
 
 
 def test_without_a_baseline_the_numbers_of_a_comparison_are_not_known() -> None:
     for text in ("regressions == 0", "removed == 0"):
-        assert checked(text, [passing("a")]) == GateResult(
-            gate=text, status=NOT_EVALUATED, reason="The gate needs a baseline, and there is none."
-        )
+        found = checked(text, [passing("a")])
+        assert (found.verdict, found.HasField("value")) == (NOT_EVALUATED, False)
+        assert found.reason == "The gate needs a baseline, and there is none."
 
 
 def test_dropping_six_of_seven_cases_fails_against_the_baseline() -> None:
@@ -389,17 +415,15 @@ def test_dropping_six_of_seven_cases_fails_against_the_baseline() -> None:
     assert verdicts.verdict(now, [], removed=[], counts_crashes=True) == PASSED
     removed = [case.case_id for case in comparison.cases if case.change == eval_result_pb2.CASE_CHANGE_REMOVED]
     assert verdicts.verdict(now, [], removed=removed, counts_crashes=True) == FAILED
-    assert checked("removed == 0", now, comparison=comparison).status == FAILED
-    # The bound says how many may be gone, if any may.
-    assert checked("removed <= 6", now, comparison=comparison) == GateResult(
-        gate="removed <= 6",
-        status=FAILED,
-        value=6,
-        reason="Cases of the baseline may not be removed unless that is allowed. "
-        "Removed: 'b', 'c', 'd', 'e', 'f' and others.",
+    assert checked("removed == 0", now, comparison=comparison).verdict == FAILED
+    # The bound says how many may be removed, if any may.
+    refused = checked("removed <= 6", now, comparison=comparison)
+    assert (refused.verdict, refused.value) == (FAILED, 6)
+    assert refused.reason == (
+        "Cases of the baseline may not be removed unless that is allowed. Removed: 'b', 'c', 'd', 'e', 'f' and others."
     )
-    assert checked("removed <= 6", now, comparison=comparison, allow_removed=True).status == PASSED
-    assert checked("removed <= 5", now, comparison=comparison, allow_removed=True).status == FAILED
+    assert checked("removed <= 6", now, comparison=comparison, allow_removed=True).verdict == PASSED
+    assert checked("removed <= 5", now, comparison=comparison, allow_removed=True).verdict == FAILED
 
 
 # Laws.
@@ -414,7 +438,7 @@ PLANS = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 
 
 def planned_of(plan: list[int]) -> list[evaluation_pb2.CasePlanned]:
-    return [planned_case(f"case {number}", runs, metrics=[ANSWER]) for number, runs in enumerate(plan)]
+    return [planned_case(f"case {number}", trials, metrics=[ANSWER]) for number, trials in enumerate(plan)]
 
 
 @given(NUMBERS, st.sampled_from([">=", ">"]), BOUNDS, PLANS)
@@ -423,9 +447,9 @@ def test_a_gate_that_is_not_refused_is_met_if_everything_passes_and_one_that_is_
     number: str, operator: str, bound: float, plan: list[int]
 ) -> None:
     gate = parse_gate(f"{number} {operator} {bound!r}")
-    cases = [passing(f"case {number}", runs, runs) for number, runs in enumerate(plan)]
+    cases = [passing(f"case {number}", trials, trials) for number, trials in enumerate(plan)]
     found = gates.check_gate(gate, cases, totals_of(cases), None, allow_removed=False)
-    assert (found.status == PASSED) == (unreachable(gate, planned_of(plan)) == "")
+    assert (found.verdict == PASSED) == (unreachable(gate, planned_of(plan)) == "")
 
 
 @given(NUMBERS, st.sampled_from([">=", ">", "<=", "<", "=="]), BOUNDS, PLANS, st.data())
@@ -435,11 +459,11 @@ def test_no_results_meet_a_gate_that_is_refused(
 ) -> None:
     gate = parse_gate(f"{number} {operator} {bound!r}")
     cases = [
-        case_of(f"case {number}", *data.draw(st.lists(RUNS, min_size=runs, max_size=runs)))
-        for number, runs in enumerate(plan)
+        case_of(f"case {number}", *data.draw(st.lists(TRIALS, min_size=trials, max_size=trials)))
+        for number, trials in enumerate(plan)
     ]
     if unreachable(gate, planned_of(plan)):
-        assert gates.check_gate(gate, cases, totals_of(cases), None, allow_removed=False).status != PASSED
+        assert gates.check_gate(gate, cases, totals_of(cases), None, allow_removed=False).verdict != PASSED
 
 
 @given(st.sampled_from(["case.pass_rate.lower", "pass_rate.lower"]), BOUNDS, st.sampled_from([">=", ">"]))

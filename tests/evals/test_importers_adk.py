@@ -107,7 +107,7 @@ def test_the_sample_is_imported_with_the_default_criteria() -> None:
     assert sentences == [
         "There is no configuration: the criteria are those that ADK takes then.",
         "The metric 'response_match_score' has no counterpart: it is ROUGE-1, which compares words and not meanings. "
-        f"Its cases are not judged until it is removed. (Case {case_id!r}.)",
+        f"Its cases are not scored until it is removed. (Case {case_id!r}.)",
         "No metric compares the expected answers: they are kept with the threshold 0.",
     ]
 
@@ -138,7 +138,7 @@ def test_the_configuration_beside_a_set_is_read(tmp_path: Path) -> None:
 def test_the_match_type_says_the_mode(criterion: JsonValue, threshold: float, mode: str) -> None:
     eval_set, _ = imported(adk_set(turn()), {"tool_trajectory_avg_score": criterion})
     assert eval_set.defaults.metrics == [
-        eval_set_pb2.Metric(
+        eval_set_pb2.EvalMetric(
             name="tool_trajectory_avg_score",
             threshold=threshold,
             tool_trajectory=eval_set_pb2.ToolTrajectoryMetric(
@@ -165,11 +165,11 @@ def test_arguments_can_be_ignored() -> None:
         ("novel_v9", "no metric here judges the same"),
     ],
 )
-def test_a_criterion_without_a_counterpart_makes_its_cases_not_judged(name: str, why: str) -> None:
+def test_a_criterion_without_a_counterpart_makes_its_cases_not_scored(name: str, why: str) -> None:
     criterion: JsonValue = {"threshold": 0.5, "judge_model_options": {"judge_model": "m", "num_samples": 5}}
     eval_set, sentences = imported(adk_set(turn()), {name: criterion})
     assert eval_set.defaults.metrics == [
-        eval_set_pb2.Metric(
+        eval_set_pb2.EvalMetric(
             name=name,
             threshold=0.5,
             custom=eval_set_pb2.CustomMetric(
@@ -178,7 +178,7 @@ def test_a_criterion_without_a_counterpart_makes_its_cases_not_judged(name: str,
         )
     ]
     assert sentences == [
-        f"The metric {name!r} has no counterpart: {why}. Its cases are not judged until it is removed. (Case 'one'.)"
+        f"The metric {name!r} has no counterpart: {why}. Its cases are not scored until it is removed. (Case 'one'.)"
     ]
 
 
@@ -346,7 +346,7 @@ def test_what_has_no_place_is_said() -> None:
         "final_session_state has no place: no metric compares the state of sessions. (Case 'one'.)",
         "Intermediate responses that are expected have no place: no metric compares them. (Case 'one'.)",
         "Results of expected tool calls were left out: ADK does not compare them. (Case 'one'.)",
-        "app_name, user_id of the session have no place: each run of a case has its session.",
+        "app_name, user_id of the session have no place: each trial has its session.",
     ]
 
 
@@ -402,4 +402,4 @@ def test_a_list_of_cases_has_their_names_and_sessions() -> None:
     eval_set, _ = imported(source, {"tool_trajectory_avg_score": 1})
     assert [(case.id, case.session_state_json) for case in eval_set.cases] == [("dice", '{"n":1}'), ("empty", "")]
     assert eval_set.cases[0].mocks == set_of({"cases": [OLDER_CASE]}).cases[0].mocks
-    assert eval_set.cases[1].turns == [eval_set_pb2.EvalTurn(user="Hi", expect=eval_set_pb2.Expectation())]
+    assert eval_set.cases[1].turns == [eval_set_pb2.EvalTurn(user="Hi", expect=eval_set_pb2.EvalExpectation())]

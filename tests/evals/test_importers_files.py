@@ -212,7 +212,7 @@ def test_a_metric_without_a_counterpart_is_known_by_its_name() -> None:
     found = eval_set.defaults.metrics[0]
     assert is_unplaced(found)
     assert unplaced_reason(found) == "The metric 'trpc.quality' was imported and has no counterpart here."
-    assert not is_unplaced(eval_set_pb2.Metric(custom=eval_set_pb2.CustomMetric(name="quality")))
+    assert not is_unplaced(eval_set_pb2.EvalMetric(custom=eval_set_pb2.CustomMetric(name="quality")))
 
 
 def test_a_sentence_names_a_few_of_its_cases() -> None:

@@ -20,9 +20,9 @@ CALL = {
     "result_json": '{"sum":2}',
     "state": "EXECUTION_STATE_SUCCEEDED",
 }
-PASSED_RUN = {
+PASSED_TRIAL = {
     "case_id": "sum",
-    "status": "METRIC_STATUS_PASSED",
+    "verdict": "VERDICT_PASSED",
     "turns": [
         {
             "run_id": "r1",
@@ -42,33 +42,33 @@ PASSED_RUN = {
         }
     ],
     "scores": [
-        {"name": "calls", "status": "METRIC_STATUS_PASSED", "score": 1, "threshold": 1},
-        {"name": "answer", "status": "METRIC_STATUS_PASSED", "score": 0, "threshold": 0, "reason": "It differs."},
+        {"name": "calls", "verdict": "VERDICT_PASSED", "score": 1, "threshold": 1},
+        {"name": "answer", "verdict": "VERDICT_PASSED", "score": 0, "threshold": 0, "reason": "It differs."},
     ],
 }
-CRASHED_RUN = {
+CRASHED_TRIAL = {
     "case_id": "sum",
-    "index": 1,
-    "status": "METRIC_STATUS_FAILED",
+    "trial": 1,
+    "verdict": "VERDICT_FAILED",
     "crashed": True,
     "reason": "The run failed.",
 }
-UNJUDGED_RUN = {
+UNSCORED_TRIAL = {
     "case_id": "other",
-    "status": "METRIC_STATUS_NOT_EVALUATED",
+    "verdict": "VERDICT_NOT_EVALUATED",
     "reason": "quality: It was not asked.",
-    "scores": [{"name": "quality", "status": "METRIC_STATUS_NOT_EVALUATED", "threshold": 0.5, "reason": "Why."}],
+    "scores": [{"name": "quality", "verdict": "VERDICT_NOT_EVALUATED", "threshold": 0.5, "reason": "Why."}],
     "turns": [{"run_id": "r3", "answer": "Yes"}, {"run_id": "r4", "answer": "No"}],
 }
 RESULT: dict[str, object] = {
     "evaluation_id": "e1",
-    "set_name": "math",
-    "status": "METRIC_STATUS_FAILED",
-    "start_time": "2026-11-22T10:00:00.500Z",
+    "eval_set_name": "math",
+    "verdict": "VERDICT_FAILED",
+    "create_time": "2026-11-22T10:00:00.500Z",
     "cases": [
         {
             "case_id": "sum",
-            "status": "METRIC_STATUS_FAILED",
+            "verdict": "VERDICT_FAILED",
             "turns": [
                 {
                     "user": "1 + 1?",
@@ -78,13 +78,13 @@ RESULT: dict[str, object] = {
                     },
                 }
             ],
-            "runs": [PASSED_RUN, CRASHED_RUN],
+            "trials": [PASSED_TRIAL, CRASHED_TRIAL],
         },
         {
             "case_id": "other",
-            "status": "METRIC_STATUS_NOT_EVALUATED",
+            "verdict": "VERDICT_NOT_EVALUATED",
             "turns": [{"user": "Well?"}, {"input": {"parts": [{"text": "And?"}]}}],
-            "runs": [UNJUDGED_RUN],
+            "trials": [UNSCORED_TRIAL],
         },
     ],
 }
@@ -232,16 +232,16 @@ def test_a_result_is_written_with_the_fields_of_the_other_reader() -> None:
 def test_an_exported_result_can_be_imported() -> None:
     eval_set, _ = import_values(trpc_result(result_of(RESULT)), path=Path("x.evalset_result.json"))
     assert [case.id for case in eval_set.cases] == ["sum run 1", "other"]
-    record = eval_set.cases[0].turns[0].recorded
+    record = eval_set.cases[0].turns[0].recorded.invocation
     assert [(call.name, call.arguments_json) for call in record.tools] == [("add", '{"a":1}'), ("now", "{}")]
     assert [(agent.name, agent.depth) for agent in record.agents] == [("lead", 0), ("a", 1), ("b", 2), ("c", 1)]
 
 
 def test_a_text_that_was_cut_stays_a_text() -> None:
-    run = eval_result_pb2.CaseRunResult()
+    run = eval_result_pb2.CaseTrialResult()
     run.turns.add().agents.add().calls.add(name="add", arguments_json='{"a": "x…', result_json='{"r": …')
-    case = eval_result_pb2.CaseResult(case_id="one", runs=[run])
-    made = trpc_result(eval_result_pb2.EvalResult(set_name="s", cases=[case]))
+    case = eval_result_pb2.CaseResult(case_id="one", trials=[run])
+    made = trpc_result(eval_result_pb2.EvalResult(eval_set_name="s", cases=[case]))
     assert '"arguments": "{\\"a\\": \\"x…"' in json.dumps(made, ensure_ascii=False)
 
 
@@ -257,8 +257,8 @@ def called(*arguments: str | Path) -> Result:
 
 
 def test_a_number_that_is_no_json_stays_a_text() -> None:
-    result = eval_result_pb2.EvalResult(set_name="s")
-    turn = result.cases.add(case_id="a").runs.add(case_id="a").turns.add()
+    result = eval_result_pb2.EvalResult(eval_set_name="s")
+    turn = result.cases.add(case_id="a").trials.add(case_id="a").turns.add()
     turn.agents.add(name="lead").calls.add(name="now", arguments_json="NaN", result_json='{"a": Infinity}')
     text = json.dumps(trpc_result(result), allow_nan=False)
     assert '"arguments": "NaN"' in text
@@ -272,7 +272,7 @@ def test_import_writes_a_set_and_says_what_has_no_place(tmp_path: Path) -> None:
     assert (eval_set.name, eval_set.agent, len(eval_set.cases)) == ("trace-basic", "calculator", 1)
     assert found.stderr.splitlines() == [
         "There is no metrics file: tool calls are compared exactly, in any order.",
-        "appName, userId of the session have no place: each run of a case has its session.",
+        "appName, userId of the session have no place: each trial has its session.",
         "No metric compares the expected answers: they are kept with the threshold 0.",
         f"wrote {to}: 1 case",
     ]

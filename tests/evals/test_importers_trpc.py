@@ -84,7 +84,7 @@ def test_the_tool_trajectory_sample_is_imported_with_the_metrics_beside_it() -> 
     names = "compares no names, so that trpc-agent-go takes calls of other tools for it; here the name has to be equal."
     assert sentences == [
         f"The metrics are those of {FILES / 'tooltrajectory-basic.metrics.json'}.",
-        "appName, userId of the session have no place: each run of a case has its session.",
+        "appName, userId of the session have no place: each trial has its session.",
         f"The strategy of the tool 'get_time' {names}",
         f"The strategy of the tool 'get_ticket' {names}",
         "No metric compares the expected answers: they are kept with the threshold 0.",
@@ -96,7 +96,7 @@ def test_the_metrics_file_can_be_named() -> None:
     assert import_files(named)[0] == import_files(named[1:])[0]
 
 
-def test_the_trace_sample_is_imported_as_a_record_that_is_judged() -> None:
+def test_the_trace_sample_is_imported_as_a_record_that_is_scored() -> None:
     eval_set, _ = import_files([FILES / "trace-basic.evalset.json"])
     arguments: JsonValue = {"a": 123, "b": 456, "operation": "add"}
     result: JsonValue = {"a": 123, "b": 456, "operation": "add", "result": 579}
@@ -129,23 +129,28 @@ def test_the_trace_sample_is_imported_as_a_record_that_is_judged() -> None:
                                 ],
                             },
                             "recorded": {
-                                "invocation_id": "trace_calc_add-1",
-                                "user_content": {"role": "ROLE_USER", "parts": [{"text": "calc add 123 456"}]},
-                                "final_response": {"role": "ROLE_ASSISTANT", "parts": [{"text": "calc result: 579"}]},
-                                "tools": [
-                                    {
-                                        "call_id": "call_00_example",
-                                        "name": "calculator",
-                                        "arguments_json": json.dumps(arguments, separators=(",", ":")),
-                                        "result_json": json.dumps(result, separators=(",", ":")),
-                                        "state": "EXECUTION_STATE_SUCCEEDED",
-                                        "sequence": 1,
-                                    }
-                                ],
-                                "state": "EXECUTION_STATE_SUCCEEDED",
-                                "complete": True,
-                                "as_of_sequence": 1,
-                                "tools_total": 1,
+                                "invocation": {
+                                    "invocation_id": "trace_calc_add-1",
+                                    "user_content": {"role": "ROLE_USER", "parts": [{"text": "calc add 123 456"}]},
+                                    "final_response": {
+                                        "role": "ROLE_ASSISTANT",
+                                        "parts": [{"text": "calc result: 579"}],
+                                    },
+                                    "tools": [
+                                        {
+                                            "call_id": "call_00_example",
+                                            "name": "calculator",
+                                            "arguments_json": json.dumps(arguments, separators=(",", ":")),
+                                            "result_json": json.dumps(result, separators=(",", ":")),
+                                            "state": "EXECUTION_STATE_SUCCEEDED",
+                                            "sequence": 1,
+                                        }
+                                    ],
+                                    "state": "EXECUTION_STATE_SUCCEEDED",
+                                    "complete": True,
+                                    "as_of_sequence": 1,
+                                    "tools_total": 1,
+                                }
                             },
                         }
                     ],
@@ -163,7 +168,7 @@ def test_the_state_of_the_session_is_kept_and_the_rest_of_it_is_said() -> None:
     eval_set, sentences = imported(trpc_set(trpc_case(turn(), sessionInput=session)))
     assert eval_set.cases[0].session_state_json == '{"n":1,"user:name":"Ann"}'
     assert sentences == [
-        "appName, userId of the session have no place: each run of a case has its session.",
+        "appName, userId of the session have no place: each trial has its session.",
         "The key '_x' of the session's state was left out: it is not a key here. (Case 'one'.)",
     ]
 
@@ -266,14 +271,14 @@ def recorded(**members: JsonValue) -> tuple[eval_set_pb2.EvalCase, list[str]]:
 
 def test_an_older_trace_is_its_conversation_and_expects_nothing() -> None:
     case, sentences = recorded(evalMode="trace", conversation=[turn("x", [tool("add")])])
-    assert [one.name for one in case.turns[0].recorded.tools] == ["add"]
-    assert case.turns[0].expect == eval_set_pb2.Expectation(answer=eval_set_pb2.ExpectedAnswer(exact=""))
+    assert [one.name for one in case.turns[0].recorded.invocation.tools] == ["add"]
+    assert case.turns[0].expect == eval_set_pb2.EvalExpectation(answer=eval_set_pb2.ExpectedAnswer(exact=""))
     assert sentences[0].startswith("A trace has no actualConversation: ")
 
 
-def test_an_actual_conversation_is_judged_in_a_case_that_is_no_trace() -> None:
+def test_an_actual_conversation_is_scored_in_a_case_that_is_no_trace() -> None:
     case, sentences = recorded(conversation=[turn("x")], actualConversation=[turn("y")])
-    assert case.turns[0].recorded.final_response.parts[0].text == "y"
+    assert case.turns[0].recorded.invocation.final_response.parts[0].text == "y"
     assert case.turns[0].expect.answer.exact == "x"
     assert sentences[0].startswith("A case has actualConversation and is no trace: ")
 
@@ -281,13 +286,13 @@ def test_an_actual_conversation_is_judged_in_a_case_that_is_no_trace() -> None:
 def test_an_answer_that_is_missing_on_both_sides_is_equal() -> None:
     case, _ = recorded(evalMode="trace", conversation=[turn()], actualConversation=[turn()])
     assert case.turns[0].expect.answer.exact == ""
-    assert case.turns[0].recorded.HasField("final_response")
+    assert case.turns[0].recorded.invocation.HasField("final_response")
     case, _ = recorded(evalMode="trace", conversation=[turn("x")], actualConversation=[turn()])
-    assert not case.turns[0].recorded.HasField("final_response")
+    assert not case.turns[0].recorded.invocation.HasField("final_response")
 
 
 @pytest.mark.parametrize("expected", [1, 3])
-def test_a_trace_of_another_length_is_not_judged(expected: int) -> None:
+def test_a_trace_of_another_length_is_not_scored(expected: int) -> None:
     case, sentences = recorded(
         evalMode="trace", conversation=[turn("x")] * expected, actualConversation=[turn("x"), turn("x")]
     )
@@ -302,7 +307,7 @@ def test_a_record_keeps_its_agents_and_what_was_said_between() -> None:
         {"invocationId": "i2", "parentInvocationId": "i1", "name": "writer", "branch": "lead/writer"},
     ]
     actual: JsonValue = {**members_of(turn("x")), "agents": agents, "intermediateResponses": [{"content": "Wait."}]}
-    record = recorded(evalMode="trace", actualConversation=[actual])[0].turns[0].recorded
+    record = recorded(evalMode="trace", actualConversation=[actual])[0].turns[0].recorded.invocation
     assert record.agent == "lead"
     assert record.intermediate_responses[0].parts[0].text == "Wait."
     assert list(record.agents) == [
@@ -350,12 +355,12 @@ def test_a_result_is_a_set_of_what_was_recorded_and_expected() -> None:
     eval_set, sentences = import_values(source, path=Path("x.evalset_result.json"))
     assert [case.id for case in eval_set.cases] == ["one run 1", "one run 2"]
     assert eval_set.defaults.metrics == [
-        eval_set_pb2.Metric(name="a", threshold=1, final_response=eval_set_pb2.FinalResponseMetric())
+        eval_set_pb2.EvalMetric(name="a", threshold=1, final_response=eval_set_pb2.FinalResponseMetric())
     ]
     assert eval_set.cases[0].turns[0].expect.answer.exact == "x"
-    assert eval_set.cases[0].turns[0].recorded.final_response.parts[0].text == "y"
+    assert eval_set.cases[0].turns[0].recorded.invocation.final_response.parts[0].text == "y"
     assert sentences == [
-        "The scores of the result were left out: the recorded conversations can be judged again.",
+        "The scores of the result were left out: the recorded conversations can be scored again.",
         "A case without a conversation was left out. (Case 'two'.)",
     ]
 
@@ -384,7 +389,7 @@ def test_an_older_result_with_parts_and_numbers_for_statuses_is_read() -> None:
         "creationTimestamp": 1763994917.7690995,
     }
     eval_set, _ = import_values(source, path=Path("x.evalset_result.json"))
-    record = eval_set.cases[0].turns[0].recorded
+    record = eval_set.cases[0].turns[0].recorded.invocation
     assert [(one.name, one.arguments_json, one.result_json) for one in record.tools] == [
         ("calculator", '{"a":2}', '{"result":5}')
     ]

@@ -76,13 +76,13 @@ def test_answers_are_compared_as_the_criterion_says(
         ({"novel": {}}, "x", "its criterion has 'novel'"),
     ],
 )
-def test_an_answer_that_is_compared_otherwise_makes_its_case_not_judged(
+def test_an_answer_that_is_compared_otherwise_makes_its_case_not_scored(
     criterion: JsonValue, answer: str, why: str
 ) -> None:
     eval_set, sentences = imported(trpc_set(trpc_case(turn(answer))), metric(criterion, name="a"))
     assert eval_set.defaults.metrics[0].custom.name == "trpc.a"
     assert sentences[0] == (
-        f"The metric 'a' has no counterpart: {why}. Its cases are not judged until it is removed. (Case 'one'.)"
+        f"The metric 'a' has no counterpart: {why}. Its cases are not scored until it is removed. (Case 'one'.)"
     )
 
 

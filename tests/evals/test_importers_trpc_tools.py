@@ -34,13 +34,13 @@ from tests.evals.trpc_files import (
 )
 def test_order_and_subset_say_the_mode(members: JsonValue, mode: eval_set_pb2.TrajectoryMode.ValueType) -> None:
     found = only_metric(trpc_set(trpc_case(turn())), metric({"toolTrajectory": members}, threshold=0.5))
-    assert found == eval_set_pb2.Metric(
+    assert found == eval_set_pb2.EvalMetric(
         name="m", threshold=0.5, tool_trajectory=eval_set_pb2.ToolTrajectoryMetric(mode=mode)
     )
 
 
 def test_a_threshold_that_is_left_out_is_zero() -> None:
-    assert only_metric(trpc_set(trpc_case(turn())), metric({"toolTrajectory": {}})) == eval_set_pb2.Metric(
+    assert only_metric(trpc_set(trpc_case(turn())), metric({"toolTrajectory": {}})) == eval_set_pb2.EvalMetric(
         name="m",
         threshold=0,
         tool_trajectory=eval_set_pb2.ToolTrajectoryMetric(mode=eval_set_pb2.TRAJECTORY_MODE_ANY_ORDER),
@@ -158,7 +158,7 @@ def test_a_name_that_is_no_exact_one_becomes_a_pattern(name: str, criterion: Jso
     assert found == eval_set_pb2.ExpectedTool(name_regex=pattern)
 
 
-def test_a_pattern_of_a_name_that_is_none_makes_the_case_not_judged() -> None:
+def test_a_pattern_of_a_name_that_is_none_makes_the_case_not_scored() -> None:
     source = metric({"toolTrajectory": {"defaultStrategy": {"name": {"matchStrategy": "regex"}}}}, name="calls")
     eval_set, sentences = imported(trpc_set(trpc_case(turn(tools=[tool("a(")]))), source)
     assert eval_set.defaults.metrics[0].custom.name == "trpc.calls"
@@ -181,7 +181,7 @@ def test_a_pattern_of_a_name_that_is_none_makes_the_case_not_judged() -> None:
         ),
     ],
 )
-def test_a_trajectory_that_is_compared_otherwise_makes_its_cases_not_judged(criterion: JsonValue, why: str) -> None:
+def test_a_trajectory_that_is_compared_otherwise_makes_its_cases_not_scored(criterion: JsonValue, why: str) -> None:
     source = metric({"toolTrajectory": criterion}, name="calls", threshold=0.5)
     eval_set, sentences = imported(trpc_set(trpc_case(turn())), source)
     assert [json_format.MessageToDict(one) for one in eval_set.defaults.metrics] == [
@@ -192,7 +192,7 @@ def test_a_trajectory_that_is_compared_otherwise_makes_its_cases_not_judged(crit
         }
     ]
     assert sentences == [
-        f"The metric 'calls' has no counterpart: {why}. Its cases are not judged until it is removed. (Case 'one'.)"
+        f"The metric 'calls' has no counterpart: {why}. Its cases are not scored until it is removed. (Case 'one'.)"
     ]
 
 

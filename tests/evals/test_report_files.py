@@ -34,7 +34,7 @@ def test_the_reports_are_what_the_golden_files_hold() -> None:
     assert reports.made() == {path: path.read_text(encoding="utf-8") for path in reports.FILES}
 
 
-def test_a_case_is_a_test_case_that_failed_crashed_or_could_not_be_judged(tmp_path: Path) -> None:
+def test_a_case_is_a_test_case_that_failed_crashed_or_could_not_be_scored(tmp_path: Path) -> None:
     path = tmp_path / "junit.xml"
     path.write_text(junit_text(example()), encoding="utf-8")
     (suite,) = JUnitXml.fromfile(str(path))
@@ -43,7 +43,7 @@ def test_a_case_is_a_test_case_that_failed_crashed_or_could_not_be_judged(tmp_pa
     assert [(one.classname, one.name) for one in cases][:2] == [("desk", "who-calls-whom"), ("desk", "crash")]
     assert [[type(found) for found in one.result] for one in cases] == [[Failure], [Error], [Error], [], [Failure], []]
     assert cases[0].time == 3.0
-    assert cases[1].result[0].message == "A run crashed."
+    assert cases[1].result[0].message == "The trial crashed: the model is gone."
     root = ElementTree.parse(path).getroot()
     first = root.find(".//testcase")
     assert first is not None
@@ -54,21 +54,21 @@ def test_a_case_is_a_test_case_that_failed_crashed_or_could_not_be_judged(tmp_pa
 
 
 def test_every_report_has_the_reason_of_a_verdict_that_no_gate_has() -> None:
-    passed, failed = eval_result_pb2.METRIC_STATUS_PASSED, eval_result_pb2.METRIC_STATUS_FAILED
-    gate = eval_result_pb2.GateResult(gate="cost.total <= 2", status=passed)
-    result = eval_result_pb2.EvalResult(status=failed, gates=[gate], reason="1 run crashed.")
+    passed, failed = eval_result_pb2.VERDICT_PASSED, eval_result_pb2.VERDICT_FAILED
+    gate = eval_result_pb2.GateResult(gate="cost.total <= 2", verdict=passed)
+    result = eval_result_pb2.EvalResult(verdict=failed, gates=[gate], reason="1 trial crashed.")
     suite = ElementTree.fromstring(junit_text(result))
     (failure,) = suite.iter("failure")
-    assert failure.get("message") == "1 run crashed."
-    assert "\n1 run crashed.\n" in markdown_text(result)
-    assert "1 run crashed." in html_page(result)
+    assert failure.get("message") == "1 trial crashed."
+    assert "\n1 trial crashed.\n" in markdown_text(result)
+    assert "1 trial crashed." in html_page(result)
 
 
 @settings(deadline=None)
 @given(text=_TEXTS)
 def test_any_text_makes_xml_that_is_read_back_with_messages_of_one_line(text: str) -> None:
     result, _ = _of(text)
-    result.cases[0].status = eval_result_pb2.METRIC_STATUS_FAILED
+    result.cases[0].verdict = eval_result_pb2.VERDICT_FAILED
     xml = junit_text(result)
     ElementTree.fromstring(xml)
     (suite,) = JUnitXml.fromstring(xml)

@@ -73,7 +73,7 @@ def test_a_report_loads_only_itself_and_fits_its_window(
     opened.page.close()
 
 
-def test_a_case_a_run_and_a_call_unfold_by_clicks(browser: "Browser", tmp_path: Path) -> None:
+def test_a_case_a_trial_and_a_call_unfold_by_clicks(browser: "Browser", tmp_path: Path) -> None:
     opened = _Opened(browser, tmp_path)
     page = opened.page
     case = page.locator("details.case", has_text="easy-0")

@@ -91,7 +91,7 @@ def test_a_page_marks_the_differences_of_both_trees_and_shows_steps_and_calls() 
     page = _Page(html_page(example(), comparison()))
     marks = [attributes["class"] for _, attributes in page.tags if (attributes.get("class") or "").startswith("mark ")]
     both = [f"mark {name}" for name in ("matched", "violated", "moved", "unexpected", "allowed")]
-    # The first run; the second passed and has the same tree without differences; and a case that passed.
+    # The first trial; the second passed and has the same tree without differences; and a case that passed.
     assert marks == ["mark moved", "mark missing", *both, *both, *both]
     for text in (
         "step 1",
@@ -103,10 +103,12 @@ def test_a_page_marks_the_differences_of_both_trees_and_shows_steps_and_calls() 
         "never below it: researcher",
         "at least 1 time",
         'search_notes\n  arguments contains {\n    "topic": "leaves"\n  }',
+        "edited arguments",
+        '{\n  "topic": "leaves",\n  "limit": 1\n}',
         "asked by lead / mailer",
         "Send the mail?",
         "flaky: who-calls-whom",
-        "against the baseline: 0 better, 1 worse, 1 gone, 0 new, pass rate -0.25",
+        "against the baseline: 0 better, 1 worse, 1 removed, 0 added, pass rate -0.25",
         "1.00 to 0.50",
         "0.5 is below 0.9.",
         "runs: 3,720 tokens · 0.0075 USD",
@@ -123,7 +125,7 @@ def test_only_what_did_not_pass_is_unfolded() -> None:
 
 def test_a_state_of_a_later_version_has_no_words() -> None:
     result = example()
-    result.cases[0].runs[0].turns[0].agents[0].state = 99  # type: ignore[assignment]
+    result.cases[0].trials[0].turns[0].agents[0].state = 99  # type: ignore[assignment]
     assert "99" not in _Page(html_page(result)).texts
 
 

@@ -15,8 +15,8 @@ from bough_server.settings_sections import RedactSection
 from tests.evals.report_results import comparison, example, fill, messages
 
 _SECRETS = st.text("abcdefghijkABCDEF0123456789-_\"\\<&|é'", min_size=6, max_size=30).map(lambda text: f"q{text}q")
-_IDS = {"evaluation_id", "run_id", "trace_id", "invocation_id", "set_digest", "prices", "server_version"}
-_OURS = {*_IDS, "agents", "models", "tools", "judges", "currency_code"}
+_IDS = {"evaluation_id", "run_id", "trace_id", "invocation_id", "eval_set_digest", "prices", "server_version"}
+_OURS = {*_IDS, "agents", "models", "tools", "judges", "currency_code", "cost_currency_code"}
 
 
 def _result(text: str, value: str) -> tuple[eval_result_pb2.EvalResult, eval_result_pb2.EvalComparison]:
@@ -68,39 +68,48 @@ def test_no_text_holds_what_a_pattern_matches(secret: str, cut: str, is_whole: b
 @given(secret=_SECRETS)
 def test_nothing_that_was_said_is_left_without_content(secret: str) -> None:
     result, compared = example(), comparison()
-    run = result.cases[0].runs[0]
+    run = result.cases[0].trials[0]
     for message in (result.cases[0].turns[0], run.scores[0], run.turns[0].agents[0].calls[0], run.unanswered):
         fill(message, lambda name: "a" if name in {"name", "agent"} or name.endswith("_id") else secret)
-    for difference in run.scores[0].agents[0].differences:
+    for difference in run.scores[0].tree_comparisons[0].differences:
         difference.kind = eval_result_pb2.DIFFERENCE_KIND_TOOLS
         difference.expected_parent = difference.actual_parent = "lead"
-    run.scores[0].judgements[0].rubric_id = "kind"
+    run.scores[0].judgments[0].rubric_id = "kind"
     run.unanswered.agent_path[:] = ["lead"]
     for agent in result.cases[0].turns[0].expect.agents:
         agent.forbidden[:] = ["writer"]
     result.cases[0].turns[0].input.metadata_json = secret
     shown, _ = reduced(result, compared, "none")
     assert secret.encode() not in shown.SerializeToString()
-    (moved, missing) = shown.cases[0].runs[0].scores[1].agents[0].differences
+    (moved, missing) = shown.cases[0].trials[0].scores[1].tree_comparisons[0].differences
     assert (moved.message, missing.agent) == ("writer was called by researcher, expected by lead", "checker")
+
+
+def test_what_quotes_nothing_is_left_without_content() -> None:
+    result = example()
+    result.pins.eval_set_digest = "sha256:0"
+    shown, compared = reduced(result, comparison(), "none")
+    assert compared is not None
+    assert [(one.gate, one.number) for one in shown.gates] == [(one.gate, one.number) for one in result.gates]
+    assert (shown.pins, compared.cost_currency_code) == (result.pins, "USD")
 
 
 def test_the_beginning_of_a_secret_before_an_ellipsis_is_removed() -> None:
     result = example()
-    run = result.cases[0].runs[0]
+    run = result.cases[0].trials[0]
     run.turns[0].agents[0].calls[0].arguments_json = '{"password": "hunter2-and-more"}'
     run.reason = 'password: "hunter2-a… is not expected'
     shown, _ = reduced(result, None, "full", fields=["password"])
-    assert shown.cases[0].runs[0].reason == 'password: "[redacted]… is not expected'
+    assert shown.cases[0].trials[0].reason == 'password: "[redacted]… is not expected'
 
 
 def test_json_that_was_cut_is_replaced_as_a_whole_if_there_are_paths() -> None:
     result = example()
-    call = result.cases[0].runs[0].turns[0].agents[0].calls[0]
+    call = result.cases[0].trials[0].turns[0].agents[0].calls[0]
     call.arguments_json, call.result_json = '{"password": "hunter2", "more": "', '"\\ud800"'
     result.cases[0].reason = "It said hunter2."
     shown, _ = reduced(result, None, "full", fields=["password"])
-    call = shown.cases[0].runs[0].turns[0].agents[0].calls[0]
+    call = shown.cases[0].trials[0].turns[0].agents[0].calls[0]
     assert (call.arguments_json, call.result_json) == ('"[redacted]"', '"?"')
     assert shown.cases[0].reason == "It said [redacted]."
 
@@ -117,8 +126,8 @@ def test_json_that_was_cut_is_replaced_as_a_whole_if_there_are_paths() -> None:
 )
 def test_members_are_found_in_answers_that_are_json(answer: str) -> None:
     result = example()
-    result.cases[0].runs[0].turns[0].answer = answer
-    result.cases[0].runs[0].scores[0].reason = f"The answer is {answer}."
+    result.cases[0].trials[0].turns[0].answer = answer
+    result.cases[0].trials[0].scores[0].reason = f"The answer is {answer}."
     shown, _ = reduced(result, None, "full", fields=["password"])
     assert "hunter2" not in str(shown)
     assert ("Annabel" in str(shown)) == ("Annabel" in answer)
@@ -126,12 +135,12 @@ def test_members_are_found_in_answers_that_are_json(answer: str) -> None:
 
 def test_members_are_found_in_texts_of_json_that_are_json() -> None:
     result = example()
-    call = result.cases[0].runs[0].turns[0].agents[0].calls[0]
+    call = result.cases[0].trials[0].turns[0].agents[0].calls[0]
     call.result_json = json.dumps(json.dumps({"password": "hunter2-and-more", "user": "Annabel"}))
     result.cases[0].reason = "It said hunter2-and-more."
     shown, _ = reduced(result, None, "full", fields=["password"])
     assert "hunter2" not in str(shown)
-    assert "Annabel" in shown.cases[0].runs[0].turns[0].agents[0].calls[0].result_json
+    assert "Annabel" in shown.cases[0].trials[0].turns[0].agents[0].calls[0].result_json
 
 
 def test_names_of_metrics_and_labels_are_searched_too() -> None:
@@ -147,10 +156,10 @@ def test_names_of_metrics_and_labels_are_searched_too() -> None:
 
 def test_texts_are_cut_after_secrets_are_found() -> None:
     result = example()
-    turn = result.cases[0].runs[0].turns[0]
+    turn = result.cases[0].trials[0].turns[0]
     turn.answer = "x" * 1_996 + " key-0123456789"
     shown, _ = reduced(result, None, "cut", patterns=["key-[0-9]{10}"])
-    answer = shown.cases[0].runs[0].turns[0].answer
+    answer = shown.cases[0].trials[0].turns[0].answer
     assert (len(answer), answer[-6:]) == (2_000, "xx [r…")
     whole, _ = reduced(result, None, "full")
     assert whole == result

@@ -17,14 +17,9 @@ from bough.v1 import (
     execution_pb2,
     invocation_pb2,
 )
-from bough.v1.eval_service_pb2 import (
-    CompareEvaluationsRequest,
-    DiffInvocationsRequest,
-    EvalSource,
-    InvocationSource,
-    RunRef,
-    ScoreInvocationsRequest,
-)
+from bough.v1.eval_result_pb2 import EvalSource
+from bough.v1.eval_service_pb2 import CompareEvaluationsRequest, DiffInvocationsRequest, ScoreInvocationsRequest
+from bough.v1.invocation_pb2 import InvocationSource, RunRef
 from bough_server import app
 from bough_server.evals import given as given_records
 from bough_server.evals import judging
@@ -33,12 +28,13 @@ from tests.evals.invocations import agent, invocation
 from tests.evals.test_judges import broken, case, evaluated, judge, judged_by, set_of
 from tests.rpc.run_server import Served, begin, served, settings
 
-PASSED = eval_result_pb2.METRIC_STATUS_PASSED
-FAILED = eval_result_pb2.METRIC_STATUS_FAILED
-NOT_EVALUATED = eval_result_pb2.METRIC_STATUS_NOT_EVALUATED
+PASSED = eval_result_pb2.VERDICT_PASSED
+FAILED = eval_result_pb2.VERDICT_FAILED
+NOT_EVALUATED = eval_result_pb2.VERDICT_NOT_EVALUATED
+SUCCEEDED = execution_pb2.EXECUTION_STATE_SUCCEEDED
 
-LEAD = eval_set_pb2.Expectation(agents=[eval_set_pb2.ExpectedAgent(name="lead")])
-TREE = eval_set_pb2.Metric(agent_trajectory=eval_set_pb2.AgentTrajectoryMetric())
+LEAD = eval_set_pb2.EvalExpectation(agents=[eval_set_pb2.ExpectedAgent(name="lead")])
+TREE = eval_set_pb2.EvalMetric(agent_trajectory=eval_set_pb2.AgentTrajectoryMetric())
 
 
 @pytest.fixture
@@ -94,25 +90,25 @@ class Threads:
 def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
     """The functions that see whole records, whatever their number and size."""
     watched = Threads(monkeypatch)
-    watched.watch(judging, "unmocked", "can_be_judged", "score_run")
+    watched.watch(judging, "unmocked", "can_be_judged", "score_trial")
     watched.watch(given_records, "case_result", "totals", "verdict", "copy_of")
     return watched
 
 
-async def test_stored_runs_are_judged(server: Served) -> None:
+async def test_stored_runs_are_scored(server: Served) -> None:
     first, second = await ran(server, "echo", "hello"), await ran(server, "lead", "hello")
-    expect = eval_set_pb2.Expectation(answer=eval_set_pb2.ExpectedAnswer(exact="hello"))
+    expect = eval_set_pb2.EvalExpectation(answer=eval_set_pb2.ExpectedAnswer(exact="hello"))
     found = await scored(server, stored(first), stored(second), stored(first), expect=expect)
     assert [one.case_id for one in found.cases] == [first, second, f"{first} (2)"]
-    assert [one.status for one in found.cases] == [PASSED, FAILED, PASSED]
-    assert (found.totals.cases, found.totals.cases_passed, found.status) == (3, 2, FAILED)
-    assert [turn.run_id for one in found.cases for turn in one.runs[0].turns] == [first, second, first]
+    assert [one.verdict for one in found.cases] == [PASSED, FAILED, PASSED]
+    assert (found.totals.cases, found.totals.cases_passed, found.verdict) == (3, 2, FAILED)
+    assert [turn.run_id for one in found.cases for turn in one.trials[0].turns] == [first, second, first]
 
 
 async def test_a_run_up_to_a_sequence_has_not_ended(server: Served) -> None:
     run_id = await ran(server, "echo", "hello")
     found = await scored(server, stored(run_id, 1))
-    assert found.cases[0].status == NOT_EVALUATED
+    assert found.cases[0].verdict == NOT_EVALUATED
     assert "has not ended" in found.cases[0].reason
 
 
@@ -126,12 +122,12 @@ async def test_a_run_up_to_a_sequence_has_not_ended(server: Served) -> None:
         ({"anomalies": [invocation_pb2.Anomaly(message="two roots")]}, "is inconsistent: two roots"),
     ],
 )
-async def test_records_that_are_not_whole_are_not_judged(server: Served, change: dict[str, Any], words: str) -> None:
+async def test_records_that_are_not_whole_are_not_scored(server: Served, change: dict[str, Any], words: str) -> None:
     record = invocation(agent("lead"))
     for name, value in change.items():
         getattr(record, name).extend(value) if isinstance(value, list) else setattr(record, name, value)
     found = await scored(server, *given(record, invocation(agent("lead"))), expect=LEAD)
-    assert [one.status for one in found.cases] == [NOT_EVALUATED, PASSED]
+    assert [one.verdict for one in found.cases] == [NOT_EVALUATED, PASSED]
     assert words in found.cases[0].reason
 
 
@@ -140,18 +136,18 @@ async def test_records_of_other_systems_need_no_ids_and_no_kinds(server: Served)
     bare.run_id = ""
     named, long, tricky = invocation(agent("lead")), invocation(agent("lead")), invocation(agent("lead"))
     named.run_id, long.run_id, tricky.run_id = "1", "x" * 1_000, "1 (3)"
-    empty = invocation_pb2.Invocation(state=execution_pb2.EXECUTION_STATE_SUCCEEDED)
+    empty = invocation_pb2.Invocation(state=SUCCEEDED)
     found = await scored(server, *given(bare, tricky, named, named, long, empty), expect=LEAD)
     assert [one.case_id for one in found.cases] == ["0", "1 (3)", "1", "1 (3) (3)", "x" * 128, "5"]
-    assert [one.status for one in found.cases] == [FAILED, PASSED, PASSED, PASSED, PASSED, FAILED]
+    assert [one.verdict for one in found.cases] == [FAILED, PASSED, PASSED, PASSED, PASSED, FAILED]
 
 
-async def test_a_tree_whose_ids_repeat_is_not_judged(server: Served) -> None:
+async def test_a_tree_whose_ids_repeat_is_not_scored(server: Served) -> None:
     record = invocation(agent("lead", agent("writer"), agent("writer")))
     for one in record.agents:
         one.invocation_id = one.parent_invocation_id = ""
     found = await scored(server, *given(record), expect=LEAD)
-    assert found.cases[0].status == NOT_EVALUATED
+    assert found.cases[0].verdict == NOT_EVALUATED
     assert "several agents with the same invocation_id" in found.cases[0].reason
 
 
@@ -160,8 +156,8 @@ async def test_a_record_may_have_any_times(server: Served) -> None:
     record.start_time.seconds, record.end_time.seconds = -(10**17), 10**17
     limit = eval_set_pb2.BudgetMetric()
     limit.limits.wall_duration.FromSeconds(1)
-    found = await scored(server, *given(record), metrics=[eval_set_pb2.Metric(budget=limit)])
-    assert found.status == FAILED
+    found = await scored(server, *given(record), metrics=[eval_set_pb2.EvalMetric(budget=limit)])
+    assert found.verdict == FAILED
     assert MessageToJson(found)
 
 
@@ -177,7 +173,7 @@ async def test_runs_that_are_not_there_are_errors(server: Served) -> None:
             await scored(server, source)
         assert refused.value.code() == code
         with pytest.raises(aio.AioRpcError) as refused:
-            await server.trees.DiffInvocations(DiffInvocationsRequest(left=source, right=stored(run_id)))
+            await server.trees.DiffInvocations(DiffInvocationsRequest(before=source, after=stored(run_id)))
         assert refused.value.code() == code
 
 
@@ -189,15 +185,18 @@ async def test_another_tenants_runs_and_evaluations_do_not_exist(
     async with served(settings(tmp_path)) as server:
         run_id = await ran(server, "echo", "hello")
         found = await evaluated(
-            server, set=set_of(case("Hello"), metrics=[eval_set_pb2.Metric(budget=eval_set_pb2.BudgetMetric(errors=0))])
+            server,
+            eval_set=set_of(
+                case("Hello"), metrics=[eval_set_pb2.EvalMetric(budget=eval_set_pb2.BudgetMetric(errors=0))]
+            ),
         )
-        assert (await scored(server, stored(run_id))).status == PASSED
+        assert (await scored(server, stored(run_id))).verdict == PASSED
         caller = Principal(tenant_id="bert", user_id="local")
-        given_one = EvalSource(result=eval_result_pb2.EvalResult())
+        given_one = EvalSource(result=eval_result_pb2.EvalResult(state=SUCCEEDED))
         hidden = EvalSource(evaluation_id=found.evaluation_id)
         for call in (
             server.trees.ScoreInvocations(ScoreInvocationsRequest(invocations=[stored(run_id)])),
-            server.trees.DiffInvocations(DiffInvocationsRequest(left=stored(run_id), right=stored(run_id))),
+            server.trees.DiffInvocations(DiffInvocationsRequest(before=stored(run_id), after=stored(run_id))),
             server.trees.CompareEvaluations(CompareEvaluationsRequest(baseline=given_one, candidate=hidden)),
         ):
             with pytest.raises(aio.AioRpcError) as refused:
@@ -206,35 +205,32 @@ async def test_another_tenants_runs_and_evaluations_do_not_exist(
 
 
 async def test_mistakes_are_named_by_their_place_in_the_request(server: Served) -> None:
-    wrong = eval_set_pb2.Expectation(answer=eval_set_pb2.ExpectedAnswer(regex="("))
-    unknown = eval_set_pb2.Metric(custom=eval_set_pb2.CustomMetric(name="none"))
+    wrong = eval_set_pb2.EvalExpectation(answer=eval_set_pb2.ExpectedAnswer(regex="("))
+    unknown = eval_set_pb2.EvalMetric(custom=eval_set_pb2.CustomMetric(name="none"))
     with pytest.raises(aio.AioRpcError) as refused:
         await scored(server, *given(invocation(agent("lead"))), expect=wrong, metrics=[unknown])
     assert [field for field, _ in broken(refused.value)] == ["expect.answer", "metrics[0].custom.name"]
 
 
-async def test_the_result_of_many_records_fits_an_answer(server: Served, threads: Threads) -> None:
-    records = []
-    for number in range(10_000):
-        record = invocation(agent("lead"), answer="an answer " * 5)
-        record.run_id = f"01a204b2-7799-7a92-9a1d-{number:012}"
-        records.append(record)
-    found = await scored(server, *given(*records), expect=LEAD, metrics=[TREE])
-    assert len(found.cases) == 10_000
-    assert (threads.calls["score_run"], threads.calls["case_result"], threads.calls["totals"]) == (10_000, 10_000, 1)
+async def test_the_result_of_as_many_records_as_a_call_may_score_fits_an_answer(
+    server: Served, threads: Threads
+) -> None:
+    record = invocation(agent("lead", *[agent(f"writer {number}") for number in range(100)]), answer="answer " * 1_000)
+    metrics = [
+        eval_set_pb2.EvalMetric(name=f"budget-{n:0120}", budget=eval_set_pb2.BudgetMetric(errors=n)) for n in range(64)
+    ]
+    found = await scored(server, *given(*[record] * 256), metrics=metrics)
+    assert (threads.calls["score_trial"], threads.calls["case_result"], threads.calls["totals"]) == (256, 256, 1)
     assert threads.in_loop.total() == 0
-    assert {one.status for one in found.cases} == {PASSED}
-    assert {len(one.metrics) for one in found.cases} == {1}
+    assert {(one.verdict, len(one.metrics)) for one in found.cases} == {(PASSED, 64)}
     assert found.ByteSize() <= 4 * 1024 * 1024
-    assert found.totals.cases_passed == 10_000
+    assert (len(found.cases), found.totals.cases_passed, found.state) == (256, 256, SUCCEEDED)
 
 
-async def test_more_metrics_than_fit_an_answer_are_refused_at_once(server: Served) -> None:
-    metrics = [eval_set_pb2.Metric(name=f"budget-{n}", budget=eval_set_pb2.BudgetMetric(errors=n)) for n in range(64)]
+async def test_more_records_than_a_call_may_score_are_refused(server: Served) -> None:
     with pytest.raises(aio.AioRpcError) as refused:
-        await scored(server, *[stored("none")] * 10_000, metrics=metrics)
+        await scored(server, *[stored("none")] * 257)
     assert [field for field, _ in broken(refused.value)] == ["invocations"]
-    assert "Score them in several calls" in str(broken(refused.value))
 
 
 async def test_a_large_record_does_not_hold_the_server_up(tmp_path: Path, threads: Threads) -> None:
@@ -242,12 +238,12 @@ async def test_a_large_record_does_not_hold_the_server_up(tmp_path: Path, thread
     for call in large.tools:
         call.arguments_json = '"' + "x" * 50 + '"'
     assert 3_000_000 < large.ByteSize() < 8_000_000
-    budget = eval_set_pb2.Metric(budget=eval_set_pb2.BudgetMetric(errors=0))
+    budget = eval_set_pb2.EvalMetric(budget=eval_set_pb2.BudgetMetric(errors=0))
     async with judged_by(tmp_path, lambda *_: True) as (server, _):
         found = await scored(server, *given(large), metrics=[budget, judge(template="{{answer}}")])
-    assert found.cases[0].status == PASSED
+    assert found.cases[0].verdict == PASSED
     assert set(threads.calls) == {
-        *("unmocked", "can_be_judged", "score_run"),
+        *("unmocked", "can_be_judged", "score_trial"),
         *("case_result", "totals", "verdict", "copy_of"),
     }
     assert threads.in_loop.total() == 0
@@ -257,7 +253,7 @@ async def test_a_judge_is_asked_about_given_records_once(tmp_path: Path) -> None
     async with judged_by(tmp_path, lambda *_: True) as (server, model):
         record = invocation(agent("lead"), answer="Hello")
         first = await scored(server, *given(record, record), metrics=[judge()])
-        assert first.status == PASSED
+        assert first.verdict == PASSED
         assert (model.count, first.totals.judge_usage.model_calls) == (1, 1)
         second = await scored(server, *given(record), metrics=[judge()])
         assert (model.count, second.totals.judge_usage.model_calls) == (1, 0)
@@ -267,7 +263,7 @@ async def test_no_judge_is_asked_about_what_cannot_be_judged(tmp_path: Path) -> 
     async with judged_by(tmp_path, lambda *_: True) as (server, model):
         record = invocation(agent("lead"))
         record.agents_total = 5
-        assert (await scored(server, *given(record), metrics=[judge()])).status == NOT_EVALUATED
+        assert (await scored(server, *given(record), metrics=[judge()])).verdict == NOT_EVALUATED
         assert model.count == 0
 
 
@@ -277,6 +273,7 @@ async def test_no_judge_is_asked_about_what_cannot_be_judged(tmp_path: Path) -> 
         ("{{answer}}", "answer", "The answer was cut in the record"),
         ("{{user}}", "user", "What the user said was cut in the record"),
         ("{{tools}}", "arguments", "Calls of tools were cut in the record"),
+        ("{{tools}}", "executed", "Calls of tools were cut in the record"),
         ("{{tools}}", "result", "Calls of tools were cut in the record"),
         ("{{agents.lead.output}}", "output", "What agents.lead.output stands for was cut in the record"),
         ("{{agents.lead.input}}", "input", "What agents.lead.input stands for was cut in the record"),
@@ -290,35 +287,39 @@ async def test_no_judge_is_asked_about_a_text_that_was_cut(tmp_path: Path, templ
         record.agents[0].output.parts.add(text="Hello", truncated=cut == "output")
         record.final_response.parts[0].truncated = cut == "answer"
         record.tools[0].arguments_truncated = cut == "arguments"
+        record.tools[0].executed_arguments_json = '"ed' if cut == "executed" else ""
+        record.tools[0].executed_arguments_truncated = cut == "executed"
         record.tools[0].result_truncated = cut == "result"
         found = await scored(server, *given(record), metrics=[judge(template=template)])
-        assert found.cases[0].status == NOT_EVALUATED
+        assert found.cases[0].verdict == NOT_EVALUATED
         assert f"The judge was not asked: {words}." in found.cases[0].reason
         assert model.count == 0
         whole = await scored(server, *given(record), metrics=[judge(template="{{tree}}")])
-        assert whole.cases[0].status == PASSED
+        assert whole.cases[0].verdict == PASSED
 
 
 async def test_stored_and_given_records_are_compared(server: Served) -> None:
     run_id = await ran(server, "lead", "hello")
     other = await ran(server, "echo", "hello")
-    same = await server.trees.DiffInvocations(DiffInvocationsRequest(left=stored(run_id), right=stored(run_id)))
+    same = await server.trees.DiffInvocations(DiffInvocationsRequest(before=stored(run_id), after=stored(run_id)))
     assert same.diff.same
-    two = await server.trees.DiffInvocations(DiffInvocationsRequest(left=stored(run_id), right=stored(other)))
+    two = await server.trees.DiffInvocations(DiffInvocationsRequest(before=stored(run_id), after=stored(other)))
     assert not two.diff.same
-    assert {one.agent for one in two.diff.agents} == {"lead", "nester", "echo"}
+    assert {one.agent for one in two.diff.agent_differences} == {"lead", "nester", "echo"}
 
 
 async def test_results_that_callers_bring_are_compared_whatever_they_lack(server: Served) -> None:
     empty = eval_result_pb2.EvalResult()
     twice = eval_result_pb2.EvalResult()
-    for status in (PASSED, FAILED, 99):
-        twice.cases.add(case_id="a", status=status)  # type: ignore[arg-type]
+    for verdict in (PASSED, FAILED, 99):
+        twice.cases.add(case_id="a", verdict=verdict)  # type: ignore[arg-type]
     twice.cases.add()
-    twice.cases[0].runs.add(index=-5)
+    twice.cases[0].trials.add(trial=-5)
     twice.cases[0].metrics.add(mean=float("nan"))
     for left, right in ((empty, empty), (twice, twice), (empty, twice), (twice, empty)):
-        request = CompareEvaluationsRequest(baseline=EvalSource(result=left), candidate=EvalSource(result=right))
+        request = CompareEvaluationsRequest(
+            baseline=EvalSource(result=left), candidate=EvalSource(result=right), allow_incomplete_baseline=True
+        )
         found = (await server.trees.CompareEvaluations(request)).comparison
         assert len(found.cases) == max(len(left.cases), len(right.cases))
     with pytest.raises(aio.AioRpcError) as refused:

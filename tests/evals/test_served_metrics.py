@@ -11,13 +11,13 @@ from tests.evals import served_metrics
 from tests.evals.test_judges import case, evaluated, set_of
 from tests.rpc.run_server import Served, served, settings
 
-PASSED = eval_result_pb2.METRIC_STATUS_PASSED
-FAILED = eval_result_pb2.METRIC_STATUS_FAILED
-NOT_EVALUATED = eval_result_pb2.METRIC_STATUS_NOT_EVALUATED
+PASSED = eval_result_pb2.VERDICT_PASSED
+FAILED = eval_result_pb2.VERDICT_FAILED
+NOT_EVALUATED = eval_result_pb2.VERDICT_NOT_EVALUATED
 
 
-def custom(name: str, config_json: str = "") -> eval_set_pb2.Metric:
-    return eval_set_pb2.Metric(name=name, custom=eval_set_pb2.CustomMetric(name=name, config_json=config_json))
+def custom(name: str, config_json: str = "") -> eval_set_pb2.EvalMetric:
+    return eval_set_pb2.EvalMetric(name=name, custom=eval_set_pb2.CustomMetric(name=name, config_json=config_json))
 
 
 @pytest.fixture
@@ -29,15 +29,15 @@ async def server(tmp_path: Path) -> AsyncIterator[Served]:
 
 async def test_a_metric_of_the_operator_has_its_configuration(server: Served) -> None:
     metrics = [custom("starts_with", '{"text": "Hel"}')]
-    found = await evaluated(server, set=set_of(case("Hello"), case("Bye"), metrics=metrics))
-    assert [one.status for one in found.cases] == [PASSED, FAILED]
-    assert found.cases[1].runs[0].scores[0].reason == "of Bye."
+    found = await evaluated(server, eval_set=set_of(case("Hello"), case("Bye"), metrics=metrics))
+    assert [one.verdict for one in found.cases] == [PASSED, FAILED]
+    assert found.cases[1].trials[0].scores[0].reason == "of Bye."
 
 
-async def test_a_metric_that_raises_leaves_its_case_not_judged(server: Served) -> None:
+async def test_a_metric_that_raises_leaves_its_case_not_scored(server: Served) -> None:
     raising = case("Hello", metrics=[custom("raising")])
-    found = await evaluated(server, set=set_of(raising, metrics=[custom("starts_with", '{"text": ""}')]))
-    assert found.cases[0].status == NOT_EVALUATED
+    found = await evaluated(server, eval_set=set_of(raising, metrics=[custom("starts_with", '{"text": ""}')]))
+    assert found.cases[0].verdict == NOT_EVALUATED
     assert "RuntimeError: no score for Hello" in found.cases[0].reason
 
 
@@ -46,15 +46,17 @@ async def test_a_metric_that_hangs_does_not_hold_the_evaluation(server: Served) 
     try:
         slow = case("Hello", metrics=[custom("hanging")], timeout=Duration(seconds=1))
         quick = case("Bye", metrics=[custom("starts_with", '{"text": "B"}')])
-        found = await evaluated(server, set=eval_set_pb2.EvalSet(name="s", agent="echo", cases=[slow, quick]), jobs=1)
+        found = await evaluated(
+            server, eval_set=eval_set_pb2.EvalSet(name="s", agent="echo", cases=[slow, quick]), max_concurrency=1
+        )
     finally:
         served_metrics.RELEASE.set()
-    assert [one.status for one in found.cases] == [NOT_EVALUATED, PASSED]
+    assert [one.verdict for one in found.cases] == [NOT_EVALUATED, PASSED]
     assert "The metric 'hanging' has not returned within 1 s." in found.cases[0].reason
 
 
-async def test_a_metric_of_another_project_is_named_and_not_judged(server: Served) -> None:
+async def test_a_metric_of_another_project_is_named_and_not_scored(server: Served) -> None:
     other = eval_set_pb2.EvalSet(name="s", agent="echo", cases=[case("Hello", metrics=[custom("trpc.x")])])
-    found = await evaluated(server, set=other)
-    assert found.status == NOT_EVALUATED
+    found = await evaluated(server, eval_set=other)
+    assert found.verdict == NOT_EVALUATED
     assert "There is no metric 'trpc.x' here." in found.cases[0].reason

@@ -7,9 +7,8 @@ from typing import Any
 from google.protobuf import json_format
 
 from bough.v1 import eval_set_pb2
-from bough_server.evals.eval_set import origin_of
 from bough_server.evals.expectation_validation import KnownNames
-from bough_server.evals.validation import MAX_RUNS, problems_of
+from bough_server.evals.validation import MAX_TRIALS, problems_of
 
 KNOWN = KnownNames(agents=frozenset({"lead", "writer"}), models=frozenset({"default"}), metrics=frozenset({"polite"}))
 MIB = 1024 * 1024
@@ -57,7 +56,7 @@ def test_a_set_needs_cases_and_an_agent() -> None:
 
 
 def test_a_set_of_recorded_invocations_needs_no_agent() -> None:
-    assert problems({"turns": [{"recorded": {"runId": "r"}}]}, agent="") == []
+    assert problems({"turns": [{"recorded": {"run": {"runId": "r"}}}]}, agent="") == []
 
 
 def test_an_unknown_agent_is_reported_with_a_suggestion() -> None:
@@ -81,8 +80,8 @@ def test_names_that_would_bound_or_forbid_nothing_are_those_of_agents() -> None:
         ("cases[2].mocks.tools[0].agent", missing),
     ]
     # Other agents may be in what is recorded.
-    recorded = {"turns": [{"recorded": {"runId": "r"}}], "metrics": metrics}
-    forked = {"turns": [{}], "from": {"runId": "r", "throughSequence": 3}, "metrics": metrics}
+    recorded = {"turns": [{"recorded": {"run": {"runId": "r"}}}], "metrics": metrics}
+    forked = {"turns": [{}], "origin": {"runId": "r", "afterSequence": 3}, "metrics": metrics}
     assert problems(recorded, forked, defaults={"metrics": metrics[:1]}) == []
 
 
@@ -95,11 +94,11 @@ def test_an_id_is_used_once() -> None:
     assert problems({"id": "a"}, {"id": "b"}, {"id": "a"}) == [("cases[2].id", "'a' is also the id of cases[0].")]
 
 
-def test_an_evaluation_has_a_bounded_number_of_runs() -> None:
-    eval_set = set_of(*[{}] * 101, defaults={"runs": 1000})
-    problem = ("cases", f"have 101,000 runs in all; an evaluation may have {MAX_RUNS:,}.")
+def test_an_evaluation_has_a_bounded_number_of_trials() -> None:
+    eval_set = set_of(*[{}] * 101, defaults={"trials": 1000})
+    problem = ("cases", f"have 101,000 trials in all; an evaluation may have {MAX_TRIALS:,}.")
     assert problems_of(eval_set, known=KNOWN) == [problem]
-    assert problems_of(eval_set, known=KNOWN, runs=990) == []
+    assert problems_of(eval_set, known=KNOWN, trials=990) == []
 
 
 def test_sets_cases_and_mocks_have_a_bounded_size() -> None:
@@ -146,22 +145,23 @@ def test_an_input_is_one_that_a_run_accepts() -> None:
 
 
 def test_either_every_turn_is_recorded_or_none() -> None:
-    recorded = {"recorded": {"runId": "r"}}
+    recorded = {"recorded": {"run": {"runId": "r"}}}
     assert of_case({"turns": [recorded, {"user": "Hi."}]}) == [
         ("turns[1].recorded", "is required: either every turn of a case has it or none."),
         ("turns[1].user", "must not be set: the turns are recorded, so nothing runs."),
     ]
-    assert of_case({"turns": [recorded], "from": {"runId": "r", "throughSequence": 1}}) == [
-        ("from", "must not be set: the turns are recorded, so nothing runs.")
+    assert [field for field, _ in of_case({"turns": [{"recorded": {}}]})] == ["turns[0].recorded"]
+    assert of_case({"turns": [recorded], "origin": {"runId": "r", "afterSequence": 1}}) == [
+        ("origin", "must not be set: the turns are recorded, so nothing runs.")
     ]
 
 
 def test_the_first_turn_of_a_fork_is_what_follows_in_it() -> None:
-    origin = {"runId": "r", "throughSequence": 1, "changes": {"agents": {"lead": {"model": "defalt"}}}}
-    assert of_case({"turns": [{}, {"user": "More."}], "from": {**origin, "changes": {}}}) == []
-    assert of_case({"turns": [{"user": "Hi."}], "from": origin}) == [
-        ("turns[0].user", "must not be set: the first turn of a case with `from` is what follows in it."),
-        ('from.changes.agents["lead"].model', "There is no model 'defalt'. Did you mean 'default'?"),
+    origin = {"runId": "r", "afterSequence": 1, "changes": {"agents": {"lead": {"model": "defalt"}}}}
+    assert of_case({"turns": [{}, {"user": "More."}], "origin": {**origin, "changes": {}}}) == []
+    assert of_case({"turns": [{"user": "Hi."}], "origin": origin}) == [
+        ("turns[0].user", "must not be set: the first turn of a case with `origin` is what follows in it."),
+        ('origin.changes.agents["lead"].model', "There is no model 'defalt'. Did you mean 'default'?"),
     ]
 
 
@@ -249,18 +249,18 @@ def test_what_metrics_expect_themselves_is_checked_too() -> None:
     assert [field for field, _ in of_metric({"finalResponse": {"answer": {"regex": "("}}})] == ["final_response.answer"]
 
 
-def test_a_metric_that_has_nothing_to_judge_is_reported_with_its_case() -> None:
-    assert of_metric({"agentTrajectory": {}}) == [("", "has nothing to judge: the case 'c0' expects no agents.")]
-    assert of_metric({"finalResponse": {}}) == [("", "has nothing to judge: the case 'c0' expects no answer.")]
+def test_a_metric_that_has_nothing_to_score_is_reported_with_its_case() -> None:
+    assert of_metric({"agentTrajectory": {}}) == [("", "has nothing to score: the case 'c0' expects no agents.")]
+    assert of_metric({"finalResponse": {}}) == [("", "has nothing to score: the case 'c0' expects no answer.")]
     assert of_metric({"toolTrajectory": {}}) == []
 
 
-def test_a_default_metric_judges_the_cases_that_expect_something() -> None:
+def test_a_default_metric_scores_the_cases_that_expect_something() -> None:
     judged = {"turns": [{"user": "Hi.", "expect": {"answer": {}}}]}
     defaults = {"metrics": [{"finalResponse": {}}]}
     assert problems(judged, {}, defaults=defaults) == []
     assert problems({}, {}, defaults=defaults) == [
-        ("defaults.metrics[0]", "has nothing to judge: no case expects any answer.")
+        ("defaults.metrics[0]", "has nothing to score: no case expects any answer.")
     ]
 
 
@@ -290,17 +290,25 @@ def test_mocks_answer_calls_of_tools_that_can_be_mocked() -> None:
 def test_an_answer_says_something() -> None:
     answers = [
         {"tool": "t"},
-        {"decision": "EVAL_DECISION_REFUSE", "argumentsJson": "{}"},
-        {"decision": "EVAL_DECISION_APPROVE", "argumentsJson": "[]"},
+        {"approval": {"argumentsJson": "{}"}},
+        {"approval": {"approved": True, "argumentsJson": "[]"}},
+        {"tool": "t", "valueJson": "1"},
+        {"question": "why", "approval": {}},
         {"question": "why", "valueJson": "because"},
         {"question": "why", "valueJson": '"because"'},
+        {"tool": "t", "toolOutcome": {"parts": [{"text": "a"}]}},
     ]
-    assert of_case({"answers": answers})[:3] == [
-        ("answers[0]", "answers nothing: set `decision` or `value`."),
-        ("answers[1].arguments_json", "is for `decision: APPROVE`: other arguments to run the call with."),
-        ("answers[2].arguments_json", "must be one JSON object."),
+    assert of_case({"answers": answers})[:5] == [
+        ("answers[0]", "answers nothing: set `approval`, `value` or `tool_outcome`."),
+        ("answers[1].approval.arguments_json", "is for an approval: other arguments to run the call with."),
+        ("answers[2].approval.arguments_json", "must be one JSON object."),
+        (
+            "answers[3]",
+            "is about a tool, whose calls are answered by `approval` or `tool_outcome`, not by `value`.",
+        ),
+        ("answers[4]", "is about a question, which is answered by `value`."),
     ]
-    assert [field for field, _ in of_case({"answers": answers})[3:]] == ["answers[3].value_json"]
+    assert [field for field, _ in of_case({"answers": answers})[5:]] == ["answers[5].value_json"]
 
 
 def test_a_deep_tree_of_expected_agents_is_checked() -> None:
@@ -311,8 +319,3 @@ def test_a_deep_tree_of_expected_agents_is_checked() -> None:
     assert [field for field, _ in of_expectation({"agents": [tree]})] == [
         "agents[0]" + ".children[0]" * depth + ".repeat.max"
     ]
-
-
-def test_where_a_case_begins_is_read_from_its_origin() -> None:
-    eval_set = set_of({"from": {"runId": "r", "throughSequence": 3}})
-    assert (origin_of(eval_set.cases[0]).run_id, origin_of(eval_set.cases[0]).through_sequence) == ("r", 3)

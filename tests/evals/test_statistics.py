@@ -1,4 +1,4 @@
-"""What few runs say about how often a case passes: pass@k, pass^k and intervals."""
+"""What few trials say about how often a case passes: pass@k, pass^k and intervals."""
 
 import math
 import sys
@@ -13,7 +13,7 @@ from bough_server.errors import ConfigurationError
 from bough_server.evals import statistics
 from tests.support.examples import examples
 
-Interval = eval_result_pb2.Interval
+ConfidenceInterval = eval_result_pb2.ConfidenceInterval
 
 COUNTS = st.integers(1, 40).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 """How many passed, and of how many."""
@@ -30,14 +30,14 @@ def test_pass_all_k_is_the_probability_that_all_of_k_pass(n: int, c: int, k: int
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(3, 1, 4), (3, 4, 1), (3, -1, 1), (3, 1, 0)])
-def test_more_runs_than_there_were_have_no_probability(n: int, c: int, k: int) -> None:
+def test_more_trials_than_there_were_have_no_probability(n: int, c: int, k: int) -> None:
     for estimate in (statistics.pass_at_k, statistics.pass_all_k):
         with pytest.raises(ValueError, match=f"n={n}, c={c}, k={k}"):
             estimate(n, c, k)
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
-def test_both_probabilities_are_what_counting_every_choice_of_k_runs_finds(counts: tuple[int, int, int]) -> None:
+def test_both_probabilities_are_what_counting_every_choice_of_k_trials_finds(counts: tuple[int, int, int]) -> None:
     n, c, k = counts
     choices = list(combinations([True] * c + [False] * (n - c), k))
     assert statistics.pass_at_k(n, c, k) == sum(map(any, choices)) / len(choices)
@@ -45,7 +45,7 @@ def test_both_probabilities_are_what_counting_every_choice_of_k_runs_finds(count
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.25, 0.8, 1.0])
-def test_both_are_unbiased_over_all_outcomes_of_runs_that_pass_at_a_rate(rate: float) -> None:
+def test_both_are_unbiased_over_all_outcomes_of_trials_that_pass_at_a_rate(rate: float) -> None:
     n = 6
     for k in range(1, n + 1):
         at_k = all_k = 0.0
@@ -58,7 +58,7 @@ def test_both_are_unbiased_over_all_outcomes_of_runs_that_pass_at_a_rate(rate: f
 
 
 @given(COUNTS)
-def test_with_more_runs_one_of_them_passes_more_often_and_all_of_them_less(counts: tuple[int, int]) -> None:
+def test_with_more_trials_one_of_them_passes_more_often_and_all_of_them_less(counts: tuple[int, int]) -> None:
     c, n = counts
     at_k = [statistics.pass_at_k(n, c, k) for k in range(1, n + 1)]
     all_k = [statistics.pass_all_k(n, c, k) for k in range(1, n + 1)]
@@ -74,7 +74,7 @@ def test_the_lower_bound_of_n_of_n_is_far_below_one(n: int, lower: float) -> Non
 
 
 @given(st.integers(1, 2_000))
-def test_the_most_that_a_number_of_runs_can_prove_is_wilsons_lower_bound_of_all(n: int) -> None:
+def test_the_most_that_a_number_of_trials_can_prove_is_wilsons_lower_bound_of_all(n: int) -> None:
     assert statistics.highest_lower(n) == pytest.approx(statistics.wilson(n, n).lower, rel=1e-13)
 
 
@@ -86,21 +86,26 @@ def test_an_interval_lies_between_zero_and_one_and_holds_the_rate(counts: tuple[
     assert interval.upper - interval.lower > 0
 
 
-@pytest.mark.parametrize(("lower", "runs"), [(0, 1), (-1, 1), (0.2, 1), (0.566, 6), (0.8, 16), (0.9, 35), (0.95, 73)])
-def test_the_least_number_of_runs_for_a_bound_is_known(lower: float, runs: int) -> None:
-    assert statistics.runs_needed(lower) == runs
+@pytest.mark.parametrize(("lower", "trials"), [(0, 1), (-1, 1), (0.2, 1), (0.566, 6), (0.8, 16), (0.9, 35), (0.95, 73)])
+def test_the_least_number_of_trials_for_a_bound_is_known(lower: float, trials: int) -> None:
+    assert statistics.trials_needed(lower) == trials
 
 
 @given(st.integers(1, 200))
-def test_a_bound_that_a_number_of_runs_just_reaches_takes_that_number(n: int) -> None:
+def test_a_bound_that_a_number_of_trials_just_reaches_takes_that_number(n: int) -> None:
     bound = statistics.wilson(n, n).lower
-    assert statistics.runs_needed(bound) == n
-    assert statistics.runs_needed(bound + 1e-6) == n + 1
+    assert statistics.trials_needed(bound) == n
+    assert statistics.trials_needed(bound + 1e-6) == n + 1
 
 
-def test_no_number_of_runs_proves_certainty() -> None:
+def test_no_number_of_trials_proves_certainty() -> None:
     with pytest.raises(ValueError, match="below 1"):
-        statistics.runs_needed(1)
+        statistics.trials_needed(1)
+
+
+def test_every_interval_says_with_which_probability_it_holds_its_number() -> None:
+    over_cases = [statistics.bootstrap(rates, "set") for rates in ([1.0, 1.0], [2 / 3] * 5, [0.2, 0.4, 1.0])]
+    assert {interval.level for interval in (statistics.wilson(3, 5), *over_cases)} == {0.95}
 
 
 def test_over_cases_that_all_have_one_rate_the_interval_is_wilsons_with_the_cases_counted() -> None:
@@ -110,15 +115,15 @@ def test_over_cases_that_all_have_one_rate_the_interval_is_wilsons_with_the_case
 
 
 def test_a_common_rate_that_is_no_whole_number_of_cases_has_the_interval_of_the_numbers_around_it() -> None:
-    assert statistics.bootstrap([2 / 3] * 5, "set") == Interval(
-        lower=statistics.wilson(3, 5).lower, upper=statistics.wilson(4, 5).upper
+    assert statistics.bootstrap([2 / 3] * 5, "set") == ConfidenceInterval(
+        lower=statistics.wilson(3, 5).lower, upper=statistics.wilson(4, 5).upper, level=0.95
     )
 
 
-def test_over_cases_the_interval_comes_from_resampling_the_cases_and_not_from_counting_their_runs() -> None:
+def test_over_cases_the_interval_comes_from_resampling_the_cases_and_not_from_counting_their_trials() -> None:
     rates = [1.0] * 24 + [0.0] * 6
     interval = statistics.bootstrap(rates, "set")
-    # Of 150 runs counted as independent, 120 of them passed, the lower bound would be 0.73.
+    # Of 150 trials counted as independent, 120 of them passed, the lower bound would be 0.73.
     assert interval.lower == pytest.approx(0.667, abs=0.04)
     assert interval.upper == pytest.approx(0.933, abs=0.04)
 
@@ -154,21 +159,23 @@ def test_a_set_of_many_cases_is_resampled_in_little_memory() -> None:
     assert interval.upper == pytest.approx(0.5 + 1.96 * 0.3536 / math.sqrt(20_000), abs=0.0005)
 
 
-def test_the_statistics_of_a_case_hold_every_k_up_to_its_runs() -> None:
+def test_the_statistics_of_a_case_hold_every_k_up_to_its_trials() -> None:
     interval = statistics.wilson(2, 3)
     assert statistics.pass_statistics(2, 3) == eval_result_pb2.PassStatistics(
-        runs=3,
+        trials=3,
         passed=2,
         pass_rate=2 / 3,
         pass_rate_interval=interval,
         pass_at_k=[2 / 3, 1, 1],
         pass_all_k=[2 / 3, 1 / 3, 0],
-        pass_all_k_intervals=[Interval(lower=interval.lower**k, upper=interval.upper**k) for k in (1, 2, 3)],
+        pass_all_k_intervals=[
+            ConfidenceInterval(lower=interval.lower**k, upper=interval.upper**k, level=0.95) for k in (1, 2, 3)
+        ],
         flaky=True,
     )
 
 
-def test_a_case_without_judged_runs_has_no_rate() -> None:
+def test_a_case_without_scored_trials_has_no_rate() -> None:
     assert statistics.pass_statistics(0, 0) == eval_result_pb2.PassStatistics()
 
 

@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import error_pb2, eval_set_pb2
-from bough.v1.eval_result_pb2 import METRIC_STATUS_FAILED, METRIC_STATUS_NOT_EVALUATED, METRIC_STATUS_PASSED
-from bough.v1.eval_set_pb2 import Expectation, ExpectedTool, Metric, ToolTrajectoryMetric, TrajectoryMode, ValueMatcher
+from bough.v1.eval_result_pb2 import VERDICT_FAILED, VERDICT_NOT_EVALUATED, VERDICT_PASSED
+from bough.v1.eval_set_pb2 import (
+    EvalExpectation,
+    EvalMetric,
+    ExpectedTool,
+    ToolTrajectoryMetric,
+    TrajectoryMode,
+    ValueMatcher,
+)
 from bough.v1.invocation_pb2 import ToolInvocation
 from bough_server.evals.metrics.tool_trajectory import counted, mismatch, score
 from tests.evals.records import FAILED, case_of, did, record, trajectory, turns_of, wants
@@ -229,48 +236,65 @@ def test_matching_in_order_is_as_good_as_trying_everything(expected: list[set[in
 
 def test_a_score_is_the_mean_over_the_turns_that_have_an_expectation() -> None:
     metric = trajectory()
-    case = case_of(Expectation(tools=named("a")), None, Expectation(tools=named("b")), metrics=[metric])
+    case = case_of(EvalExpectation(tools=named("a")), None, EvalExpectation(tools=named("b")), metrics=[metric])
     found = score(metric, case, turns_of(case, record(did("a")), record(did("x")), record(did("c", agent=""))))
     assert found is not None
-    assert (found.name, found.status, found.score, found.threshold) == ("tool_trajectory", METRIC_STATUS_FAILED, 0.5, 1)
+    assert (found.name, found.verdict, found.score, found.threshold) == ("tool_trajectory", VERDICT_FAILED, 0.5, 1)
     assert found.reason == "turns[2]: call 1 is c, expected b."
 
 
 def test_a_configured_metric_expects_no_calls_where_none_are_named() -> None:
     metric = trajectory(name="tools")
-    case = case_of(Expectation(), None, metrics=[metric])
+    case = case_of(EvalExpectation(), None, metrics=[metric])
     found = score(metric, case, turns_of(case, record(did("a")), record(did("b"))))
     assert found is not None
     assert (found.name, found.score, found.reason) == ("tools", 0, "turns[0]: call 1, a of lead, is not expected.")
     empty = score(metric, case, turns_of(case, record(), record(did("b"))))
     assert empty is not None
-    assert (empty.status, empty.score, empty.reason) == (METRIC_STATUS_PASSED, 1, "")
+    assert (empty.verdict, empty.score, empty.reason) == (VERDICT_PASSED, 1, "")
 
 
-def test_a_metric_that_no_case_names_judges_only_turns_that_name_calls() -> None:
-    case = case_of(Expectation(), Expectation(tools=named("a")), None)
+def test_a_metric_that_no_case_names_scores_only_turns_that_name_calls() -> None:
+    case = case_of(EvalExpectation(), EvalExpectation(tools=named("a")), None)
     found = score(trajectory(), case, turns_of(case, record(did("x")), record(did("a")), record(did("y"))))
     assert found is not None
     assert found.score == 1
-    nothing = case_of(Expectation(), None)
+    nothing = case_of(EvalExpectation(), None)
     assert score(trajectory(), nothing, turns_of(nothing, record(did("x")), record())) is None
 
 
 def test_calls_in_the_metric_are_expected_in_every_turn() -> None:
-    metric = Metric(threshold=0.5, tool_trajectory=ToolTrajectoryMetric(tools=named("a")))
-    case = case_of(None, Expectation(tools=named("b")), metrics=[metric])
+    metric = EvalMetric(threshold=0.5, tool_trajectory=ToolTrajectoryMetric(tools=named("a")))
+    case = case_of(None, EvalExpectation(tools=named("b")), metrics=[metric])
     found = score(metric, case, turns_of(case, record(did("a")), record(did("b", agent=""))))
     assert found is not None
-    assert (found.status, found.score) == (METRIC_STATUS_PASSED, 0.5)
+    assert (found.verdict, found.score) == (VERDICT_PASSED, 0.5)
     assert found.reason == "turns[1]: call 1 is b, expected a."
 
 
 def test_only_calls_of_the_named_agent_count() -> None:
     metric = trajectory(agent="writer")
-    case = case_of(Expectation(tools=named("b")), metrics=[metric])
+    case = case_of(EvalExpectation(tools=named("b")), metrics=[metric])
     found = score(metric, case, turns_of(case, record(did("a"), did("b", agent="writer"))))
     assert found is not None
     assert found.score == 1
+
+
+def test_the_arguments_that_an_approver_edited_are_compared_instead_of_those_that_the_model_wrote() -> None:
+    call = did("pay", {"amount": 5}, edited={"amount": 7})
+    assert mismatch([wants("pay", arguments_json='{"amount": 7}')], [call], EXACT) == ""
+    assert mismatch([wants("pay", arguments_json='{"amount": 5}')], [call], EXACT) == (
+        "call 1, pay of lead: the arguments differ: amount is 7, expected 5"
+    )
+    call.arguments_truncated = True
+    case = case_of(EvalExpectation(tools=[wants("pay", arguments_json='{"amount": 7}')]), metrics=[trajectory()])
+    whole = score(trajectory(), case, turns_of(case, record(call)))
+    call.executed_arguments_truncated = True
+    cut = score(trajectory(), case, turns_of(case, record(call)))
+    assert whole is not None
+    assert cut is not None
+    assert (whole.verdict, cut.verdict) == (VERDICT_PASSED, VERDICT_NOT_EVALUATED)
+    assert cut.reason == "The arguments of pay of lead were cut in the record, so they cannot be compared."
 
 
 def test_a_call_that_was_cut_is_not_compared() -> None:
@@ -285,11 +309,11 @@ def test_a_call_that_was_cut_is_not_compared() -> None:
         ),
         (wants("*", result_json="{}"), "The result of a of lead was cut in the record, so it cannot be compared."),
     ]:
-        case = case_of(Expectation(tools=[tool]), metrics=[trajectory()])
+        case = case_of(EvalExpectation(tools=[tool]), metrics=[trajectory()])
         found = score(trajectory(), case, turns_of(case, record(call)))
         assert found is not None
         assert found.reason == words
-        assert (found.status == METRIC_STATUS_NOT_EVALUATED) == ("cut" in words)
+        assert (found.verdict == VERDICT_NOT_EVALUATED) == ("cut" in words)
         assert found.HasField("score") == ("cut" not in words)
 
 

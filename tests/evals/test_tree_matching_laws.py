@@ -73,7 +73,7 @@ def pair_cost(one: Expected, tree: Agent) -> Cost | None:
     if one.tools:
         wrong += [tool.name for tool in one.tools] != [call.name for call in tree.calls]
     is_ordered = one.children_order == eval_set_pb2.EVAL_ORDER_ORDERED
-    refuses = one.extra != eval_set_pb2.EXTRA_AGENTS_ALLOW
+    refuses = one.extra != eval_set_pb2.EXTRA_AGENTS_POLICY_ALLOW
     return plus((wrong, -1, 0), children_cost(one.children, tree.children, is_ordered=is_ordered, refuses=refuses))
 
 
@@ -150,7 +150,7 @@ def test_no_matching_costs_less(
 ) -> None:
     metric = eval_set_pb2.AgentTrajectoryMetric(
         roots_order=eval_set_pb2.EVAL_ORDER_ORDERED if is_ordered else eval_set_pb2.EVAL_ORDER_UNORDERED,
-        extra_roots=eval_set_pb2.EXTRA_AGENTS_ALLOW if allows_extra else eval_set_pb2.EXTRA_AGENTS_REFUSE,
+        extra_roots=eval_set_pb2.EXTRA_AGENTS_POLICY_ALLOW if allows_extra else eval_set_pb2.EXTRA_AGENTS_POLICY_REFUSE,
     )
     record = invocation(*there)
     best = children_cost(wanted, there, is_ordered=is_ordered, refuses=not allows_extra)
@@ -176,7 +176,7 @@ def test_the_matches_add_up_to_the_least_cost(
     tree = expected_tree(
         wanted,
         order=eval_set_pb2.EVAL_ORDER_ORDERED if is_ordered else eval_set_pb2.EVAL_ORDER_UNORDERED,
-        extra=eval_set_pb2.EXTRA_AGENTS_ALLOW if allows_extra else eval_set_pb2.EXTRA_AGENTS_REFUSE,
+        extra=eval_set_pb2.EXTRA_AGENTS_POLICY_ALLOW if allows_extra else eval_set_pb2.EXTRA_AGENTS_POLICY_REFUSE,
     )
     matches = best_matching(tree, agent_tree(invocation(*there)), lambda _, __: 0)
     for one in wanted:

@@ -1,38 +1,39 @@
-"""Verdicts: of a case from its runs, and of an evaluation from its cases or its gates."""
+"""Verdicts: of a case from its trials, and of an evaluation from its cases or its gates."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.v1 import eval_result_pb2, eval_set_pb2, invocation_pb2, usage_pb2
+from bough.v1 import eval_result_pb2, eval_set_pb2, usage_pb2
+from bough.v1.invocation_pb2 import InvocationSource, RunRef
 from bough_server.evals import statistics, verdicts
 from bough_server.evals.verdicts import FAILED, NOT_EVALUATED, PASSED
-from tests.support.eval_results import CASES, case_of, crashed, passing, planned_case, scored, totals_of, unjudged
+from tests.support.eval_results import CASES, case_of, crashed, passing, planned_case, scored, totals_of, unscored
 
-Run = eval_result_pb2.CaseRunResult
+Trial = eval_result_pb2.CaseTrialResult
 Summary = eval_result_pb2.MetricSummary
 Usage = usage_pb2.Usage
 
 
-def gate(status: eval_result_pb2.MetricStatus.ValueType) -> eval_result_pb2.GateResult:
-    return eval_result_pb2.GateResult(gate="pass_rate >= 0.5", status=status)
+def gate(status: eval_result_pb2.Verdict.ValueType) -> eval_result_pb2.GateResult:
+    return eval_result_pb2.GateResult(gate="pass_rate >= 0.5", verdict=status)
 
 
 # A case.
 
 
-def test_the_mean_over_the_runs_is_judged_although_one_of_them_failed() -> None:
+def test_the_mean_over_the_trials_is_scored_although_one_of_them_failed() -> None:
     case = case_of("a", scored(quality=0.5), scored(quality=1.5))
-    assert [run.status for run in case.runs] == [FAILED, PASSED]
-    assert (case.status, case.reason) == (PASSED, "")
-    assert list(case.metrics) == [Summary(name="quality", status=PASSED, mean=1.0, threshold=1)]
-    assert (case.statistics.passed, case.statistics.runs, case.statistics.flaky) == (1, 2, True)
+    assert [run.verdict for run in case.trials] == [FAILED, PASSED]
+    assert (case.verdict, case.reason) == (PASSED, "")
+    assert list(case.metrics) == [Summary(name="quality", verdict=PASSED, mean=1.0, threshold=1)]
+    assert (case.statistics.passed, case.statistics.trials, case.statistics.flaky) == (1, 2, True)
 
 
-def test_one_crashed_and_one_passed_run_are_not_a_pass() -> None:
+def test_one_crashed_and_one_passed_trial_are_not_a_pass() -> None:
     case = case_of("a", crashed(reason="The model failed."), scored(quality=1.5))
-    assert (case.status, case.reason) == (FAILED, "1 of 2 runs crashed. Run 1: The model failed.")
-    # A crashed run has no score, so the mean over the runs is not known; and it counts as a run that did not pass.
-    assert list(case.metrics) == [Summary(name="quality", status=NOT_EVALUATED, threshold=1)]
+    assert (case.verdict, case.reason) == (FAILED, "1 of 2 trials crashed. Trial 1: The model failed.")
+    # A crashed trial has no score, so the mean over the trials is not known; and it counts as one that did not pass.
+    assert list(case.metrics) == [Summary(name="quality", verdict=NOT_EVALUATED, threshold=1)]
     assert case.statistics.pass_rate == 0.5
 
 
@@ -40,61 +41,61 @@ def test_a_mean_below_its_threshold_fails_the_case_and_says_what_differed() -> N
     first, second = scored(answer=1, tools=1), scored(answer=1, tools=0)
     second.scores[1].reason = "search was not called."
     case = case_of("a", first, second)
-    assert case.status == FAILED
-    assert case.reason == "tools: the mean over 2 runs is 0.5, and has to be at least 1. search was not called."
-    assert [metric.status for metric in case.metrics] == [PASSED, FAILED]
+    assert case.verdict == FAILED
+    assert case.reason == "tools: the mean over 2 trials is 0.5, and has to be at least 1. search was not called."
+    assert [metric.verdict for metric in case.metrics] == [PASSED, FAILED]
 
 
-def test_a_run_that_could_not_be_judged_keeps_the_case_from_passing() -> None:
-    case = case_of("a", scored(answer=1), unjudged(reason="Nothing answers the question."))
-    assert (case.status, case.reason) == (
+def test_a_trial_that_could_not_be_scored_keeps_the_case_from_passing() -> None:
+    case = case_of("a", scored(answer=1), unscored(reason="Nothing answers the question."))
+    assert (case.verdict, case.reason) == (
         NOT_EVALUATED,
-        "1 of 2 runs could not be judged. Run 2: Nothing answers the question.",
+        "1 of 2 trials could not be scored. Trial 2: Nothing answers the question.",
     )
-    assert (case.statistics.passed, case.statistics.runs) == (1, 1)
+    assert (case.statistics.passed, case.statistics.trials) == (1, 1)
 
 
-def test_what_failed_counts_over_what_could_not_be_judged() -> None:
-    assert case_of("a", scored(answer=0), unjudged()).status == FAILED
-    assert case_of("a", crashed(), unjudged()).status == FAILED
+def test_what_failed_counts_over_what_could_not_be_scored() -> None:
+    assert case_of("a", scored(answer=0), unscored()).verdict == FAILED
+    assert case_of("a", crashed(), unscored()).verdict == FAILED
 
 
-def test_one_metric_that_could_not_be_judged_keeps_the_case_from_passing() -> None:
+def test_one_metric_that_could_not_be_scored_keeps_the_case_from_passing() -> None:
     case = case_of("a", scored(answer=1, judge=None), scored(answer=1, judge=1))
-    assert case.status == NOT_EVALUATED
+    assert case.verdict == NOT_EVALUATED
     partly = case_of("a", scored(answer=0, judge=None), scored(answer=2, judge=1))
-    assert [run.status for run in partly.runs] == [FAILED, PASSED]
-    assert (partly.status, partly.reason) == (NOT_EVALUATED, "judge could not be judged in 1 of 2 runs.")
+    assert [run.verdict for run in partly.trials] == [FAILED, PASSED]
+    assert (partly.verdict, partly.reason) == (NOT_EVALUATED, "judge could not be scored in 1 of 2 trials.")
 
 
-def test_a_single_run_is_spoken_of_as_the_run() -> None:
-    assert case_of("a", crashed(reason="The model failed.")).reason == "The run crashed: The model failed."
-    assert case_of("a", unjudged(reason="")).reason == "The run could not be judged."
+def test_a_single_trial_is_spoken_of_as_the_trial() -> None:
+    assert case_of("a", crashed(reason="The model failed.")).reason == "The trial crashed: The model failed."
+    assert case_of("a", unscored(reason="")).reason == "The trial could not be scored."
 
 
-def test_a_case_of_which_not_every_run_was_run_is_not_judged() -> None:
+def test_a_case_of_which_not_every_trial_was_run_is_not_scored() -> None:
     case = verdicts.case_result(planned_case("a", 5), [scored(answer=1), scored(1, answer=1)])
-    assert (case.status, case.reason) == (NOT_EVALUATED, "3 of 5 runs were not run.")
-    assert verdicts.case_result(planned_case("a", 5), []).status == NOT_EVALUATED
+    assert (case.verdict, case.reason) == (NOT_EVALUATED, "3 of 5 trials were not run.")
+    assert verdicts.case_result(planned_case("a", 5), []).verdict == NOT_EVALUATED
 
 
-def test_a_case_without_metrics_passes_if_its_runs_succeed() -> None:
-    assert case_of("a", scored()).status == PASSED
+def test_a_case_without_metrics_passes_if_its_trials_succeed() -> None:
+    assert case_of("a", scored()).verdict == PASSED
 
 
-def test_runs_come_by_index_and_turns_without_what_was_recorded() -> None:
-    expect = eval_set_pb2.Expectation(answer=eval_set_pb2.ExpectedAnswer(exact="4"))
-    turn = eval_set_pb2.EvalTurn(expect=expect, recorded=invocation_pb2.Invocation(run_id="r"))
+def test_trials_come_by_number_and_turns_without_what_was_recorded() -> None:
+    expect = eval_set_pb2.EvalExpectation(answer=eval_set_pb2.ExpectedAnswer(exact="4"))
+    turn = eval_set_pb2.EvalTurn(expect=expect, recorded=InvocationSource(run=RunRef(run_id="r")))
     planned = planned_case("a", 2, labels={"area": "sums"})
-    planned.case.turns[0].CopyFrom(turn)
+    planned.eval_case.turns[0].CopyFrom(turn)
     case = verdicts.case_result(planned, [scored(1, answer=1), scored(0, answer=1)])
     assert case == eval_result_pb2.CaseResult(
         case_id="a",
         labels={"area": "sums"},
         turns=[eval_set_pb2.EvalTurn(expect=expect)],
-        status=PASSED,
-        runs=[scored(0, answer=1), scored(1, answer=1)],
-        metrics=[Summary(name="answer", status=PASSED, mean=1, threshold=1)],
+        verdict=PASSED,
+        trials=[scored(0, answer=1), scored(1, answer=1)],
+        metrics=[Summary(name="answer", verdict=PASSED, mean=1, threshold=1)],
         statistics=statistics.pass_statistics(2, 2),
     )
 
@@ -102,21 +103,21 @@ def test_runs_come_by_index_and_turns_without_what_was_recorded() -> None:
 # All cases.
 
 
-def test_the_totals_count_cases_and_runs_and_name_the_flaky_cases() -> None:
-    cases = [passing("a", 2, 2), passing("b", 1, 2), case_of("c", unjudged(), unjudged())]
+def test_the_totals_count_cases_and_trials_and_name_the_flaky_cases() -> None:
+    cases = [passing("a", 2, 2), passing("b", 1, 2), case_of("c", unscored(), unscored())]
     usage = Usage(model_calls=1, cost_nanos=5, currency_code="USD")
     for case in cases:
-        for run in case.runs:
+        for run in case.trials:
             run.usage.CopyFrom(usage)
-    cases[0].runs[0].judge_usage.CopyFrom(usage)
-    assert verdicts.totals(cases, planned_runs=9, digest="d") == eval_result_pb2.EvalTotals(
+    cases[0].trials[0].judge_usage.CopyFrom(usage)
+    assert verdicts.totals(cases, planned_trials=9, digest="d") == eval_result_pb2.EvalTotals(
         cases=3,
         cases_passed=1,
         cases_failed=1,
         cases_not_evaluated=1,
-        runs=9,
-        runs_ended=4,
-        runs_passed=3,
+        trials=9,
+        trials_ended=6,
+        trials_passed=3,
         pass_rate=0.75,
         pass_rate_interval=statistics.bootstrap([1.0, 0.5], "d"),
         metric_means={"answer": 0.75},
@@ -126,8 +127,10 @@ def test_the_totals_count_cases_and_runs_and_name_the_flaky_cases() -> None:
     )
 
 
-def test_without_a_judged_run_there_is_no_pass_rate() -> None:
-    assert totals_of([case_of("a", unjudged())]) == eval_result_pb2.EvalTotals(cases=1, cases_not_evaluated=1, runs=1)
+def test_without_a_scored_trial_there_is_no_pass_rate() -> None:
+    assert totals_of([case_of("a", unscored())]) == eval_result_pb2.EvalTotals(
+        cases=1, cases_not_evaluated=1, trials=1, trials_ended=1
+    )
 
 
 def test_the_total_cost_is_that_of_runs_and_judges_in_one_currency() -> None:
@@ -144,7 +147,7 @@ def test_the_total_cost_is_that_of_runs_and_judges_in_one_currency() -> None:
 
 
 def test_without_gates_every_case_has_to_pass() -> None:
-    good, bad, unknown = passing("a"), passing("b", 0), case_of("c", unjudged())
+    good, bad, unknown = passing("a"), passing("b", 0), case_of("c", unscored())
     assert verdicts.verdict([good], [], removed=[], counts_crashes=True) == PASSED
     assert verdicts.verdict([good, unknown], [], removed=[], counts_crashes=True) == NOT_EVALUATED
     assert verdicts.verdict([good, unknown, bad], [], removed=[], counts_crashes=True) == FAILED
@@ -159,21 +162,21 @@ def test_with_gates_they_alone_decide_about_failed_and_crashed_cases() -> None:
     assert verdicts.verdict(cases, [gate(NOT_EVALUATED), gate(FAILED)], removed=[], counts_crashes=True) == FAILED
 
 
-def test_a_crashed_run_fails_an_evaluation_whose_gates_do_not_count_it() -> None:
+def test_a_crashed_trial_fails_an_evaluation_whose_gates_do_not_count_it() -> None:
     cases = [passing("a"), case_of("b", scored(answer=1), crashed())]
     assert verdicts.verdict(cases, [gate(PASSED)], removed=[], counts_crashes=False) == FAILED
     assert verdicts.verdict([passing("a", 0)], [gate(PASSED)], removed=[], counts_crashes=False) == PASSED
 
 
-def test_what_could_not_be_judged_counts_with_gates_too() -> None:
+def test_what_could_not_be_scored_counts_with_gates_too() -> None:
     assert (
-        verdicts.verdict([case_of("a", unjudged())], [gate(PASSED)], removed=[], counts_crashes=True) == NOT_EVALUATED
+        verdicts.verdict([case_of("a", unscored())], [gate(PASSED)], removed=[], counts_crashes=True) == NOT_EVALUATED
     )
     assert (
-        verdicts.verdict([case_of("a", crashed(), unjudged())], [gate(PASSED)], removed=[], counts_crashes=True)
+        verdicts.verdict([case_of("a", crashed(), unscored())], [gate(PASSED)], removed=[], counts_crashes=True)
         == NOT_EVALUATED
     )
-    assert verdicts.verdict([case_of("a", unjudged())], [gate(FAILED)], removed=[], counts_crashes=True) == FAILED
+    assert verdicts.verdict([case_of("a", unscored())], [gate(FAILED)], removed=[], counts_crashes=True) == FAILED
 
 
 def test_removed_cases_fail_an_evaluation_with_gates_and_without() -> None:
@@ -187,20 +190,20 @@ def test_an_evaluation_of_nothing_never_passes() -> None:
 
 
 @given(CASES)
-def test_an_evaluation_passes_exactly_if_every_case_does_and_a_case_only_if_all_its_runs_are_judged(
+def test_an_evaluation_passes_exactly_if_every_case_does_and_a_case_only_if_all_its_trials_are_scored(
     cases: list[eval_result_pb2.CaseResult],
 ) -> None:
-    statuses = {case.status for case in cases}
+    statuses = {case.verdict for case in cases}
     assert (verdicts.verdict(cases, [], removed=[], counts_crashes=True) == PASSED) == (statuses == {PASSED})
     for case in cases:
-        outcomes = [run.status for run in case.runs]
-        if case.status == PASSED:
+        outcomes = [run.verdict for run in case.trials]
+        if case.verdict == PASSED:
             assert NOT_EVALUATED not in outcomes
-            assert not any(run.crashed for run in case.runs)
+            assert not any(run.crashed for run in case.trials)
         if set(outcomes) == {PASSED}:
-            assert case.status == PASSED
-        if any(run.crashed for run in case.runs):
-            assert case.status == FAILED
+            assert case.verdict == PASSED
+        if any(run.crashed for run in case.trials):
+            assert case.verdict == FAILED
 
 
 @given(CASES.flatmap(lambda cases: st.tuples(st.just(cases), st.permutations(cases))))

@@ -49,7 +49,7 @@ def imported(source: JsonValue, *metrics: JsonValue) -> tuple[eval_set_pb2.EvalS
     return eval_set, sentences
 
 
-def only_metric(source: JsonValue, *metrics: JsonValue) -> eval_set_pb2.Metric:
+def only_metric(source: JsonValue, *metrics: JsonValue) -> eval_set_pb2.EvalMetric:
     eval_set, _ = imported(source, *metrics)
     return eval_set.defaults.metrics[0]
 

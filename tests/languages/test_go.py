@@ -92,7 +92,7 @@ async def test_approve_answers_what_the_shop_waits_for(tmp_path: Path) -> None:
 async def test_eval_ends_with_the_exit_code_for_ci(desk: Serving, tmp_path: Path) -> None:
     request = json.loads((ROOT / "examples/eval/request.json").read_text(encoding="utf-8"))
     requests = {"passed": request, "failed": copy.deepcopy(request), "impossible": {**request, "agent": "leda"}}
-    requests["failed"]["set"]["cases"][0]["turns"][0]["expect"] = {"answer": {"exact": "Because it is cold."}}
+    requests["failed"]["eval_set"]["cases"][0]["turns"][0]["expect"] = {"answer": {"exact": "Because it is cold."}}
     codes = {}
     for name, changed in requests.items():
         path = tmp_path / f"{name}.json"

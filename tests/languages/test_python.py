@@ -104,11 +104,11 @@ async def test_eval_ends_as_ci_expects(tmp_path: Path, free_tcp_port: int) -> No
         failed = await _output("eval.py", str(wrong), server.address)
     unreachable = await _output("eval.py", str(request), f"127.0.0.1:{free_tcp_port}")
     assert (passed[0], passed[2]) == (0, "")
-    assert passed[1].endswith("\ndesk: 7 of 7 runs passed\n")
+    assert passed[1].endswith("\ndesk: 7 of 7 trials passed\n")
     assert "leaves #0: passed\n" in passed[1]
     assert (failed[0], failed[2]) == (1, "")
     assert "leaves #0: failed" in failed[1]
-    assert failed[1].endswith("\ndesk: 6 of 7 runs passed\n")
+    assert failed[1].endswith("\ndesk: 6 of 7 trials passed\n")
     assert unreachable[:2] == (2, "")
     assert f"127.0.0.1:{free_tcp_port}" in unreachable[2]
 
@@ -116,5 +116,5 @@ async def test_eval_ends_as_ci_expects(tmp_path: Path, free_tcp_port: int) -> No
 def _expect_another_answer(request: Path, wrong: Path) -> None:
     """Write a request again whose first case expects an answer that the desk never has."""
     asked = json.loads(request.read_text(encoding="utf-8"))
-    asked["set"]["cases"][0]["turns"][0]["expect"]["answer"] = {"exact": "The desk never says this."}
+    asked["eval_set"]["cases"][0]["turns"][0]["expect"]["answer"] = {"exact": "The desk never says this."}
     wrong.write_text(json.dumps(asked), encoding="utf-8")

@@ -174,11 +174,11 @@ async def test_eval_ends_as_ci_expects(desk: Serving, tmp_path: Path, free_tcp_p
     failed = await finished("examples/eval", str(wrong), desk.address)
     unreachable = await finished("examples/eval", str(request), f"127.0.0.1:{free_tcp_port}")
     assert (passed.code, passed.err) == (0, "")
-    assert passed.out.endswith("\ndesk: 7 of 7 runs passed\n")
+    assert passed.out.endswith("\ndesk: 7 of 7 trials passed\n")
     assert "leaves #0: passed\n" in passed.out
     assert (failed.code, failed.err) == (1, "")
     assert "leaves #0: failed" in failed.out
-    assert failed.out.endswith("\ndesk: 6 of 7 runs passed\n")
+    assert failed.out.endswith("\ndesk: 6 of 7 trials passed\n")
     assert (unreachable.code, unreachable.out) == (2, "")
     assert f"127.0.0.1:{free_tcp_port}" in unreachable.err
 
@@ -186,7 +186,7 @@ async def test_eval_ends_as_ci_expects(desk: Serving, tmp_path: Path, free_tcp_p
 def _expect_another_answer(request: Path, wrong: Path) -> None:
     """Write a request again whose first case expects an answer that the desk never has."""
     asked = json.loads(request.read_text(encoding="utf-8"))
-    asked["set"]["cases"][0]["turns"][0]["expect"]["answer"] = {"exact": "The desk never says this."}
+    asked["eval_set"]["cases"][0]["turns"][0]["expect"]["answer"] = {"exact": "The desk never says this."}
     wrong.write_text(json.dumps(asked), encoding="utf-8")
 
 

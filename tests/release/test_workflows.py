@@ -1,11 +1,13 @@
 """The workflows of .github: what they are allowed to do, what they depend on, and what the steps of a release check."""
 
 import re
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.release.workflows import WORKFLOWS, read, shell, steps
+from tests.release.workflows import ROOT, WORKFLOWS, read, shell, steps
 from tests.support.fresh_environments import run
 
 PROJECT = '[project]\nname = "bough"\nversion = "1.2.3"\n'
@@ -97,3 +99,25 @@ async def test_the_notes_are_the_section_of_the_version(tmp_path: Path) -> None:
 
     assert (right, notes.strip()) == ((0, ""), "### Added\n\n- A thing.")
     assert wrong == (1, "CHANGELOG.md has no section for v1.2.4.\n")
+
+
+async def test_a_schema_that_is_not_the_promised_one_ends_the_release(tmp_path: Path) -> None:
+    command = shell("release.yml", "Compare the schema with what the release promises")
+    variables = {"GITHUB_REF_NAME": "v1.2.3"}
+    shutil.copytree(ROOT / "proto", tmp_path / "proto")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "buf").symlink_to(Path(sys.executable).parent / "buf")
+    (tmp_path / "proto" / "releases").mkdir(exist_ok=True)
+    kept = tmp_path / "proto" / "releases" / "1.2.3.binpb"
+
+    unkept = await run(*command, folder=tmp_path, variables=variables)
+    shutil.copy(tmp_path / "out" / "schema.binpb", tmp_path / "proto" / "baseline.binpb")
+    shutil.copy(tmp_path / "proto" / "baseline.binpb", kept)
+    right = await run(*command, folder=tmp_path, variables=variables)
+    kept.write_bytes(kept.read_bytes()[:-1])
+    wrong = await run(*command, folder=tmp_path, variables=variables)
+
+    assert (unkept[0], right) == (1, (0, ""))
+    assert wrong[1].endswith(
+        "The schema is not proto/releases/1.2.3.binpb: make both as docs/how-to/release.md says.\n"
+    )

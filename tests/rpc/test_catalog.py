@@ -47,7 +47,7 @@ async def test_an_unknown_agent_is_not_found(server: Served) -> None:
         await server.catalog.GetAgent(pb.GetAgentRequest(name="absent"))
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
     assert status_details(caught.value) == (
-        ErrorInfo(reason="UNKNOWN_AGENT", domain="bough.dev"),
+        ErrorInfo(reason="UNKNOWN_AGENT", domain="bough.dev", metadata={"name": "absent"}),
         ResourceInfo(resource_type="agent", resource_name="absent"),
     )
 

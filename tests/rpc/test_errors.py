@@ -43,11 +43,11 @@ def linking(name: str) -> PreconditionFailure.Violation:
             (ErrorInfo(reason="NOT_FOUND", domain="bough.dev"), ResourceInfo(resource_type="run", resource_name="r")),
         ),
         (
-            errors.NotFound("agent", "absent", reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT),
+            errors.UnknownAgent("absnt", ["present", "absent"]),
             grpc.StatusCode.NOT_FOUND,
             (
-                ErrorInfo(reason="UNKNOWN_AGENT", domain="bough.dev"),
-                ResourceInfo(resource_type="agent", resource_name="absent"),
+                ErrorInfo(reason="UNKNOWN_AGENT", domain="bough.dev", metadata={"name": "absnt", "nearest": "absent"}),
+                ResourceInfo(resource_type="agent", resource_name="absnt"),
             ),
         ),
         (

@@ -98,7 +98,7 @@ async def _update_agent(world: World) -> Message:
 async def _evaluate(world: World) -> Message:
     turn = eval_set_pb2.EvalTurn(input=message_pb2.Message(parts=[message_pb2.Part(text="hi")]))
     case = eval_set_pb2.EvalCase(id="one", turns=[turn])
-    return eval_service_pb2.EvaluateRequest(set=eval_set_pb2.EvalSet(name="desk", agent="echo", cases=[case]))
+    return eval_service_pb2.EvaluateRequest(eval_set=eval_set_pb2.EvalSet(name="desk", agent="echo", cases=[case]))
 
 
 _BASES: Final[dict[type[Message], Callable[[World], Any]]] = {

@@ -49,7 +49,7 @@ async def test_an_agent_may_be_there_for_a_request_alone(tmp_path: Path) -> None
         turn = await begin(server, "coach", "Go.", definitions=[define("coach", links=["writer"])]).to_the_end()
         gone = await refused(get(server, "coach"))
     assert answer(turn) == "The coach's word."
-    assert gone == (grpc.StatusCode.NOT_FOUND, info_of("UNKNOWN_AGENT"))
+    assert gone == (grpc.StatusCode.NOT_FOUND, info_of("UNKNOWN_AGENT", name="coach"))
 
 
 async def test_fields_that_the_server_does_not_know_are_no_part_of_a_definition(tmp_path: Path) -> None:

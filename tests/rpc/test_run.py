@@ -102,7 +102,7 @@ async def test_a_turn_of_what_is_not_there_is_not_found(
     code, details = await _failed(server.agents.Run(request_))
     assert code == grpc.StatusCode.NOT_FOUND
     assert details == (
-        ErrorInfo(reason=reason, domain="bough.dev"),
+        ErrorInfo(reason=reason, domain="bough.dev", metadata={"name": name} if kind == "agent" else {}),
         ResourceInfo(resource_type=kind, resource_name=name),
     )
 

@@ -70,6 +70,7 @@ VALUES: Mapping[str, Callable[[Any], Any]] = {
     "double.gte": lambda least: least - 1,
     "double.finite": lambda _: math.inf,
     "enum.defined_only": lambda _: 99,
+    "enum.not_in": lambda refused: refused[0],
     "duration.gt": lambda bound: moved(bound, 0),
     "duration.gte": lambda least: moved(least, -1),
     "duration.lte": lambda most: moved(most, 1),
@@ -92,6 +93,14 @@ MESSAGES: Mapping[str, Callable[[Any], None]] = {
 
 TEXTS: Mapping[str, str] = {
     "labels.reserved": "bough/key",
+    "request_id.reserved": "bough/turn",
+    "session_id.reserved": "bough/x",
+    "evaluation_id.no_control": "\x7f",
+    "case_id.no_control": "\x7f",
+    "uri.no_control": "file:\n",
+    "media_type.no_control": "a/b\r",
+    "filename.no_control": "a\x1b[2J",
+    "eval_set_name.no_control": "\x7f",
     "labels.no_control": "a\0b",
     "note.no_control": "\x1b[2J",
     "session_id.no_control": "\x7f",

@@ -63,7 +63,7 @@ async def test_a_deleted_agent_ends_its_runs_in_peace_and_begins_no_more(tmp_pat
         await turn.to_the_end()
         told = await refused(begin(server, "holder", "Hold.").call.read())
     assert answer(turn) == "It was held."
-    assert told == (grpc.StatusCode.NOT_FOUND, info_of("UNKNOWN_AGENT"))
+    assert told == (grpc.StatusCode.NOT_FOUND, info_of("UNKNOWN_AGENT", name="holder"))
 
 
 async def test_stored_agents_are_there_after_a_restart_and_runs_go_on_with_their_revisions(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ async def test_an_agent_that_others_link_to_is_not_deleted(tmp_path: Path) -> No
         linking.violations.add(type="AGENT_LINKED", subject=name, description="links to the agent")
     assert linked.value.code() == grpc.StatusCode.FAILED_PRECONDITION
     assert status_details(linked.value) == (info_of("AGENT_LINKED", name="poet"), linking)
-    assert gone == never == (grpc.StatusCode.NOT_FOUND, info_of("UNKNOWN_AGENT"))
+    assert gone == never == (grpc.StatusCode.NOT_FOUND, info_of("UNKNOWN_AGENT", name="poet"))
 
 
 async def test_stored_agents_may_link_each_other_in_a_circle(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ async def test_another_tenants_agents_do_not_exist(tmp_path: Path, caller: Calle
     async with served(team_settings(tmp_path)) as server:
         annes = await create(server, define("coach", links=["writer"]))
         caller.principal = BERT
-        hidden = (grpc.StatusCode.NOT_FOUND, info_of("UNKNOWN_AGENT"))
+        hidden = (grpc.StatusCode.NOT_FOUND, info_of("UNKNOWN_AGENT", name="coach"))
         assert await refused(get(server, "coach")) == hidden
         assert await refused(update(server, define("coach"), revision=annes.revision)) == hidden
         assert await refused(delete(server, "coach")) == hidden
@@ -241,8 +241,10 @@ async def test_a_revision_is_shown_as_long_as_it_is_in_force_or_a_run_names_it(t
         await server.sessions.DeleteSession(DeleteSessionRequest(session_id=turn.events[0].session_id))
         gone = await refused(get(server, "coach", revision=first.revision))
     used = agent_pb2.Agent(definition=first.definition, revision=first.revision, kind=first.kind)
+    used.source = agent_pb2.AGENT_SOURCE_REVISION
     assert shown == [used, third]
-    assert unused == other_name == hidden == gone == (grpc.StatusCode.NOT_FOUND, info_of("UNKNOWN_AGENT"))
+    assert unused == hidden == gone == (grpc.StatusCode.NOT_FOUND, info_of("UNKNOWN_AGENT", name="coach"))
+    assert other_name == (grpc.StatusCode.NOT_FOUND, info_of("UNKNOWN_AGENT", name="writer"))
 
 
 async def test_agents_that_are_stored_at_once_are_all_there(tmp_path: Path) -> None:

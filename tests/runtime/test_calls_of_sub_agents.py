@@ -283,13 +283,20 @@ def _make_first_revision(database: sqlite3.Connection) -> None:
     """Undo the migrations after the first, so that the next server upgrades the database again."""
     for table in ("calls", "blobs", "session_blobs"):
         database.execute(f"DROP TABLE {table}")
-    for index in ("runs_of_evaluation", "evaluations_newest_first", "evaluations_of_set", "runs_by_owner"):
+    for index in (
+        *("runs_of_evaluation", "runs_of_evaluations", "evaluations_newest_first", "evaluations_of_set"),
+        "runs_by_owner",
+    ):
         database.execute(f"DROP INDEX {index}")
     for index, columns in (("runs_by_request", "request_id"), ("runs_newest_first", "create_time_ns")):
         database.execute(f"DROP INDEX {index}")
         database.execute(f"CREATE INDEX {index} ON runs (tenant_id, {columns})")
-    for column in ("kind", "evaluation_id", "case_id", "set_name", "totals", "verdict"):
+    for column in (
+        *("kind", "evaluation_id", "case_id", "eval_set_name", "totals", "verdict"),
+        *("evaluation_role", "evaluation"),
+    ):
         database.execute(f"ALTER TABLE runs DROP COLUMN {column}")
+    database.execute("ALTER TABLE usage_entries DROP COLUMN cache_write_tokens")
     database.execute("UPDATE alembic_version SET version_num = '0006'")
 
 

@@ -37,7 +37,13 @@ def reachable(message: Descriptor, seen: set[str]) -> Iterator[Descriptor]:
 def test_no_field_of_a_request_holds_mocks_or_names_an_evaluation_to_belong_to(method: object) -> None:
     request: Descriptor = method.input_type  # type: ignore[attr-defined]
     types = {one.full_name: one for one in reachable(request, set())}
-    assert not types.keys() & {"bough.v1.ToolMocks", "bough.v1.ToolMock", "bough.v1.RunStarted", "bough.v1.RunForked"}
+    assert not types.keys() & {
+        "bough.v1.ToolMocks",
+        "bough.v1.ToolMock",
+        "bough.v1.RunStarted",
+        "bough.v1.RunForked",
+        "bough.v1.EvaluationRef",
+    }
     named = {name for name, one in types.items() if {"evaluation_id", "case_id"} & set(one.fields_by_name)}
     assert named <= {"bough.v1.RunFilter"}
 
@@ -85,7 +91,7 @@ def test_unknown_fields_of_a_request_bring_no_mocks(fields: list[tuple[str, int,
     begun = log[0].run_started
     forked = having(fork, "run_forked")[0].run_forked
     for one in (begun, forked):
-        assert (one.HasField("mocks"), one.evaluation_id, one.case_id) == (False, "", "")
+        assert (one.HasField("mocks"), one.HasField("evaluation")) == (False, False)
     for event in (*log, *fork):
         assert MOCKS not in event.SerializeToString()
     assert world.looked == {"leaf": 2, "root": 2}

@@ -11,7 +11,7 @@ from bough_server import Context, RunError, agent, file_part, tool
 from bough_server.blobs import blobs_anywhere
 from bough_server.errors import InvalidRequest
 from bough_server.models.model import ModelRequest
-from bough_server.runs.admission import CaseRun
+from bough_server.runs.admission import EvaluationRun
 from bough_server.store.ports import Page, RunFilter
 from bough_server.truncation import MAX_TEXT_BYTES
 from tests.durability.prefixes.recovery import cut_off
@@ -47,7 +47,7 @@ LOOK = [calls(call("look", what="leaf"), call("look", what="root")), "Done."]
 
 
 async def run(
-    harness: RunHarness, case: CaseRun | None, agent: str = "p", policy: policy_pb2.RunPolicy | None = None
+    harness: RunHarness, case: EvaluationRun | None, agent: str = "p", policy: policy_pb2.RunPolicy | None = None
 ) -> list[event_pb2.AgentEvent]:
     """The log of a run of a case, which keeps the laws and replays."""
     log = await harness.log(await harness.start(agent, case=case, policy=policy))
@@ -66,8 +66,8 @@ async def test_the_log_and_the_tree_of_mocked_calls_are_those_of_calls_that_ran(
         log = await run(it, case)
         mocked_tree = await it.tree(log, include_steps=True)
     begun = log[0].run_started
-    assert (begun.evaluation_id, begun.case_id, begun.mocks) == ("an-evaluation", "a case", case.mocks)
-    for field in ("evaluation_id", "case_id", "mocks"):
+    assert (begun.evaluation, begun.mocks) == (case.ref, case.mocks)
+    for field in ("evaluation", "mocks"):
         begun.ClearField(field)  # type: ignore[arg-type]
     assert names(log) == names(real)
     assert sorted(map(str, masked(log))) == sorted(map(str, masked(real)))

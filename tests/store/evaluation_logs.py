@@ -9,7 +9,7 @@ from bough_server.evaluation_events import EvaluationEvent
 from bough_server.store.ports import EvaluationFact, NewEvaluation, Principal
 from tests.store.logs import ANNE, SECOND, START_NS
 
-PASSED, FAILED = eval_result_pb2.METRIC_STATUS_PASSED, eval_result_pb2.METRIC_STATUS_FAILED
+PASSED, FAILED = eval_result_pb2.VERDICT_PASSED, eval_result_pb2.VERDICT_FAILED
 CANCELLED = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_CANCELLED, message="Cancelled.")
 
 
@@ -28,28 +28,28 @@ def facts(batch: Sequence[EvaluationEvent], *, after: int) -> list[EvaluationFac
 
 def began(case_id: str = "one") -> EvaluationEvent:
     """The start of a run of a case."""
-    return EvaluationEvent(case_run_started=evaluation_pb2.CaseRunStarted(case_id=case_id))
+    return EvaluationEvent(case_trial_started=evaluation_pb2.CaseTrialStarted(case_id=case_id))
 
 
 def scored(
-    status: eval_result_pb2.MetricStatus.ValueType = PASSED,
+    status: eval_result_pb2.Verdict.ValueType = PASSED,
     *,
     usage: usage_pb2.Usage | None = None,
     judge_usage: usage_pb2.Usage | None = None,
 ) -> EvaluationEvent:
     """The verdict on a run of a case."""
-    result = eval_result_pb2.CaseRunResult(case_id="one", status=status, usage=usage, judge_usage=judge_usage)
-    return EvaluationEvent(case_run_scored=evaluation_pb2.CaseRunScored(result=result))
+    result = eval_result_pb2.CaseTrialResult(case_id="one", verdict=status, usage=usage, judge_usage=judge_usage)
+    return EvaluationEvent(case_trial_scored=evaluation_pb2.CaseTrialScored(result=result))
 
 
 def totaled(totals: eval_result_pb2.EvalTotals) -> EvaluationEvent:
     """The numbers over all cases."""
-    return EvaluationEvent(evaluation_totaled=evaluation_pb2.EvaluationTotaled(status=PASSED, totals=totals))
+    return EvaluationEvent(evaluation_totaled=evaluation_pb2.EvaluationTotaled(verdict=PASSED, totals=totals))
 
 
 def passed() -> EvaluationEvent:
     """The end of an evaluation that went well."""
-    return EvaluationEvent(evaluation_completed=evaluation_pb2.EvaluationCompleted(status=PASSED))
+    return EvaluationEvent(evaluation_completed=evaluation_pb2.EvaluationCompleted(verdict=PASSED))
 
 
 def cancelled(totals: eval_result_pb2.EvalTotals | None = None) -> EvaluationEvent:
@@ -66,7 +66,7 @@ class MadeEvaluation:
     principal: Principal = ANNE
     request_id: str = ""
     request_digest: str = ""
-    set_name: str = "desk"
+    eval_set_name: str = "desk"
     agent: str = "lead"
     labels: dict[str, str] = field(default_factory=dict)
     cases: Sequence[str] = ("one", "two")
@@ -84,15 +84,15 @@ class MadeEvaluation:
     def first(self) -> list[EvaluationFact]:
         """What the evaluation is created with."""
         planned = evaluation_pb2.EvaluationPlanned(
-            set=eval_set_pb2.EvalSet(name=self.set_name),
+            eval_set=eval_set_pb2.EvalSet(name=self.eval_set_name),
             agent=self.agent,
             case_count=len(self.cases),
-            run_count=2 * len(self.cases),
+            trial_count=2 * len(self.cases),
             labels=self.labels,
             request_id=self.request_id,
             request_digest=self.request_digest,
         )
-        cases = [evaluation_pb2.CasePlanned(case=eval_set_pb2.EvalCase(id=name), runs=2) for name in self.cases]
+        cases = [evaluation_pb2.CasePlanned(eval_case=eval_set_pb2.EvalCase(id=name), trials=2) for name in self.cases]
         batch = [EvaluationEvent(evaluation_planned=planned), *(EvaluationEvent(case_planned=case) for case in cases)]
         return facts(batch, after=0)
 
@@ -101,7 +101,7 @@ class MadeEvaluation:
         return NewEvaluation(
             evaluation_id=self.evaluation_id,
             principal=self.principal,
-            set_name=self.set_name,
+            eval_set_name=self.eval_set_name,
             agent=self.agent,
             labels=self.labels,
             request_id=self.request_id,

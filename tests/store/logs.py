@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bough.v1 import agent_pb2, event_pb2, message_pb2, usage_pb2
+from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server import events, ids
 from bough_server.store.ports import EventLog, LogRecord, NewRun, Principal, Record, StoredEvent
 
@@ -75,8 +76,7 @@ class Made:
     definitions: Sequence[agent_pb2.AgentDefinition] = ()
     question: message_pb2.Message | None = None
     is_queued: bool = False
-    evaluation_id: str = ""
-    case_id: str = ""
+    evaluation: EvaluationRef | None = None
     last_sequence: int = 0
 
     def __post_init__(self) -> None:
@@ -113,8 +113,7 @@ class Made:
                 state_json=self.state_json,
                 request_id=self.request_id,
                 request_digest=self.request_digest,
-                evaluation_id=self.evaluation_id,
-                case_id=self.case_id,
+                evaluation=self.evaluation,
                 definition_refs=[
                     event_pb2.DefinitionRef(name=named.name, revision=named.description) for named in self.definitions
                 ],

@@ -108,7 +108,7 @@ class _Play:
         for made, count in zip(self._evaluations, self._scored, strict=True):
             record = await self._store.evaluations.get(ANNE, made.evaluation_id)
             totals = record.evaluation.totals
-            assert (totals.runs_ended, totals.runs_passed, totals.cases, totals.runs) == (count, count, 2, 4)
+            assert (totals.trials_ended, totals.trials_passed, totals.cases, totals.trials) == (count, count, 2, 4)
             assert record.evaluation.state == execution_pb2.EXECUTION_STATE_SUCCEEDED
             assert (record.evaluation.last_sequence, record.epoch) == (
                 made.last_sequence,

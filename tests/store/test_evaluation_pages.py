@@ -20,7 +20,7 @@ async def made(store: Store) -> list[str]:
     evaluations = [
         MadeEvaluation(
             number=number,
-            set_name="desk" if number < 4 else "team",
+            eval_set_name="desk" if number < 4 else "team",
             agent="lead" if number % 3 else "writer",
             labels={"odd": "yes"} if number % 2 else {},
         )
@@ -54,13 +54,13 @@ async def test_evaluations_come_newest_first_over_pages_of_any_size(store: Store
 @pytest.mark.parametrize(
     ("evaluation_filter", "numbers"),
     [
-        (EvaluationFilter(set_name="desk"), [3, 2, 1]),
-        (EvaluationFilter(set_name="absent"), []),
+        (EvaluationFilter(eval_set_name="desk"), [3, 2, 1]),
+        (EvaluationFilter(eval_set_name="absent"), []),
         (EvaluationFilter(agent="writer"), [6, 3]),
         (EvaluationFilter(states=[RUNNING]), [6, 4, 2]),
-        (EvaluationFilter(states=[RUNNING, SUCCEEDED], set_name="team"), [7, 6, 5, 4]),
+        (EvaluationFilter(states=[RUNNING, SUCCEEDED], eval_set_name="team"), [7, 6, 5, 4]),
         (EvaluationFilter(labels={"odd": "yes"}), [7, 5, 3, 1]),
-        (EvaluationFilter(labels={"odd": "yes"}, agent="writer", set_name="desk", states=[SUCCEEDED]), [3]),
+        (EvaluationFilter(labels={"odd": "yes"}, agent="writer", eval_set_name="desk", states=[SUCCEEDED]), [3]),
     ],
 )
 async def test_every_filter_that_is_set_must_match(
@@ -77,7 +77,7 @@ async def test_open_evaluations_are_those_of_every_tenant_oldest_first(store: St
 async def test_a_token_belongs_to_its_list(store: Store, made: list[str]) -> None:
     _, token = await store.evaluations.list(ANNE, EvaluationFilter(), Page(size=1))
     with pytest.raises(InvalidRequest):
-        await store.evaluations.list(ANNE, EvaluationFilter(set_name="desk"), Page(size=1, token=token))
+        await store.evaluations.list(ANNE, EvaluationFilter(eval_set_name="desk"), Page(size=1, token=token))
     with pytest.raises(InvalidRequest):
         await store.runs.list(ANNE, RunFilter(), Page(size=1, token=token))
 
@@ -87,7 +87,7 @@ async def test_no_list_of_evaluations_reads_the_rows_of_runs(file_url: str) -> N
     used = [
         (EvaluationFilter(), "evaluations_newest_first"),
         (EvaluationFilter(agent="lead", states=states), "evaluations_newest_first"),
-        (EvaluationFilter(set_name="desk", agent="lead", states=states), "evaluations_of_set"),
+        (EvaluationFilter(eval_set_name="desk", agent="lead", states=states), "evaluations_of_set"),
     ]
     async with open_store(file_url, durability="process") as store:
         with seen_statements() as seen:

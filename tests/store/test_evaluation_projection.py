@@ -20,7 +20,7 @@ from tests.store.evaluation_logs import (
 )
 from tests.store.logs import ANNE, SECOND, START_NS
 
-TOTALS = eval_result_pb2.EvalTotals(cases=2, cases_passed=2, runs=4, runs_ended=4, runs_passed=4, pass_rate=1)
+TOTALS = eval_result_pb2.EvalTotals(cases=2, cases_passed=2, trials=4, trials_ended=4, trials_passed=4, pass_rate=1)
 
 
 def _usage(tokens: int, *, cost: int | None = None, currency: str = "USD") -> usage_pb2.Usage:
@@ -40,11 +40,11 @@ async def test_a_planned_evaluation_runs(store: Store) -> None:
     made = MadeEvaluation()
     expected = evaluation_pb2.Evaluation(
         evaluation_id=made.evaluation_id,
-        set_name="desk",
+        eval_set_name="desk",
         agent="lead",
         user_id="anne",
         state=execution_pb2.EXECUTION_STATE_RUNNING,
-        totals=eval_result_pb2.EvalTotals(cases=2, runs=4),
+        totals=eval_result_pb2.EvalTotals(cases=2, trials=4),
         labels={"branch": "main"},
         last_sequence=3,
     )
@@ -58,25 +58,25 @@ async def test_verdicts_are_counted_as_they_come_and_what_was_used_is_summed(sto
         began(),
         scored(usage=_usage(3, cost=5), judge_usage=_usage(1)),
         scored(FAILED, usage=_usage(4, cost=6)),
-        scored(eval_result_pb2.METRIC_STATUS_NOT_EVALUATED),
+        scored(eval_result_pb2.VERDICT_NOT_EVALUATED),
         EvaluationEvent(evaluation_cancel_requested=evaluation_pb2.EvaluationCancelRequested(requested_by="anne")),
     )
     used = usage_pb2.Usage(input_tokens=7, model_calls=2, cost_nanos=11, currency_code="USD")
     assert evaluation.totals == eval_result_pb2.EvalTotals(
-        cases=2, runs=4, runs_ended=3, runs_passed=1, usage=used, judge_usage=_usage(1)
+        cases=2, trials=4, trials_ended=3, trials_passed=1, usage=used, judge_usage=_usage(1)
     )
-    assert (evaluation.state, evaluation.status) == (execution_pb2.EXECUTION_STATE_RUNNING, 0)
+    assert (evaluation.state, evaluation.verdict) == (execution_pb2.EXECUTION_STATE_RUNNING, 0)
     assert evaluation.last_sequence == 8
 
 
 async def test_the_numbers_of_evaluation_totaled_are_final_and_the_verdict_comes_with_the_end(store: Store) -> None:
     evaluation = await _after(store, scored(), totaled(TOTALS))
-    assert (evaluation.totals, evaluation.status) == (TOTALS, 0)
+    assert (evaluation.totals, evaluation.verdict) == (TOTALS, 0)
 
 
 async def test_an_evaluation_ends_with_its_verdict(store: Store) -> None:
     evaluation = await _after(store, scored(), totaled(TOTALS), passed())
-    assert (evaluation.state, evaluation.status) == (execution_pb2.EXECUTION_STATE_SUCCEEDED, PASSED)
+    assert (evaluation.state, evaluation.verdict) == (execution_pb2.EXECUTION_STATE_SUCCEEDED, PASSED)
     assert (evaluation.totals, evaluation.HasField("error")) == (TOTALS, False)
     assert evaluation.end_time.ToNanoseconds() == START_NS + 6 * SECOND
     assert evaluation.last_sequence == 6
@@ -86,8 +86,8 @@ async def test_a_failed_evaluation_says_why_and_keeps_its_numbers(store: Store) 
     error = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_INTERNAL, message="No.")
     failed = EvaluationEvent(evaluation_failed=evaluation_pb2.EvaluationFailed(error=error))
     evaluation = await _after(store, scored(), failed)
-    assert (evaluation.state, evaluation.status) == (execution_pb2.EXECUTION_STATE_FAILED, 0)
-    assert (evaluation.error, evaluation.totals.runs_ended) == (error, 1)
+    assert (evaluation.state, evaluation.verdict) == (execution_pb2.EXECUTION_STATE_FAILED, 0)
+    assert (evaluation.error, evaluation.totals.trials_ended) == (error, 1)
 
 
 @pytest.mark.parametrize("totals", [None, TOTALS])
@@ -95,8 +95,8 @@ async def test_a_cancelled_evaluation_has_the_numbers_of_its_end_if_it_holds_any
     store: Store, totals: eval_result_pb2.EvalTotals | None
 ) -> None:
     evaluation = await _after(store, scored(), cancelled(totals))
-    assert (evaluation.state, evaluation.status) == (execution_pb2.EXECUTION_STATE_CANCELLED, 0)
-    assert (evaluation.error, evaluation.totals.runs_ended) == (CANCELLED, 1 if totals is None else 4)
+    assert (evaluation.state, evaluation.verdict) == (execution_pb2.EXECUTION_STATE_CANCELLED, 0)
+    assert (evaluation.error, evaluation.totals.trials_ended) == (CANCELLED, 1 if totals is None else 4)
 
 
 def test_costs_in_several_currencies_have_no_sum() -> None:

@@ -2,10 +2,12 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from bough.v1 import event_pb2
+from bough.v1 import evaluation_ref_pb2, event_pb2, execution_pb2
+from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server import evaluation_events
 from bough_server.errors import Fenced, NotFound, StorageFailed
 from bough_server.store.opening import Store, open_store, rebuild_projections
@@ -15,6 +17,9 @@ from tests.store.evaluation_logs import MadeEvaluation, began, cancelled, fact, 
 from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, BERT, Made, as_stored, completed, everything, next_page
 from tests.support.open_runs import open_runs
+
+TURN, JUDGE = evaluation_ref_pb2.EVALUATION_ROLE_TURN, evaluation_ref_pb2.EVALUATION_ROLE_JUDGE
+RUNNING = execution_pb2.EXECUTION_STATE_RUNNING
 
 
 async def _made(store: Store, number: int = 1) -> MadeEvaluation:
@@ -41,7 +46,11 @@ async def test_a_log_has_the_bytes_that_were_appended(store: Store) -> None:
     (_, _, planned, *_) = [
         evaluation_events.parse(stamp + one.data) for one in await store.log.read(made.evaluation_id)
     ]
-    assert (planned.evaluation_id, planned.sequence, planned.case_planned.case.id) == (made.evaluation_id, 3, "two")
+    assert (planned.evaluation_id, planned.sequence, planned.case_planned.eval_case.id) == (
+        made.evaluation_id,
+        3,
+        "two",
+    )
 
 
 async def test_an_evaluation_that_has_ended_is_deleted_with_its_log_and_no_other(store: Store) -> None:
@@ -158,7 +167,7 @@ async def _take_over(store: Store, made: MadeEvaluation, before: list[LogRecord]
     assert await everything(store.log, made.evaluation_id) == as_stored([*before, *after, *last])
     record = await store.evaluations.get(ANNE, made.evaluation_id)
     assert (record.owner, record.epoch, record.evaluation.last_sequence) == ("last", 3, made.last_sequence)
-    assert (record.evaluation.totals.runs_ended, record.evaluation.totals.runs_passed) == (2, 2)
+    assert (record.evaluation.totals.trials_ended, record.evaluation.totals.trials_passed) == (2, 2)
     assert await store.evaluations.open_evaluations() == []
 
 
@@ -246,7 +255,7 @@ async def test_what_an_evaluation_is_created_with_has_to_be_in_its_first_events(
         "sequence 1": replace(new, records=new.records[1:]),
         "one case_planned for each case": replace(new, records=new.records[:-1]),
         "request id": replace(new, request_id="another"),
-        "set's name": replace(new, set_name="another"),
+        "set's name": replace(new, eval_set_name="another"),
     }
     for problem, one in mistaken.items():
         with pytest.raises(ValueError, match="gap|" + problem):
@@ -270,20 +279,38 @@ async def test_cancelling_reaches_the_owner_by_the_mailbox(store: Store) -> None
 
 
 async def test_runs_know_the_evaluation_that_they_belong_to(store: Store) -> None:
-    started, other = Made(number=1, evaluation_id="e1", case_id="one"), Made(number=2)
+    turn = EvaluationRef(evaluation_id="e1", case_id="one", trial=2, turn=1, role=TURN)
+    judge = EvaluationRef(evaluation_id="e1", case_id="two", role=JUDGE, metric="polite", judged_run_id="r")
+    started, other = Made(number=1, evaluation=turn), Made(number=2)
     await store.log.create(started.new())
     await store.log.create(other.new())
-    changes = event_pb2.RunForked(evaluation_id="e1", case_id="two")
-    await store.log.fork(Fork(number=3).of(other, 1, changes=changes))
+    await store.log.fork(Fork(number=3).of(other, 1, changes=event_pb2.RunForked(evaluation=judge)))
     await store.log.fork(Fork(number=4).of(started, 1))
-    shown = [await store.runs.get(ANNE, Made(number=number).run_id) for number in range(1, 5)]
-    known = [(record.run.evaluation_id, record.run.case_id) for record in shown]
-    assert known == [("e1", "one"), ("", ""), ("e1", "two"), ("", "")]
-    listed, _ = await store.runs.list(ANNE, RunFilter(evaluation_id="e1"), Page(size=9))
-    assert [(run.run_id, run.case_id) for run in listed] == [(shown[2].run.run_id, "two"), (shown[0].run.run_id, "one")]
+    shown = [(await store.runs.get(ANNE, Made(number=number).run_id)).run for number in range(1, 5)]
+    assert [run.evaluation for run in shown] == [turn, EvaluationRef(), judge, EvaluationRef()]
+    assert [run.HasField("evaluation") for run in shown] == [True, False, True, False]
+    numbers = {run.run_id: number for number, run in enumerate(shown, start=1)}
+
+    async def listed(**asked: Any) -> list[int]:
+        found, _ = await store.runs.list(ANNE, RunFilter(**asked), Page(size=9))
+        return [numbers[run.run_id] for run in found]
+
+    assert await listed() == await listed(agent="lead") == [4, 2]
+    assert await listed(include_evaluations=True) == [4, 3, 2, 1]
+    assert await listed(session_id=started.session_id) == [1]
+    assert await listed(evaluation_id="e1") == [3, 1]
+    assert await listed(case_id="one") == await listed(evaluation_role=TURN) == [1]
+    assert await listed(evaluation_id="e1", evaluation_role=JUDGE) == [3]
+    assert await listed(states=[RUNNING], include_evaluations=True) == [4, 3, 2, 1]
+    pages, token = [], ""
+    while not pages or token:
+        page, token = await store.runs.list(ANNE, RunFilter(include_evaluations=True), Page(size=1, token=token))
+        pages += [numbers[run.run_id] for run in page]
+    assert pages == [4, 3, 2, 1]
+    listed_first, _ = await store.runs.list(ANNE, RunFilter(evaluation_id="e1"), Page(size=9))
     only, token = await store.runs.list(ANNE, RunFilter(evaluation_id="e1"), Page(size=1))
     rest, _ = await store.runs.list(ANNE, RunFilter(evaluation_id="e1"), Page(size=1, token=token))
-    assert [*only, *rest] == listed
+    assert [*only, *rest] == listed_first
     assert (await store.runs.list(ANNE, RunFilter(evaluation_id="e2"), Page(size=9)))[0] == []
 
 

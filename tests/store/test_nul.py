@@ -7,6 +7,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from bough.v1 import event_pb2, usage_pb2
+from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server import events
 from bough_server.blobs import StoredBlob
 from bough_server.errors import InvalidRequest, NotFound
@@ -60,7 +61,8 @@ def _events() -> list[event_pb2.AgentEvent]:
 
 
 async def test_every_text_of_every_event_may_have_nul(url: str) -> None:
-    run = Made(agent=_NUL, question=text(_NUL, "USER"), labels={"n": _NUL}, evaluation_id=_NUL, case_id=_NUL)
+    run = Made(agent=_NUL, question=text(_NUL, "USER"), labels={"n": _NUL})
+    run.evaluation = EvaluationRef(evaluation_id=_NUL, case_id=_NUL)
     run.definitions = [definition(_NUL, "r1")]
     made, new = run.first(), run.new()
     file = StoredBlob(sha256="ab", media_type=_NUL, data=b"photo")
@@ -95,14 +97,16 @@ async def test_an_attempt_of_a_model_with_nul_in_its_name_is_charged(url: str) -
 
 
 async def test_evaluations_and_forks_with_nul_are_stored(url: str) -> None:
-    made = MadeEvaluation(set_name=_NUL, agent=_NUL, cases=(_NUL,), labels={"n": _NUL})
+    made = MadeEvaluation(eval_set_name=_NUL, agent=_NUL, cases=(_NUL,), labels={"n": _NUL})
     origin, fork = Made(agent=_NUL, labels={"n": _NUL}), Fork(number=2)
     async with open_store(url, durability="process") as store:
         await store.log.create_evaluation(made.new())
         await store.log.append(made.evaluation_id, epoch=1, records=made.next(cancelled()))
-        assert (await store.evaluations.get(ANNE, made.evaluation_id)).evaluation.set_name == "ab"
+        assert (await store.evaluations.get(ANNE, made.evaluation_id)).evaluation.eval_set_name == "ab"
         await store.log.create(origin.new())
-        changes = event_pb2.RunForked(labels={"n": _NUL}, evaluation_id=_NUL, case_id=_NUL)
+        changes = event_pb2.RunForked(
+            labels={"n": _NUL}, evaluation=EvaluationRef(evaluation_id=_NUL, case_id=_NUL, metric=_NUL)
+        )
         await store.log.fork(fork.of(origin, 1, changes=changes))
         assert (await store.runs.get(ANNE, fork.run_id)).run.labels == {"n": "ab"}
 

@@ -29,11 +29,12 @@ _MANY_RUNS = f"""
         CASE WHEN n % 9999 = 0 THEN 'rare' ELSE 'agent-' || n % 40 END,
         CASE WHEN n % 100 = 0 THEN {_RUNNING} ELSE {_SUCCEEDED} END, '{{}}', '', NULL, NULL, NULL, NULL, '',
         CASE WHEN n % 2 = 0 THEN 'q' || n ELSE '' END, '', NULL, NULL, '', 0, 0,
-        CASE WHEN n % 10 = 0 THEN 'e' || n % 70 ELSE '' END, '', '', NULL, 0
+        CASE WHEN n % 10 = 0 THEN 'e' || n % 70 ELSE '' END, '', '', NULL, 0,
+        CASE WHEN n % 10 = 0 THEN 1 ELSE 0 END, NULL
     FROM generate_series(1, 30000) AS n;
     INSERT INTO runs SELECT 'e' || n, 'acme', 'u', '', 1000 + n, 1, 'w', 3, true,
         'agent-1', {_SUCCEEDED}, '{{}}', '', NULL,
-        NULL, NULL, NULL, '', '', '', NULL, NULL, '', 0, 1, '', '', 'set-' || n % 9, '', 0
+        NULL, NULL, NULL, '', '', '', NULL, NULL, '', 0, 1, '', '', 'set-' || n % 9, '', 0, 0, NULL
     FROM generate_series(1, 300) AS n;
     ANALYZE runs;
 """
@@ -215,6 +216,7 @@ async def test_lists_and_look_ups_use_their_indexes_once_there_are_many_runs(pos
         "runs_of_agent": RunFilter(agent="rare", states=frozenset({_SUCCEEDED})),
         "runs_by_state": RunFilter(states=one),
         "runs_of_evaluation": RunFilter(evaluation_id="e10", states=several),
+        "runs_of_evaluations": RunFilter(include_evaluations=True),
     }
     async with open_store(postgres_url) as store:
         with seen_statements() as seen:

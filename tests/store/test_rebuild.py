@@ -34,7 +34,7 @@ _DAMAGE = """
     UPDATE runs SET last_sequence = 99, ended = NOT ended, agent = '', state = 0, labels = '{}', input_excerpt = 'x',
         start_time_ns = 0, end_time_ns = 7, deadline_time_ns = 7, error = x'00', tree_usage = x'00', request_id = '',
         request_digest = '', open_requests = x'00', next_expire_time_ns = 7, origin_run_id = 'x', origin_sequence = 7,
-        evaluation_id = 'x', case_id = 'x', set_name = 'x', totals = x'00', verdict = 7;
+        evaluation_id = 'x', case_id = 'x', eval_set_name = 'x', totals = x'00', verdict = 7;
 """
 
 
@@ -96,7 +96,7 @@ _ENDS = st.one_of(
 )
 _HOW = st.sampled_from(["new", "continued", "queued", "forked"])
 _LOGS = st.lists(st.tuples(st.lists(_EVENTS, max_size=8), _ENDS, _HOW), min_size=1, max_size=5)
-_TOTALS = eval_result_pb2.EvalTotals(cases=2, cases_passed=1, runs=4, runs_ended=4)
+_TOTALS = eval_result_pb2.EvalTotals(cases=2, cases_passed=1, trials=4, trials_ended=4)
 _EVALUATED = st.sampled_from([began(), scored(FAILED), scored(usage=usage_pb2.Usage(input_tokens=3, model_calls=1))])
 _EVALUATION_ENDS = st.sampled_from([(), (cancelled(),), (cancelled(_TOTALS),), (totaled(_TOTALS), passed())])
 _EVALUATIONS = st.lists(st.tuples(st.lists(_EVALUATED, max_size=4), _EVALUATION_ENDS), max_size=3)
@@ -125,7 +125,7 @@ class _Writing:
     async def evaluate(self, batch: Sequence[EvaluationEvent]) -> None:
         """One more evaluation; its request id may be that of a run."""
         made = MadeEvaluation(number=len(self._evaluations) + 1, request_digest="e")
-        made.request_id, made.set_name = f"ask-{made.number}", f"set-{made.number}"
+        made.request_id, made.eval_set_name = f"ask-{made.number}", f"set-{made.number}"
         made.labels = {"n": str(made.number)}
         await self._store.log.create_evaluation(made.new())
         for event in batch:

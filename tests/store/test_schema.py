@@ -14,9 +14,10 @@ from sqlalchemy import Connection, text
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from bough_server.blobs import StoredBlob
-from bough_server.errors import ConfigurationError
+from bough_server.errors import ConfigurationError, NotFound
+from bough_server.store.evaluation_ports import EvaluationFilter
 from bough_server.store.opening import database_status, open_store, rebuild_projections, upgrade_database
-from bough_server.store.ports import RequestIdTaken
+from bough_server.store.ports import Page, RequestIdTaken, RunFilter
 from bough_server.store.sql import migrations
 from bough_server.store.sql.status import DatabaseStatus
 from bough_server.store.sql.tables import metadata
@@ -72,6 +73,38 @@ def test_a_new_database_has_the_schema_that_the_migrations_come_to(tmp_path: Pat
     with exclusive_engine(made) as (engine, _), engine.connect() as connection:
         tables_and_indexes = {statement for statement in migrated if "alembic_version" not in statement}
         assert {one for one in _schema(connection) if "alembic_version" not in one} == tables_and_indexes
+
+
+_OLDER = """
+    INSERT INTO runs (run_id, tenant_id, user_id, session_id, create_time_ns, epoch, owner, last_sequence, ended, agent,
+        state, labels, input_excerpt, tree_usage, request_id, request_digest, origin_run_id, origin_sequence, kind,
+        evaluation_id, case_id, set_name)
+    SELECT 'older-' || kind, 'acme', 'anne', '', 1, 1, '', 2, 1, 'lead', 3, '{}', '', x'', '', '', '', 0, kind,
+        CASE kind WHEN 0 THEN 'older-1' ELSE '' END, CASE kind WHEN 0 THEN 'one' ELSE '' END, 'desk'
+    FROM (SELECT 0 AS kind UNION SELECT 1);
+    INSERT INTO events SELECT run_id, 1, 20 + 180 * kind, x'' FROM runs;
+    INSERT INTO run_commands (run_id, user_id) VALUES ('older-1', 'anne');
+"""
+
+
+async def test_evaluations_of_before_are_dropped_with_a_line_in_the_log_and_their_runs_are_kept(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = _migrations()
+    with exclusive_engine(url) as (engine, _), engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0010")
+        for statement in _OLDER.split(";"):
+            connection.execute(text(statement)) if statement.strip() else None
+    async with open_store(url) as store:
+        listed, _ = await store.runs.list(ANNE, RunFilter(), Page(size=9))
+        assert [(run.run_id, run.HasField("evaluation")) for run in listed] == [("older-0", False)]
+        assert await store.evaluations.list(ANNE, EvaluationFilter(), Page(size=9)) == ([], "")
+        assert len(await store.log.read("older-0")) == 1
+        with pytest.raises(NotFound):
+            await store.log.read("older-1")
+        assert await store.mailbox.take("older-1") == []
+    assert "dropped evaluations in the format of an older version" in capsys.readouterr().out
 
 
 def _make_older(url: str, revision: str) -> None:

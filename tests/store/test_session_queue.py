@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from bough.v1 import event_pb2, execution_pb2
-from bough_server.errors import NotFound, SessionBusy
+from bough_server.errors import NotFound, SessionBusy, SessionQueueFull
 from bough_server.store.opening import Store, open_store
 from tests.store.logs import ANNE, BERT, START_NS, Made, as_stored, completed, everything, resumed, session_id, text
 from tests.support.open_runs import open_runs
@@ -105,7 +105,7 @@ async def test_so_many_runs_may_wait_and_no_more(store: Store) -> None:
     first = await _holding(store)
     runs = [_queued(number) for number in range(2, 66)]
     await asyncio.gather(*(store.log.create(run.new()) for run in runs))
-    with pytest.raises(SessionBusy, match="64 runs already wait"):
+    with pytest.raises(SessionQueueFull, match="64 runs already wait"):
         await store.log.create(_queued(66).new())
     await _end(store, first)
     await store.log.create(_queued(66).new())

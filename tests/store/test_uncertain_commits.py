@@ -174,7 +174,7 @@ async def test_an_evaluation_in_doubt_is_created_once(store: Store, doubt: Doubt
     after = made.next(scored(), passed())
     await _in_doubt(lambda: store.log.append(made.evaluation_id, epoch=2, records=after), doubt)
     assert await everything(store.log, made.evaluation_id) == as_stored([*made.first(), *before, *after])
-    assert (await store.evaluations.get(ANNE, made.evaluation_id)).evaluation.totals.runs_ended == 2
+    assert (await store.evaluations.get(ANNE, made.evaluation_id)).evaluation.totals.trials_ended == 2
 
 
 async def test_an_evaluation_whose_storage_failed_is_taken_over(store: Store, doubt: Doubt) -> None:
@@ -184,7 +184,7 @@ async def test_an_evaluation_whose_storage_failed_is_taken_over(store: Store, do
     await _in_vain(lambda: store.log.append(made.evaluation_id, epoch=1, records=lost), doubt)
     await store.log.take_over(made.evaluation_id, epoch=2, owner="next", records=[])
     await store.log.append(made.evaluation_id, epoch=2, records=made.next(scored(), passed()))
-    assert (await store.evaluations.get(ANNE, made.evaluation_id)).evaluation.totals.runs_ended == 1
+    assert (await store.evaluations.get(ANNE, made.evaluation_id)).evaluation.totals.trials_ended == 1
 
 
 async def test_a_claim_in_doubt_is_made_once(store: Store, doubt: Doubt) -> None:

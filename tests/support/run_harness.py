@@ -29,7 +29,7 @@ from bough_server.clock import Clock, SystemClock
 from bough_server.engine.files import FileCache, SessionFiles
 from bough_server.functions import Function
 from bough_server.metrics import Metrics
-from bough_server.runs.admission import CaseRun, RunDefaults
+from bough_server.runs.admission import EvaluationRun, RunDefaults
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
 from bough_server.runs.replay import Replayed, replay
@@ -100,7 +100,7 @@ class RunHarness:
         deadline_time_ns: int | None = None,
         principal: Principal = ME,
         creates: bool = False,
-        case: CaseRun | None = None,
+        case: EvaluationRun | None = None,
     ) -> run_pb2.Run:
         """Starts a run; one that `creates` makes the session that it names, if there is none."""
         create = agent_service_pb2.MISSING_SESSION_POLICY_CREATE
@@ -113,7 +113,7 @@ class RunHarness:
             input=message_pb2.Message(parts=[message_pb2.Part(text=text)]),
         )
         record = await self.runs.start(
-            principal, request, deadline_time_ns=deadline_time_ns, trace=Parent.current(), case=case
+            principal, request, deadline_time_ns=deadline_time_ns, trace=Parent.current(), evaluation=case
         )
         return record.run
 
@@ -128,7 +128,7 @@ class RunHarness:
         deadline_time_ns: int | None = None,
         policy: policy_pb2.RunPolicy | None = None,
         principal: Principal = ME,
-        case: CaseRun | None = None,
+        case: EvaluationRun | None = None,
         **changes: object,
     ) -> run_pb2.Run:
         """Forks a run after a sequence; `changes` are the fields of ForkChanges."""
@@ -141,7 +141,7 @@ class RunHarness:
             policy=policy,
             changes=fork_pb2.ForkChanges(**changes) if changes else None,  # type: ignore[arg-type]
         )
-        record, _ = await self.runs.fork(principal, request, deadline_time_ns=deadline_time_ns, case=case)
+        record, _ = await self.runs.fork(principal, request, deadline_time_ns=deadline_time_ns, evaluation=case)
         return record.run
 
     async def follow(self, run: run_pb2.Run, *, after: int = 0) -> AsyncGenerator[event_pb2.AgentEvent, None]:

@@ -1,9 +1,9 @@
-"""Mocks of tools, and runs of a case that has them; it runs nothing."""
+"""Mocks of tools, and turns of a case that has them; it runs nothing."""
 
 import json
 
-from bough.v1 import eval_set_pb2, message_pb2
-from bough_server.runs.admission import CaseRun
+from bough.v1 import eval_set_pb2, evaluation_ref_pb2, message_pb2
+from bough_server.runs.admission import EvaluationRun
 
 ToolMock = eval_set_pb2.ToolMock
 
@@ -27,8 +27,16 @@ def returning(name: str, *parts: message_pb2.Part) -> ToolMock:
     return ToolMock(name=name, outcome=message_pb2.ToolOutcome(parts=parts))
 
 
-def case_of(*mocks: ToolMock, strict: bool = False) -> CaseRun:
-    """A run of a case with these mocks."""
-    return CaseRun(
-        evaluation_id="an-evaluation", case_id="a case", mocks=eval_set_pb2.ToolMocks(tools=mocks, strict=strict)
-    )
+TURN = evaluation_ref_pb2.EvaluationRef(
+    evaluation_id="an-evaluation",
+    case_id="a case",
+    trial=2,
+    turn=0,
+    role=evaluation_ref_pb2.EVALUATION_ROLE_TURN,
+)
+"""A turn of a trial."""
+
+
+def case_of(*mocks: ToolMock, strict: bool = False) -> EvaluationRun:
+    """A turn of a case with these mocks."""
+    return EvaluationRun(ref=TURN, mocks=eval_set_pb2.ToolMocks(tools=mocks, strict=strict))

@@ -1,11 +1,19 @@
 """Results of evaluations as lines of a terminal."""
 
+import json
+from pathlib import Path
+
+import pytest
+from google.protobuf import json_format
+
 from bough.v1 import eval_result_pb2 as pb
 from bough.v1 import evaluation_pb2, execution_pb2
+from bough_server.cli.eval_files import result_in
 from bough_server.cli.render.evaluations import comparison_lines, evaluations_table, result_lines
+from bough_server.errors import ConfigurationError
 
-PASSED, FAILED = pb.METRIC_STATUS_PASSED, pb.METRIC_STATUS_FAILED
-NOT_JUDGED = pb.METRIC_STATUS_NOT_EVALUATED
+PASSED, FAILED = pb.VERDICT_PASSED, pb.VERDICT_FAILED
+NOT_EVALUATED = pb.VERDICT_NOT_EVALUATED
 
 
 def shown(result: pb.EvalResult, *, width: int = 1000) -> list[str]:
@@ -13,28 +21,28 @@ def shown(result: pb.EvalResult, *, width: int = 1000) -> list[str]:
 
 
 def failing(*reasons: str, why: str = "") -> pb.CaseResult:
-    """A case whose runs fail, each with its reason."""
-    runs = [pb.CaseRunResult(index=index, status=FAILED, reason=reason) for index, reason in enumerate(reasons)]
-    return pb.CaseResult(case_id="oslo", status=FAILED, reason=why, runs=runs)
+    """A case whose trials fail, each with its reason."""
+    trials = [pb.CaseTrialResult(trial=index, verdict=FAILED, reason=reason) for index, reason in enumerate(reasons)]
+    return pb.CaseResult(case_id="oslo", verdict=FAILED, reason=why, trials=trials)
 
 
-def test_a_reason_that_the_case_its_run_and_its_score_have_is_shown_once() -> None:
-    case = failing("answer is 0, below 1: no boat", why="answer: the mean over 1 run is 0. no boat")
-    case.runs[0].scores.add(name="answer", status=FAILED, reason="no boat")
-    case.runs[0].scores.add(name="budget", status=FAILED, reason="7 model calls, at most 3")
-    case.runs[0].scores.add(name="tools", status=PASSED, reason="all there")
+def test_a_reason_that_the_case_its_trial_and_its_score_have_is_shown_once() -> None:
+    case = failing("answer is 0, below 1: no boat", why="answer: the mean over 1 trial is 0. no boat")
+    case.trials[0].scores.add(name="answer", verdict=FAILED, reason="no boat")
+    case.trials[0].scores.add(name="budget", verdict=FAILED, reason="7 model calls, at most 3")
+    case.trials[0].scores.add(name="tools", verdict=PASSED, reason="all there")
 
     assert shown(pb.EvalResult(cases=[case]))[1:-1] == [
-        "            answer: the mean over 1 run is 0. no boat",
+        "            answer: the mean over 1 trial is 0. no boat",
         "            budget: 7 model calls, at most 3",
     ]
 
 
-def test_of_many_runs_that_fail_in_many_ways_only_some_reasons_are_shown() -> None:
+def test_of_many_trials_that_fail_in_many_ways_only_some_reasons_are_shown() -> None:
     case = failing(*(f"answer is 0, below 1: it says {number:03}" for number in range(50)))
 
     lines = shown(pb.EvalResult(cases=[case]))[1:-1]
-    assert lines[0] == "            run 1: answer is 0, below 1: it says 000"
+    assert lines[0] == "            trial 1: answer is 0, below 1: it says 000"
     assert (len(lines), lines[-1]) == (11, "            and 40 more reasons")
 
 
@@ -48,58 +56,84 @@ def test_text_of_models_cannot_control_the_terminal_and_reasons_are_not_cut() ->
 
 
 def test_the_last_line_has_the_verdict_or_why_there_is_none() -> None:
-    totals = pb.EvalTotals(cases=1, cases_passed=1, runs=1, runs_passed=1)
-    ended = pb.EvalResult(totals=totals)
-    ended.end_time.FromSeconds(7)
+    totals = pb.EvalTotals(cases=1, cases_passed=1, trials=1, trials_passed=1)
+    cancelled, failed = (
+        pb.EvalResult(totals=totals, state=state)
+        for state in (execution_pb2.EXECUTION_STATE_CANCELLED, execution_pb2.EXECUTION_STATE_FAILED)
+    )
 
-    assert shown(pb.EvalResult(totals=totals, status=PASSED)) == ["passed: 1 of 1 case passed"]
-    assert shown(pb.EvalResult(totals=totals, cancelled=True)) == ["cancelled: 1 of 1 case passed"]
+    assert shown(pb.EvalResult(totals=totals, verdict=PASSED)) == ["passed: 1 of 1 case passed"]
+    assert shown(cancelled) == ["cancelled: 1 of 1 case passed"]
     assert shown(pb.EvalResult(totals=totals)) == ["running: 1 of 1 case passed"]
-    assert shown(ended) == ["ended without a verdict: 1 of 1 case passed"]
+    assert shown(failed) == ["ended without a verdict: 1 of 1 case passed"]
 
 
 def test_gates_are_shown_with_their_value_and_the_reason_of_those_that_do_not_hold() -> None:
-    held = pb.GateResult(gate="pass_rate >= 0.5", status=PASSED, value=0.75)
-    missed = pb.GateResult(gate="cost.total <= 2", status=NOT_JUDGED, reason="The cost is not known.")
+    held = pb.GateResult(gate="pass_rate >= 0.5", verdict=PASSED, value=0.75)
+    missed = pb.GateResult(gate="cost.total <= 2", verdict=NOT_EVALUATED, reason="The cost is not known.")
 
     assert shown(pb.EvalResult(gates=[held, missed]))[:-1] == [
         "passed      gate pass_rate >= 0.5  is 0.75",
-        "not judged  gate cost.total <= 2  The cost is not known.",
+        "not scored  gate cost.total <= 2  The cost is not known.",
     ]
 
 
 def test_the_reason_of_a_verdict_that_no_gate_has_comes_before_the_totals() -> None:
-    result = pb.EvalResult(gates=[pb.GateResult(gate="cost.total <= 2", status=PASSED)], reason="1 run crashed.")
+    result = pb.EvalResult(gates=[pb.GateResult(gate="cost.total <= 2", verdict=PASSED)], reason="1 trial crashed.")
 
-    assert shown(result)[:-1] == ["passed      gate cost.total <= 2", "1 run crashed."]
+    assert shown(result)[:-1] == ["passed      gate cost.total <= 2", "1 trial crashed."]
 
 
 def test_a_comparison_lists_what_changed_and_counts() -> None:
-    worse = pb.CaseComparison(case_id="oslo", change=pb.CASE_CHANGE_WORSE, before=PASSED, after=FAILED)
+    worse = pb.CaseComparison(
+        case_id="oslo", change=pb.CASE_CHANGE_WORSE, verdict_baseline=PASSED, verdict_candidate=FAILED
+    )
     worse.differences.add(message="writer is missing below lead")
     same = pb.CaseComparison(case_id="bergen", change=pb.CASE_CHANGE_SAME)
-    gone = pb.CaseComparison(case_id="tromso", change=pb.CASE_CHANGE_REMOVED, before=PASSED)
-    comparison = pb.EvalComparison(cases=[worse, same, gone], worse=1, removed=1, pins_changed=["The set changed."])
+    removed = pb.CaseComparison(case_id="tromso", change=pb.CASE_CHANGE_REMOVED, verdict_baseline=PASSED)
+    comparison = pb.EvalComparison(
+        cases=[worse, same, removed],
+        worse=1,
+        removed=1,
+        pins_changed=["The set changed."],
+        state_baseline=execution_pb2.EXECUTION_STATE_SUCCEEDED,
+        state_candidate=execution_pb2.EXECUTION_STATE_CANCELLED,
+    )
 
     assert [line.plain for line in comparison_lines(comparison, width=1000)] == [
         "The set changed.",
+        "The candidate is of an evaluation that is cancelled: it may lack cases.",
         "worse       oslo  passed -> failed",
         "            writer is missing below lead",
-        "gone        tromso",
-        "0 better, 1 worse, 1 gone, 0 new than in the baseline",
+        "removed     tromso",
+        "compared with the baseline: 0 better, 1 worse, 1 removed, 0 added",
     ]
+
+
+@pytest.mark.parametrize("old", [{"setName": "desk"}, {"set_name": "desk"}, {"startTime": "2026-01-31T12:00:00Z"}])
+def test_a_result_file_of_version_0_1_is_refused_with_what_to_do(tmp_path: Path, old: dict[str, str]) -> None:
+    kept, baseline = pb.EvalResult(eval_set_name="desk", cases=[pb.CaseResult(case_id="a")]), tmp_path / "baseline.json"
+    baseline.write_text(json_format.MessageToJson(kept))
+    assert result_in(baseline) == kept
+    baseline.write_text(json.dumps({**old, "status": "METRIC_STATUS_PASSED", "cases": [{"caseId": "a", "runs": [{}]}]}))
+    with pytest.raises(ConfigurationError) as refused:
+        result_in(baseline)
+    assert refused.value.message == (
+        f"{baseline}: The file was written by version 0.1, whose results have other members: make a new one with "
+        "`bough eval run --json`."
+    )
 
 
 def test_a_list_has_the_verdict_of_those_that_have_one_and_the_state_of_others() -> None:
     succeeded = evaluation_pb2.Evaluation(
         evaluation_id="e1",
-        set_name="trips",
+        eval_set_name="trips",
         agent="guide",
-        status=FAILED,
+        verdict=FAILED,
         state=execution_pb2.EXECUTION_STATE_SUCCEEDED,
     )
     running = evaluation_pb2.Evaluation(
-        evaluation_id="e2", set_name="given", state=execution_pb2.EXECUTION_STATE_RUNNING
+        evaluation_id="e2", eval_set_name="given", state=execution_pb2.EXECUTION_STATE_RUNNING
     )
 
     _, first, second = [line.plain.split() for line in evaluations_table([succeeded, running], 1000)]

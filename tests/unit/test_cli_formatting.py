@@ -47,21 +47,11 @@ async def test_last_is_the_newest_run() -> None:
         assert await resolve_run(client, "last") == "run-0"
 
 
-async def test_the_last_run_is_no_part_of_an_evaluation() -> None:
-    service = LoopbackService([], runs=[f"run-{number}" for number in range(200)])
-    service.evaluated = {f"run-{number}" for number in range(120)}
+async def test_the_last_run_is_no_part_of_an_evaluation_but_an_end_of_an_id_may_be_that_of_one() -> None:
+    service = LoopbackService([], runs=["0193d6b4-aaaaaa"])
     async with connected(service) as client:
-        assert await resolve_run(client, "last") == "run-120"
-    assert len(service.listed) == 3
-
-
-@pytest.mark.parametrize(("count", "words"), [(70, "no run yet"), (6_000, "The last 5,000 runs are all parts of eval")])
-async def test_if_there_are_runs_of_evaluations_alone_there_is_no_last_one(count: int, words: str) -> None:
-    service = LoopbackService([], runs=[f"run-{number}" for number in range(count)])
-    service.evaluated = set(service.runs)
-    async with connected(service) as client:
-        with pytest.raises(ConfigurationError, match=words):
-            await resolve_run(client, "last")
+        assert {await resolve_run(client, text) for text in ("last", "b4-aaaaaa")} == {"0193d6b4-aaaaaa"}
+    assert [request.filter.include_evaluations for request in service.listed] == [False, True]
 
 
 async def test_a_full_id_needs_no_call() -> None:

@@ -11,9 +11,9 @@ def test_a_kind_says_which_message_an_event_is() -> None:
 
 def test_the_stamp_is_what_the_stored_bytes_leave_out() -> None:
     event = EvaluationEvent(sequence=7)
-    event.case_run_started.case_id = "one"
+    event.case_trial_started.case_id = "one"
     stored = event.SerializeToString(deterministic=True)
     event.evaluation_id = "01890000-0000-7000-a000-000000000001"
     assert evaluation_events.parse(evaluation_events.stamp(event.evaluation_id) + stored) == event
-    assert evaluation_events.kind_of(event) == evaluation_events.CASE_RUN_STARTED
+    assert evaluation_events.kind_of(event) == evaluation_events.CASE_TRIAL_STARTED
     assert evaluation_events.kind_of(EvaluationEvent()) == 0

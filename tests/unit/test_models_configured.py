@@ -76,10 +76,14 @@ def test_prices_are_in_the_currency_of_the_configuration(folder: Path) -> None:
 
 
 def test_retries_and_prices_are_the_configured_ones(folder: Path) -> None:
-    price = PriceSection(input_per_million=1, output_per_million=2, cached_input_per_million=0.5)
+    price = PriceSection(
+        input_per_million=1, output_per_million=2, cached_input_per_million=0.5, cache_write_per_million=1.25
+    )
     model = built(folder, a=openai(retries=5, price=price)).get("a")
     assert model.retry == RetryPolicy(retries=5)
-    assert model.price == Price(input_per_million=1, output_per_million=2, cached_input_per_million=0.5)
+    assert model.price == Price(
+        input_per_million=1, output_per_million=2, cached_input_per_million=0.5, cache_write_per_million=1.25
+    )
     assert (model.name, model.provider, model.model) == ("a", "openai", "large-1")
 
 

@@ -8,10 +8,16 @@ from bough.v1 import usage_pb2
 from bough_server.models.model import Price, cost_of
 
 TOKENS = st.integers(0, 10**9)
+_CACHED = {"input_tokens": 1000, "cached_input_tokens": 600, "cache_write_tokens": 300, "output_tokens": 0}
 
 
-def _price(input: float, output: float, *, cached: float | None = None) -> Price:
-    return Price(input_per_million=input, output_per_million=output, cached_input_per_million=cached)
+def _price(input: float, output: float, *, cached: float | None = None, stored: float | None = None) -> Price:
+    return Price(
+        input_per_million=input,
+        output_per_million=output,
+        cached_input_per_million=cached,
+        cache_write_per_million=stored,
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,6 +43,14 @@ def _price(input: float, output: float, *, cached: float | None = None) -> Price
             _price(1e-05, 0, cached=0),
             {"input_tokens": 10**6, "cached_input_tokens": 2 * 10**6, "output_tokens": 0},
             0,
+        ),
+        (_price(1, 0, cached=0.1, stored=1.25), _CACHED, 535_000),
+        (_price(1, 0, cached=0.1), _CACHED, 460_000),
+        (_price(1, 0, stored=1.25), _CACHED, 1_075_000),
+        (
+            _price(1, 0, cached=0, stored=2),
+            {"input_tokens": 100, "cached_input_tokens": 90, "cache_write_tokens": 70, "output_tokens": 0},
+            20_000,
         ),
         (
             _price(1000000000000, 1000000000000),

@@ -32,6 +32,7 @@ SPECIAL = [
     bough_server.errors.InvalidRequest([BAD_FIELD], reason=error_pb2.ERROR_REASON_INVALID_PAGE_TOKEN),
     bough_server.errors.NotFound("agent", "poet", reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT, hint="Create it."),
     bough_server.errors.AgentLinked("poet", ["coach"]),
+    bough_server.errors.EvaluationNotEnded("e1", field="baseline.evaluation_id", advice="wait for its end"),
     bough_server.errors.RunError("It failed.", reason="BAD_ARGUMENTS", retryable=True, details_json='{"a":1}'),
     Abort("A sub-agent failed.", reason="SUB_AGENT_FAILED", details_json='{"agent":"poet"}'),
     bough_server.errors.ModelError(

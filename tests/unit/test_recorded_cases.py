@@ -60,6 +60,24 @@ def test_arguments_that_were_cut_are_not_expected() -> None:
     ]
 
 
+def test_arguments_that_an_approver_edited_are_expected_instead_of_those_that_the_model_wrote() -> None:
+    run = said(Part(text="Hi"))
+    run.tools.add(name="pay", arguments_json='{"n": 1}', arguments_truncated=True, executed_arguments_json='{"n": 2}')
+    run.tools.add(
+        name="pay",
+        arguments_json='{"n": 1}',
+        executed_arguments_json='{"n": 3',
+        executed_arguments_truncated=True,
+        sequence=1,
+    )
+    turn, left_out = recorded(run)
+
+    assert [one.arguments_json for one in turn.expect.tools] == ['{"n": 2}', ""]
+    assert left_out == [
+        """The call '' of 'pay' by '' with the arguments {"n": 3 was not recorded whole: any arguments of it will do."""
+    ]
+
+
 def test_of_a_record_without_all_agents_and_calls_none_are_expected() -> None:
     run = said(Part(text="Hi"))
     run.agents.add(name="lead")
@@ -104,12 +122,13 @@ def test_approvals_questions_and_tools_of_the_client_are_answered_as_they_were()
         asked("2", QUESTION, "Why?"),
         answered(input_pb2.InputAnswer(input_id="2", value_json='"broken"')),
         asked("3", CLIENT_TOOL, "read_card"),
-        answered(outcome("3", Part(text="4242"))),
+        answered(outcome("3", Part(text="4242"), Part(data_json="[1]"))),
     ]
-    decision = sets.EVAL_DECISION_APPROVE
-    first = sets.EvalAnswer(agent="refunds", tool="refund", decision=decision, arguments_json='{"amount": 2}')
+    decision = input_pb2.ApprovalDecision(approved=True, arguments_json='{"amount": 2}')
+    first = sets.EvalAnswer(agent="refunds", tool="refund", approval=decision)
     second = sets.EvalAnswer(agent="refunds", question="Why?", value_json='"broken"')
-    third = sets.EvalAnswer(agent="refunds", tool="read_card", value_json='"4242"')
+    read = message_pb2.ToolOutcome(parts=[Part(text="4242"), Part(data_json="[1]")])
+    third = sets.EvalAnswer(agent="refunds", tool="read_card", tool_outcome=read)
 
     assert recorded_answers(events, with_mocks=False) == ([first, second, third], [])
     assert recorded_answers(events, with_mocks=True) == ([first, second], [])
@@ -122,12 +141,12 @@ def test_answers_that_a_case_cannot_tell_apart_or_give_are_said() -> None:
         asked("3", CLIENT_TOOL, "read_card"),
         answered(approval("1", True)),
         answered(approval("2", False)),
-        answered(outcome("3", Part(text="4"), Part(text="2"))),
+        answered(input_pb2.InputAnswer(input_id="3")),
         answered(approval("unknown", True)),
     ]
     kept, sentences = recorded_answers(events, with_mocks=False)
 
-    assert [answer.decision for answer in kept] == [sets.EVAL_DECISION_APPROVE]
+    assert [answer.approval.approved for answer in kept] == [True]
     assert sentences == [
         "'refund' was answered in another way before, which is kept for both.",
         "The answer about 'read_card' is none that a case can give.",

@@ -7,10 +7,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from bough.v1 import error_pb2, eval_set_pb2, execution_pb2, invocation_pb2, message_pb2
 from bough_server import tool
 from bough_server.evals.recording import mocks_of, recorded_mocks
-from bough_server.runs.admission import CaseRun
+from bough_server.runs.admission import EvaluationRun
 from tests.support.log_readings import masked
 from tests.support.teams import call, calls, llm, open_team, script
-from tests.support.tool_mocks import failing, mock, returning
+from tests.support.tool_mocks import TURN, failing, mock, returning
 
 ToolInvocation = invocation_pb2.ToolInvocation
 SUCCEEDED, FAILED = execution_pb2.EXECUTION_STATE_SUCCEEDED, execution_pb2.EXECUTION_STATE_FAILED
@@ -58,6 +58,11 @@ def test_each_outcome_of_an_ordinary_tool_becomes_a_mock_for_equal_arguments() -
         with_arguments(returning("drop", message_pb2.Part(data_json="null")), "{}"),
     ]
     assert (mocks_of(record), recorded_mocks(record).dropped) == (expected, [])
+
+
+def test_a_mock_answers_the_arguments_that_an_approver_edited() -> None:
+    record = invocation(made("pay", '{"n": 1}', '"paid"', executed_arguments_json='{"n": 2}'))
+    assert mocks_of(record) == [mock("pay", "paid", n=2)]
 
 
 def test_calls_that_no_ordinary_tool_answered_become_none() -> None:
@@ -143,7 +148,7 @@ async def test_a_run_with_the_mocks_of_another_has_its_tree(tmp_path: Path) -> N
         recorded = await it.tree(await it.turn("p"))
     mocks = eval_set_pb2.ToolMocks(tools=mocks_of(recorded), strict=True)
     async with open_team(tmp_path / "mocked", turns, *members, tools=[broken]) as it:
-        case = CaseRun(evaluation_id="an-evaluation", case_id="a case", mocks=mocks)
+        case = EvaluationRun(ref=TURN, mocks=mocks)
         tree = await it.tree(await it.log(await it.start("p", case=case)))
     assert len(mocks.tools) == 3
     assert [one.state for one in tree.agents] == [SUCCEEDED, SUCCEEDED]

@@ -88,7 +88,9 @@ def test_the_house_in_the_docs_has_the_layers_that_are_enforced() -> None:
     assert {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)} == enforced
 
 
-_METADATA_KEYS = {"input_id", "last_sequence", "name", "revision", "run_id", "session_id", "source"}
+_METADATA_KEYS = {
+    *("evaluation_id", "input_id", "last_sequence", "name", "nearest", "revision", "run_id", "session_id", "source")
+}
 
 
 def _name(error: type[CallError]) -> str:

@@ -56,7 +56,9 @@ def test_an_agent_a_model_call_and_a_tool_are_spans_of_one_trace_by_the_conventi
             model="small-1",
             finish_reason=step_pb2.FINISH_REASON_STOP,
             provider_finish_reason="stop",
-            usage=usage_pb2.Usage(input_tokens=3, cached_input_tokens=1, output_tokens=0, reasoning_tokens=0),
+            usage=usage_pb2.Usage(
+                input_tokens=3, cached_input_tokens=1, cache_write_tokens=2, output_tokens=0, reasoning_tokens=0
+            ),
         ),
         output=[_ANSWER],
     )
@@ -80,6 +82,7 @@ def test_an_agent_a_model_call_and_a_tool_are_spans_of_one_trace_by_the_conventi
                 "gen_ai.response.finish_reasons": ("stop",),
                 "gen_ai.usage.input_tokens": 3,
                 "gen_ai.usage.cache_read.input_tokens": 1,
+                "gen_ai.usage.cache_creation.input_tokens": 2,
                 "gen_ai.usage.output_tokens": 0,
                 "gen_ai.usage.reasoning.output_tokens": 0,
             },

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bough.v1 import error_pb2, event_pb2, execution_pb2, invocation_pb2, message_pb2, step_pb2
+from bough.v1 import error_pb2, event_pb2, execution_pb2, input_pb2, invocation_pb2, message_pb2, step_pb2
 from bough_server.tree.fold import fold
 from tests.support.logs import AgentEvent, at, desk, failure, numbered, result_of
 
@@ -24,6 +24,13 @@ def completed(*parts: message_pb2.Part, invocation_id: str = "R", call: message_
     return AgentEvent(
         invocation_id=invocation_id, tool_completed=event_pb2.ToolCompleted(result=result_of(call, *parts))
     )
+
+
+def asked(call: message_pb2.ToolCall = CALL) -> AgentEvent:
+    """A request to approve a call."""
+    request = input_pb2.InputRequest(input_id="i", kind=input_pb2.INPUT_KIND_APPROVAL, call_id=call.call_id)
+    request.call.name, request.call.arguments_json = call.name, call.arguments_json
+    return AgentEvent(invocation_id="R", agent="r", input_requested=event_pb2.InputRequested(request=request))
 
 
 def failed(error: error_pb2.AgentError, invocation_id: str = "R") -> AgentEvent:
@@ -150,6 +157,39 @@ def test_arguments_and_results_are_cut_between_characters_and_marked() -> None:
     whole = tools_of(started(), completed(text("ééé")), max_tool_args_bytes=11, max_tool_result_bytes=8)[0]
     assert (whole.arguments_json, whole.arguments_truncated) == ('{"q": "é"}', False)
     assert (whole.result_json, whole.result_truncated) == ('"ééé"', False)
+
+
+def edited(arguments_json: str) -> message_pb2.ToolCall:
+    return message_pb2.ToolCall(call_id="1", name="search", arguments_json=arguments_json)
+
+
+def test_arguments_that_an_approver_edited_are_beside_those_that_the_model_wrote() -> None:
+    other = edited('{"q": "e"}')
+    for ends in ((), (completed(text("x"), call=other),), (started(call=other, attempt=2), completed(call=other))):
+        (tool,) = tools_of(asked(), started(call=other), *ends)
+        assert (tool.arguments_json, tool.executed_arguments_json) == (CALL.arguments_json, other.arguments_json)
+        assert not tool.executed_arguments_truncated
+
+
+def test_arguments_that_are_not_edited_have_no_other_ones_beside_them() -> None:
+    output = AgentEvent(invocation_id="R", tool_output=event_pb2.ToolOutput(call_id="1", text="..."))
+    long = edited(f'"{"x" * 10_000}"')
+    for log in (
+        (asked(), started(), completed()),
+        (asked(), failed(failure(error_pb2.ERROR_REASON_NOT_APPROVED))),
+        (asked(call=long), started(call=long), completed(call=long)),
+        (output, started(), started(attempt=2), completed()),
+    ):
+        (tool,) = tools_of(*log)
+        assert tool.arguments_json
+        assert (tool.executed_arguments_json, tool.executed_arguments_truncated) == ("", False)
+
+
+def test_long_arguments_that_an_approver_edited_after_the_cut_are_cut_and_marked_too() -> None:
+    written, executed = (edited(f'"{"x" * 10_000}{end}"') for end in "ab")
+    (tool,) = tools_of(asked(call=written), started(call=executed))
+    assert tool.executed_arguments_json == tool.arguments_json == '"' + "x" * 4_095
+    assert (tool.arguments_truncated, tool.executed_arguments_truncated) == (True, True)
 
 
 def test_a_result_that_the_log_cut_is_marked() -> None:

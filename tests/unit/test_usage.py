@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import usage_pb2
+from bough_server.models.anthropic.message import usage_of
 from bough_server.usage import ONE_TOOL_CALL, Sums, has_whole_cost
 from tests.support.usages import summed
 
@@ -45,6 +46,15 @@ def test_a_cost_without_a_currency_is_unknown(currency: str) -> None:
 
 def test_a_currency_without_a_cost_says_nothing() -> None:
     assert summed([Usage(currency_code="EUR", input_tokens=1), cost(2)]) == cost(2, input_tokens=1)
+
+
+def test_what_anthropic_put_into_its_cache_is_part_of_the_input_and_is_added_up() -> None:
+    said = {"input_tokens": 10, "cache_creation_input_tokens": 30, "cache_read_input_tokens": 60, "output_tokens": 1}
+    stored = Usage(input_tokens=100, cached_input_tokens=60, cache_write_tokens=30, output_tokens=1, total_tokens=101)
+    assert usage_of(said) == stored
+    fresh = usage_of({"input_tokens": 10, "output_tokens": 1})
+    assert not fresh.HasField("cache_write_tokens")
+    assert summed([stored, fresh, stored]).cache_write_tokens == 60
 
 
 def test_an_attempt_is_one_model_call_whatever_it_says_of_calls_itself() -> None:

@@ -30,7 +30,12 @@ from tests.support.native_models import KEY, NativeProvider
 
 THINKING = '{"thinking": {"type": "enabled", "budget_tokens": 2048}}'
 USAGE = usage_pb2.Usage(
-    input_tokens=100, cached_input_tokens=60, output_tokens=25, reasoning_tokens=7, total_tokens=125
+    input_tokens=100,
+    cached_input_tokens=60,
+    cache_write_tokens=30,
+    output_tokens=25,
+    reasoning_tokens=7,
+    total_tokens=125,
 )
 
 
@@ -313,7 +318,7 @@ async def test_a_fault_is_a_model_error_with_status_and_address_and_without_the_
     if reply.pieces[:1] == (STARTED[0],):
         assert text_of(deltas) == "Well"
         assert error.lost_usage == usage_pb2.Usage(
-            input_tokens=100, cached_input_tokens=60, output_tokens=1, total_tokens=101
+            input_tokens=100, cached_input_tokens=60, cache_write_tokens=30, output_tokens=1, total_tokens=101
         )
 
 

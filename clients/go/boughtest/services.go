@@ -273,7 +273,7 @@ func (s *Server) startEvaluation(request *boughv1.EvaluateRequest) (*log[*boughv
 	if id, isKnown := s.byRequest[request.GetRequestId()]; isKnown {
 		return s.evals[id], nil
 	}
-	name := request.GetSet().GetName()
+	name := request.GetEvalSet().GetName()
 	steps, isKnown := s.evaluations[name]
 	if !isKnown {
 		return nil, statusOf(codes.NotFound, "UNKNOWN_AGENT", fmt.Sprintf("There is no script for the set %q.", name))
@@ -282,7 +282,7 @@ func (s *Server) startEvaluation(request *boughv1.EvaluateRequest) (*log[*boughv
 	number := func(event *boughv1.EvaluationEvent, sequence int64) {
 		event.EvaluationId, event.Sequence, event.RecordTime = id, sequence, timestamppb.Now()
 	}
-	planned := &boughv1.EvaluationPlanned{Set: &boughv1.EvalSet{Name: name}}
+	planned := &boughv1.EvaluationPlanned{EvalSet: &boughv1.EvalSet{Name: name}}
 	first := &boughv1.EvaluationEvent{Payload: &boughv1.EvaluationEvent_EvaluationPlanned{EvaluationPlanned: planned}}
 	never := func(*boughv1.EvaluationEvent) bool { return false }
 	evaluation := newLog(id, first, cloned(steps), number, never)

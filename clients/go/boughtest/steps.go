@@ -69,8 +69,8 @@ func Ask(requests ...*boughv1.InputRequest) Step {
 }
 
 // Verdict ends an evaluation.
-func Verdict(verdict boughv1.MetricStatus) Step {
-	completed := &boughv1.EvaluationCompleted{Status: verdict}
+func Verdict(verdict boughv1.Verdict) Step {
+	completed := &boughv1.EvaluationCompleted{Verdict: verdict}
 	return EvaluationEvent(&boughv1.EvaluationEvent{
 		Payload: &boughv1.EvaluationEvent_EvaluationCompleted{EvaluationCompleted: completed},
 	})

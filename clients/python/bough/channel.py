@@ -34,6 +34,7 @@ RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
         "WatchEvaluation",
         "CancelEvaluation",
         "GetEvaluation",
+        "ListCaseResults",
         "ListEvaluations",
         "CompareEvaluations",
         "ScoreInvocations",

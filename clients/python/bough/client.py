@@ -28,7 +28,7 @@ from bough.evaluations import Evaluations
 from bough.health import SERVING, async_check
 from bough.position import Request
 from bough.rejoining import Rejoining
-from bough.requests import MissingSession, State, View, WatchUntil
+from bough.requests import EvaluationRole, MissingSession, State, View, WatchUntil
 from bough.sessions import Sessions
 from bough.stream import RunStream
 from bough.v1 import (
@@ -37,6 +37,7 @@ from bough.v1 import (
     agent_service_pb2_grpc,
     catalog_service_pb2_grpc,
     eval_service_pb2_grpc,
+    evaluation_ref_pb2,
     event_pb2,
     follow_pb2,
     fork_pb2,
@@ -273,11 +274,16 @@ class AsyncClient:
         create_time_from: datetime | None = None,
         create_time_before: datetime | None = None,
         evaluation_id: str = "",
+        case_id: str = "",
+        evaluation_role: EvaluationRole = evaluation_ref_pb2.EVALUATION_ROLE_UNSPECIFIED,
+        include_evaluations: bool = False,
         page_size: int = PAGE_SIZE,
     ) -> AsyncIterator[run_pb2.Run]:
         """List the runs that match every filter that is set, newest first; pages are fetched as they are needed.
 
         `create_time_from` is inclusive, `create_time_before` exclusive; a time without a zone is local time.
+        Runs of evaluations are left out unless a filter asks for their session, evaluation, case or role, or
+        `include_evaluations` is set.
         """
         wanted = requests.run_filter(
             session_id=session_id,
@@ -287,6 +293,9 @@ class AsyncClient:
             create_time_from=create_time_from,
             create_time_before=create_time_before,
             evaluation_id=evaluation_id,
+            case_id=case_id,
+            evaluation_role=evaluation_role,
+            include_evaluations=include_evaluations,
         )
         request = agent_service_pb2.ListRunsRequest(page_size=page_size, filter=wanted)
         return self._calls.pages(self._agents.ListRuns, request, lambda response: response.runs)

@@ -21,6 +21,7 @@ from bough.v1 import (
     eval_set_pb2,
     evaluation_pb2,
     execution_pb2,
+    invocation_pb2,
     policy_pb2,
 )
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 Source: TypeAlias = str | eval_result_pb2.EvalResult
 """A result, or the id of an evaluation that has one."""
 
-InvocationSource: TypeAlias = eval_service_pb2.InvocationSource
+InvocationSource: TypeAlias = invocation_pb2.InvocationSource
 
 _Response: TypeAlias = eval_service_pb2.EvaluateResponse | eval_service_pb2.WatchEvaluationResponse
 _Request: TypeAlias = eval_service_pb2.EvaluateRequest | eval_service_pb2.WatchEvaluationRequest
@@ -82,16 +83,15 @@ class _Place:
         """Return the request that continues from here."""
         if not self._evaluation_id:
             return self._request
-        heartbeat = self._request.heartbeat_interval if self._request.HasField("heartbeat_interval") else None
         return eval_service_pb2.WatchEvaluationRequest(
-            evaluation_id=self._evaluation_id, after_sequence=self._received, heartbeat_interval=heartbeat
+            evaluation_id=self._evaluation_id, after_sequence=self._received, follow=self._request.follow
         )
 
     def request_of_end(self) -> eval_service_pb2.GetEvaluationRequest | None:
         """Return the request whose answer says whether the log ends here; None before the evaluation is known."""
         if not self._evaluation_id:
             return None
-        return eval_service_pb2.GetEvaluationRequest(evaluation_id=self._evaluation_id, page_size=1)
+        return eval_service_pb2.GetEvaluationRequest(evaluation_id=self._evaluation_id)
 
     def is_at_end_of(self, evaluation: evaluation_pb2.Evaluation) -> bool:
         """Return whether an evaluation has ended at or before this position."""
@@ -121,16 +121,19 @@ class Evaluations:
         *,
         agent: str = "",
         definitions: Iterable[agent_pb2.AgentDefinition] = (),
-        runs: int | None = None,
-        jobs: int | None = None,
+        trials: int | None = None,
+        max_concurrency: int | None = None,
         gates: Iterable[str] = (),
         budget: policy_pb2.Limits | None = None,
         baseline: Source | None = None,
         allow_removed: bool = False,
+        allow_incomplete_baseline: bool = False,
         labels: Mapping[str, str] | None = None,
         request_id: str = "",
         timeout: float | None = None,
         heartbeat: float | None = None,
+        event_names: Iterable[str] = (),
+        without_trees: bool = False,
     ) -> AsyncIterator[evaluation_pb2.EvaluationEvent]:
         """Start an evaluation and follow it to its end.
 
@@ -141,15 +144,18 @@ class Evaluations:
             eval_set,
             agent=agent,
             definitions=definitions,
-            runs=runs,
-            jobs=jobs,
+            trials=trials,
+            max_concurrency=max_concurrency,
             gates=gates,
             budget=budget,
             baseline=None if baseline is None else source_of(baseline),
             allow_removed=allow_removed,
+            allow_incomplete_baseline=allow_incomplete_baseline,
             labels=labels,
             request_id=request_id,
-            heartbeat=heartbeat,
+            follow=requests.evaluation_follow_options(
+                heartbeat=heartbeat, event_names=event_names, without_trees=without_trees
+            ),
         )
         return self._follow(request, timeout)
 
@@ -160,9 +166,14 @@ class Evaluations:
         after_sequence: int = 0,
         timeout: float | None = None,
         heartbeat: float | None = None,
+        event_names: Iterable[str] = (),
+        without_trees: bool = False,
     ) -> AsyncIterator[evaluation_pb2.EvaluationEvent]:
         """Follow an evaluation, live or ended, after a sequence. Raises NotFound or OutOfRange."""
-        request = requests.watch_evaluation_request(evaluation_id, after_sequence=after_sequence, heartbeat=heartbeat)
+        follow = requests.evaluation_follow_options(
+            heartbeat=heartbeat, event_names=event_names, without_trees=without_trees
+        )
+        request = requests.watch_evaluation_request(evaluation_id, after_sequence=after_sequence, follow=follow)
         return self._follow(request, timeout)
 
     async def cancel(self, evaluation_id: str, *, note: str = "") -> evaluation_pb2.Evaluation:
@@ -171,30 +182,45 @@ class Evaluations:
         return (await self._calls.call(self._stub.CancelEvaluation, request)).evaluation
 
     async def delete(self, evaluation_id: str) -> None:
-        """Delete an evaluation that has ended; its runs are kept. Raises NotFound, or InvalidRequest if it has not."""
+        """Delete an evaluation that has ended; its runs are kept. Raises NotFound or FailedPrecondition."""
         request = eval_service_pb2.DeleteEvaluationRequest(evaluation_id=evaluation_id)
         await self._calls.call(self._stub.DeleteEvaluation, request)
 
     async def get(self, evaluation_id: str) -> evaluation_pb2.Evaluation:
         """Return an evaluation. Raises NotFound."""
-        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, page_size=1)
+        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id)
         return (await self._calls.call(self._stub.GetEvaluation, request)).evaluation
 
     async def result(self, evaluation_id: str, *, page_size: int = PAGE_SIZE) -> eval_result_pb2.EvalResult:
         """Return everything that an evaluation found so far. Raises NotFound."""
-        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, page_size=page_size)
-        result: eval_result_pb2.EvalResult | None = None
-        while True:
-            response = await self._calls.call(self._stub.GetEvaluation, request)
-            result = _joined(result, response.result)
-            if not response.next_page_token:
-                return result
-            request.page_token = response.next_page_token
+        cases = [case async for case in self.cases(evaluation_id, page_size=page_size)]
+        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id)
+        result = (await self._calls.call(self._stub.GetEvaluation, request)).result
+        result.cases.extend(cases)
+        return result
+
+    def cases(
+        self,
+        evaluation_id: str,
+        *,
+        verdicts: Iterable[requests.Verdict] = (),
+        labels: Mapping[str, str] | None = None,
+        case_ids: Iterable[str] = (),
+        page_size: int = PAGE_SIZE,
+    ) -> AsyncIterator[eval_result_pb2.CaseResult]:
+        """List the cases of an evaluation that match every filter that is set, in the order of the set.
+
+        Pages are fetched as they are needed. Raises NotFound.
+        """
+        request = requests.list_case_results_request(
+            evaluation_id, verdicts=verdicts, labels=labels, case_ids=case_ids, page_size=page_size
+        )
+        return self._calls.pages(self._stub.ListCaseResults, request, lambda response: response.cases)
 
     def list(
         self,
         *,
-        set_name: str = "",
+        eval_set_name: str = "",
         agent: str = "",
         states: Iterable[requests.State] = (),
         labels: Mapping[str, str] | None = None,
@@ -202,7 +228,7 @@ class Evaluations:
     ) -> AsyncIterator[evaluation_pb2.Evaluation]:
         """List the evaluations that match every filter that is set, newest first."""
         request = requests.list_evaluations_request(
-            set_name=set_name, agent=agent, states=states, labels=labels, page_size=page_size
+            eval_set_name=eval_set_name, agent=agent, states=states, labels=labels, page_size=page_size
         )
         return self._calls.pages(self._stub.ListEvaluations, request, lambda response: response.evaluations)
 
@@ -217,8 +243,8 @@ class Evaluations:
         self,
         invocations: Iterable[InvocationSource],
         *,
-        expect: eval_set_pb2.Expectation | None = None,
-        metrics: Iterable[eval_set_pb2.Metric] = (),
+        expect: eval_set_pb2.EvalExpectation | None = None,
+        metrics: Iterable[eval_set_pb2.EvalMetric] = (),
         timeout: float | None = None,
     ) -> eval_result_pb2.EvalResult:
         """Judge stored runs or given records; nothing runs but judges, which may take minutes.
@@ -230,7 +256,7 @@ class Evaluations:
 
     async def diff(self, left: InvocationSource, right: InvocationSource) -> eval_result_pb2.InvocationDiff:
         """Compare the trees of two runs. Raises NotFound or OutOfRange."""
-        request = eval_service_pb2.DiffInvocationsRequest(left=left, right=right)
+        request = eval_service_pb2.DiffInvocationsRequest(before=left, after=right)
         return (await self._calls.call(self._stub.DiffInvocations, request)).diff
 
     async def _follow(self, request: _Request, timeout: float | None) -> AsyncIterator[evaluation_pb2.EvaluationEvent]:
@@ -287,16 +313,19 @@ class SyncEvaluations:
         *,
         agent: str = "",
         definitions: Iterable[agent_pb2.AgentDefinition] = (),
-        runs: int | None = None,
-        jobs: int | None = None,
+        trials: int | None = None,
+        max_concurrency: int | None = None,
         gates: Iterable[str] = (),
         budget: policy_pb2.Limits | None = None,
         baseline: Source | None = None,
         allow_removed: bool = False,
+        allow_incomplete_baseline: bool = False,
         labels: Mapping[str, str] | None = None,
         request_id: str = "",
         timeout: float | None = None,
         heartbeat: float | None = None,
+        event_names: Iterable[str] = (),
+        without_trees: bool = False,
     ) -> Iterator[evaluation_pb2.EvaluationEvent]:
         """Start an evaluation and follow it to its end.
 
@@ -307,15 +336,18 @@ class SyncEvaluations:
             eval_set,
             agent=agent,
             definitions=definitions,
-            runs=runs,
-            jobs=jobs,
+            trials=trials,
+            max_concurrency=max_concurrency,
             gates=gates,
             budget=budget,
             baseline=None if baseline is None else source_of(baseline),
             allow_removed=allow_removed,
+            allow_incomplete_baseline=allow_incomplete_baseline,
             labels=labels,
             request_id=request_id,
-            heartbeat=heartbeat,
+            follow=requests.evaluation_follow_options(
+                heartbeat=heartbeat, event_names=event_names, without_trees=without_trees
+            ),
         )
         return self._follow(request, timeout)
 
@@ -326,9 +358,14 @@ class SyncEvaluations:
         after_sequence: int = 0,
         timeout: float | None = None,
         heartbeat: float | None = None,
+        event_names: Iterable[str] = (),
+        without_trees: bool = False,
     ) -> Iterator[evaluation_pb2.EvaluationEvent]:
         """Follow an evaluation, live or ended, after a sequence. Raises NotFound or OutOfRange."""
-        request = requests.watch_evaluation_request(evaluation_id, after_sequence=after_sequence, heartbeat=heartbeat)
+        follow = requests.evaluation_follow_options(
+            heartbeat=heartbeat, event_names=event_names, without_trees=without_trees
+        )
+        request = requests.watch_evaluation_request(evaluation_id, after_sequence=after_sequence, follow=follow)
         return self._follow(request, timeout)
 
     def cancel(self, evaluation_id: str, *, note: str = "") -> evaluation_pb2.Evaluation:
@@ -337,30 +374,45 @@ class SyncEvaluations:
         return self._calls.call(self._stub.CancelEvaluation, request).evaluation
 
     def delete(self, evaluation_id: str) -> None:
-        """Delete an evaluation that has ended; its runs are kept. Raises NotFound, or InvalidRequest if it has not."""
+        """Delete an evaluation that has ended; its runs are kept. Raises NotFound or FailedPrecondition."""
         request = eval_service_pb2.DeleteEvaluationRequest(evaluation_id=evaluation_id)
         self._calls.call(self._stub.DeleteEvaluation, request)
 
     def get(self, evaluation_id: str) -> evaluation_pb2.Evaluation:
         """Return an evaluation. Raises NotFound."""
-        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, page_size=1)
+        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id)
         return self._calls.call(self._stub.GetEvaluation, request).evaluation
 
     def result(self, evaluation_id: str, *, page_size: int = PAGE_SIZE) -> eval_result_pb2.EvalResult:
         """Return everything that an evaluation found so far. Raises NotFound."""
-        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, page_size=page_size)
-        result: eval_result_pb2.EvalResult | None = None
-        while True:
-            response = self._calls.call(self._stub.GetEvaluation, request)
-            result = _joined(result, response.result)
-            if not response.next_page_token:
-                return result
-            request.page_token = response.next_page_token
+        cases = [*self.cases(evaluation_id, page_size=page_size)]
+        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id)
+        result = self._calls.call(self._stub.GetEvaluation, request).result
+        result.cases.extend(cases)
+        return result
+
+    def cases(
+        self,
+        evaluation_id: str,
+        *,
+        verdicts: Iterable[requests.Verdict] = (),
+        labels: Mapping[str, str] | None = None,
+        case_ids: Iterable[str] = (),
+        page_size: int = PAGE_SIZE,
+    ) -> Iterator[eval_result_pb2.CaseResult]:
+        """List the cases of an evaluation that match every filter that is set, in the order of the set.
+
+        Pages are fetched as they are needed. Raises NotFound.
+        """
+        request = requests.list_case_results_request(
+            evaluation_id, verdicts=verdicts, labels=labels, case_ids=case_ids, page_size=page_size
+        )
+        return self._calls.pages(self._stub.ListCaseResults, request, lambda response: response.cases)
 
     def list(
         self,
         *,
-        set_name: str = "",
+        eval_set_name: str = "",
         agent: str = "",
         states: Iterable[requests.State] = (),
         labels: Mapping[str, str] | None = None,
@@ -368,7 +420,7 @@ class SyncEvaluations:
     ) -> Iterator[evaluation_pb2.Evaluation]:
         """List the evaluations that match every filter that is set, newest first."""
         request = requests.list_evaluations_request(
-            set_name=set_name, agent=agent, states=states, labels=labels, page_size=page_size
+            eval_set_name=eval_set_name, agent=agent, states=states, labels=labels, page_size=page_size
         )
         return self._calls.pages(self._stub.ListEvaluations, request, lambda response: response.evaluations)
 
@@ -383,8 +435,8 @@ class SyncEvaluations:
         self,
         invocations: Iterable[InvocationSource],
         *,
-        expect: eval_set_pb2.Expectation | None = None,
-        metrics: Iterable[eval_set_pb2.Metric] = (),
+        expect: eval_set_pb2.EvalExpectation | None = None,
+        metrics: Iterable[eval_set_pb2.EvalMetric] = (),
         timeout: float | None = None,
     ) -> eval_result_pb2.EvalResult:
         """Judge stored runs or given records; nothing runs but judges, which may take minutes.
@@ -396,7 +448,7 @@ class SyncEvaluations:
 
     def diff(self, left: InvocationSource, right: InvocationSource) -> eval_result_pb2.InvocationDiff:
         """Compare the trees of two runs. Raises NotFound or OutOfRange."""
-        request = eval_service_pb2.DiffInvocationsRequest(left=left, right=right)
+        request = eval_service_pb2.DiffInvocationsRequest(before=left, after=right)
         return self._calls.call(self._stub.DiffInvocations, request).diff
 
     def _follow(self, request: _Request, timeout: float | None) -> Iterator[evaluation_pb2.EvaluationEvent]:
@@ -441,21 +493,11 @@ class SyncEvaluations:
 
 def run_source(run_id: str, *, as_of_sequence: int = 0) -> InvocationSource:
     """Return a stored run as something to score or to compare, up to a sequence if one is given."""
-    return InvocationSource(run=eval_service_pb2.RunRef(run_id=run_id, as_of_sequence=as_of_sequence))
+    return InvocationSource(run=invocation_pb2.RunRef(run_id=run_id, as_of_sequence=as_of_sequence))
 
 
-def source_of(source: Source) -> eval_service_pb2.EvalSource:
+def source_of(source: Source) -> eval_result_pb2.EvalSource:
     """Return a result, or the id of an evaluation, as requests name it."""
     if isinstance(source, str):
-        return eval_service_pb2.EvalSource(evaluation_id=source)
-    return eval_service_pb2.EvalSource(result=source)
-
-
-def _joined(so_far: eval_result_pb2.EvalResult | None, page: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalResult:
-    """Return the last page's result with the cases of all pages so far."""
-    if so_far is None:
-        return page
-    cases = [*so_far.cases, *page.cases]
-    del page.cases[:]
-    page.cases.extend(cases)
-    return page
+        return eval_result_pb2.EvalSource(evaluation_id=source)
+    return eval_result_pb2.EvalSource(result=source)

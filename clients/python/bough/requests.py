@@ -12,8 +12,11 @@ from bough.v1 import (
     agent_pb2,
     agent_service_pb2,
     catalog_service_pb2,
+    eval_result_pb2,
     eval_service_pb2,
     eval_set_pb2,
+    evaluation_pb2,
+    evaluation_ref_pb2,
     execution_pb2,
     follow_pb2,
     fork_pb2,
@@ -29,6 +32,8 @@ from bough.v1 import (
 View: TypeAlias = follow_pb2.EventView.ValueType
 WatchUntil: TypeAlias = follow_pb2.WatchUntil.ValueType
 State: TypeAlias = execution_pb2.ExecutionState.ValueType
+Verdict: TypeAlias = eval_result_pb2.Verdict.ValueType
+EvaluationRole: TypeAlias = evaluation_ref_pb2.EvaluationRole.ValueType
 MissingSession: TypeAlias = agent_service_pb2.MissingSessionPolicy.ValueType
 
 
@@ -147,6 +152,9 @@ def run_filter(
     create_time_from: datetime | None = None,
     create_time_before: datetime | None = None,
     evaluation_id: str = "",
+    case_id: str = "",
+    evaluation_role: EvaluationRole = evaluation_ref_pb2.EVALUATION_ROLE_UNSPECIFIED,
+    include_evaluations: bool = False,
 ) -> run_pb2.RunFilter:
     """Build the filter of ListRuns. A time without a zone is local time."""
     return run_pb2.RunFilter(
@@ -157,6 +165,9 @@ def run_filter(
         create_time_from=_timestamp(create_time_from),
         create_time_before=_timestamp(create_time_before),
         evaluation_id=evaluation_id,
+        case_id=case_id,
+        evaluation_role=evaluation_role,
+        include_evaluations=include_evaluations,
     )
 
 
@@ -207,50 +218,74 @@ def evaluate_request(
     *,
     agent: str = "",
     definitions: Iterable[agent_pb2.AgentDefinition] = (),
-    runs: int | None = None,
-    jobs: int | None = None,
+    trials: int | None = None,
+    max_concurrency: int | None = None,
     gates: Iterable[str] = (),
     budget: policy_pb2.Limits | None = None,
-    baseline: eval_service_pb2.EvalSource | None = None,
+    baseline: eval_result_pb2.EvalSource | None = None,
     allow_removed: bool = False,
+    allow_incomplete_baseline: bool = False,
     labels: Mapping[str, str] | None = None,
     request_id: str = "",
-    heartbeat: float | None = None,
+    follow: follow_pb2.EvaluationFollowOptions | None = None,
 ) -> eval_service_pb2.EvaluateRequest:
     """Build an Evaluate; it always has a request id, so that a repeated call never starts a second evaluation."""
     return eval_service_pb2.EvaluateRequest(
         request_id=request_id or _new_request_id(),
-        set=eval_set,
+        eval_set=eval_set,
         agent=agent,
         definitions=definitions,
-        runs=runs,
-        jobs=jobs,
+        trials=trials,
+        max_concurrency=max_concurrency,
         gates=gates,
         budget=budget,
         baseline=baseline,
         allow_removed=allow_removed,
+        allow_incomplete_baseline=allow_incomplete_baseline,
         labels=labels,
-        heartbeat_interval=duration(heartbeat),
+        follow=follow,
+    )
+
+
+def evaluation_follow_options(
+    *, heartbeat: float | None = None, event_names: Iterable[str] = (), without_trees: bool = False
+) -> follow_pb2.EvaluationFollowOptions:
+    """Build the options of a stream that follows an evaluation to its end."""
+    return follow_pb2.EvaluationFollowOptions(
+        heartbeat_interval=duration(heartbeat), event_names=event_names, without_trees=without_trees
     )
 
 
 def watch_evaluation_request(
-    evaluation_id: str, *, after_sequence: int = 0, heartbeat: float | None = None
+    evaluation_id: str, *, after_sequence: int = 0, follow: follow_pb2.EvaluationFollowOptions | None = None
 ) -> eval_service_pb2.WatchEvaluationRequest:
     """Build a WatchEvaluation that begins after a sequence."""
     return eval_service_pb2.WatchEvaluationRequest(
-        evaluation_id=evaluation_id, after_sequence=after_sequence, heartbeat_interval=duration(heartbeat)
+        evaluation_id=evaluation_id, after_sequence=after_sequence, follow=follow
     )
+
+
+def list_case_results_request(
+    evaluation_id: str,
+    *,
+    verdicts: Iterable[Verdict] = (),
+    labels: Mapping[str, str] | None = None,
+    case_ids: Iterable[str] = (),
+    page_size: int,
+) -> eval_service_pb2.ListCaseResultsRequest:
+    """Build a ListCaseResults of the cases that match every filter that is set."""
+    wanted = evaluation_pb2.CaseResultFilter(verdicts=verdicts, labels=labels, case_ids=case_ids)
+    return eval_service_pb2.ListCaseResultsRequest(page_size=page_size, evaluation_id=evaluation_id, filter=wanted)
 
 
 def list_evaluations_request(
     *,
-    set_name: str = "",
+    eval_set_name: str = "",
     agent: str = "",
     states: Iterable[State] = (),
     labels: Mapping[str, str] | None = None,
     page_size: int,
 ) -> eval_service_pb2.ListEvaluationsRequest:
     """Build a ListEvaluations of those that match every filter that is set."""
-    wanted = eval_service_pb2.EvaluationFilter(set_name=set_name, agent=agent, states=states, labels=labels)
+    wanted = evaluation_pb2.EvaluationFilter(eval_set_name=eval_set_name, agent=agent, states=states, labels=labels)
     return eval_service_pb2.ListEvaluationsRequest(page_size=page_size, filter=wanted)

@@ -1,7 +1,7 @@
 """Evaluate a set and exit as CI expects: python eval.py REQUEST.json [ADDRESS].
 
 The file is an EvaluateRequest as JSON, such as examples/eval/request.json. The exit code is 0 if it passed, 1 if it
-failed, 2 if it could not be judged or not be run.
+failed, 2 if it could not be scored or not be run.
 """
 
 import asyncio
@@ -12,23 +12,24 @@ from google.protobuf import json_format
 
 from bough import AsyncClient, BoughError
 from bough.channel import DEFAULT_ADDRESS
-from bough.v1 import METRIC_STATUS_FAILED, METRIC_STATUS_PASSED, EvaluateRequest, MetricStatus
+from bough.v1 import VERDICT_FAILED, VERDICT_PASSED, EvaluateRequest, Verdict
 
-EXIT_CODES = {METRIC_STATUS_PASSED: 0, METRIC_STATUS_FAILED: 1}
+EXIT_CODES = {VERDICT_PASSED: 0, VERDICT_FAILED: 1}
 
 
 async def main(request: EvaluateRequest, address: str = DEFAULT_ADDRESS) -> int:
     async with AsyncClient(address) as client:
         evaluation_id = ""
-        async for event in client.evaluations.run(request.set, gates=request.gates, runs=request.runs or None):
+        trials = request.trials if request.HasField("trials") else None
+        async for event in client.evaluations.run(request.eval_set, gates=request.gates, trials=trials):
             evaluation_id = event.evaluation_id
-            if event.HasField("case_run_scored"):
-                case = event.case_run_scored.result
-                status = MetricStatus.Name(case.status).removeprefix("METRIC_STATUS_").lower()
-                print(f"{case.case_id} #{case.index}: {status} {case.reason}".rstrip(), flush=True)
+            if event.HasField("case_trial_scored"):
+                trial = event.case_trial_scored.result
+                verdict = Verdict.Name(trial.verdict).removeprefix("VERDICT_").lower()
+                print(f"{trial.case_id} #{trial.trial}: {verdict} {trial.reason}".rstrip(), flush=True)
         result = await client.evaluations.result(evaluation_id)
-    print(f"{result.set_name}: {result.totals.runs_passed} of {result.totals.runs} runs passed")
-    return EXIT_CODES.get(result.status, 2)
+    print(f"{result.eval_set_name}: {result.totals.trials_passed} of {result.totals.trials} trials passed")
+    return EXIT_CODES.get(result.verdict, 2)
 
 
 if __name__ == "__main__":

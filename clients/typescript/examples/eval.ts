@@ -2,36 +2,36 @@
  * Evaluate a set and exit as CI expects: node eval.js REQUEST.json [ADDRESS].
  *
  * The file is an EvaluateRequest as JSON, such as examples/eval/request.json. The exit code is 0 if it passed, 1 if it
- * failed, 2 if it could not be judged or not be run.
+ * failed, 2 if it could not be scored or not be run.
  */
 import { readFile } from "node:fs/promises";
 import { fromJsonString } from "@bufbuild/protobuf";
 import { BoughClient, BoughError } from "@bough-dev/bough";
-import { EvaluateRequestSchema, MetricStatus } from "@bough-dev/bough/v1";
+import { EvaluateRequestSchema, Verdict } from "@bough-dev/bough/v1";
 
 const EXIT_CODES = new Map([
-  [MetricStatus.PASSED, 0],
-  [MetricStatus.FAILED, 1],
+  [Verdict.PASSED, 0],
+  [Verdict.FAILED, 1],
 ]);
 
 async function main(file: string, address?: string): Promise<number> {
   using client = new BoughClient(address);
   const request = fromJsonString(EvaluateRequestSchema, await readFile(file, "utf8"));
-  let status = MetricStatus.UNSPECIFIED;
+  let verdict = Verdict.UNSPECIFIED;
   for await (const { payload } of client.evaluate(request)) {
     switch (payload.case) {
-      case "caseRunScored": {
-        const { caseId, index, reason, status: verdict = MetricStatus.UNSPECIFIED } = payload.value.result ?? {};
-        console.log(`${caseId} #${index}: ${(MetricStatus[verdict] ?? "unknown").toLowerCase()} ${reason}`.trimEnd());
+      case "caseTrialScored": {
+        const { caseId, trial, reason, verdict: scored = Verdict.UNSPECIFIED } = payload.value.result ?? {};
+        console.log(`${caseId} #${trial}: ${(Verdict[scored] ?? "unknown").toLowerCase()} ${reason}`.trimEnd());
         break;
       }
       case "evaluationTotaled": {
-        const { runs, runsPassed } = payload.value.totals ?? {};
-        console.log(`${request.set?.name}: ${runsPassed} of ${runs} runs passed`);
+        const { trials, trialsPassed } = payload.value.totals ?? {};
+        console.log(`${request.evalSet?.name}: ${trialsPassed} of ${trials} trials passed`);
         break;
       }
       case "evaluationCompleted":
-        status = payload.value.status;
+        verdict = payload.value.verdict;
         break;
       case "evaluationFailed":
       case "evaluationCancelled":
@@ -40,7 +40,7 @@ async function main(file: string, address?: string): Promise<number> {
       default:
     }
   }
-  return EXIT_CODES.get(status) ?? 2;
+  return EXIT_CODES.get(verdict) ?? 2;
 }
 
 const [file = "examples/eval/request.json", address] = process.argv.slice(2);

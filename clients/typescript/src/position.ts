@@ -214,11 +214,8 @@ export class EvaluationPosition implements Position<EvaluationEvent> {
     if (method === "evaluate" && !this.id) {
       return this.evals.evaluate(request, options);
     }
-    const { heartbeatInterval } = request;
-    return this.evals.watchEvaluation(
-      { evaluationId: this.id, afterSequence: this.received, heartbeatInterval },
-      options,
-    );
+    const { follow } = request;
+    return this.evals.watchEvaluation({ evaluationId: this.id, afterSequence: this.received, follow }, options);
   }
 
   accept(header: Headers): boolean {
@@ -234,11 +231,16 @@ export class EvaluationPosition implements Position<EvaluationEvent> {
       this.#last = event;
       this.isOver = EVALUATION_ENDS.has(event.payload.case);
     }
+    const through = batch?.throughSequence ?? 0n;
+    this.received = through > this.received ? through : this.received;
     return fresh;
   }
 
   get isComplete(): boolean {
+    if (this.isOver || this.start.request.follow?.until === WatchUntil.CURRENT) {
+      return true;
+    }
     const isEmpty = this.#last === undefined;
-    return this.isOver || (isEmpty ? this.start.method === "watchEvaluation" : this.#last?.payload.case === undefined);
+    return isEmpty ? this.start.method === "watchEvaluation" : this.#last?.payload.case === undefined;
   }
 }

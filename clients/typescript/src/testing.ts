@@ -188,7 +188,7 @@ export class FakeBough implements AsyncDisposable {
     router.service(EvalService, {
       evaluate: (request, context) => {
         this.#note("Evaluate", request, context);
-        const script = this.#sets.get(request.set?.name ?? "");
+        const script = this.#sets.get(request.evalSet?.name ?? "");
         const log = this.#accepted(request.requestId, "evaluation", script);
         return this.#follow<EvaluationEvent>(log, 0n, WatchUntil.TERMINAL, context);
       },

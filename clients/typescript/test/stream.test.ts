@@ -185,21 +185,30 @@ test("an evaluation is followed over drops", async () => {
     fake.evaluations("desk", [
       { payload: { case: "evaluationPlanned", value: {} } },
       { drop: true },
-      { payload: { case: "caseRunStarted", value: { caseId: "leaves" } } },
+      { payload: { case: "caseTrialStarted", value: { caseId: "leaves" } } },
       { payload: { case: "evaluationCompleted", value: {} } },
     ]);
-    const stream = client.evaluate({ set: { name: "desk" } });
+    const stream = client.evaluate({ evalSet: { name: "desk" } });
     const seen = [];
     for await (const event of stream) {
       seen.push([event.sequence, event.payload.case]);
     }
     assert.deepEqual(seen, [
       [1n, "evaluationPlanned"],
-      [2n, "caseRunStarted"],
+      [2n, "caseTrialStarted"],
       [3n, "evaluationCompleted"],
     ]);
     assert.deepEqual(methods(fake), ["Evaluate", "WatchEvaluation"]);
     assert.equal((await drained(client.watchEvaluation({ evaluationId: stream.id }))).throughSequence, 3n);
+  });
+});
+
+test("an evaluation is followed to the end of its log if that is asked for", async () => {
+  await withFake(async (fake, client) => {
+    fake.evaluations("desk", [{ payload: { case: "evaluationPlanned", value: {} } }, { through: 2n }]);
+    const stream = client.evaluate({ evalSet: { name: "desk" }, follow: { until: WatchUntil.CURRENT } });
+    assert.equal((await drained(stream)).throughSequence, 2n);
+    assert.deepEqual(methods(fake), ["Evaluate"]);
   });
 });
 

@@ -11,12 +11,11 @@ from typing import Final
 
 import structlog
 
-from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2
+from bough.v1 import agent_pb2, catalog_service_pb2
 from bough_server.agents.definition import received
 from bough_server.agents.registry import Registry, VersionHashes, checked_versions, overlaid, shown
 from bough_server.agents.validation import Known, validate, validate_reached, violations
-from bough_server.documents import nearest
-from bough_server.errors import FieldViolation, InvalidRequest, NotFound
+from bough_server.errors import FieldViolation, InvalidRequest, NotFound, UnknownAgent
 from bough_server.runtime.agent import Agent, Resolver
 from bough_server.store.worker_ports import AgentStore, StoredAgents
 from bough_server.tools.bounded_schemas import caller_pattern_problem
@@ -184,6 +183,4 @@ def _found(resolver: Resolver, name: str, names: Callable[[], Iterable[str]]) ->
     try:
         return resolver.agents[name]
     except KeyError:
-        near = nearest(name, names())
-        hint = f"{near} CatalogService.ListAgents lists all agents.".lstrip()
-        raise NotFound("agent", name, reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT, hint=hint) from None
+        raise UnknownAgent(name, names(), hint="CatalogService.ListAgents lists all agents.") from None

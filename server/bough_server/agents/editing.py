@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
-from bough.v1 import agent_pb2, error_pb2
+from bough.v1 import agent_pb2
 from bough_server.agents.catalog import AgentCatalog, TenantCatalog, refuse
 from bough_server.agents.definition import kind_of, received, revision
 from bough_server.clock import Clock
@@ -19,8 +19,8 @@ from bough_server.errors import (
     CatalogFull,
     FieldViolation,
     InvalidRequest,
-    NotFound,
     RevisionMoved,
+    UnknownAgent,
 )
 from bough_server.store.worker_ports import AgentStore, CatalogMoved
 
@@ -155,7 +155,7 @@ def _stored(catalog: TenantCatalog, name: str) -> agent_pb2.Agent:
         raise AgentFixed(message, details={"name": name, "source": _source_name(source)})
     current = catalog.stored.get(name)
     if current is None:
-        raise NotFound("agent", name, reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT)
+        raise UnknownAgent(name, catalog.stored)
     return current
 
 

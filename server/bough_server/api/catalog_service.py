@@ -6,13 +6,13 @@ from typing import Final, TypeVar
 
 from grpc import aio
 
-from bough.v1 import agent_pb2, catalog_service_pb2_grpc, error_pb2, model_pb2, tool_pb2
+from bough.v1 import agent_pb2, catalog_service_pb2_grpc, model_pb2, tool_pb2
 from bough.v1 import catalog_service_pb2 as pb
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.agents.definition import kind_of
 from bough_server.agents.editing import AgentEditor
 from bough_server.api.pagination import page_by_name, page_of
-from bough_server.errors import NotFound
+from bough_server.errors import UnknownAgent
 from bough_server.store.ports import Catalog, Principal
 
 T = TypeVar("T", agent_pb2.Agent, tool_pb2.ToolInfo, model_pb2.ModelInfo)
@@ -72,9 +72,14 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
         used = await self._revisions.get_of(tenant_id, request.revision)
         if used is None or used.name != request.name:
             hint = f"It has no current revision {request.revision!r}, and no run names that one."
-            raise NotFound("agent", request.name, reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT, hint=hint)
+            raise UnknownAgent(request.name, hint=hint)
         return pb.GetAgentResponse(
-            agent=agent_pb2.Agent(definition=used, revision=request.revision, kind=kind_of(used))
+            agent=agent_pb2.Agent(
+                definition=used,
+                revision=request.revision,
+                source=agent_pb2.AGENT_SOURCE_REVISION,
+                kind=kind_of(used),
+            )
         )
 
     async def ListAgents(

@@ -1,15 +1,15 @@
-"""EvalService: agent trees of runs and of events from any source, and evaluations that judge them."""
+"""EvalService: agent trees of runs and of events from any source, and evaluations that score them."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
-from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 
 from bough.v1 import eval_service_pb2 as pb
-from bough.v1 import eval_service_pb2_grpc
+from bough.v1 import eval_service_pb2_grpc, follow_pb2
 from bough_server import evaluation_events
 from bough_server.api.pagination import PAGE_BYTES, page_of, position_of, read_within, token_of
 from bough_server.api.streaming import StreamPosition, streamed
@@ -19,13 +19,13 @@ from bough_server.evals.compare import compare, fitted
 from bough_server.evals.evaluations import Evaluations
 from bough_server.evals.folding import TreeBuilder, read_record
 from bough_server.evals.given import diff_invocations, score_invocations
-from bough_server.evals.result_pages import ResultPages
+from bough_server.evals.result_pages import CaseFilter, ResultPages
 from bough_server.runs.runs import Runs
 from bough_server.store.evaluation_ports import EvaluationFilter
 from bough_server.store.ports import EventLog, Principal
 from bough_server.telemetry import Parent
 from bough_server.tree.fold import Tree
-from bough_server.views import Selection
+from bough_server.views import EvaluationSelection
 
 EVALUATION_ID_KEY: Final = "bough-evaluation-id"
 """Initial metadata of the streams of evaluations: the evaluation, before its first event."""
@@ -38,7 +38,7 @@ MAX_BYTES: Final = 256 * 1024 * 1024
 
 
 class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
-    """Returns the aggregated agent trees of runs, and judges them."""
+    """Returns the aggregated agent trees of runs, and scores them."""
 
     def __init__(
         self, *, runs: Runs, log: EventLog, evaluations: Evaluations, principal: Callable[[], Principal], clock: Clock
@@ -75,10 +75,9 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         self, request: pb.EvaluateRequest, context: aio.ServicerContext[pb.EvaluateRequest, pb.EvaluateResponse]
     ) -> AsyncGenerator[bytes, None]:
         """Start an evaluation and follow it to its end."""
-        heartbeat = request.heartbeat_interval if request.HasField("heartbeat_interval") else None
         caller = Parent.of_call(context.invocation_metadata() or ())
         record = await self._evaluations.start(self._principal(), request, trace=caller)
-        async with aclosing(self._follow(record.evaluation.evaluation_id, context, heartbeat=heartbeat)) as messages:
+        async with aclosing(self._follow(record.evaluation.evaluation_id, request.follow, context)) as messages:
             async for message in messages:
                 yield message
 
@@ -88,9 +87,8 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         context: aio.ServicerContext[pb.WatchEvaluationRequest, pb.WatchEvaluationResponse],
     ) -> AsyncGenerator[bytes, None]:
         """Follow an evaluation from any sequence."""
-        heartbeat = request.heartbeat_interval if request.HasField("heartbeat_interval") else None
         await self._evaluations.get(self._principal(), request.evaluation_id)
-        stream = self._follow(request.evaluation_id, context, after=request.after_sequence, heartbeat=heartbeat)
+        stream = self._follow(request.evaluation_id, request.follow, context, after=request.after_sequence)
         async with aclosing(stream) as messages:
             async for message in messages:
                 yield message
@@ -118,14 +116,31 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         request: pb.GetEvaluationRequest,
         context: aio.ServicerContext[pb.GetEvaluationRequest, pb.GetEvaluationResponse],
     ) -> pb.GetEvaluationResponse:
-        """Return an evaluation with a page of its cases."""
-        page = page_of(request.page_size, request.page_token)
+        """Return an evaluation and what it found so far, without its cases."""
         record = await self._evaluations.get(self._principal(), request.evaluation_id)
+        result = await self._pages.result(request.evaluation_id)
+        return pb.GetEvaluationResponse(evaluation=record.evaluation, result=result)
+
+    async def ListCaseResults(
+        self,
+        request: pb.ListCaseResultsRequest,
+        context: aio.ServicerContext[pb.ListCaseResultsRequest, pb.ListCaseResultsResponse],
+    ) -> pb.ListCaseResultsResponse:
+        """List the cases of an evaluation, in the order of the set."""
+        page, asked = page_of(request.page_size, request.page_token), request.filter
+        await self._evaluations.get(self._principal(), request.evaluation_id)
+        listing = f"{_CASES}-{_digest(request)}"
         found = await self._pages.page(
-            request.evaluation_id, since=position_of(page, listing=_CASES), most=page.size, most_bytes=PAGE_BYTES
+            request.evaluation_id,
+            CaseFilter(
+                verdicts=frozenset(asked.verdicts), labels=dict(asked.labels), case_ids=frozenset(asked.case_ids)
+            ),
+            since=position_of(page, listing=listing),
+            most=page.size,
+            most_bytes=PAGE_BYTES,
         )
-        token = token_of(found.next_since, listing=_CASES) if found.next_since else ""
-        return pb.GetEvaluationResponse(evaluation=record.evaluation, result=found.result, next_page_token=token)
+        token = token_of(found.next_since, listing=listing) if found.next_since else ""
+        return pb.ListCaseResultsResponse(cases=found.cases, next_page_token=token)
 
     async def ListEvaluations(
         self,
@@ -135,7 +150,7 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         """List evaluations, newest first."""
         principal, asked = self._principal(), request.filter
         chosen = EvaluationFilter(
-            set_name=asked.set_name, agent=asked.agent, states=tuple(asked.states), labels=dict(asked.labels)
+            eval_set_name=asked.eval_set_name, agent=asked.agent, states=tuple(asked.states), labels=dict(asked.labels)
         )
         evaluations, token = await read_within(
             lambda page: self._evaluations.list(principal, chosen, page), page_of(request.page_size, request.page_token)
@@ -148,7 +163,9 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         context: aio.ServicerContext[pb.CompareEvaluationsRequest, pb.CompareEvaluationsResponse],
     ) -> pb.CompareEvaluationsResponse:
         """Compare two results."""
-        before = await self._evaluations.source(self._principal(), request.baseline, field="baseline")
+        before = await self._evaluations.baseline(
+            self._principal(), request.baseline, allow_incomplete=request.allow_incomplete_baseline
+        )
         after = await self._evaluations.source(self._principal(), request.candidate, field="candidate")
         comparison = await asyncio.to_thread(lambda: fitted(compare(before, after)))
         return pb.CompareEvaluationsResponse(comparison=comparison)
@@ -158,7 +175,7 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         request: pb.ScoreInvocationsRequest,
         context: aio.ServicerContext[pb.ScoreInvocationsRequest, pb.ScoreInvocationsResponse],
     ) -> pb.ScoreInvocationsResponse:
-        """Judge stored runs or given records."""
+        """Score stored runs or given records."""
         result = await score_invocations(self._evaluations.dependencies, self._principal(), request)
         return pb.ScoreInvocationsResponse(result=result)
 
@@ -174,19 +191,31 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
     async def _follow(
         self,
         evaluation_id: str,
+        options: follow_pb2.EvaluationFollowOptions,
         context: aio.ServicerContext[Any, Any],
         *,
         after: int = 0,
-        heartbeat: Duration | None = None,
     ) -> AsyncGenerator[bytes, None]:
         # Sent before the first event, so that a client that loses the stream can find its evaluation again.
         await context.send_initial_metadata(((EVALUATION_ID_KEY, evaluation_id),))
-        position = StreamPosition(stamp=evaluation_events.stamp(evaluation_id), selection=Selection(), after=after)
-        pages = self._evaluations.follow(self._principal(), evaluation_id, after=after)
+        position = StreamPosition(
+            stamp=evaluation_events.stamp(evaluation_id),
+            selection=EvaluationSelection(tuple(options.event_names), options.without_trees),
+            after=after,
+        )
+        heartbeat = options.heartbeat_interval if options.HasField("heartbeat_interval") else None
+        only_current = options.until == follow_pb2.WATCH_UNTIL_CURRENT
+        pages = self._evaluations.follow(self._principal(), evaluation_id, after=after, only_current=only_current)
         stream = streamed(pages, position, context, clock=self._clock, heartbeat=heartbeat)
         async with aclosing(stream) as messages:
             async for message in messages:
                 yield message
+
+
+def _digest(request: pb.ListCaseResultsRequest) -> str:
+    """Return a short digest of what a list is of, so that a token of another list is refused."""
+    content = request.evaluation_id.encode() + b"\0" + request.filter.SerializeToString(deterministic=True)
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 async def _folded(requests: AsyncIterator[pb.AggregateEventsRequest]) -> TreeBuilder:

@@ -41,6 +41,9 @@ def run_filter(asked: run_pb2.RunFilter) -> RunFilter:
         create_time_from_ns=begin.ToNanoseconds() if asked.HasField("create_time_from") else None,
         create_time_before_ns=end.ToNanoseconds() if asked.HasField("create_time_before") else None,
         evaluation_id=asked.evaluation_id,
+        case_id=asked.case_id,
+        evaluation_role=asked.evaluation_role,
+        include_evaluations=asked.include_evaluations,
     )
 
 

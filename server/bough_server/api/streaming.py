@@ -14,10 +14,9 @@ from grpc import aio
 
 from bough_server.clock import Clock
 from bough_server.errors import SequenceOutOfRange
-from bough_server.events import parse
 from bough_server.store.ports import StoredEvent
 from bough_server.store.window import SharedPage, data_of
-from bough_server.views import Selection
+from bough_server.views import EvaluationSelection, Selection
 
 LAST_SEQUENCE_KEY: Final = "bough-last-sequence"
 """Trailing metadata of every stream: the through_sequence of the last response."""
@@ -53,7 +52,7 @@ class _EventPrefixes(dict[int, bytes]):
 class StreamPosition:
     """Position of one stream in a log: the last event considered for its view, and the last sequence sent."""
 
-    def __init__(self, *, stamp: bytes, selection: Selection, after: int) -> None:
+    def __init__(self, *, stamp: bytes, selection: Selection | EvaluationSelection, after: int) -> None:
         self._stamp, self._selection = stamp, selection
         self._prefixes = _EventPrefixes(stamp)
         self._considered = after
@@ -120,8 +119,7 @@ class StreamPosition:
             return self._stamp + stored.data
         if not self._selection.takes_kind(stored.kind):
             return None
-        event = self._selection.apply(parse(self._stamp + stored.data))
-        return None if event is None else event.SerializeToString()
+        return self._selection.show(self._stamp + stored.data)
 
 
 async def streamed(

@@ -36,12 +36,6 @@ _IN_USE_SECONDS: Final = 3.0
 
 _AGAIN_SECONDS: Final = 0.1
 
-_FEW_RUNS: Final = 50
-"""How many runs `last` fetches at a time: mostly the first is it."""
-
-_MOST_RUNS: Final = 5_000
-"""The most runs of evaluations that `last` looks behind."""
-
 _REJOINING_SECONDS: Final = 60.0
 """Seconds for which a command tries to rejoin its run."""
 
@@ -258,7 +252,8 @@ async def resolve_run(client: AsyncClient, text: str) -> str:
             f"{text!r} is too short to name a run: use its id, `last`, or at least the last 6 characters of its id."
         )
     suffix = text.lower()
-    found = [run.run_id async for run in client.list_runs(page_size=_PAGE_SIZE) if run.run_id.endswith(suffix)]
+    every = client.list_runs(include_evaluations=True, page_size=_PAGE_SIZE)
+    found = [run.run_id async for run in every if run.run_id.endswith(suffix)]
     if not found:
         raise ConfigurationError(f"There is no run whose id ends in {text!r}: `bough runs` lists runs.")
     if len(found) > 1:
@@ -296,13 +291,6 @@ async def resolve_session(client: AsyncClient, text: str) -> str:
 
 async def _last_run(client: AsyncClient, none: str) -> run_pb2.Run:
     """Return the newest run that is no part of an evaluation. Raises ConfigurationError with the sentence `none`."""
-    count = 0
-    async for run in client.list_runs(page_size=_FEW_RUNS):
-        if not run.evaluation_id:
-            return run
-        count += 1
-        if count == _MOST_RUNS:
-            raise ConfigurationError(
-                f"The last {count:,} runs are all parts of evaluations: use an id, which `bough runs` lists."
-            )
+    async for run in client.list_runs(page_size=1):
+        return run
     raise ConfigurationError(none)

@@ -75,7 +75,7 @@ async def _status(target: Target, *, json: bool) -> ExitCode:
         }
         print_line(json_module.dumps(known))
     else:
-        print_line(status_text(found, target.command))
+        print_line(verdict_text(found, target.command))
         for line in use_lines(found.use) if found.use is not None else ():
             print_line(line)
     return ExitCode.YES if found.is_current else ExitCode.FAILED
@@ -86,7 +86,7 @@ async def _upgrade(target: Target) -> ExitCode:
     from bough_server.settings import Settings
     from bough_server.store.opening import upgrade_database
 
-    print_line(status_text(upgrade_database(Settings.load(target.config).storage.url), target.command))
+    print_line(verdict_text(upgrade_database(Settings.load(target.config).storage.url), target.command))
     return ExitCode.YES
 
 
@@ -143,7 +143,7 @@ def use_lines(use: "DatabaseUse") -> Iterator[str]:
         yield f"  lease {lease.worker}: {counted(lease.open_runs, 'open run')}{state}"
 
 
-def status_text(status: "DatabaseStatus", command: str) -> str:
+def verdict_text(status: "DatabaseStatus", command: str) -> str:
     """Describe a database's schema, and name the command to run if this version needs another one."""
     if status.revision is None:
         if status.size_bytes:  # PostgreSQL, where databases are made by others

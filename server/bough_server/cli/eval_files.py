@@ -1,5 +1,6 @@
 """Files that evaluations write and read: results, reports, baselines."""
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from bough_server.settings_sections import RedactSection
 
 MAX_RESULT_BYTES: Final = 256 * 1024 * 1024
+
+_OLD_MEMBERS: Final = frozenset({"setName", "set_name", "startTime", "start_time"})
+"""Members of results that version 0.1 wrote, and later ones do not."""
 
 
 class Content(StrEnum):
@@ -150,10 +154,16 @@ def result_in(path: Path) -> "eval_result_pb2.EvalResult":
         if path.stat().st_size > MAX_RESULT_BYTES:
             raise ConfigurationError(f"{path}: The file is larger than {MAX_RESULT_BYTES >> 20} MiB.")
         # A later version may have written fields that this one does not know.
-        result = json_format.Parse(path.read_bytes(), eval_result_pb2.EvalResult(), ignore_unknown_fields=True)
+        document = json.loads(path.read_bytes())
+        if isinstance(document, dict) and not _OLD_MEMBERS.isdisjoint(document):
+            raise ConfigurationError(
+                f"{path}: The file was written by version 0.1, whose results have other members: make a new one with "
+                "`bough eval run --json`."
+            )
+        result = json_format.ParseDict(document, eval_result_pb2.EvalResult(), ignore_unknown_fields=True)
     except OSError as error:
         raise ConfigurationError(f"{path}: The file cannot be read: {error.strerror}.") from error
-    except (json_format.ParseError, UnicodeDecodeError) as error:
+    except (json_format.ParseError, ValueError, RecursionError) as error:
         why = str(error).rstrip(".")
         raise ConfigurationError(f"{path}: The file is no result of an evaluation: {why}.") from error
     if not result.cases:  # as of any other JSON file, whose fields are all unknown

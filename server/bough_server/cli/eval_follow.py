@@ -1,4 +1,4 @@
-"""Follow an evaluation to its end: its progress on standard error, Ctrl-C, and a server that is gone."""
+"""Follow an evaluation to its end: its progress on standard error, Ctrl-C, and a server that stays away."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -111,7 +111,10 @@ async def result_of(client: AsyncClient, source: str | eval_result_pb2.EvalResul
     """Return a result of a file, or that of the evaluation with this name. Raises ConfigurationError and NotFound."""
     if not isinstance(source, str):
         return source
-    return await client.evaluations.result(await resolve_evaluation(client, source))
+    result = await client.evaluations.result(await resolve_evaluation(client, source))
+    if not result.HasField("end_time"):
+        raise ConfigurationError(f"The evaluation {result.evaluation_id} has not ended: wait for its end.")
+    return result
 
 
 async def resolve_evaluation(client: AsyncClient, text: str) -> str:

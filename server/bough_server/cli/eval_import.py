@@ -33,7 +33,7 @@ def import_(
     """Write an eval set of another tool as one of Bough's, and say what of it has no place. Needs no server.
 
     A metrics file of the same name, or a test_config.json, beside the set is read too. Metrics without a counterpart
-    stay in the set as custom metrics, and cases that have one are not judged. Keys and secrets are left out.
+    stay in the set as custom metrics, and cases that have one are not scored. Keys and secrets are left out.
     """
     finish(_import(files, to, agent))
 

@@ -16,15 +16,21 @@ SetArgument = Annotated[Path, typer.Argument(metavar="SET", help="A file with an
 AgentOption = Annotated[
     str, typer.Option("--agent", metavar="NAME", help="The agent to evaluate instead of the set's.")
 ]
-RunsOption = Annotated[
+TrialsOption = Annotated[
     int | None,
     typer.Option(
-        "--runs", metavar="N", min=1, max=1000, help="How often each case is run, instead of what the set says."
+        "--trials", metavar="N", min=1, max=1000, help="How many trials each case has, instead of what the set says."
     ),
 ]
-JobsOption = Annotated[
+MaxConcurrencyOption = Annotated[
     int | None,
-    typer.Option("--jobs", metavar="N", min=1, max=64, help="How many runs may be in progress at once.  [default: 4]"),
+    typer.Option(
+        "--max-concurrency",
+        metavar="N",
+        min=1,
+        max=64,
+        help="The most trials in progress at once.  [default: 4]",
+    ),
 ]
 AgentsOption = Annotated[
     list[Path] | None,
@@ -48,7 +54,15 @@ GateOption = Annotated[
         help='What has to hold instead of "every case passes", such as "pass_rate >= 0.9"; may be repeated.',
     ),
 ]
-AllowRemovedOption = Annotated[bool, typer.Option("--allow-removed", help="Cases of the baseline may be gone.")]
+AllowRemovedOption = Annotated[
+    bool, typer.Option("--allow-removed", help="Cases of the baseline may be missing in the set.")
+]
+AllowIncompleteOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-incomplete-baseline", help="The baseline may be of an evaluation that failed or was cancelled."
+    ),
+]
 BudgetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -82,10 +96,11 @@ class EvalArguments:
 
     set_path: Path
     agent: str
-    runs: int | None
-    jobs: int | None
+    trials: int | None
+    max_concurrency: int | None
     agents: Sequence[Path] = ()
     baseline: str = ""
+    allow_incomplete_baseline: bool = False
     gates: Sequence[str] = ()
     allow_removed: bool = False
     budget: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""EvalProgress of an evaluation: a bar at a terminal, a line for each run of a case elsewhere."""
+"""EvalProgress of an evaluation: a bar at a terminal, a line for each trial elsewhere."""
 
 import sys
 from types import TracebackType
@@ -11,7 +11,7 @@ from rich.progress import Progress as Bar
 from bough.v1 import eval_result_pb2, evaluation_pb2
 from bough_server.cli.eval_files import redacted
 from bough_server.cli.exit_codes import print_stderr
-from bough_server.evals.reports.words import status_text
+from bough_server.evals.reports.words import verdict_text
 from bough_server.plain_text import one_line
 from bough_server.settings_sections import RedactSection
 
@@ -44,28 +44,28 @@ class EvalProgress:
         match event.WhichOneof("payload"):
             case "evaluation_planned":
                 if self._bar is not None:
-                    self._task = self._bar.add_task("evaluating", total=event.evaluation_planned.run_count)
+                    self._task = self._bar.add_task("evaluating", total=event.evaluation_planned.trial_count)
             case "case_planned":
-                self._runs[event.case_planned.case.id] = event.case_planned.runs
-            case "case_run_scored":
-                self._scored(event.case_run_scored.result)
+                self._runs[event.case_planned.eval_case.id] = event.case_planned.trials
+            case "case_trial_scored":
+                self._scored(event.case_trial_scored.result)
             case "evaluation_failed":
                 print_stderr(f"The evaluation failed: {one_line(event.evaluation_failed.error.message)}")
             case _:
                 pass
 
-    def _scored(self, result: eval_result_pb2.CaseRunResult) -> None:
+    def _scored(self, result: eval_result_pb2.CaseTrialResult) -> None:
         if self._bar is not None and self._task is not None:
             self._bar.advance(self._task)
-            if result.status != eval_result_pb2.METRIC_STATUS_PASSED:
+            if result.verdict != eval_result_pb2.VERDICT_PASSED:
                 self._bar.console.print(self._line(result), soft_wrap=True)
             return
         print_stderr(self._line(result))
 
-    def _line(self, found: eval_result_pb2.CaseRunResult) -> str:
+    def _line(self, found: eval_result_pb2.CaseTrialResult) -> str:
         runs = self._runs.get(found.case_id, 1)
-        whole = eval_result_pb2.EvalResult(cases=[eval_result_pb2.CaseResult(runs=[found])])
-        result = redacted(whole, redact=self._redact)[0].cases[0].runs[0]
-        number = f" {result.index + 1}/{runs}" if runs > 1 else ""
+        whole = eval_result_pb2.EvalResult(cases=[eval_result_pb2.CaseResult(trials=[found])])
+        result = redacted(whole, redact=self._redact)[0].cases[0].trials[0]
+        number = f" {result.trial + 1}/{runs}" if runs > 1 else ""
         reason = f": {one_line(result.reason)}" if result.reason else ""
-        return f"{one_line(result.case_id)}{number} {status_text(result.status)}{reason}"
+        return f"{one_line(result.case_id)}{number} {verdict_text(result.verdict)}{reason}"

@@ -1,6 +1,6 @@
 """Results on standard output and in files, and the exit codes that stand for them."""
 
-from bough.v1 import eval_result_pb2
+from bough.v1 import eval_result_pb2, execution_pb2
 from bough_server.cli.eval_files import Files, redacted
 from bough_server.cli.exit_codes import ExitCode
 from bough_server.cli.output import print_lines, whole_width
@@ -24,8 +24,8 @@ def report(
 
 def exit_code(result: eval_result_pb2.EvalResult) -> ExitCode:
     """Return the exit code of a result."""
-    if result.cancelled:
+    if result.state == execution_pb2.EXECUTION_STATE_CANCELLED:
         return ExitCode.CANCELLED
-    if result.status == eval_result_pb2.METRIC_STATUS_PASSED:
+    if result.verdict == eval_result_pb2.VERDICT_PASSED:
         return ExitCode.YES
-    return ExitCode.FAILED if result.status == eval_result_pb2.METRIC_STATUS_FAILED else ExitCode.IMPOSSIBLE
+    return ExitCode.FAILED if result.verdict == eval_result_pb2.VERDICT_FAILED else ExitCode.IMPOSSIBLE

@@ -28,8 +28,8 @@ _BUDGETS: Final = {
 }
 _INDEXED: Final = re.compile(r"(definitions|gates)\[(\d+)\]\.?(.*)")
 _OPTIONS: Final = {
-    "runs": "--runs",
-    "jobs": "--jobs",
+    "trials": "--trials",
+    "max_concurrency": "--max-concurrency",
     "budget": "--budget",
     "labels": "--label",
     "baseline": "--baseline",
@@ -71,14 +71,16 @@ class EvalRequest:
             self.source.set,
             agent=arguments.agent,
             definitions=[one.definition for one in self.agents],
-            runs=arguments.runs,
-            jobs=arguments.jobs,
+            trials=arguments.trials,
+            max_concurrency=arguments.max_concurrency,
             gates=arguments.gates,
             budget=self.budget,
             baseline=baseline,
             allow_removed=arguments.allow_removed,
+            allow_incomplete_baseline=arguments.allow_incomplete_baseline,
             labels=self.labels,
             request_id=arguments.request_id,
+            without_trees=True,  # the result has them
         )
 
     def _check_size(self, baseline: eval_result_pb2.EvalResult | None) -> None:
@@ -94,16 +96,16 @@ class EvalRequest:
         if isinstance(error, NotFound):
             if error.reason != "UNKNOWN_AGENT":
                 return error
-            return ConfigurationError(self._placed("set.agent", with_commands(error.message)))
+            return ConfigurationError(self._placed("eval_set.agent", with_commands(error.message)))
         if not error.violations:
             return error
         return ConfigurationError("\n".join(self._placed(one.field, one.description) for one in error.violations))
 
     def _placed(self, field: str, description: str) -> str:
-        if field == "set.agent" and self.arguments.agent:
+        if field == "eval_set.agent" and self.arguments.agent:
             return f"--agent {self.arguments.agent}: {description}"
-        if field == "set" or field.startswith("set."):
-            return str(self.source.problem(field.removeprefix("set").removeprefix("."), description))
+        if field == "eval_set" or field.startswith("eval_set."):
+            return str(self.source.problem(field.removeprefix("eval_set").removeprefix("."), description))
         if match := _INDEXED.fullmatch(field):
             index = int(match[2])
             if match[1] == "definitions" and index < len(self.agents):
@@ -111,7 +113,9 @@ class EvalRequest:
             if match[1] == "gates" and index < len(self.arguments.gates):
                 return f'--gate "{self.arguments.gates[index]}": {description}'
         option = _OPTIONS.get(re.split(r"[.\[]", field)[0], "")
-        return ": ".join(part for part in (option, field, description) if part and not (option and part == option[2:]))
+        description = description.replace("set allow_incomplete_baseline", "add --allow-incomplete-baseline")
+        named = "" if option[2:].replace("-", "_") == field else field
+        return ": ".join(part for part in (option, named, description) if part)
 
 
 def budget_of(texts: Sequence[str]) -> policy_pb2.Limits | None:

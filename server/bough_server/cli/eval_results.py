@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bough_server.cli.eval_files import Content, Files, redacted
-from bough_server.cli.eval_options import ContentOption, HtmlOption, JsonOption, JUnitOption, MarkdownOption
+from bough_server.cli.eval_options import (
+    AllowIncompleteOption,
+    ContentOption,
+    HtmlOption,
+    JsonOption,
+    JUnitOption,
+    MarkdownOption,
+)
 from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import JsonOption as JsonFlag
 from bough_server.cli.options import LimitOption, Target, target_of
@@ -101,7 +108,7 @@ async def _watch(target: Target, evaluation: str) -> ExitCode:
     async with connected(target, needs_runs=True, subject="evaluation") as connection:
         evaluation_id = await resolve_evaluation(connection.client, evaluation)
         following = Following(connection, evaluation_id=evaluation_id, redact=redact)
-        await following.watch(connection.client.evaluations.watch(evaluation_id))
+        await following.watch(connection.client.evaluations.watch(evaluation_id, without_trees=True))
         result = await connection.client.evaluations.result(evaluation_id)
     return report(result, files=Files(), redact=redact)
 
@@ -134,19 +141,24 @@ def compare(
     baseline: SourceArgument,
     candidate: SourceArgument,
     json: JsonFlag = False,
+    allow_incomplete_baseline: AllowIncompleteOption = False,
 ) -> None:
     """Compare two results: what they depended on, and the cases that changed. Exits with 1 if a case is worse."""
-    finish(_compare(target_of(context), baseline, candidate, json=json))
+    comparing = _compare(target_of(context), baseline, candidate, json=json, allow_incomplete=allow_incomplete_baseline)
+    finish(comparing)
 
 
-async def _compare(target: Target, baseline: str, candidate: str, *, json: bool) -> ExitCode:
+async def _compare(target: Target, baseline: str, candidate: str, *, json: bool, allow_incomplete: bool) -> ExitCode:
     from bough_server.cli.output import json_text, print_line, print_lines, whole_width
     from bough_server.cli.render.evaluations import comparison_lines
-    from bough_server.evals.compare import compare
+    from bough_server.errors import ConfigurationError
+    from bough_server.evals.compare import compare, incomplete
     from bough_server.settings import Settings
 
     # Not by the server: files need none, and two results with all of their trees may be larger than a request.
     before, after = await _results(target, baseline, candidate)
+    if (why := incomplete(before)) and not allow_incomplete:
+        raise ConfigurationError(f"{baseline}: The baseline {why}: add --allow-incomplete-baseline to compare with it.")
     found = _shown(compare(before, after), before, after, redact=Settings.load(target.config).evaluation.redact)
     if json:
         print_line(json_text(found))
@@ -196,7 +208,7 @@ def score(
     json: JsonOption = None,
     content: ContentOption = Content.CUT,
 ) -> None:
-    """Judge stored runs by a case of a set, or by their success alone. Nothing runs, but judges of llm_judge metrics.
+    """Score stored runs by a case of a set, or by their success alone. Nothing runs, but judges of llm_judge metrics.
 
     The exit code is that of `bough eval run`.
     """
@@ -229,7 +241,7 @@ def _case(set_path: Path, case_id: str) -> "eval_set_pb2.EvalCase":
     from bough_server.errors import ConfigurationError
     from bough_server.evals.eval_set import parse_eval_set, planned_cases
 
-    cases = {one.case.id: one.case for one in planned_cases(parse_eval_set(set_path).set, runs=None)}
+    cases = {one.eval_case.id: one.eval_case for one in planned_cases(parse_eval_set(set_path).set, trials=None)}
     if not case_id and len(cases) == 1:
         return next(iter(cases.values()))
     if case_id not in cases:

@@ -6,6 +6,7 @@ from bough_server.cli.eval_files import Content, Files
 from bough_server.cli.eval_options import (
     AgentOption,
     AgentsOption,
+    AllowIncompleteOption,
     AllowRemovedOption,
     BaselineOption,
     BudgetOption,
@@ -13,13 +14,13 @@ from bough_server.cli.eval_options import (
     EvalArguments,
     GateOption,
     HtmlOption,
-    JobsOption,
     JsonOption,
     JUnitOption,
     LabelOption,
     MarkdownOption,
-    RunsOption,
+    MaxConcurrencyOption,
     SetArgument,
+    TrialsOption,
 )
 from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import DefaultModelOption, RequestIdOption, Target, target_of
@@ -29,12 +30,13 @@ def run(
     context: typer.Context,
     set_path: SetArgument,
     agent: AgentOption = "",
-    runs: RunsOption = None,
-    jobs: JobsOption = None,
+    trials: TrialsOption = None,
+    max_concurrency: MaxConcurrencyOption = None,
     agents: AgentsOption = None,
     baseline: BaselineOption = "",
     gate: GateOption = None,
     allow_removed: AllowRemovedOption = False,
+    allow_incomplete_baseline: AllowIncompleteOption = False,
     budget: BudgetOption = None,
     label: LabelOption = None,
     junit: JUnitOption = None,
@@ -48,17 +50,18 @@ def run(
     """Evaluate a set, follow the evaluation, and write what it found.
 
     The first line on standard error is "evaluation ID". Ctrl-C cancels the evaluation, twice leaves at once. Exit code:
-    0 it passed, 1 it failed, 2 it could not be judged or not be run, 4 it was cancelled, 130 Ctrl-C.
+    0 it passed, 1 it failed, 2 it could not be scored or not be run, 4 it was cancelled, 130 Ctrl-C.
     """
     arguments = EvalArguments(
         set_path=set_path,
         agent=agent,
-        runs=runs,
-        jobs=jobs,
+        trials=trials,
+        max_concurrency=max_concurrency,
         agents=agents or (),
         baseline=baseline,
         gates=gate or (),
         allow_removed=allow_removed,
+        allow_incomplete_baseline=allow_incomplete_baseline,
         budget=budget or (),
         labels=label or (),
         request_id=request_id,

@@ -23,11 +23,21 @@ def runs(
             "--evaluation", metavar="EVALUATION", help="Only runs of this evaluation, as for `bough eval show`."
         ),
     ] = "",
+    everything: Annotated[bool, typer.Option("--all", help="Also the runs of evaluations.")] = False,
     limit: LimitOption = 20,
     json: JsonOption = False,
 ) -> None:
-    """List runs, newest first, those of evaluations among them."""
-    finish(_runs(target_of(context), session=session, state=state, evaluation=evaluation, limit=limit, json=json))
+    """List runs, newest first; those of evaluations with --all or --evaluation only."""
+    finding = _runs(
+        target_of(context),
+        session=session,
+        state=state,
+        evaluation=evaluation,
+        everything=everything,
+        limit=limit,
+        json=json,
+    )
+    finish(finding)
 
 
 def tree(
@@ -59,7 +69,9 @@ def cancel(context: typer.Context, run: RunArgument) -> None:
     finish(_cancel(target_of(context), run))
 
 
-async def _runs(target: Target, *, session: str, state: str, evaluation: str, limit: int, json: bool) -> ExitCode:
+async def _runs(
+    target: Target, *, session: str, state: str, evaluation: str, everything: bool, limit: int, json: bool
+) -> ExitCode:
     from bough_server.cli.connection import connected, resolve_session
     from bough_server.cli.conversions import state_of
     from bough_server.cli.eval_follow import resolve_evaluation
@@ -73,7 +85,11 @@ async def _runs(target: Target, *, session: str, state: str, evaluation: str, li
         session_id = await resolve_session(client, session) if session else ""
         evaluation_id = await resolve_evaluation(client, evaluation) if evaluation else ""
         listed = client.list_runs(
-            session_id=session_id, states=states, evaluation_id=evaluation_id, page_size=min(limit, 1000)
+            session_id=session_id,
+            states=states,
+            evaluation_id=evaluation_id,
+            include_evaluations=everything,
+            page_size=min(limit, 1000),
         )
         async for run in listed:
             found.append(run)

@@ -1,10 +1,16 @@
 """Answer the requests of a run with the answers of a case."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
 
-from bough.v1 import eval_set_pb2, input_pb2, message_pb2
+from bough.v1 import eval_set_pb2, input_pb2
 
-_APPROVE = eval_set_pb2.EVAL_DECISION_APPROVE
+_FITTING: Final[Mapping[str, Collection[input_pb2.InputKind.ValueType]]] = {
+    "approval": (input_pb2.INPUT_KIND_APPROVAL, input_pb2.INPUT_KIND_RECOVERY),
+    "value_json": (input_pb2.INPUT_KIND_QUESTION,),
+    "tool_outcome": (input_pb2.INPUT_KIND_CLIENT_TOOL, input_pb2.INPUT_KIND_RECOVERY),
+}
+"""The kinds of requests that an answer of each kind fits."""
 
 
 def answers_to(
@@ -23,23 +29,17 @@ def answers_to(
 
 def _answer(answer: eval_set_pb2.EvalAnswer, request: input_pb2.InputRequest) -> input_pb2.InputAnswer | None:
     """Return the answer to a request, or None if this one is about something else."""
-    if not _is_about(answer, request):
+    if not _is_about(answer, request) or request.kind not in _FITTING.get(answer.WhichOneof("answer") or "", ()):
         return None
     given = input_pb2.InputAnswer(input_id=request.input_id)
-    kind = request.kind
-    if kind in (input_pb2.INPUT_KIND_APPROVAL, input_pb2.INPUT_KIND_RECOVERY) and answer.decision:
-        given.approval.approved = answer.decision == _APPROVE
-        given.approval.arguments_json = answer.arguments_json
-        return given
-    if not answer.value_json:
-        return None
-    if kind == input_pb2.INPUT_KIND_QUESTION:
-        given.value_json = answer.value_json
-        return given
-    if kind in (input_pb2.INPUT_KIND_CLIENT_TOOL, input_pb2.INPUT_KIND_RECOVERY):
-        given.tool_outcome.parts.append(message_pb2.Part(data_json=answer.value_json))
-        return given
-    return None
+    match answer.WhichOneof("answer"):
+        case "approval":
+            given.approval.CopyFrom(answer.approval)
+        case "value_json":
+            given.value_json = answer.value_json
+        case "tool_outcome":
+            given.tool_outcome.CopyFrom(answer.tool_outcome)
+    return given
 
 
 def _is_about(answer: eval_set_pb2.EvalAnswer, request: input_pb2.InputRequest) -> bool:

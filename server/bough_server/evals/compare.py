@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from bough.v1 import eval_result_pb2
+from bough.v1 import eval_result_pb2, execution_pb2
 from bough_server.evals import statistics
 from bough_server.evals.verdicts import PASSED, total_cost
 
@@ -42,13 +42,23 @@ def compare(before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResul
         worse=changes[WORSE],
         removed=changes[REMOVED],
         added=changes[ADDED],
+        state_baseline=before.state,
+        state_candidate=after.state,
     )
     if before.totals.HasField("pass_rate") and after.totals.HasField("pass_rate"):
         result.pass_rate_change = after.totals.pass_rate - before.totals.pass_rate
     old, new = total_cost(before.totals), total_cost(after.totals)
     if old.HasField("cost_nanos") and new.HasField("cost_nanos") and old.currency_code == new.currency_code:
-        result.cost_nanos_change = new.cost_nanos - old.cost_nanos
+        result.cost_nanos_change, result.cost_currency_code = new.cost_nanos - old.cost_nanos, new.currency_code
     return result
+
+
+def incomplete(result: eval_result_pb2.EvalResult) -> str:
+    """Return why a result is no baseline unless a caller allows it, as the end of a sentence; empty if it is one."""
+    if result.state == execution_pb2.EXECUTION_STATE_SUCCEEDED:
+        return ""
+    state = execution_pb2.ExecutionState.Name(result.state).removeprefix("EXECUTION_STATE_")
+    return f"is of an evaluation that is {state}, not SUCCEEDED"
 
 
 def fitted(comparison: eval_result_pb2.EvalComparison, *, most: int = MAX_BYTES) -> eval_result_pb2.EvalComparison:
@@ -76,9 +86,10 @@ def baseline_of(result: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalResul
     """
     return eval_result_pb2.EvalResult(
         evaluation_id=result.evaluation_id,
-        set_name=result.set_name,
+        eval_set_name=result.eval_set_name,
         pins=result.pins,
-        status=result.status,
+        verdict=result.verdict,
+        state=result.state,
         totals=result.totals,
         cases=map(_baseline_case, result.cases),
     )
@@ -86,7 +97,7 @@ def baseline_of(result: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalResul
 
 def _baseline_case(case: eval_result_pb2.CaseResult) -> eval_result_pb2.CaseResult:
     kept = eval_result_pb2.CaseResult(
-        case_id=case.case_id, status=case.status, metrics=case.metrics, statistics=case.statistics
+        case_id=case.case_id, verdict=case.verdict, metrics=case.metrics, statistics=case.statistics
     )
     for name in ("pass_at_k", "pass_all_k", "pass_all_k_intervals"):
         kept.statistics.ClearField(name)
@@ -106,8 +117,8 @@ def _by_id(cases: Iterable[eval_result_pb2.CaseResult]) -> dict[tuple[str, int],
 def _changed_pins(before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResult) -> Iterator[str]:
     """Return what is not the same of what the results depended on, in sentences."""
     left, right = before.pins, after.pins
-    yield from _changed("The name of the set", before.set_name, after.set_name)
-    yield from _changed("The content of the set", left.set_digest, right.set_digest)
+    yield from _changed("The name of the set", before.eval_set_name, after.eval_set_name)
+    yield from _changed("The content of the set", left.eval_set_digest, right.eval_set_digest)
     yield from _changed("The evaluated agent", left.agent, right.agent)
     yield from _changed_entries("agent", left.agents, right.agents)
     yield from _changed_entries("model", left.models, right.models)
@@ -128,16 +139,16 @@ def _changed(what: str, before: str, after: str) -> Iterator[str]:
 def _changed_entries(kind: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
     for name in sorted({*before, *after}):
         if name not in before:
-            yield f"The {kind} {name!r} is new."
+            yield f"The {kind} {name!r} was added."
         elif name not in after:
-            yield f"The {kind} {name!r} is gone."
+            yield f"The {kind} {name!r} was removed."
         else:
             yield from _changed(f"The {kind} {name!r}", before[name], after[name])
 
 
 def _removed(before: eval_result_pb2.CaseResult) -> eval_result_pb2.CaseComparison:
     return eval_result_pb2.CaseComparison(
-        case_id=before.case_id, change=REMOVED, before=before.status, pass_rate_before=_pass_rate(before)
+        case_id=before.case_id, change=REMOVED, verdict_baseline=before.verdict, pass_rate_baseline=_pass_rate(before)
     )
 
 
@@ -145,13 +156,13 @@ def _compared(
     before: eval_result_pb2.CaseResult | None, after: eval_result_pb2.CaseResult
 ) -> eval_result_pb2.CaseComparison:
     result = eval_result_pb2.CaseComparison(
-        case_id=after.case_id, change=ADDED, after=after.status, pass_rate_after=_pass_rate(after)
+        case_id=after.case_id, change=ADDED, verdict_candidate=after.verdict, pass_rate_candidate=_pass_rate(after)
     )
     if before is not None:
         result.change = _change(before, after)
-        result.before = before.status
+        result.verdict_baseline = before.verdict
         if before.statistics.HasField("pass_rate"):
-            result.pass_rate_before = before.statistics.pass_rate
+            result.pass_rate_baseline = before.statistics.pass_rate
         result.metric_changes.update(_metric_changes(before, after))
         result.differences.extend(_differences(before, after, result.change))
     return result
@@ -163,8 +174,8 @@ def _pass_rate(case: eval_result_pb2.CaseResult) -> float | None:
 
 def _change(before: eval_result_pb2.CaseResult, after: eval_result_pb2.CaseResult) -> Change:
     """Return what became of a case: its verdict decides, and if that is the same, how often it passed."""
-    if (before.status == PASSED) != (after.status == PASSED):
-        return BETTER if after.status == PASSED else WORSE
+    if (before.verdict == PASSED) != (after.verdict == PASSED):
+        return BETTER if after.verdict == PASSED else WORSE
     old, new = _pass_rate(before), _pass_rate(after)
     if old is None or new is None or statistics.is_close(old, new):
         return SAME
@@ -189,24 +200,24 @@ def _differences(
     They are those that only the new run has; of a better case those that only the old one had. A run that the other
     result lacks, as a kept baseline lacks all, counts as one without differences if the case is better or worse.
     """
-    old_runs, new_runs = ({run.index: run for run in case.runs} for case in (before, after))
+    old_runs, new_runs = ({trial.trial: trial for trial in case.trials} for case in (before, after))
     old_side, new_side = (new_runs, old_runs) if change == BETTER else (old_runs, new_runs)
-    empty = eval_result_pb2.CaseRunResult()
+    empty = eval_result_pb2.CaseTrialResult()
     pairs = (
-        (run, old_side.get(index, empty))
-        for index, run in sorted(new_side.items())
+        (trial, old_side.get(index, empty))
+        for index, trial in sorted(new_side.items())
         if index in old_side or change != SAME
     )
-    return next(filter(None, (_only_in(run, other) for run, other in pairs)), [])
+    return next(filter(None, (_only_in(trial, other) for trial, other in pairs)), [])
 
 
 def _only_in(
-    run: eval_result_pb2.CaseRunResult, other: eval_result_pb2.CaseRunResult
+    trial: eval_result_pb2.CaseTrialResult, other: eval_result_pb2.CaseTrialResult
 ) -> list[eval_result_pb2.TreeDifference]:
     """Return the differences of a run that another run has not, or not so often."""
     left = Counter(key for key, _ in _keyed_differences(other))
     found = []
-    for key, difference in _keyed_differences(run):
+    for key, difference in _keyed_differences(trial):
         if left[key]:
             left[key] -= 1
         else:
@@ -215,11 +226,11 @@ def _only_in(
 
 
 def _keyed_differences(
-    run: eval_result_pb2.CaseRunResult,
+    trial: eval_result_pb2.CaseTrialResult,
 ) -> Iterator[tuple[tuple[str | int, ...], eval_result_pb2.TreeDifference]]:
-    """Return the differences of a run, each with what it is without the ids of invocations, which every run has new."""
-    for score in run.scores:
-        for comparison in score.agents:
+    """Return the differences of a trial, each with what it is without the ids of invocations: they are always new."""
+    for score in trial.scores:
+        for comparison in score.tree_comparisons:
             for each in comparison.differences:
                 place = (each.expected_parent, each.actual_parent)
                 yield (score.name, comparison.turn, each.kind, each.agent, *place, each.message), each

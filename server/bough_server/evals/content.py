@@ -14,13 +14,34 @@ MAX_CHARACTERS: Final = 2_000
 """The most characters of a text in a file, unless full texts are asked for."""
 
 _IDS: Final = frozenset(
-    {"evaluation_id", "run_id", "trace_id", "invocation_id", "set_digest", "prices", "server_version", "currency_code"}
+    {
+        "evaluation_id",
+        "run_id",
+        "trace_id",
+        "invocation_id",
+        "eval_set_digest",
+        "prices",
+        "server_version",
+        "currency_code",
+        "cost_currency_code",
+    }
 )
 """Fields that this server makes: they quote nothing, and no pattern changes them."""
 
 _NAMES: Final = frozenset(
     {
-        *("set_name", "case_id", "name", "agent", "expected_parent", "actual_parent", "rubric_id", "gate", "forbidden"),
+        *(
+            "eval_set_name",
+            "case_id",
+            "name",
+            "agent",
+            "expected_parent",
+            "actual_parent",
+            "rubric_id",
+            "gate",
+            "number",
+            "forbidden",
+        ),
         *("flaky_cases", "pins_changed", "agent_path", "input_id", "call_id", "labels"),
     }
 )

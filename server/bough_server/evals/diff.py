@@ -1,4 +1,4 @@
-"""Compare two records: agents that are added, gone or called by another agent, calls, usage, time and answer."""
+"""Compare two records: agents that were added, removed or called by another agent, calls, usage, time and answer."""
 
 import json
 from collections import deque
@@ -13,6 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from bough.v1 import eval_result_pb2, invocation_pb2
 from bough_server.evals.agent_tree import AgentNode, agent_tree, path_of
+from bough_server.messages import executed_arguments
 from bough_server.truncation import cut_text
 
 MAX_AGENTS: Final = 500
@@ -24,6 +25,8 @@ MAX_TEXT_BYTES: Final = 2_000
 
 _MAX_CELLS: Final = 1_000_000
 """The most pairs of calls, of all agents together, that are aligned without difflib's shortcut for frequent ones."""
+
+AgentDifference = eval_result_pb2.AgentDifference
 
 _Call: TypeAlias = invocation_pb2.ToolInvocation
 _CallKey: TypeAlias = tuple[str, str, str, int, int, str]
@@ -47,8 +50,8 @@ def diff(left: invocation_pb2.Invocation, right: invocation_pb2.Invocation) -> e
     calls = list(_call_differences(before, after, matching, is_swapped=is_swapped))
     same_answer = _answer(left) == _answer(right)
     return eval_result_pb2.InvocationDiff(
-        agents=agents[:MAX_AGENTS],
-        calls=islice((call.difference() for call in calls), MAX_CALLS),
+        agent_differences=agents[:MAX_AGENTS],
+        call_differences=islice((call.difference() for call in calls), MAX_CALLS),
         usage_before=left.tree_usage if left.HasField("tree_usage") else None,
         usage_after=right.tree_usage if right.HasField("tree_usage") else None,
         duration_before=_duration(left),
@@ -153,42 +156,43 @@ def _contents(sides: Iterable[_Side]) -> dict[AgentNode, int]:
     return contents
 
 
-def _agent_differences(before: _Side, after: _Side, matching: _Matching) -> Iterator[eval_result_pb2.TreeDifference]:
+def _agent_differences(before: _Side, after: _Side, matching: _Matching) -> Iterator[AgentDifference]:
     for node in before.nodes:
         if node in matching.moved:
             yield _moved(node, matching.moved[node])
         elif node not in matching.pairs:
-            yield eval_result_pb2.TreeDifference(
-                kind=eval_result_pb2.DIFFERENCE_KIND_MISSING,
+            yield AgentDifference(
+                kind=eval_result_pb2.CHANGE_KIND_REMOVED,
                 agent=node.name,
-                expected_parent=path_of(node.parent),
-                message=f"{node.name} is gone, it was {_place(node)}",
-                invocation_id=node.agent.invocation_id,
+                parent_before=path_of(node.parent),
+                invocation_id_before=node.agent.invocation_id,
+                message=f"{node.name} was removed, it was {_place(node)}",
             )
     for node in after.nodes:
         if node not in matching.taken:
-            yield eval_result_pb2.TreeDifference(
-                kind=eval_result_pb2.DIFFERENCE_KIND_UNEXPECTED,
+            yield AgentDifference(
+                kind=eval_result_pb2.CHANGE_KIND_ADDED,
                 agent=node.name,
-                actual_parent=path_of(node.parent),
-                message=f"{node.name} is new, it is {_place(node)}",
-                invocation_id=node.agent.invocation_id,
+                parent_after=path_of(node.parent),
+                invocation_id_after=node.agent.invocation_id,
+                message=f"{node.name} was added, it is {_place(node)}",
             )
 
 
-def _moved(before: AgentNode, after: AgentNode) -> eval_result_pb2.TreeDifference:
+def _moved(before: AgentNode, after: AgentNode) -> AgentDifference:
     was, now = _place(before), _place(after)
     if was == now:
         was, now = f"called by {path_of(before.parent)}", f"called by {path_of(after.parent)}"
     if was == now:
         now = f"called by another {path_of(after.parent)}"
-    return eval_result_pb2.TreeDifference(
-        kind=eval_result_pb2.DIFFERENCE_KIND_MOVED,
+    return AgentDifference(
+        kind=eval_result_pb2.CHANGE_KIND_MOVED,
         agent=after.name,
-        expected_parent=path_of(before.parent),
-        actual_parent=path_of(after.parent),
+        parent_before=path_of(before.parent),
+        parent_after=path_of(after.parent),
+        invocation_id_before=before.agent.invocation_id,
+        invocation_id_after=after.agent.invocation_id,
         message=f"{after.name} was {was}, and is now {now}",
-        invocation_id=after.agent.invocation_id,
     )
 
 
@@ -218,15 +222,15 @@ class _ChangedCall:
             message=message,
         )
 
-    def _words(self, name: str) -> tuple[eval_result_pb2.DifferenceKind.ValueType, str]:
+    def _words(self, name: str) -> tuple[eval_result_pb2.ChangeKind.ValueType, str]:
         if self.after is None or self.before is None:
             if self.after is None:
-                return eval_result_pb2.DIFFERENCE_KIND_MISSING, f"{name} is gone"
-            return eval_result_pb2.DIFFERENCE_KIND_UNEXPECTED, f"{name} is new"
+                return eval_result_pb2.CHANGE_KIND_REMOVED, f"{name} was removed"
+            return eval_result_pb2.CHANGE_KIND_ADDED, f"{name} was added"
         one, other = _call_key(self.before), _call_key(self.after)
         changes = ["other arguments"] if one[1] != other[1] else []
         changes += ["another result"] if one[2:] != other[2:] else []
-        return eval_result_pb2.DIFFERENCE_KIND_TOOLS, f"{name} has {' and '.join(changes)}"
+        return eval_result_pb2.CHANGE_KIND_CHANGED, f"{name} has {' and '.join(changes)}"
 
 
 def _call_differences(before: _Side, after: _Side, matching: _Matching, *, is_swapped: bool) -> Iterator[_ChangedCall]:
@@ -279,7 +283,7 @@ def _changed_calls(
 def _call_key(call: _Call) -> _CallKey:
     return (
         call.name,
-        _canonical(call.arguments_json),
+        _canonical(executed_arguments(call)),
         _canonical(call.result_json),
         call.state,
         call.error.reason,
@@ -294,10 +298,11 @@ def _canonical(text: str) -> str:
     return text
 
 
-def _result_call(call: _Call) -> eval_result_pb2.ResultCall:
-    return eval_result_pb2.ResultCall(
+def _result_call(call: _Call) -> eval_result_pb2.EvalCall:
+    return eval_result_pb2.EvalCall(
         name=cut_text(call.name, MAX_TEXT_BYTES),
         arguments_json=cut_text(call.arguments_json, MAX_TEXT_BYTES),
+        executed_arguments_json=cut_text(call.executed_arguments_json, MAX_TEXT_BYTES),
         result_json=cut_text(call.result_json, MAX_TEXT_BYTES),
         state=call.state,
         error=call.error if call.HasField("error") else None,

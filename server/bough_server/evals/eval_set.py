@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -59,37 +59,34 @@ def set_digest(eval_set: eval_set_pb2.EvalSet) -> str:
     return hashlib.sha256(eval_set.SerializeToString(deterministic=True)).hexdigest()
 
 
-def planned_cases(eval_set: eval_set_pb2.EvalSet, *, runs: int | None) -> list[evaluation_pb2.CasePlanned]:
-    """Return the cases with the set's defaults: metrics, timeouts, and how often each is run.
+def planned_cases(eval_set: eval_set_pb2.EvalSet, *, trials: int | None) -> list[evaluation_pb2.CasePlanned]:
+    """Return the cases with the set's defaults: metrics, timeouts, and how many trials each has.
 
-    `runs` takes precedence over what the set says. A case of recorded invocations is judged once: nothing runs, and to
-    judge the same record again would prove nothing more.
+    `trials` takes precedence over what the set says. A case of recorded invocations is scored once: nothing
+    runs, and to score the same record again would prove nothing more.
     """
-    return [_planned(case, eval_set.defaults, runs) for case in eval_set.cases]
+    return [_planned(case, eval_set.defaults, trials) for case in eval_set.cases]
 
 
 def is_recorded(case: eval_set_pb2.EvalCase) -> bool:
-    """Return whether a case is judged by recorded invocations instead of runs."""
+    """Return whether a case is scored by recorded invocations instead of runs."""
     return any(turn.HasField("recorded") for turn in case.turns)
 
 
-def origin_of(case: eval_set_pb2.EvalCase) -> eval_set_pb2.EvalOrigin:
-    """Return where a case begins; `from` is a keyword of Python, so the attribute cannot be written."""
-    return cast(eval_set_pb2.EvalOrigin, getattr(case, "from"))
-
-
-def metric_name(metric: eval_set_pb2.Metric) -> str:
+def metric_name(metric: eval_set_pb2.EvalMetric) -> str:
     """Return the name of a metric, by default that of its kind; empty for a metric without a kind."""
     return metric.name or metric.WhichOneof("kind") or ""
 
 
-def merged_metrics(case: eval_set_pb2.EvalCase, defaults: eval_set_pb2.EvalDefaults) -> dict[str, eval_set_pb2.Metric]:
+def merged_metrics(
+    case: eval_set_pb2.EvalCase, defaults: eval_set_pb2.EvalDefaults
+) -> dict[str, eval_set_pb2.EvalMetric]:
     """Return the metrics of a case by name: the defaults, of which the case's own replace those of the same name."""
     return {metric_name(metric): metric for metric in (*defaults.metrics, *case.metrics)}
 
 
 def _planned(
-    case: eval_set_pb2.EvalCase, defaults: eval_set_pb2.EvalDefaults, runs: int | None
+    case: eval_set_pb2.EvalCase, defaults: eval_set_pb2.EvalDefaults, trials: int | None
 ) -> evaluation_pb2.CasePlanned:
     merged = eval_set_pb2.EvalCase()
     merged.CopyFrom(case)
@@ -97,12 +94,15 @@ def _planned(
     merged.metrics.extend(merged_metrics(case, defaults).values())
     if not merged.HasField("timeout"):
         merged.timeout.CopyFrom(defaults.timeout if defaults.HasField("timeout") else _DEFAULT_TIMEOUT)
-    return evaluation_pb2.CasePlanned(case=merged, runs=planned_runs(case, defaults, runs=runs))
+    return evaluation_pb2.CasePlanned(eval_case=merged, trials=planned_trials(case, defaults, trials=trials))
 
 
-def planned_runs(case: eval_set_pb2.EvalCase, defaults: eval_set_pb2.EvalDefaults, *, runs: int | None = None) -> int:
-    """Return how often a case is run; `runs` takes precedence over what the set says."""
+def planned_trials(
+    case: eval_set_pb2.EvalCase, defaults: eval_set_pb2.EvalDefaults, *, trials: int | None = None
+) -> int:
+    """Return how many trials a case has; `trials` takes precedence over what the set says."""
     if is_recorded(case):
         return 1
-    said = (runs, case.runs if case.HasField("runs") else None, defaults.runs if defaults.HasField("runs") else None)
-    return next((each for each in said if each is not None), 1)
+    if trials is not None:
+        return trials
+    return next((holder.trials for holder in (case, defaults) if holder.HasField("trials")), 1)

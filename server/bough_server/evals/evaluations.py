@@ -12,6 +12,7 @@ import structlog
 from bough.v1 import eval_result_pb2, eval_service_pb2, evaluation_pb2, event_pb2
 from bough_server import ids
 from bough_server.errors import (
+    EvaluationNotEnded,
     Fenced,
     FieldViolation,
     InvalidRequest,
@@ -21,6 +22,7 @@ from bough_server.errors import (
     StorageFailed,
 )
 from bough_server.evals.cancel_commands import CancelCommands
+from bough_server.evals.compare import incomplete
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.evaluation_log import EvaluationState, as_fact, read_state
 from bough_server.evals.evaluator import LiveEvaluation
@@ -82,7 +84,9 @@ class Evaluations:
                 return _same_request(earlier, digest, request.request_id)
         baseline = None
         if request.HasField("baseline"):
-            baseline = await self.source(principal, request.baseline, field="baseline")
+            baseline = await self.baseline(
+                principal, request.baseline, allow_incomplete=request.allow_incomplete_baseline
+            )
         planned = await plan(self.dependencies, principal, request, baseline=baseline, digest=digest)
         planned.started.trace_id, planned.started.span_id = trace.ids()
         self._refuse_while_stopping()
@@ -120,7 +124,7 @@ class Evaluations:
             create_time_ns=now_ns,
             records=records,
             owner=self.dependencies.worker,
-            set_name=planned.started.set.name,
+            eval_set_name=planned.started.eval_set.name,
             agent=planned.started.agent,
             labels=dict(request.labels),
         )
@@ -134,7 +138,9 @@ class Evaluations:
         for event in events:
             fold.apply(event)
         self._launch(record, fold)
-        _log.info("evaluation started", evaluation_id=evaluation_id, set=fold.planned.set.name, cases=len(fold.cases))
+        _log.info(
+            "evaluation started", evaluation_id=evaluation_id, set=fold.planned.eval_set.name, cases=len(fold.cases)
+        )
         return record
 
     def _launch(self, record: EvaluationRecord, fold: EvaluationState) -> None:
@@ -159,10 +165,13 @@ class Evaluations:
 
     # Reading
 
-    async def follow(self, principal: Principal, evaluation_id: str, *, after: int = 0) -> Pages:
+    async def follow(
+        self, principal: Principal, evaluation_id: str, *, after: int = 0, only_current: bool = False
+    ) -> Pages:
         """Yield pages of an evaluation's committed events after a sequence, up to its last event.
 
-        Raises NotFound and SequenceOutOfRange before the first page.
+        With `only_current` only those that the log has now. Raises NotFound and SequenceOutOfRange before the first
+        page.
         """
         record = await self.get(principal, evaluation_id)
         if after > record.evaluation.last_sequence:
@@ -171,6 +180,12 @@ class Evaluations:
                 f"after {after}.",
                 details={"last_sequence": str(record.evaluation.last_sequence)},
             )
+        if only_current:
+            log, last = self.dependencies.store.log, record.evaluation.last_sequence
+            while after < last and (page := await log.read(evaluation_id, after=after, through=last)):
+                yield page
+                after = page[-1].sequence
+            return
         tail = cast(Pages, self.dependencies.store.log.tail(evaluation_id, after=after))
         try:
             async for page in tail:
@@ -189,11 +204,11 @@ class Evaluations:
         return await self.dependencies.store.evaluations.list(principal, evaluation_filter, page)
 
     async def source(
-        self, principal: Principal, source: eval_service_pb2.EvalSource, *, field: str
+        self, principal: Principal, source: eval_result_pb2.EvalSource, *, field: str
     ) -> eval_result_pb2.EvalResult:
         """Return a result, without its turns if it is stored, that a request names or brings in a field.
 
-        Raises NotFound, and InvalidRequest for an evaluation that has not ended.
+        Raises NotFound and EvaluationNotEnded.
         """
         if source.WhichOneof("source") != "evaluation_id":
             return source.result
@@ -201,9 +216,23 @@ class Evaluations:
         await self.get(principal, evaluation_id)
         fold = await read_state(self.dependencies.store.log, evaluation_id, keeps_differences=True)
         if fold.end is None:
-            description = f"The evaluation {evaluation_id!r} has not ended: wait for its end."
-            raise InvalidRequest([FieldViolation(field=f"{field}.evaluation_id", description=description)])
+            raise EvaluationNotEnded(evaluation_id, field=f"{field}.evaluation_id", advice="wait for its end")
         return await asyncio.to_thread(_whole, fold, evaluation_id)
+
+    async def baseline(
+        self, principal: Principal, source: eval_result_pb2.EvalSource, *, allow_incomplete: bool
+    ) -> eval_result_pb2.EvalResult:
+        """Return the result that a request names or brings as its baseline.
+
+        Raises NotFound, EvaluationNotEnded, and InvalidRequest for a result of an evaluation that did not succeed,
+        unless the request allows it.
+        """
+        result = await self.source(principal, source, field="baseline")
+        if (why := incomplete(result)) and not allow_incomplete:
+            field = "evaluation_id" if source.HasField("evaluation_id") else "result.state"
+            description = f"{why}: set allow_incomplete_baseline to compare with it."
+            raise InvalidRequest([FieldViolation(field=f"baseline.{field}", description=description)])
+        return result
 
     # Ending
 
@@ -219,11 +248,10 @@ class Evaluations:
     async def delete(self, principal: Principal, evaluation_id: str) -> None:
         """Delete an evaluation that has ended; its runs are kept.
 
-        Raises NotFound, InvalidRequest for one that has not ended, and StorageFailed.
+        Raises NotFound, EvaluationNotEnded and StorageFailed.
         """
         if not await self.dependencies.store.evaluations.delete(principal, evaluation_id):
-            description = f"The evaluation {evaluation_id!r} has not ended: cancel it first."
-            raise InvalidRequest([FieldViolation(field="evaluation_id", description=description)])
+            raise EvaluationNotEnded(evaluation_id, field="evaluation_id", advice="cancel it first")
 
     async def _cancel(self, record: EvaluationRecord, request: event_pb2.CancelRequested) -> None:
         while not await self._request_cancel(record, request):

@@ -1,4 +1,4 @@
-"""Execute one evaluation: run its cases, judge them, and record what happens."""
+"""Execute one evaluation: run its cases, score them, and record what happens."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -14,11 +14,12 @@ from bough.v1 import (
     usage_pb2,
 )
 from bough_server.errors import Fenced, RunError, ServerStopping, StorageFailed
-from bough_server.evals.case_runs import CaseRunner, NotJudged, recorded_of
+from bough_server.evals.case_trials import NotJudged, TrialRunner
 from bough_server.evals.dependencies import EvaluationDependencies
+from bough_server.evals.eval_set import is_recorded
 from bough_server.evals.evaluation_log import EvaluationState, as_fact
 from bough_server.evals.judges import Judges
-from bough_server.evals.judging import judge_run
+from bough_server.evals.judging import judge_trial
 from bough_server.evals.outcome import judged
 from bough_server.evals.scoring import not_evaluated
 from bough_server.store.evaluation_ports import EvaluationRecord
@@ -76,7 +77,7 @@ class LiveEvaluation:
             is_cancelled=lambda: fold.cancel is not None,
             trace=trace,
         )
-        self._runner = CaseRunner(
+        self._runner = TrialRunner(
             dependencies,
             record.principal,
             evaluation_id=self.evaluation_id,
@@ -160,68 +161,71 @@ class LiveEvaluation:
         remaining = self._fold.remaining()
         async with asyncio.TaskGroup() as group:
             canceller = group.create_task(self._cancel_runs())
-            workers = [group.create_task(self._work(remaining)) for _ in range(self._fold.planned.jobs)]
+            workers = [group.create_task(self._work(remaining)) for _ in range(self._fold.planned.max_concurrency)]
             await asyncio.wait(workers)
             if self._fold.cancel is None:
                 canceller.cancel()
         await self._end()
 
     async def _work(self, remaining: "Iterator[tuple[evaluation_pb2.CasePlanned, int]]") -> None:
-        """Take runs of cases from the iterator that all workers share, until it is empty or the evaluation stops."""
-        for planned, index in remaining:
+        """Take trials from the iterator that all workers share, until it is empty or the evaluation stops."""
+        for planned, trial in remaining:
             if self._fold.cancel is not None:
                 return
-            await self._case_run(planned, index)
+            await self._execute_trial(planned, trial)
 
-    async def _case_run(self, planned: evaluation_pb2.CasePlanned, index: int) -> None:
-        case, named = planned.case, self._runner.named(planned, index)
-        if (used_up := self._used_up()) and (case.id, index) not in self._fold.started:
-            await self._scored(not_evaluated(case, index, used_up))
+    async def _execute_trial(self, planned: evaluation_pb2.CasePlanned, trial: int) -> None:
+        case, named = planned.eval_case, self._runner.named(planned, trial)
+        if (used_up := self._used_up()) and (case.id, trial) not in self._fold.started:
+            await self._record_score(not_evaluated(case, trial, used_up))
             return
-        recorded = recorded_of(case)
-        if (case.id, index) not in self._fold.started:
+        if (case.id, trial) not in self._fold.started:
             event = evaluation_pb2.EvaluationEvent()
-            event.case_run_started.case_id, event.case_run_started.index = case.id, index
-            event.case_run_started.session_id = "" if recorded else named.session_id
+            event.case_trial_started.case_id, event.case_trial_started.trial = case.id, trial
+            event.case_trial_started.session_id = "" if is_recorded(case) else named.session_id
             await self._recorder.record(event)
-        result = await self._judged(planned, index, recorded)
+        result = await self._score_trial(planned, trial)
         if result is not None and self._fold.cancel is None:
-            await self._scored(result)
+            await self._record_score(result)
 
-    async def _judged(
-        self, planned: evaluation_pb2.CasePlanned, index: int, recorded: Sequence[invocation_pb2.Invocation]
-    ) -> eval_result_pb2.CaseRunResult | None:
-        """Run a case and judge it; return None if the evaluation was cancelled meanwhile.
+    async def _score_trial(
+        self, planned: evaluation_pb2.CasePlanned, trial: int
+    ) -> eval_result_pb2.CaseTrialResult | None:
+        """Run a trial and score it; return None if the evaluation was cancelled meanwhile.
 
-        Whatever goes wrong with the case is its own result, not the evaluation's end.
+        Whatever goes wrong with the trial is its own result, not the evaluation's end.
         """
-        case = planned.case
+        case = planned.eval_case
         try:
-            invocations = recorded or await self._runner.run(planned, index)
-            if not recorded and (case.id, index) not in self._fold.ended:
-                event = evaluation_pb2.EvaluationEvent()
-                event.case_run_ended.case_id, event.case_run_ended.index = case.id, index
-                event.case_run_ended.run_ids.extend(one.run_id for one in invocations)
-                await self._recorder.record(event)
-            judging = judge_run(self._dependencies, case, invocations, index=index, judges=self._judges)
+            invocations = await self._run_turns(planned, trial)
+            judging = judge_trial(self._dependencies, case, invocations, trial=trial, judges=self._judges)
             return await self._unless_cancelled(judging)
         except NotJudged as error:
-            return not_evaluated(case, index, error.reason, invocations=error.invocations, unanswered=error.unanswered)
+            return not_evaluated(case, trial, error.reason, invocations=error.invocations, unanswered=error.unanswered)
         except (ServerStopping, StorageFailed, Fenced):
             raise
         except Exception as error:
             _log.error(
-                "run of a case not judged",
-                evaluation_id=self.evaluation_id,
-                case_id=case.id,
-                index=index,
-                exc_info=error,
+                "trial not scored", evaluation_id=self.evaluation_id, case_id=case.id, trial=trial, exc_info=error
             )
-            return not_evaluated(case, index, "The server failed while judging it; the server's log says why.")
+            return not_evaluated(case, trial, "The server failed while scoring it; the server's log says why.")
+
+    async def _run_turns(self, planned: evaluation_pb2.CasePlanned, trial: int) -> Sequence[invocation_pb2.Invocation]:
+        """Return the records of a trial's turns, which are run unless the case has recorded ones."""
+        case = planned.eval_case
+        if is_recorded(case):
+            return await self._runner.recorded(case)
+        invocations = await self._runner.run(planned, trial)
+        if (case.id, trial) not in self._fold.ended:
+            event = evaluation_pb2.EvaluationEvent()
+            event.case_trial_ended.case_id, event.case_trial_ended.trial = case.id, trial
+            event.case_trial_ended.run_ids.extend(invocation.run_id for invocation in invocations)
+            await self._recorder.record(event)
+        return invocations
 
     async def _unless_cancelled(
-        self, judging: Coroutine[Any, Any, eval_result_pb2.CaseRunResult]
-    ) -> eval_result_pb2.CaseRunResult | None:
+        self, judging: Coroutine[Any, Any, eval_result_pb2.CaseTrialResult]
+    ) -> eval_result_pb2.CaseTrialResult | None:
         """Return the result, or None as soon as the evaluation is cancelled: judges have further questions."""
         tasks = asyncio.create_task(judging), asyncio.create_task(self._cancel_asked.wait())
         try:
@@ -232,9 +236,9 @@ class LiveEvaluation:
             await asyncio.wait(tasks)
         return None if tasks[0].cancelled() else tasks[0].result()
 
-    async def _scored(self, result: eval_result_pb2.CaseRunResult) -> None:
+    async def _record_score(self, result: eval_result_pb2.CaseTrialResult) -> None:
         event = evaluation_pb2.EvaluationEvent()
-        event.case_run_scored.result.CopyFrom(result)
+        event.case_trial_scored.result.CopyFrom(result)
         await self._recorder.record(event)
 
     async def _cancel_runs(self) -> None:
@@ -260,7 +264,7 @@ class LiveEvaluation:
         result = fold.result(self.evaluation_id, cases, summary)
         totaled = evaluation_pb2.EvaluationEvent()
         totaled.evaluation_totaled.CopyFrom(await asyncio.to_thread(judged, fold.planned, result))
-        end.evaluation_completed.status = totaled.evaluation_totaled.status
+        end.evaluation_completed.verdict = totaled.evaluation_totaled.verdict
         await self._recorder.record(totaled, end)
 
     def _used_up(self) -> str:

@@ -30,7 +30,7 @@ class KnownNames:
     """The functions that the operator registered with @metric."""
 
 
-def expectation_problems(expect: eval_set_pb2.Expectation, place: str) -> Iterator[FieldProblem]:
+def expectation_problems(expect: eval_set_pb2.EvalExpectation, place: str) -> Iterator[FieldProblem]:
     """Yield every problem of an expectation, which is at `place`."""
     if problem := check_answer(expect.answer):
         yield f"{place}.answer", problem
@@ -89,7 +89,9 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def metrics_problems(metrics: Sequence[eval_set_pb2.Metric], place: str, known: KnownNames) -> Iterator[FieldProblem]:
+def metrics_problems(
+    metrics: Sequence[eval_set_pb2.EvalMetric], place: str, known: KnownNames
+) -> Iterator[FieldProblem]:
     """Yield every problem of the metrics at `place`, but for what they find to judge."""
     seen: set[str] = set()
     for index, metric in enumerate(metrics):
@@ -103,7 +105,7 @@ def metrics_problems(metrics: Sequence[eval_set_pb2.Metric], place: str, known: 
         yield from _kind_problems(metric, inner, known)
 
 
-def _kind_problems(metric: eval_set_pb2.Metric, place: str, known: KnownNames) -> Iterator[FieldProblem]:
+def _kind_problems(metric: eval_set_pb2.EvalMetric, place: str, known: KnownNames) -> Iterator[FieldProblem]:
     match metric.WhichOneof("kind"):
         case "tool_trajectory":
             yield from tools_problems(metric.tool_trajectory.tools, f"{place}.tool_trajectory.tools")
@@ -177,18 +179,18 @@ def _unknown_forbidden(
 
 
 def _begins_with_record(case: eval_set_pb2.EvalCase) -> bool:
-    return case.HasField("from") or any(turn.HasField("recorded") for turn in case.turns)
+    return case.HasField("origin") or any(turn.HasField("recorded") for turn in case.turns)
 
 
 def _unknown_in_metrics(
-    metrics: Sequence[eval_set_pb2.Metric], place: str, known: Collection[str]
+    metrics: Sequence[eval_set_pb2.EvalMetric], place: str, known: Collection[str]
 ) -> Iterator[FieldProblem]:
     for index, metric in enumerate(metrics):
         for kind, name in (("tool_trajectory", metric.tool_trajectory.agent), ("budget", metric.budget.agent)):
             yield from unknown_name("agent", name, known, f"{place}[{index}].{kind}.agent")
 
 
-def nothing_to_judge(metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase) -> str:
+def nothing_to_judge(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase) -> str:
     """Return what a case does not expect so that the metric has nothing to judge there; empty if it has something.
 
     A tool_trajectory without expected calls judges that there are none, and other kinds need no expectation.

@@ -106,6 +106,15 @@ def _add_all(add: Callable[[T], None], items: Iterable[T]) -> None:
         add(item)
 
 
+async def read_source(
+    runs: Runs, log: EventLog, principal: Principal, source: invocation_pb2.InvocationSource
+) -> invocation_pb2.Invocation:
+    """Return the record that a source names or brings. Raises NotFound and SequenceOutOfRange."""
+    if source.WhichOneof("source") == "invocation":
+        return source.invocation
+    return await read_record(runs, log, principal, source.run.run_id, as_of_sequence=source.run.as_of_sequence)
+
+
 async def read_record(
     runs: Runs,
     log: EventLog,

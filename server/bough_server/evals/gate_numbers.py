@@ -41,7 +41,7 @@ def counted(number: int, noun: str) -> str:
 def unjudged(cases: Iterable[eval_result_pb2.CaseResult]) -> str:
     """Return the sentence that names a case of which not every run is judged; empty if there is none."""
     found = [case.case_id for case in cases if has_unjudged(case)]
-    return f"Not every run of {counted(len(found), 'case')} could be judged, such as {found[0]!r}." if found else ""
+    return f"Not every trial of {counted(len(found), 'case')} could be scored, such as {found[0]!r}." if found else ""
 
 
 def worst_case(cases: Sequence[eval_result_pb2.CaseResult]) -> Measured:
@@ -53,25 +53,25 @@ def worst_case(cases: Sequence[eval_result_pb2.CaseResult]) -> Measured:
     counts = case.statistics
     return Measured(
         value=counts.pass_rate_interval.lower,
-        note=f"In the case {case.case_id!r} {counts.passed} of {counted(counts.runs, 'run')} passed.",
+        note=f"In the case {case.case_id!r} {counts.passed} of {counted(counts.trials, 'trial')} passed.",
         unknown=unjudged(cases),
     )
 
 
 def pass_all_k(cases: Sequence[eval_result_pb2.CaseResult], k: int) -> Measured:
-    """Return the mean of pass^K over the cases that have so many judged runs."""
-    values = [case.statistics.pass_all_k[k - 1] for case in cases if case.statistics.runs >= k]
+    """Return the mean of pass^K over the cases that have so many scored trials."""
+    values = [case.statistics.pass_all_k[k - 1] for case in cases if case.statistics.trials >= k]
     value = statistics.mean(values) if values else None
-    few = next((case.case_id for case in cases if case.statistics.runs < k), "")
+    few = next((case.case_id for case in cases if case.statistics.trials < k), "")
     return Measured(
-        value=value, unknown=f"The case {few!r} has fewer than {k} judged runs." if few else unjudged(cases)
+        value=value, unknown=f"The case {few!r} has fewer than {k} scored trials." if few else unjudged(cases)
     )
 
 
 def metric_mean(cases: Sequence[eval_result_pb2.CaseResult], metric: str) -> Measured:
     """Return the mean of a metric over the cases that have it; a case whose runs all crashed counts as one.
 
-    A crashed run counts as 0, or as the lowest score that there is if that is less. An upper bound never holds with
+    A crashed trial counts as 0, or as the lowest score that there is if that is less. An upper bound never holds with
     one: it would be met by crashing.
     """
     found = [(case, scores) for case in cases if (scores := _scores(case, metric)) is not None]
@@ -79,30 +79,32 @@ def metric_mean(cases: Sequence[eval_result_pb2.CaseResult], metric: str) -> Mea
     means: list[float] = []
     crashes = unknown = 0
     for case, scores in found:
-        known = [worst if run.crashed else score for run, score in zip(case.runs, scores, strict=True)]
-        crashes += sum(run.crashed for run in case.runs)
+        known = [worst if trial.crashed else score for trial, score in zip(case.trials, scores, strict=True)]
+        crashes += sum(trial.crashed for trial in case.trials)
         unknown += None in known
         if judged := [score for score in known if score is not None]:
             means.append(statistics.mean(judged))
     if not means:
-        return Measured(value=None, unknown=f"No run has a score of {metric}.")
+        return Measured(value=None, unknown=f"No trial has a score of {metric}.")
     return Measured(
         value=statistics.mean(means),
-        note=f"{counted(crashes, 'crashed run')} counted as {worst:g}." if crashes else "",
-        unknown=f"{counted(unknown, 'case')} could not be judged by {metric} in every run." if unknown else "",
-        unbounded=f"{counted(crashes, 'crashed run')} {'has' if crashes == 1 else 'have'} no score." if crashes else "",
+        note=f"{counted(crashes, 'crashed trial')} counted as {worst:g}." if crashes else "",
+        unknown=f"{counted(unknown, 'case')} could not be scored by {metric} in every trial." if unknown else "",
+        unbounded=f"{counted(crashes, 'crashed trial')} {'has' if crashes == 1 else 'have'} no score."
+        if crashes
+        else "",
     )
 
 
 def _scores(case: eval_result_pb2.CaseResult, metric: str) -> list[float | None] | None:
-    """Return the score of each run of a case, None for one that has none; None if the case has no such metric.
+    """Return the score of each trial, None for one that has none; None if the case has no such metric.
 
-    A run that crashed has no scores, and one that could not be judged may have none: a case with no other runs than
+    A run that crashed has no scores, and one that could not be scored may have none: a case with no other runs than
     these counts for every metric.
     """
-    named = [{score.name: score for score in run.scores} for run in case.runs]
+    named = [{score.name: score for score in trial.scores} for trial in case.trials]
     has_metric = any(metric in scores for scores in named)
-    if not has_metric and (any(named) or any(is_judged(run) and not run.crashed for run in case.runs)):
+    if not has_metric and (any(named) or any(is_judged(trial) and not trial.crashed for trial in case.trials)):
         return None
     return [scores[metric].score if metric in scores and scores[metric].HasField("score") else None for scores in named]
 
@@ -112,7 +114,7 @@ def cost(cases: Iterable[eval_result_pb2.CaseResult], totals: eval_result_pb2.Ev
     used = total_cost(totals)
     parts = [totals.usage, totals.judge_usage]
     # A sum has a cost as soon as one of its parts has: it is whole only if each of them has.
-    parts += [usage for case in cases for run in case.runs for usage in (run.usage, run.judge_usage)]
+    parts += [usage for case in cases for trial in case.trials for usage in (trial.usage, trial.judge_usage)]
     unknown = not all(map(has_whole_cost, parts))
     if not used.HasField("cost_nanos"):
         called = any(part.model_calls for part in parts)
@@ -123,20 +125,22 @@ def cost(cases: Iterable[eval_result_pb2.CaseResult], totals: eval_result_pb2.Ev
 
 
 def regressions(comparison: eval_result_pb2.EvalComparison | None) -> Measured:
-    """Return how many cases are worse than in the baseline. One that could not be judged is not known to be."""
+    """Return how many cases are worse than in the baseline. One that could not be scored is not known to be."""
     if comparison is None:
         return _NO_BASELINE
     worse = [case for case in comparison.cases if case.change == eval_result_pb2.CASE_CHANGE_WORSE]
-    found = [case.case_id for case in worse if case.after != NOT_EVALUATED]
-    unjudged_now = [case.case_id for case in worse if case.after == NOT_EVALUATED]
+    found = [case.case_id for case in worse if case.verdict_candidate != NOT_EVALUATED]
+    unjudged_now = [case.case_id for case in worse if case.verdict_candidate == NOT_EVALUATED]
     unjudged_before = [
         case.case_id
         for case in comparison.cases
-        if case.before == NOT_EVALUATED and case.after == FAILED and case.change != eval_result_pb2.CASE_CHANGE_WORSE
+        if case.verdict_baseline == NOT_EVALUATED
+        and case.verdict_candidate == FAILED
+        and case.change != eval_result_pb2.CASE_CHANGE_WORSE
     ]
     sentences = [
-        f"Could not be judged, and passed in the baseline: {named(unjudged_now)}." if unjudged_now else "",
-        f"Fails, and could not be judged in the baseline: {named(unjudged_before)}." if unjudged_before else "",
+        f"Could not be scored, and passed in the baseline: {named(unjudged_now)}." if unjudged_now else "",
+        f"Fails, and could not be scored in the baseline: {named(unjudged_before)}." if unjudged_before else "",
     ]
     return Measured(
         value=len(found), note=f"Worse: {named(found)}." if found else "", unknown=" ".join(filter(None, sentences))

@@ -1,6 +1,6 @@
 """Gates of an evaluation: numbers that have to be within bounds, such as `pass_rate >= 0.9`.
 
-A gate is read, refused before anything runs if so few runs or cases cannot reach it, and checked at the end.
+A gate is read, refused before anything runs if so few trials or cases cannot reach it, and checked at the end.
 """
 
 import math
@@ -19,14 +19,14 @@ from bough_server.evals.metrics.turn import name_of
 from bough_server.evals.scoring import applicable_metrics
 from bough_server.evals.verdicts import FAILED, NOT_EVALUATED, PASSED
 
-MAX_RUNS: Final = 1_000
-"""The most runs of a case, as EvalCase.runs says."""
+MAX_TRIALS: Final = 1_000
+"""The most trials of a case, as EvalCase.trials says."""
 MAX_CASES: Final = 10_000
 """The most cases of a set, as EvalSet.cases says."""
 
 
 class GateNumber(StrEnum):
-    """The numbers that a gate can bound. K is a number of runs, METRIC the name of a metric."""
+    """The numbers that a gate can bound. K is a number of trials, METRIC the name of a metric."""
 
     CASE_PASS_RATE_LOWER = "case.pass_rate.lower"
     PASS_RATE = "pass_rate"
@@ -52,6 +52,14 @@ _OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = {
 }
 """The comparisons, all up to rounding; of those that begin alike the longer one first."""
 
+_WIRE_OPERATORS: Final = {
+    ">=": eval_result_pb2.GATE_OPERATOR_AT_LEAST,
+    ">": eval_result_pb2.GATE_OPERATOR_ABOVE,
+    "<=": eval_result_pb2.GATE_OPERATOR_AT_MOST,
+    "<": eval_result_pb2.GATE_OPERATOR_BELOW,
+    "==": eval_result_pb2.GATE_OPERATOR_EQUAL,
+}
+
 _GATE: Final = re.compile(rf"\s*(?P<name>[^\s<>=]+)\s*(?P<operator>{'|'.join(_OPERATORS)})\s*(?P<bound>[^\s<>=]+)\s*")
 _BOUND: Final = re.compile(r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][-+]?[0-9]{1,2})?")
 _PASS_ALL: Final = re.compile(r"pass\^(?P<k>[1-9][0-9]{0,8})")
@@ -68,7 +76,7 @@ class Gate:
     operator: str
     bound: float
     k: int = 0
-    """How many runs have to pass, of PASS_ALL_K."""
+    """How many trials have to pass, of PASS_ALL_K."""
     metric: str = ""
     """The name of the metric, of METRIC_MEAN."""
 
@@ -79,7 +87,7 @@ class Gate:
 
     @property
     def counts_crashes(self) -> bool:
-        """Whether a crashed run makes the number worse, whatever else is known of the run."""
+        """Whether a crashed trial makes the number worse, whatever else is known of the trial."""
         match self.number:
             case GateNumber.COST_TOTAL | GateNumber.REMOVED | GateNumber.REGRESSIONS:
                 return False  # a case that crashes and did not pass in the baseline is no regression
@@ -126,7 +134,7 @@ def _number(name: str) -> tuple[GateNumber, int, str]:
     """Return which number a name means, with K and METRIC. Raises ValueError with a sentence."""
     if name.startswith("pass^"):
         if not (pass_all := _PASS_ALL.fullmatch(name)):
-            raise ValueError(f"{name[:80]!r} takes a number of runs, at least 1, after the ^, as pass^3 does.")
+            raise ValueError(f"{name[:80]!r} takes a number of trials, at least 1, after the ^, as pass^3 does.")
         return GateNumber.PASS_ALL_K, int(pass_all["k"]), ""
     if mean := _METRIC_MEAN.fullmatch(name):
         return GateNumber.METRIC_MEAN, 0, mean["metric"]
@@ -143,15 +151,15 @@ def unreachable(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned]) -> st
 
     A bound on the mean of a metric that no case has is unreachable too. Whether there is a baseline is not checked.
     """
-    fewest = min(planned, key=lambda case: case.runs)
+    fewest = min(planned, key=lambda case: case.trials)
     if gate.number is GateNumber.METRIC_MEAN and gate.metric not in (names := _scales(planned)):
         return (
             f"{gate.text!r} cannot be reached: no case has the metric {gate.metric!r}.{suggestion(gate.metric, names)}"
         )
-    if gate.number is GateNumber.PASS_ALL_K and fewest.runs < gate.k:
+    if gate.number is GateNumber.PASS_ALL_K and fewest.trials < gate.k:
         return (
-            f"{gate.text!r} cannot be reached: the case {fewest.case.id!r} is run {counted(fewest.runs, 'time')}."
-            f" It takes {gate.k} runs of each case."
+            f"{gate.text!r} cannot be reached: the case {fewest.eval_case.id!r} has {counted(fewest.trials, 'trial')}."
+            f" It takes {gate.k} trials of each case."
         )
     lowest, highest = _range(gate, planned)
     if gate.can_hold(lowest, highest):
@@ -163,7 +171,7 @@ def _range(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned]) -> tuple[f
     """Return the lowest and the highest number that some results of the planned cases have."""
     match gate.number:
         case GateNumber.CASE_PASS_RATE_LOWER:
-            return 0, statistics.highest_lower(min(case.runs for case in planned))
+            return 0, statistics.highest_lower(min(case.trials for case in planned))
         case GateNumber.PASS_RATE_LOWER:
             return 0, statistics.highest_lower(len(planned))
         case GateNumber.PASS_RATE | GateNumber.PASS_ALL_K:
@@ -178,29 +186,29 @@ def _range(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned]) -> tuple[f
 
 
 def _too_far(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned], highest: float) -> str:
-    """Return why a gate is out of range, and how many runs or cases it takes."""
-    of_runs = gate.number is GateNumber.CASE_PASS_RATE_LOWER
+    """Return why a gate is out of range, and how many trials or cases it takes."""
+    of_trials = gate.number is GateNumber.CASE_PASS_RATE_LOWER
     lowest, _ = _range(gate, planned)
-    if not (of_runs or gate.number is GateNumber.PASS_RATE_LOWER) or gate.bound <= lowest:
+    if not (of_trials or gate.number is GateNumber.PASS_RATE_LOWER) or gate.bound <= lowest:
         return f"{_name(gate)} is never {f'below {lowest:g}' if gate.bound <= lowest else f'above {highest:g}'}."
-    fewest = min(planned, key=lambda case: case.runs)
-    count = fewest.runs if of_runs else len(planned)
-    has = f"the case {fewest.case.id!r} is run" if of_runs else "the set has"
+    fewest = min(planned, key=lambda case: case.trials)
+    count = fewest.trials if of_trials else len(planned)
+    has = f"the case {fewest.eval_case.id!r} has" if of_trials else "the set has"
     return (
-        f"{has} {counted(count, 'time' if of_runs else 'case')}, and the lower bound of {count} of {count} is"
-        f" {highest:.3g}. {_takes(gate, of_runs=of_runs)}"
+        f"{has} {counted(count, 'trial' if of_trials else 'case')}, and the lower bound of {count} of {count} is"
+        f" {highest:.3g}. {_takes(gate, of_trials=of_trials)}"
     )
 
 
-def _takes(gate: Gate, *, of_runs: bool) -> str:
-    """Return how many runs or cases the gate's bound takes; all have to pass then."""
+def _takes(gate: Gate, *, of_trials: bool) -> str:
+    """Return how many trials or cases the gate's bound takes; all have to pass then."""
     if statistics.reaches(gate.bound, 1):
         return "It is below 1 for any number of them."
-    needed = statistics.runs_needed(gate.bound)
+    needed = statistics.trials_needed(gate.bound)
     if not gate.holds(statistics.highest_lower(needed)):  # > of just the bound
         needed += 1
-    most = MAX_RUNS if of_runs else MAX_CASES
-    enough = f"It takes {needed} {'runs of each case' if of_runs else 'cases'}"
+    most = MAX_TRIALS if of_trials else MAX_CASES
+    enough = f"It takes {needed} {'trials of each case' if of_trials else 'cases'}"
     return f"{enough}." if needed <= most else f"{enough}, and there can be {most}."
 
 
@@ -218,7 +226,7 @@ def _scales(planned: Sequence[evaluation_pb2.CasePlanned]) -> dict[str, bool]:
     """Return the names of the metrics that judge some case, and whether the scores of all of that name are 0 to 1."""
     found: dict[str, bool] = {}
     for case in planned:
-        for metric in applicable_metrics(case.case):
+        for metric in applicable_metrics(case.eval_case):
             found[name_of(metric)] = found.get(name_of(metric), True) and not metric.HasField("custom")
     return found
 
@@ -231,29 +239,37 @@ def check_gate(
     *,
     allow_removed: bool,
 ) -> eval_result_pb2.GateResult:
-    """Return whether the results meet a gate; `cases` have their runs with scores, `comparison` is with the baseline.
+    """Return whether the results meet a gate; `cases` have their trials with scores, `comparison` is with the baseline.
 
     FAILED if what is known does not meet it; else NOT_EVALUATED if something that the number is over is not known,
-    such as the pass rate of a case that could not be judged. A crashed run is known: it did not pass, and no mean of a
-    metric is better for it. `removed` fails whenever a case is gone, unless that is allowed: then its bound decides.
+    such as the pass rate of a case that could not be scored. A crashed trial is known: it did not pass, and no mean of
+    a metric is better for it. `removed` fails whenever a case is missing, unless that is allowed: then its bound
+    decides.
     """
     measured = _measure(gate, cases, totals, comparison)
-    result = eval_result_pb2.GateResult(gate=gate.text, status=PASSED, value=measured.value)
+    result = eval_result_pb2.GateResult(
+        gate=gate.text,
+        number=_name(gate),
+        operator=_WIRE_OPERATORS[gate.operator],
+        bound=gate.bound,
+        value=measured.value,
+        verdict=PASSED,
+    )
     if measured.value is None:
-        result.status, result.reason = NOT_EVALUATED, measured.unknown
+        result.verdict, result.reason = NOT_EVALUATED, measured.unknown
     elif gate.number is GateNumber.REMOVED and measured.value and not allow_removed:
-        result.status = FAILED
+        result.verdict = FAILED
         result.reason = f"Cases of the baseline may not be removed unless that is allowed. {measured.note}"
     elif measured.unbounded and not gate.is_lower_bound:
-        result.status = FAILED
+        result.verdict = FAILED
         result.reason = f"{_name(gate)} has no upper bound: {measured.unbounded}"
     elif not gate.holds(measured.value):
-        result.status = FAILED
+        result.verdict = FAILED
         result.reason = (
             f"{_name(gate)} is {_shown(gate, measured.value)}, not {gate.operator} {gate.bound:.12g}. {measured.note}"
         )
     elif measured.unknown:
-        result.status, result.reason = NOT_EVALUATED, measured.unknown
+        result.verdict, result.reason = NOT_EVALUATED, measured.unknown
     result.reason = result.reason.rstrip()
     return result
 

@@ -3,14 +3,14 @@
 import asyncio
 from typing import Final
 
-from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2, invocation_pb2
+from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2, execution_pb2, invocation_pb2
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.diff import diff
 from bough_server.evals.eval_set import planned_cases
-from bough_server.evals.folding import read_record
+from bough_server.evals.folding import read_source
 from bough_server.evals.judges import Judges
-from bough_server.evals.judging import judge_run
+from bough_server.evals.judging import judge_trial
 from bough_server.evals.planning import require_extra
 from bough_server.evals.scoring import applicable_metrics
 from bough_server.evals.validation import request_problems
@@ -32,20 +32,10 @@ _FRAME_BYTES: Final = 8
 """What a case takes in a message beside its content."""
 
 
-async def invocation_of(
-    dependencies: EvaluationDependencies, principal: Principal, source: eval_service_pb2.InvocationSource
-) -> invocation_pb2.Invocation:
-    """Return the record that a request names or brings. Raises NotFound and SequenceOutOfRange."""
-    if source.WhichOneof("source") == "invocation":
-        return source.invocation
-    run_id, sequence = source.run.run_id, source.run.as_of_sequence
-    return await read_record(dependencies.runs, dependencies.store.log, principal, run_id, as_of_sequence=sequence)
-
-
 async def score_invocations(
     dependencies: EvaluationDependencies, principal: Principal, request: eval_service_pb2.ScoreInvocationsRequest
 ) -> eval_result_pb2.EvalResult:
-    """Judge stored runs or given records, one after the other, each as a case of one turn.
+    """Score stored runs or given records, one after the other, each as a case of one turn.
 
     Raises NotInstalled, InvalidRequest, NotFound and SequenceOutOfRange.
     """
@@ -55,9 +45,9 @@ async def score_invocations(
     found = _Found(request, case)
     judges = Judges(dependencies, principal)
     for number, source in enumerate(request.invocations):
-        invocation = await invocation_of(dependencies, principal, source)
+        invocation = await read_source(dependencies.runs, dependencies.store.log, principal, source)
         case.id = found.case_id(invocation, number)
-        result = await judge_run(dependencies, case, [invocation], index=0, judges=judges)
+        result = await judge_trial(dependencies, case, [invocation], trial=0, judges=judges)
         await asyncio.to_thread(found.add, case, result)
     return await asyncio.to_thread(found.result)
 
@@ -66,18 +56,10 @@ class _Found:
     """The cases of an answer that clients accept, which has at most MAX_RESULT_BYTES."""
 
     def __init__(self, request: eval_service_pb2.ScoreInvocationsRequest, case: eval_set_pb2.EvalCase) -> None:
-        """Raises InvalidRequest if even the least about each case does not fit."""
-        count = len(request.invocations)
         metrics = sum(len(metric.name) + _METRIC_BYTES for metric in applicable_metrics(case))
-        self._least = _CASE_BYTES + metrics
-        if count * self._least > MAX_RESULT_BYTES:
-            description = (
-                f"has {count:,} items, and with these metrics the results of {MAX_RESULT_BYTES // self._least:,} fit "
-                "an answer. Score them in several calls."
-            )
-            raise InvalidRequest([FieldViolation(field="invocations", description=description)])
+        self._least = _CASE_BYTES + metrics  # that of 256 cases with 64 metrics fits
         self._room = MAX_RESULT_BYTES
-        self._waiting = count
+        self._waiting = len(request.invocations)
         self._cases: list[eval_result_pb2.CaseResult] = []
         self._numbers: list[eval_result_pb2.CaseResult] = []
         """The same cases, for the totals: without texts and trees."""
@@ -92,9 +74,9 @@ class _Found:
         self._taken.add(name)
         return name
 
-    def add(self, judged: eval_set_pb2.EvalCase, run: eval_result_pb2.CaseRunResult) -> None:
+    def add(self, judged: eval_set_pb2.EvalCase, trial: eval_result_pb2.CaseTrialResult) -> None:
         """Add the next case, with as much about it as fits beside the least about those that follow."""
-        case = case_result(evaluation_pb2.CasePlanned(case=judged, runs=1), [run])
+        case = case_result(evaluation_pb2.CasePlanned(eval_case=judged, trials=1), [trial])
         self._waiting -= 1
         numbers = copy_of(case)
         _strip(numbers, "numbers")
@@ -109,27 +91,30 @@ class _Found:
 
     def result(self) -> eval_result_pb2.EvalResult:
         """Return the result."""
-        summary = totals(self._numbers, planned_runs=len(self._numbers), digest="")
+        summary = totals(self._numbers, planned_trials=len(self._numbers), digest="")
         return eval_result_pb2.EvalResult(
-            cases=self._cases, totals=summary, status=verdict(self._numbers, (), removed=(), counts_crashes=True)
+            cases=self._cases,
+            totals=summary,
+            state=execution_pb2.EXECUTION_STATE_SUCCEEDED,
+            verdict=verdict(self._numbers, (), removed=(), counts_crashes=True),
         )
 
 
 def _strip(case: eval_result_pb2.CaseResult, step: str) -> None:
     """Leave out something of a case, in place."""
-    turns = [turn for run in case.runs for turn in run.turns]
+    turns = [turn for trial in case.trials for turn in trial.turns]
     if step == "trees":
         for turn in turns:
             turn.truncated = turn.truncated or bool(turn.agents)
             del turn.agents[:]
     if step in ("turns", "numbers"):
         del case.turns[:]
-        for run in case.runs:
-            del run.turns[:]
-            del run.scores[:]
-            run.ClearField("unanswered")
+        for trial in case.trials:
+            del trial.turns[:]
+            del trial.scores[:]
+            trial.ClearField("unanswered")
     if step == "runs":
-        del case.runs[:]
+        del case.trials[:]
         case.ClearField("labels")
         case.ClearField("statistics")
     if step in ("reason", "numbers"):
@@ -140,15 +125,16 @@ async def diff_invocations(
     dependencies: EvaluationDependencies, principal: Principal, request: eval_service_pb2.DiffInvocationsRequest
 ) -> eval_result_pb2.InvocationDiff:
     """Compare two records. Raises NotFound and SequenceOutOfRange."""
-    left = await invocation_of(dependencies, principal, request.left)
-    right = await invocation_of(dependencies, principal, request.right)
-    return await asyncio.to_thread(diff, left, right)
+    runs, log = dependencies.runs, dependencies.store.log
+    before = await read_source(runs, log, principal, request.before)
+    after = await read_source(runs, log, principal, request.after)
+    return await asyncio.to_thread(diff, before, after)
 
 
 async def _check(dependencies: EvaluationDependencies, case: eval_set_pb2.EvalCase) -> None:
     one = eval_set_pb2.EvalSet(name="given", cases=[case])
     # Marks the case as one that is not run, as those of the request are.
-    one.cases[0].turns[0].recorded.SetInParent()
+    one.cases[0].turns[0].recorded.run.run_id = "given"
     wrong = await asyncio.to_thread(request_problems, one, known=dependencies.known_names())
     if wrong:
         raise InvalidRequest([FieldViolation(field=_in_request(path), description=text) for path, text in wrong])
@@ -163,4 +149,4 @@ def _case(request: eval_service_pb2.ScoreInvocationsRequest) -> eval_set_pb2.Eva
     if request.HasField("expect"):
         turn.expect.CopyFrom(request.expect)
     case = eval_set_pb2.EvalCase(id="given", turns=[turn], metrics=request.metrics)
-    return planned_cases(eval_set_pb2.EvalSet(cases=[case]), runs=1)[0].case
+    return planned_cases(eval_set_pb2.EvalSet(cases=[case]), trials=1)[0].eval_case

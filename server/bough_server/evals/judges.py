@@ -12,6 +12,7 @@ from bough.v1 import (
     error_pb2,
     eval_result_pb2,
     eval_set_pb2,
+    evaluation_ref_pb2,
     execution_pb2,
     follow_pb2,
     invocation_pb2,
@@ -20,9 +21,11 @@ from bough.v1 import (
 )
 from bough_server import messages
 from bough_server.errors import CallError, RunError, ServerStopping, StorageFailed
+from bough_server.evals.case_trials import OF_SERVER
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.metrics import llm_judge
-from bough_server.runs.admission import CaseRun
+from bough_server.evals.metrics.turn import name_of
+from bough_server.runs.admission import EvaluationRun
 from bough_server.store.ports import Principal, RunRecord
 from bough_server.telemetry import Parent
 from bough_server.usage import Sums
@@ -65,10 +68,11 @@ class Judges:
 
     async def score(
         self,
-        metric: eval_set_pb2.Metric,
+        metric: eval_set_pb2.EvalMetric,
         case: eval_set_pb2.EvalCase,
         invocations: Sequence[invocation_pb2.Invocation],
         *,
+        trial: int,
         used: Sums,
     ) -> eval_result_pb2.MetricScore:
         """Return a metric's score, and add to `used` what its judges used and no result has counted.
@@ -80,39 +84,65 @@ class Judges:
             asked = await asyncio.to_thread(_questions, metric, case, invocations)
         except RunError as error:
             return llm_judge.score(metric, (), problem=f"The judge was not asked: {error.message}")
+        refs = [self._ref(metric, case, question, judged=invocations[question.turn], trial=trial) for question in asked]
         answers = await asyncio.gather(
-            *(self._answer(question, case, used) for question in asked), return_exceptions=True
+            *(self._answer(question, ref, used) for question, ref in zip(asked, refs, strict=True)),
+            return_exceptions=True,
         )
-        said: list[eval_result_pb2.Judgement] = []
+        said: list[eval_result_pb2.Judgment] = []
         problem = ""
         for question, answer in zip(asked, answers, strict=True):
             if isinstance(answer, llm_judge.JudgeAnswer):
-                said += llm_judge.judgements(metric.llm_judge, question, answer)
+                said += llm_judge.judgments(metric.llm_judge, question, answer)
             elif isinstance(answer, ServerStopping | StorageFailed) or not isinstance(answer, CallError | RunError):
                 raise answer
             else:
                 problem = problem or f"The judge was not asked: {answer.message}"
         return llm_judge.score(metric, said, problem=problem)
 
+    def _ref(
+        self,
+        metric: eval_set_pb2.EvalMetric,
+        case: eval_set_pb2.EvalCase,
+        question: llm_judge.Question,
+        *,
+        judged: invocation_pb2.Invocation,
+        trial: int,
+    ) -> evaluation_ref_pb2.EvaluationRef:
+        """Return what the run of a question is in the evaluation, or in a call that scores given records."""
+        rubrics = metric.llm_judge.rubrics
+        return evaluation_ref_pb2.EvaluationRef(
+            evaluation_id=self._evaluation_id,
+            case_id=case.id if self._evaluation_id else "",
+            trial=trial,
+            turn=question.turn,
+            role=evaluation_ref_pb2.EVALUATION_ROLE_JUDGE,
+            metric=name_of(metric),
+            rubric_id=rubrics[0].id if len(rubrics) == 1 else "",
+            judged_run_id=judged.run_id,
+        )
+
     async def _answer(
-        self, question: llm_judge.Question, case: eval_set_pb2.EvalCase, used: Sums
+        self, question: llm_judge.Question, ref: evaluation_ref_pb2.EvaluationRef, used: Sums
     ) -> llm_judge.JudgeAnswer:
         async with self._free:
             request = _request(question)
             digest = self._digest(request, question)
             for number in count():
-                request.request_id = f"judge-{digest}-{number}"
-                answer = await self._ask(request, case, used)
+                request.request_id = f"{OF_SERVER}judge/{digest}-{number}"
+                name = hashlib.sha256(f"{self._principal.user_id}\0{request.request_id}".encode()).hexdigest()
+                request.session_id = f"{OF_SERVER}{name[:32]}"
+                answer = await self._ask(request, ref, used)
                 if answer is not None:
                     return answer
         raise AssertionError("count() has no end")
 
     async def _ask(
-        self, request: agent_service_pb2.RunRequest, case: eval_set_pb2.EvalCase, used: Sums
+        self, request: agent_service_pb2.RunRequest, ref: evaluation_ref_pb2.EvaluationRef, used: Sums
     ) -> llm_judge.JudgeAnswer | None:
         """Return what the run of this request says; None if it has no answer and was started elsewhere."""
         found = await self._dependencies.store.runs.find_request(self._principal, request.request_id)
-        run = (found or await self._started(request, case)).run
+        run = (found or await self._started(request, ref)).run
         if found is not None and run.HasField("end_time") and run.state != _SUCCEEDED and not self._is_own(run):
             return None
         ended = await self._ended(run.run_id)
@@ -125,18 +155,21 @@ class Judges:
             return llm_judge.JudgeAnswer(run_id=ended.run_id, problem=ended.error.message or "its run has no answer.")
         return llm_judge.JudgeAnswer(run_id=ended.run_id, text=messages.text_of(answer))
 
-    async def _started(self, request: agent_service_pb2.RunRequest, case: eval_set_pb2.EvalCase) -> RunRecord:
+    async def _started(self, request: agent_service_pb2.RunRequest, ref: evaluation_ref_pb2.EvaluationRef) -> RunRecord:
         # Shielded: whatever stops the caller meanwhile must not leave a run of an evaluation that is cancelled.
-        starting = asyncio.create_task(self._start(request, case))
+        starting = asyncio.create_task(self._start(request, ref))
         starting.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(starting)
 
-    async def _start(self, request: agent_service_pb2.RunRequest, case: eval_set_pb2.EvalCase) -> RunRecord:
+    async def _start(self, request: agent_service_pb2.RunRequest, ref: evaluation_ref_pb2.EvaluationRef) -> RunRecord:
         if self._is_cancelled():
             raise RunError("The evaluation was cancelled.", reason=error_pb2.ERROR_REASON_CANCELLED)
-        mark = CaseRun(evaluation_id=self._evaluation_id, case_id=case.id) if self._evaluation_id else None
         record = await self._dependencies.runs.start(
-            self._principal, messages.copy_of(request), deadline_time_ns=None, trace=self._trace, case=mark
+            self._principal,
+            messages.copy_of(request),
+            deadline_time_ns=None,
+            trace=self._trace,
+            evaluation=EvaluationRun(ref=ref),
         )
         if self._is_cancelled():  # while the run was created, unseen by what cancels the runs of the evaluation
             await self._dependencies.runs.cancel(self._principal, record.run.run_id)
@@ -151,7 +184,7 @@ class Judges:
         return (await self._dependencies.runs.get(self._principal, run_id)).run
 
     def _is_own(self, run: run_pb2.Run) -> bool:
-        return bool(self._evaluation_id) and run.evaluation_id == self._evaluation_id
+        return bool(self._evaluation_id) and run.evaluation.evaluation_id == self._evaluation_id
 
     def _count(self, run: run_pb2.Run, used: Sums) -> None:
         if run.run_id not in self._counted:
@@ -159,14 +192,14 @@ class Judges:
             used.add(Sums.of(run.tree_usage))
 
     def _digest(self, request: agent_service_pb2.RunRequest, question: llm_judge.Question) -> str:
-        """Return the digest of everything that a judgement depends on: equal questions have one answer."""
+        """Return the digest of everything that a judgment depends on: equal questions have one answer."""
         model = self._dependencies.models.get(question.definition.llm.model, "")
         content = (request.SerializeToString(deterministic=True), model.encode(), str(question.sample).encode())
         return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in content)).hexdigest()
 
 
 def _questions(
-    metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase, invocations: Sequence[invocation_pb2.Invocation]
+    metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase, invocations: Sequence[invocation_pb2.Invocation]
 ) -> list[llm_judge.Question]:
     return [
         question
@@ -176,12 +209,13 @@ def _questions(
 
 
 def _request(question: llm_judge.Question) -> agent_service_pb2.RunRequest:
-    """Return the request of a judgement, in a session apart; without its request id."""
+    """Return the request of a judgment; without its request id and its session, which only it has."""
     request = agent_service_pb2.RunRequest(
         agent=llm_judge.AGENT,
         definitions=[question.definition],
         input=messages.user(question.prompt),
         policy=policy_pb2.RunPolicy(background=True, on_disconnect=policy_pb2.DISCONNECT_POLICY_CONTINUE),
+        on_missing_session=agent_service_pb2.MISSING_SESSION_POLICY_CREATE,
     )
     request.policy.limits.wall_duration.FromSeconds(TIMEOUT_SECONDS)
     return request

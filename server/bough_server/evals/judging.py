@@ -1,4 +1,4 @@
-"""Judge a run of a case: the metrics that compute, those of the operator, and those that ask a model."""
+"""Score a trial: the metrics that compute, those of the operator, and those that ask a model."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -9,19 +9,19 @@ from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.judges import Judges
 from bough_server.evals.metrics import custom
 from bough_server.evals.metrics.turn import no_score
-from bough_server.evals.scoring import applicable_metrics, can_be_judged, not_evaluated, score_run
+from bough_server.evals.scoring import applicable_metrics, can_be_judged, not_evaluated, score_trial
 from bough_server.usage import Sums
 
 
-async def judge_run(
+async def judge_trial(
     dependencies: EvaluationDependencies,
     case: eval_set_pb2.EvalCase,
     invocations: Sequence[invocation_pb2.Invocation],
     *,
-    index: int,
+    trial: int,
     judges: Judges,
-) -> eval_result_pb2.CaseRunResult:
-    """Return the result of a run of a case from the records of its turns. Raises ServerStopping and StorageFailed.
+) -> eval_result_pb2.CaseTrialResult:
+    """Return the result of a trial from the records of its turns. Raises ServerStopping and StorageFailed.
 
     `judges` are those of the evaluation, which count the usage of each of them once. What computes runs in a thread: a
     tree of a thousand agents takes a tenth of a second.
@@ -35,8 +35,8 @@ async def judge_run(
             if metric.HasField("custom"):
                 scores[metric.name] = await _custom(dependencies, metric, case, invocations)
             else:
-                scores[metric.name] = await judges.score(metric, case, invocations, used=used)
-    result = await asyncio.to_thread(_scored, case, invocations, index=index, extra_scores=scores)
+                scores[metric.name] = await judges.score(metric, case, invocations, trial=trial, used=used)
+    result = await asyncio.to_thread(_scored, case, invocations, trial=trial, extra_scores=scores)
     if used.numbers:
         result.judge_usage.CopyFrom(used.usage())
     return result
@@ -50,17 +50,17 @@ def _scored(
     case: eval_set_pb2.EvalCase,
     invocations: Sequence[invocation_pb2.Invocation],
     *,
-    index: int,
+    trial: int,
     extra_scores: Mapping[str, eval_result_pb2.MetricScore],
-) -> eval_result_pb2.CaseRunResult:
+) -> eval_result_pb2.CaseTrialResult:
     if mistake := unmocked(invocations):
-        return not_evaluated(case, index, mistake, invocations=invocations)
-    return score_run(case, invocations, index=index, extra_scores=extra_scores)
+        return not_evaluated(case, trial, mistake, invocations=invocations)
+    return score_trial(case, invocations, trial=trial, extra_scores=extra_scores)
 
 
 async def _custom(
     dependencies: EvaluationDependencies,
-    metric: eval_set_pb2.Metric,
+    metric: eval_set_pb2.EvalMetric,
     case: eval_set_pb2.EvalCase,
     invocations: Sequence[invocation_pb2.Invocation],
 ) -> eval_result_pb2.MetricScore:

@@ -23,7 +23,7 @@ def judged(
         removed = [one.case_id for one in comparison.cases if one.change == eval_result_pb2.CASE_CHANGE_REMOVED]
     counts_crashes = not gates or any(gate.counts_crashes for gate in gates)
     return evaluation_pb2.EvaluationTotaled(
-        status=verdict(result.cases, checked, removed=removed, counts_crashes=counts_crashes),
+        verdict=verdict(result.cases, checked, removed=removed, counts_crashes=counts_crashes),
         totals=result.totals,
         gates=checked,
         reason=" ".join(_reasons(result.cases, checked, removed=removed, counts_crashes=counts_crashes)),
@@ -40,14 +40,13 @@ def _reasons(
     """Yield why an evaluation did not pass, as far as neither a gate nor a case that counts says so."""
     if not counts_crashes:
         found = [case.case_id for case in cases if has_crashed(case)]
-        runs = sum(run.crashed for case in cases for run in case.runs)
-        if runs:
+        trials = sum(trial.crashed for case in cases for trial in case.trials)
+        if trials:
             yield (
-                f"{counted(runs, 'run')} crashed, of {named(found)}, and no gate counts crashed runs: a gate on a pass "
-                "rate, such as pass_rate >= 0.9, does."
+                f"{counted(trials, 'trial')} crashed, of {named(found)}, and no gate counts crashed trials: a gate on "
+                "a pass rate, such as pass_rate >= 0.9, does."
             )
     if removed:
-        verb = "is" if len(removed) == 1 else "are"
-        yield f"{counted(len(removed), 'case')} of the baseline {verb} gone, and that is not allowed: {named(removed)}."
-    if gates and all(gate.status == PASSED for gate in gates) and (text := unjudged(cases)):
+        yield f"{counted(len(removed), 'case')} of the baseline may not be removed from the set: {named(removed)}."
+    if gates and all(gate.verdict == PASSED for gate in gates) and (text := unjudged(cases)):
         yield text

@@ -21,7 +21,7 @@ from bough_server.messages import copy_of
 from bough_server.runtime.agent import Resolver
 from bough_server.store.ports import Principal
 
-DEFAULT_JOBS: Final = 4
+DEFAULT_CONCURRENCY: Final = 4
 
 MAX_BASELINE_BYTES: Final = 2 * 1024 * 1024
 """The most bytes of a baseline without its trees, which becomes part of an event."""
@@ -49,7 +49,7 @@ class EvaluationPlan:
 def request_digest(request: eval_service_pb2.EvaluateRequest) -> str:
     """Return a SHA-256 hex digest of a request's content, without the field that only concerns following it."""
     content = copy_of(request)
-    content.ClearField("heartbeat_interval")
+    content.ClearField("follow")
     return hashlib.sha256(content.SerializeToString(deterministic=True)).hexdigest()
 
 
@@ -72,11 +72,11 @@ async def plan(
     Raises NotInstalled, InvalidRequest with every problem, NotFound and AgentUnusable.
     """
     require_extra()
-    agent = request.agent or request.set.agent
-    runs = request.runs if request.HasField("runs") else None
+    agent = request.agent or request.eval_set.agent
+    trials = request.trials if request.HasField("trials") else None
     # In a thread: a set of 8 MiB takes seconds to check.
     wrong = await asyncio.to_thread(
-        request_problems, request.set, agent=request.agent, known=dependencies.known_names(), runs=runs
+        request_problems, request.eval_set, agent=request.agent, known=dependencies.known_names(), trials=trials
     )
     violations = [FieldViolation(field=_in_set(path), description=text) for path, text in wrong]
     violations += [*_large_definitions(request), *_meaningless_bounds(request)]
@@ -85,15 +85,17 @@ async def plan(
         violations.append(FieldViolation(field="baseline.result.cases", description="must have at least one case"))
     if violations:
         raise InvalidRequest(violations)
-    cases = await asyncio.to_thread(planned_cases, request.set, runs=runs)
+    cases = await asyncio.to_thread(planned_cases, request.eval_set, trials=trials)
     _refuse_gates(request, cases, has_baseline=baseline is not None)
-    pins = eval_result_pb2.EvalPins(set_digest=set_digest(request.set), server_version=metadata.version("bough"))
+    pins = eval_result_pb2.EvalPins(
+        eval_set_digest=set_digest(request.eval_set), server_version=metadata.version("bough")
+    )
     if agent:
         resolver, versions = await dependencies.agents.for_run(principal.tenant_id, agent, request.definitions)
-        _refuse_unknown_agents(request.set, resolver)
+        _refuse_unknown_agents(request.eval_set, resolver)
         _pin(pins, agent, resolver, versions)
     for planned in cases:
-        for metric in planned.case.metrics:
+        for metric in planned.eval_case.metrics:
             if metric.HasField("llm_judge"):
                 model = metric.llm_judge.model
                 pins.judges[model] = dependencies.models.get(model, "")
@@ -115,8 +117,8 @@ def _started(
     started = evaluation_pb2.EvaluationPlanned(
         agent=agent,
         case_count=len(cases),
-        run_count=sum(one.runs for one in cases),
-        jobs=request.jobs if request.HasField("jobs") else DEFAULT_JOBS,
+        trial_count=sum(one.trials for one in cases),
+        max_concurrency=request.max_concurrency if request.HasField("max_concurrency") else DEFAULT_CONCURRENCY,
         gates=request.gates,
         definitions=[received(one) for one in request.definitions],
         pins=pins,
@@ -126,8 +128,8 @@ def _started(
         request_digest=digest if request.request_id else "",
         user_id=principal.user_id,
     )
-    started.set.CopyFrom(request.set)
-    del started.set.cases[:]
+    started.eval_set.CopyFrom(request.eval_set)
+    del started.eval_set.cases[:]
     if request.HasField("budget"):
         started.budget.CopyFrom(request.budget)
     return started
@@ -195,4 +197,4 @@ def _meaningless_bounds(request: eval_service_pb2.EvaluateRequest) -> Iterator[F
 
 
 def _in_set(path: str) -> str:
-    return f"set.{path}" if path else "set"
+    return f"eval_set.{path}" if path else "eval_set"

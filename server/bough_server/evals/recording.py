@@ -8,7 +8,7 @@ from typing import Final
 from bough.v1 import error_pb2, eval_set_pb2, event_pb2, execution_pb2, input_pb2, invocation_pb2, message_pb2
 from bough_server.evals.metrics.agent_trajectory import TRANSPARENT
 from bough_server.evals.metrics.tool_trajectory import counted, is_of_agent, names_of
-from bough_server.messages import text_of
+from bough_server.messages import executed_arguments, has_cut_arguments, text_of
 from bough_server.tools.builtin import RESERVED
 from bough_server.truncation import cut_text
 
@@ -44,7 +44,7 @@ def recorded_mocks(invocation: invocation_pb2.Invocation) -> RecordedMocks:
     for call in invocation.tools:
         if is_of_agent(call, agents) or not _has_outcome(call):
             continue
-        arguments, answer = _canonical(call.arguments_json or "{}"), _mock(call)
+        arguments, answer = _canonical(executed_arguments(call) or "{}"), _mock(call)
         if arguments is None or answer is None:
             dropped.append(f"{_named(call)} was not recorded whole, so no mock can stand for it.")
         elif not _equal(first.setdefault((call.name, arguments), answer), answer):
@@ -67,7 +67,7 @@ def _has_outcome(call: invocation_pb2.ToolInvocation) -> bool:
 def _mock(call: invocation_pb2.ToolInvocation) -> eval_set_pb2.ToolMock | None:
     """Return a mock with the outcome of a call; None if its result is no whole JSON."""
     mock = eval_set_pb2.ToolMock(name=call.name)
-    mock.arguments_match.equals_json = call.arguments_json or "{}"
+    mock.arguments_match.equals_json = executed_arguments(call) or "{}"
     if call.state == execution_pb2.EXECUTION_STATE_FAILED:
         error, failure = call.error, mock.outcome.failure
         failure.message, failure.retryable, failure.details_json = error.message, error.retryable, error.details_json
@@ -95,7 +95,7 @@ def _canonical(text: str) -> str | None:
 
 
 def _named(call: invocation_pb2.ToolInvocation) -> str:
-    shown = cut_text(call.arguments_json, _SHOWN_BYTES)
+    shown = cut_text(executed_arguments(call), _SHOWN_BYTES)
     return f"The call {call.call_id!r} of {call.name!r} by {call.agent!r} with the arguments {shown}"
 
 
@@ -137,8 +137,9 @@ def case_of(
 def _record_calls(turn: eval_set_pb2.EvalTurn, invocation: invocation_pb2.Invocation) -> Iterator[str]:
     """Let a turn expect the calls of a run, and yield a sentence for each whose arguments it cannot expect."""
     for call in counted((), invocation.tools, agents=names_of(invocation.agents)):
-        is_whole = not call.arguments_truncated and _canonical(call.arguments_json or "{}") is not None
-        turn.expect.tools.add(name=call.name, arguments_json=call.arguments_json if is_whole else "")
+        arguments = executed_arguments(call)
+        is_whole = not has_cut_arguments(call) and _canonical(arguments or "{}") is not None
+        turn.expect.tools.add(name=call.name, arguments_json=arguments if is_whole else "")
         if not is_whole:
             yield f"{_named(call)} was not recorded whole: any arguments of it will do."
 
@@ -195,15 +196,12 @@ def _case_answer(request: input_pb2.InputRequest, given: input_pb2.InputAnswer) 
     match given.WhichOneof("answer"):
         case "approval":
             answer.tool = request.call.name
-            approved = given.approval.approved
-            answer.decision = eval_set_pb2.EVAL_DECISION_APPROVE if approved else eval_set_pb2.EVAL_DECISION_REFUSE
-            answer.arguments_json = given.approval.arguments_json
+            answer.approval.CopyFrom(given.approval)
         case "value_json":
             answer.question, answer.value_json = request.prompt, given.value_json
-        case "tool_outcome" if len(given.tool_outcome.parts) == 1 and not given.tool_outcome.HasField("failure"):
-            (part,) = given.tool_outcome.parts
+        case "tool_outcome":
             answer.tool = request.call.name
-            answer.value_json = part.data_json or json.dumps(part.text, ensure_ascii=False)
+            answer.tool_outcome.CopyFrom(given.tool_outcome)
         case _:
             return None
     return answer

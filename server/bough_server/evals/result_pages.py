@@ -1,8 +1,9 @@
-"""Read the result of an evaluation by pages of cases: each page costs what it shows, however long the log is."""
+"""Read the result of an evaluation, and its cases by pages: each costs what it shows, however long the log is."""
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,12 +28,29 @@ _FRAME_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResultPage:
-    """A result with some of its cases: those after the first `since`, as many as fit."""
+class CasePage:
+    """Some cases of a result, as many as fit."""
 
-    result: eval_result_pb2.EvalResult
+    cases: Sequence[eval_result_pb2.CaseResult]
     next_since: int
-    """The number of the case that the next page begins with; 0 if this is the last."""
+    """The number of the case in the set that the next page begins with; 0 if this is the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseFilter:
+    """Conditions on the cases to list; an empty field is no condition."""
+
+    verdicts: Collection[eval_result_pb2.Verdict.ValueType] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    case_ids: Collection[str] = ()
+
+    def takes(self, case: eval_result_pb2.CaseResult) -> bool:
+        """Return whether a case meets every condition."""
+        return (
+            (not self.verdicts or case.verdict in self.verdicts)
+            and (not self.case_ids or case.case_id in self.case_ids)
+            and all(case.labels.get(key) == value for key, value in self.labels.items())
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,30 +89,40 @@ class ResultPages:
         self._dependencies = dependencies
         self._held: OrderedDict[str, _Held] = OrderedDict()
 
-    async def page(self, evaluation_id: str, *, since: int, most: int, most_bytes: int) -> ResultPage:
+    async def result(self, evaluation_id: str) -> eval_result_pb2.EvalResult:
+        """Return what an evaluation found so far, without its cases."""
+        async with self._current(evaluation_id) as held:
+            return held.state.result(evaluation_id, (), held.totals)
+
+    async def page(
+        self, evaluation_id: str, case_filter: CaseFilter, *, since: int, most: int, most_bytes: int
+    ) -> CasePage:
         """Return a page of at most `most` cases and about `most_bytes`, but of one case at least if there is one."""
+        async with self._current(evaluation_id) as held:
+            names = list(held.state.cases)
+            found = (at for at in range(since, len(names)) if case_filter.takes(held.cases[names[at]]))
+            cases: list[eval_result_pb2.CaseResult] = []
+            size = 0
+            for at in found:
+                if len(cases) == most:
+                    return CasePage(cases=cases, next_since=at)
+                case = await self._case(evaluation_id, held.state, names[at])
+                size += case.ByteSize()
+                if cases and size > most_bytes:
+                    return CasePage(cases=cases, next_since=at)
+                cases.append(case)
+            return CasePage(cases=cases, next_since=0)
+
+    @asynccontextmanager
+    async def _current(self, evaluation_id: str) -> AsyncIterator[_Held]:
+        """Yield what is kept of an evaluation, with all that its log has now."""
         while True:
             held = self._hold(evaluation_id)
             async with held.reading:
                 if self._held.get(evaluation_id) is held:  # else a call before was cancelled while it read on
                     await self._read_on(evaluation_id, held)
-                    return await self._page(evaluation_id, held, since=since, most=most, most_bytes=most_bytes)
-
-    async def _page(self, evaluation_id: str, held: _Held, *, since: int, most: int, most_bytes: int) -> ResultPage:
-        state = held.state
-        names = list(state.cases)[since : since + most]
-        cases: list[eval_result_pb2.CaseResult] = []
-        size = 0
-        for name in names:
-            cases.append(await self._case(evaluation_id, state, name))
-            size += cases[-1].ByteSize()
-            if size > most_bytes:
-                break
-        if size > most_bytes and len(cases) > 1:
-            cases.pop()
-        after = since + len(cases)
-        result = state.result(evaluation_id, cases, held.totals)
-        return ResultPage(result=result, next_since=after if after < len(state.cases) else 0)
+                    yield held
+                    return
 
     def _hold(self, evaluation_id: str) -> _Held:
         held = self._held.setdefault(evaluation_id, _Held())
@@ -122,22 +150,22 @@ class ResultPages:
         planned = state.cases[case_id]
         # Judged by all scores, whatever is left out below.
         found = case_result(planned, state.results_of(case_id))
-        del found.runs[:]
+        del found.trials[:]
         most = MAX_PAGE_BYTES - found.ByteSize()
         held = 0
-        for index in range(planned.runs):
-            sequence = state.scored_at.get((case_id, index))
+        for trial in range(planned.trials):
+            sequence = state.scored_at.get((case_id, trial))
             if sequence is None:
                 continue
             stored = await self._dependencies.store.log.read(evaluation_id, after=sequence - 1, through=sequence)
-            result = evaluation_events.parse(stored[0].data).case_run_scored.result
+            result = evaluation_events.parse(stored[0].data).case_trial_scored.result
             _fit(result, held, most)
             held += result.ByteSize() + _FRAME_BYTES
-            found.runs.append(result)
+            found.trials.append(result)
         return found
 
 
-def _fit(result: eval_result_pb2.CaseRunResult, held: int, most: int) -> None:
+def _fit(result: eval_result_pb2.CaseTrialResult, held: int, most: int) -> None:
     """Leave out of a run what does not fit after the `held` bytes of the runs before it.
 
     These are first its trees. Beyond half of `most` bytes it is all but its verdict, so that a thousand verdicts fit.
@@ -148,8 +176,8 @@ def _fit(result: eval_result_pb2.CaseRunResult, held: int, most: int) -> None:
         del turn.agents[:]
         turn.answer, turn.truncated = "", True
     for score in result.scores:
-        del score.agents[:]
-        del score.judgements[:]
+        del score.tree_comparisons[:]
+        del score.judgments[:]
     if held + result.ByteSize() > most // 2:
         for name in ("turns", "scores", "reason", "unanswered"):
             result.ClearField(name)

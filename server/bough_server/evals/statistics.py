@@ -1,6 +1,6 @@
-"""Estimates of how often a case passes, from few runs: pass@k, pass^k, and intervals with 95 % confidence.
+"""Estimates of how often a case passes, from few trials: pass@k, pass^k, and intervals with 95 % confidence.
 
-n runs of which c passed: pass@k = 1 - C(n-c, k) / C(n, k) is the probability that at least one of k runs passes, and
+n trials of which c passed: pass@k = 1 - C(n-c, k) / C(n, k) is the probability that at least one of k passes, and
 pass^k = C(c, k) / C(n, k) that all of them do. Both are unbiased, and exact up to the rounding of the quotient.
 """
 
@@ -14,7 +14,8 @@ from typing import Final
 from bough.v1 import eval_result_pb2
 from bough_server.errors import ConfigurationError
 
-Interval = eval_result_pb2.Interval
+LEVEL: Final = 0.95
+"""The probability with which an interval holds the number that is estimated."""
 
 _Z_SQUARED: Final = 3.8414588206941254
 """The square of the normal distribution's quantile at 0.975."""
@@ -45,13 +46,13 @@ def mean(values: Sequence[float]) -> float:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the probability that at least one of k runs passes, if c of n passed. Raises ValueError unless k <= n."""
+    """Return the probability that at least one of k passes, if c of n passed. Raises ValueError unless k <= n."""
     _check_counts(n, c, k)
     return (math.comb(n, k) - math.comb(n - c, k)) / math.comb(n, k)
 
 
 def pass_all_k(n: int, c: int, k: int) -> float:
-    """Return the probability that all of k runs pass, if c of n passed. Raises ValueError unless k <= n."""
+    """Return the probability that all of k trials pass, if c of n passed. Raises ValueError unless k <= n."""
     _check_counts(n, c, k)
     return math.comb(c, k) / math.comb(n, k)
 
@@ -61,13 +62,17 @@ def _check_counts(n: int, c: int, k: int) -> None:
         raise ValueError(f"must be 0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}")
 
 
-def wilson(c: int, n: int) -> eval_result_pb2.Interval:
+def _interval(lower: float, upper: float) -> eval_result_pb2.ConfidenceInterval:
+    return eval_result_pb2.ConfidenceInterval(lower=lower, upper=upper, level=LEVEL)
+
+
+def wilson(c: int, n: int) -> eval_result_pb2.ConfidenceInterval:
     """Return Wilson's interval of a rate of which c of n were seen, n at least 1.
 
     Raises ConfigurationError if scipy is not installed.
     """
     lower, upper = _wilson(c, n)
-    return Interval(lower=lower, upper=upper)
+    return _interval(lower, upper)
 
 
 @lru_cache(maxsize=4_096)
@@ -78,23 +83,23 @@ def _wilson(c: int, n: int) -> tuple[float, float]:
 
 
 def highest_lower(n: int) -> float:
-    """Return Wilson's lower bound of n of n: the most that n runs, or cases, can prove. It needs no scipy."""
+    """Return Wilson's lower bound of n of n: the most that n trials, or cases, can prove. It needs no scipy."""
     return n / (n + _Z_SQUARED)
 
 
-def runs_needed(lower: float) -> int:
+def trials_needed(lower: float) -> int:
     """Return the least n for which Wilson's lower bound of n of n reaches a number.
 
     Raises ValueError for 1 and more.
     """
     if lower >= 1:
-        raise ValueError("The lower bound of any number of runs is below 1.")
+        raise ValueError("The lower bound of any number of trials is below 1.")
     count = max(1, math.ceil(_Z_SQUARED * lower / (1 - lower)))
     # Rounding may have led to either side of a whole number.
     return count - 1 if count > 1 and reaches(highest_lower(count - 1), lower) else count
 
 
-def bootstrap(rates: Sequence[float], seed: str) -> eval_result_pb2.Interval:
+def bootstrap(rates: Sequence[float], seed: str) -> eval_result_pb2.ConfidenceInterval:
     """Return the interval of the mean of some cases' pass rates, at least one, by resampling the cases.
 
     The same rates, in any order, and the same seed have the same interval. If all rates are equal, resampling would
@@ -106,20 +111,20 @@ def bootstrap(rates: Sequence[float], seed: str) -> eval_result_pb2.Interval:
     if is_close(min(rates), max(rates)):
         return _wilson_of_rate(rates[0], count)
     resampled = _resampled(sorted(rates), seed)
-    return Interval(
+    return _interval(
         lower=min(resampled.lower, wilson(count, count).lower), upper=max(resampled.upper, wilson(0, count).upper)
     )
 
 
-def _wilson_of_rate(rate: float, count: int) -> eval_result_pb2.Interval:
+def _wilson_of_rate(rate: float, count: int) -> eval_result_pb2.ConfidenceInterval:
     """Return Wilson's interval of a rate that need not be a whole number of what is counted: widened to the next."""
     seen = rate * count
     if is_close(seen, round(seen)):
         return wilson(round(seen), count)
-    return Interval(lower=wilson(math.floor(seen), count).lower, upper=wilson(math.ceil(seen), count).upper)
+    return _interval(wilson(math.floor(seen), count).lower, wilson(math.ceil(seen), count).upper)
 
 
-def _resampled(rates: Sequence[float], seed: str) -> eval_result_pb2.Interval:
+def _resampled(rates: Sequence[float], seed: str) -> eval_result_pb2.ConfidenceInterval:
     """Return the percentile interval of the mean; BCa, the default of scipy, is not defined for every sample."""
     # Imported late: numpy comes with scipy.
     import numpy as np
@@ -137,28 +142,28 @@ def _resampled(rates: Sequence[float], seed: str) -> eval_result_pb2.Interval:
         .confidence_interval
     )
     # Sums of the same rates in another order round differently: a mean above all rates is not one.
-    return Interval(lower=max(float(bounds.low), rates[0]), upper=min(float(bounds.high), rates[-1]))
+    return _interval(max(float(bounds.low), rates[0]), min(float(bounds.high), rates[-1]))
 
 
-def pass_statistics(passed: int, runs: int) -> eval_result_pb2.PassStatistics:
-    """Return how often a case passes that passed in some of its judged runs; without runs, no rate."""
-    result = eval_result_pb2.PassStatistics(runs=runs, passed=passed, flaky=0 < passed < runs)
-    if runs:
-        interval = wilson(passed, runs)
-        any_of_k, all_of_k = _probabilities(runs, passed)
-        result.pass_rate = passed / runs
+def pass_statistics(passed: int, trials: int) -> eval_result_pb2.PassStatistics:
+    """Return how often a case passes that passed in some of its scored trials; without trials, no rate."""
+    result = eval_result_pb2.PassStatistics(trials=trials, passed=passed, flaky=0 < passed < trials)
+    if trials:
+        interval = wilson(passed, trials)
+        any_of_k, all_of_k = _probabilities(trials, passed)
+        result.pass_rate = passed / trials
         result.pass_rate_interval.CopyFrom(interval)
         result.pass_at_k.extend(any_of_k)
         result.pass_all_k.extend(all_of_k)
         result.pass_all_k_intervals.extend(
-            Interval(lower=interval.lower**k, upper=interval.upper**k) for k in range(1, runs + 1)
+            _interval(interval.lower**k, interval.upper**k) for k in range(1, trials + 1)
         )
     return result
 
 
 @lru_cache(maxsize=64)
 def _probabilities(n: int, c: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return pass@k and pass^k for every k; of 1,000 runs they take 0.1 s, and many cases share them."""
+    """Return pass@k and pass^k for every k; of 1,000 trials they take 0.1 s, and many cases share them."""
     every_k = range(1, n + 1)
     return tuple(pass_at_k(n, c, k) for k in every_k), tuple(pass_all_k(n, c, k) for k in every_k)
 

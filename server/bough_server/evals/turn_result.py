@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from bough.v1 import error_pb2, invocation_pb2, message_pb2
-from bough.v1.eval_result_pb2 import ResultAgent, TreeMark, TurnResult
+from bough.v1.eval_result_pb2 import EvalAgent, EvalTurnResult, TreeMark
 from bough_server.messages import copy_of, text_of
 
 MAX_BYTES: Final = 1536 * 1024
@@ -43,14 +43,14 @@ def turn_result(
     *,
     marks: Mapping[str, TreeMark.ValueType] = MappingProxyType({}),
     max_bytes: int = MAX_BYTES,
-) -> TurnResult:
+) -> EvalTurnResult:
     """Return what a result keeps of a turn, in at most `max_bytes`, of which 4 KiB are always enough.
 
     Texts are cut at 16,384 characters, and at most 1,000 agents, 2,000 calls and 2,000 steps are kept, fewer if they do
     not fit.
     `marks` are those of the agents by invocation id.
     """
-    result = TurnResult()
+    result = EvalTurnResult()
     for bounds in _BOUNDS:
         result = _Cutter(bounds).turn(invocation, marks)
         if result.ByteSize() <= max_bytes:
@@ -65,8 +65,8 @@ class _Cutter:
     bounds: _Bounds
     has_cut: bool = field(default=False, init=False)
 
-    def turn(self, invocation: invocation_pb2.Invocation, marks: Mapping[str, TreeMark.ValueType]) -> TurnResult:
-        result = TurnResult(
+    def turn(self, invocation: invocation_pb2.Invocation, marks: Mapping[str, TreeMark.ValueType]) -> EvalTurnResult:
+        result = EvalTurnResult(
             run_id=self._name(invocation.run_id),
             trace_id=next((self._name(agent.trace_id) for agent in invocation.agents if agent.trace_id), ""),
             state=invocation.state,
@@ -89,7 +89,7 @@ class _Cutter:
 
     def _add_agents(
         self,
-        result: TurnResult,
+        result: EvalTurnResult,
         agents: Sequence[invocation_pb2.AgentInvocation],
         marks: Mapping[str, TreeMark.ValueType],
     ) -> None:
@@ -108,7 +108,7 @@ class _Cutter:
                 kept.usage.CopyFrom(agent.usage)
 
     def _add_steps(
-        self, invocation: invocation_pb2.Invocation, kept: Mapping[str, ResultAgent]
+        self, invocation: invocation_pb2.Invocation, kept: Mapping[str, EvalAgent]
     ) -> Mapping[tuple[str, str], int]:
         """Add the steps to their agents. Return the number of each by its agent invocation and its id."""
         numbers: dict[tuple[str, str], int] = {}
@@ -124,17 +124,18 @@ class _Cutter:
             agent.steps.add(index=number, text="" if text == answers[step.invocation_id] else self._text(text))
         return numbers
 
-    def _add_call(self, agent: ResultAgent, call: invocation_pb2.ToolInvocation, step: int | None) -> None:
+    def _add_call(self, agent: EvalAgent, call: invocation_pb2.ToolInvocation, step: int | None) -> None:
         kept = agent.calls.add(
             name=self._name(call.name),
             arguments_json=self._text(call.arguments_json),
+            executed_arguments_json=self._text(call.executed_arguments_json),
             result_json=self._text(call.result_json),
             state=call.state,
             step_index=step,
         )
         if call.HasField("error"):
             kept.error.CopyFrom(self._error(call.error))
-        self.has_cut = self.has_cut or call.arguments_truncated or call.result_truncated
+        self.has_cut |= call.arguments_truncated or call.executed_arguments_truncated or call.result_truncated
 
     def _error(self, error: error_pb2.AgentError) -> error_pb2.AgentError:
         kept = copy_of(error)

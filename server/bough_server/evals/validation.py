@@ -13,7 +13,7 @@ from bough_server.agents.loading import not_yet_reported
 from bough_server.comparison_work import bounded_work
 from bough_server.engine.input_requests import outcome_mistakes
 from bough_server.errors import InvalidRequest, Problem
-from bough_server.evals.eval_set import MAX_SET_BYTES, SetSource, is_recorded, origin_of, planned_runs
+from bough_server.evals.eval_set import MAX_SET_BYTES, SetSource, is_recorded, planned_trials
 from bough_server.evals.expectation_validation import (
     FieldProblem,
     KnownNames,
@@ -30,8 +30,8 @@ from bough_server.session_state import is_key
 from bough_server.tools.builtin import RESERVED
 from bough_server.value_matcher import check_matcher
 
-MAX_RUNS: Final = 100_000
-"""The most runs of cases in one evaluation."""
+MAX_TRIALS: Final = 100_000
+"""The most trials of all cases in one evaluation."""
 
 MAX_CASE_BYTES: Final = 2 * 1024 * 1024
 MAX_MOCKS_BYTES: Final = 1024 * 1024
@@ -44,20 +44,20 @@ _KEY_WORDS: Final = "a letter, then up to 127 of letters, digits and _ - . :"
 
 
 def problems_of(
-    eval_set: eval_set_pb2.EvalSet, *, agent: str = "", known: KnownNames, runs: int | None = None
+    eval_set: eval_set_pb2.EvalSet, *, agent: str = "", known: KnownNames, trials: int | None = None
 ) -> list[FieldProblem]:
     """Return every problem of a set: the field's path and a sentence.
 
-    `agent` and `runs` are what the request says instead of the set.
+    `agent` and `trials` are what the request says instead of the set.
     """
     with bounded_work():
-        return list(_problems(eval_set, agent, known, runs))
+        return list(_problems(eval_set, agent, known, trials))
 
 
 def _problems(
-    eval_set: eval_set_pb2.EvalSet, agent: str, known: KnownNames, runs: int | None
+    eval_set: eval_set_pb2.EvalSet, agent: str, known: KnownNames, trials: int | None
 ) -> Iterator[FieldProblem]:
-    yield from _set_problems(eval_set, agent, known, runs)
+    yield from _set_problems(eval_set, agent, known, trials)
     yield from metrics_problems(eval_set.defaults.metrics, "defaults.metrics", known)
     yield from _unused_defaults(eval_set)
     yield from _repeated_ids(eval_set)
@@ -68,10 +68,10 @@ def _problems(
 
 
 def request_problems(
-    eval_set: eval_set_pb2.EvalSet, *, agent: str = "", known: KnownNames, runs: int | None = None
+    eval_set: eval_set_pb2.EvalSet, *, agent: str = "", known: KnownNames, trials: int | None = None
 ) -> list[FieldProblem]:
     """Return every problem of a set in a request, by the schema's rules too."""
-    problems = problems_of(eval_set, agent=agent, known=known, runs=runs)
+    problems = problems_of(eval_set, agent=agent, known=known, trials=trials)
     reported = {field for field, _ in problems}
     broken = [(each.field, each.description) for each in broken_rules(eval_set) if each.field not in reported]
     return [*problems, *broken]
@@ -85,7 +85,7 @@ def set_problems(source: SetSource, known: KnownNames) -> list[Problem]:
 
 
 def _set_problems(
-    eval_set: eval_set_pb2.EvalSet, agent: str, known: KnownNames, runs: int | None
+    eval_set: eval_set_pb2.EvalSet, agent: str, known: KnownNames, trials: int | None
 ) -> Iterator[FieldProblem]:
     if eval_set.ByteSize() > MAX_SET_BYTES:
         yield "", f"is larger than {MAX_SET_BYTES // 1024 // 1024} MiB."
@@ -101,16 +101,16 @@ def _set_problems(
     if not named and not all(is_recorded(case) for case in eval_set.cases):
         yield "agent", "is required: the agent that the cases run."
     yield from unknown_name("agent", named, known.agents, "agent")
-    planned = sum(planned_runs(case, eval_set.defaults, runs=runs) for case in eval_set.cases)
-    if planned > MAX_RUNS:
-        yield "cases", f"have {planned:,} runs in all; an evaluation may have {MAX_RUNS:,}."
+    planned = sum(planned_trials(case, eval_set.defaults, trials=trials) for case in eval_set.cases)
+    if planned > MAX_TRIALS:
+        yield "cases", f"have {planned:,} trials in all; an evaluation may have {MAX_TRIALS:,}."
 
 
 def _unused_defaults(eval_set: eval_set_pb2.EvalSet) -> Iterator[FieldProblem]:
     for index, metric in enumerate(eval_set.defaults.metrics):
         missing = {nothing_to_judge(metric, case) for case in eval_set.cases}
         if missing and "" not in missing:
-            yield f"defaults.metrics[{index}]", f"has nothing to judge: no case expects any {missing.pop()}."
+            yield f"defaults.metrics[{index}]", f"has nothing to score: no case expects any {missing.pop()}."
 
 
 def _repeated_ids(eval_set: eval_set_pb2.EvalSet) -> Iterator[FieldProblem]:
@@ -129,14 +129,14 @@ def _case_problems(
     yield from _state_problems(case.session_state_json, f"{place}.session_state_json")
     yield from _turns_problems(case, place)
     yield from _mocks_problems(case.mocks, f"{place}.mocks")
-    for name, changes in origin_of(case).changes.agents.items():
-        yield from unknown_name("model", changes.model, known.models, f'{place}.from.changes.agents["{name}"].model')
+    for name, changes in case.origin.changes.agents.items():
+        yield from unknown_name("model", changes.model, known.models, f'{place}.origin.changes.agents["{name}"].model')
     for index, answer in enumerate(case.answers):
         yield from _answer_problems(answer, f"{place}.answers[{index}]")
     yield from metrics_problems(case.metrics, f"{place}.metrics", known)
     for index, metric in enumerate(case.metrics):
         if missing := nothing_to_judge(metric, case):
-            yield f"{place}.metrics[{index}]", f"has nothing to judge: the case {case.id!r} expects no {missing}."
+            yield f"{place}.metrics[{index}]", f"has nothing to score: the case {case.id!r} expects no {missing}."
 
 
 def _state_problems(state_json: str, place: str) -> Iterator[FieldProblem]:
@@ -155,17 +155,17 @@ def _turns_problems(case: eval_set_pb2.EvalCase, place: str) -> Iterator[FieldPr
         inner = f"{place}.turns[{index}]"
         if is_recorded(case):
             yield from _recorded_problems(turn, inner)
-        elif index == 0 and case.HasField("from"):
+        elif index == 0 and case.HasField("origin"):
             if said := _said(turn):
                 yield (
                     f"{inner}.{said[0]}",
-                    "must not be set: the first turn of a case with `from` is what follows in it.",
+                    "must not be set: the first turn of a case with `origin` is what follows in it.",
                 )
         else:
             yield from _user_problems(turn, inner)
         yield from expectation_problems(turn.expect, f"{inner}.expect")
-    if is_recorded(case) and case.HasField("from"):
-        yield f"{place}.from", "must not be set: the turns are recorded, so nothing runs."
+    if is_recorded(case) and case.HasField("origin"):
+        yield f"{place}.origin", "must not be set: the turns are recorded, so nothing runs."
 
 
 def _said(turn: eval_set_pb2.EvalTurn) -> list[str]:
@@ -176,6 +176,8 @@ def _said(turn: eval_set_pb2.EvalTurn) -> list[str]:
 def _recorded_problems(turn: eval_set_pb2.EvalTurn, place: str) -> Iterator[FieldProblem]:
     if not turn.HasField("recorded"):
         yield f"{place}.recorded", "is required: either every turn of a case has it or none."
+    elif turn.recorded.WhichOneof("source") is None:
+        yield f"{place}.recorded", "names no record: set `run` or `invocation`."
     for name in _said(turn):
         yield f"{place}.{name}", "must not be set: the turns are recorded, so nothing runs."
 
@@ -231,11 +233,21 @@ def _mocks_problems(mocks: eval_set_pb2.ToolMocks, place: str) -> Iterator[Field
 
 
 def _answer_problems(answer: eval_set_pb2.EvalAnswer, place: str) -> Iterator[FieldProblem]:
-    if not answer.decision and not answer.value_json:
-        yield place, "answers nothing: set `decision` or `value`."
-    if answer.arguments_json and answer.decision != eval_set_pb2.EVAL_DECISION_APPROVE:
-        yield f"{place}.arguments_json", "is for `decision: APPROVE`: other arguments to run the call with."
-    if problem := json_problem(answer.arguments_json, is_object=True):
-        yield f"{place}.arguments_json", problem
-    if problem := json_problem(answer.value_json):
-        yield f"{place}.value_json", problem
+    about = answer.WhichOneof("about")
+    if about == "tool" and answer.HasField("value_json"):
+        yield place, "is about a tool, whose calls are answered by `approval` or `tool_outcome`, not by `value`."
+    if about == "question" and (answer.HasField("approval") or answer.HasField("tool_outcome")):
+        yield place, "is about a question, which is answered by `value`."
+    match answer.WhichOneof("answer"):
+        case None:
+            yield place, "answers nothing: set `approval`, `value` or `tool_outcome`."
+        case "approval":
+            if answer.approval.arguments_json and not answer.approval.approved:
+                yield f"{place}.approval.arguments_json", "is for an approval: other arguments to run the call with."
+            if problem := json_problem(answer.approval.arguments_json, is_object=True):
+                yield f"{place}.approval.arguments_json", problem
+        case "value_json":
+            problem = json_problem(answer.value_json) if answer.value_json else "must be JSON text."
+            yield from [(f"{place}.value_json", problem)] if problem else []
+        case "tool_outcome":
+            yield from ((f"{place}.tool_outcome", mistake) for mistake in outcome_mistakes(answer.tool_outcome))

@@ -200,7 +200,7 @@ def status_of(error: CallError) -> status_pb2.Status:
     """
     info = error_details_pb2.ErrorInfo(reason=_name(error.reason), domain=DOMAIN, metadata=_bounded(error.details))
     details: list[Message] = [info]
-    if isinstance(error, InvalidRequest):
+    if error.violations:
         details.append(_bad_request(error, info))
     if isinstance(error, AgentLinked):
         details.append(_precondition_failure(error, info))
@@ -247,7 +247,7 @@ def _bounded(details: Mapping[str, str]) -> dict[str, str]:
     return bounded
 
 
-def _bad_request(error: InvalidRequest, info: error_details_pb2.ErrorInfo) -> error_details_pb2.BadRequest:
+def _bad_request(error: CallError, info: error_details_pb2.ErrorInfo) -> error_details_pb2.BadRequest:
     """Return every field violation that fits; if some do not, ErrorInfo holds the number of all."""
     request = error_details_pb2.BadRequest()
     for violation in error.violations:

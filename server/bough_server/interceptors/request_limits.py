@@ -53,7 +53,7 @@ _BULK: Final[Mapping[str, str]] = {
     "CreateAgentRequest": "definition",
     "UpdateAgentRequest": "definition",
     "ValidateAgentsRequest": "definitions",
-    "EvaluateRequest": "set",
+    "EvaluateRequest": "eval_set",
 }
 """The field that holds most of a request's bytes."""
 

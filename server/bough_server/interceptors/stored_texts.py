@@ -7,7 +7,9 @@ from google.protobuf.message import Message
 
 from bough_server.errors import FieldViolation
 
-_IDS: Final = frozenset({"run_id", "session_id", "evaluation_id", "agent", "set_name", "name", "revision"})
+_IDS: Final = frozenset(
+    {"run_id", "session_id", "evaluation_id", "case_id", "agent", "eval_set_name", "name", "revision"}
+)
 _MESSAGES: Final = frozenset({"filter", "baseline", "candidate"})
 """The fields of requests that have ids in them too."""
 

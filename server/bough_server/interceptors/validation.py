@@ -29,7 +29,7 @@ from bough_server.interceptors.request_limits import TooLarge, bounded, excess
 from bough_server.interceptors.stored_texts import unstorable_texts
 from bough_server.messages import copy_of
 from bough_server.schema_rules import broken_rules
-from bough_server.views import unknown_name
+from bough_server.views import EVALUATION_EVENT_NAMES, RUN_EVENT_NAMES
 
 _NOT_JUDGED: Final = frozenset({event_pb2.AgentEvent.DESCRIPTOR, agent_pb2.AgentDefinition.DESCRIPTOR})
 """Messages that are not checked here: recorded events are read as they are, and definitions are validated by the
@@ -39,6 +39,7 @@ _WITH_FILES: Final = (pb.RunRequest, pb.ResumeRunRequest, pb.ForkRunRequest)
 _Requested: TypeAlias = pb.RunRequest | pb.ResumeRunRequest | pb.ForkRunRequest
 
 _FOLLOWING: Final = (pb.RunRequest, pb.WatchRunRequest, pb.ResumeRunRequest, pb.ForkRunRequest)
+_FOLLOWING_EVALUATIONS: Final = (eval_pb.EvaluateRequest, eval_pb.WatchEvaluationRequest)
 
 
 _NOT_STORED: Final = (eval_pb.ScoreInvocationsRequest, eval_pb.DiffInvocationsRequest)
@@ -99,10 +100,12 @@ def _violations(request: Message) -> list[FieldViolation]:
 
 def _unknown_event_names(request: Message, reported: Container[str]) -> Iterator[FieldViolation]:
     """Yield a violation for each event name that matches no event. Fields in `reported` are skipped."""
-    names = request.follow.event_names if isinstance(request, _FOLLOWING) else ()
-    for index, name in enumerate(names):
+    if not isinstance(request, (*_FOLLOWING, *_FOLLOWING_EVALUATIONS)):
+        return
+    known = RUN_EVENT_NAMES if isinstance(request, _FOLLOWING) else EVALUATION_EVENT_NAMES
+    for index, name in enumerate(request.follow.event_names):
         field = f"follow.event_names[{index}]"
-        if field not in reported and (description := unknown_name(name)):
+        if field not in reported and (description := known.problem(name)):
             yield FieldViolation(field=field, description=description)
 
 

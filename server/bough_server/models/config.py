@@ -45,6 +45,8 @@ class PriceSection(Section):
     """The price of a million output tokens."""
     cached_input_per_million: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """The price of a million input tokens that the provider had cached. Unset: that of other input."""
+    cache_write_per_million: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """The price of a million input tokens that the provider put into its cache. Unset: that of other input."""
 
 
 class BreakerSection(Section):

@@ -104,11 +104,15 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Prices of a million tokens in units of the currency; cached input costs as much as other input if it has none."""
+    """Prices of a million tokens in units of the currency.
+
+    Input that was read from or written to a cache costs as much as other input if it has no price.
+    """
 
     input_per_million: float
     output_per_million: float
     cached_input_per_million: float | None = None
+    cache_write_per_million: float | None = None
     currency_code: str = DEFAULT_CURRENCY
 
 
@@ -192,15 +196,18 @@ class Model(Protocol):
 def cost_of(usage: usage_pb2.Usage, price: Price) -> int | None:
     """Return the cost in billionths of the price's currency, rounded half up, at most 2^63 - 1.
 
-    Return None if the input or the output tokens are unknown. Cached input tokens cost
-    `cached_input_per_million` if the price has it, else as much as other input tokens.
+    Return None if the input or the output tokens are unknown. Input tokens that were read from or
+    written to a cache cost what the price says of them, or else as much as other input tokens.
     """
     if not usage.HasField("input_tokens") or not usage.HasField("output_tokens"):
         return None
     cached = min(usage.cached_input_tokens, usage.input_tokens) if price.cached_input_per_million is not None else 0
+    fresh = usage.input_tokens - cached
+    written = min(usage.cache_write_tokens, fresh) if price.cache_write_per_million is not None else 0
     exact = _NANOS * (
-        (usage.input_tokens - cached) * _exact(price.input_per_million)
+        (fresh - written) * _exact(price.input_per_million)
         + cached * _exact(price.cached_input_per_million or 0.0)
+        + written * _exact(price.cache_write_per_million or 0.0)
         + usage.output_tokens * _exact(price.output_per_million)
     )
     return min(int(exact + Fraction(1, 2)), _LARGEST_COST)

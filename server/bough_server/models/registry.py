@@ -258,6 +258,7 @@ def _price(config: ModelSection, currency: str) -> Price | None:
         input_per_million=config.price.input_per_million,
         output_per_million=config.price.output_per_million,
         cached_input_per_million=config.price.cached_input_per_million,
+        cache_write_per_million=config.price.cache_write_per_million,
         currency_code=currency,
     )
 

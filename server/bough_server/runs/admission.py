@@ -12,6 +12,7 @@ from bough.v1 import (
     agent_pb2,
     agent_service_pb2,
     eval_set_pb2,
+    evaluation_ref_pb2,
     event_pb2,
     execution_pb2,
     message_pb2,
@@ -162,26 +163,27 @@ def effective_policy(asked: policy_pb2.RunPolicy, defaults: RunDefaults) -> poli
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaseRun:
-    """The evaluation and the case that a run belongs to, and what answers its tools' calls.
+class EvaluationRun:
+    """What a run is in the evaluation that starts it, and what answers its tools' calls.
 
     No request of a client can bring it.
     """
 
-    evaluation_id: str
-    case_id: str
+    ref: evaluation_ref_pb2.EvaluationRef
     mocks: eval_set_pb2.ToolMocks | None = None
     """None: nothing does, or in a fork what does in its origin. Their run_id is not read: `tools` has its results."""
 
 
-async def admitted_case(case: CaseRun | None, *, most: int) -> tuple[CaseRun | None, Sequence[StoredBlob]]:
-    """Return a case whose mocks name their files by their SHA-256, and the files, which may have `most` bytes.
+async def admit_evaluation(
+    evaluation: EvaluationRun | None, *, most: int
+) -> tuple[EvaluationRun | None, Sequence[StoredBlob]]:
+    """Return an EvaluationRun whose mocks name their files by their SHA-256, and the files, of `most` bytes at most.
 
     Raises InvalidRequest if the mocks cannot be used.
     """
-    if case is None or case.mocks is None:
-        return case, ()
-    mocks = copy_of(case.mocks)
+    if evaluation is None or evaluation.mocks is None:
+        return evaluation, ()
+    mocks = copy_of(evaluation.mocks)
     mocks.DiscardUnknownFields()
     mocks, files = await referenced(mocks, most=most, field="mocks")
     wrong = [
@@ -190,7 +192,7 @@ async def admitted_case(case: CaseRun | None, *, most: int) -> tuple[CaseRun | N
     ]
     if wrong:
         raise InvalidRequest(wrong)
-    return replace(case, mocks=mocks), files
+    return replace(evaluation, mocks=mocks), files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,8 +211,8 @@ class Admission:
     deadline_time_ns: int | None
     now_ns: int
     files: Sequence[StoredBlob] = ()
-    """The files of the input and of the case's mocks, to be stored with them."""
-    case: CaseRun | None = None
+    """The files of the input and of the mocks, to be stored with them."""
+    evaluation: EvaluationRun | None = None
 
 
 def record_of(admission: Admission, principal: Principal, session_id: str, *, owner: str, is_queued: bool) -> RunRecord:
@@ -224,8 +226,8 @@ def record_of(admission: Admission, principal: Principal, session_id: str, *, ow
         labels=admission.request.labels,
         last_sequence=2 if is_queued else 1,
     )
-    if admission.case is not None:
-        run.evaluation_id, run.case_id = admission.case.evaluation_id, admission.case.case_id
+    if admission.evaluation is not None:
+        run.evaluation.CopyFrom(admission.evaluation.ref)
     run.create_time.FromNanoseconds(admission.now_ns)
     run.start_time.FromNanoseconds(admission.now_ns)
     if admission.deadline_time_ns is not None:
@@ -275,16 +277,16 @@ def run_started(admission: Admission, *, session_cut: int, trace_id: str, span_i
     begun.request_id = request.request_id
     begun.request_digest = admission.digest if request.request_id else ""
     begun.user_id = admission.user_id
-    if admission.case is not None:
-        set_case(begun, admission.case)
+    if admission.evaluation is not None:
+        set_evaluation(begun, admission.evaluation)
     return event
 
 
-def set_case(begun: event_pb2.RunStarted | event_pb2.RunForked, case: CaseRun) -> None:
-    """Set what a run began with as a run of a case."""
-    begun.evaluation_id, begun.case_id = case.evaluation_id, case.case_id
-    if case.mocks is not None:
-        begun.mocks.CopyFrom(case.mocks)
+def set_evaluation(begun: event_pb2.RunStarted | event_pb2.RunForked, evaluation: EvaluationRun) -> None:
+    """Set what a run began with as a run of an evaluation."""
+    begun.evaluation.CopyFrom(evaluation.ref)
+    if evaluation.mocks is not None:
+        begun.mocks.CopyFrom(evaluation.mocks)
 
 
 def spoken_by_user(content: message_pb2.Message, *, root_id: str, message_root: str) -> message_pb2.Message:

@@ -24,7 +24,7 @@ from bough_server.engine.input_requests import outcome_of_caller
 from bough_server.engine.journal import Journal
 from bough_server.errors import FieldViolation, ForkRefused, InvalidRequest, SequenceOutOfRange
 from bough_server.messages import copy_of
-from bough_server.runs.admission import CaseRun, check_input, effective_policy, set_case, spoken_by_user
+from bough_server.runs.admission import EvaluationRun, check_input, effective_policy, set_evaluation, spoken_by_user
 from bough_server.runs.close import as_records, policy_of, read_log
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.fork_aborts import start_under_policy
@@ -52,12 +52,12 @@ class ForkPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkAddress:
-    """The id, principal and request digest of a new fork, and the case that it belongs to."""
+    """The id, principal and request digest of a new fork, and what it is in an evaluation."""
 
     run_id: str
     principal: Principal
     digest: str
-    case: CaseRun | None = None
+    evaluation: EvaluationRun | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def fork_of(
     Raises ForkRefused and InvalidRequest.
     """
     if not request.allow_open_effects:
-        mocks = address.case.mocks if address.case is not None else None
+        mocks = address.evaluation.mocks if address.evaluation is not None else None
         _check_open_tools(point.shared, {end.effect_key for end in point.edited}, resolver, mocks)
     definitions = changed_definitions(request.changes, resolver)
     forked = _forked(request, point, address)
@@ -219,8 +219,8 @@ def _forked(request: agent_service_pb2.ForkRunRequest, point: ForkPoint, address
     forked.request_id = request.request_id
     forked.request_digest = address.digest if request.request_id else ""
     forked.user_id = address.principal.user_id
-    if address.case is not None:
-        set_case(forked, address.case)
+    if address.evaluation is not None:
+        set_evaluation(forked, address.evaluation)
     return event
 
 
@@ -303,8 +303,7 @@ class RunForker:
             last_sequence=point.sequence + len(fork.events),
             forked_from=forked.origin,
             deadline_time=forked.deadline_time if forked.HasField("deadline_time") else None,
-            evaluation_id=forked.evaluation_id,
-            case_id=forked.case_id,
+            evaluation=forked.evaluation if forked.HasField("evaluation") else None,
         )
         run.create_time.FromNanoseconds(now)
         run.start_time.CopyFrom(run.create_time)

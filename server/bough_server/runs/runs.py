@@ -12,8 +12,8 @@ from bough_server.blobs import StoredBlob, referenced
 from bough_server.errors import Fenced, ServerStopping, StorageFailed
 from bough_server.runs.admission import (
     Admission,
-    CaseRun,
-    admitted_case,
+    EvaluationRun,
+    admit_evaluation,
     check_input,
     effective_policy,
     request_digest,
@@ -67,11 +67,11 @@ class Runs:
         *,
         deadline_time_ns: int | None,
         trace: Parent,
-        case: CaseRun | None = None,
+        evaluation: EvaluationRun | None = None,
     ) -> RunRecord:
         """Create a run and start it, or return the one that the same request started before.
 
-        `case` is set by evaluations only. The request's digest does not cover it.
+        `evaluation` is set by evaluations only. The request's digest does not cover it.
         Raises InvalidRequest, NotFound (agent, session), AgentUnusable, RequestIdReused, SessionBusy, ServerStopping,
         StorageFailed.
         """
@@ -83,9 +83,14 @@ class Runs:
         digest = request_digest(request)
         if (earlier := await self._earlier(principal, request.request_id, digest)) is not None:
             return earlier
-        case, mocked = await admitted_case(case, most=self._dependencies.max_files_bytes)
+        evaluation, mocked = await admit_evaluation(evaluation, most=self._dependencies.max_files_bytes)
         admission = await self._admit(
-            principal, request, digest, files=[*files, *mocked], deadline_time_ns=deadline_time_ns, case=case
+            principal,
+            request,
+            digest,
+            files=[*files, *mocked],
+            deadline_time_ns=deadline_time_ns,
+            evaluation=evaluation,
         )
         self._refuse_while_draining()  # again, because draining may have begun during the awaits
         # Shielded: a caller that disconnects meanwhile must not leave a run on disk that no worker executes.
@@ -110,7 +115,7 @@ class Runs:
         *,
         files: Sequence[StoredBlob],
         deadline_time_ns: int | None,
-        case: CaseRun | None,
+        evaluation: EvaluationRun | None,
     ) -> Admission:
         dependencies = self._dependencies
         resolver, versions = await dependencies.agents.for_run(principal.tenant_id, request.agent, request.definitions)
@@ -127,7 +132,7 @@ class Runs:
             deadline_time_ns=None if policy.background else deadline_time_ns,
             now_ns=now,
             files=files,
-            case=case,
+            evaluation=evaluation,
         )
 
     async def fork(
@@ -136,11 +141,11 @@ class Runs:
         request: agent_service_pb2.ForkRunRequest,
         *,
         deadline_time_ns: int | None,
-        case: CaseRun | None = None,
+        evaluation: EvaluationRun | None = None,
     ) -> tuple[RunRecord, int]:
         """Fork a run, or return the fork that the same request created before, with the sequence of the fork point.
 
-        `case` is set by evaluations only. The request's digest does not cover it.
+        `evaluation` is set by evaluations only. The request's digest does not cover it.
         Raises NotFound, SequenceOutOfRange, ForkRefused, InvalidRequest, RequestIdReused, ServerStopping and
         StorageFailed.
         """
@@ -151,9 +156,12 @@ class Runs:
         digest = request_digest(request)
         record = await self._earlier(principal, request.request_id, digest)
         if record is None:
-            case, mocked = await admitted_case(case, most=self._dependencies.max_files_bytes)
+            evaluation, mocked = await admit_evaluation(evaluation, most=self._dependencies.max_files_bytes)
             address = ForkAddress(
-                run_id=ids.new_uuid7(self._dependencies.clock.now_ns()), principal=principal, digest=digest, case=case
+                run_id=ids.new_uuid7(self._dependencies.clock.now_ns()),
+                principal=principal,
+                digest=digest,
+                evaluation=evaluation,
             )
             forking = self._forker.fork(request, address, files=[*files, *mocked], deadline_time_ns=deadline_time_ns)
             try:

@@ -24,7 +24,7 @@ class EvaluationRecord:
 class EvaluationFilter:
     """Conditions on the evaluations to list; an empty field is no condition."""
 
-    set_name: str = ""
+    eval_set_name: str = ""
     agent: str = ""
     states: Sequence[execution_pb2.ExecutionState.ValueType] = ()
     labels: Mapping[str, str] = field(default_factory=dict)

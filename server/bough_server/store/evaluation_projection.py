@@ -41,7 +41,7 @@ class EvaluationFold:
 
     def _planned(self, event: evaluation_pb2.EvaluationEvent) -> None:
         planned = event.evaluation_planned
-        self._totals.cases, self._totals.runs = planned.case_count, planned.run_count
+        self._totals.cases, self._totals.trials = planned.case_count, planned.trial_count
         self._start = RunStart(
             agent=planned.agent,
             labels=dict(planned.labels),
@@ -51,13 +51,13 @@ class EvaluationFold:
             request_id=planned.request_id,
             request_digest=planned.request_digest,
             revisions=(),
-            set_name=planned.set.name,
+            eval_set_name=planned.eval_set.name,
         )
 
     def _scored(self, event: evaluation_pb2.EvaluationEvent) -> None:
-        result, totals = event.case_run_scored.result, self._totals
-        totals.runs_ended += 1
-        totals.runs_passed += result.status == eval_result_pb2.METRIC_STATUS_PASSED
+        result, totals = event.case_trial_scored.result, self._totals
+        totals.trials_ended += 1
+        totals.trials_passed += result.verdict == eval_result_pb2.VERDICT_PASSED
         self._usage.add(Sums.of(result.usage))
         self._judge_usage.add(Sums.of(result.judge_usage))
         totals.usage.CopyFrom(self._usage.usage())
@@ -67,7 +67,7 @@ class EvaluationFold:
         self._totals.CopyFrom(event.evaluation_totaled.totals)
 
     def _completed(self, event: evaluation_pb2.EvaluationEvent) -> None:
-        self._verdict = event.evaluation_completed.status
+        self._verdict = event.evaluation_completed.verdict
         self._ended(event, execution_pb2.EXECUTION_STATE_SUCCEEDED)
 
     def _failed(self, event: evaluation_pb2.EvaluationEvent) -> None:
@@ -95,7 +95,7 @@ class EvaluationFold:
 
 _FOLDS: Final = {
     evaluation_events.EVALUATION_PLANNED: EvaluationFold._planned,
-    evaluation_events.CASE_RUN_SCORED: EvaluationFold._scored,
+    evaluation_events.CASE_TRIAL_SCORED: EvaluationFold._scored,
     evaluation_events.EVALUATION_TOTALED: EvaluationFold._totaled,
     evaluation_events.EVALUATION_COMPLETED: EvaluationFold._completed,
     evaluation_events.EVALUATION_FAILED: EvaluationFold._failed,

@@ -127,12 +127,12 @@ class NewFork:
 class NewEvaluation:
     """An evaluation to create, with everything that is written in the transaction of its first events.
 
-    `set_name`, `agent` and `labels` are those of evaluation_planned; a rebuild restores them from it.
+    `eval_set_name`, `agent` and `labels` are those of evaluation_planned; a rebuild restores them from it.
     """
 
     evaluation_id: str
     principal: Principal
-    set_name: str
+    eval_set_name: str
     agent: str
     labels: Mapping[str, str] = field(default_factory=dict)
     request_id: str
@@ -272,6 +272,9 @@ class RunFilter:
     create_time_from_ns: int | None = None
     create_time_before_ns: int | None = None
     evaluation_id: str = ""
+    case_id: str = ""
+    evaluation_role: int = 0  # an EvaluationRole
+    include_evaluations: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

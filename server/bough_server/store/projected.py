@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server.run_state import RunState
 from bough_server.store.ports import StoredCall, StoredMessage, UsageEntry
 
@@ -36,10 +37,9 @@ class RunStart:
     origin_run_id: str = ""
     """For a fork: the run whose log it begins with."""
     origin_sequence: int = 0
-    evaluation_id: str = ""
-    """Of a run: the evaluation that it belongs to; `case_id` is that evaluation's case."""
-    case_id: str = ""
-    set_name: str = ""
+    evaluation: EvaluationRef | None = None
+    """Of a run: what it is in the evaluation that started it."""
+    eval_set_name: str = ""
     """Of an evaluation: its set."""
 
 
@@ -60,7 +60,7 @@ class EvaluationChange:
     totals: bytes
     """The numbers so far, a serialized EvalTotals."""
     verdict: int
-    """The verdict, a MetricStatus; 0 until it is known."""
+    """The verdict, a Verdict; 0 until it is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

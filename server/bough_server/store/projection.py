@@ -146,8 +146,7 @@ class RunFold:
             request_id=started.request_id,
             request_digest=started.request_digest,
             revisions=tuple(dict.fromkeys(named.revision for named in started.definition_refs)),
-            evaluation_id=started.evaluation_id,
-            case_id=started.case_id,
+            evaluation=started.evaluation if started.HasField("evaluation") else None,
         )
         self._store(event, started.input)
 
@@ -393,8 +392,7 @@ def _fork_start(origin: RunStart, event: event_pb2.AgentEvent) -> RunStart:
         revisions=tuple(dict.fromkeys(revisions)),
         origin_run_id=forked.origin.run_id,
         origin_sequence=forked.origin.sequence,
-        evaluation_id=forked.evaluation_id,
-        case_id=forked.case_id,
+        evaluation=forked.evaluation if forked.HasField("evaluation") else None,
     )
 
 

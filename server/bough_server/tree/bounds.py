@@ -184,6 +184,7 @@ def _places(record: invocation_pb2.Invocation) -> Iterator[_Place]:
         yield from _places_in_error(agent.error)
     for tool in record.tools:
         yield tool, "arguments_json", tool, "arguments_truncated"
+        yield tool, "executed_arguments_json", tool, "executed_arguments_truncated"
         yield tool, "result_json", tool, "result_truncated"
         yield from _places_in_error(tool.error)
     for step in record.steps:

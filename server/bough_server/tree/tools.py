@@ -28,6 +28,8 @@ class ToolCalls:
         self._calls: dict[CallKey, invocation_pb2.ToolInvocation | None] = {}
         self._ended: set[CallKey] = set()
         self._kept: list[invocation_pb2.ToolInvocation] = []
+        self._written: dict[CallKey, int] = {}
+        """The hash of the arguments that each kept call was opened with: the kept text may be cut."""
         self._results: dict[CallKey, message_pb2.ToolResult] = {}
 
     def start(self, event: event_pb2.AgentEvent, sequence: int) -> bool:
@@ -35,8 +37,14 @@ class ToolCalls:
         call = event.tool_started.call
         is_new = self._expect(call, event, sequence)
         known = self._calls[event.invocation_id, call.call_id]
-        if known is not None and not known.HasField("start_time") and event.HasField("record_time"):
-            known.start_time.CopyFrom(event.record_time)
+        if known is not None:
+            if not known.HasField("start_time") and event.HasField("record_time"):
+                known.start_time.CopyFrom(event.record_time)
+            if not known.name:  # the call was first heard of by its output
+                self._describe(known, call)
+                self._written[event.invocation_id, call.call_id] = hash(call.arguments_json)
+            elif self._written.get((event.invocation_id, call.call_id)) != hash(call.arguments_json):
+                self._describe_executed(known, call)
         return is_new
 
     def ask(self, event: event_pb2.AgentEvent, sequence: int) -> bool:
@@ -108,12 +116,18 @@ class ToolCalls:
             sequence=sequence,
         )
         self._describe(opened, call)
+        self._written[key] = hash(call.arguments_json)
         self._calls[key] = opened
         self._kept.append(opened)
 
     def _describe(self, opened: invocation_pb2.ToolInvocation, call: message_pb2.ToolCall) -> None:
         opened.name = call.name
         opened.arguments_json, opened.arguments_truncated = head(call.arguments_json, self._bounds.max_tool_args_bytes)
+
+    def _describe_executed(self, known: invocation_pb2.ToolInvocation, call: message_pb2.ToolCall) -> None:
+        """Add the arguments that the tool ran with: an approver edited those that the model wrote."""
+        text, is_cut = head(call.arguments_json, self._bounds.max_tool_args_bytes)
+        known.executed_arguments_json, known.executed_arguments_truncated = text, is_cut
 
 
 def _end(known: invocation_pb2.ToolInvocation, event: event_pb2.AgentEvent, result: message_pb2.ToolResult) -> None:

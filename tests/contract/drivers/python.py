@@ -131,8 +131,7 @@ class Driver:
                 return client.evaluations.watch(
                     request.evaluation_id,
                     after_sequence=request.after_sequence,
-                    heartbeat=_seconds(request, "heartbeat_interval"),
-                    timeout=timeout,
+                    **_evaluation_options(request.follow, timeout),
                 )
         return None
 
@@ -165,20 +164,29 @@ def _evaluation(client: AsyncClient, request: v1.EvaluateRequest, timeout: float
     baseline = request.baseline if request.HasField("baseline") else None
     source = None if baseline is None else getattr(baseline, baseline.WhichOneof("source") or "evaluation_id")
     return client.evaluations.run(
-        request.set,
+        request.eval_set,
         agent=request.agent,
         definitions=request.definitions,
-        runs=_set(request, "runs"),
-        jobs=_set(request, "jobs"),
+        trials=_set(request, "trials"),
+        max_concurrency=_set(request, "max_concurrency"),
         gates=request.gates,
         budget=_set(request, "budget"),
         baseline=source,
         allow_removed=request.allow_removed,
+        allow_incomplete_baseline=request.allow_incomplete_baseline,
         labels=request.labels,
         request_id=request.request_id,
-        heartbeat=_seconds(request, "heartbeat_interval"),
-        timeout=timeout,
+        **_evaluation_options(request.follow, timeout),
     )
+
+
+def _evaluation_options(follow: follow_pb2.EvaluationFollowOptions, timeout: float | None) -> dict[str, Any]:
+    return {
+        "event_names": follow.event_names,
+        "without_trees": follow.without_trees,
+        "heartbeat": _seconds(follow, "heartbeat_interval"),
+        "timeout": timeout,
+    }
 
 
 def _options(request: Any, timeout: float | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Final
 
 from bough.v1 import message_pb2
 from bough_server.agents.function import agent
-from bough_server.runs.admission import CaseRun
+from bough_server.runs.admission import EvaluationRun
 from bough_server.runtime.agent import Agent, Context
 from bough_server.tools.tool import Tool, ToolContext, tool
 from tests.durability.prefixes.questions import approve_or_refuse, paying, scan
@@ -42,7 +42,7 @@ def _gathering() -> list[Agent]:
     return [coder]
 
 
-_CASE: Final[CaseRun] = case_of(
+_CASE: Final[EvaluationRun] = case_of(
     mock("fetch", {"child": True}, agent="clerk"),
     mock("fetch", {"leaf": 1.50}, what="leaf"),
     mock("fetch", "text"),

@@ -9,7 +9,7 @@ from bough.v1 import agent_pb2, input_pb2, policy_pb2
 from bough_server.functions import Function
 from bough_server.models.model import ModelRequest
 from bough_server.models.scripted.script import current_turn, step_of
-from bough_server.runs.admission import CaseRun
+from bough_server.runs.admission import EvaluationRun
 from bough_server.runtime.agent import Agent
 from bough_server.tools.tool import Tool
 from tests.support.held_clock import HeldClock
@@ -98,7 +98,7 @@ class Scenario:
     policy: policy_pb2.RunPolicy | None = None
     has_past: bool = False
     """Whether its session has had such a run before."""
-    case: CaseRun | None = None
+    case: EvaluationRun | None = None
     """The case that it is a run of. Its mocks answer every call of the tools that they name."""
 
     def __str__(self) -> str:

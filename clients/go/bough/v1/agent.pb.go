@@ -29,7 +29,7 @@ const (
 type AgentSource int32
 
 const (
-	// Set on a past revision: only its content is stored, for the runs that use it.
+	// Unknown. A server never sends it.
 	AgentSource_AGENT_SOURCE_UNSPECIFIED AgentSource = 0
 	// In a file of the operator's. Visible to every tenant; calls cannot change it (AGENT_FIXED).
 	AgentSource_AGENT_SOURCE_FILE AgentSource = 1
@@ -37,6 +37,8 @@ const (
 	AgentSource_AGENT_SOURCE_CODE AgentSource = 2
 	// In the store, by CreateAgent. Visible to its tenant only.
 	AgentSource_AGENT_SOURCE_STORED AgentSource = 3
+	// A past revision: only its content is stored, for the runs that use it. Visible to the tenants whose runs do.
+	AgentSource_AGENT_SOURCE_REVISION AgentSource = 4
 )
 
 // Enum value maps for AgentSource.
@@ -46,12 +48,14 @@ var (
 		1: "AGENT_SOURCE_FILE",
 		2: "AGENT_SOURCE_CODE",
 		3: "AGENT_SOURCE_STORED",
+		4: "AGENT_SOURCE_REVISION",
 	}
 	AgentSource_value = map[string]int32{
 		"AGENT_SOURCE_UNSPECIFIED": 0,
 		"AGENT_SOURCE_FILE":        1,
 		"AGENT_SOURCE_CODE":        2,
 		"AGENT_SOURCE_STORED":      3,
+		"AGENT_SOURCE_REVISION":    4,
 	}
 )
 
@@ -1822,12 +1826,13 @@ const file_bough_v1_agent_proto_rawDesc = "" +
 	"\x15keep_recent_exchanges\x18\x02 \x01(\x05H\x01R\x13keepRecentExchanges\x88\x01\x01\x12\x14\n" +
 	"\x05model\x18\x03 \x01(\tR\x05modelB\r\n" +
 	"\v_max_tokensB\x18\n" +
-	"\x16_keep_recent_exchanges*r\n" +
+	"\x16_keep_recent_exchanges*\x8d\x01\n" +
 	"\vAgentSource\x12\x1c\n" +
 	"\x18AGENT_SOURCE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11AGENT_SOURCE_FILE\x10\x01\x12\x15\n" +
 	"\x11AGENT_SOURCE_CODE\x10\x02\x12\x17\n" +
-	"\x13AGENT_SOURCE_STORED\x10\x03*\x8d\x01\n" +
+	"\x13AGENT_SOURCE_STORED\x10\x03\x12\x19\n" +
+	"\x15AGENT_SOURCE_REVISION\x10\x04*\x8d\x01\n" +
 	"\x15ParallelFailurePolicy\x12'\n" +
 	"#PARALLEL_FAILURE_POLICY_UNSPECIFIED\x10\x00\x12$\n" +
 	" PARALLEL_FAILURE_POLICY_WAIT_ALL\x10\x01\x12%\n" +

@@ -28,7 +28,7 @@ const (
 // The comments name the keys of ErrorInfo.metadata; a reason without a note has none. With any reason, `violations` is the number of
 // violations in BadRequest or PreconditionFailure if some did not fit.
 //
-// Values 16 (INSUFFICIENT_BALANCE) and 23 (REMOTE_UNAVAILABLE) are reserved for a later version.
+// Values 16 (INSUFFICIENT_BALANCE), 23 (REMOTE_UNAVAILABLE) and 51 to 54 are reserved for a later version.
 type ErrorReason int32
 
 const (
@@ -36,7 +36,8 @@ const (
 	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
 	// The model called an agent that its caller does not link. No model call was made and nothing is charged.
 	ErrorReason_ERROR_REASON_NOT_LINKED ErrorReason = 1
-	// The catalog has no agent of that name. In field violations also: no agent of that name among the definitions.
+	// The catalog has no agent of that name. In field violations also: no agent of that name among the definitions. Metadata: name, and
+	// nearest, the name of the agent that is spelled most alike, if one is near.
 	ErrorReason_ERROR_REASON_UNKNOWN_AGENT ErrorReason = 2
 	// The model called a tool that its agent does not have, or no longer has. In field violations: no tool of that name.
 	ErrorReason_ERROR_REASON_UNKNOWN_TOOL ErrorReason = 3
@@ -77,8 +78,8 @@ const (
 	ErrorReason_ERROR_REASON_SERVER_STOPPED ErrorReason = 20
 	// The request already has a different answer, which remains in force. Metadata: input_id.
 	ErrorReason_ERROR_REASON_ALREADY_ANSWERED ErrorReason = 21
-	// The session is held by a run that has not ended, or others change it at this moment. Metadata: session_id, and run_id of the
-	// run that holds it, if one does.
+	// The session is held by a run that has not ended, or others change it at this moment: the same call may succeed later. Metadata:
+	// session_id, and run_id of the run that holds it, if one does.
 	ErrorReason_ERROR_REASON_SESSION_BUSY ErrorReason = 22
 	// The server's storage failed.
 	ErrorReason_ERROR_REASON_STORAGE_FAILED ErrorReason = 24
@@ -88,7 +89,7 @@ const (
 	ErrorReason_ERROR_REASON_INVALID_REQUEST ErrorReason = 26
 	// What the request names does not exist, or the caller may not see it. ResourceInfo names it.
 	ErrorReason_ERROR_REASON_NOT_FOUND ErrorReason = 27
-	// The request id was used before with different content. Metadata: run_id or session_id, of what it created then.
+	// The request id was used before with different content. Metadata: run_id, session_id or evaluation_id, of what it created then.
 	ErrorReason_ERROR_REASON_REQUEST_ID_REUSED ErrorReason = 28
 	// The sequence is beyond the end of the log. Metadata: last_sequence.
 	ErrorReason_ERROR_REASON_SEQUENCE_OUT_OF_RANGE ErrorReason = 29
@@ -135,6 +136,11 @@ const (
 	ErrorReason_ERROR_REASON_TOOL_NOT_MOCKED ErrorReason = 48
 	// The server lacks an optional part that the call needs; the message says which to install.
 	ErrorReason_ERROR_REASON_NOT_INSTALLED ErrorReason = 49
+	// The evaluation has not ended. Metadata: evaluation_id. BadRequest names the field of the request that names it.
+	ErrorReason_ERROR_REASON_EVALUATION_NOT_ENDED ErrorReason = 50
+	// As many runs wait for the session as may: 64. The same call succeeds when one of them has ended. Metadata: session_id, and run_id
+	// of the run that holds it.
+	ErrorReason_ERROR_REASON_SESSION_QUEUE_FULL ErrorReason = 55
 )
 
 // Enum value maps for ErrorReason.
@@ -188,6 +194,8 @@ var (
 		47: "ERROR_REASON_MODEL_NOT_FOUND",
 		48: "ERROR_REASON_TOOL_NOT_MOCKED",
 		49: "ERROR_REASON_NOT_INSTALLED",
+		50: "ERROR_REASON_EVALUATION_NOT_ENDED",
+		55: "ERROR_REASON_SESSION_QUEUE_FULL",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":            0,
@@ -238,6 +246,8 @@ var (
 		"ERROR_REASON_MODEL_NOT_FOUND":        47,
 		"ERROR_REASON_TOOL_NOT_MOCKED":        48,
 		"ERROR_REASON_NOT_INSTALLED":          49,
+		"ERROR_REASON_EVALUATION_NOT_ENDED":   50,
+		"ERROR_REASON_SESSION_QUEUE_FULL":     55,
 	}
 )
 
@@ -381,7 +391,7 @@ const file_bough_v1_error_proto_rawDesc = "" +
 	"\rinvocation_id\x18\x04 \x01(\tR\finvocationId\x12\x1c\n" +
 	"\tretryable\x18\x05 \x01(\bR\tretryable\x12!\n" +
 	"\fdetails_json\x18\x06 \x01(\tR\vdetailsJson\x12'\n" +
-	"\x0fprovider_status\x18\a \x01(\x05R\x0eproviderStatus*\xc2\f\n" +
+	"\x0fprovider_status\x18\a \x01(\x05R\x0eproviderStatus*\x8e\r\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17ERROR_REASON_NOT_LINKED\x10\x01\x12\x1e\n" +
@@ -431,7 +441,9 @@ const file_bough_v1_error_proto_rawDesc = "" +
 	"#ERROR_REASON_MODEL_CONTEXT_TOO_LONG\x10.\x12 \n" +
 	"\x1cERROR_REASON_MODEL_NOT_FOUND\x10/\x12 \n" +
 	"\x1cERROR_REASON_TOOL_NOT_MOCKED\x100\x12\x1e\n" +
-	"\x1aERROR_REASON_NOT_INSTALLED\x101BT\n" +
+	"\x1aERROR_REASON_NOT_INSTALLED\x101\x12%\n" +
+	"!ERROR_REASON_EVALUATION_NOT_ENDED\x102\x12#\n" +
+	"\x1fERROR_REASON_SESSION_QUEUE_FULL\x107BT\n" +
 	"\fdev.bough.v1B\n" +
 	"ErrorProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3"
 

@@ -27,60 +27,60 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Whether something passed.
-type MetricStatus int32
+// Whether something that is expected holds: of a score, a trial, a case, a gate, or an evaluation as a whole.
+type Verdict int32
 
 const (
-	// Not known yet.
-	MetricStatus_METRIC_STATUS_UNSPECIFIED MetricStatus = 0
-	// It is as good as it has to be.
-	MetricStatus_METRIC_STATUS_PASSED MetricStatus = 1
-	// It is not.
-	MetricStatus_METRIC_STATUS_FAILED MetricStatus = 2
-	// It could not be judged. This never passes.
-	MetricStatus_METRIC_STATUS_NOT_EVALUATED MetricStatus = 3
+	// Not known yet: what it is about has not been scored. A result of an evaluation that succeeded never has it.
+	Verdict_VERDICT_UNSPECIFIED Verdict = 0
+	// Everything that is expected holds, and every score reaches its threshold.
+	Verdict_VERDICT_PASSED Verdict = 1
+	// Something that is expected does not hold, a score misses its threshold, or a trial crashed.
+	Verdict_VERDICT_FAILED Verdict = 2
+	// It could not be scored, and the reason beside the verdict says why. This never counts as passed.
+	Verdict_VERDICT_NOT_EVALUATED Verdict = 3
 )
 
-// Enum value maps for MetricStatus.
+// Enum value maps for Verdict.
 var (
-	MetricStatus_name = map[int32]string{
-		0: "METRIC_STATUS_UNSPECIFIED",
-		1: "METRIC_STATUS_PASSED",
-		2: "METRIC_STATUS_FAILED",
-		3: "METRIC_STATUS_NOT_EVALUATED",
+	Verdict_name = map[int32]string{
+		0: "VERDICT_UNSPECIFIED",
+		1: "VERDICT_PASSED",
+		2: "VERDICT_FAILED",
+		3: "VERDICT_NOT_EVALUATED",
 	}
-	MetricStatus_value = map[string]int32{
-		"METRIC_STATUS_UNSPECIFIED":   0,
-		"METRIC_STATUS_PASSED":        1,
-		"METRIC_STATUS_FAILED":        2,
-		"METRIC_STATUS_NOT_EVALUATED": 3,
+	Verdict_value = map[string]int32{
+		"VERDICT_UNSPECIFIED":   0,
+		"VERDICT_PASSED":        1,
+		"VERDICT_FAILED":        2,
+		"VERDICT_NOT_EVALUATED": 3,
 	}
 )
 
-func (x MetricStatus) Enum() *MetricStatus {
-	p := new(MetricStatus)
+func (x Verdict) Enum() *Verdict {
+	p := new(Verdict)
 	*p = x
 	return p
 }
 
-func (x MetricStatus) String() string {
+func (x Verdict) String() string {
 	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
 }
 
-func (MetricStatus) Descriptor() protoreflect.EnumDescriptor {
+func (Verdict) Descriptor() protoreflect.EnumDescriptor {
 	return file_bough_v1_eval_result_proto_enumTypes[0].Descriptor()
 }
 
-func (MetricStatus) Type() protoreflect.EnumType {
+func (Verdict) Type() protoreflect.EnumType {
 	return &file_bough_v1_eval_result_proto_enumTypes[0]
 }
 
-func (x MetricStatus) Number() protoreflect.EnumNumber {
+func (x Verdict) Number() protoreflect.EnumNumber {
 	return protoreflect.EnumNumber(x)
 }
 
-// Deprecated: Use MetricStatus.Descriptor instead.
-func (MetricStatus) EnumDescriptor() ([]byte, []int) {
+// Deprecated: Use Verdict.Descriptor instead.
+func (Verdict) EnumDescriptor() ([]byte, []int) {
 	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{0}
 }
 
@@ -88,9 +88,9 @@ func (MetricStatus) EnumDescriptor() ([]byte, []int) {
 type TreeMark int32
 
 const (
-	// Not compared.
+	// The agent was not compared: no metric of the case compares trees, or the turn expects no agents.
 	TreeMark_TREE_MARK_UNSPECIFIED TreeMark = 0
-	// Expected and there.
+	// The agent is expected where it is, and everything that is expected of it holds.
 	TreeMark_TREE_MARK_MATCHED TreeMark = 1
 	// There, but expected somewhere else.
 	TreeMark_TREE_MARK_MOVED TreeMark = 2
@@ -149,21 +149,21 @@ func (TreeMark) EnumDescriptor() ([]byte, []int) {
 	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{1}
 }
 
-// What is different about an agent.
+// How an agent violates what is expected of the tree.
 type DifferenceKind int32
 
 const (
 	// Unknown. A server never sends it.
 	DifferenceKind_DIFFERENCE_KIND_UNSPECIFIED DifferenceKind = 0
-	// It is expected and not there; in DiffInvocations: it is only on the left.
+	// The agent is expected and not there.
 	DifferenceKind_DIFFERENCE_KIND_MISSING DifferenceKind = 1
-	// It is there and not expected; in DiffInvocations: it is only on the right.
+	// The agent is there, and neither expected nor allowed as extra.
 	DifferenceKind_DIFFERENCE_KIND_UNEXPECTED DifferenceKind = 2
-	// It is expected elsewhere; in DiffInvocations: it has another caller.
+	// The agent is there, but another agent is expected to call it.
 	DifferenceKind_DIFFERENCE_KIND_MOVED DifferenceKind = 3
-	// Its tool calls differ.
+	// The agent's own tool calls are not as expected.
 	DifferenceKind_DIFFERENCE_KIND_TOOLS DifferenceKind = 4
-	// It is below an agent that forbids it.
+	// The agent is below one that forbids it.
 	DifferenceKind_DIFFERENCE_KIND_FORBIDDEN DifferenceKind = 5
 )
 
@@ -214,21 +214,86 @@ func (DifferenceKind) EnumDescriptor() ([]byte, []int) {
 	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{2}
 }
 
+// How a gate compares its number with its bound. Comparisons are up to rounding.
+type GateOperator int32
+
+const (
+	// Unknown. A server never sends it.
+	GateOperator_GATE_OPERATOR_UNSPECIFIED GateOperator = 0
+	// The number is at least the bound: ">=".
+	GateOperator_GATE_OPERATOR_AT_LEAST GateOperator = 1
+	// The number is above the bound: ">".
+	GateOperator_GATE_OPERATOR_ABOVE GateOperator = 2
+	// The number is at most the bound: "<=".
+	GateOperator_GATE_OPERATOR_AT_MOST GateOperator = 3
+	// The number is below the bound: "<".
+	GateOperator_GATE_OPERATOR_BELOW GateOperator = 4
+	// The number is the bound: "==".
+	GateOperator_GATE_OPERATOR_EQUAL GateOperator = 5
+)
+
+// Enum value maps for GateOperator.
+var (
+	GateOperator_name = map[int32]string{
+		0: "GATE_OPERATOR_UNSPECIFIED",
+		1: "GATE_OPERATOR_AT_LEAST",
+		2: "GATE_OPERATOR_ABOVE",
+		3: "GATE_OPERATOR_AT_MOST",
+		4: "GATE_OPERATOR_BELOW",
+		5: "GATE_OPERATOR_EQUAL",
+	}
+	GateOperator_value = map[string]int32{
+		"GATE_OPERATOR_UNSPECIFIED": 0,
+		"GATE_OPERATOR_AT_LEAST":    1,
+		"GATE_OPERATOR_ABOVE":       2,
+		"GATE_OPERATOR_AT_MOST":     3,
+		"GATE_OPERATOR_BELOW":       4,
+		"GATE_OPERATOR_EQUAL":       5,
+	}
+)
+
+func (x GateOperator) Enum() *GateOperator {
+	p := new(GateOperator)
+	*p = x
+	return p
+}
+
+func (x GateOperator) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (GateOperator) Descriptor() protoreflect.EnumDescriptor {
+	return file_bough_v1_eval_result_proto_enumTypes[3].Descriptor()
+}
+
+func (GateOperator) Type() protoreflect.EnumType {
+	return &file_bough_v1_eval_result_proto_enumTypes[3]
+}
+
+func (x GateOperator) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use GateOperator.Descriptor instead.
+func (GateOperator) EnumDescriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{3}
+}
+
 // What became of a case between two results.
 type CaseChange int32
 
 const (
 	// Unknown. A server never sends it.
 	CaseChange_CASE_CHANGE_UNSPECIFIED CaseChange = 0
-	// As before.
+	// The verdict is the same, and the case passes as often as before.
 	CaseChange_CASE_CHANGE_SAME CaseChange = 1
-	// It passes and did not, or passes more often.
+	// The case passes and did not, or passes more often.
 	CaseChange_CASE_CHANGE_BETTER CaseChange = 2
-	// It does not pass and did, or passes less often.
+	// The case does not pass and did, or passes less often.
 	CaseChange_CASE_CHANGE_WORSE CaseChange = 3
-	// It is only in the baseline.
+	// The case is only in the baseline.
 	CaseChange_CASE_CHANGE_REMOVED CaseChange = 4
-	// It is not in the baseline.
+	// The case is not in the baseline.
 	CaseChange_CASE_CHANGE_ADDED CaseChange = 5
 )
 
@@ -263,11 +328,11 @@ func (x CaseChange) String() string {
 }
 
 func (CaseChange) Descriptor() protoreflect.EnumDescriptor {
-	return file_bough_v1_eval_result_proto_enumTypes[3].Descriptor()
+	return file_bough_v1_eval_result_proto_enumTypes[4].Descriptor()
 }
 
 func (CaseChange) Type() protoreflect.EnumType {
-	return &file_bough_v1_eval_result_proto_enumTypes[3]
+	return &file_bough_v1_eval_result_proto_enumTypes[4]
 }
 
 func (x CaseChange) Number() protoreflect.EnumNumber {
@@ -276,37 +341,191 @@ func (x CaseChange) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use CaseChange.Descriptor instead.
 func (CaseChange) EnumDescriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{3}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{4}
 }
+
+// What is different about something that two records have, or that one of them has.
+type ChangeKind int32
+
+const (
+	// Unknown. A server never sends it.
+	ChangeKind_CHANGE_KIND_UNSPECIFIED ChangeKind = 0
+	// Only `after` has it.
+	ChangeKind_CHANGE_KIND_ADDED ChangeKind = 1
+	// Only `before` has it.
+	ChangeKind_CHANGE_KIND_REMOVED ChangeKind = 2
+	// Both have it, below different callers.
+	ChangeKind_CHANGE_KIND_MOVED ChangeKind = 3
+	// Both have it, with different content.
+	ChangeKind_CHANGE_KIND_CHANGED ChangeKind = 4
+)
+
+// Enum value maps for ChangeKind.
+var (
+	ChangeKind_name = map[int32]string{
+		0: "CHANGE_KIND_UNSPECIFIED",
+		1: "CHANGE_KIND_ADDED",
+		2: "CHANGE_KIND_REMOVED",
+		3: "CHANGE_KIND_MOVED",
+		4: "CHANGE_KIND_CHANGED",
+	}
+	ChangeKind_value = map[string]int32{
+		"CHANGE_KIND_UNSPECIFIED": 0,
+		"CHANGE_KIND_ADDED":       1,
+		"CHANGE_KIND_REMOVED":     2,
+		"CHANGE_KIND_MOVED":       3,
+		"CHANGE_KIND_CHANGED":     4,
+	}
+)
+
+func (x ChangeKind) Enum() *ChangeKind {
+	p := new(ChangeKind)
+	*p = x
+	return p
+}
+
+func (x ChangeKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ChangeKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_bough_v1_eval_result_proto_enumTypes[5].Descriptor()
+}
+
+func (ChangeKind) Type() protoreflect.EnumType {
+	return &file_bough_v1_eval_result_proto_enumTypes[5]
+}
+
+func (x ChangeKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ChangeKind.Descriptor instead.
+func (ChangeKind) EnumDescriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{5}
+}
+
+// A result, stored or given.
+type EvalSource struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Exactly one is set.
+	//
+	// Types that are valid to be assigned to Source:
+	//
+	//	*EvalSource_EvaluationId
+	//	*EvalSource_Result
+	Source        isEvalSource_Source `protobuf_oneof:"source"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvalSource) Reset() {
+	*x = EvalSource{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvalSource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvalSource) ProtoMessage() {}
+
+func (x *EvalSource) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvalSource.ProtoReflect.Descriptor instead.
+func (*EvalSource) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *EvalSource) GetSource() isEvalSource_Source {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+func (x *EvalSource) GetEvaluationId() string {
+	if x != nil {
+		if x, ok := x.Source.(*EvalSource_EvaluationId); ok {
+			return x.EvaluationId
+		}
+	}
+	return ""
+}
+
+func (x *EvalSource) GetResult() *EvalResult {
+	if x != nil {
+		if x, ok := x.Source.(*EvalSource_Result); ok {
+			return x.Result
+		}
+	}
+	return nil
+}
+
+type isEvalSource_Source interface {
+	isEvalSource_Source()
+}
+
+type EvalSource_EvaluationId struct {
+	// An evaluation that has ended. Unknown, or another tenant's: NOT_FOUND; one that has not ended: FAILED_PRECONDITION
+	// (EVALUATION_NOT_ENDED).
+	EvaluationId string `protobuf:"bytes,1,opt,name=evaluation_id,json=evaluationId,proto3,oneof"`
+}
+
+type EvalSource_Result struct {
+	// A result with all of its cases, such as a kept file; at most 8 MiB with the rest of the call.
+	Result *EvalResult `protobuf:"bytes,2,opt,name=result,proto3,oneof"`
+}
+
+func (*EvalSource_EvaluationId) isEvalSource_Source() {}
+
+func (*EvalSource_Result) isEvalSource_Source() {}
 
 // What an evaluation found.
 type EvalResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The evaluation; empty if there was none, as in the result of ScoreInvocations.
 	EvaluationId string `protobuf:"bytes,1,opt,name=evaluation_id,json=evaluationId,proto3" json:"evaluation_id,omitempty"`
-	// The name of the set.
-	SetName string `protobuf:"bytes,2,opt,name=set_name,json=setName,proto3" json:"set_name,omitempty"`
-	// What the result depended on.
+	// EvalSet.name of the set; empty in the result of ScoreInvocations.
+	EvalSetName string `protobuf:"bytes,2,opt,name=eval_set_name,json=evalSetName,proto3" json:"eval_set_name,omitempty"`
+	// What the result depended on: equal pins mean that only chance can make two results differ.
 	Pins *EvalPins `protobuf:"bytes,3,opt,name=pins,proto3" json:"pins,omitempty"`
 	// The verdict: that of the gates if there are any, else FAILED if a case failed. FAILED over NOT_EVALUATED over PASSED. It is FAILED too
-	// if a run crashed and no gate is on a number that counts crashed runs: a pass rate, pass^K or the mean of a metric.
-	Status MetricStatus `protobuf:"varint,4,opt,name=status,proto3,enum=bough.v1.MetricStatus" json:"status,omitempty"`
-	// Numbers over all cases.
+	// if a trial crashed and no gate is on a number that counts crashed trials: a pass rate, pass^K or the mean of a metric. Unspecified
+	// unless the state is SUCCEEDED.
+	Verdict Verdict `protobuf:"varint,4,opt,name=verdict,proto3,enum=bough.v1.Verdict" json:"verdict,omitempty"`
+	// Numbers over all cases, also over those that `cases` does not have.
 	Totals *EvalTotals `protobuf:"bytes,5,opt,name=totals,proto3" json:"totals,omitempty"`
-	// The cases, in the order of the set.
+	// The cases, in the order of the set. Empty in the answer of GetEvaluation: ListCaseResults returns them page by page, and clients
+	// put both together to the result that is kept as a file.
 	Cases []*CaseResult `protobuf:"bytes,6,rep,name=cases,proto3" json:"cases,omitempty"`
 	// The gates, in the order of the request.
 	Gates []*GateResult `protobuf:"bytes,7,rep,name=gates,proto3" json:"gates,omitempty"`
-	// When the evaluation started.
-	StartTime *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
-	// When it ended; unset until then.
+	// When the server accepted the evaluation; unset in the result of ScoreInvocations.
+	CreateTime *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	// When the evaluation ended; unset until then.
 	EndTime *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=end_time,json=endTime,proto3" json:"end_time,omitempty"`
-	// Labels that the caller gave the evaluation.
+	// The labels that the evaluation was started with; see EvaluateRequest.labels.
 	Labels map[string]string `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Whether it was cancelled before it was through.
-	Cancelled bool `protobuf:"varint,11,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
-	// Why it did not pass, in sentences, as far as neither a case nor a gate says so: runs that crashed and that no gate counts, cases that
-	// are gone, runs that could not be judged although all gates hold. Empty if they say all.
+	// The state of the evaluation. What is known of one that has not SUCCEEDED is not the whole: as a baseline it is refused unless the
+	// request allows it. The result of ScoreInvocations has SUCCEEDED.
+	State ExecutionState `protobuf:"varint,11,opt,name=state,proto3,enum=bough.v1.ExecutionState" json:"state,omitempty"`
+	// Why the evaluation failed or was cancelled; unset in any other state.
+	Error *AgentError `protobuf:"bytes,13,opt,name=error,proto3" json:"error,omitempty"`
+	// Why it did not pass, in sentences, as far as neither a case nor a gate says so: trials that crashed and that no gate counts, cases that
+	// were removed, trials that could not be scored although all gates hold. Empty if they say all.
 	Reason        string `protobuf:"bytes,12,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -314,7 +533,7 @@ type EvalResult struct {
 
 func (x *EvalResult) Reset() {
 	*x = EvalResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[0]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -326,7 +545,7 @@ func (x *EvalResult) String() string {
 func (*EvalResult) ProtoMessage() {}
 
 func (x *EvalResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[0]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -339,7 +558,7 @@ func (x *EvalResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalResult.ProtoReflect.Descriptor instead.
 func (*EvalResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{0}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *EvalResult) GetEvaluationId() string {
@@ -349,9 +568,9 @@ func (x *EvalResult) GetEvaluationId() string {
 	return ""
 }
 
-func (x *EvalResult) GetSetName() string {
+func (x *EvalResult) GetEvalSetName() string {
 	if x != nil {
-		return x.SetName
+		return x.EvalSetName
 	}
 	return ""
 }
@@ -363,11 +582,11 @@ func (x *EvalResult) GetPins() *EvalPins {
 	return nil
 }
 
-func (x *EvalResult) GetStatus() MetricStatus {
+func (x *EvalResult) GetVerdict() Verdict {
 	if x != nil {
-		return x.Status
+		return x.Verdict
 	}
-	return MetricStatus_METRIC_STATUS_UNSPECIFIED
+	return Verdict_VERDICT_UNSPECIFIED
 }
 
 func (x *EvalResult) GetTotals() *EvalTotals {
@@ -391,9 +610,9 @@ func (x *EvalResult) GetGates() []*GateResult {
 	return nil
 }
 
-func (x *EvalResult) GetStartTime() *timestamppb.Timestamp {
+func (x *EvalResult) GetCreateTime() *timestamppb.Timestamp {
 	if x != nil {
-		return x.StartTime
+		return x.CreateTime
 	}
 	return nil
 }
@@ -412,11 +631,18 @@ func (x *EvalResult) GetLabels() map[string]string {
 	return nil
 }
 
-func (x *EvalResult) GetCancelled() bool {
+func (x *EvalResult) GetState() ExecutionState {
 	if x != nil {
-		return x.Cancelled
+		return x.State
 	}
-	return false
+	return ExecutionState_EXECUTION_STATE_UNSPECIFIED
+}
+
+func (x *EvalResult) GetError() *AgentError {
+	if x != nil {
+		return x.Error
+	}
+	return nil
 }
 
 func (x *EvalResult) GetReason() string {
@@ -429,21 +655,21 @@ func (x *EvalResult) GetReason() string {
 // What a result depended on, by content hash where it has a content. Opaque: compare, never parse.
 type EvalPins struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The digest of the set.
-	SetDigest string `protobuf:"bytes,1,opt,name=set_digest,json=setDigest,proto3" json:"set_digest,omitempty"`
+	// The digest of the set, its cases included.
+	EvalSetDigest string `protobuf:"bytes,1,opt,name=eval_set_digest,json=evalSetDigest,proto3" json:"eval_set_digest,omitempty"`
 	// Agent name to the revision of its definition, of every agent that the evaluated agent can reach.
 	Agents map[string]string `protobuf:"bytes,2,rep,name=agents,proto3" json:"agents,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Model name to the hash of its configuration.
 	Models map[string]string `protobuf:"bytes,3,rep,name=models,proto3" json:"models,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Tool name to the hash of its schema.
 	Tools map[string]string `protobuf:"bytes,4,rep,name=tools,proto3" json:"tools,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// The hash of the price list.
+	// The hash of the prices of all models.
 	Prices string `protobuf:"bytes,5,opt,name=prices,proto3" json:"prices,omitempty"`
 	// Name of each llm_judge metric's model to the hash of its configuration.
 	Judges map[string]string `protobuf:"bytes,6,rep,name=judges,proto3" json:"judges,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// The agent that was evaluated.
+	// The agent that was evaluated; empty if every case has recorded invocations.
 	Agent string `protobuf:"bytes,7,opt,name=agent,proto3" json:"agent,omitempty"`
-	// The version of the server.
+	// The version of the server that planned the evaluation.
 	ServerVersion string `protobuf:"bytes,8,opt,name=server_version,json=serverVersion,proto3" json:"server_version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -451,7 +677,7 @@ type EvalPins struct {
 
 func (x *EvalPins) Reset() {
 	*x = EvalPins{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[1]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -463,7 +689,7 @@ func (x *EvalPins) String() string {
 func (*EvalPins) ProtoMessage() {}
 
 func (x *EvalPins) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[1]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -476,12 +702,12 @@ func (x *EvalPins) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalPins.ProtoReflect.Descriptor instead.
 func (*EvalPins) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{1}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{2}
 }
 
-func (x *EvalPins) GetSetDigest() string {
+func (x *EvalPins) GetEvalSetDigest() string {
 	if x != nil {
-		return x.SetDigest
+		return x.EvalSetDigest
 	}
 	return ""
 }
@@ -535,32 +761,34 @@ func (x *EvalPins) GetServerVersion() string {
 	return ""
 }
 
-// An interval that holds a number with 95 % confidence.
-type Interval struct {
+// An interval that holds the number that is estimated with a probability of `level`.
+type ConfidenceInterval struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its lower bound.
+	// The lower bound, inclusive; of a rate at least 0.
 	Lower float64 `protobuf:"fixed64,1,opt,name=lower,proto3" json:"lower,omitempty"`
-	// Its upper bound.
-	Upper         float64 `protobuf:"fixed64,2,opt,name=upper,proto3" json:"upper,omitempty"`
+	// The upper bound, inclusive; of a rate at most 1.
+	Upper float64 `protobuf:"fixed64,2,opt,name=upper,proto3" json:"upper,omitempty"`
+	// The probability, such as 0.95. Always set by the server.
+	Level         float64 `protobuf:"fixed64,3,opt,name=level,proto3" json:"level,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Interval) Reset() {
-	*x = Interval{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[2]
+func (x *ConfidenceInterval) Reset() {
+	*x = ConfidenceInterval{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Interval) String() string {
+func (x *ConfidenceInterval) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Interval) ProtoMessage() {}
+func (*ConfidenceInterval) ProtoMessage() {}
 
-func (x *Interval) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[2]
+func (x *ConfidenceInterval) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -571,21 +799,28 @@ func (x *Interval) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Interval.ProtoReflect.Descriptor instead.
-func (*Interval) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{2}
+// Deprecated: Use ConfidenceInterval.ProtoReflect.Descriptor instead.
+func (*ConfidenceInterval) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{3}
 }
 
-func (x *Interval) GetLower() float64 {
+func (x *ConfidenceInterval) GetLower() float64 {
 	if x != nil {
 		return x.Lower
 	}
 	return 0
 }
 
-func (x *Interval) GetUpper() float64 {
+func (x *ConfidenceInterval) GetUpper() float64 {
 	if x != nil {
 		return x.Upper
+	}
+	return 0
+}
+
+func (x *ConfidenceInterval) GetLevel() float64 {
+	if x != nil {
+		return x.Level
 	}
 	return 0
 }
@@ -593,31 +828,31 @@ func (x *Interval) GetUpper() float64 {
 // Numbers over all cases of an evaluation.
 type EvalTotals struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The cases.
+	// How many cases the set has.
 	Cases int32 `protobuf:"varint,1,opt,name=cases,proto3" json:"cases,omitempty"`
-	// The cases that passed.
+	// How many of them passed; final once every trial is scored.
 	CasesPassed int32 `protobuf:"varint,2,opt,name=cases_passed,json=casesPassed,proto3" json:"cases_passed,omitempty"`
-	// The cases that failed.
+	// How many of them failed; final once every trial is scored.
 	CasesFailed int32 `protobuf:"varint,3,opt,name=cases_failed,json=casesFailed,proto3" json:"cases_failed,omitempty"`
-	// The cases that could not be judged.
+	// How many of them could not be scored. While the evaluation runs, these include cases of which no trial has ended.
 	CasesNotEvaluated int32 `protobuf:"varint,4,opt,name=cases_not_evaluated,json=casesNotEvaluated,proto3" json:"cases_not_evaluated,omitempty"`
-	// The runs of cases that are planned.
-	Runs int32 `protobuf:"varint,5,opt,name=runs,proto3" json:"runs,omitempty"`
-	// Those that have ended and are judged.
-	RunsEnded int32 `protobuf:"varint,6,opt,name=runs_ended,json=runsEnded,proto3" json:"runs_ended,omitempty"`
-	// The runs that passed.
-	RunsPassed int32 `protobuf:"varint,7,opt,name=runs_passed,json=runsPassed,proto3" json:"runs_passed,omitempty"`
+	// How many trials of all cases are planned.
+	Trials int32 `protobuf:"varint,5,opt,name=trials,proto3" json:"trials,omitempty"`
+	// How many trials are scored, those that crashed or could not be scored included.
+	TrialsEnded int32 `protobuf:"varint,6,opt,name=trials_ended,json=trialsEnded,proto3" json:"trials_ended,omitempty"`
+	// How many trials have the verdict PASSED.
+	TrialsPassed int32 `protobuf:"varint,7,opt,name=trials_passed,json=trialsPassed,proto3" json:"trials_passed,omitempty"`
 	// The mean of the cases' pass rates; absent while no case has one.
 	PassRate *float64 `protobuf:"fixed64,8,opt,name=pass_rate,json=passRate,proto3,oneof" json:"pass_rate,omitempty"`
-	// Its interval, from resampling the cases; unset while no case has a pass rate.
-	PassRateInterval *Interval `protobuf:"bytes,9,opt,name=pass_rate_interval,json=passRateInterval,proto3" json:"pass_rate_interval,omitempty"`
+	// The interval of pass_rate, from resampling the cases; unset while no case has a pass rate.
+	PassRateInterval *ConfidenceInterval `protobuf:"bytes,9,opt,name=pass_rate_interval,json=passRateInterval,proto3" json:"pass_rate_interval,omitempty"`
 	// The mean of each metric over the cases, by its name.
 	MetricMeans map[string]float64 `protobuf:"bytes,10,rep,name=metric_means,json=metricMeans,proto3" json:"metric_means,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
-	// What the runs used, judges left out.
+	// What the runs of all trials used, judges left out; unset while no trial is scored.
 	Usage *Usage `protobuf:"bytes,11,opt,name=usage,proto3" json:"usage,omitempty"`
-	// What judges used.
+	// What judges used for all trials; unset while no trial is scored.
 	JudgeUsage *Usage `protobuf:"bytes,12,opt,name=judge_usage,json=judgeUsage,proto3" json:"judge_usage,omitempty"`
-	// The ids of cases of which some runs passed and some did not, the first 1,000 of them.
+	// The ids of cases of which some trials passed and some did not, the first 1,000 of them.
 	FlakyCases    []string `protobuf:"bytes,13,rep,name=flaky_cases,json=flakyCases,proto3" json:"flaky_cases,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -625,7 +860,7 @@ type EvalTotals struct {
 
 func (x *EvalTotals) Reset() {
 	*x = EvalTotals{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[3]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -637,7 +872,7 @@ func (x *EvalTotals) String() string {
 func (*EvalTotals) ProtoMessage() {}
 
 func (x *EvalTotals) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[3]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -650,7 +885,7 @@ func (x *EvalTotals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalTotals.ProtoReflect.Descriptor instead.
 func (*EvalTotals) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{3}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *EvalTotals) GetCases() int32 {
@@ -681,23 +916,23 @@ func (x *EvalTotals) GetCasesNotEvaluated() int32 {
 	return 0
 }
 
-func (x *EvalTotals) GetRuns() int32 {
+func (x *EvalTotals) GetTrials() int32 {
 	if x != nil {
-		return x.Runs
+		return x.Trials
 	}
 	return 0
 }
 
-func (x *EvalTotals) GetRunsEnded() int32 {
+func (x *EvalTotals) GetTrialsEnded() int32 {
 	if x != nil {
-		return x.RunsEnded
+		return x.TrialsEnded
 	}
 	return 0
 }
 
-func (x *EvalTotals) GetRunsPassed() int32 {
+func (x *EvalTotals) GetTrialsPassed() int32 {
 	if x != nil {
-		return x.RunsPassed
+		return x.TrialsPassed
 	}
 	return 0
 }
@@ -709,7 +944,7 @@ func (x *EvalTotals) GetPassRate() float64 {
 	return 0
 }
 
-func (x *EvalTotals) GetPassRateInterval() *Interval {
+func (x *EvalTotals) GetPassRateInterval() *ConfidenceInterval {
 	if x != nil {
 		return x.PassRateInterval
 	}
@@ -747,21 +982,21 @@ func (x *EvalTotals) GetFlakyCases() []string {
 // What is known about one case.
 type CaseResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The case.
+	// EvalCase.id; of ScoreInvocations as ScoreInvocationsResponse.result says. Unique in the result, but in files of other systems.
 	CaseId string `protobuf:"bytes,1,opt,name=case_id,json=caseId,proto3" json:"case_id,omitempty"`
-	// Its labels.
+	// EvalCase.labels; empty for none, and in a result that was shortened to fit.
 	Labels map[string]string `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// What the user says and what is expected, without recorded invocations.
 	Turns []*EvalTurn `protobuf:"bytes,3,rep,name=turns,proto3" json:"turns,omitempty"`
-	// The verdict: PASSED if no run crashed, none is not judged, and the mean of every metric over the runs reaches its threshold.
-	Status MetricStatus `protobuf:"varint,4,opt,name=status,proto3,enum=bough.v1.MetricStatus" json:"status,omitempty"`
-	// Why, in a sentence; empty if it passed.
+	// The verdict: PASSED if no trial crashed, every trial is scored, and the mean of every metric over the trials reaches its threshold.
+	Verdict Verdict `protobuf:"varint,4,opt,name=verdict,proto3,enum=bough.v1.Verdict" json:"verdict,omitempty"`
+	// Why the case did not pass, in a sentence; empty if it passed.
 	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
-	// The runs of the case, by index.
-	Runs []*CaseRunResult `protobuf:"bytes,6,rep,name=runs,proto3" json:"runs,omitempty"`
-	// Each metric over the runs.
+	// The trials of the case that are scored, by number.
+	Trials []*CaseTrialResult `protobuf:"bytes,6,rep,name=trials,proto3" json:"trials,omitempty"`
+	// Each metric over the trials, in the order of the metrics.
 	Metrics []*MetricSummary `protobuf:"bytes,7,rep,name=metrics,proto3" json:"metrics,omitempty"`
-	// How often the case passes.
+	// How often the case passes, estimated from its trials; unset in a result that was shortened to fit.
 	Statistics    *PassStatistics `protobuf:"bytes,8,opt,name=statistics,proto3" json:"statistics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -769,7 +1004,7 @@ type CaseResult struct {
 
 func (x *CaseResult) Reset() {
 	*x = CaseResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[4]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -781,7 +1016,7 @@ func (x *CaseResult) String() string {
 func (*CaseResult) ProtoMessage() {}
 
 func (x *CaseResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[4]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -794,7 +1029,7 @@ func (x *CaseResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaseResult.ProtoReflect.Descriptor instead.
 func (*CaseResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{4}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CaseResult) GetCaseId() string {
@@ -818,11 +1053,11 @@ func (x *CaseResult) GetTurns() []*EvalTurn {
 	return nil
 }
 
-func (x *CaseResult) GetStatus() MetricStatus {
+func (x *CaseResult) GetVerdict() Verdict {
 	if x != nil {
-		return x.Status
+		return x.Verdict
 	}
-	return MetricStatus_METRIC_STATUS_UNSPECIFIED
+	return Verdict_VERDICT_UNSPECIFIED
 }
 
 func (x *CaseResult) GetReason() string {
@@ -832,9 +1067,9 @@ func (x *CaseResult) GetReason() string {
 	return ""
 }
 
-func (x *CaseResult) GetRuns() []*CaseRunResult {
+func (x *CaseResult) GetTrials() []*CaseTrialResult {
 	if x != nil {
-		return x.Runs
+		return x.Trials
 	}
 	return nil
 }
@@ -853,16 +1088,16 @@ func (x *CaseResult) GetStatistics() *PassStatistics {
 	return nil
 }
 
-// One metric of a case over its runs.
+// One metric of a case over its trials.
 type MetricSummary struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The metric's name.
+	// EvalMetric.name, unique in the case.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Its status over all runs.
-	Status MetricStatus `protobuf:"varint,2,opt,name=status,proto3,enum=bough.v1.MetricStatus" json:"status,omitempty"`
-	// The mean of its scores; absent if a run has none.
+	// Whether the mean reaches the threshold; NOT_EVALUATED if a trial has no score.
+	Verdict Verdict `protobuf:"varint,2,opt,name=verdict,proto3,enum=bough.v1.Verdict" json:"verdict,omitempty"`
+	// The mean of the scores; absent if a trial has none.
 	Mean *float64 `protobuf:"fixed64,3,opt,name=mean,proto3,oneof" json:"mean,omitempty"`
-	// What the mean has to reach.
+	// What the mean has to reach: EvalMetric.threshold, by default 1.
 	Threshold     float64 `protobuf:"fixed64,4,opt,name=threshold,proto3" json:"threshold,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -870,7 +1105,7 @@ type MetricSummary struct {
 
 func (x *MetricSummary) Reset() {
 	*x = MetricSummary{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -882,7 +1117,7 @@ func (x *MetricSummary) String() string {
 func (*MetricSummary) ProtoMessage() {}
 
 func (x *MetricSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -895,7 +1130,7 @@ func (x *MetricSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricSummary.ProtoReflect.Descriptor instead.
 func (*MetricSummary) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{5}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *MetricSummary) GetName() string {
@@ -905,11 +1140,11 @@ func (x *MetricSummary) GetName() string {
 	return ""
 }
 
-func (x *MetricSummary) GetStatus() MetricStatus {
+func (x *MetricSummary) GetVerdict() Verdict {
 	if x != nil {
-		return x.Status
+		return x.Verdict
 	}
-	return MetricStatus_METRIC_STATUS_UNSPECIFIED
+	return Verdict_VERDICT_UNSPECIFIED
 }
 
 func (x *MetricSummary) GetMean() float64 {
@@ -926,24 +1161,24 @@ func (x *MetricSummary) GetThreshold() float64 {
 	return 0
 }
 
-// How often a case passes, estimated from its runs.
+// How often a case passes, estimated from its trials.
 type PassStatistics struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The runs that are judged.
-	Runs int32 `protobuf:"varint,1,opt,name=runs,proto3" json:"runs,omitempty"`
-	// Those that passed.
+	// How many trials passed or failed; those that could not be scored do not count.
+	Trials int32 `protobuf:"varint,1,opt,name=trials,proto3" json:"trials,omitempty"`
+	// How many of `trials` passed.
 	Passed int32 `protobuf:"varint,2,opt,name=passed,proto3" json:"passed,omitempty"`
-	// passed / runs; absent without runs.
+	// passed / trials; absent without trials.
 	PassRate *float64 `protobuf:"fixed64,3,opt,name=pass_rate,json=passRate,proto3,oneof" json:"pass_rate,omitempty"`
-	// Its Wilson interval; unset without runs.
-	PassRateInterval *Interval `protobuf:"bytes,4,opt,name=pass_rate_interval,json=passRateInterval,proto3" json:"pass_rate_interval,omitempty"`
-	// The probability that at least one of k runs passes, for k from 1 to `runs`; unbiased.
+	// The Wilson interval of pass_rate; unset without trials.
+	PassRateInterval *ConfidenceInterval `protobuf:"bytes,4,opt,name=pass_rate_interval,json=passRateInterval,proto3" json:"pass_rate_interval,omitempty"`
+	// The probability that at least one of k trials passes, for k from 1 to `trials`; unbiased.
 	PassAtK []float64 `protobuf:"fixed64,5,rep,packed,name=pass_at_k,json=passAtK,proto3" json:"pass_at_k,omitempty"`
-	// The probability that all of k runs pass, for k from 1 to `runs`; unbiased.
+	// The probability that all of k trials pass, for k from 1 to `trials`; unbiased.
 	PassAllK []float64 `protobuf:"fixed64,6,rep,packed,name=pass_all_k,json=passAllK,proto3" json:"pass_all_k,omitempty"`
 	// The intervals of pass_all_k: both bounds of pass_rate_interval to the power k.
-	PassAllKIntervals []*Interval `protobuf:"bytes,7,rep,name=pass_all_k_intervals,json=passAllKIntervals,proto3" json:"pass_all_k_intervals,omitempty"`
-	// Whether some runs passed and some did not.
+	PassAllKIntervals []*ConfidenceInterval `protobuf:"bytes,7,rep,name=pass_all_k_intervals,json=passAllKIntervals,proto3" json:"pass_all_k_intervals,omitempty"`
+	// Whether some trials passed and some did not.
 	Flaky         bool `protobuf:"varint,8,opt,name=flaky,proto3" json:"flaky,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -951,7 +1186,7 @@ type PassStatistics struct {
 
 func (x *PassStatistics) Reset() {
 	*x = PassStatistics{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -963,7 +1198,7 @@ func (x *PassStatistics) String() string {
 func (*PassStatistics) ProtoMessage() {}
 
 func (x *PassStatistics) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -976,12 +1211,12 @@ func (x *PassStatistics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PassStatistics.ProtoReflect.Descriptor instead.
 func (*PassStatistics) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{6}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{7}
 }
 
-func (x *PassStatistics) GetRuns() int32 {
+func (x *PassStatistics) GetTrials() int32 {
 	if x != nil {
-		return x.Runs
+		return x.Trials
 	}
 	return 0
 }
@@ -1000,7 +1235,7 @@ func (x *PassStatistics) GetPassRate() float64 {
 	return 0
 }
 
-func (x *PassStatistics) GetPassRateInterval() *Interval {
+func (x *PassStatistics) GetPassRateInterval() *ConfidenceInterval {
 	if x != nil {
 		return x.PassRateInterval
 	}
@@ -1021,7 +1256,7 @@ func (x *PassStatistics) GetPassAllK() []float64 {
 	return nil
 }
 
-func (x *PassStatistics) GetPassAllKIntervals() []*Interval {
+func (x *PassStatistics) GetPassAllKIntervals() []*ConfidenceInterval {
 	if x != nil {
 		return x.PassAllKIntervals
 	}
@@ -1035,26 +1270,26 @@ func (x *PassStatistics) GetFlaky() bool {
 	return false
 }
 
-// One run of a case: every turn, and the scores.
-type CaseRunResult struct {
+// One trial of a case: every turn, and the scores.
+type CaseTrialResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The case.
+	// EvalCase.id of the case that the trial is of.
 	CaseId string `protobuf:"bytes,1,opt,name=case_id,json=caseId,proto3" json:"case_id,omitempty"`
-	// The number of this run of the case, from 0.
-	Index int32 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
-	// The verdict: FAILED if it crashed or a score misses its threshold.
-	Status MetricStatus `protobuf:"varint,3,opt,name=status,proto3,enum=bough.v1.MetricStatus" json:"status,omitempty"`
-	// Why, in a sentence; empty if it passed.
+	// The number of the trial in its case, from 0.
+	Trial int32 `protobuf:"varint,2,opt,name=trial,proto3" json:"trial,omitempty"`
+	// The verdict: FAILED if the trial crashed or a score misses its threshold.
+	Verdict Verdict `protobuf:"varint,3,opt,name=verdict,proto3,enum=bough.v1.Verdict" json:"verdict,omitempty"`
+	// Why the trial did not pass, in a sentence; empty if it passed.
 	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Whether a turn ended without an answer. A crashed run has no scores.
+	// Whether a turn ended without an answer. A crashed trial has no scores.
 	Crashed bool `protobuf:"varint,5,opt,name=crashed,proto3" json:"crashed,omitempty"`
-	// The turns that were run.
-	Turns []*TurnResult `protobuf:"bytes,6,rep,name=turns,proto3" json:"turns,omitempty"`
-	// The scores, in the order of the metrics.
+	// The turns that were run, in order; empty if none was, and in a result that was shortened to fit.
+	Turns []*EvalTurnResult `protobuf:"bytes,6,rep,name=turns,proto3" json:"turns,omitempty"`
+	// The scores, in the order of the metrics; empty if the trial crashed.
 	Scores []*MetricScore `protobuf:"bytes,7,rep,name=scores,proto3" json:"scores,omitempty"`
-	// What all turns used.
+	// What the runs of all turns used, judges left out.
 	Usage *Usage `protobuf:"bytes,8,opt,name=usage,proto3" json:"usage,omitempty"`
-	// What judges used that were asked first for this run; an answer that was known before costs nothing.
+	// What judges used that were asked first for this trial; an answer that was known before costs nothing.
 	JudgeUsage *Usage `protobuf:"bytes,9,opt,name=judge_usage,json=judgeUsage,proto3" json:"judge_usage,omitempty"`
 	// The time from start to end of all turns together.
 	Duration *durationpb.Duration `protobuf:"bytes,10,opt,name=duration,proto3" json:"duration,omitempty"`
@@ -1064,21 +1299,21 @@ type CaseRunResult struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *CaseRunResult) Reset() {
-	*x = CaseRunResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[7]
+func (x *CaseTrialResult) Reset() {
+	*x = CaseTrialResult{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *CaseRunResult) String() string {
+func (x *CaseTrialResult) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*CaseRunResult) ProtoMessage() {}
+func (*CaseTrialResult) ProtoMessage() {}
 
-func (x *CaseRunResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[7]
+func (x *CaseTrialResult) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1089,124 +1324,124 @@ func (x *CaseRunResult) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use CaseRunResult.ProtoReflect.Descriptor instead.
-func (*CaseRunResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{7}
+// Deprecated: Use CaseTrialResult.ProtoReflect.Descriptor instead.
+func (*CaseTrialResult) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{8}
 }
 
-func (x *CaseRunResult) GetCaseId() string {
+func (x *CaseTrialResult) GetCaseId() string {
 	if x != nil {
 		return x.CaseId
 	}
 	return ""
 }
 
-func (x *CaseRunResult) GetIndex() int32 {
+func (x *CaseTrialResult) GetTrial() int32 {
 	if x != nil {
-		return x.Index
+		return x.Trial
 	}
 	return 0
 }
 
-func (x *CaseRunResult) GetStatus() MetricStatus {
+func (x *CaseTrialResult) GetVerdict() Verdict {
 	if x != nil {
-		return x.Status
+		return x.Verdict
 	}
-	return MetricStatus_METRIC_STATUS_UNSPECIFIED
+	return Verdict_VERDICT_UNSPECIFIED
 }
 
-func (x *CaseRunResult) GetReason() string {
+func (x *CaseTrialResult) GetReason() string {
 	if x != nil {
 		return x.Reason
 	}
 	return ""
 }
 
-func (x *CaseRunResult) GetCrashed() bool {
+func (x *CaseTrialResult) GetCrashed() bool {
 	if x != nil {
 		return x.Crashed
 	}
 	return false
 }
 
-func (x *CaseRunResult) GetTurns() []*TurnResult {
+func (x *CaseTrialResult) GetTurns() []*EvalTurnResult {
 	if x != nil {
 		return x.Turns
 	}
 	return nil
 }
 
-func (x *CaseRunResult) GetScores() []*MetricScore {
+func (x *CaseTrialResult) GetScores() []*MetricScore {
 	if x != nil {
 		return x.Scores
 	}
 	return nil
 }
 
-func (x *CaseRunResult) GetUsage() *Usage {
+func (x *CaseTrialResult) GetUsage() *Usage {
 	if x != nil {
 		return x.Usage
 	}
 	return nil
 }
 
-func (x *CaseRunResult) GetJudgeUsage() *Usage {
+func (x *CaseTrialResult) GetJudgeUsage() *Usage {
 	if x != nil {
 		return x.JudgeUsage
 	}
 	return nil
 }
 
-func (x *CaseRunResult) GetDuration() *durationpb.Duration {
+func (x *CaseTrialResult) GetDuration() *durationpb.Duration {
 	if x != nil {
 		return x.Duration
 	}
 	return nil
 }
 
-func (x *CaseRunResult) GetUnanswered() *InputRequest {
+func (x *CaseTrialResult) GetUnanswered() *InputRequest {
 	if x != nil {
 		return x.Unanswered
 	}
 	return nil
 }
 
-// One turn of a run of a case.
-type TurnResult struct {
+// One turn of a trial.
+type EvalTurnResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The run; empty if the turn is a recorded invocation without one.
 	RunId string `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	// W3C trace id in hex; empty if tracing is off.
 	TraceId string `protobuf:"bytes,2,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
-	// The state in which it ended.
+	// The state in which the run ended.
 	State ExecutionState `protobuf:"varint,3,opt,name=state,proto3,enum=bough.v1.ExecutionState" json:"state,omitempty"`
-	// Why it failed or was cancelled; unset in any other state.
+	// Why the run failed or was cancelled; unset in any other state.
 	Error *AgentError `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
-	// The text of its answer; it may be cut.
+	// The text of the run's answer; it may be cut.
 	Answer string `protobuf:"bytes,5,opt,name=answer,proto3" json:"answer,omitempty"`
-	// The agents, in preorder, with their calls.
-	Agents []*ResultAgent `protobuf:"bytes,6,rep,name=agents,proto3" json:"agents,omitempty"`
-	// Whether agents, calls or texts were left out to fit a limit.
+	// The agents of the run's tree in preorder, with their calls; empty if `truncated` says so.
+	Agents []*EvalAgent `protobuf:"bytes,6,rep,name=agents,proto3" json:"agents,omitempty"`
+	// Whether agents, calls or texts were left out, to fit a limit or because the stream is without trees.
 	Truncated     bool `protobuf:"varint,7,opt,name=truncated,proto3" json:"truncated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *TurnResult) Reset() {
-	*x = TurnResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[8]
+func (x *EvalTurnResult) Reset() {
+	*x = EvalTurnResult{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *TurnResult) String() string {
+func (x *EvalTurnResult) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*TurnResult) ProtoMessage() {}
+func (*EvalTurnResult) ProtoMessage() {}
 
-func (x *TurnResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[8]
+func (x *EvalTurnResult) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1217,54 +1452,54 @@ func (x *TurnResult) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use TurnResult.ProtoReflect.Descriptor instead.
-func (*TurnResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{8}
+// Deprecated: Use EvalTurnResult.ProtoReflect.Descriptor instead.
+func (*EvalTurnResult) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{9}
 }
 
-func (x *TurnResult) GetRunId() string {
+func (x *EvalTurnResult) GetRunId() string {
 	if x != nil {
 		return x.RunId
 	}
 	return ""
 }
 
-func (x *TurnResult) GetTraceId() string {
+func (x *EvalTurnResult) GetTraceId() string {
 	if x != nil {
 		return x.TraceId
 	}
 	return ""
 }
 
-func (x *TurnResult) GetState() ExecutionState {
+func (x *EvalTurnResult) GetState() ExecutionState {
 	if x != nil {
 		return x.State
 	}
 	return ExecutionState_EXECUTION_STATE_UNSPECIFIED
 }
 
-func (x *TurnResult) GetError() *AgentError {
+func (x *EvalTurnResult) GetError() *AgentError {
 	if x != nil {
 		return x.Error
 	}
 	return nil
 }
 
-func (x *TurnResult) GetAnswer() string {
+func (x *EvalTurnResult) GetAnswer() string {
 	if x != nil {
 		return x.Answer
 	}
 	return ""
 }
 
-func (x *TurnResult) GetAgents() []*ResultAgent {
+func (x *EvalTurnResult) GetAgents() []*EvalAgent {
 	if x != nil {
 		return x.Agents
 	}
 	return nil
 }
 
-func (x *TurnResult) GetTruncated() bool {
+func (x *EvalTurnResult) GetTruncated() bool {
 	if x != nil {
 		return x.Truncated
 	}
@@ -1272,49 +1507,49 @@ func (x *TurnResult) GetTruncated() bool {
 }
 
 // An agent of a result's tree.
-type ResultAgent struct {
+type EvalAgent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The agent's name.
+	// The name of the agent, as AgentInvocation.name; it may be cut.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The depth; 0 on a root.
+	// The depth in the tree; 0 on a root. An agent's caller is the last one before it with a depth of one less.
 	Depth int32 `protobuf:"varint,2,opt,name=depth,proto3" json:"depth,omitempty"`
-	// The id of its invocation.
+	// AgentInvocation.invocation_id, unique in the run.
 	InvocationId string `protobuf:"bytes,3,opt,name=invocation_id,json=invocationId,proto3" json:"invocation_id,omitempty"`
-	// Its kind.
+	// The kind of the agent; unspecified if its events do not say.
 	Kind AgentKind `protobuf:"varint,4,opt,name=kind,proto3,enum=bough.v1.AgentKind" json:"kind,omitempty"`
-	// The state in which it ended.
+	// The state in which the agent's invocation ended.
 	State ExecutionState `protobuf:"varint,5,opt,name=state,proto3,enum=bough.v1.ExecutionState" json:"state,omitempty"`
-	// Its tool calls, in order.
-	Calls []*ResultCall `protobuf:"bytes,6,rep,name=calls,proto3" json:"calls,omitempty"`
+	// The tool calls that the agent made itself, in the order of their first events.
+	Calls []*EvalCall `protobuf:"bytes,6,rep,name=calls,proto3" json:"calls,omitempty"`
 	// How it compares with the expected tree of the first agent_trajectory metric.
 	Mark TreeMark `protobuf:"varint,7,opt,name=mark,proto3,enum=bough.v1.TreeMark" json:"mark,omitempty"`
-	// What it used, without its sub-agents.
+	// What the agent used, without its sub-agents.
 	Usage *Usage `protobuf:"bytes,8,opt,name=usage,proto3" json:"usage,omitempty"`
-	// The number of its steps.
+	// How many steps the agent has started, also those that `steps` does not have.
 	StepCount int32 `protobuf:"varint,9,opt,name=step_count,json=stepCount,proto3" json:"step_count,omitempty"`
-	// The text of its answer; it may be cut.
+	// The text of the agent's answer; it may be cut. Empty if it has none.
 	Answer string `protobuf:"bytes,10,opt,name=answer,proto3" json:"answer,omitempty"`
-	// Its steps, in order. A result of an earlier version has none.
-	Steps         []*ResultStep `protobuf:"bytes,11,rep,name=steps,proto3" json:"steps,omitempty"`
+	// The steps of the agent, in order.
+	Steps         []*EvalStep `protobuf:"bytes,11,rep,name=steps,proto3" json:"steps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *ResultAgent) Reset() {
-	*x = ResultAgent{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
+func (x *EvalAgent) Reset() {
+	*x = EvalAgent{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *ResultAgent) String() string {
+func (x *EvalAgent) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*ResultAgent) ProtoMessage() {}
+func (*EvalAgent) ProtoMessage() {}
 
-func (x *ResultAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
+func (x *EvalAgent) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1325,82 +1560,82 @@ func (x *ResultAgent) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ResultAgent.ProtoReflect.Descriptor instead.
-func (*ResultAgent) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{9}
+// Deprecated: Use EvalAgent.ProtoReflect.Descriptor instead.
+func (*EvalAgent) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{10}
 }
 
-func (x *ResultAgent) GetName() string {
+func (x *EvalAgent) GetName() string {
 	if x != nil {
 		return x.Name
 	}
 	return ""
 }
 
-func (x *ResultAgent) GetDepth() int32 {
+func (x *EvalAgent) GetDepth() int32 {
 	if x != nil {
 		return x.Depth
 	}
 	return 0
 }
 
-func (x *ResultAgent) GetInvocationId() string {
+func (x *EvalAgent) GetInvocationId() string {
 	if x != nil {
 		return x.InvocationId
 	}
 	return ""
 }
 
-func (x *ResultAgent) GetKind() AgentKind {
+func (x *EvalAgent) GetKind() AgentKind {
 	if x != nil {
 		return x.Kind
 	}
 	return AgentKind_AGENT_KIND_UNSPECIFIED
 }
 
-func (x *ResultAgent) GetState() ExecutionState {
+func (x *EvalAgent) GetState() ExecutionState {
 	if x != nil {
 		return x.State
 	}
 	return ExecutionState_EXECUTION_STATE_UNSPECIFIED
 }
 
-func (x *ResultAgent) GetCalls() []*ResultCall {
+func (x *EvalAgent) GetCalls() []*EvalCall {
 	if x != nil {
 		return x.Calls
 	}
 	return nil
 }
 
-func (x *ResultAgent) GetMark() TreeMark {
+func (x *EvalAgent) GetMark() TreeMark {
 	if x != nil {
 		return x.Mark
 	}
 	return TreeMark_TREE_MARK_UNSPECIFIED
 }
 
-func (x *ResultAgent) GetUsage() *Usage {
+func (x *EvalAgent) GetUsage() *Usage {
 	if x != nil {
 		return x.Usage
 	}
 	return nil
 }
 
-func (x *ResultAgent) GetStepCount() int32 {
+func (x *EvalAgent) GetStepCount() int32 {
 	if x != nil {
 		return x.StepCount
 	}
 	return 0
 }
 
-func (x *ResultAgent) GetAnswer() string {
+func (x *EvalAgent) GetAnswer() string {
 	if x != nil {
 		return x.Answer
 	}
 	return ""
 }
 
-func (x *ResultAgent) GetSteps() []*ResultStep {
+func (x *EvalAgent) GetSteps() []*EvalStep {
 	if x != nil {
 		return x.Steps
 	}
@@ -1408,7 +1643,7 @@ func (x *ResultAgent) GetSteps() []*ResultStep {
 }
 
 // A step of an agent of a result's tree: one model call.
-type ResultStep struct {
+type EvalStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The number of the step among the agent's steps, from 0.
 	Index int32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
@@ -1418,21 +1653,21 @@ type ResultStep struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *ResultStep) Reset() {
-	*x = ResultStep{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
+func (x *EvalStep) Reset() {
+	*x = EvalStep{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *ResultStep) String() string {
+func (x *EvalStep) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*ResultStep) ProtoMessage() {}
+func (*EvalStep) ProtoMessage() {}
 
-func (x *ResultStep) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
+func (x *EvalStep) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1443,19 +1678,19 @@ func (x *ResultStep) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ResultStep.ProtoReflect.Descriptor instead.
-func (*ResultStep) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{10}
+// Deprecated: Use EvalStep.ProtoReflect.Descriptor instead.
+func (*EvalStep) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{11}
 }
 
-func (x *ResultStep) GetIndex() int32 {
+func (x *EvalStep) GetIndex() int32 {
 	if x != nil {
 		return x.Index
 	}
 	return 0
 }
 
-func (x *ResultStep) GetText() string {
+func (x *EvalStep) GetText() string {
 	if x != nil {
 		return x.Text
 	}
@@ -1463,39 +1698,42 @@ func (x *ResultStep) GetText() string {
 }
 
 // A tool call of a result's tree.
-type ResultCall struct {
+type EvalCall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The tool's name.
+	// ToolInvocation.name: `call_<agent>` for a linked agent.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The arguments; they may be cut.
+	// The arguments as the model wrote them; they may be cut.
 	ArgumentsJson string `protobuf:"bytes,2,opt,name=arguments_json,json=argumentsJson,proto3" json:"arguments_json,omitempty"`
-	// The result; it may be cut. Empty if it failed.
+	// The result; it may be cut. Empty if the call failed.
 	ResultJson string `protobuf:"bytes,3,opt,name=result_json,json=resultJson,proto3" json:"result_json,omitempty"`
-	// The state in which it ended.
+	// The state in which the call ended.
 	State ExecutionState `protobuf:"varint,4,opt,name=state,proto3,enum=bough.v1.ExecutionState" json:"state,omitempty"`
-	// Why it failed; unset in any other state.
+	// Why the call failed; unset in any other state.
 	Error *AgentError `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
-	// The step that called, as ResultStep.index; absent if code called outside of steps.
-	StepIndex     *int32 `protobuf:"varint,6,opt,name=step_index,json=stepIndex,proto3,oneof" json:"step_index,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// The step that called, as EvalStep.index; absent if code called outside of steps.
+	StepIndex *int32 `protobuf:"varint,6,opt,name=step_index,json=stepIndex,proto3,oneof" json:"step_index,omitempty"`
+	// ToolInvocation.executed_arguments_json: the arguments that the tool ran with, if an approver edited them; empty if they are
+	// arguments_json. They may be cut.
+	ExecutedArgumentsJson string `protobuf:"bytes,7,opt,name=executed_arguments_json,json=executedArgumentsJson,proto3" json:"executed_arguments_json,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
-func (x *ResultCall) Reset() {
-	*x = ResultCall{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
+func (x *EvalCall) Reset() {
+	*x = EvalCall{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *ResultCall) String() string {
+func (x *EvalCall) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*ResultCall) ProtoMessage() {}
+func (*EvalCall) ProtoMessage() {}
 
-func (x *ResultCall) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
+func (x *EvalCall) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1506,77 +1744,84 @@ func (x *ResultCall) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ResultCall.ProtoReflect.Descriptor instead.
-func (*ResultCall) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{11}
+// Deprecated: Use EvalCall.ProtoReflect.Descriptor instead.
+func (*EvalCall) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{12}
 }
 
-func (x *ResultCall) GetName() string {
+func (x *EvalCall) GetName() string {
 	if x != nil {
 		return x.Name
 	}
 	return ""
 }
 
-func (x *ResultCall) GetArgumentsJson() string {
+func (x *EvalCall) GetArgumentsJson() string {
 	if x != nil {
 		return x.ArgumentsJson
 	}
 	return ""
 }
 
-func (x *ResultCall) GetResultJson() string {
+func (x *EvalCall) GetResultJson() string {
 	if x != nil {
 		return x.ResultJson
 	}
 	return ""
 }
 
-func (x *ResultCall) GetState() ExecutionState {
+func (x *EvalCall) GetState() ExecutionState {
 	if x != nil {
 		return x.State
 	}
 	return ExecutionState_EXECUTION_STATE_UNSPECIFIED
 }
 
-func (x *ResultCall) GetError() *AgentError {
+func (x *EvalCall) GetError() *AgentError {
 	if x != nil {
 		return x.Error
 	}
 	return nil
 }
 
-func (x *ResultCall) GetStepIndex() int32 {
+func (x *EvalCall) GetStepIndex() int32 {
 	if x != nil && x.StepIndex != nil {
 		return *x.StepIndex
 	}
 	return 0
 }
 
-// One metric of one run of a case.
+func (x *EvalCall) GetExecutedArgumentsJson() string {
+	if x != nil {
+		return x.ExecutedArgumentsJson
+	}
+	return ""
+}
+
+// One metric of one trial.
 type MetricScore struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The metric's name.
+	// EvalMetric.name, unique in the case.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Whether the score reaches the threshold.
-	Status MetricStatus `protobuf:"varint,2,opt,name=status,proto3,enum=bough.v1.MetricStatus" json:"status,omitempty"`
-	// The score, the mean over the turns that the metric judges; absent if it could not be judged.
+	// Whether the score reaches the threshold; NOT_EVALUATED if there is no score.
+	Verdict Verdict `protobuf:"varint,2,opt,name=verdict,proto3,enum=bough.v1.Verdict" json:"verdict,omitempty"`
+	// The score, the mean over the turns that the metric scores; absent if it could not be scored.
 	Score *float64 `protobuf:"fixed64,3,opt,name=score,proto3,oneof" json:"score,omitempty"`
-	// What it has to reach.
+	// What the score has to reach: EvalMetric.threshold, by default 1.
 	Threshold float64 `protobuf:"fixed64,4,opt,name=threshold,proto3" json:"threshold,omitempty"`
-	// What differs, or why it could not be judged, in sentences; empty if there is nothing to say.
+	// What differs, or why it could not be scored, in sentences; empty if there is nothing to say.
 	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Of an agent_trajectory: the comparison of each turn that has expected agents.
-	Agents []*TreeComparison `protobuf:"bytes,6,rep,name=agents,proto3" json:"agents,omitempty"`
-	// Of an llm_judge: its judgements.
-	Judgements    []*Judgement `protobuf:"bytes,7,rep,name=judgements,proto3" json:"judgements,omitempty"`
+	// Of an agent_trajectory: the comparison of each turn that has expected agents. Empty for other metrics.
+	TreeComparisons []*TreeComparison `protobuf:"bytes,6,rep,name=tree_comparisons,json=treeComparisons,proto3" json:"tree_comparisons,omitempty"`
+	// Of an llm_judge: what the judge said of each rubric, turn and sample. Empty for other metrics.
+	Judgments     []*Judgment `protobuf:"bytes,7,rep,name=judgments,proto3" json:"judgments,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MetricScore) Reset() {
 	*x = MetricScore{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1588,7 +1833,7 @@ func (x *MetricScore) String() string {
 func (*MetricScore) ProtoMessage() {}
 
 func (x *MetricScore) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1601,7 +1846,7 @@ func (x *MetricScore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricScore.ProtoReflect.Descriptor instead.
 func (*MetricScore) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *MetricScore) GetName() string {
@@ -1611,11 +1856,11 @@ func (x *MetricScore) GetName() string {
 	return ""
 }
 
-func (x *MetricScore) GetStatus() MetricStatus {
+func (x *MetricScore) GetVerdict() Verdict {
 	if x != nil {
-		return x.Status
+		return x.Verdict
 	}
-	return MetricStatus_METRIC_STATUS_UNSPECIFIED
+	return Verdict_VERDICT_UNSPECIFIED
 }
 
 func (x *MetricScore) GetScore() float64 {
@@ -1639,16 +1884,16 @@ func (x *MetricScore) GetReason() string {
 	return ""
 }
 
-func (x *MetricScore) GetAgents() []*TreeComparison {
+func (x *MetricScore) GetTreeComparisons() []*TreeComparison {
 	if x != nil {
-		return x.Agents
+		return x.TreeComparisons
 	}
 	return nil
 }
 
-func (x *MetricScore) GetJudgements() []*Judgement {
+func (x *MetricScore) GetJudgments() []*Judgment {
 	if x != nil {
-		return x.Judgements
+		return x.Judgments
 	}
 	return nil
 }
@@ -1658,15 +1903,15 @@ type TreeComparison struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The number of the turn, from 0.
 	Turn int32 `protobuf:"varint,1,opt,name=turn,proto3" json:"turn,omitempty"`
-	// What violates the expectation; 0 is a pass.
+	// How many differences violate the expectation; 0 is a pass.
 	Violations int32 `protobuf:"varint,2,opt,name=violations,proto3" json:"violations,omitempty"`
 	// Matched required agents by required agents; 1 if none is required.
 	Recall float64 `protobuf:"fixed64,3,opt,name=recall,proto3" json:"recall,omitempty"`
 	// Matched agents by agents that are not allowed as extra; 1 if there is none.
 	Precision float64 `protobuf:"fixed64,4,opt,name=precision,proto3" json:"precision,omitempty"`
-	// The harmonic mean of the two.
+	// The harmonic mean of recall and precision; 0 if both are.
 	F1 float64 `protobuf:"fixed64,5,opt,name=f1,proto3" json:"f1,omitempty"`
-	// The differences.
+	// The differences, `violations` of them.
 	Differences   []*TreeDifference `protobuf:"bytes,6,rep,name=differences,proto3" json:"differences,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1674,7 +1919,7 @@ type TreeComparison struct {
 
 func (x *TreeComparison) Reset() {
 	*x = TreeComparison{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1686,7 +1931,7 @@ func (x *TreeComparison) String() string {
 func (*TreeComparison) ProtoMessage() {}
 
 func (x *TreeComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1699,7 +1944,7 @@ func (x *TreeComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeComparison.ProtoReflect.Descriptor instead.
 func (*TreeComparison) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TreeComparison) GetTurn() int32 {
@@ -1744,20 +1989,20 @@ func (x *TreeComparison) GetDifferences() []*TreeDifference {
 	return nil
 }
 
-// A difference between two trees.
+// A difference between a tree and the expected one.
 type TreeDifference struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The kind of difference.
+	// How the agent violates what is expected.
 	Kind DifferenceKind `protobuf:"varint,1,opt,name=kind,proto3,enum=bough.v1.DifferenceKind" json:"kind,omitempty"`
-	// The agent's name.
+	// The name of the agent, or "*" if any agent is expected.
 	Agent string `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
-	// The names from the root to the caller that is expected, or on the left, joined by "/"; empty for a root and where there is none.
+	// The names from the root to the caller that is expected, joined by "/"; empty for a root, and if no place is expected.
 	ExpectedParent string `protobuf:"bytes,3,opt,name=expected_parent,json=expectedParent,proto3" json:"expected_parent,omitempty"`
-	// The names from the root to the caller that there is, or on the right; empty for a root and where there is none.
+	// The names from the root to the caller that there is, joined by "/"; empty for a root, and for a missing agent.
 	ActualParent string `protobuf:"bytes,4,opt,name=actual_parent,json=actualParent,proto3" json:"actual_parent,omitempty"`
 	// The difference in words: "writer was called by researcher, expected by lead".
 	Message string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
-	// The id of the agent invocation; empty if it is missing. In DiffInvocations that on the right, else on the left.
+	// The id of the agent invocation; empty if it is missing.
 	InvocationId  string `protobuf:"bytes,6,opt,name=invocation_id,json=invocationId,proto3" json:"invocation_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1765,7 +2010,7 @@ type TreeDifference struct {
 
 func (x *TreeDifference) Reset() {
 	*x = TreeDifference{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1777,7 +2022,7 @@ func (x *TreeDifference) String() string {
 func (*TreeDifference) ProtoMessage() {}
 
 func (x *TreeDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1790,7 +2035,7 @@ func (x *TreeDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeDifference.ProtoReflect.Descriptor instead.
 func (*TreeDifference) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{14}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TreeDifference) GetKind() DifferenceKind {
@@ -1836,17 +2081,17 @@ func (x *TreeDifference) GetInvocationId() string {
 }
 
 // What a judge said about a rubric.
-type Judgement struct {
+type Judgment struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The rubric.
+	// JudgeRubric.id, unique in the metric.
 	RubricId string `protobuf:"bytes,1,opt,name=rubric_id,json=rubricId,proto3" json:"rubric_id,omitempty"`
-	// The number of the sample, from 0.
+	// The number of the sample, from 0; below LlmJudgeMetric.samples.
 	Sample int32 `protobuf:"varint,2,opt,name=sample,proto3" json:"sample,omitempty"`
-	// Whether it holds; absent if the judge did not say.
+	// Whether the rubric holds; absent if the judge did not say.
 	Holds *bool `protobuf:"varint,3,opt,name=holds,proto3,oneof" json:"holds,omitempty"`
-	// Why, in the judge's words, or why there is no judgement.
+	// Why, in the judge's words, or why there is no judgment.
 	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
-	// The run of the judgement.
+	// The run of the judge, which may be an earlier evaluation's; empty if none was started.
 	RunId string `protobuf:"bytes,5,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	// The number of the turn, from 0.
 	Turn          int32 `protobuf:"varint,6,opt,name=turn,proto3" json:"turn,omitempty"`
@@ -1854,21 +2099,21 @@ type Judgement struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Judgement) Reset() {
-	*x = Judgement{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
+func (x *Judgment) Reset() {
+	*x = Judgment{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Judgement) String() string {
+func (x *Judgment) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Judgement) ProtoMessage() {}
+func (*Judgment) ProtoMessage() {}
 
-func (x *Judgement) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
+func (x *Judgment) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1879,71 +2124,77 @@ func (x *Judgement) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Judgement.ProtoReflect.Descriptor instead.
-func (*Judgement) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{15}
+// Deprecated: Use Judgment.ProtoReflect.Descriptor instead.
+func (*Judgment) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{16}
 }
 
-func (x *Judgement) GetRubricId() string {
+func (x *Judgment) GetRubricId() string {
 	if x != nil {
 		return x.RubricId
 	}
 	return ""
 }
 
-func (x *Judgement) GetSample() int32 {
+func (x *Judgment) GetSample() int32 {
 	if x != nil {
 		return x.Sample
 	}
 	return 0
 }
 
-func (x *Judgement) GetHolds() bool {
+func (x *Judgment) GetHolds() bool {
 	if x != nil && x.Holds != nil {
 		return *x.Holds
 	}
 	return false
 }
 
-func (x *Judgement) GetReason() string {
+func (x *Judgment) GetReason() string {
 	if x != nil {
 		return x.Reason
 	}
 	return ""
 }
 
-func (x *Judgement) GetRunId() string {
+func (x *Judgment) GetRunId() string {
 	if x != nil {
 		return x.RunId
 	}
 	return ""
 }
 
-func (x *Judgement) GetTurn() int32 {
+func (x *Judgment) GetTurn() int32 {
 	if x != nil {
 		return x.Turn
 	}
 	return 0
 }
 
-// What a gate found.
+// What a gate found. `gate` is its text, and the other fields are what the text means; EvaluateRequest.gates has the grammar.
 type GateResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The gate, as in the request.
 	Gate string `protobuf:"bytes,1,opt,name=gate,proto3" json:"gate,omitempty"`
-	// Whether it holds.
-	Status MetricStatus `protobuf:"varint,2,opt,name=status,proto3,enum=bough.v1.MetricStatus" json:"status,omitempty"`
-	// The value that was compared; absent if there is none.
-	Value *float64 `protobuf:"fixed64,3,opt,name=value,proto3,oneof" json:"value,omitempty"`
-	// Why it does not hold, in a sentence; empty if it does.
-	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The number that the gate bounds, as it is named in `gate`, such as "pass^3" or "tool_trajectory.mean".
+	Number string `protobuf:"bytes,2,opt,name=number,proto3" json:"number,omitempty"`
+	// How the number is compared with the bound.
+	Operator GateOperator `protobuf:"varint,3,opt,name=operator,proto3,enum=bough.v1.GateOperator" json:"operator,omitempty"`
+	// What the number is compared with, in the unit of the number.
+	Bound float64 `protobuf:"fixed64,4,opt,name=bound,proto3" json:"bound,omitempty"`
+	// The number, in the same unit; absent if there is none.
+	Value *float64 `protobuf:"fixed64,5,opt,name=value,proto3,oneof" json:"value,omitempty"`
+	// Whether the gate holds; NOT_EVALUATED if what the number is over is not known in full, and what is known does not decide.
+	Verdict Verdict `protobuf:"varint,6,opt,name=verdict,proto3,enum=bough.v1.Verdict" json:"verdict,omitempty"`
+	// Why the gate does not hold, in a sentence; empty if it does.
+	Reason        string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GateResult) Reset() {
 	*x = GateResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1955,7 +2206,7 @@ func (x *GateResult) String() string {
 func (*GateResult) ProtoMessage() {}
 
 func (x *GateResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1968,7 +2219,7 @@ func (x *GateResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateResult.ProtoReflect.Descriptor instead.
 func (*GateResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{16}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GateResult) GetGate() string {
@@ -1978,11 +2229,25 @@ func (x *GateResult) GetGate() string {
 	return ""
 }
 
-func (x *GateResult) GetStatus() MetricStatus {
+func (x *GateResult) GetNumber() string {
 	if x != nil {
-		return x.Status
+		return x.Number
 	}
-	return MetricStatus_METRIC_STATUS_UNSPECIFIED
+	return ""
+}
+
+func (x *GateResult) GetOperator() GateOperator {
+	if x != nil {
+		return x.Operator
+	}
+	return GateOperator_GATE_OPERATOR_UNSPECIFIED
+}
+
+func (x *GateResult) GetBound() float64 {
+	if x != nil {
+		return x.Bound
+	}
+	return 0
 }
 
 func (x *GateResult) GetValue() float64 {
@@ -1992,6 +2257,13 @@ func (x *GateResult) GetValue() float64 {
 	return 0
 }
 
+func (x *GateResult) GetVerdict() Verdict {
+	if x != nil {
+		return x.Verdict
+	}
+	return Verdict_VERDICT_UNSPECIFIED
+}
+
 func (x *GateResult) GetReason() string {
 	if x != nil {
 		return x.Reason
@@ -1999,32 +2271,39 @@ func (x *GateResult) GetReason() string {
 	return ""
 }
 
-// How two results differ.
+// How a result, the candidate, differs from an earlier one, the baseline.
 type EvalComparison struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges.
 	PinsChanged []string `protobuf:"bytes,1,rep,name=pins_changed,json=pinsChanged,proto3" json:"pins_changed,omitempty"`
-	// The cases: those of the new result in its order, then the removed ones.
+	// The cases: those of the candidate in its order, then the removed ones.
 	Cases []*CaseComparison `protobuf:"bytes,2,rep,name=cases,proto3" json:"cases,omitempty"`
-	// How many cases are better.
+	// How many cases are better, as CaseComparison.change says.
 	Better int32 `protobuf:"varint,3,opt,name=better,proto3" json:"better,omitempty"`
-	// How many are worse.
+	// How many cases are worse.
 	Worse int32 `protobuf:"varint,4,opt,name=worse,proto3" json:"worse,omitempty"`
-	// How many are gone.
+	// How many cases only the baseline has.
 	Removed int32 `protobuf:"varint,5,opt,name=removed,proto3" json:"removed,omitempty"`
-	// How many are new.
+	// How many cases only the candidate has.
 	Added int32 `protobuf:"varint,6,opt,name=added,proto3" json:"added,omitempty"`
-	// The new pass rate less the old one; absent if either has none.
+	// The candidate's pass rate less the baseline's; absent if either has none.
 	PassRateChange *float64 `protobuf:"fixed64,7,opt,name=pass_rate_change,json=passRateChange,proto3,oneof" json:"pass_rate_change,omitempty"`
-	// Cost of the new less that of the old, in nanos; absent if either is unknown or the currencies differ.
+	// The candidate's known cost less the baseline's, judges included, in billionths of cost_currency_code; absent if nothing is known
+	// of either or the currencies differ.
 	CostNanosChange *int64 `protobuf:"varint,8,opt,name=cost_nanos_change,json=costNanosChange,proto3,oneof" json:"cost_nanos_change,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The ISO 4217 code of the currency of cost_nanos_change, such as "USD". Set exactly if cost_nanos_change is.
+	CostCurrencyCode string `protobuf:"bytes,9,opt,name=cost_currency_code,json=costCurrencyCode,proto3" json:"cost_currency_code,omitempty"`
+	// EvalResult.state of the baseline: if it is not SUCCEEDED, the baseline is not the whole of what was to be found.
+	StateBaseline ExecutionState `protobuf:"varint,10,opt,name=state_baseline,json=stateBaseline,proto3,enum=bough.v1.ExecutionState" json:"state_baseline,omitempty"`
+	// EvalResult.state of the candidate; likewise.
+	StateCandidate ExecutionState `protobuf:"varint,11,opt,name=state_candidate,json=stateCandidate,proto3,enum=bough.v1.ExecutionState" json:"state_candidate,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *EvalComparison) Reset() {
 	*x = EvalComparison{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2036,7 +2315,7 @@ func (x *EvalComparison) String() string {
 func (*EvalComparison) ProtoMessage() {}
 
 func (x *EvalComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2049,7 +2328,7 @@ func (x *EvalComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalComparison.ProtoReflect.Descriptor instead.
 func (*EvalComparison) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{17}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *EvalComparison) GetPinsChanged() []string {
@@ -2108,24 +2387,46 @@ func (x *EvalComparison) GetCostNanosChange() int64 {
 	return 0
 }
 
+func (x *EvalComparison) GetCostCurrencyCode() string {
+	if x != nil {
+		return x.CostCurrencyCode
+	}
+	return ""
+}
+
+func (x *EvalComparison) GetStateBaseline() ExecutionState {
+	if x != nil {
+		return x.StateBaseline
+	}
+	return ExecutionState_EXECUTION_STATE_UNSPECIFIED
+}
+
+func (x *EvalComparison) GetStateCandidate() ExecutionState {
+	if x != nil {
+		return x.StateCandidate
+	}
+	return ExecutionState_EXECUTION_STATE_UNSPECIFIED
+}
+
 // How one case differs between two results.
 type CaseComparison struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The case.
+	// CaseResult.case_id of the case in both.
 	CaseId string `protobuf:"bytes,1,opt,name=case_id,json=caseId,proto3" json:"case_id,omitempty"`
-	// What became of it.
+	// What became of the case.
 	Change CaseChange `protobuf:"varint,2,opt,name=change,proto3,enum=bough.v1.CaseChange" json:"change,omitempty"`
-	// Its status in the baseline; unspecified if it is new.
-	Before MetricStatus `protobuf:"varint,3,opt,name=before,proto3,enum=bough.v1.MetricStatus" json:"before,omitempty"`
-	// Its status now; unspecified if it is gone.
-	After MetricStatus `protobuf:"varint,4,opt,name=after,proto3,enum=bough.v1.MetricStatus" json:"after,omitempty"`
-	// Its pass rate in the baseline.
-	PassRateBefore *float64 `protobuf:"fixed64,5,opt,name=pass_rate_before,json=passRateBefore,proto3,oneof" json:"pass_rate_before,omitempty"`
-	// Its pass rate now.
-	PassRateAfter *float64 `protobuf:"fixed64,6,opt,name=pass_rate_after,json=passRateAfter,proto3,oneof" json:"pass_rate_after,omitempty"`
-	// Metric name to the new mean less the old one, of metrics that both have.
+	// The case's verdict in the baseline; unspecified if the case was added.
+	VerdictBaseline Verdict `protobuf:"varint,3,opt,name=verdict_baseline,json=verdictBaseline,proto3,enum=bough.v1.Verdict" json:"verdict_baseline,omitempty"`
+	// The case's verdict in the candidate; unspecified if the case was removed.
+	VerdictCandidate Verdict `protobuf:"varint,4,opt,name=verdict_candidate,json=verdictCandidate,proto3,enum=bough.v1.Verdict" json:"verdict_candidate,omitempty"`
+	// The case's pass rate in the baseline; absent if it has none there.
+	PassRateBaseline *float64 `protobuf:"fixed64,5,opt,name=pass_rate_baseline,json=passRateBaseline,proto3,oneof" json:"pass_rate_baseline,omitempty"`
+	// The case's pass rate in the candidate; absent if it has none there.
+	PassRateCandidate *float64 `protobuf:"fixed64,6,opt,name=pass_rate_candidate,json=passRateCandidate,proto3,oneof" json:"pass_rate_candidate,omitempty"`
+	// Metric name to the candidate's mean less the baseline's, of metrics that both have.
 	MetricChanges map[string]float64 `protobuf:"bytes,7,rep,name=metric_changes,json=metricChanges,proto3" json:"metric_changes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
-	// The differences of the trees of its first runs that differ.
+	// The differences from the expected tree behind the change, of the first two trials of one number that differ. Empty if nothing
+	// is expected of the tree.
 	Differences   []*TreeDifference `protobuf:"bytes,8,rep,name=differences,proto3" json:"differences,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2133,7 +2434,7 @@ type CaseComparison struct {
 
 func (x *CaseComparison) Reset() {
 	*x = CaseComparison{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2145,7 +2446,7 @@ func (x *CaseComparison) String() string {
 func (*CaseComparison) ProtoMessage() {}
 
 func (x *CaseComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2158,7 +2459,7 @@ func (x *CaseComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaseComparison.ProtoReflect.Descriptor instead.
 func (*CaseComparison) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{18}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CaseComparison) GetCaseId() string {
@@ -2175,30 +2476,30 @@ func (x *CaseComparison) GetChange() CaseChange {
 	return CaseChange_CASE_CHANGE_UNSPECIFIED
 }
 
-func (x *CaseComparison) GetBefore() MetricStatus {
+func (x *CaseComparison) GetVerdictBaseline() Verdict {
 	if x != nil {
-		return x.Before
+		return x.VerdictBaseline
 	}
-	return MetricStatus_METRIC_STATUS_UNSPECIFIED
+	return Verdict_VERDICT_UNSPECIFIED
 }
 
-func (x *CaseComparison) GetAfter() MetricStatus {
+func (x *CaseComparison) GetVerdictCandidate() Verdict {
 	if x != nil {
-		return x.After
+		return x.VerdictCandidate
 	}
-	return MetricStatus_METRIC_STATUS_UNSPECIFIED
+	return Verdict_VERDICT_UNSPECIFIED
 }
 
-func (x *CaseComparison) GetPassRateBefore() float64 {
-	if x != nil && x.PassRateBefore != nil {
-		return *x.PassRateBefore
+func (x *CaseComparison) GetPassRateBaseline() float64 {
+	if x != nil && x.PassRateBaseline != nil {
+		return *x.PassRateBaseline
 	}
 	return 0
 }
 
-func (x *CaseComparison) GetPassRateAfter() float64 {
-	if x != nil && x.PassRateAfter != nil {
-		return *x.PassRateAfter
+func (x *CaseComparison) GetPassRateCandidate() float64 {
+	if x != nil && x.PassRateCandidate != nil {
+		return *x.PassRateCandidate
 	}
 	return 0
 }
@@ -2217,20 +2518,20 @@ func (x *CaseComparison) GetDifferences() []*TreeDifference {
 	return nil
 }
 
-// How two invocations differ.
+// How the record of a run, `after`, differs from another one, `before`.
 type InvocationDiff struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Agents that only one of them has, or that another agent called.
-	Agents []*TreeDifference `protobuf:"bytes,1,rep,name=agents,proto3" json:"agents,omitempty"`
-	// Tool calls that only one of them has, or whose arguments or results differ.
-	Calls []*CallDifference `protobuf:"bytes,2,rep,name=calls,proto3" json:"calls,omitempty"`
-	// Usage of the right; unset if it is not known.
-	UsageAfter *Usage `protobuf:"bytes,3,opt,name=usage_after,json=usageAfter,proto3" json:"usage_after,omitempty"`
-	// Usage of the left; unset if it is not known.
-	UsageBefore *Usage `protobuf:"bytes,4,opt,name=usage_before,json=usageBefore,proto3" json:"usage_before,omitempty"`
-	// From start to end of the left; unset if it has not ended.
+	// Agents that only one of them has, or that another agent called; the first 500.
+	AgentDifferences []*AgentDifference `protobuf:"bytes,1,rep,name=agent_differences,json=agentDifferences,proto3" json:"agent_differences,omitempty"`
+	// Tool calls that only one of them has, or whose arguments or results differ; the first 200.
+	CallDifferences []*CallDifference `protobuf:"bytes,2,rep,name=call_differences,json=callDifferences,proto3" json:"call_differences,omitempty"`
+	// Invocation.tree_usage of `before`; unset if it is not known.
+	UsageBefore *Usage `protobuf:"bytes,3,opt,name=usage_before,json=usageBefore,proto3" json:"usage_before,omitempty"`
+	// Invocation.tree_usage of `after`; unset if it is not known.
+	UsageAfter *Usage `protobuf:"bytes,4,opt,name=usage_after,json=usageAfter,proto3" json:"usage_after,omitempty"`
+	// From start to end of `before`; unset if it has not ended.
 	DurationBefore *durationpb.Duration `protobuf:"bytes,5,opt,name=duration_before,json=durationBefore,proto3" json:"duration_before,omitempty"`
-	// From start to end of the right; unset if it has not ended.
+	// From start to end of `after`; unset if it has not ended.
 	DurationAfter *durationpb.Duration `protobuf:"bytes,6,opt,name=duration_after,json=durationAfter,proto3" json:"duration_after,omitempty"`
 	// Whether the final answers are equal.
 	SameAnswer bool `protobuf:"varint,7,opt,name=same_answer,json=sameAnswer,proto3" json:"same_answer,omitempty"`
@@ -2242,7 +2543,7 @@ type InvocationDiff struct {
 
 func (x *InvocationDiff) Reset() {
 	*x = InvocationDiff{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2254,7 +2555,7 @@ func (x *InvocationDiff) String() string {
 func (*InvocationDiff) ProtoMessage() {}
 
 func (x *InvocationDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2267,26 +2568,19 @@ func (x *InvocationDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvocationDiff.ProtoReflect.Descriptor instead.
 func (*InvocationDiff) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{19}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{20}
 }
 
-func (x *InvocationDiff) GetAgents() []*TreeDifference {
+func (x *InvocationDiff) GetAgentDifferences() []*AgentDifference {
 	if x != nil {
-		return x.Agents
+		return x.AgentDifferences
 	}
 	return nil
 }
 
-func (x *InvocationDiff) GetCalls() []*CallDifference {
+func (x *InvocationDiff) GetCallDifferences() []*CallDifference {
 	if x != nil {
-		return x.Calls
-	}
-	return nil
-}
-
-func (x *InvocationDiff) GetUsageAfter() *Usage {
-	if x != nil {
-		return x.UsageAfter
+		return x.CallDifferences
 	}
 	return nil
 }
@@ -2294,6 +2588,13 @@ func (x *InvocationDiff) GetUsageAfter() *Usage {
 func (x *InvocationDiff) GetUsageBefore() *Usage {
 	if x != nil {
 		return x.UsageBefore
+	}
+	return nil
+}
+
+func (x *InvocationDiff) GetUsageAfter() *Usage {
+	if x != nil {
+		return x.UsageAfter
 	}
 	return nil
 }
@@ -2326,20 +2627,120 @@ func (x *InvocationDiff) GetSame() bool {
 	return false
 }
 
-// A difference between two lists of tool calls.
+// An agent that only one of two records has, or that another agent called.
+type AgentDifference struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What became of the agent: ADDED, REMOVED or MOVED.
+	Kind ChangeKind `protobuf:"varint,1,opt,name=kind,proto3,enum=bough.v1.ChangeKind" json:"kind,omitempty"`
+	// The name of the agent.
+	Agent string `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
+	// The names from the root to its caller in `before`, joined by "/"; empty for a root, and if it was added.
+	ParentBefore string `protobuf:"bytes,3,opt,name=parent_before,json=parentBefore,proto3" json:"parent_before,omitempty"`
+	// The names from the root to its caller in `after`, joined by "/"; empty for a root, and if it was removed.
+	ParentAfter string `protobuf:"bytes,4,opt,name=parent_after,json=parentAfter,proto3" json:"parent_after,omitempty"`
+	// The id of its invocation in `before`; empty if it was added.
+	InvocationIdBefore string `protobuf:"bytes,5,opt,name=invocation_id_before,json=invocationIdBefore,proto3" json:"invocation_id_before,omitempty"`
+	// The id of its invocation in `after`; empty if it was removed.
+	InvocationIdAfter string `protobuf:"bytes,6,opt,name=invocation_id_after,json=invocationIdAfter,proto3" json:"invocation_id_after,omitempty"`
+	// The difference in words, for people; its wording may change.
+	Message       string `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AgentDifference) Reset() {
+	*x = AgentDifference{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AgentDifference) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AgentDifference) ProtoMessage() {}
+
+func (x *AgentDifference) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AgentDifference.ProtoReflect.Descriptor instead.
+func (*AgentDifference) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *AgentDifference) GetKind() ChangeKind {
+	if x != nil {
+		return x.Kind
+	}
+	return ChangeKind_CHANGE_KIND_UNSPECIFIED
+}
+
+func (x *AgentDifference) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *AgentDifference) GetParentBefore() string {
+	if x != nil {
+		return x.ParentBefore
+	}
+	return ""
+}
+
+func (x *AgentDifference) GetParentAfter() string {
+	if x != nil {
+		return x.ParentAfter
+	}
+	return ""
+}
+
+func (x *AgentDifference) GetInvocationIdBefore() string {
+	if x != nil {
+		return x.InvocationIdBefore
+	}
+	return ""
+}
+
+func (x *AgentDifference) GetInvocationIdAfter() string {
+	if x != nil {
+		return x.InvocationIdAfter
+	}
+	return ""
+}
+
+func (x *AgentDifference) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+// A difference between the tool calls of an agent in two records.
 type CallDifference struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	// What became of the call: ADDED, REMOVED or CHANGED.
+	Kind ChangeKind `protobuf:"varint,1,opt,name=kind,proto3,enum=bough.v1.ChangeKind" json:"kind,omitempty"`
 	// The names from the root to the agent that calls, joined by "/".
-	Branch string `protobuf:"bytes,1,opt,name=branch,proto3" json:"branch,omitempty"`
-	// The tool's name.
-	Tool string `protobuf:"bytes,2,opt,name=tool,proto3" json:"tool,omitempty"`
-	// MISSING, UNEXPECTED, or TOOLS if arguments or result differ.
-	Kind DifferenceKind `protobuf:"varint,3,opt,name=kind,proto3,enum=bough.v1.DifferenceKind" json:"kind,omitempty"`
-	// The call on the left; unset if there is none.
-	Before *ResultCall `protobuf:"bytes,4,opt,name=before,proto3" json:"before,omitempty"`
-	// The call on the right; unset if there is none.
-	After *ResultCall `protobuf:"bytes,5,opt,name=after,proto3" json:"after,omitempty"`
-	// The difference in words.
+	Branch string `protobuf:"bytes,2,opt,name=branch,proto3" json:"branch,omitempty"`
+	// The name of the tool, as ToolInvocation.name; it may be cut.
+	Tool string `protobuf:"bytes,3,opt,name=tool,proto3" json:"tool,omitempty"`
+	// The call in `before`; unset if it was added.
+	Before *EvalCall `protobuf:"bytes,4,opt,name=before,proto3" json:"before,omitempty"`
+	// The call in `after`; unset if it was removed.
+	After *EvalCall `protobuf:"bytes,5,opt,name=after,proto3" json:"after,omitempty"`
+	// The difference in words, for people; its wording may change.
 	Message       string `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2347,7 +2748,7 @@ type CallDifference struct {
 
 func (x *CallDifference) Reset() {
 	*x = CallDifference{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2359,7 +2760,7 @@ func (x *CallDifference) String() string {
 func (*CallDifference) ProtoMessage() {}
 
 func (x *CallDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2372,7 +2773,14 @@ func (x *CallDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallDifference.ProtoReflect.Descriptor instead.
 func (*CallDifference) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{20}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *CallDifference) GetKind() ChangeKind {
+	if x != nil {
+		return x.Kind
+	}
+	return ChangeKind_CHANGE_KIND_UNSPECIFIED
 }
 
 func (x *CallDifference) GetBranch() string {
@@ -2389,21 +2797,14 @@ func (x *CallDifference) GetTool() string {
 	return ""
 }
 
-func (x *CallDifference) GetKind() DifferenceKind {
-	if x != nil {
-		return x.Kind
-	}
-	return DifferenceKind_DIFFERENCE_KIND_UNSPECIFIED
-}
-
-func (x *CallDifference) GetBefore() *ResultCall {
+func (x *CallDifference) GetBefore() *EvalCall {
 	if x != nil {
 		return x.Before
 	}
 	return nil
 }
 
-func (x *CallDifference) GetAfter() *ResultCall {
+func (x *CallDifference) GetAfter() *EvalCall {
 	if x != nil {
 		return x.After
 	}
@@ -2421,29 +2822,34 @@ var File_bough_v1_eval_result_proto protoreflect.FileDescriptor
 
 const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\n" +
-	"\x1abough/v1/eval_result.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x17bough/v1/eval_set.proto\x1a\x18bough/v1/execution.proto\x1a\x14bough/v1/input.proto\x1a\x14bough/v1/usage.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc7\x04\n" +
+	"\x1abough/v1/eval_result.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x17bough/v1/eval_set.proto\x1a\x18bough/v1/execution.proto\x1a\x14bough/v1/input.proto\x1a\x14bough/v1/usage.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"m\n" +
+	"\n" +
+	"EvalSource\x12%\n" +
+	"\revaluation_id\x18\x01 \x01(\tH\x00R\fevaluationId\x12.\n" +
+	"\x06result\x18\x02 \x01(\v2\x14.bough.v1.EvalResultH\x00R\x06resultB\b\n" +
+	"\x06source\"\x8d\x05\n" +
 	"\n" +
 	"EvalResult\x12#\n" +
-	"\revaluation_id\x18\x01 \x01(\tR\fevaluationId\x12\x19\n" +
-	"\bset_name\x18\x02 \x01(\tR\asetName\x12&\n" +
-	"\x04pins\x18\x03 \x01(\v2\x12.bough.v1.EvalPinsR\x04pins\x12.\n" +
-	"\x06status\x18\x04 \x01(\x0e2\x16.bough.v1.MetricStatusR\x06status\x12,\n" +
+	"\revaluation_id\x18\x01 \x01(\tR\fevaluationId\x12\"\n" +
+	"\reval_set_name\x18\x02 \x01(\tR\vevalSetName\x12&\n" +
+	"\x04pins\x18\x03 \x01(\v2\x12.bough.v1.EvalPinsR\x04pins\x12+\n" +
+	"\averdict\x18\x04 \x01(\x0e2\x11.bough.v1.VerdictR\averdict\x12,\n" +
 	"\x06totals\x18\x05 \x01(\v2\x14.bough.v1.EvalTotalsR\x06totals\x12*\n" +
 	"\x05cases\x18\x06 \x03(\v2\x14.bough.v1.CaseResultR\x05cases\x12*\n" +
-	"\x05gates\x18\a \x03(\v2\x14.bough.v1.GateResultR\x05gates\x129\n" +
-	"\n" +
-	"start_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x125\n" +
+	"\x05gates\x18\a \x03(\v2\x14.bough.v1.GateResultR\x05gates\x12;\n" +
+	"\vcreate_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"createTime\x125\n" +
 	"\bend_time\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\x128\n" +
 	"\x06labels\x18\n" +
-	" \x03(\v2 .bough.v1.EvalResult.LabelsEntryR\x06labels\x12\x1c\n" +
-	"\tcancelled\x18\v \x01(\bR\tcancelled\x12\x16\n" +
+	" \x03(\v2 .bough.v1.EvalResult.LabelsEntryR\x06labels\x12.\n" +
+	"\x05state\x18\v \x01(\x0e2\x18.bough.v1.ExecutionStateR\x05state\x12*\n" +
+	"\x05error\x18\r \x01(\v2\x14.bough.v1.AgentErrorR\x05error\x12\x16\n" +
 	"\x06reason\x18\f \x01(\tR\x06reason\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc6\x04\n" +
-	"\bEvalPins\x12\x1d\n" +
-	"\n" +
-	"set_digest\x18\x01 \x01(\tR\tsetDigest\x126\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcf\x04\n" +
+	"\bEvalPins\x12&\n" +
+	"\x0feval_set_digest\x18\x01 \x01(\tR\revalSetDigest\x126\n" +
 	"\x06agents\x18\x02 \x03(\v2\x1e.bough.v1.EvalPins.AgentsEntryR\x06agents\x126\n" +
 	"\x06models\x18\x03 \x03(\v2\x1e.bough.v1.EvalPins.ModelsEntryR\x06models\x123\n" +
 	"\x05tools\x18\x04 \x03(\v2\x1d.bough.v1.EvalPins.ToolsEntryR\x05tools\x12\x16\n" +
@@ -2463,23 +2869,22 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vJudgesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"6\n" +
-	"\bInterval\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"V\n" +
+	"\x12ConfidenceInterval\x12\x14\n" +
 	"\x05lower\x18\x01 \x01(\x01R\x05lower\x12\x14\n" +
-	"\x05upper\x18\x02 \x01(\x01R\x05upper\"\xe2\x04\n" +
+	"\x05upper\x18\x02 \x01(\x01R\x05upper\x12\x14\n" +
+	"\x05level\x18\x03 \x01(\x01R\x05level\"\xf8\x04\n" +
 	"\n" +
 	"EvalTotals\x12\x14\n" +
 	"\x05cases\x18\x01 \x01(\x05R\x05cases\x12!\n" +
 	"\fcases_passed\x18\x02 \x01(\x05R\vcasesPassed\x12!\n" +
 	"\fcases_failed\x18\x03 \x01(\x05R\vcasesFailed\x12.\n" +
-	"\x13cases_not_evaluated\x18\x04 \x01(\x05R\x11casesNotEvaluated\x12\x12\n" +
-	"\x04runs\x18\x05 \x01(\x05R\x04runs\x12\x1d\n" +
-	"\n" +
-	"runs_ended\x18\x06 \x01(\x05R\trunsEnded\x12\x1f\n" +
-	"\vruns_passed\x18\a \x01(\x05R\n" +
-	"runsPassed\x12 \n" +
-	"\tpass_rate\x18\b \x01(\x01H\x00R\bpassRate\x88\x01\x01\x12@\n" +
-	"\x12pass_rate_interval\x18\t \x01(\v2\x12.bough.v1.IntervalR\x10passRateInterval\x12H\n" +
+	"\x13cases_not_evaluated\x18\x04 \x01(\x05R\x11casesNotEvaluated\x12\x16\n" +
+	"\x06trials\x18\x05 \x01(\x05R\x06trials\x12!\n" +
+	"\ftrials_ended\x18\x06 \x01(\x05R\vtrialsEnded\x12#\n" +
+	"\rtrials_passed\x18\a \x01(\x05R\ftrialsPassed\x12 \n" +
+	"\tpass_rate\x18\b \x01(\x01H\x00R\bpassRate\x88\x01\x01\x12J\n" +
+	"\x12pass_rate_interval\x18\t \x01(\v2\x1c.bough.v1.ConfidenceIntervalR\x10passRateInterval\x12H\n" +
 	"\fmetric_means\x18\n" +
 	" \x03(\v2%.bough.v1.EvalTotals.MetricMeansEntryR\vmetricMeans\x12%\n" +
 	"\x05usage\x18\v \x01(\v2\x0f.bough.v1.UsageR\x05usage\x120\n" +
@@ -2491,47 +2896,47 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01B\f\n" +
 	"\n" +
-	"_pass_rate\"\xa6\x03\n" +
+	"_pass_rate\"\xa9\x03\n" +
 	"\n" +
 	"CaseResult\x12\x17\n" +
 	"\acase_id\x18\x01 \x01(\tR\x06caseId\x128\n" +
 	"\x06labels\x18\x02 \x03(\v2 .bough.v1.CaseResult.LabelsEntryR\x06labels\x12(\n" +
-	"\x05turns\x18\x03 \x03(\v2\x12.bough.v1.EvalTurnR\x05turns\x12.\n" +
-	"\x06status\x18\x04 \x01(\x0e2\x16.bough.v1.MetricStatusR\x06status\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\x12+\n" +
-	"\x04runs\x18\x06 \x03(\v2\x17.bough.v1.CaseRunResultR\x04runs\x121\n" +
+	"\x05turns\x18\x03 \x03(\v2\x12.bough.v1.EvalTurnR\x05turns\x12+\n" +
+	"\averdict\x18\x04 \x01(\x0e2\x11.bough.v1.VerdictR\averdict\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x121\n" +
+	"\x06trials\x18\x06 \x03(\v2\x19.bough.v1.CaseTrialResultR\x06trials\x121\n" +
 	"\ametrics\x18\a \x03(\v2\x17.bough.v1.MetricSummaryR\ametrics\x128\n" +
 	"\n" +
 	"statistics\x18\b \x01(\v2\x18.bough.v1.PassStatisticsR\n" +
 	"statistics\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x93\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x01\n" +
 	"\rMetricSummary\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12.\n" +
-	"\x06status\x18\x02 \x01(\x0e2\x16.bough.v1.MetricStatusR\x06status\x12\x17\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12+\n" +
+	"\averdict\x18\x02 \x01(\x0e2\x11.bough.v1.VerdictR\averdict\x12\x17\n" +
 	"\x04mean\x18\x03 \x01(\x01H\x00R\x04mean\x88\x01\x01\x12\x1c\n" +
 	"\tthreshold\x18\x04 \x01(\x01R\tthresholdB\a\n" +
-	"\x05_mean\"\xc3\x02\n" +
-	"\x0ePassStatistics\x12\x12\n" +
-	"\x04runs\x18\x01 \x01(\x05R\x04runs\x12\x16\n" +
+	"\x05_mean\"\xdb\x02\n" +
+	"\x0ePassStatistics\x12\x16\n" +
+	"\x06trials\x18\x01 \x01(\x05R\x06trials\x12\x16\n" +
 	"\x06passed\x18\x02 \x01(\x05R\x06passed\x12 \n" +
-	"\tpass_rate\x18\x03 \x01(\x01H\x00R\bpassRate\x88\x01\x01\x12@\n" +
-	"\x12pass_rate_interval\x18\x04 \x01(\v2\x12.bough.v1.IntervalR\x10passRateInterval\x12\x1a\n" +
+	"\tpass_rate\x18\x03 \x01(\x01H\x00R\bpassRate\x88\x01\x01\x12J\n" +
+	"\x12pass_rate_interval\x18\x04 \x01(\v2\x1c.bough.v1.ConfidenceIntervalR\x10passRateInterval\x12\x1a\n" +
 	"\tpass_at_k\x18\x05 \x03(\x01R\apassAtK\x12\x1c\n" +
 	"\n" +
-	"pass_all_k\x18\x06 \x03(\x01R\bpassAllK\x12C\n" +
-	"\x14pass_all_k_intervals\x18\a \x03(\v2\x12.bough.v1.IntervalR\x11passAllKIntervals\x12\x14\n" +
+	"pass_all_k\x18\x06 \x03(\x01R\bpassAllK\x12M\n" +
+	"\x14pass_all_k_intervals\x18\a \x03(\v2\x1c.bough.v1.ConfidenceIntervalR\x11passAllKIntervals\x12\x14\n" +
 	"\x05flaky\x18\b \x01(\bR\x05flakyB\f\n" +
 	"\n" +
-	"_pass_rate\"\xc3\x03\n" +
-	"\rCaseRunResult\x12\x17\n" +
+	"_pass_rate\"\xc6\x03\n" +
+	"\x0fCaseTrialResult\x12\x17\n" +
 	"\acase_id\x18\x01 \x01(\tR\x06caseId\x12\x14\n" +
-	"\x05index\x18\x02 \x01(\x05R\x05index\x12.\n" +
-	"\x06status\x18\x03 \x01(\x0e2\x16.bough.v1.MetricStatusR\x06status\x12\x16\n" +
+	"\x05trial\x18\x02 \x01(\x05R\x05trial\x12+\n" +
+	"\averdict\x18\x03 \x01(\x0e2\x11.bough.v1.VerdictR\averdict\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x18\n" +
-	"\acrashed\x18\x05 \x01(\bR\acrashed\x12*\n" +
-	"\x05turns\x18\x06 \x03(\v2\x14.bough.v1.TurnResultR\x05turns\x12-\n" +
+	"\acrashed\x18\x05 \x01(\bR\acrashed\x12.\n" +
+	"\x05turns\x18\x06 \x03(\v2\x18.bough.v1.EvalTurnResultR\x05turns\x12-\n" +
 	"\x06scores\x18\a \x03(\v2\x15.bough.v1.MetricScoreR\x06scores\x12%\n" +
 	"\x05usage\x18\b \x01(\v2\x0f.bough.v1.UsageR\x05usage\x120\n" +
 	"\vjudge_usage\x18\t \x01(\v2\x0f.bough.v1.UsageR\n" +
@@ -2540,36 +2945,33 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	" \x01(\v2\x19.google.protobuf.DurationR\bduration\x126\n" +
 	"\n" +
 	"unanswered\x18\v \x01(\v2\x16.bough.v1.InputRequestR\n" +
-	"unanswered\"\xff\x01\n" +
-	"\n" +
-	"TurnResult\x12\x15\n" +
+	"unanswered\"\x81\x02\n" +
+	"\x0eEvalTurnResult\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x19\n" +
 	"\btrace_id\x18\x02 \x01(\tR\atraceId\x12.\n" +
 	"\x05state\x18\x03 \x01(\x0e2\x18.bough.v1.ExecutionStateR\x05state\x12*\n" +
 	"\x05error\x18\x04 \x01(\v2\x14.bough.v1.AgentErrorR\x05error\x12\x16\n" +
-	"\x06answer\x18\x05 \x01(\tR\x06answer\x12-\n" +
-	"\x06agents\x18\x06 \x03(\v2\x15.bough.v1.ResultAgentR\x06agents\x12\x1c\n" +
-	"\ttruncated\x18\a \x01(\bR\ttruncated\"\x93\x03\n" +
-	"\vResultAgent\x12\x12\n" +
+	"\x06answer\x18\x05 \x01(\tR\x06answer\x12+\n" +
+	"\x06agents\x18\x06 \x03(\v2\x13.bough.v1.EvalAgentR\x06agents\x12\x1c\n" +
+	"\ttruncated\x18\a \x01(\bR\ttruncated\"\x8d\x03\n" +
+	"\tEvalAgent\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05depth\x18\x02 \x01(\x05R\x05depth\x12#\n" +
 	"\rinvocation_id\x18\x03 \x01(\tR\finvocationId\x12'\n" +
 	"\x04kind\x18\x04 \x01(\x0e2\x13.bough.v1.AgentKindR\x04kind\x12.\n" +
-	"\x05state\x18\x05 \x01(\x0e2\x18.bough.v1.ExecutionStateR\x05state\x12*\n" +
-	"\x05calls\x18\x06 \x03(\v2\x14.bough.v1.ResultCallR\x05calls\x12&\n" +
+	"\x05state\x18\x05 \x01(\x0e2\x18.bough.v1.ExecutionStateR\x05state\x12(\n" +
+	"\x05calls\x18\x06 \x03(\v2\x12.bough.v1.EvalCallR\x05calls\x12&\n" +
 	"\x04mark\x18\a \x01(\x0e2\x12.bough.v1.TreeMarkR\x04mark\x12%\n" +
 	"\x05usage\x18\b \x01(\v2\x0f.bough.v1.UsageR\x05usage\x12\x1d\n" +
 	"\n" +
 	"step_count\x18\t \x01(\x05R\tstepCount\x12\x16\n" +
 	"\x06answer\x18\n" +
-	" \x01(\tR\x06answer\x12*\n" +
-	"\x05steps\x18\v \x03(\v2\x14.bough.v1.ResultStepR\x05steps\"6\n" +
-	"\n" +
-	"ResultStep\x12\x14\n" +
+	" \x01(\tR\x06answer\x12(\n" +
+	"\x05steps\x18\v \x03(\v2\x12.bough.v1.EvalStepR\x05steps\"4\n" +
+	"\bEvalStep\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x12\n" +
-	"\x04text\x18\x02 \x01(\tR\x04text\"\xf7\x01\n" +
-	"\n" +
-	"ResultCall\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\"\xad\x02\n" +
+	"\bEvalCall\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
 	"\x0earguments_json\x18\x02 \x01(\tR\rargumentsJson\x12\x1f\n" +
 	"\vresult_json\x18\x03 \x01(\tR\n" +
@@ -2577,18 +2979,17 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x05state\x18\x04 \x01(\x0e2\x18.bough.v1.ExecutionStateR\x05state\x12*\n" +
 	"\x05error\x18\x05 \x01(\v2\x14.bough.v1.AgentErrorR\x05error\x12\"\n" +
 	"\n" +
-	"step_index\x18\x06 \x01(\x05H\x00R\tstepIndex\x88\x01\x01B\r\n" +
-	"\v_step_index\"\x93\x02\n" +
+	"step_index\x18\x06 \x01(\x05H\x00R\tstepIndex\x88\x01\x01\x126\n" +
+	"\x17executed_arguments_json\x18\a \x01(\tR\x15executedArgumentsJsonB\r\n" +
+	"\v_step_index\"\xa0\x02\n" +
 	"\vMetricScore\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12.\n" +
-	"\x06status\x18\x02 \x01(\x0e2\x16.bough.v1.MetricStatusR\x06status\x12\x19\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12+\n" +
+	"\averdict\x18\x02 \x01(\x0e2\x11.bough.v1.VerdictR\averdict\x12\x19\n" +
 	"\x05score\x18\x03 \x01(\x01H\x00R\x05score\x88\x01\x01\x12\x1c\n" +
 	"\tthreshold\x18\x04 \x01(\x01R\tthreshold\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\x120\n" +
-	"\x06agents\x18\x06 \x03(\v2\x18.bough.v1.TreeComparisonR\x06agents\x123\n" +
-	"\n" +
-	"judgements\x18\a \x03(\v2\x13.bough.v1.JudgementR\n" +
-	"judgementsB\b\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12C\n" +
+	"\x10tree_comparisons\x18\x06 \x03(\v2\x18.bough.v1.TreeComparisonR\x0ftreeComparisons\x120\n" +
+	"\tjudgments\x18\a \x03(\v2\x12.bough.v1.JudgmentR\tjudgmentsB\b\n" +
 	"\x06_score\"\xc6\x01\n" +
 	"\x0eTreeComparison\x12\x12\n" +
 	"\x04turn\x18\x01 \x01(\x05R\x04turn\x12\x1e\n" +
@@ -2605,22 +3006,25 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x0fexpected_parent\x18\x03 \x01(\tR\x0eexpectedParent\x12#\n" +
 	"\ractual_parent\x18\x04 \x01(\tR\factualParent\x12\x18\n" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x12#\n" +
-	"\rinvocation_id\x18\x06 \x01(\tR\finvocationId\"\xa8\x01\n" +
-	"\tJudgement\x12\x1b\n" +
+	"\rinvocation_id\x18\x06 \x01(\tR\finvocationId\"\xa7\x01\n" +
+	"\bJudgment\x12\x1b\n" +
 	"\trubric_id\x18\x01 \x01(\tR\brubricId\x12\x16\n" +
 	"\x06sample\x18\x02 \x01(\x05R\x06sample\x12\x19\n" +
 	"\x05holds\x18\x03 \x01(\bH\x00R\x05holds\x88\x01\x01\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x15\n" +
 	"\x06run_id\x18\x05 \x01(\tR\x05runId\x12\x12\n" +
 	"\x04turn\x18\x06 \x01(\x05R\x04turnB\b\n" +
-	"\x06_holds\"\x8d\x01\n" +
+	"\x06_holds\"\xec\x01\n" +
 	"\n" +
 	"GateResult\x12\x12\n" +
-	"\x04gate\x18\x01 \x01(\tR\x04gate\x12.\n" +
-	"\x06status\x18\x02 \x01(\x0e2\x16.bough.v1.MetricStatusR\x06status\x12\x19\n" +
-	"\x05value\x18\x03 \x01(\x01H\x00R\x05value\x88\x01\x01\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reasonB\b\n" +
-	"\x06_value\"\xcc\x02\n" +
+	"\x04gate\x18\x01 \x01(\tR\x04gate\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\tR\x06number\x122\n" +
+	"\boperator\x18\x03 \x01(\x0e2\x16.bough.v1.GateOperatorR\boperator\x12\x14\n" +
+	"\x05bound\x18\x04 \x01(\x01R\x05bound\x12\x19\n" +
+	"\x05value\x18\x05 \x01(\x01H\x00R\x05value\x88\x01\x01\x12+\n" +
+	"\averdict\x18\x06 \x01(\x0e2\x11.bough.v1.VerdictR\averdict\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reasonB\b\n" +
+	"\x06_value\"\xfe\x03\n" +
 	"\x0eEvalComparison\x12!\n" +
 	"\fpins_changed\x18\x01 \x03(\tR\vpinsChanged\x12.\n" +
 	"\x05cases\x18\x02 \x03(\v2\x18.bough.v1.CaseComparisonR\x05cases\x12\x16\n" +
@@ -2629,46 +3033,58 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\aremoved\x18\x05 \x01(\x05R\aremoved\x12\x14\n" +
 	"\x05added\x18\x06 \x01(\x05R\x05added\x12-\n" +
 	"\x10pass_rate_change\x18\a \x01(\x01H\x00R\x0epassRateChange\x88\x01\x01\x12/\n" +
-	"\x11cost_nanos_change\x18\b \x01(\x03H\x01R\x0fcostNanosChange\x88\x01\x01B\x13\n" +
+	"\x11cost_nanos_change\x18\b \x01(\x03H\x01R\x0fcostNanosChange\x88\x01\x01\x12,\n" +
+	"\x12cost_currency_code\x18\t \x01(\tR\x10costCurrencyCode\x12?\n" +
+	"\x0estate_baseline\x18\n" +
+	" \x01(\x0e2\x18.bough.v1.ExecutionStateR\rstateBaseline\x12A\n" +
+	"\x0fstate_candidate\x18\v \x01(\x0e2\x18.bough.v1.ExecutionStateR\x0estateCandidateB\x13\n" +
 	"\x11_pass_rate_changeB\x14\n" +
-	"\x12_cost_nanos_change\"\x8c\x04\n" +
+	"\x12_cost_nanos_change\"\xbe\x04\n" +
 	"\x0eCaseComparison\x12\x17\n" +
 	"\acase_id\x18\x01 \x01(\tR\x06caseId\x12,\n" +
-	"\x06change\x18\x02 \x01(\x0e2\x14.bough.v1.CaseChangeR\x06change\x12.\n" +
-	"\x06before\x18\x03 \x01(\x0e2\x16.bough.v1.MetricStatusR\x06before\x12,\n" +
-	"\x05after\x18\x04 \x01(\x0e2\x16.bough.v1.MetricStatusR\x05after\x12-\n" +
-	"\x10pass_rate_before\x18\x05 \x01(\x01H\x00R\x0epassRateBefore\x88\x01\x01\x12+\n" +
-	"\x0fpass_rate_after\x18\x06 \x01(\x01H\x01R\rpassRateAfter\x88\x01\x01\x12R\n" +
+	"\x06change\x18\x02 \x01(\x0e2\x14.bough.v1.CaseChangeR\x06change\x12<\n" +
+	"\x10verdict_baseline\x18\x03 \x01(\x0e2\x11.bough.v1.VerdictR\x0fverdictBaseline\x12>\n" +
+	"\x11verdict_candidate\x18\x04 \x01(\x0e2\x11.bough.v1.VerdictR\x10verdictCandidate\x121\n" +
+	"\x12pass_rate_baseline\x18\x05 \x01(\x01H\x00R\x10passRateBaseline\x88\x01\x01\x123\n" +
+	"\x13pass_rate_candidate\x18\x06 \x01(\x01H\x01R\x11passRateCandidate\x88\x01\x01\x12R\n" +
 	"\x0emetric_changes\x18\a \x03(\v2+.bough.v1.CaseComparison.MetricChangesEntryR\rmetricChanges\x12:\n" +
 	"\vdifferences\x18\b \x03(\v2\x18.bough.v1.TreeDifferenceR\vdifferences\x1a@\n" +
 	"\x12MetricChangesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01B\x13\n" +
-	"\x11_pass_rate_beforeB\x12\n" +
-	"\x10_pass_rate_after\"\x93\x03\n" +
-	"\x0eInvocationDiff\x120\n" +
-	"\x06agents\x18\x01 \x03(\v2\x18.bough.v1.TreeDifferenceR\x06agents\x12.\n" +
-	"\x05calls\x18\x02 \x03(\v2\x18.bough.v1.CallDifferenceR\x05calls\x120\n" +
-	"\vusage_after\x18\x03 \x01(\v2\x0f.bough.v1.UsageR\n" +
-	"usageAfter\x122\n" +
-	"\fusage_before\x18\x04 \x01(\v2\x0f.bough.v1.UsageR\vusageBefore\x12B\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01B\x15\n" +
+	"\x13_pass_rate_baselineB\x16\n" +
+	"\x14_pass_rate_candidate\"\xbe\x03\n" +
+	"\x0eInvocationDiff\x12F\n" +
+	"\x11agent_differences\x18\x01 \x03(\v2\x19.bough.v1.AgentDifferenceR\x10agentDifferences\x12C\n" +
+	"\x10call_differences\x18\x02 \x03(\v2\x18.bough.v1.CallDifferenceR\x0fcallDifferences\x122\n" +
+	"\fusage_before\x18\x03 \x01(\v2\x0f.bough.v1.UsageR\vusageBefore\x120\n" +
+	"\vusage_after\x18\x04 \x01(\v2\x0f.bough.v1.UsageR\n" +
+	"usageAfter\x12B\n" +
 	"\x0fduration_before\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x0edurationBefore\x12@\n" +
 	"\x0eduration_after\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\rdurationAfter\x12\x1f\n" +
 	"\vsame_answer\x18\a \x01(\bR\n" +
 	"sameAnswer\x12\x12\n" +
-	"\x04same\x18\b \x01(\bR\x04same\"\xde\x01\n" +
-	"\x0eCallDifference\x12\x16\n" +
-	"\x06branch\x18\x01 \x01(\tR\x06branch\x12\x12\n" +
-	"\x04tool\x18\x02 \x01(\tR\x04tool\x12,\n" +
-	"\x04kind\x18\x03 \x01(\x0e2\x18.bough.v1.DifferenceKindR\x04kind\x12,\n" +
-	"\x06before\x18\x04 \x01(\v2\x14.bough.v1.ResultCallR\x06before\x12*\n" +
-	"\x05after\x18\x05 \x01(\v2\x14.bough.v1.ResultCallR\x05after\x12\x18\n" +
-	"\amessage\x18\x06 \x01(\tR\amessage*\x82\x01\n" +
-	"\fMetricStatus\x12\x1d\n" +
-	"\x19METRIC_STATUS_UNSPECIFIED\x10\x00\x12\x18\n" +
-	"\x14METRIC_STATUS_PASSED\x10\x01\x12\x18\n" +
-	"\x14METRIC_STATUS_FAILED\x10\x02\x12\x1f\n" +
-	"\x1bMETRIC_STATUS_NOT_EVALUATED\x10\x03*\x9a\x01\n" +
+	"\x04same\x18\b \x01(\bR\x04same\"\x95\x02\n" +
+	"\x0fAgentDifference\x12(\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x14.bough.v1.ChangeKindR\x04kind\x12\x14\n" +
+	"\x05agent\x18\x02 \x01(\tR\x05agent\x12#\n" +
+	"\rparent_before\x18\x03 \x01(\tR\fparentBefore\x12!\n" +
+	"\fparent_after\x18\x04 \x01(\tR\vparentAfter\x120\n" +
+	"\x14invocation_id_before\x18\x05 \x01(\tR\x12invocationIdBefore\x12.\n" +
+	"\x13invocation_id_after\x18\x06 \x01(\tR\x11invocationIdAfter\x12\x18\n" +
+	"\amessage\x18\a \x01(\tR\amessage\"\xd6\x01\n" +
+	"\x0eCallDifference\x12(\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x14.bough.v1.ChangeKindR\x04kind\x12\x16\n" +
+	"\x06branch\x18\x02 \x01(\tR\x06branch\x12\x12\n" +
+	"\x04tool\x18\x03 \x01(\tR\x04tool\x12*\n" +
+	"\x06before\x18\x04 \x01(\v2\x12.bough.v1.EvalCallR\x06before\x12(\n" +
+	"\x05after\x18\x05 \x01(\v2\x12.bough.v1.EvalCallR\x05after\x12\x18\n" +
+	"\amessage\x18\x06 \x01(\tR\amessage*e\n" +
+	"\aVerdict\x12\x17\n" +
+	"\x13VERDICT_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eVERDICT_PASSED\x10\x01\x12\x12\n" +
+	"\x0eVERDICT_FAILED\x10\x02\x12\x19\n" +
+	"\x15VERDICT_NOT_EVALUATED\x10\x03*\x9a\x01\n" +
 	"\bTreeMark\x12\x19\n" +
 	"\x15TREE_MARK_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11TREE_MARK_MATCHED\x10\x01\x12\x13\n" +
@@ -2682,7 +3098,14 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x1aDIFFERENCE_KIND_UNEXPECTED\x10\x02\x12\x19\n" +
 	"\x15DIFFERENCE_KIND_MOVED\x10\x03\x12\x19\n" +
 	"\x15DIFFERENCE_KIND_TOOLS\x10\x04\x12\x1d\n" +
-	"\x19DIFFERENCE_KIND_FORBIDDEN\x10\x05*\x9e\x01\n" +
+	"\x19DIFFERENCE_KIND_FORBIDDEN\x10\x05*\xaf\x01\n" +
+	"\fGateOperator\x12\x1d\n" +
+	"\x19GATE_OPERATOR_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16GATE_OPERATOR_AT_LEAST\x10\x01\x12\x17\n" +
+	"\x13GATE_OPERATOR_ABOVE\x10\x02\x12\x19\n" +
+	"\x15GATE_OPERATOR_AT_MOST\x10\x03\x12\x17\n" +
+	"\x13GATE_OPERATOR_BELOW\x10\x04\x12\x17\n" +
+	"\x13GATE_OPERATOR_EQUAL\x10\x05*\x9e\x01\n" +
 	"\n" +
 	"CaseChange\x12\x1b\n" +
 	"\x17CASE_CHANGE_UNSPECIFIED\x10\x00\x12\x14\n" +
@@ -2690,7 +3113,14 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x12CASE_CHANGE_BETTER\x10\x02\x12\x15\n" +
 	"\x11CASE_CHANGE_WORSE\x10\x03\x12\x17\n" +
 	"\x13CASE_CHANGE_REMOVED\x10\x04\x12\x15\n" +
-	"\x11CASE_CHANGE_ADDED\x10\x05BY\n" +
+	"\x11CASE_CHANGE_ADDED\x10\x05*\x89\x01\n" +
+	"\n" +
+	"ChangeKind\x12\x1b\n" +
+	"\x17CHANGE_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11CHANGE_KIND_ADDED\x10\x01\x12\x17\n" +
+	"\x13CHANGE_KIND_REMOVED\x10\x02\x12\x15\n" +
+	"\x11CHANGE_KIND_MOVED\x10\x03\x12\x17\n" +
+	"\x13CHANGE_KIND_CHANGED\x10\x04BY\n" +
 	"\fdev.bough.v1B\x0fEvalResultProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3"
 
 var (
@@ -2705,121 +3135,132 @@ func file_bough_v1_eval_result_proto_rawDescGZIP() []byte {
 	return file_bough_v1_eval_result_proto_rawDescData
 }
 
-var file_bough_v1_eval_result_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_bough_v1_eval_result_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_bough_v1_eval_result_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_bough_v1_eval_result_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_bough_v1_eval_result_proto_goTypes = []any{
-	(MetricStatus)(0),             // 0: bough.v1.MetricStatus
+	(Verdict)(0),                  // 0: bough.v1.Verdict
 	(TreeMark)(0),                 // 1: bough.v1.TreeMark
 	(DifferenceKind)(0),           // 2: bough.v1.DifferenceKind
-	(CaseChange)(0),               // 3: bough.v1.CaseChange
-	(*EvalResult)(nil),            // 4: bough.v1.EvalResult
-	(*EvalPins)(nil),              // 5: bough.v1.EvalPins
-	(*Interval)(nil),              // 6: bough.v1.Interval
-	(*EvalTotals)(nil),            // 7: bough.v1.EvalTotals
-	(*CaseResult)(nil),            // 8: bough.v1.CaseResult
-	(*MetricSummary)(nil),         // 9: bough.v1.MetricSummary
-	(*PassStatistics)(nil),        // 10: bough.v1.PassStatistics
-	(*CaseRunResult)(nil),         // 11: bough.v1.CaseRunResult
-	(*TurnResult)(nil),            // 12: bough.v1.TurnResult
-	(*ResultAgent)(nil),           // 13: bough.v1.ResultAgent
-	(*ResultStep)(nil),            // 14: bough.v1.ResultStep
-	(*ResultCall)(nil),            // 15: bough.v1.ResultCall
-	(*MetricScore)(nil),           // 16: bough.v1.MetricScore
-	(*TreeComparison)(nil),        // 17: bough.v1.TreeComparison
-	(*TreeDifference)(nil),        // 18: bough.v1.TreeDifference
-	(*Judgement)(nil),             // 19: bough.v1.Judgement
-	(*GateResult)(nil),            // 20: bough.v1.GateResult
-	(*EvalComparison)(nil),        // 21: bough.v1.EvalComparison
-	(*CaseComparison)(nil),        // 22: bough.v1.CaseComparison
-	(*InvocationDiff)(nil),        // 23: bough.v1.InvocationDiff
-	(*CallDifference)(nil),        // 24: bough.v1.CallDifference
-	nil,                           // 25: bough.v1.EvalResult.LabelsEntry
-	nil,                           // 26: bough.v1.EvalPins.AgentsEntry
-	nil,                           // 27: bough.v1.EvalPins.ModelsEntry
-	nil,                           // 28: bough.v1.EvalPins.ToolsEntry
-	nil,                           // 29: bough.v1.EvalPins.JudgesEntry
-	nil,                           // 30: bough.v1.EvalTotals.MetricMeansEntry
-	nil,                           // 31: bough.v1.CaseResult.LabelsEntry
-	nil,                           // 32: bough.v1.CaseComparison.MetricChangesEntry
-	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
-	(*Usage)(nil),                 // 34: bough.v1.Usage
-	(*EvalTurn)(nil),              // 35: bough.v1.EvalTurn
-	(*durationpb.Duration)(nil),   // 36: google.protobuf.Duration
-	(*InputRequest)(nil),          // 37: bough.v1.InputRequest
+	(GateOperator)(0),             // 3: bough.v1.GateOperator
+	(CaseChange)(0),               // 4: bough.v1.CaseChange
+	(ChangeKind)(0),               // 5: bough.v1.ChangeKind
+	(*EvalSource)(nil),            // 6: bough.v1.EvalSource
+	(*EvalResult)(nil),            // 7: bough.v1.EvalResult
+	(*EvalPins)(nil),              // 8: bough.v1.EvalPins
+	(*ConfidenceInterval)(nil),    // 9: bough.v1.ConfidenceInterval
+	(*EvalTotals)(nil),            // 10: bough.v1.EvalTotals
+	(*CaseResult)(nil),            // 11: bough.v1.CaseResult
+	(*MetricSummary)(nil),         // 12: bough.v1.MetricSummary
+	(*PassStatistics)(nil),        // 13: bough.v1.PassStatistics
+	(*CaseTrialResult)(nil),       // 14: bough.v1.CaseTrialResult
+	(*EvalTurnResult)(nil),        // 15: bough.v1.EvalTurnResult
+	(*EvalAgent)(nil),             // 16: bough.v1.EvalAgent
+	(*EvalStep)(nil),              // 17: bough.v1.EvalStep
+	(*EvalCall)(nil),              // 18: bough.v1.EvalCall
+	(*MetricScore)(nil),           // 19: bough.v1.MetricScore
+	(*TreeComparison)(nil),        // 20: bough.v1.TreeComparison
+	(*TreeDifference)(nil),        // 21: bough.v1.TreeDifference
+	(*Judgment)(nil),              // 22: bough.v1.Judgment
+	(*GateResult)(nil),            // 23: bough.v1.GateResult
+	(*EvalComparison)(nil),        // 24: bough.v1.EvalComparison
+	(*CaseComparison)(nil),        // 25: bough.v1.CaseComparison
+	(*InvocationDiff)(nil),        // 26: bough.v1.InvocationDiff
+	(*AgentDifference)(nil),       // 27: bough.v1.AgentDifference
+	(*CallDifference)(nil),        // 28: bough.v1.CallDifference
+	nil,                           // 29: bough.v1.EvalResult.LabelsEntry
+	nil,                           // 30: bough.v1.EvalPins.AgentsEntry
+	nil,                           // 31: bough.v1.EvalPins.ModelsEntry
+	nil,                           // 32: bough.v1.EvalPins.ToolsEntry
+	nil,                           // 33: bough.v1.EvalPins.JudgesEntry
+	nil,                           // 34: bough.v1.EvalTotals.MetricMeansEntry
+	nil,                           // 35: bough.v1.CaseResult.LabelsEntry
+	nil,                           // 36: bough.v1.CaseComparison.MetricChangesEntry
+	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
 	(ExecutionState)(0),           // 38: bough.v1.ExecutionState
 	(*AgentError)(nil),            // 39: bough.v1.AgentError
-	(AgentKind)(0),                // 40: bough.v1.AgentKind
+	(*Usage)(nil),                 // 40: bough.v1.Usage
+	(*EvalTurn)(nil),              // 41: bough.v1.EvalTurn
+	(*durationpb.Duration)(nil),   // 42: google.protobuf.Duration
+	(*InputRequest)(nil),          // 43: bough.v1.InputRequest
+	(AgentKind)(0),                // 44: bough.v1.AgentKind
 }
 var file_bough_v1_eval_result_proto_depIdxs = []int32{
-	5,  // 0: bough.v1.EvalResult.pins:type_name -> bough.v1.EvalPins
-	0,  // 1: bough.v1.EvalResult.status:type_name -> bough.v1.MetricStatus
-	7,  // 2: bough.v1.EvalResult.totals:type_name -> bough.v1.EvalTotals
-	8,  // 3: bough.v1.EvalResult.cases:type_name -> bough.v1.CaseResult
-	20, // 4: bough.v1.EvalResult.gates:type_name -> bough.v1.GateResult
-	33, // 5: bough.v1.EvalResult.start_time:type_name -> google.protobuf.Timestamp
-	33, // 6: bough.v1.EvalResult.end_time:type_name -> google.protobuf.Timestamp
-	25, // 7: bough.v1.EvalResult.labels:type_name -> bough.v1.EvalResult.LabelsEntry
-	26, // 8: bough.v1.EvalPins.agents:type_name -> bough.v1.EvalPins.AgentsEntry
-	27, // 9: bough.v1.EvalPins.models:type_name -> bough.v1.EvalPins.ModelsEntry
-	28, // 10: bough.v1.EvalPins.tools:type_name -> bough.v1.EvalPins.ToolsEntry
-	29, // 11: bough.v1.EvalPins.judges:type_name -> bough.v1.EvalPins.JudgesEntry
-	6,  // 12: bough.v1.EvalTotals.pass_rate_interval:type_name -> bough.v1.Interval
-	30, // 13: bough.v1.EvalTotals.metric_means:type_name -> bough.v1.EvalTotals.MetricMeansEntry
-	34, // 14: bough.v1.EvalTotals.usage:type_name -> bough.v1.Usage
-	34, // 15: bough.v1.EvalTotals.judge_usage:type_name -> bough.v1.Usage
-	31, // 16: bough.v1.CaseResult.labels:type_name -> bough.v1.CaseResult.LabelsEntry
-	35, // 17: bough.v1.CaseResult.turns:type_name -> bough.v1.EvalTurn
-	0,  // 18: bough.v1.CaseResult.status:type_name -> bough.v1.MetricStatus
-	11, // 19: bough.v1.CaseResult.runs:type_name -> bough.v1.CaseRunResult
-	9,  // 20: bough.v1.CaseResult.metrics:type_name -> bough.v1.MetricSummary
-	10, // 21: bough.v1.CaseResult.statistics:type_name -> bough.v1.PassStatistics
-	0,  // 22: bough.v1.MetricSummary.status:type_name -> bough.v1.MetricStatus
-	6,  // 23: bough.v1.PassStatistics.pass_rate_interval:type_name -> bough.v1.Interval
-	6,  // 24: bough.v1.PassStatistics.pass_all_k_intervals:type_name -> bough.v1.Interval
-	0,  // 25: bough.v1.CaseRunResult.status:type_name -> bough.v1.MetricStatus
-	12, // 26: bough.v1.CaseRunResult.turns:type_name -> bough.v1.TurnResult
-	16, // 27: bough.v1.CaseRunResult.scores:type_name -> bough.v1.MetricScore
-	34, // 28: bough.v1.CaseRunResult.usage:type_name -> bough.v1.Usage
-	34, // 29: bough.v1.CaseRunResult.judge_usage:type_name -> bough.v1.Usage
-	36, // 30: bough.v1.CaseRunResult.duration:type_name -> google.protobuf.Duration
-	37, // 31: bough.v1.CaseRunResult.unanswered:type_name -> bough.v1.InputRequest
-	38, // 32: bough.v1.TurnResult.state:type_name -> bough.v1.ExecutionState
-	39, // 33: bough.v1.TurnResult.error:type_name -> bough.v1.AgentError
-	13, // 34: bough.v1.TurnResult.agents:type_name -> bough.v1.ResultAgent
-	40, // 35: bough.v1.ResultAgent.kind:type_name -> bough.v1.AgentKind
-	38, // 36: bough.v1.ResultAgent.state:type_name -> bough.v1.ExecutionState
-	15, // 37: bough.v1.ResultAgent.calls:type_name -> bough.v1.ResultCall
-	1,  // 38: bough.v1.ResultAgent.mark:type_name -> bough.v1.TreeMark
-	34, // 39: bough.v1.ResultAgent.usage:type_name -> bough.v1.Usage
-	14, // 40: bough.v1.ResultAgent.steps:type_name -> bough.v1.ResultStep
-	38, // 41: bough.v1.ResultCall.state:type_name -> bough.v1.ExecutionState
-	39, // 42: bough.v1.ResultCall.error:type_name -> bough.v1.AgentError
-	0,  // 43: bough.v1.MetricScore.status:type_name -> bough.v1.MetricStatus
-	17, // 44: bough.v1.MetricScore.agents:type_name -> bough.v1.TreeComparison
-	19, // 45: bough.v1.MetricScore.judgements:type_name -> bough.v1.Judgement
-	18, // 46: bough.v1.TreeComparison.differences:type_name -> bough.v1.TreeDifference
-	2,  // 47: bough.v1.TreeDifference.kind:type_name -> bough.v1.DifferenceKind
-	0,  // 48: bough.v1.GateResult.status:type_name -> bough.v1.MetricStatus
-	22, // 49: bough.v1.EvalComparison.cases:type_name -> bough.v1.CaseComparison
-	3,  // 50: bough.v1.CaseComparison.change:type_name -> bough.v1.CaseChange
-	0,  // 51: bough.v1.CaseComparison.before:type_name -> bough.v1.MetricStatus
-	0,  // 52: bough.v1.CaseComparison.after:type_name -> bough.v1.MetricStatus
-	32, // 53: bough.v1.CaseComparison.metric_changes:type_name -> bough.v1.CaseComparison.MetricChangesEntry
-	18, // 54: bough.v1.CaseComparison.differences:type_name -> bough.v1.TreeDifference
-	18, // 55: bough.v1.InvocationDiff.agents:type_name -> bough.v1.TreeDifference
-	24, // 56: bough.v1.InvocationDiff.calls:type_name -> bough.v1.CallDifference
-	34, // 57: bough.v1.InvocationDiff.usage_after:type_name -> bough.v1.Usage
-	34, // 58: bough.v1.InvocationDiff.usage_before:type_name -> bough.v1.Usage
-	36, // 59: bough.v1.InvocationDiff.duration_before:type_name -> google.protobuf.Duration
-	36, // 60: bough.v1.InvocationDiff.duration_after:type_name -> google.protobuf.Duration
-	2,  // 61: bough.v1.CallDifference.kind:type_name -> bough.v1.DifferenceKind
-	15, // 62: bough.v1.CallDifference.before:type_name -> bough.v1.ResultCall
-	15, // 63: bough.v1.CallDifference.after:type_name -> bough.v1.ResultCall
-	64, // [64:64] is the sub-list for method output_type
-	64, // [64:64] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	7,  // 0: bough.v1.EvalSource.result:type_name -> bough.v1.EvalResult
+	8,  // 1: bough.v1.EvalResult.pins:type_name -> bough.v1.EvalPins
+	0,  // 2: bough.v1.EvalResult.verdict:type_name -> bough.v1.Verdict
+	10, // 3: bough.v1.EvalResult.totals:type_name -> bough.v1.EvalTotals
+	11, // 4: bough.v1.EvalResult.cases:type_name -> bough.v1.CaseResult
+	23, // 5: bough.v1.EvalResult.gates:type_name -> bough.v1.GateResult
+	37, // 6: bough.v1.EvalResult.create_time:type_name -> google.protobuf.Timestamp
+	37, // 7: bough.v1.EvalResult.end_time:type_name -> google.protobuf.Timestamp
+	29, // 8: bough.v1.EvalResult.labels:type_name -> bough.v1.EvalResult.LabelsEntry
+	38, // 9: bough.v1.EvalResult.state:type_name -> bough.v1.ExecutionState
+	39, // 10: bough.v1.EvalResult.error:type_name -> bough.v1.AgentError
+	30, // 11: bough.v1.EvalPins.agents:type_name -> bough.v1.EvalPins.AgentsEntry
+	31, // 12: bough.v1.EvalPins.models:type_name -> bough.v1.EvalPins.ModelsEntry
+	32, // 13: bough.v1.EvalPins.tools:type_name -> bough.v1.EvalPins.ToolsEntry
+	33, // 14: bough.v1.EvalPins.judges:type_name -> bough.v1.EvalPins.JudgesEntry
+	9,  // 15: bough.v1.EvalTotals.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
+	34, // 16: bough.v1.EvalTotals.metric_means:type_name -> bough.v1.EvalTotals.MetricMeansEntry
+	40, // 17: bough.v1.EvalTotals.usage:type_name -> bough.v1.Usage
+	40, // 18: bough.v1.EvalTotals.judge_usage:type_name -> bough.v1.Usage
+	35, // 19: bough.v1.CaseResult.labels:type_name -> bough.v1.CaseResult.LabelsEntry
+	41, // 20: bough.v1.CaseResult.turns:type_name -> bough.v1.EvalTurn
+	0,  // 21: bough.v1.CaseResult.verdict:type_name -> bough.v1.Verdict
+	14, // 22: bough.v1.CaseResult.trials:type_name -> bough.v1.CaseTrialResult
+	12, // 23: bough.v1.CaseResult.metrics:type_name -> bough.v1.MetricSummary
+	13, // 24: bough.v1.CaseResult.statistics:type_name -> bough.v1.PassStatistics
+	0,  // 25: bough.v1.MetricSummary.verdict:type_name -> bough.v1.Verdict
+	9,  // 26: bough.v1.PassStatistics.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
+	9,  // 27: bough.v1.PassStatistics.pass_all_k_intervals:type_name -> bough.v1.ConfidenceInterval
+	0,  // 28: bough.v1.CaseTrialResult.verdict:type_name -> bough.v1.Verdict
+	15, // 29: bough.v1.CaseTrialResult.turns:type_name -> bough.v1.EvalTurnResult
+	19, // 30: bough.v1.CaseTrialResult.scores:type_name -> bough.v1.MetricScore
+	40, // 31: bough.v1.CaseTrialResult.usage:type_name -> bough.v1.Usage
+	40, // 32: bough.v1.CaseTrialResult.judge_usage:type_name -> bough.v1.Usage
+	42, // 33: bough.v1.CaseTrialResult.duration:type_name -> google.protobuf.Duration
+	43, // 34: bough.v1.CaseTrialResult.unanswered:type_name -> bough.v1.InputRequest
+	38, // 35: bough.v1.EvalTurnResult.state:type_name -> bough.v1.ExecutionState
+	39, // 36: bough.v1.EvalTurnResult.error:type_name -> bough.v1.AgentError
+	16, // 37: bough.v1.EvalTurnResult.agents:type_name -> bough.v1.EvalAgent
+	44, // 38: bough.v1.EvalAgent.kind:type_name -> bough.v1.AgentKind
+	38, // 39: bough.v1.EvalAgent.state:type_name -> bough.v1.ExecutionState
+	18, // 40: bough.v1.EvalAgent.calls:type_name -> bough.v1.EvalCall
+	1,  // 41: bough.v1.EvalAgent.mark:type_name -> bough.v1.TreeMark
+	40, // 42: bough.v1.EvalAgent.usage:type_name -> bough.v1.Usage
+	17, // 43: bough.v1.EvalAgent.steps:type_name -> bough.v1.EvalStep
+	38, // 44: bough.v1.EvalCall.state:type_name -> bough.v1.ExecutionState
+	39, // 45: bough.v1.EvalCall.error:type_name -> bough.v1.AgentError
+	0,  // 46: bough.v1.MetricScore.verdict:type_name -> bough.v1.Verdict
+	20, // 47: bough.v1.MetricScore.tree_comparisons:type_name -> bough.v1.TreeComparison
+	22, // 48: bough.v1.MetricScore.judgments:type_name -> bough.v1.Judgment
+	21, // 49: bough.v1.TreeComparison.differences:type_name -> bough.v1.TreeDifference
+	2,  // 50: bough.v1.TreeDifference.kind:type_name -> bough.v1.DifferenceKind
+	3,  // 51: bough.v1.GateResult.operator:type_name -> bough.v1.GateOperator
+	0,  // 52: bough.v1.GateResult.verdict:type_name -> bough.v1.Verdict
+	25, // 53: bough.v1.EvalComparison.cases:type_name -> bough.v1.CaseComparison
+	38, // 54: bough.v1.EvalComparison.state_baseline:type_name -> bough.v1.ExecutionState
+	38, // 55: bough.v1.EvalComparison.state_candidate:type_name -> bough.v1.ExecutionState
+	4,  // 56: bough.v1.CaseComparison.change:type_name -> bough.v1.CaseChange
+	0,  // 57: bough.v1.CaseComparison.verdict_baseline:type_name -> bough.v1.Verdict
+	0,  // 58: bough.v1.CaseComparison.verdict_candidate:type_name -> bough.v1.Verdict
+	36, // 59: bough.v1.CaseComparison.metric_changes:type_name -> bough.v1.CaseComparison.MetricChangesEntry
+	21, // 60: bough.v1.CaseComparison.differences:type_name -> bough.v1.TreeDifference
+	27, // 61: bough.v1.InvocationDiff.agent_differences:type_name -> bough.v1.AgentDifference
+	28, // 62: bough.v1.InvocationDiff.call_differences:type_name -> bough.v1.CallDifference
+	40, // 63: bough.v1.InvocationDiff.usage_before:type_name -> bough.v1.Usage
+	40, // 64: bough.v1.InvocationDiff.usage_after:type_name -> bough.v1.Usage
+	42, // 65: bough.v1.InvocationDiff.duration_before:type_name -> google.protobuf.Duration
+	42, // 66: bough.v1.InvocationDiff.duration_after:type_name -> google.protobuf.Duration
+	5,  // 67: bough.v1.AgentDifference.kind:type_name -> bough.v1.ChangeKind
+	5,  // 68: bough.v1.CallDifference.kind:type_name -> bough.v1.ChangeKind
+	18, // 69: bough.v1.CallDifference.before:type_name -> bough.v1.EvalCall
+	18, // 70: bough.v1.CallDifference.after:type_name -> bough.v1.EvalCall
+	71, // [71:71] is the sub-list for method output_type
+	71, // [71:71] is the sub-list for method input_type
+	71, // [71:71] is the sub-list for extension type_name
+	71, // [71:71] is the sub-list for extension extendee
+	0,  // [0:71] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_result_proto_init() }
@@ -2832,22 +3273,26 @@ func file_bough_v1_eval_result_proto_init() {
 	file_bough_v1_execution_proto_init()
 	file_bough_v1_input_proto_init()
 	file_bough_v1_usage_proto_init()
-	file_bough_v1_eval_result_proto_msgTypes[3].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[5].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[0].OneofWrappers = []any{
+		(*EvalSource_EvaluationId)(nil),
+		(*EvalSource_Result)(nil),
+	}
+	file_bough_v1_eval_result_proto_msgTypes[4].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[6].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[11].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[7].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[12].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[15].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[13].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[16].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[17].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[18].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[19].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_eval_result_proto_rawDesc), len(file_bough_v1_eval_result_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   29,
+			NumEnums:      6,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,4 +1,4 @@
-// Eval sets: cases with what is expected of them, and how they are judged.
+// Eval sets: cases with what is expected of them, and how they are scored.
 //
 // A set is a file in its users' repository, YAML or JSON in protobuf's JSON mapping; in files a field `x_json` may be written as
 // plain values under the name `x`, an enum value without its prefix, a duration as "10m", and an expected agent, tool or answer
@@ -32,11 +32,11 @@ const (
 type EvalOrder int32
 
 const (
-	// UNORDERED.
+	// Means UNORDERED.
 	EvalOrder_EVAL_ORDER_UNSPECIFIED EvalOrder = 0
-	// In any order.
+	// What is expected may come in any order.
 	EvalOrder_EVAL_ORDER_UNORDERED EvalOrder = 1
-	// In the order that is written.
+	// What is expected comes in the order in which it is written.
 	EvalOrder_EVAL_ORDER_ORDERED EvalOrder = 2
 )
 
@@ -82,55 +82,55 @@ func (EvalOrder) EnumDescriptor() ([]byte, []int) {
 }
 
 // Whether agents that are not expected may be there.
-type ExtraAgents int32
+type ExtraAgentsPolicy int32
 
 const (
-	// REFUSE.
-	ExtraAgents_EXTRA_AGENTS_UNSPECIFIED ExtraAgents = 0
+	// Means REFUSE.
+	ExtraAgentsPolicy_EXTRA_AGENTS_POLICY_UNSPECIFIED ExtraAgentsPolicy = 0
 	// Each of them is a violation.
-	ExtraAgents_EXTRA_AGENTS_REFUSE ExtraAgents = 1
+	ExtraAgentsPolicy_EXTRA_AGENTS_POLICY_REFUSE ExtraAgentsPolicy = 1
 	// They are ignored, with everything below them.
-	ExtraAgents_EXTRA_AGENTS_ALLOW ExtraAgents = 2
+	ExtraAgentsPolicy_EXTRA_AGENTS_POLICY_ALLOW ExtraAgentsPolicy = 2
 )
 
-// Enum value maps for ExtraAgents.
+// Enum value maps for ExtraAgentsPolicy.
 var (
-	ExtraAgents_name = map[int32]string{
-		0: "EXTRA_AGENTS_UNSPECIFIED",
-		1: "EXTRA_AGENTS_REFUSE",
-		2: "EXTRA_AGENTS_ALLOW",
+	ExtraAgentsPolicy_name = map[int32]string{
+		0: "EXTRA_AGENTS_POLICY_UNSPECIFIED",
+		1: "EXTRA_AGENTS_POLICY_REFUSE",
+		2: "EXTRA_AGENTS_POLICY_ALLOW",
 	}
-	ExtraAgents_value = map[string]int32{
-		"EXTRA_AGENTS_UNSPECIFIED": 0,
-		"EXTRA_AGENTS_REFUSE":      1,
-		"EXTRA_AGENTS_ALLOW":       2,
+	ExtraAgentsPolicy_value = map[string]int32{
+		"EXTRA_AGENTS_POLICY_UNSPECIFIED": 0,
+		"EXTRA_AGENTS_POLICY_REFUSE":      1,
+		"EXTRA_AGENTS_POLICY_ALLOW":       2,
 	}
 )
 
-func (x ExtraAgents) Enum() *ExtraAgents {
-	p := new(ExtraAgents)
+func (x ExtraAgentsPolicy) Enum() *ExtraAgentsPolicy {
+	p := new(ExtraAgentsPolicy)
 	*p = x
 	return p
 }
 
-func (x ExtraAgents) String() string {
+func (x ExtraAgentsPolicy) String() string {
 	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
 }
 
-func (ExtraAgents) Descriptor() protoreflect.EnumDescriptor {
+func (ExtraAgentsPolicy) Descriptor() protoreflect.EnumDescriptor {
 	return file_bough_v1_eval_set_proto_enumTypes[1].Descriptor()
 }
 
-func (ExtraAgents) Type() protoreflect.EnumType {
+func (ExtraAgentsPolicy) Type() protoreflect.EnumType {
 	return &file_bough_v1_eval_set_proto_enumTypes[1]
 }
 
-func (x ExtraAgents) Number() protoreflect.EnumNumber {
+func (x ExtraAgentsPolicy) Number() protoreflect.EnumNumber {
 	return protoreflect.EnumNumber(x)
 }
 
-// Deprecated: Use ExtraAgents.Descriptor instead.
-func (ExtraAgents) EnumDescriptor() ([]byte, []int) {
+// Deprecated: Use ExtraAgentsPolicy.Descriptor instead.
+func (ExtraAgentsPolicy) EnumDescriptor() ([]byte, []int) {
 	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{1}
 }
 
@@ -138,7 +138,7 @@ func (ExtraAgents) EnumDescriptor() ([]byte, []int) {
 type TrajectoryMode int32
 
 const (
-	// EXACT.
+	// Means EXACT.
 	TrajectoryMode_TRAJECTORY_MODE_UNSPECIFIED TrajectoryMode = 0
 	// The expected calls in their order, and no others.
 	TrajectoryMode_TRAJECTORY_MODE_EXACT TrajectoryMode = 1
@@ -197,59 +197,6 @@ func (x TrajectoryMode) Number() protoreflect.EnumNumber {
 // Deprecated: Use TrajectoryMode.Descriptor instead.
 func (TrajectoryMode) EnumDescriptor() ([]byte, []int) {
 	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{2}
-}
-
-// What is answered to an approval.
-type EvalDecision int32
-
-const (
-	// Not an answer to an approval.
-	EvalDecision_EVAL_DECISION_UNSPECIFIED EvalDecision = 0
-	// The call may run.
-	EvalDecision_EVAL_DECISION_APPROVE EvalDecision = 1
-	// It must not.
-	EvalDecision_EVAL_DECISION_REFUSE EvalDecision = 2
-)
-
-// Enum value maps for EvalDecision.
-var (
-	EvalDecision_name = map[int32]string{
-		0: "EVAL_DECISION_UNSPECIFIED",
-		1: "EVAL_DECISION_APPROVE",
-		2: "EVAL_DECISION_REFUSE",
-	}
-	EvalDecision_value = map[string]int32{
-		"EVAL_DECISION_UNSPECIFIED": 0,
-		"EVAL_DECISION_APPROVE":     1,
-		"EVAL_DECISION_REFUSE":      2,
-	}
-)
-
-func (x EvalDecision) Enum() *EvalDecision {
-	p := new(EvalDecision)
-	*p = x
-	return p
-}
-
-func (x EvalDecision) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (EvalDecision) Descriptor() protoreflect.EnumDescriptor {
-	return file_bough_v1_eval_set_proto_enumTypes[3].Descriptor()
-}
-
-func (EvalDecision) Type() protoreflect.EnumType {
-	return &file_bough_v1_eval_set_proto_enumTypes[3]
-}
-
-func (x EvalDecision) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use EvalDecision.Descriptor instead.
-func (EvalDecision) EnumDescriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{3}
 }
 
 // A named list of cases for one agent.
@@ -337,10 +284,10 @@ func (x *EvalSet) GetCases() []*EvalCase {
 // What holds for every case of a set that does not say otherwise.
 type EvalDefaults struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How often each case is run. Default: 1.
-	Runs *int32 `protobuf:"varint,1,opt,name=runs,proto3,oneof" json:"runs,omitempty"`
-	// How the cases are judged; see EvalCase.metrics.
-	Metrics []*Metric `protobuf:"bytes,2,rep,name=metrics,proto3" json:"metrics,omitempty"`
+	// How many trials each case has. Default: 1.
+	Trials *int32 `protobuf:"varint,1,opt,name=trials,proto3,oneof" json:"trials,omitempty"`
+	// How the cases are scored; see EvalCase.metrics.
+	Metrics []*EvalMetric `protobuf:"bytes,2,rep,name=metrics,proto3" json:"metrics,omitempty"`
 	// How long one run of an agent may take. Default: 10 minutes.
 	Timeout       *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -377,14 +324,14 @@ func (*EvalDefaults) Descriptor() ([]byte, []int) {
 	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{1}
 }
 
-func (x *EvalDefaults) GetRuns() int32 {
-	if x != nil && x.Runs != nil {
-		return *x.Runs
+func (x *EvalDefaults) GetTrials() int32 {
+	if x != nil && x.Trials != nil {
+		return *x.Trials
 	}
 	return 0
 }
 
-func (x *EvalDefaults) GetMetrics() []*Metric {
+func (x *EvalDefaults) GetMetrics() []*EvalMetric {
 	if x != nil {
 		return x.Metrics
 	}
@@ -405,25 +352,25 @@ type EvalCase struct {
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// What the case is about, for people.
 	Description string `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
-	// Labels, for reports.
+	// Labels, for reports and for the filter of ListCaseResults; see RunRequest.labels.
 	Labels map[string]string `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// The turns of the conversation, at least one: each is a run, all in one session that only this run of the case has. After a
+	// The turns of the conversation, at least one: each is a run, all in one session that only this trial has. After a
 	// turn that fails the later ones are not run.
 	Turns []*EvalTurn `protobuf:"bytes,4,rep,name=turns,proto3" json:"turns,omitempty"`
 	// The values that the session begins with, as one JSON object; empty for none.
 	SessionStateJson string `protobuf:"bytes,5,opt,name=session_state_json,json=sessionStateJson,proto3" json:"session_state_json,omitempty"`
 	// Begin with a recorded run instead of an empty session: the first turn is what follows in a fork of it.
-	From *EvalOrigin `protobuf:"bytes,6,opt,name=from,proto3" json:"from,omitempty"`
+	Origin *EvalOrigin `protobuf:"bytes,6,opt,name=origin,proto3" json:"origin,omitempty"`
 	// What tools answer instead of being run. At most 1 MiB.
 	Mocks *ToolMocks `protobuf:"bytes,7,opt,name=mocks,proto3" json:"mocks,omitempty"`
-	// Answers to approvals and questions. One that none of them answers makes the case not judged.
+	// Answers to approvals and questions. One that none of them answers makes the trial not scored.
 	Answers []*EvalAnswer `protobuf:"bytes,8,rep,name=answers,proto3" json:"answers,omitempty"`
-	// How the case is judged, beside the set's defaults; a metric of the same name replaces the default. An expectation that no
-	// metric of its kind judges is judged by one with that kind's defaults. Its name is that of the kind, with ".expected" if a
+	// How the case is scored, beside the set's defaults; a metric of the same name replaces the default. An expectation that no
+	// metric of its kind scores is scored by one with that kind's defaults. Its name is that of the kind, with ".expected" if a
 	// metric of the case has that name.
-	Metrics []*Metric `protobuf:"bytes,9,rep,name=metrics,proto3" json:"metrics,omitempty"`
-	// How often the case is run; absent for the set's default.
-	Runs *int32 `protobuf:"varint,10,opt,name=runs,proto3,oneof" json:"runs,omitempty"`
+	Metrics []*EvalMetric `protobuf:"bytes,9,rep,name=metrics,proto3" json:"metrics,omitempty"`
+	// How many trials the case has; absent for the set's default.
+	Trials *int32 `protobuf:"varint,10,opt,name=trials,proto3,oneof" json:"trials,omitempty"`
 	// How long one run of an agent may take; unset for the set's default.
 	Timeout       *durationpb.Duration `protobuf:"bytes,11,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -495,9 +442,9 @@ func (x *EvalCase) GetSessionStateJson() string {
 	return ""
 }
 
-func (x *EvalCase) GetFrom() *EvalOrigin {
+func (x *EvalCase) GetOrigin() *EvalOrigin {
 	if x != nil {
-		return x.From
+		return x.Origin
 	}
 	return nil
 }
@@ -516,16 +463,16 @@ func (x *EvalCase) GetAnswers() []*EvalAnswer {
 	return nil
 }
 
-func (x *EvalCase) GetMetrics() []*Metric {
+func (x *EvalCase) GetMetrics() []*EvalMetric {
 	if x != nil {
 		return x.Metrics
 	}
 	return nil
 }
 
-func (x *EvalCase) GetRuns() int32 {
-	if x != nil && x.Runs != nil {
-		return *x.Runs
+func (x *EvalCase) GetTrials() int32 {
+	if x != nil && x.Trials != nil {
+		return *x.Trials
 	}
 	return 0
 }
@@ -540,15 +487,15 @@ func (x *EvalCase) GetTimeout() *durationpb.Duration {
 // What the user says once, and what is expected of the run that answers.
 type EvalTurn struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the user says. Empty if `input` or `recorded` is set, and in the first turn of a case with `from`.
+	// What the user says. Empty if `input` or `recorded` is set, and in the first turn of a case with `origin`.
 	User string `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
 	// What the user says, if it is more than a text: as RunRequest.input.
 	Input *Message `protobuf:"bytes,2,opt,name=input,proto3" json:"input,omitempty"`
 	// What is expected; unset for nothing but that the run succeeds.
-	Expect *Expectation `protobuf:"bytes,3,opt,name=expect,proto3" json:"expect,omitempty"`
-	// What is judged instead of a run: nothing runs then, and the case counts as one run whatever `runs` says. Either every turn of a
-	// case has it or none.
-	Recorded      *Invocation `protobuf:"bytes,4,opt,name=recorded,proto3" json:"recorded,omitempty"`
+	Expect *EvalExpectation `protobuf:"bytes,3,opt,name=expect,proto3" json:"expect,omitempty"`
+	// What is scored instead of a run: a stored run, or a record. Nothing runs then, and the case has one trial whatever `trials` says.
+	// Either every turn of a case has it or none. A stored run that does not exist makes the trial not scored.
+	Recorded      *InvocationSource `protobuf:"bytes,4,opt,name=recorded,proto3" json:"recorded,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -597,28 +544,27 @@ func (x *EvalTurn) GetInput() *Message {
 	return nil
 }
 
-func (x *EvalTurn) GetExpect() *Expectation {
+func (x *EvalTurn) GetExpect() *EvalExpectation {
 	if x != nil {
 		return x.Expect
 	}
 	return nil
 }
 
-func (x *EvalTurn) GetRecorded() *Invocation {
+func (x *EvalTurn) GetRecorded() *InvocationSource {
 	if x != nil {
 		return x.Recorded
 	}
 	return nil
 }
 
-// What is expected of a run; comparing it with what there is takes a bounded number of steps, beyond which the run is not judged.
-// What is unset is not judged, but `tools` if a metric of the case judges them by name: then none are
-// expected.
-type Expectation struct {
+// What is expected of a run; comparing it with what there is takes a bounded number of steps, beyond which the run is not scored.
+// What is unset is not scored, but `tools` if a metric of the case scores them by name: then none are expected.
+type EvalExpectation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The answer.
+	// The text of the run's answer; unset for any answer.
 	Answer *ExpectedAnswer `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
-	// The tool calls, in the order in which they start.
+	// The tool calls of all agents, in the order in which they start.
 	Tools []*ExpectedTool `protobuf:"bytes,2,rep,name=tools,proto3" json:"tools,omitempty"`
 	// The agents: the roots of the expected tree.
 	Agents        []*ExpectedAgent `protobuf:"bytes,3,rep,name=agents,proto3" json:"agents,omitempty"`
@@ -626,20 +572,20 @@ type Expectation struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Expectation) Reset() {
-	*x = Expectation{}
+func (x *EvalExpectation) Reset() {
+	*x = EvalExpectation{}
 	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Expectation) String() string {
+func (x *EvalExpectation) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Expectation) ProtoMessage() {}
+func (*EvalExpectation) ProtoMessage() {}
 
-func (x *Expectation) ProtoReflect() protoreflect.Message {
+func (x *EvalExpectation) ProtoReflect() protoreflect.Message {
 	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -651,26 +597,26 @@ func (x *Expectation) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Expectation.ProtoReflect.Descriptor instead.
-func (*Expectation) Descriptor() ([]byte, []int) {
+// Deprecated: Use EvalExpectation.ProtoReflect.Descriptor instead.
+func (*EvalExpectation) Descriptor() ([]byte, []int) {
 	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{4}
 }
 
-func (x *Expectation) GetAnswer() *ExpectedAnswer {
+func (x *EvalExpectation) GetAnswer() *ExpectedAnswer {
 	if x != nil {
 		return x.Answer
 	}
 	return nil
 }
 
-func (x *Expectation) GetTools() []*ExpectedTool {
+func (x *EvalExpectation) GetTools() []*ExpectedTool {
 	if x != nil {
 		return x.Tools
 	}
 	return nil
 }
 
-func (x *Expectation) GetAgents() []*ExpectedAgent {
+func (x *EvalExpectation) GetAgents() []*ExpectedAgent {
 	if x != nil {
 		return x.Agents
 	}
@@ -682,9 +628,9 @@ type ExpectedAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The text, without white space around it.
 	Exact *string `protobuf:"bytes,1,opt,name=exact,proto3,oneof" json:"exact,omitempty"`
-	// Texts that it contains.
+	// Texts of which the answer contains each; empty for none.
 	Contains []string `protobuf:"bytes,2,rep,name=contains,proto3" json:"contains,omitempty"`
-	// Texts that it does not contain.
+	// Texts of which the answer contains none; empty for none.
 	Excludes []string `protobuf:"bytes,3,rep,name=excludes,proto3" json:"excludes,omitempty"`
 	// A regular expression of RE2 that matches somewhere in it; empty for none: as in Python, without lookaround and back references.
 	Regex string `protobuf:"bytes,4,opt,name=regex,proto3" json:"regex,omitempty"`
@@ -899,12 +845,12 @@ type isValueMatcher_Expected interface {
 }
 
 type ValueMatcher_EqualsJson struct {
-	// JSON that it equals.
+	// JSON that the value equals, whatever the order of members.
 	EqualsJson string `protobuf:"bytes,1,opt,name=equals_json,json=equalsJson,proto3,oneof"`
 }
 
 type ValueMatcher_SubsetJson struct {
-	// JSON that it contains: an object may have more members, at every depth; lists have equal lengths.
+	// JSON that the value contains: an object may have more members, at every depth; lists have equal lengths.
 	SubsetJson string `protobuf:"bytes,2,opt,name=subset_json,json=subsetJson,proto3,oneof"`
 }
 
@@ -1020,9 +966,9 @@ func (x *ExpectedTool) GetNameRegex() string {
 // How often something is expected.
 type EvalRepeat struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// At least so often. Default: 1.
+	// The fewest times. Default: 1.
 	Min *int32 `protobuf:"varint,1,opt,name=min,proto3,oneof" json:"min,omitempty"`
-	// At most so often; absent for any number.
+	// The most times, not less than `min`; absent for any number.
 	Max           *int32 `protobuf:"varint,2,opt,name=max,proto3,oneof" json:"max,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1086,10 +1032,10 @@ type ExpectedAgent struct {
 	// Whether the order of `children` counts.
 	ChildrenOrder EvalOrder `protobuf:"varint,5,opt,name=children_order,json=childrenOrder,proto3,enum=bough.v1.EvalOrder" json:"children_order,omitempty"`
 	// Whether it may call other agents than `children`.
-	Extra ExtraAgents `protobuf:"varint,6,opt,name=extra,proto3,enum=bough.v1.ExtraAgents" json:"extra,omitempty"`
+	Extra ExtraAgentsPolicy `protobuf:"varint,6,opt,name=extra,proto3,enum=bough.v1.ExtraAgentsPolicy" json:"extra,omitempty"`
 	// Names of agents that must not be anywhere below it. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
 	Forbidden []string `protobuf:"bytes,7,rep,name=forbidden,proto3" json:"forbidden,omitempty"`
-	// The tool calls that it makes itself. Not judged if there are none and tools_mode is unset.
+	// The tool calls that it makes itself. Not scored if there are none and tools_mode is unset.
 	Tools []*ExpectedTool `protobuf:"bytes,8,rep,name=tools,proto3" json:"tools,omitempty"`
 	// How `tools` are compared. Default: EXACT.
 	ToolsMode     TrajectoryMode `protobuf:"varint,9,opt,name=tools_mode,json=toolsMode,proto3,enum=bough.v1.TrajectoryMode" json:"tools_mode,omitempty"`
@@ -1162,11 +1108,11 @@ func (x *ExpectedAgent) GetChildrenOrder() EvalOrder {
 	return EvalOrder_EVAL_ORDER_UNSPECIFIED
 }
 
-func (x *ExpectedAgent) GetExtra() ExtraAgents {
+func (x *ExpectedAgent) GetExtra() ExtraAgentsPolicy {
 	if x != nil {
 		return x.Extra
 	}
-	return ExtraAgents_EXTRA_AGENTS_UNSPECIFIED
+	return ExtraAgentsPolicy_EXTRA_AGENTS_POLICY_UNSPECIFIED
 }
 
 func (x *ExpectedAgent) GetForbidden() []string {
@@ -1193,10 +1139,10 @@ func (x *ExpectedAgent) GetToolsMode() TrajectoryMode {
 // Where a case begins.
 type EvalOrigin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The run. If it is not stored, the case is not judged.
+	// The run. If it is not stored, the trials of the case are not scored.
 	RunId string `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	// The last sequence to share, as ForkRunRequest.after_sequence.
-	ThroughSequence int64 `protobuf:"varint,2,opt,name=through_sequence,json=throughSequence,proto3" json:"through_sequence,omitempty"`
+	AfterSequence int64 `protobuf:"varint,2,opt,name=after_sequence,json=afterSequence,proto3" json:"after_sequence,omitempty"`
 	// What is different from there on; unset for nothing.
 	Changes       *ForkChanges `protobuf:"bytes,3,opt,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1240,9 +1186,9 @@ func (x *EvalOrigin) GetRunId() string {
 	return ""
 }
 
-func (x *EvalOrigin) GetThroughSequence() int64 {
+func (x *EvalOrigin) GetAfterSequence() int64 {
 	if x != nil {
-		return x.ThroughSequence
+		return x.AfterSequence
 	}
 	return 0
 }
@@ -1258,13 +1204,14 @@ func (x *EvalOrigin) GetChanges() *ForkChanges {
 // it; the call is checked, approved, counted and recorded as any other. Calls of the run's forks are answered as well.
 type ToolMocks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The mocks, in order.
+	// The mocks, in the order in which they are tried.
 	Tools []*ToolMock `protobuf:"bytes,1,rep,name=tools,proto3" json:"tools,omitempty"`
 	// Also the results that a stored run recorded, after `tools`: each answers calls of its tool with equal arguments. Empty for
-	// none. If the run is not stored, the case is not judged.
+	// none. If the run is not stored, the trials of the case are not scored.
 	RunId string `protobuf:"bytes,2,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
-	// Whether a call that no mock answers fails, with TOOL_NOT_MOCKED, and makes the case not judged. Otherwise the tool runs.
-	Strict        bool `protobuf:"varint,3,opt,name=strict,proto3" json:"strict,omitempty"`
+	// Whether a call that no mock answers fails, with TOOL_NOT_MOCKED, and makes the trial not scored; if false, the tool runs. Default:
+	// false; a later version may choose the default by the case, so that only a value that is set is certain.
+	Strict        *bool `protobuf:"varint,3,opt,name=strict,proto3,oneof" json:"strict,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1314,8 +1261,8 @@ func (x *ToolMocks) GetRunId() string {
 }
 
 func (x *ToolMocks) GetStrict() bool {
-	if x != nil {
-		return x.Strict
+	if x != nil && x.Strict != nil {
+		return *x.Strict
 	}
 	return false
 }
@@ -1434,7 +1381,8 @@ func (*ToolMock_ResultJson) isToolMock_Answer() {}
 
 func (*ToolMock_Outcome) isToolMock_Answer() {}
 
-// An answer to the requests of a case. The first that matches a request answers it.
+// An answer to the requests of a case. The first that matches a request answers it. In a file an approval may be written as
+// `approval: APPROVE` or `approval: REFUSE`.
 type EvalAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only requests of this agent; empty for any.
@@ -1446,12 +1394,14 @@ type EvalAnswer struct {
 	//	*EvalAnswer_Tool
 	//	*EvalAnswer_Question
 	About isEvalAnswer_About `protobuf_oneof:"about"`
-	// Of an approval: the decision.
-	Decision EvalDecision `protobuf:"varint,4,opt,name=decision,proto3,enum=bough.v1.EvalDecision" json:"decision,omitempty"`
-	// Of an approval: other arguments to run the call with, as JSON; empty for those that the model wrote.
-	ArgumentsJson string `protobuf:"bytes,5,opt,name=arguments_json,json=argumentsJson,proto3" json:"arguments_json,omitempty"`
-	// Of a question, its answer; of a tool that the client runs, its result: as JSON.
-	ValueJson     string `protobuf:"bytes,6,opt,name=value_json,json=valueJson,proto3" json:"value_json,omitempty"`
+	// Exactly one is set, as InputAnswer has them; an answer that does not fit a request does not match it.
+	//
+	// Types that are valid to be assigned to Answer:
+	//
+	//	*EvalAnswer_Approval
+	//	*EvalAnswer_ValueJson
+	//	*EvalAnswer_ToolOutcome
+	Answer        isEvalAnswer_Answer `protobuf_oneof:"answer"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1518,25 +1468,38 @@ func (x *EvalAnswer) GetQuestion() string {
 	return ""
 }
 
-func (x *EvalAnswer) GetDecision() EvalDecision {
+func (x *EvalAnswer) GetAnswer() isEvalAnswer_Answer {
 	if x != nil {
-		return x.Decision
+		return x.Answer
 	}
-	return EvalDecision_EVAL_DECISION_UNSPECIFIED
+	return nil
 }
 
-func (x *EvalAnswer) GetArgumentsJson() string {
+func (x *EvalAnswer) GetApproval() *ApprovalDecision {
 	if x != nil {
-		return x.ArgumentsJson
+		if x, ok := x.Answer.(*EvalAnswer_Approval); ok {
+			return x.Approval
+		}
 	}
-	return ""
+	return nil
 }
 
 func (x *EvalAnswer) GetValueJson() string {
 	if x != nil {
-		return x.ValueJson
+		if x, ok := x.Answer.(*EvalAnswer_ValueJson); ok {
+			return x.ValueJson
+		}
 	}
 	return ""
+}
+
+func (x *EvalAnswer) GetToolOutcome() *ToolOutcome {
+	if x != nil {
+		if x, ok := x.Answer.(*EvalAnswer_ToolOutcome); ok {
+			return x.ToolOutcome
+		}
+	}
+	return nil
 }
 
 type isEvalAnswer_About interface {
@@ -1557,8 +1520,33 @@ func (*EvalAnswer_Tool) isEvalAnswer_About() {}
 
 func (*EvalAnswer_Question) isEvalAnswer_About() {}
 
-// How a run of a case is judged: a number that has to reach a threshold.
-type Metric struct {
+type isEvalAnswer_Answer interface {
+	isEvalAnswer_Answer()
+}
+
+type EvalAnswer_Approval struct {
+	// Of an approval: whether the call may run, and with which arguments.
+	Approval *ApprovalDecision `protobuf:"bytes,4,opt,name=approval,proto3,oneof"`
+}
+
+type EvalAnswer_ValueJson struct {
+	// Of a question: its answer, as JSON.
+	ValueJson string `protobuf:"bytes,5,opt,name=value_json,json=valueJson,proto3,oneof"`
+}
+
+type EvalAnswer_ToolOutcome struct {
+	// Of a tool that the client runs: its outcome.
+	ToolOutcome *ToolOutcome `protobuf:"bytes,6,opt,name=tool_outcome,json=toolOutcome,proto3,oneof"`
+}
+
+func (*EvalAnswer_Approval) isEvalAnswer_Answer() {}
+
+func (*EvalAnswer_ValueJson) isEvalAnswer_Answer() {}
+
+func (*EvalAnswer_ToolOutcome) isEvalAnswer_Answer() {}
+
+// How a trial is scored: a number that has to reach a threshold.
+type EvalMetric struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name, unique in the case. Default: the name of the kind, such as "tool_trajectory".
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1568,31 +1556,31 @@ type Metric struct {
 	//
 	// Types that are valid to be assigned to Kind:
 	//
-	//	*Metric_AgentTrajectory
-	//	*Metric_ToolTrajectory
-	//	*Metric_FinalResponse
-	//	*Metric_Budget
-	//	*Metric_LlmJudge
-	//	*Metric_Custom
-	Kind          isMetric_Kind `protobuf_oneof:"kind"`
+	//	*EvalMetric_AgentTrajectory
+	//	*EvalMetric_ToolTrajectory
+	//	*EvalMetric_FinalResponse
+	//	*EvalMetric_Budget
+	//	*EvalMetric_LlmJudge
+	//	*EvalMetric_Custom
+	Kind          isEvalMetric_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Metric) Reset() {
-	*x = Metric{}
+func (x *EvalMetric) Reset() {
+	*x = EvalMetric{}
 	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Metric) String() string {
+func (x *EvalMetric) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Metric) ProtoMessage() {}
+func (*EvalMetric) ProtoMessage() {}
 
-func (x *Metric) ProtoReflect() protoreflect.Message {
+func (x *EvalMetric) ProtoReflect() protoreflect.Message {
 	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1604,131 +1592,131 @@ func (x *Metric) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Metric.ProtoReflect.Descriptor instead.
-func (*Metric) Descriptor() ([]byte, []int) {
+// Deprecated: Use EvalMetric.ProtoReflect.Descriptor instead.
+func (*EvalMetric) Descriptor() ([]byte, []int) {
 	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{14}
 }
 
-func (x *Metric) GetName() string {
+func (x *EvalMetric) GetName() string {
 	if x != nil {
 		return x.Name
 	}
 	return ""
 }
 
-func (x *Metric) GetThreshold() float64 {
+func (x *EvalMetric) GetThreshold() float64 {
 	if x != nil && x.Threshold != nil {
 		return *x.Threshold
 	}
 	return 0
 }
 
-func (x *Metric) GetKind() isMetric_Kind {
+func (x *EvalMetric) GetKind() isEvalMetric_Kind {
 	if x != nil {
 		return x.Kind
 	}
 	return nil
 }
 
-func (x *Metric) GetAgentTrajectory() *AgentTrajectoryMetric {
+func (x *EvalMetric) GetAgentTrajectory() *AgentTrajectoryMetric {
 	if x != nil {
-		if x, ok := x.Kind.(*Metric_AgentTrajectory); ok {
+		if x, ok := x.Kind.(*EvalMetric_AgentTrajectory); ok {
 			return x.AgentTrajectory
 		}
 	}
 	return nil
 }
 
-func (x *Metric) GetToolTrajectory() *ToolTrajectoryMetric {
+func (x *EvalMetric) GetToolTrajectory() *ToolTrajectoryMetric {
 	if x != nil {
-		if x, ok := x.Kind.(*Metric_ToolTrajectory); ok {
+		if x, ok := x.Kind.(*EvalMetric_ToolTrajectory); ok {
 			return x.ToolTrajectory
 		}
 	}
 	return nil
 }
 
-func (x *Metric) GetFinalResponse() *FinalResponseMetric {
+func (x *EvalMetric) GetFinalResponse() *FinalResponseMetric {
 	if x != nil {
-		if x, ok := x.Kind.(*Metric_FinalResponse); ok {
+		if x, ok := x.Kind.(*EvalMetric_FinalResponse); ok {
 			return x.FinalResponse
 		}
 	}
 	return nil
 }
 
-func (x *Metric) GetBudget() *BudgetMetric {
+func (x *EvalMetric) GetBudget() *BudgetMetric {
 	if x != nil {
-		if x, ok := x.Kind.(*Metric_Budget); ok {
+		if x, ok := x.Kind.(*EvalMetric_Budget); ok {
 			return x.Budget
 		}
 	}
 	return nil
 }
 
-func (x *Metric) GetLlmJudge() *LlmJudgeMetric {
+func (x *EvalMetric) GetLlmJudge() *LlmJudgeMetric {
 	if x != nil {
-		if x, ok := x.Kind.(*Metric_LlmJudge); ok {
+		if x, ok := x.Kind.(*EvalMetric_LlmJudge); ok {
 			return x.LlmJudge
 		}
 	}
 	return nil
 }
 
-func (x *Metric) GetCustom() *CustomMetric {
+func (x *EvalMetric) GetCustom() *CustomMetric {
 	if x != nil {
-		if x, ok := x.Kind.(*Metric_Custom); ok {
+		if x, ok := x.Kind.(*EvalMetric_Custom); ok {
 			return x.Custom
 		}
 	}
 	return nil
 }
 
-type isMetric_Kind interface {
-	isMetric_Kind()
+type isEvalMetric_Kind interface {
+	isEvalMetric_Kind()
 }
 
-type Metric_AgentTrajectory struct {
+type EvalMetric_AgentTrajectory struct {
 	// Compares the tree of agents with the expected one.
 	AgentTrajectory *AgentTrajectoryMetric `protobuf:"bytes,3,opt,name=agent_trajectory,json=agentTrajectory,proto3,oneof"`
 }
 
-type Metric_ToolTrajectory struct {
+type EvalMetric_ToolTrajectory struct {
 	// Compares tool calls with the expected ones.
 	ToolTrajectory *ToolTrajectoryMetric `protobuf:"bytes,4,opt,name=tool_trajectory,json=toolTrajectory,proto3,oneof"`
 }
 
-type Metric_FinalResponse struct {
+type EvalMetric_FinalResponse struct {
 	// Compares the answer with the expected one.
 	FinalResponse *FinalResponseMetric `protobuf:"bytes,5,opt,name=final_response,json=finalResponse,proto3,oneof"`
 }
 
-type Metric_Budget struct {
+type EvalMetric_Budget struct {
 	// Checks what the run used.
 	Budget *BudgetMetric `protobuf:"bytes,6,opt,name=budget,proto3,oneof"`
 }
 
-type Metric_LlmJudge struct {
-	// Asks a model.
+type EvalMetric_LlmJudge struct {
+	// Asks a model whether rubrics hold of the answer.
 	LlmJudge *LlmJudgeMetric `protobuf:"bytes,7,opt,name=llm_judge,json=llmJudge,proto3,oneof"`
 }
 
-type Metric_Custom struct {
+type EvalMetric_Custom struct {
 	// Calls a function that the operator registered.
 	Custom *CustomMetric `protobuf:"bytes,8,opt,name=custom,proto3,oneof"`
 }
 
-func (*Metric_AgentTrajectory) isMetric_Kind() {}
+func (*EvalMetric_AgentTrajectory) isEvalMetric_Kind() {}
 
-func (*Metric_ToolTrajectory) isMetric_Kind() {}
+func (*EvalMetric_ToolTrajectory) isEvalMetric_Kind() {}
 
-func (*Metric_FinalResponse) isMetric_Kind() {}
+func (*EvalMetric_FinalResponse) isEvalMetric_Kind() {}
 
-func (*Metric_Budget) isMetric_Kind() {}
+func (*EvalMetric_Budget) isEvalMetric_Kind() {}
 
-func (*Metric_LlmJudge) isMetric_Kind() {}
+func (*EvalMetric_LlmJudge) isEvalMetric_Kind() {}
 
-func (*Metric_Custom) isMetric_Kind() {}
+func (*EvalMetric_Custom) isEvalMetric_Kind() {}
 
 // Kinds of agents.
 type AgentKinds struct {
@@ -1776,8 +1764,9 @@ func (x *AgentKinds) GetKinds() []AgentKind {
 	return nil
 }
 
-// Compares the tree of agents with Expectation.agents. The score is 1 exactly if nothing is violated, else the F1 of the agents
-// that were expected and there, below 1; details are in MetricScore.agents. Turns without expected agents are not judged.
+// Compares the tree of agents with EvalExpectation.agents. The score is 1 exactly if nothing is violated, else the F1 of the agents
+// that were expected and there, below 1; details are in MetricScore.tree_comparisons. Turns without expected agents are not
+// scored.
 type AgentTrajectoryMetric struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Kinds of agents that do not count: their children stand in their place, unless the expectation names the agent. Default:
@@ -1786,7 +1775,7 @@ type AgentTrajectoryMetric struct {
 	// Whether the order of the roots counts.
 	RootsOrder EvalOrder `protobuf:"varint,2,opt,name=roots_order,json=rootsOrder,proto3,enum=bough.v1.EvalOrder" json:"roots_order,omitempty"`
 	// Whether there may be other roots than the expected ones.
-	ExtraRoots    ExtraAgents `protobuf:"varint,3,opt,name=extra_roots,json=extraRoots,proto3,enum=bough.v1.ExtraAgents" json:"extra_roots,omitempty"`
+	ExtraRoots    ExtraAgentsPolicy `protobuf:"varint,3,opt,name=extra_roots,json=extraRoots,proto3,enum=bough.v1.ExtraAgentsPolicy" json:"extra_roots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1835,14 +1824,14 @@ func (x *AgentTrajectoryMetric) GetRootsOrder() EvalOrder {
 	return EvalOrder_EVAL_ORDER_UNSPECIFIED
 }
 
-func (x *AgentTrajectoryMetric) GetExtraRoots() ExtraAgents {
+func (x *AgentTrajectoryMetric) GetExtraRoots() ExtraAgentsPolicy {
 	if x != nil {
 		return x.ExtraRoots
 	}
-	return ExtraAgents_EXTRA_AGENTS_UNSPECIFIED
+	return ExtraAgentsPolicy_EXTRA_AGENTS_POLICY_UNSPECIFIED
 }
 
-// Compares tool calls, those of nested agents included, with Expectation.tools. The score of a turn is 1 or 0, that of a run the
+// Compares tool calls, those of nested agents included, with EvalExpectation.tools. The score of a turn is 1 or 0, that of a trial the
 // mean over its turns. Calls of agents and of built-in tools, those of session state included, count only if the expectation
 // names them.
 type ToolTrajectoryMetric struct {
@@ -1851,7 +1840,7 @@ type ToolTrajectoryMetric struct {
 	Mode TrajectoryMode `protobuf:"varint,1,opt,name=mode,proto3,enum=bough.v1.TrajectoryMode" json:"mode,omitempty"`
 	// Only calls of this agent; empty for the whole tree. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
 	Agent string `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
-	// The expected calls in every turn, instead of Expectation.tools, if there are any.
+	// The expected calls in every turn, instead of EvalExpectation.tools, if there are any.
 	Tools         []*ExpectedTool `protobuf:"bytes,3,rep,name=tools,proto3" json:"tools,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1908,12 +1897,12 @@ func (x *ToolTrajectoryMetric) GetTools() []*ExpectedTool {
 	return nil
 }
 
-// Compares the answer with Expectation.answer. The score of a turn is 1 or 0, that of a run the mean over its turns.
+// Compares the answer with EvalExpectation.answer. The score of a turn is 1 or 0, that of a trial the mean over its turns.
 type FinalResponseMetric struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The agent whose last answer in the turn is compared; empty for the run's.
 	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
-	// What is expected of the last turn, instead of Expectation.answer: no other turn is judged then. Unset for Expectation.answer.
+	// What is expected of the last turn, instead of EvalExpectation.answer: no other turn is scored then. Unset for EvalExpectation.answer.
 	Answer        *ExpectedAnswer `protobuf:"bytes,2,opt,name=answer,proto3" json:"answer,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1963,7 +1952,7 @@ func (x *FinalResponseMetric) GetAnswer() *ExpectedAnswer {
 	return nil
 }
 
-// Checks what the runs of a case used together. The score is 1 if everything is within its bound, else 0.
+// Checks what the runs of a trial used together. The score is 1 if everything is within its bound, else 0.
 type BudgetMetric struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The agent whose invocations count, with everything below them; empty for the whole run. Unknown in a case that runs from its
@@ -1971,7 +1960,7 @@ type BudgetMetric struct {
 	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
 	// The bounds; `concurrency` has no meaning here. `model_calls` counts every attempt, as Usage does, `wall_duration` is from start
 	// to end, `depth` that of the tree, or below the agent. A number under a bound that is not known, such as that of tokens, makes
-	// the run not judged, unless what is known exceeds a bound.
+	// the trial not scored, unless what is known exceeds a bound.
 	Limits *Limits `protobuf:"bytes,2,opt,name=limits,proto3" json:"limits,omitempty"`
 	// How many tool calls and agents may fail; absent for any number. A failed call of an agent counts once, and a model call that
 	// fails, after its retries and fallbacks, counts as the failure of its agent.
@@ -2032,7 +2021,7 @@ func (x *BudgetMetric) GetErrors() int32 {
 }
 
 // A question that a judge answers by yes or no.
-type Rubric struct {
+type JudgeRubric struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The id, unique in the metric.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2042,20 +2031,20 @@ type Rubric struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Rubric) Reset() {
-	*x = Rubric{}
+func (x *JudgeRubric) Reset() {
+	*x = JudgeRubric{}
 	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Rubric) String() string {
+func (x *JudgeRubric) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Rubric) ProtoMessage() {}
+func (*JudgeRubric) ProtoMessage() {}
 
-func (x *Rubric) ProtoReflect() protoreflect.Message {
+func (x *JudgeRubric) ProtoReflect() protoreflect.Message {
 	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2067,19 +2056,19 @@ func (x *Rubric) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Rubric.ProtoReflect.Descriptor instead.
-func (*Rubric) Descriptor() ([]byte, []int) {
+// Deprecated: Use JudgeRubric.ProtoReflect.Descriptor instead.
+func (*JudgeRubric) Descriptor() ([]byte, []int) {
 	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{20}
 }
 
-func (x *Rubric) GetId() string {
+func (x *JudgeRubric) GetId() string {
 	if x != nil {
 		return x.Id
 	}
 	return ""
 }
 
-func (x *Rubric) GetText() string {
+func (x *JudgeRubric) GetText() string {
 	if x != nil {
 		return x.Text
 	}
@@ -2088,18 +2077,18 @@ func (x *Rubric) GetText() string {
 
 // Asks a model. The score is the part of the rubrics that hold, by the majority of the samples; a tie fails.
 //
-// A judgement is a run of an agent named "judge" in a session apart. Equal questions of a user have one answer: one that depends on
+// A judgment is a run with EvaluationRef.role JUDGE, in a session apart. Equal questions of a user have one answer: one that depends on
 // the same model and its configuration, settings, rubrics and texts is not asked again, in whatever evaluation it comes up; one
-// that failed is asked again by a later evaluation. A judge that is down or says nonsense leaves the run of the case not judged.
+// that failed is asked again by a later evaluation. A judge that is down or says nonsense leaves the trial not scored.
 type LlmJudgeMetric struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The configured name of the model that judges.
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
 	// What is asked, at least one.
-	Rubrics []*Rubric `protobuf:"bytes,2,rep,name=rubrics,proto3" json:"rubrics,omitempty"`
+	Rubrics []*JudgeRubric `protobuf:"bytes,2,rep,name=rubrics,proto3" json:"rubrics,omitempty"`
 	// What the judge reads, with {{placeholders}}: user, answer, expected, tools, tree, agents.NAME.input, agents.NAME.output. Each is
 	// replaced by the text between two marks that the text cannot hold. It needs at least one, and an unknown one is INVALID_ARGUMENT;
-	// with more than 250 KiB in all the run is not judged. Default: all but the agents.
+	// with more than 250 KiB in all the trial is not scored. Default: all but the agents.
 	Template string `protobuf:"bytes,3,opt,name=template,proto3" json:"template,omitempty"`
 	// How often each question is asked. Default: 1.
 	Samples *int32 `protobuf:"varint,4,opt,name=samples,proto3,oneof" json:"samples,omitempty"`
@@ -2146,7 +2135,7 @@ func (x *LlmJudgeMetric) GetModel() string {
 	return ""
 }
 
-func (x *LlmJudgeMetric) GetRubrics() []*Rubric {
+func (x *LlmJudgeMetric) GetRubrics() []*JudgeRubric {
 	if x != nil {
 		return x.Rubrics
 	}
@@ -2174,14 +2163,14 @@ func (x *LlmJudgeMetric) GetSettings() *ModelSettings {
 	return nil
 }
 
-// Calls a function that the operator registered with @metric, for each turn. The score of a run is the mean over its turns. A function
-// that raises, or has not returned within the timeout of the case, leaves the run not judged.
+// Calls a function that the operator registered with @metric, for each turn. The score of a trial is the mean over its turns. A function
+// that raises, or has not returned within the timeout of the case, leaves the trial not scored.
 type CustomMetric struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name that it is registered under. Unknown: INVALID_ARGUMENT; but with a dot in it, such as "adk.x", it is another project's,
-	// and makes the run not judged.
+	// and makes the trial not scored.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What it gets as its configuration, as one JSON object; empty for none. A function that takes none makes the run not judged.
+	// What it gets as its configuration, as one JSON object; empty for none. A function that takes none makes the trial not scored.
 	ConfigJson    string `protobuf:"bytes,2,opt,name=config_json,json=configJson,proto3" json:"config_json,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2235,41 +2224,41 @@ var File_bough_v1_eval_set_proto protoreflect.FileDescriptor
 
 const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\n" +
-	"\x17bough/v1/eval_set.proto\x12\bbough.v1\x1a\x18bough/v1/execution.proto\x1a\x13bough/v1/fork.proto\x1a\x19bough/v1/invocation.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x15bough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb3\x01\n" +
+	"\x17bough/v1/eval_set.proto\x12\bbough.v1\x1a\x18bough/v1/execution.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x19bough/v1/invocation.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x15bough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb3\x01\n" +
 	"\aEvalSet\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12\x14\n" +
 	"\x05agent\x18\x03 \x01(\tR\x05agent\x122\n" +
 	"\bdefaults\x18\x04 \x01(\v2\x16.bough.v1.EvalDefaultsR\bdefaults\x12(\n" +
-	"\x05cases\x18\x05 \x03(\v2\x12.bough.v1.EvalCaseR\x05cases\"\x91\x01\n" +
-	"\fEvalDefaults\x12\x17\n" +
-	"\x04runs\x18\x01 \x01(\x05H\x00R\x04runs\x88\x01\x01\x12*\n" +
-	"\ametrics\x18\x02 \x03(\v2\x10.bough.v1.MetricR\ametrics\x123\n" +
-	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeoutB\a\n" +
-	"\x05_runs\"\x8f\x04\n" +
+	"\x05cases\x18\x05 \x03(\v2\x12.bough.v1.EvalCaseR\x05cases\"\x9b\x01\n" +
+	"\fEvalDefaults\x12\x1b\n" +
+	"\x06trials\x18\x01 \x01(\x05H\x00R\x06trials\x88\x01\x01\x12.\n" +
+	"\ametrics\x18\x02 \x03(\v2\x14.bough.v1.EvalMetricR\ametrics\x123\n" +
+	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeoutB\t\n" +
+	"\a_trials\"\x9d\x04\n" +
 	"\bEvalCase\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x126\n" +
 	"\x06labels\x18\x03 \x03(\v2\x1e.bough.v1.EvalCase.LabelsEntryR\x06labels\x12(\n" +
 	"\x05turns\x18\x04 \x03(\v2\x12.bough.v1.EvalTurnR\x05turns\x12,\n" +
-	"\x12session_state_json\x18\x05 \x01(\tR\x10sessionStateJson\x12(\n" +
-	"\x04from\x18\x06 \x01(\v2\x14.bough.v1.EvalOriginR\x04from\x12)\n" +
+	"\x12session_state_json\x18\x05 \x01(\tR\x10sessionStateJson\x12,\n" +
+	"\x06origin\x18\x06 \x01(\v2\x14.bough.v1.EvalOriginR\x06origin\x12)\n" +
 	"\x05mocks\x18\a \x01(\v2\x13.bough.v1.ToolMocksR\x05mocks\x12.\n" +
-	"\aanswers\x18\b \x03(\v2\x14.bough.v1.EvalAnswerR\aanswers\x12*\n" +
-	"\ametrics\x18\t \x03(\v2\x10.bough.v1.MetricR\ametrics\x12\x17\n" +
-	"\x04runs\x18\n" +
-	" \x01(\x05H\x00R\x04runs\x88\x01\x01\x123\n" +
+	"\aanswers\x18\b \x03(\v2\x14.bough.v1.EvalAnswerR\aanswers\x12.\n" +
+	"\ametrics\x18\t \x03(\v2\x14.bough.v1.EvalMetricR\ametrics\x12\x1b\n" +
+	"\x06trials\x18\n" +
+	" \x01(\x05H\x00R\x06trials\x88\x01\x01\x123\n" +
 	"\atimeout\x18\v \x01(\v2\x19.google.protobuf.DurationR\atimeout\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
-	"\x05_runs\"\xa8\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\t\n" +
+	"\a_trials\"\xb2\x01\n" +
 	"\bEvalTurn\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12'\n" +
-	"\x05input\x18\x02 \x01(\v2\x11.bough.v1.MessageR\x05input\x12-\n" +
-	"\x06expect\x18\x03 \x01(\v2\x15.bough.v1.ExpectationR\x06expect\x120\n" +
-	"\brecorded\x18\x04 \x01(\v2\x14.bough.v1.InvocationR\brecorded\"\x9e\x01\n" +
-	"\vExpectation\x120\n" +
+	"\x05input\x18\x02 \x01(\v2\x11.bough.v1.MessageR\x05input\x121\n" +
+	"\x06expect\x18\x03 \x01(\v2\x19.bough.v1.EvalExpectationR\x06expect\x126\n" +
+	"\brecorded\x18\x04 \x01(\v2\x1a.bough.v1.InvocationSourceR\brecorded\"\xa2\x01\n" +
+	"\x0fEvalExpectation\x120\n" +
 	"\x06answer\x18\x01 \x01(\v2\x18.bough.v1.ExpectedAnswerR\x06answer\x12,\n" +
 	"\x05tools\x18\x02 \x03(\v2\x16.bough.v1.ExpectedToolR\x05tools\x12/\n" +
 	"\x06agents\x18\x03 \x03(\v2\x17.bough.v1.ExpectedAgentR\x06agents\"\xce\x02\n" +
@@ -2312,27 +2301,28 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\x03min\x18\x01 \x01(\x05H\x00R\x03min\x88\x01\x01\x12\x15\n" +
 	"\x03max\x18\x02 \x01(\x05H\x01R\x03max\x88\x01\x01B\x06\n" +
 	"\x04_minB\x06\n" +
-	"\x04_max\"\x90\x03\n" +
+	"\x04_max\"\x96\x03\n" +
 	"\rExpectedAgent\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\boptional\x18\x02 \x01(\bR\boptional\x12,\n" +
 	"\x06repeat\x18\x03 \x01(\v2\x14.bough.v1.EvalRepeatR\x06repeat\x123\n" +
 	"\bchildren\x18\x04 \x03(\v2\x17.bough.v1.ExpectedAgentR\bchildren\x12:\n" +
-	"\x0echildren_order\x18\x05 \x01(\x0e2\x13.bough.v1.EvalOrderR\rchildrenOrder\x12+\n" +
-	"\x05extra\x18\x06 \x01(\x0e2\x15.bough.v1.ExtraAgentsR\x05extra\x12\x1c\n" +
+	"\x0echildren_order\x18\x05 \x01(\x0e2\x13.bough.v1.EvalOrderR\rchildrenOrder\x121\n" +
+	"\x05extra\x18\x06 \x01(\x0e2\x1b.bough.v1.ExtraAgentsPolicyR\x05extra\x12\x1c\n" +
 	"\tforbidden\x18\a \x03(\tR\tforbidden\x12,\n" +
 	"\x05tools\x18\b \x03(\v2\x16.bough.v1.ExpectedToolR\x05tools\x127\n" +
 	"\n" +
-	"tools_mode\x18\t \x01(\x0e2\x18.bough.v1.TrajectoryModeR\ttoolsMode\"\x7f\n" +
+	"tools_mode\x18\t \x01(\x0e2\x18.bough.v1.TrajectoryModeR\ttoolsMode\"{\n" +
 	"\n" +
 	"EvalOrigin\x12\x15\n" +
-	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12)\n" +
-	"\x10through_sequence\x18\x02 \x01(\x03R\x0fthroughSequence\x12/\n" +
-	"\achanges\x18\x03 \x01(\v2\x15.bough.v1.ForkChangesR\achanges\"d\n" +
+	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12%\n" +
+	"\x0eafter_sequence\x18\x02 \x01(\x03R\rafterSequence\x12/\n" +
+	"\achanges\x18\x03 \x01(\v2\x15.bough.v1.ForkChangesR\achanges\"t\n" +
 	"\tToolMocks\x12(\n" +
 	"\x05tools\x18\x01 \x03(\v2\x12.bough.v1.ToolMockR\x05tools\x12\x15\n" +
-	"\x06run_id\x18\x02 \x01(\tR\x05runId\x12\x16\n" +
-	"\x06strict\x18\x03 \x01(\bR\x06strict\"\xd5\x01\n" +
+	"\x06run_id\x18\x02 \x01(\tR\x05runId\x12\x1b\n" +
+	"\x06strict\x18\x03 \x01(\bH\x00R\x06strict\x88\x01\x01B\t\n" +
+	"\a_strict\"\xd5\x01\n" +
 	"\bToolMock\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\tR\x05agent\x12?\n" +
@@ -2340,18 +2330,20 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\vresult_json\x18\x04 \x01(\tH\x00R\n" +
 	"resultJson\x121\n" +
 	"\aoutcome\x18\x05 \x01(\v2\x15.bough.v1.ToolOutcomeH\x00R\aoutcomeB\b\n" +
-	"\x06answer\"\xd9\x01\n" +
+	"\x06answer\"\x80\x02\n" +
 	"\n" +
 	"EvalAnswer\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x14\n" +
 	"\x04tool\x18\x02 \x01(\tH\x00R\x04tool\x12\x1c\n" +
-	"\bquestion\x18\x03 \x01(\tH\x00R\bquestion\x122\n" +
-	"\bdecision\x18\x04 \x01(\x0e2\x16.bough.v1.EvalDecisionR\bdecision\x12%\n" +
-	"\x0earguments_json\x18\x05 \x01(\tR\rargumentsJson\x12\x1d\n" +
+	"\bquestion\x18\x03 \x01(\tH\x00R\bquestion\x128\n" +
+	"\bapproval\x18\x04 \x01(\v2\x1a.bough.v1.ApprovalDecisionH\x01R\bapproval\x12\x1f\n" +
 	"\n" +
-	"value_json\x18\x06 \x01(\tR\tvalueJsonB\a\n" +
-	"\x05about\"\xd3\x03\n" +
-	"\x06Metric\x12\x12\n" +
+	"value_json\x18\x05 \x01(\tH\x01R\tvalueJson\x12:\n" +
+	"\ftool_outcome\x18\x06 \x01(\v2\x15.bough.v1.ToolOutcomeH\x01R\vtoolOutcomeB\a\n" +
+	"\x05aboutB\b\n" +
+	"\x06answer\"\xd7\x03\n" +
+	"\n" +
+	"EvalMetric\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
 	"\tthreshold\x18\x02 \x01(\x01H\x01R\tthreshold\x88\x01\x01\x12L\n" +
 	"\x10agent_trajectory\x18\x03 \x01(\v2\x1f.bough.v1.AgentTrajectoryMetricH\x00R\x0fagentTrajectory\x12I\n" +
@@ -2365,12 +2357,12 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"_threshold\"7\n" +
 	"\n" +
 	"AgentKinds\x12)\n" +
-	"\x05kinds\x18\x01 \x03(\x0e2\x13.bough.v1.AgentKindR\x05kinds\"\xbd\x01\n" +
+	"\x05kinds\x18\x01 \x03(\x0e2\x13.bough.v1.AgentKindR\x05kinds\"\xc3\x01\n" +
 	"\x15AgentTrajectoryMetric\x126\n" +
 	"\vtransparent\x18\x01 \x01(\v2\x14.bough.v1.AgentKindsR\vtransparent\x124\n" +
 	"\vroots_order\x18\x02 \x01(\x0e2\x13.bough.v1.EvalOrderR\n" +
-	"rootsOrder\x126\n" +
-	"\vextra_roots\x18\x03 \x01(\x0e2\x15.bough.v1.ExtraAgentsR\n" +
+	"rootsOrder\x12<\n" +
+	"\vextra_roots\x18\x03 \x01(\x0e2\x1b.bough.v1.ExtraAgentsPolicyR\n" +
 	"extraRoots\"\x88\x01\n" +
 	"\x14ToolTrajectoryMetric\x12,\n" +
 	"\x04mode\x18\x01 \x01(\x0e2\x18.bough.v1.TrajectoryModeR\x04mode\x12\x14\n" +
@@ -2383,13 +2375,13 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12(\n" +
 	"\x06limits\x18\x02 \x01(\v2\x10.bough.v1.LimitsR\x06limits\x12\x1b\n" +
 	"\x06errors\x18\x03 \x01(\x05H\x00R\x06errors\x88\x01\x01B\t\n" +
-	"\a_errors\",\n" +
-	"\x06Rubric\x12\x0e\n" +
+	"\a_errors\"1\n" +
+	"\vJudgeRubric\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
-	"\x04text\x18\x02 \x01(\tR\x04text\"\xce\x01\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\"\xd3\x01\n" +
 	"\x0eLlmJudgeMetric\x12\x14\n" +
-	"\x05model\x18\x01 \x01(\tR\x05model\x12*\n" +
-	"\arubrics\x18\x02 \x03(\v2\x10.bough.v1.RubricR\arubrics\x12\x1a\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12/\n" +
+	"\arubrics\x18\x02 \x03(\v2\x15.bough.v1.JudgeRubricR\arubrics\x12\x1a\n" +
 	"\btemplate\x18\x03 \x01(\tR\btemplate\x12\x1d\n" +
 	"\asamples\x18\x04 \x01(\x05H\x00R\asamples\x88\x01\x01\x123\n" +
 	"\bsettings\x18\x05 \x01(\v2\x17.bough.v1.ModelSettingsR\bsettingsB\n" +
@@ -2402,22 +2394,18 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\tEvalOrder\x12\x1a\n" +
 	"\x16EVAL_ORDER_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14EVAL_ORDER_UNORDERED\x10\x01\x12\x16\n" +
-	"\x12EVAL_ORDER_ORDERED\x10\x02*\\\n" +
-	"\vExtraAgents\x12\x1c\n" +
-	"\x18EXTRA_AGENTS_UNSPECIFIED\x10\x00\x12\x17\n" +
-	"\x13EXTRA_AGENTS_REFUSE\x10\x01\x12\x16\n" +
-	"\x12EXTRA_AGENTS_ALLOW\x10\x02*\xc3\x01\n" +
+	"\x12EVAL_ORDER_ORDERED\x10\x02*w\n" +
+	"\x11ExtraAgentsPolicy\x12#\n" +
+	"\x1fEXTRA_AGENTS_POLICY_UNSPECIFIED\x10\x00\x12\x1e\n" +
+	"\x1aEXTRA_AGENTS_POLICY_REFUSE\x10\x01\x12\x1d\n" +
+	"\x19EXTRA_AGENTS_POLICY_ALLOW\x10\x02*\xc3\x01\n" +
 	"\x0eTrajectoryMode\x12\x1f\n" +
 	"\x1bTRAJECTORY_MODE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15TRAJECTORY_MODE_EXACT\x10\x01\x12\x1c\n" +
 	"\x18TRAJECTORY_MODE_IN_ORDER\x10\x02\x12\x1d\n" +
 	"\x19TRAJECTORY_MODE_ANY_ORDER\x10\x03\x12\x1c\n" +
 	"\x18TRAJECTORY_MODE_SUPERSET\x10\x04\x12\x1a\n" +
-	"\x16TRAJECTORY_MODE_SUBSET\x10\x05*b\n" +
-	"\fEvalDecision\x12\x1d\n" +
-	"\x19EVAL_DECISION_UNSPECIFIED\x10\x00\x12\x19\n" +
-	"\x15EVAL_DECISION_APPROVE\x10\x01\x12\x18\n" +
-	"\x14EVAL_DECISION_REFUSE\x10\x02BV\n" +
+	"\x16TRAJECTORY_MODE_SUBSET\x10\x05BV\n" +
 	"\fdev.bough.v1B\fEvalSetProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3"
 
 var (
@@ -2432,99 +2420,100 @@ func file_bough_v1_eval_set_proto_rawDescGZIP() []byte {
 	return file_bough_v1_eval_set_proto_rawDescData
 }
 
-var file_bough_v1_eval_set_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_bough_v1_eval_set_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_bough_v1_eval_set_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_bough_v1_eval_set_proto_goTypes = []any{
 	(EvalOrder)(0),                // 0: bough.v1.EvalOrder
-	(ExtraAgents)(0),              // 1: bough.v1.ExtraAgents
+	(ExtraAgentsPolicy)(0),        // 1: bough.v1.ExtraAgentsPolicy
 	(TrajectoryMode)(0),           // 2: bough.v1.TrajectoryMode
-	(EvalDecision)(0),             // 3: bough.v1.EvalDecision
-	(*EvalSet)(nil),               // 4: bough.v1.EvalSet
-	(*EvalDefaults)(nil),          // 5: bough.v1.EvalDefaults
-	(*EvalCase)(nil),              // 6: bough.v1.EvalCase
-	(*EvalTurn)(nil),              // 7: bough.v1.EvalTurn
-	(*Expectation)(nil),           // 8: bough.v1.Expectation
-	(*ExpectedAnswer)(nil),        // 9: bough.v1.ExpectedAnswer
-	(*ValueMatcher)(nil),          // 10: bough.v1.ValueMatcher
-	(*ExpectedTool)(nil),          // 11: bough.v1.ExpectedTool
-	(*EvalRepeat)(nil),            // 12: bough.v1.EvalRepeat
-	(*ExpectedAgent)(nil),         // 13: bough.v1.ExpectedAgent
-	(*EvalOrigin)(nil),            // 14: bough.v1.EvalOrigin
-	(*ToolMocks)(nil),             // 15: bough.v1.ToolMocks
-	(*ToolMock)(nil),              // 16: bough.v1.ToolMock
-	(*EvalAnswer)(nil),            // 17: bough.v1.EvalAnswer
-	(*Metric)(nil),                // 18: bough.v1.Metric
-	(*AgentKinds)(nil),            // 19: bough.v1.AgentKinds
-	(*AgentTrajectoryMetric)(nil), // 20: bough.v1.AgentTrajectoryMetric
-	(*ToolTrajectoryMetric)(nil),  // 21: bough.v1.ToolTrajectoryMetric
-	(*FinalResponseMetric)(nil),   // 22: bough.v1.FinalResponseMetric
-	(*BudgetMetric)(nil),          // 23: bough.v1.BudgetMetric
-	(*Rubric)(nil),                // 24: bough.v1.Rubric
-	(*LlmJudgeMetric)(nil),        // 25: bough.v1.LlmJudgeMetric
-	(*CustomMetric)(nil),          // 26: bough.v1.CustomMetric
-	nil,                           // 27: bough.v1.EvalCase.LabelsEntry
-	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
-	(*Message)(nil),               // 29: bough.v1.Message
-	(*Invocation)(nil),            // 30: bough.v1.Invocation
-	(*ForkChanges)(nil),           // 31: bough.v1.ForkChanges
-	(*ToolOutcome)(nil),           // 32: bough.v1.ToolOutcome
+	(*EvalSet)(nil),               // 3: bough.v1.EvalSet
+	(*EvalDefaults)(nil),          // 4: bough.v1.EvalDefaults
+	(*EvalCase)(nil),              // 5: bough.v1.EvalCase
+	(*EvalTurn)(nil),              // 6: bough.v1.EvalTurn
+	(*EvalExpectation)(nil),       // 7: bough.v1.EvalExpectation
+	(*ExpectedAnswer)(nil),        // 8: bough.v1.ExpectedAnswer
+	(*ValueMatcher)(nil),          // 9: bough.v1.ValueMatcher
+	(*ExpectedTool)(nil),          // 10: bough.v1.ExpectedTool
+	(*EvalRepeat)(nil),            // 11: bough.v1.EvalRepeat
+	(*ExpectedAgent)(nil),         // 12: bough.v1.ExpectedAgent
+	(*EvalOrigin)(nil),            // 13: bough.v1.EvalOrigin
+	(*ToolMocks)(nil),             // 14: bough.v1.ToolMocks
+	(*ToolMock)(nil),              // 15: bough.v1.ToolMock
+	(*EvalAnswer)(nil),            // 16: bough.v1.EvalAnswer
+	(*EvalMetric)(nil),            // 17: bough.v1.EvalMetric
+	(*AgentKinds)(nil),            // 18: bough.v1.AgentKinds
+	(*AgentTrajectoryMetric)(nil), // 19: bough.v1.AgentTrajectoryMetric
+	(*ToolTrajectoryMetric)(nil),  // 20: bough.v1.ToolTrajectoryMetric
+	(*FinalResponseMetric)(nil),   // 21: bough.v1.FinalResponseMetric
+	(*BudgetMetric)(nil),          // 22: bough.v1.BudgetMetric
+	(*JudgeRubric)(nil),           // 23: bough.v1.JudgeRubric
+	(*LlmJudgeMetric)(nil),        // 24: bough.v1.LlmJudgeMetric
+	(*CustomMetric)(nil),          // 25: bough.v1.CustomMetric
+	nil,                           // 26: bough.v1.EvalCase.LabelsEntry
+	(*durationpb.Duration)(nil),   // 27: google.protobuf.Duration
+	(*Message)(nil),               // 28: bough.v1.Message
+	(*InvocationSource)(nil),      // 29: bough.v1.InvocationSource
+	(*ForkChanges)(nil),           // 30: bough.v1.ForkChanges
+	(*ToolOutcome)(nil),           // 31: bough.v1.ToolOutcome
+	(*ApprovalDecision)(nil),      // 32: bough.v1.ApprovalDecision
 	(AgentKind)(0),                // 33: bough.v1.AgentKind
 	(*Limits)(nil),                // 34: bough.v1.Limits
 	(*ModelSettings)(nil),         // 35: bough.v1.ModelSettings
 }
 var file_bough_v1_eval_set_proto_depIdxs = []int32{
-	5,  // 0: bough.v1.EvalSet.defaults:type_name -> bough.v1.EvalDefaults
-	6,  // 1: bough.v1.EvalSet.cases:type_name -> bough.v1.EvalCase
-	18, // 2: bough.v1.EvalDefaults.metrics:type_name -> bough.v1.Metric
-	28, // 3: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
-	27, // 4: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
-	7,  // 5: bough.v1.EvalCase.turns:type_name -> bough.v1.EvalTurn
-	14, // 6: bough.v1.EvalCase.from:type_name -> bough.v1.EvalOrigin
-	15, // 7: bough.v1.EvalCase.mocks:type_name -> bough.v1.ToolMocks
-	17, // 8: bough.v1.EvalCase.answers:type_name -> bough.v1.EvalAnswer
-	18, // 9: bough.v1.EvalCase.metrics:type_name -> bough.v1.Metric
-	28, // 10: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
-	29, // 11: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
-	8,  // 12: bough.v1.EvalTurn.expect:type_name -> bough.v1.Expectation
-	30, // 13: bough.v1.EvalTurn.recorded:type_name -> bough.v1.Invocation
-	9,  // 14: bough.v1.Expectation.answer:type_name -> bough.v1.ExpectedAnswer
-	11, // 15: bough.v1.Expectation.tools:type_name -> bough.v1.ExpectedTool
-	13, // 16: bough.v1.Expectation.agents:type_name -> bough.v1.ExpectedAgent
-	10, // 17: bough.v1.ExpectedAnswer.json:type_name -> bough.v1.ValueMatcher
-	10, // 18: bough.v1.ExpectedTool.arguments_match:type_name -> bough.v1.ValueMatcher
-	10, // 19: bough.v1.ExpectedTool.result_match:type_name -> bough.v1.ValueMatcher
-	12, // 20: bough.v1.ExpectedAgent.repeat:type_name -> bough.v1.EvalRepeat
-	13, // 21: bough.v1.ExpectedAgent.children:type_name -> bough.v1.ExpectedAgent
+	4,  // 0: bough.v1.EvalSet.defaults:type_name -> bough.v1.EvalDefaults
+	5,  // 1: bough.v1.EvalSet.cases:type_name -> bough.v1.EvalCase
+	17, // 2: bough.v1.EvalDefaults.metrics:type_name -> bough.v1.EvalMetric
+	27, // 3: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
+	26, // 4: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
+	6,  // 5: bough.v1.EvalCase.turns:type_name -> bough.v1.EvalTurn
+	13, // 6: bough.v1.EvalCase.origin:type_name -> bough.v1.EvalOrigin
+	14, // 7: bough.v1.EvalCase.mocks:type_name -> bough.v1.ToolMocks
+	16, // 8: bough.v1.EvalCase.answers:type_name -> bough.v1.EvalAnswer
+	17, // 9: bough.v1.EvalCase.metrics:type_name -> bough.v1.EvalMetric
+	27, // 10: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
+	28, // 11: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
+	7,  // 12: bough.v1.EvalTurn.expect:type_name -> bough.v1.EvalExpectation
+	29, // 13: bough.v1.EvalTurn.recorded:type_name -> bough.v1.InvocationSource
+	8,  // 14: bough.v1.EvalExpectation.answer:type_name -> bough.v1.ExpectedAnswer
+	10, // 15: bough.v1.EvalExpectation.tools:type_name -> bough.v1.ExpectedTool
+	12, // 16: bough.v1.EvalExpectation.agents:type_name -> bough.v1.ExpectedAgent
+	9,  // 17: bough.v1.ExpectedAnswer.json:type_name -> bough.v1.ValueMatcher
+	9,  // 18: bough.v1.ExpectedTool.arguments_match:type_name -> bough.v1.ValueMatcher
+	9,  // 19: bough.v1.ExpectedTool.result_match:type_name -> bough.v1.ValueMatcher
+	11, // 20: bough.v1.ExpectedAgent.repeat:type_name -> bough.v1.EvalRepeat
+	12, // 21: bough.v1.ExpectedAgent.children:type_name -> bough.v1.ExpectedAgent
 	0,  // 22: bough.v1.ExpectedAgent.children_order:type_name -> bough.v1.EvalOrder
-	1,  // 23: bough.v1.ExpectedAgent.extra:type_name -> bough.v1.ExtraAgents
-	11, // 24: bough.v1.ExpectedAgent.tools:type_name -> bough.v1.ExpectedTool
+	1,  // 23: bough.v1.ExpectedAgent.extra:type_name -> bough.v1.ExtraAgentsPolicy
+	10, // 24: bough.v1.ExpectedAgent.tools:type_name -> bough.v1.ExpectedTool
 	2,  // 25: bough.v1.ExpectedAgent.tools_mode:type_name -> bough.v1.TrajectoryMode
-	31, // 26: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
-	16, // 27: bough.v1.ToolMocks.tools:type_name -> bough.v1.ToolMock
-	10, // 28: bough.v1.ToolMock.arguments_match:type_name -> bough.v1.ValueMatcher
-	32, // 29: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
-	3,  // 30: bough.v1.EvalAnswer.decision:type_name -> bough.v1.EvalDecision
-	20, // 31: bough.v1.Metric.agent_trajectory:type_name -> bough.v1.AgentTrajectoryMetric
-	21, // 32: bough.v1.Metric.tool_trajectory:type_name -> bough.v1.ToolTrajectoryMetric
-	22, // 33: bough.v1.Metric.final_response:type_name -> bough.v1.FinalResponseMetric
-	23, // 34: bough.v1.Metric.budget:type_name -> bough.v1.BudgetMetric
-	25, // 35: bough.v1.Metric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
-	26, // 36: bough.v1.Metric.custom:type_name -> bough.v1.CustomMetric
-	33, // 37: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
-	19, // 38: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
-	0,  // 39: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
-	1,  // 40: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgents
-	2,  // 41: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
-	11, // 42: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
-	9,  // 43: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
-	34, // 44: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
-	24, // 45: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.Rubric
-	35, // 46: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
-	47, // [47:47] is the sub-list for method output_type
-	47, // [47:47] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	30, // 26: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
+	15, // 27: bough.v1.ToolMocks.tools:type_name -> bough.v1.ToolMock
+	9,  // 28: bough.v1.ToolMock.arguments_match:type_name -> bough.v1.ValueMatcher
+	31, // 29: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
+	32, // 30: bough.v1.EvalAnswer.approval:type_name -> bough.v1.ApprovalDecision
+	31, // 31: bough.v1.EvalAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
+	19, // 32: bough.v1.EvalMetric.agent_trajectory:type_name -> bough.v1.AgentTrajectoryMetric
+	20, // 33: bough.v1.EvalMetric.tool_trajectory:type_name -> bough.v1.ToolTrajectoryMetric
+	21, // 34: bough.v1.EvalMetric.final_response:type_name -> bough.v1.FinalResponseMetric
+	22, // 35: bough.v1.EvalMetric.budget:type_name -> bough.v1.BudgetMetric
+	24, // 36: bough.v1.EvalMetric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
+	25, // 37: bough.v1.EvalMetric.custom:type_name -> bough.v1.CustomMetric
+	33, // 38: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
+	18, // 39: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
+	0,  // 40: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
+	1,  // 41: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgentsPolicy
+	2,  // 42: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
+	10, // 43: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
+	8,  // 44: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
+	34, // 45: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
+	23, // 46: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.JudgeRubric
+	35, // 47: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
+	48, // [48:48] is the sub-list for method output_type
+	48, // [48:48] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_set_proto_init() }
@@ -2534,6 +2523,7 @@ func file_bough_v1_eval_set_proto_init() {
 	}
 	file_bough_v1_execution_proto_init()
 	file_bough_v1_fork_proto_init()
+	file_bough_v1_input_proto_init()
 	file_bough_v1_invocation_proto_init()
 	file_bough_v1_message_proto_init()
 	file_bough_v1_model_proto_init()
@@ -2548,6 +2538,7 @@ func file_bough_v1_eval_set_proto_init() {
 		(*ValueMatcher_SchemaJson)(nil),
 	}
 	file_bough_v1_eval_set_proto_msgTypes[8].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[11].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[12].OneofWrappers = []any{
 		(*ToolMock_ResultJson)(nil),
 		(*ToolMock_Outcome)(nil),
@@ -2555,14 +2546,17 @@ func file_bough_v1_eval_set_proto_init() {
 	file_bough_v1_eval_set_proto_msgTypes[13].OneofWrappers = []any{
 		(*EvalAnswer_Tool)(nil),
 		(*EvalAnswer_Question)(nil),
+		(*EvalAnswer_Approval)(nil),
+		(*EvalAnswer_ValueJson)(nil),
+		(*EvalAnswer_ToolOutcome)(nil),
 	}
 	file_bough_v1_eval_set_proto_msgTypes[14].OneofWrappers = []any{
-		(*Metric_AgentTrajectory)(nil),
-		(*Metric_ToolTrajectory)(nil),
-		(*Metric_FinalResponse)(nil),
-		(*Metric_Budget)(nil),
-		(*Metric_LlmJudge)(nil),
-		(*Metric_Custom)(nil),
+		(*EvalMetric_AgentTrajectory)(nil),
+		(*EvalMetric_ToolTrajectory)(nil),
+		(*EvalMetric_FinalResponse)(nil),
+		(*EvalMetric_Budget)(nil),
+		(*EvalMetric_LlmJudge)(nil),
+		(*EvalMetric_Custom)(nil),
 	}
 	file_bough_v1_eval_set_proto_msgTypes[19].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[21].OneofWrappers = []any{}
@@ -2571,7 +2565,7 @@ func file_bough_v1_eval_set_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_eval_set_proto_rawDesc), len(file_bough_v1_eval_set_proto_rawDesc)),
-			NumEnums:      4,
+			NumEnums:      3,
 			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -1174,6 +1174,8 @@ func (x *RunVersions) GetPrices() string {
 // The run is accepted and durable.
 //
 // Field 17 (parent) is reserved for a later version.
+//
+// Numbers 19 and 20 were texts, which old logs have: they are never used again.
 type RunStarted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The root's invocation id, which is also this event's.
@@ -1214,13 +1216,11 @@ type RunStarted struct {
 	// The member that a supervisor or a swarm starts with because it spoke last, as next_run_starts_with says. Empty if the root
 	// starts as usual, and for a queued run, whose run_dequeued has it.
 	StartsWith string `protobuf:"bytes,18,opt,name=starts_with,json=startsWith,proto3" json:"starts_with,omitempty"`
-	// The evaluation that the run belongs to; empty for none.
-	EvaluationId string `protobuf:"bytes,19,opt,name=evaluation_id,json=evaluationId,proto3" json:"evaluation_id,omitempty"`
-	// The case of the evaluation; empty for none.
-	CaseId string `protobuf:"bytes,20,opt,name=case_id,json=caseId,proto3" json:"case_id,omitempty"`
 	// What tools answer instead of being run, as the case says; unset for nothing. The events of a call that a mock answers are those
 	// of a call that a tool answers.
-	Mocks         *ToolMocks `protobuf:"bytes,21,opt,name=mocks,proto3" json:"mocks,omitempty"`
+	Mocks *ToolMocks `protobuf:"bytes,21,opt,name=mocks,proto3" json:"mocks,omitempty"`
+	// What the run is in the evaluation that started it; unset if none did.
+	Evaluation    *EvaluationRef `protobuf:"bytes,22,opt,name=evaluation,proto3" json:"evaluation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1374,23 +1374,16 @@ func (x *RunStarted) GetStartsWith() string {
 	return ""
 }
 
-func (x *RunStarted) GetEvaluationId() string {
-	if x != nil {
-		return x.EvaluationId
-	}
-	return ""
-}
-
-func (x *RunStarted) GetCaseId() string {
-	if x != nil {
-		return x.CaseId
-	}
-	return ""
-}
-
 func (x *RunStarted) GetMocks() *ToolMocks {
 	if x != nil {
 		return x.Mocks
+	}
+	return nil
+}
+
+func (x *RunStarted) GetEvaluation() *EvaluationRef {
+	if x != nil {
+		return x.Evaluation
 	}
 	return nil
 }
@@ -2985,7 +2978,7 @@ type RunDequeued struct {
 	SessionCut int64 `protobuf:"varint,1,opt,name=session_cut,json=sessionCut,proto3" json:"session_cut,omitempty"`
 	// The session's values now, as one JSON object; empty for none.
 	StateJson string `protobuf:"bytes,2,opt,name=state_json,json=stateJson,proto3" json:"state_json,omitempty"`
-	// As RunStarted.starts_with.
+	// As RunStarted.starts_with, for a run that was queued.
 	StartsWith    string `protobuf:"bytes,3,opt,name=starts_with,json=startsWith,proto3" json:"starts_with,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3116,6 +3109,8 @@ func (x *RunResumed) GetDeadlineTime() *timestamppb.Timestamp {
 }
 
 // The run is a fork. Every event before this one is its origin's, served under this run's id.
+//
+// Numbers 10 and 11 were texts, which old logs have: they are never used again.
 type RunForked struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The run that it shares its beginning with, and the last sequence that they share.
@@ -3136,12 +3131,10 @@ type RunForked struct {
 	Policy *RunPolicy `protobuf:"bytes,8,opt,name=policy,proto3" json:"policy,omitempty"`
 	// The user whose token made the fork.
 	UserId string `protobuf:"bytes,9,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
-	// The evaluation that the fork belongs to; empty for none. It is not the origin's.
-	EvaluationId string `protobuf:"bytes,10,opt,name=evaluation_id,json=evaluationId,proto3" json:"evaluation_id,omitempty"`
-	// The case of the evaluation; empty for none.
-	CaseId string `protobuf:"bytes,11,opt,name=case_id,json=caseId,proto3" json:"case_id,omitempty"`
 	// What tools answer from here on instead of being run; unset for what the origin's do.
-	Mocks         *ToolMocks `protobuf:"bytes,12,opt,name=mocks,proto3" json:"mocks,omitempty"`
+	Mocks *ToolMocks `protobuf:"bytes,12,opt,name=mocks,proto3" json:"mocks,omitempty"`
+	// What the fork is in the evaluation that started it; unset if none did. It is not the origin's.
+	Evaluation    *EvaluationRef `protobuf:"bytes,13,opt,name=evaluation,proto3" json:"evaluation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3239,23 +3232,16 @@ func (x *RunForked) GetUserId() string {
 	return ""
 }
 
-func (x *RunForked) GetEvaluationId() string {
-	if x != nil {
-		return x.EvaluationId
-	}
-	return ""
-}
-
-func (x *RunForked) GetCaseId() string {
-	if x != nil {
-		return x.CaseId
-	}
-	return ""
-}
-
 func (x *RunForked) GetMocks() *ToolMocks {
 	if x != nil {
 		return x.Mocks
+	}
+	return nil
+}
+
+func (x *RunForked) GetEvaluation() *EvaluationRef {
+	if x != nil {
+		return x.Evaluation
 	}
 	return nil
 }
@@ -3860,7 +3846,7 @@ var File_bough_v1_event_proto protoreflect.FileDescriptor
 
 const file_bough_v1_event_proto_rawDesc = "" +
 	"\n" +
-	"\x14bough/v1/event.proto\x12\bbough.v1\x1a\x15bough/v1/action.proto\x1a\x14bough/v1/error.proto\x1a\x17bough/v1/eval_set.proto\x1a\x18bough/v1/execution.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x16bough/v1/options.proto\x1a\x15bough/v1/policy.proto\x1a\x16bough/v1/session.proto\x1a\x13bough/v1/step.proto\x1a\x14bough/v1/usage.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcd\x1f\n" +
+	"\x14bough/v1/event.proto\x12\bbough.v1\x1a\x15bough/v1/action.proto\x1a\x14bough/v1/error.proto\x1a\x17bough/v1/eval_set.proto\x1a\x1dbough/v1/evaluation_ref.proto\x1a\x18bough/v1/execution.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x16bough/v1/options.proto\x1a\x15bough/v1/policy.proto\x1a\x16bough/v1/session.proto\x1a\x13bough/v1/step.proto\x1a\x14bough/v1/usage.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcd\x1f\n" +
 	"\n" +
 	"AgentEvent\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x1a\n" +
@@ -3985,7 +3971,7 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vAgentsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd0\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd7\x06\n" +
 	"\n" +
 	"RunStarted\x12#\n" +
 	"\rinvocation_id\x18\x01 \x01(\tR\finvocationId\x12\x19\n" +
@@ -4009,13 +3995,14 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\x0erequest_digest\x18\x0f \x01(\tR\rrequestDigest\x12\x17\n" +
 	"\auser_id\x18\x10 \x01(\tR\x06userId\x12\x1f\n" +
 	"\vstarts_with\x18\x12 \x01(\tR\n" +
-	"startsWith\x12#\n" +
-	"\revaluation_id\x18\x13 \x01(\tR\fevaluationId\x12\x17\n" +
-	"\acase_id\x18\x14 \x01(\tR\x06caseId\x12)\n" +
-	"\x05mocks\x18\x15 \x01(\v2\x13.bough.v1.ToolMocksR\x05mocks\x1a9\n" +
+	"startsWith\x12)\n" +
+	"\x05mocks\x18\x15 \x01(\v2\x13.bough.v1.ToolMocksR\x05mocks\x127\n" +
+	"\n" +
+	"evaluation\x18\x16 \x01(\v2\x17.bough.v1.EvaluationRefR\n" +
+	"evaluation\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xce\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x13\x10\x14J\x04\b\x14\x10\x15\"\xce\x02\n" +
 	"\fRunCompleted\x124\n" +
 	"\ffinal_answer\x18\x01 \x01(\v2\x11.bough.v1.MessageR\vfinalAnswer\x12%\n" +
 	"\x05usage\x18\x03 \x01(\v2\x0f.bough.v1.UsageR\x05usage\x12.\n" +
@@ -4153,7 +4140,7 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\x05cause\x18\x01 \x01(\x0e2\x15.bough.v1.ResumeCauseR\x05cause\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x03R\x05epoch\x12\x14\n" +
 	"\x05owner\x18\x03 \x01(\tR\x05owner\x12?\n" +
-	"\rdeadline_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\fdeadlineTime\"\xd6\x04\n" +
+	"\rdeadline_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\fdeadlineTime\"\xdd\x04\n" +
 	"\tRunForked\x12,\n" +
 	"\x06origin\x18\x01 \x01(\v2\x14.bough.v1.ForkOriginR\x06origin\x12/\n" +
 	"\achanges\x18\x02 \x01(\v2\x15.bough.v1.ForkChangesR\achanges\x12\x1d\n" +
@@ -4164,14 +4151,15 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\x06labels\x18\x06 \x03(\v2\x1f.bough.v1.RunForked.LabelsEntryR\x06labels\x12@\n" +
 	"\x0fdefinition_refs\x18\a \x03(\v2\x17.bough.v1.DefinitionRefR\x0edefinitionRefs\x12+\n" +
 	"\x06policy\x18\b \x01(\v2\x13.bough.v1.RunPolicyR\x06policy\x12\x17\n" +
-	"\auser_id\x18\t \x01(\tR\x06userId\x12#\n" +
-	"\revaluation_id\x18\n" +
-	" \x01(\tR\fevaluationId\x12\x17\n" +
-	"\acase_id\x18\v \x01(\tR\x06caseId\x12)\n" +
-	"\x05mocks\x18\f \x01(\v2\x13.bough.v1.ToolMocksR\x05mocks\x1a9\n" +
+	"\auser_id\x18\t \x01(\tR\x06userId\x12)\n" +
+	"\x05mocks\x18\f \x01(\v2\x13.bough.v1.ToolMocksR\x05mocks\x127\n" +
+	"\n" +
+	"evaluation\x18\r \x01(\v2\x17.bough.v1.EvaluationRefR\n" +
+	"evaluation\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"D\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\n" +
+	"\x10\vJ\x04\b\v\x10\f\"D\n" +
 	"\x0eRunInterrupted\x122\n" +
 	"\brequests\x18\x01 \x03(\v2\x16.bough.v1.InputRequestR\brequests\"B\n" +
 	"\x0eInputRequested\x120\n" +
@@ -4297,23 +4285,24 @@ var file_bough_v1_event_proto_goTypes = []any{
 	(*Message)(nil),               // 50: bough.v1.Message
 	(*RunPolicy)(nil),             // 51: bough.v1.RunPolicy
 	(*ToolMocks)(nil),             // 52: bough.v1.ToolMocks
-	(*Usage)(nil),                 // 53: bough.v1.Usage
-	(*durationpb.Duration)(nil),   // 54: google.protobuf.Duration
-	(EndReason)(0),                // 55: bough.v1.EndReason
-	(*AgentAction)(nil),           // 56: bough.v1.AgentAction
-	(*AgentError)(nil),            // 57: bough.v1.AgentError
-	(CancelReason)(0),             // 58: bough.v1.CancelReason
-	(InvocationTrigger)(0),        // 59: bough.v1.InvocationTrigger
-	(*ModelSettings)(nil),         // 60: bough.v1.ModelSettings
-	(*LlmResponse)(nil),           // 61: bough.v1.LlmResponse
-	(*ToolCall)(nil),              // 62: bough.v1.ToolCall
-	(*ToolResult)(nil),            // 63: bough.v1.ToolResult
-	(*SessionStateChange)(nil),    // 64: bough.v1.SessionStateChange
-	(*AgentStep)(nil),             // 65: bough.v1.AgentStep
-	(*ForkOrigin)(nil),            // 66: bough.v1.ForkOrigin
-	(*ForkChanges)(nil),           // 67: bough.v1.ForkChanges
-	(*InputRequest)(nil),          // 68: bough.v1.InputRequest
-	(*InputAnswer)(nil),           // 69: bough.v1.InputAnswer
+	(*EvaluationRef)(nil),         // 53: bough.v1.EvaluationRef
+	(*Usage)(nil),                 // 54: bough.v1.Usage
+	(*durationpb.Duration)(nil),   // 55: google.protobuf.Duration
+	(EndReason)(0),                // 56: bough.v1.EndReason
+	(*AgentAction)(nil),           // 57: bough.v1.AgentAction
+	(*AgentError)(nil),            // 58: bough.v1.AgentError
+	(CancelReason)(0),             // 59: bough.v1.CancelReason
+	(InvocationTrigger)(0),        // 60: bough.v1.InvocationTrigger
+	(*ModelSettings)(nil),         // 61: bough.v1.ModelSettings
+	(*LlmResponse)(nil),           // 62: bough.v1.LlmResponse
+	(*ToolCall)(nil),              // 63: bough.v1.ToolCall
+	(*ToolResult)(nil),            // 64: bough.v1.ToolResult
+	(*SessionStateChange)(nil),    // 65: bough.v1.SessionStateChange
+	(*AgentStep)(nil),             // 66: bough.v1.AgentStep
+	(*ForkOrigin)(nil),            // 67: bough.v1.ForkOrigin
+	(*ForkChanges)(nil),           // 68: bough.v1.ForkChanges
+	(*InputRequest)(nil),          // 69: bough.v1.InputRequest
+	(*InputAnswer)(nil),           // 70: bough.v1.InputAnswer
 }
 var file_bough_v1_event_proto_depIdxs = []int32{
 	48,  // 0: bough.v1.AgentEvent.record_time:type_name -> google.protobuf.Timestamp
@@ -4364,78 +4353,80 @@ var file_bough_v1_event_proto_depIdxs = []int32{
 	4,   // 45: bough.v1.RunStarted.definition_refs:type_name -> bough.v1.DefinitionRef
 	5,   // 46: bough.v1.RunStarted.versions:type_name -> bough.v1.RunVersions
 	52,  // 47: bough.v1.RunStarted.mocks:type_name -> bough.v1.ToolMocks
-	50,  // 48: bough.v1.RunCompleted.final_answer:type_name -> bough.v1.Message
-	53,  // 49: bough.v1.RunCompleted.usage:type_name -> bough.v1.Usage
-	53,  // 50: bough.v1.RunCompleted.tree_usage:type_name -> bough.v1.Usage
-	54,  // 51: bough.v1.RunCompleted.duration:type_name -> google.protobuf.Duration
-	55,  // 52: bough.v1.RunCompleted.end_reason:type_name -> bough.v1.EndReason
-	56,  // 53: bough.v1.RunCompleted.action:type_name -> bough.v1.AgentAction
-	57,  // 54: bough.v1.RunFailed.error:type_name -> bough.v1.AgentError
-	53,  // 55: bough.v1.RunFailed.usage:type_name -> bough.v1.Usage
-	53,  // 56: bough.v1.RunFailed.tree_usage:type_name -> bough.v1.Usage
-	54,  // 57: bough.v1.RunFailed.duration:type_name -> google.protobuf.Duration
-	55,  // 58: bough.v1.RunFailed.end_reason:type_name -> bough.v1.EndReason
-	57,  // 59: bough.v1.RunCancelled.error:type_name -> bough.v1.AgentError
-	53,  // 60: bough.v1.RunCancelled.usage:type_name -> bough.v1.Usage
-	53,  // 61: bough.v1.RunCancelled.tree_usage:type_name -> bough.v1.Usage
-	54,  // 62: bough.v1.RunCancelled.duration:type_name -> google.protobuf.Duration
-	55,  // 63: bough.v1.RunCancelled.end_reason:type_name -> bough.v1.EndReason
-	58,  // 64: bough.v1.RunCancelled.cancel_reason:type_name -> bough.v1.CancelReason
-	49,  // 65: bough.v1.SubAgentStarted.kind:type_name -> bough.v1.AgentKind
-	59,  // 66: bough.v1.SubAgentStarted.trigger:type_name -> bough.v1.InvocationTrigger
-	50,  // 67: bough.v1.SubAgentStarted.input:type_name -> bough.v1.Message
-	50,  // 68: bough.v1.SubAgentCompleted.output:type_name -> bough.v1.Message
-	53,  // 69: bough.v1.SubAgentCompleted.usage:type_name -> bough.v1.Usage
-	53,  // 70: bough.v1.SubAgentCompleted.tree_usage:type_name -> bough.v1.Usage
-	54,  // 71: bough.v1.SubAgentCompleted.duration:type_name -> google.protobuf.Duration
-	55,  // 72: bough.v1.SubAgentCompleted.end_reason:type_name -> bough.v1.EndReason
-	56,  // 73: bough.v1.SubAgentCompleted.action:type_name -> bough.v1.AgentAction
-	57,  // 74: bough.v1.SubAgentFailed.error:type_name -> bough.v1.AgentError
-	53,  // 75: bough.v1.SubAgentFailed.usage:type_name -> bough.v1.Usage
-	53,  // 76: bough.v1.SubAgentFailed.tree_usage:type_name -> bough.v1.Usage
-	54,  // 77: bough.v1.SubAgentFailed.duration:type_name -> google.protobuf.Duration
-	55,  // 78: bough.v1.SubAgentFailed.end_reason:type_name -> bough.v1.EndReason
-	58,  // 79: bough.v1.SubAgentFailed.cancel_reason:type_name -> bough.v1.CancelReason
-	60,  // 80: bough.v1.LlmStarted.settings:type_name -> bough.v1.ModelSettings
-	1,   // 81: bough.v1.LlmRetrying.reason:type_name -> bough.v1.RetryReason
-	57,  // 82: bough.v1.LlmRetrying.error:type_name -> bough.v1.AgentError
-	54,  // 83: bough.v1.LlmRetrying.delay:type_name -> google.protobuf.Duration
-	53,  // 84: bough.v1.LlmRetrying.lost_usage:type_name -> bough.v1.Usage
-	61,  // 85: bough.v1.LlmCompleted.response:type_name -> bough.v1.LlmResponse
-	57,  // 86: bough.v1.LlmFailed.error:type_name -> bough.v1.AgentError
-	53,  // 87: bough.v1.LlmFailed.lost_usage:type_name -> bough.v1.Usage
-	62,  // 88: bough.v1.ToolStarted.call:type_name -> bough.v1.ToolCall
-	63,  // 89: bough.v1.ToolCompleted.result:type_name -> bough.v1.ToolResult
-	56,  // 90: bough.v1.ToolCompleted.action:type_name -> bough.v1.AgentAction
-	64,  // 91: bough.v1.ToolCompleted.state_changes:type_name -> bough.v1.SessionStateChange
-	63,  // 92: bough.v1.ToolFailed.result:type_name -> bough.v1.ToolResult
-	65,  // 93: bough.v1.StepCompleted.step:type_name -> bough.v1.AgentStep
-	65,  // 94: bough.v1.StepFailed.step:type_name -> bough.v1.AgentStep
-	57,  // 95: bough.v1.StepFailed.error:type_name -> bough.v1.AgentError
-	2,   // 96: bough.v1.ValueRecorded.kind:type_name -> bough.v1.ValueKind
-	57,  // 97: bough.v1.ValueRecorded.error:type_name -> bough.v1.AgentError
-	0,   // 98: bough.v1.RunResumed.cause:type_name -> bough.v1.ResumeCause
-	48,  // 99: bough.v1.RunResumed.deadline_time:type_name -> google.protobuf.Timestamp
-	66,  // 100: bough.v1.RunForked.origin:type_name -> bough.v1.ForkOrigin
-	67,  // 101: bough.v1.RunForked.changes:type_name -> bough.v1.ForkChanges
-	48,  // 102: bough.v1.RunForked.deadline_time:type_name -> google.protobuf.Timestamp
-	47,  // 103: bough.v1.RunForked.labels:type_name -> bough.v1.RunForked.LabelsEntry
-	4,   // 104: bough.v1.RunForked.definition_refs:type_name -> bough.v1.DefinitionRef
-	51,  // 105: bough.v1.RunForked.policy:type_name -> bough.v1.RunPolicy
-	52,  // 106: bough.v1.RunForked.mocks:type_name -> bough.v1.ToolMocks
-	68,  // 107: bough.v1.RunInterrupted.requests:type_name -> bough.v1.InputRequest
-	68,  // 108: bough.v1.InputRequested.request:type_name -> bough.v1.InputRequest
-	69,  // 109: bough.v1.InputReceived.answer:type_name -> bough.v1.InputAnswer
-	58,  // 110: bough.v1.CancelRequested.reason:type_name -> bough.v1.CancelReason
-	64,  // 111: bough.v1.SessionStateChanged.state_changes:type_name -> bough.v1.SessionStateChange
-	50,  // 112: bough.v1.HistoryCompacted.summary:type_name -> bough.v1.Message
-	40,  // 113: bough.v1.PlanMade.items:type_name -> bough.v1.PlanItem
-	40,  // 114: bough.v1.PlanRevised.items:type_name -> bough.v1.PlanItem
-	115, // [115:115] is the sub-list for method output_type
-	115, // [115:115] is the sub-list for method input_type
-	115, // [115:115] is the sub-list for extension type_name
-	115, // [115:115] is the sub-list for extension extendee
-	0,   // [0:115] is the sub-list for field type_name
+	53,  // 48: bough.v1.RunStarted.evaluation:type_name -> bough.v1.EvaluationRef
+	50,  // 49: bough.v1.RunCompleted.final_answer:type_name -> bough.v1.Message
+	54,  // 50: bough.v1.RunCompleted.usage:type_name -> bough.v1.Usage
+	54,  // 51: bough.v1.RunCompleted.tree_usage:type_name -> bough.v1.Usage
+	55,  // 52: bough.v1.RunCompleted.duration:type_name -> google.protobuf.Duration
+	56,  // 53: bough.v1.RunCompleted.end_reason:type_name -> bough.v1.EndReason
+	57,  // 54: bough.v1.RunCompleted.action:type_name -> bough.v1.AgentAction
+	58,  // 55: bough.v1.RunFailed.error:type_name -> bough.v1.AgentError
+	54,  // 56: bough.v1.RunFailed.usage:type_name -> bough.v1.Usage
+	54,  // 57: bough.v1.RunFailed.tree_usage:type_name -> bough.v1.Usage
+	55,  // 58: bough.v1.RunFailed.duration:type_name -> google.protobuf.Duration
+	56,  // 59: bough.v1.RunFailed.end_reason:type_name -> bough.v1.EndReason
+	58,  // 60: bough.v1.RunCancelled.error:type_name -> bough.v1.AgentError
+	54,  // 61: bough.v1.RunCancelled.usage:type_name -> bough.v1.Usage
+	54,  // 62: bough.v1.RunCancelled.tree_usage:type_name -> bough.v1.Usage
+	55,  // 63: bough.v1.RunCancelled.duration:type_name -> google.protobuf.Duration
+	56,  // 64: bough.v1.RunCancelled.end_reason:type_name -> bough.v1.EndReason
+	59,  // 65: bough.v1.RunCancelled.cancel_reason:type_name -> bough.v1.CancelReason
+	49,  // 66: bough.v1.SubAgentStarted.kind:type_name -> bough.v1.AgentKind
+	60,  // 67: bough.v1.SubAgentStarted.trigger:type_name -> bough.v1.InvocationTrigger
+	50,  // 68: bough.v1.SubAgentStarted.input:type_name -> bough.v1.Message
+	50,  // 69: bough.v1.SubAgentCompleted.output:type_name -> bough.v1.Message
+	54,  // 70: bough.v1.SubAgentCompleted.usage:type_name -> bough.v1.Usage
+	54,  // 71: bough.v1.SubAgentCompleted.tree_usage:type_name -> bough.v1.Usage
+	55,  // 72: bough.v1.SubAgentCompleted.duration:type_name -> google.protobuf.Duration
+	56,  // 73: bough.v1.SubAgentCompleted.end_reason:type_name -> bough.v1.EndReason
+	57,  // 74: bough.v1.SubAgentCompleted.action:type_name -> bough.v1.AgentAction
+	58,  // 75: bough.v1.SubAgentFailed.error:type_name -> bough.v1.AgentError
+	54,  // 76: bough.v1.SubAgentFailed.usage:type_name -> bough.v1.Usage
+	54,  // 77: bough.v1.SubAgentFailed.tree_usage:type_name -> bough.v1.Usage
+	55,  // 78: bough.v1.SubAgentFailed.duration:type_name -> google.protobuf.Duration
+	56,  // 79: bough.v1.SubAgentFailed.end_reason:type_name -> bough.v1.EndReason
+	59,  // 80: bough.v1.SubAgentFailed.cancel_reason:type_name -> bough.v1.CancelReason
+	61,  // 81: bough.v1.LlmStarted.settings:type_name -> bough.v1.ModelSettings
+	1,   // 82: bough.v1.LlmRetrying.reason:type_name -> bough.v1.RetryReason
+	58,  // 83: bough.v1.LlmRetrying.error:type_name -> bough.v1.AgentError
+	55,  // 84: bough.v1.LlmRetrying.delay:type_name -> google.protobuf.Duration
+	54,  // 85: bough.v1.LlmRetrying.lost_usage:type_name -> bough.v1.Usage
+	62,  // 86: bough.v1.LlmCompleted.response:type_name -> bough.v1.LlmResponse
+	58,  // 87: bough.v1.LlmFailed.error:type_name -> bough.v1.AgentError
+	54,  // 88: bough.v1.LlmFailed.lost_usage:type_name -> bough.v1.Usage
+	63,  // 89: bough.v1.ToolStarted.call:type_name -> bough.v1.ToolCall
+	64,  // 90: bough.v1.ToolCompleted.result:type_name -> bough.v1.ToolResult
+	57,  // 91: bough.v1.ToolCompleted.action:type_name -> bough.v1.AgentAction
+	65,  // 92: bough.v1.ToolCompleted.state_changes:type_name -> bough.v1.SessionStateChange
+	64,  // 93: bough.v1.ToolFailed.result:type_name -> bough.v1.ToolResult
+	66,  // 94: bough.v1.StepCompleted.step:type_name -> bough.v1.AgentStep
+	66,  // 95: bough.v1.StepFailed.step:type_name -> bough.v1.AgentStep
+	58,  // 96: bough.v1.StepFailed.error:type_name -> bough.v1.AgentError
+	2,   // 97: bough.v1.ValueRecorded.kind:type_name -> bough.v1.ValueKind
+	58,  // 98: bough.v1.ValueRecorded.error:type_name -> bough.v1.AgentError
+	0,   // 99: bough.v1.RunResumed.cause:type_name -> bough.v1.ResumeCause
+	48,  // 100: bough.v1.RunResumed.deadline_time:type_name -> google.protobuf.Timestamp
+	67,  // 101: bough.v1.RunForked.origin:type_name -> bough.v1.ForkOrigin
+	68,  // 102: bough.v1.RunForked.changes:type_name -> bough.v1.ForkChanges
+	48,  // 103: bough.v1.RunForked.deadline_time:type_name -> google.protobuf.Timestamp
+	47,  // 104: bough.v1.RunForked.labels:type_name -> bough.v1.RunForked.LabelsEntry
+	4,   // 105: bough.v1.RunForked.definition_refs:type_name -> bough.v1.DefinitionRef
+	51,  // 106: bough.v1.RunForked.policy:type_name -> bough.v1.RunPolicy
+	52,  // 107: bough.v1.RunForked.mocks:type_name -> bough.v1.ToolMocks
+	53,  // 108: bough.v1.RunForked.evaluation:type_name -> bough.v1.EvaluationRef
+	69,  // 109: bough.v1.RunInterrupted.requests:type_name -> bough.v1.InputRequest
+	69,  // 110: bough.v1.InputRequested.request:type_name -> bough.v1.InputRequest
+	70,  // 111: bough.v1.InputReceived.answer:type_name -> bough.v1.InputAnswer
+	59,  // 112: bough.v1.CancelRequested.reason:type_name -> bough.v1.CancelReason
+	65,  // 113: bough.v1.SessionStateChanged.state_changes:type_name -> bough.v1.SessionStateChange
+	50,  // 114: bough.v1.HistoryCompacted.summary:type_name -> bough.v1.Message
+	40,  // 115: bough.v1.PlanMade.items:type_name -> bough.v1.PlanItem
+	40,  // 116: bough.v1.PlanRevised.items:type_name -> bough.v1.PlanItem
+	117, // [117:117] is the sub-list for method output_type
+	117, // [117:117] is the sub-list for method input_type
+	117, // [117:117] is the sub-list for extension type_name
+	117, // [117:117] is the sub-list for extension extendee
+	0,   // [0:117] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_event_proto_init() }
@@ -4446,6 +4437,7 @@ func file_bough_v1_event_proto_init() {
 	file_bough_v1_action_proto_init()
 	file_bough_v1_error_proto_init()
 	file_bough_v1_eval_set_proto_init()
+	file_bough_v1_evaluation_ref_proto_init()
 	file_bough_v1_execution_proto_init()
 	file_bough_v1_fork_proto_init()
 	file_bough_v1_input_proto_init()

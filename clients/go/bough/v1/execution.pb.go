@@ -108,7 +108,8 @@ func (AgentKind) EnumDescriptor() ([]byte, []int) {
 	return file_bough_v1_execution_proto_rawDescGZIP(), []int{0}
 }
 
-// The state of a run, an agent invocation or a tool call. SUCCEEDED, FAILED and CANCELLED are terminal: nothing follows them.
+// The state of a run, an agent invocation or a tool call. SUCCEEDED, FAILED and CANCELLED are terminal: nothing follows them. A client
+// treats a value that it does not know as one that is not terminal.
 type ExecutionState int32
 
 const (

@@ -86,7 +86,9 @@ const (
 	WatchUntil_WATCH_UNTIL_UNSPECIFIED WatchUntil = 0
 	// After the run's last event.
 	WatchUntil_WATCH_UNTIL_TERMINAL WatchUntil = 1
-	// After the first run_interrupted that follows `after_sequence`, or after the run's last event.
+	// After the first run_interrupted that follows `after_sequence`, or after the run's last event. A caller whose `after_sequence` is
+	// that of an interruption waits for the next one, and the log of a fork can begin with interruptions that were answered long ago:
+	// Run.open_requests says what is not answered yet.
 	WatchUntil_WATCH_UNTIL_INTERRUPTED WatchUntil = 2
 	// After every event that was in the log when the call began.
 	WatchUntil_WATCH_UNTIL_CURRENT WatchUntil = 3
@@ -201,6 +203,81 @@ func (x *FollowOptions) GetHeartbeatInterval() *durationpb.Duration {
 	return nil
 }
 
+// How a stream follows an evaluation.
+type EvaluationFollowOptions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// If nothing was sent for this long, a response without events is sent. From 100 ms to one hour; absent for none.
+	HeartbeatInterval *durationpb.Duration `protobuf:"bytes,1,opt,name=heartbeat_interval,json=heartbeatInterval,proto3" json:"heartbeat_interval,omitempty"`
+	// The events wanted: by dotted name as "evaluation.trial.scored", by payload field as "case_trial_scored", or by group as
+	// "evaluation.trial.*"; empty for all. The last event of a log is always sent. A name that does not exist is INVALID_ARGUMENT,
+	// with the nearest one.
+	EventNames []string `protobuf:"bytes,2,rep,name=event_names,json=eventNames,proto3" json:"event_names,omitempty"`
+	// Whether agents, calls, answers, and the details of scores are left out of case_trial_scored events. ListCaseResults has them.
+	WithoutTrees bool `protobuf:"varint,3,opt,name=without_trees,json=withoutTrees,proto3" json:"without_trees,omitempty"`
+	// When the stream ends: TERMINAL, the default, or CURRENT. An evaluation is never interrupted: INTERRUPTED is INVALID_ARGUMENT.
+	Until         WatchUntil `protobuf:"varint,4,opt,name=until,proto3,enum=bough.v1.WatchUntil" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvaluationFollowOptions) Reset() {
+	*x = EvaluationFollowOptions{}
+	mi := &file_bough_v1_follow_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvaluationFollowOptions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvaluationFollowOptions) ProtoMessage() {}
+
+func (x *EvaluationFollowOptions) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_follow_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvaluationFollowOptions.ProtoReflect.Descriptor instead.
+func (*EvaluationFollowOptions) Descriptor() ([]byte, []int) {
+	return file_bough_v1_follow_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *EvaluationFollowOptions) GetHeartbeatInterval() *durationpb.Duration {
+	if x != nil {
+		return x.HeartbeatInterval
+	}
+	return nil
+}
+
+func (x *EvaluationFollowOptions) GetEventNames() []string {
+	if x != nil {
+		return x.EventNames
+	}
+	return nil
+}
+
+func (x *EvaluationFollowOptions) GetWithoutTrees() bool {
+	if x != nil {
+		return x.WithoutTrees
+	}
+	return false
+}
+
+func (x *EvaluationFollowOptions) GetUntil() WatchUntil {
+	if x != nil {
+		return x.Until
+	}
+	return WatchUntil_WATCH_UNTIL_UNSPECIFIED
+}
+
 // Some events of a run, in order.
 type EventBatch struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -214,7 +291,7 @@ type EventBatch struct {
 
 func (x *EventBatch) Reset() {
 	*x = EventBatch{}
-	mi := &file_bough_v1_follow_proto_msgTypes[1]
+	mi := &file_bough_v1_follow_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -226,7 +303,7 @@ func (x *EventBatch) String() string {
 func (*EventBatch) ProtoMessage() {}
 
 func (x *EventBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_follow_proto_msgTypes[1]
+	mi := &file_bough_v1_follow_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -239,7 +316,7 @@ func (x *EventBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventBatch.ProtoReflect.Descriptor instead.
 func (*EventBatch) Descriptor() ([]byte, []int) {
-	return file_bough_v1_follow_proto_rawDescGZIP(), []int{1}
+	return file_bough_v1_follow_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *EventBatch) GetEvents() []*AgentEvent {
@@ -265,7 +342,13 @@ const file_bough_v1_follow_proto_rawDesc = "" +
 	"\x04view\x18\x01 \x01(\x0e2\x13.bough.v1.EventViewR\x04view\x12\x1f\n" +
 	"\vevent_names\x18\x02 \x03(\tR\n" +
 	"eventNames\x12H\n" +
-	"\x12heartbeat_interval\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatInterval\"e\n" +
+	"\x12heartbeat_interval\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatInterval\"\xd5\x01\n" +
+	"\x17EvaluationFollowOptions\x12H\n" +
+	"\x12heartbeat_interval\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatInterval\x12\x1f\n" +
+	"\vevent_names\x18\x02 \x03(\tR\n" +
+	"eventNames\x12#\n" +
+	"\rwithout_trees\x18\x03 \x01(\bR\fwithoutTrees\x12*\n" +
+	"\x05until\x18\x04 \x01(\x0e2\x14.bough.v1.WatchUntilR\x05until\"e\n" +
 	"\n" +
 	"EventBatch\x12,\n" +
 	"\x06events\x18\x01 \x03(\v2\x14.bough.v1.AgentEventR\x06events\x12)\n" +
@@ -295,24 +378,27 @@ func file_bough_v1_follow_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_follow_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_bough_v1_follow_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_bough_v1_follow_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
 var file_bough_v1_follow_proto_goTypes = []any{
-	(EventView)(0),              // 0: bough.v1.EventView
-	(WatchUntil)(0),             // 1: bough.v1.WatchUntil
-	(*FollowOptions)(nil),       // 2: bough.v1.FollowOptions
-	(*EventBatch)(nil),          // 3: bough.v1.EventBatch
-	(*durationpb.Duration)(nil), // 4: google.protobuf.Duration
-	(*AgentEvent)(nil),          // 5: bough.v1.AgentEvent
+	(EventView)(0),                  // 0: bough.v1.EventView
+	(WatchUntil)(0),                 // 1: bough.v1.WatchUntil
+	(*FollowOptions)(nil),           // 2: bough.v1.FollowOptions
+	(*EvaluationFollowOptions)(nil), // 3: bough.v1.EvaluationFollowOptions
+	(*EventBatch)(nil),              // 4: bough.v1.EventBatch
+	(*durationpb.Duration)(nil),     // 5: google.protobuf.Duration
+	(*AgentEvent)(nil),              // 6: bough.v1.AgentEvent
 }
 var file_bough_v1_follow_proto_depIdxs = []int32{
 	0, // 0: bough.v1.FollowOptions.view:type_name -> bough.v1.EventView
-	4, // 1: bough.v1.FollowOptions.heartbeat_interval:type_name -> google.protobuf.Duration
-	5, // 2: bough.v1.EventBatch.events:type_name -> bough.v1.AgentEvent
-	3, // [3:3] is the sub-list for method output_type
-	3, // [3:3] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	5, // 1: bough.v1.FollowOptions.heartbeat_interval:type_name -> google.protobuf.Duration
+	5, // 2: bough.v1.EvaluationFollowOptions.heartbeat_interval:type_name -> google.protobuf.Duration
+	1, // 3: bough.v1.EvaluationFollowOptions.until:type_name -> bough.v1.WatchUntil
+	6, // 4: bough.v1.EventBatch.events:type_name -> bough.v1.AgentEvent
+	5, // [5:5] is the sub-list for method output_type
+	5, // [5:5] is the sub-list for method input_type
+	5, // [5:5] is the sub-list for extension type_name
+	5, // [5:5] is the sub-list for extension extendee
+	0, // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_follow_proto_init() }
@@ -327,7 +413,7 @@ func file_bough_v1_follow_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_follow_proto_rawDesc), len(file_bough_v1_follow_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   2,
+			NumMessages:   3,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -452,9 +452,14 @@ type ToolInvocation struct {
 	// Whether the result was cut to fit a limit.
 	ResultTruncated bool `protobuf:"varint,15,opt,name=result_truncated,json=resultTruncated,proto3" json:"result_truncated,omitempty"`
 	// The step that called, unique in the run; empty if code called outside of steps.
-	StepId        string `protobuf:"bytes,16,opt,name=step_id,json=stepId,proto3" json:"step_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	StepId string `protobuf:"bytes,16,opt,name=step_id,json=stepId,proto3" json:"step_id,omitempty"`
+	// The arguments that the tool ran with, if they are not those that the model wrote because an approver edited them; empty
+	// otherwise. They are cut to the same limit as `arguments_json`.
+	ExecutedArgumentsJson string `protobuf:"bytes,17,opt,name=executed_arguments_json,json=executedArgumentsJson,proto3" json:"executed_arguments_json,omitempty"`
+	// Whether executed_arguments_json was cut to fit a limit.
+	ExecutedArgumentsTruncated bool `protobuf:"varint,18,opt,name=executed_arguments_truncated,json=executedArgumentsTruncated,proto3" json:"executed_arguments_truncated,omitempty"`
+	unknownFields              protoimpl.UnknownFields
+	sizeCache                  protoimpl.SizeCache
 }
 
 func (x *ToolInvocation) Reset() {
@@ -597,6 +602,20 @@ func (x *ToolInvocation) GetStepId() string {
 		return x.StepId
 	}
 	return ""
+}
+
+func (x *ToolInvocation) GetExecutedArgumentsJson() string {
+	if x != nil {
+		return x.ExecutedArgumentsJson
+	}
+	return ""
+}
+
+func (x *ToolInvocation) GetExecutedArgumentsTruncated() bool {
+	if x != nil {
+		return x.ExecutedArgumentsTruncated
+	}
+	return false
 }
 
 // One agent's execution in a run: a node of the tree.
@@ -891,6 +910,149 @@ func (x *AgentInvocation) GetSettings() *ModelSettings {
 	return nil
 }
 
+// A run of this server, up to a sequence.
+type RunRef struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The run. Unknown, or another tenant's: NOT_FOUND.
+	RunId string `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
+	// Only the events up to this sequence; 0 for all. Beyond the end of the log: OUT_OF_RANGE.
+	AsOfSequence  int64 `protobuf:"varint,2,opt,name=as_of_sequence,json=asOfSequence,proto3" json:"as_of_sequence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunRef) Reset() {
+	*x = RunRef{}
+	mi := &file_bough_v1_invocation_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunRef) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunRef) ProtoMessage() {}
+
+func (x *RunRef) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_invocation_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunRef.ProtoReflect.Descriptor instead.
+func (*RunRef) Descriptor() ([]byte, []int) {
+	return file_bough_v1_invocation_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *RunRef) GetRunId() string {
+	if x != nil {
+		return x.RunId
+	}
+	return ""
+}
+
+func (x *RunRef) GetAsOfSequence() int64 {
+	if x != nil {
+		return x.AsOfSequence
+	}
+	return 0
+}
+
+// A record, stored or given.
+type InvocationSource struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Exactly one is set.
+	//
+	// Types that are valid to be assigned to Source:
+	//
+	//	*InvocationSource_Run
+	//	*InvocationSource_Invocation
+	Source        isInvocationSource_Source `protobuf_oneof:"source"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InvocationSource) Reset() {
+	*x = InvocationSource{}
+	mi := &file_bough_v1_invocation_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InvocationSource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InvocationSource) ProtoMessage() {}
+
+func (x *InvocationSource) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_invocation_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InvocationSource.ProtoReflect.Descriptor instead.
+func (*InvocationSource) Descriptor() ([]byte, []int) {
+	return file_bough_v1_invocation_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *InvocationSource) GetSource() isInvocationSource_Source {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+func (x *InvocationSource) GetRun() *RunRef {
+	if x != nil {
+		if x, ok := x.Source.(*InvocationSource_Run); ok {
+			return x.Run
+		}
+	}
+	return nil
+}
+
+func (x *InvocationSource) GetInvocation() *Invocation {
+	if x != nil {
+		if x, ok := x.Source.(*InvocationSource_Invocation); ok {
+			return x.Invocation
+		}
+	}
+	return nil
+}
+
+type isInvocationSource_Source interface {
+	isInvocationSource_Source()
+}
+
+type InvocationSource_Run struct {
+	// A run of this server.
+	Run *RunRef `protobuf:"bytes,1,opt,name=run,proto3,oneof"`
+}
+
+type InvocationSource_Invocation struct {
+	// A record, of any system. One that was cut, has anomalies, has not ended, or has several agents with the same invocation_id is
+	// not scored.
+	Invocation *Invocation `protobuf:"bytes,2,opt,name=invocation,proto3,oneof"`
+}
+
+func (*InvocationSource_Run) isInvocationSource_Source() {}
+
+func (*InvocationSource_Invocation) isInvocationSource_Source() {}
+
 // How much of a record to return. Absent numbers take their defaults; the smallest limit wins.
 type InvocationOptions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -912,7 +1074,7 @@ type InvocationOptions struct {
 
 func (x *InvocationOptions) Reset() {
 	*x = InvocationOptions{}
-	mi := &file_bough_v1_invocation_proto_msgTypes[4]
+	mi := &file_bough_v1_invocation_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -924,7 +1086,7 @@ func (x *InvocationOptions) String() string {
 func (*InvocationOptions) ProtoMessage() {}
 
 func (x *InvocationOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_invocation_proto_msgTypes[4]
+	mi := &file_bough_v1_invocation_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -937,7 +1099,7 @@ func (x *InvocationOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvocationOptions.ProtoReflect.Descriptor instead.
 func (*InvocationOptions) Descriptor() ([]byte, []int) {
-	return file_bough_v1_invocation_proto_rawDescGZIP(), []int{4}
+	return file_bough_v1_invocation_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *InvocationOptions) GetIncludeSteps() bool {
@@ -1024,7 +1186,7 @@ const file_bough_v1_invocation_proto_rawDesc = "" +
 	"\tanomalies\x18\x17 \x03(\v2\x11.bough.v1.AnomalyR\tanomalies\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x82\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfc\x05\n" +
 	"\x0eToolInvocation\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\tR\x06callId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
@@ -1045,7 +1207,9 @@ const file_bough_v1_invocation_proto_rawDesc = "" +
 	"\bend_time\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\x12/\n" +
 	"\x13arguments_truncated\x18\x0e \x01(\bR\x12argumentsTruncated\x12)\n" +
 	"\x10result_truncated\x18\x0f \x01(\bR\x0fresultTruncated\x12\x17\n" +
-	"\astep_id\x18\x10 \x01(\tR\x06stepIdB\r\n" +
+	"\astep_id\x18\x10 \x01(\tR\x06stepId\x126\n" +
+	"\x17executed_arguments_json\x18\x11 \x01(\tR\x15executedArgumentsJson\x12@\n" +
+	"\x1cexecuted_arguments_truncated\x18\x12 \x01(\bR\x1aexecutedArgumentsTruncatedB\r\n" +
 	"\v_step_index\"\xfd\b\n" +
 	"\x0fAgentInvocation\x12#\n" +
 	"\rinvocation_id\x18\x01 \x01(\tR\finvocationId\x120\n" +
@@ -1083,7 +1247,16 @@ const file_bough_v1_invocation_proto_rawDesc = "" +
 	"\titeration\x18\x1c \x01(\x05H\x00R\titeration\x88\x01\x01\x123\n" +
 	"\bsettings\x18\x1d \x01(\v2\x17.bough.v1.ModelSettingsR\bsettingsB\f\n" +
 	"\n" +
-	"_iteration\"\xe9\x02\n" +
+	"_iteration\"E\n" +
+	"\x06RunRef\x12\x15\n" +
+	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12$\n" +
+	"\x0eas_of_sequence\x18\x02 \x01(\x03R\fasOfSequence\"z\n" +
+	"\x10InvocationSource\x12$\n" +
+	"\x03run\x18\x01 \x01(\v2\x10.bough.v1.RunRefH\x00R\x03run\x126\n" +
+	"\n" +
+	"invocation\x18\x02 \x01(\v2\x14.bough.v1.InvocationH\x00R\n" +
+	"invocationB\b\n" +
+	"\x06source\"\xe9\x02\n" +
 	"\x11InvocationOptions\x12#\n" +
 	"\rinclude_steps\x18\x01 \x01(\bR\fincludeSteps\x12\"\n" +
 	"\n" +
@@ -1127,68 +1300,72 @@ func file_bough_v1_invocation_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_invocation_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_bough_v1_invocation_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_bough_v1_invocation_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_bough_v1_invocation_proto_goTypes = []any{
 	(AnomalyKind)(0),              // 0: bough.v1.AnomalyKind
 	(*Anomaly)(nil),               // 1: bough.v1.Anomaly
 	(*Invocation)(nil),            // 2: bough.v1.Invocation
 	(*ToolInvocation)(nil),        // 3: bough.v1.ToolInvocation
 	(*AgentInvocation)(nil),       // 4: bough.v1.AgentInvocation
-	(*InvocationOptions)(nil),     // 5: bough.v1.InvocationOptions
-	nil,                           // 6: bough.v1.Invocation.LabelsEntry
-	(*Message)(nil),               // 7: bough.v1.Message
-	(*AgentStep)(nil),             // 8: bough.v1.AgentStep
-	(ExecutionState)(0),           // 9: bough.v1.ExecutionState
-	(*AgentError)(nil),            // 10: bough.v1.AgentError
-	(*Usage)(nil),                 // 11: bough.v1.Usage
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
-	(*ForkOrigin)(nil),            // 13: bough.v1.ForkOrigin
-	(AgentKind)(0),                // 14: bough.v1.AgentKind
-	(InvocationTrigger)(0),        // 15: bough.v1.InvocationTrigger
-	(EndReason)(0),                // 16: bough.v1.EndReason
-	(CancelReason)(0),             // 17: bough.v1.CancelReason
-	(*ModelSettings)(nil),         // 18: bough.v1.ModelSettings
+	(*RunRef)(nil),                // 5: bough.v1.RunRef
+	(*InvocationSource)(nil),      // 6: bough.v1.InvocationSource
+	(*InvocationOptions)(nil),     // 7: bough.v1.InvocationOptions
+	nil,                           // 8: bough.v1.Invocation.LabelsEntry
+	(*Message)(nil),               // 9: bough.v1.Message
+	(*AgentStep)(nil),             // 10: bough.v1.AgentStep
+	(ExecutionState)(0),           // 11: bough.v1.ExecutionState
+	(*AgentError)(nil),            // 12: bough.v1.AgentError
+	(*Usage)(nil),                 // 13: bough.v1.Usage
+	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
+	(*ForkOrigin)(nil),            // 15: bough.v1.ForkOrigin
+	(AgentKind)(0),                // 16: bough.v1.AgentKind
+	(InvocationTrigger)(0),        // 17: bough.v1.InvocationTrigger
+	(EndReason)(0),                // 18: bough.v1.EndReason
+	(CancelReason)(0),             // 19: bough.v1.CancelReason
+	(*ModelSettings)(nil),         // 20: bough.v1.ModelSettings
 }
 var file_bough_v1_invocation_proto_depIdxs = []int32{
 	0,  // 0: bough.v1.Anomaly.kind:type_name -> bough.v1.AnomalyKind
-	6,  // 1: bough.v1.Invocation.labels:type_name -> bough.v1.Invocation.LabelsEntry
-	7,  // 2: bough.v1.Invocation.user_content:type_name -> bough.v1.Message
-	7,  // 3: bough.v1.Invocation.final_response:type_name -> bough.v1.Message
-	7,  // 4: bough.v1.Invocation.intermediate_responses:type_name -> bough.v1.Message
+	8,  // 1: bough.v1.Invocation.labels:type_name -> bough.v1.Invocation.LabelsEntry
+	9,  // 2: bough.v1.Invocation.user_content:type_name -> bough.v1.Message
+	9,  // 3: bough.v1.Invocation.final_response:type_name -> bough.v1.Message
+	9,  // 4: bough.v1.Invocation.intermediate_responses:type_name -> bough.v1.Message
 	3,  // 5: bough.v1.Invocation.tools:type_name -> bough.v1.ToolInvocation
 	4,  // 6: bough.v1.Invocation.agents:type_name -> bough.v1.AgentInvocation
-	8,  // 7: bough.v1.Invocation.steps:type_name -> bough.v1.AgentStep
-	9,  // 8: bough.v1.Invocation.state:type_name -> bough.v1.ExecutionState
-	10, // 9: bough.v1.Invocation.error:type_name -> bough.v1.AgentError
-	11, // 10: bough.v1.Invocation.tree_usage:type_name -> bough.v1.Usage
-	11, // 11: bough.v1.Invocation.inherited_usage:type_name -> bough.v1.Usage
-	12, // 12: bough.v1.Invocation.start_time:type_name -> google.protobuf.Timestamp
-	12, // 13: bough.v1.Invocation.end_time:type_name -> google.protobuf.Timestamp
-	13, // 14: bough.v1.Invocation.forked_from:type_name -> bough.v1.ForkOrigin
+	10, // 7: bough.v1.Invocation.steps:type_name -> bough.v1.AgentStep
+	11, // 8: bough.v1.Invocation.state:type_name -> bough.v1.ExecutionState
+	12, // 9: bough.v1.Invocation.error:type_name -> bough.v1.AgentError
+	13, // 10: bough.v1.Invocation.tree_usage:type_name -> bough.v1.Usage
+	13, // 11: bough.v1.Invocation.inherited_usage:type_name -> bough.v1.Usage
+	14, // 12: bough.v1.Invocation.start_time:type_name -> google.protobuf.Timestamp
+	14, // 13: bough.v1.Invocation.end_time:type_name -> google.protobuf.Timestamp
+	15, // 14: bough.v1.Invocation.forked_from:type_name -> bough.v1.ForkOrigin
 	1,  // 15: bough.v1.Invocation.anomalies:type_name -> bough.v1.Anomaly
-	9,  // 16: bough.v1.ToolInvocation.state:type_name -> bough.v1.ExecutionState
-	10, // 17: bough.v1.ToolInvocation.error:type_name -> bough.v1.AgentError
-	12, // 18: bough.v1.ToolInvocation.start_time:type_name -> google.protobuf.Timestamp
-	12, // 19: bough.v1.ToolInvocation.end_time:type_name -> google.protobuf.Timestamp
-	14, // 20: bough.v1.AgentInvocation.kind:type_name -> bough.v1.AgentKind
-	15, // 21: bough.v1.AgentInvocation.trigger:type_name -> bough.v1.InvocationTrigger
-	9,  // 22: bough.v1.AgentInvocation.state:type_name -> bough.v1.ExecutionState
-	16, // 23: bough.v1.AgentInvocation.end_reason:type_name -> bough.v1.EndReason
-	10, // 24: bough.v1.AgentInvocation.error:type_name -> bough.v1.AgentError
-	12, // 25: bough.v1.AgentInvocation.start_time:type_name -> google.protobuf.Timestamp
-	12, // 26: bough.v1.AgentInvocation.end_time:type_name -> google.protobuf.Timestamp
-	11, // 27: bough.v1.AgentInvocation.usage:type_name -> bough.v1.Usage
-	11, // 28: bough.v1.AgentInvocation.tree_usage:type_name -> bough.v1.Usage
-	7,  // 29: bough.v1.AgentInvocation.input:type_name -> bough.v1.Message
-	7,  // 30: bough.v1.AgentInvocation.output:type_name -> bough.v1.Message
+	11, // 16: bough.v1.ToolInvocation.state:type_name -> bough.v1.ExecutionState
+	12, // 17: bough.v1.ToolInvocation.error:type_name -> bough.v1.AgentError
+	14, // 18: bough.v1.ToolInvocation.start_time:type_name -> google.protobuf.Timestamp
+	14, // 19: bough.v1.ToolInvocation.end_time:type_name -> google.protobuf.Timestamp
+	16, // 20: bough.v1.AgentInvocation.kind:type_name -> bough.v1.AgentKind
+	17, // 21: bough.v1.AgentInvocation.trigger:type_name -> bough.v1.InvocationTrigger
+	11, // 22: bough.v1.AgentInvocation.state:type_name -> bough.v1.ExecutionState
+	18, // 23: bough.v1.AgentInvocation.end_reason:type_name -> bough.v1.EndReason
+	12, // 24: bough.v1.AgentInvocation.error:type_name -> bough.v1.AgentError
+	14, // 25: bough.v1.AgentInvocation.start_time:type_name -> google.protobuf.Timestamp
+	14, // 26: bough.v1.AgentInvocation.end_time:type_name -> google.protobuf.Timestamp
+	13, // 27: bough.v1.AgentInvocation.usage:type_name -> bough.v1.Usage
+	13, // 28: bough.v1.AgentInvocation.tree_usage:type_name -> bough.v1.Usage
+	9,  // 29: bough.v1.AgentInvocation.input:type_name -> bough.v1.Message
+	9,  // 30: bough.v1.AgentInvocation.output:type_name -> bough.v1.Message
 	1,  // 31: bough.v1.AgentInvocation.anomalies:type_name -> bough.v1.Anomaly
-	17, // 32: bough.v1.AgentInvocation.cancel_reason:type_name -> bough.v1.CancelReason
-	18, // 33: bough.v1.AgentInvocation.settings:type_name -> bough.v1.ModelSettings
-	34, // [34:34] is the sub-list for method output_type
-	34, // [34:34] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	19, // 32: bough.v1.AgentInvocation.cancel_reason:type_name -> bough.v1.CancelReason
+	20, // 33: bough.v1.AgentInvocation.settings:type_name -> bough.v1.ModelSettings
+	5,  // 34: bough.v1.InvocationSource.run:type_name -> bough.v1.RunRef
+	2,  // 35: bough.v1.InvocationSource.invocation:type_name -> bough.v1.Invocation
+	36, // [36:36] is the sub-list for method output_type
+	36, // [36:36] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_invocation_proto_init() }
@@ -1205,14 +1382,18 @@ func file_bough_v1_invocation_proto_init() {
 	file_bough_v1_usage_proto_init()
 	file_bough_v1_invocation_proto_msgTypes[2].OneofWrappers = []any{}
 	file_bough_v1_invocation_proto_msgTypes[3].OneofWrappers = []any{}
-	file_bough_v1_invocation_proto_msgTypes[4].OneofWrappers = []any{}
+	file_bough_v1_invocation_proto_msgTypes[5].OneofWrappers = []any{
+		(*InvocationSource_Run)(nil),
+		(*InvocationSource_Invocation)(nil),
+	}
+	file_bough_v1_invocation_proto_msgTypes[6].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_invocation_proto_rawDesc), len(file_bough_v1_invocation_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   6,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -721,9 +721,9 @@ type Blob struct {
 	//	*Blob_Uri
 	//	*Blob_Sha256
 	Source isBlob_Source `protobuf_oneof:"source"`
-	// The media type, such as "image/png".
+	// The media type, such as "image/png", without control characters; empty if unknown.
 	MediaType string `protobuf:"bytes,3,opt,name=media_type,json=mediaType,proto3" json:"media_type,omitempty"`
-	// A name for people; empty for none.
+	// A name for people, without control characters; empty for none.
 	Filename string `protobuf:"bytes,4,opt,name=filename,proto3" json:"filename,omitempty"`
 	// The size in bytes; absent if unknown. Set by the server if it has put sha256 in the place of data.
 	SizeBytes     *int64 `protobuf:"varint,5,opt,name=size_bytes,json=sizeBytes,proto3,oneof" json:"size_bytes,omitempty"`
@@ -828,7 +828,7 @@ type Blob_Data struct {
 }
 
 type Blob_Uri struct {
-	// The address. The server passes it to the provider and does not fetch it.
+	// The address, without control characters. The server passes it to the provider and does not fetch it.
 	Uri string `protobuf:"bytes,2,opt,name=uri,proto3,oneof"`
 }
 

@@ -24,10 +24,10 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// What a payload field of AgentEvent says about itself.
+// What a payload field of AgentEvent or EvaluationEvent says about itself.
 type EventOptions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The dotted name of the event, such as "agent.llm.started". It never changes.
+	// The dotted name of the event, such as "agent.llm.started" or "evaluation.trial.scored". It never changes.
 	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -83,7 +83,7 @@ var file_bough_v1_options_proto_extTypes = []protoimpl.ExtensionInfo{
 
 // Extension fields to descriptorpb.FieldOptions.
 var (
-	// Set on every payload field of AgentEvent, and on nothing else.
+	// Set on every payload field of AgentEvent and EvaluationEvent, and on nothing else.
 	//
 	// optional bough.v1.EventOptions event_options = 97726979;
 	E_EventOptions = &file_bough_v1_options_proto_extTypes[0]

@@ -139,7 +139,8 @@ const (
 	BusySessionPolicy_BUSY_SESSION_POLICY_UNSPECIFIED BusySessionPolicy = 0
 	// The call fails with ABORTED (SESSION_BUSY); metadata carries the run that holds the session.
 	BusySessionPolicy_BUSY_SESSION_POLICY_REJECT BusySessionPolicy = 1
-	// The run is accepted as PENDING and starts when the runs before it have ended, first in, first out.
+	// The run is accepted as PENDING and starts when the runs before it have ended, first in, first out. At most 64 wait for a session:
+	// then the call fails with RESOURCE_EXHAUSTED (SESSION_QUEUE_FULL).
 	BusySessionPolicy_BUSY_SESSION_POLICY_QUEUE BusySessionPolicy = 2
 	// If the session is held by a run that waits for input, that run is cancelled (SUPERSEDED) and this one starts. If it is
 	// held by a run that is RUNNING, or others are queued, the call fails as with REJECT and nothing is cancelled.

@@ -26,7 +26,8 @@ const (
 
 // One run, from the user's message to the final answer. It is derived from the run's log.
 //
-// Field 19 (parent_run_id) is reserved for a later version.
+// Field 19 (parent_run_id) is reserved for a later version. Numbers 20 and 21 were texts, which old logs and clients have: they are
+// never used again.
 type Run struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The id: a UUIDv7 that the server chose, unique everywhere.
@@ -67,10 +68,8 @@ type Run struct {
 	// Why no server executes it although it is RUNNING: what it started with and this server does not have. Empty otherwise. Streams
 	// that follow it end with UNAVAILABLE (RUN_PARKED) and this reason, after every recorded event.
 	ParkedReason string `protobuf:"bytes,17,opt,name=parked_reason,json=parkedReason,proto3" json:"parked_reason,omitempty"`
-	// The evaluation that it belongs to, as a turn of a case or as the run of a judge; empty for none.
-	EvaluationId string `protobuf:"bytes,20,opt,name=evaluation_id,json=evaluationId,proto3" json:"evaluation_id,omitempty"`
-	// The case of the evaluation; empty for none.
-	CaseId        string `protobuf:"bytes,21,opt,name=case_id,json=caseId,proto3" json:"case_id,omitempty"`
+	// What it is in the evaluation that started it; unset if none did.
+	Evaluation    *EvaluationRef `protobuf:"bytes,22,opt,name=evaluation,proto3" json:"evaluation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -224,21 +223,15 @@ func (x *Run) GetParkedReason() string {
 	return ""
 }
 
-func (x *Run) GetEvaluationId() string {
+func (x *Run) GetEvaluation() *EvaluationRef {
 	if x != nil {
-		return x.EvaluationId
+		return x.Evaluation
 	}
-	return ""
+	return nil
 }
 
-func (x *Run) GetCaseId() string {
-	if x != nil {
-		return x.CaseId
-	}
-	return ""
-}
-
-// Selects runs. Every filter that is set must match.
+// Selects runs. Every filter that is set must match. Runs of evaluations are left out, unless a filter asks for a session, an
+// evaluation, a case or a role, or for all of them.
 type RunFilter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only runs of this session.
@@ -253,10 +246,16 @@ type RunFilter struct {
 	CreateTimeFrom *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=create_time_from,json=createTimeFrom,proto3" json:"create_time_from,omitempty"`
 	// Only runs created before this time.
 	CreateTimeBefore *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=create_time_before,json=createTimeBefore,proto3" json:"create_time_before,omitempty"`
-	// Only runs of this evaluation, those of its judges too: their agent is "judge".
-	EvaluationId  string `protobuf:"bytes,7,opt,name=evaluation_id,json=evaluationId,proto3" json:"evaluation_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Only runs of this evaluation, those of its judges too.
+	EvaluationId string `protobuf:"bytes,7,opt,name=evaluation_id,json=evaluationId,proto3" json:"evaluation_id,omitempty"`
+	// Only runs of cases with this id, those of their judges too.
+	CaseId string `protobuf:"bytes,8,opt,name=case_id,json=caseId,proto3" json:"case_id,omitempty"`
+	// Only runs that evaluations started for this; unspecified for any.
+	EvaluationRole EvaluationRole `protobuf:"varint,9,opt,name=evaluation_role,json=evaluationRole,proto3,enum=bough.v1.EvaluationRole" json:"evaluation_role,omitempty"`
+	// Whether runs of evaluations are listed among all others.
+	IncludeEvaluations bool `protobuf:"varint,10,opt,name=include_evaluations,json=includeEvaluations,proto3" json:"include_evaluations,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *RunFilter) Reset() {
@@ -338,11 +337,32 @@ func (x *RunFilter) GetEvaluationId() string {
 	return ""
 }
 
+func (x *RunFilter) GetCaseId() string {
+	if x != nil {
+		return x.CaseId
+	}
+	return ""
+}
+
+func (x *RunFilter) GetEvaluationRole() EvaluationRole {
+	if x != nil {
+		return x.EvaluationRole
+	}
+	return EvaluationRole_EVALUATION_ROLE_UNSPECIFIED
+}
+
+func (x *RunFilter) GetIncludeEvaluations() bool {
+	if x != nil {
+		return x.IncludeEvaluations
+	}
+	return false
+}
+
 var File_bough_v1_run_proto protoreflect.FileDescriptor
 
 const file_bough_v1_run_proto_rawDesc = "" +
 	"\n" +
-	"\x12bough/v1/run.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x18bough/v1/execution.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x14bough/v1/usage.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf5\x06\n" +
+	"\x12bough/v1/run.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x1dbough/v1/evaluation_ref.proto\x1a\x18bough/v1/execution.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x14bough/v1/usage.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfc\x06\n" +
 	"\x03Run\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x1d\n" +
 	"\n" +
@@ -366,12 +386,13 @@ const file_bough_v1_run_proto_rawDesc = "" +
 	"tree_usage\x18\x0f \x01(\v2\x0f.bough.v1.UsageR\ttreeUsage\x125\n" +
 	"\vforked_from\x18\x10 \x01(\v2\x14.bough.v1.ForkOriginR\n" +
 	"forkedFrom\x12#\n" +
-	"\rparked_reason\x18\x11 \x01(\tR\fparkedReason\x12#\n" +
-	"\revaluation_id\x18\x14 \x01(\tR\fevaluationId\x12\x17\n" +
-	"\acase_id\x18\x15 \x01(\tR\x06caseId\x1a9\n" +
+	"\rparked_reason\x18\x11 \x01(\tR\fparkedReason\x127\n" +
+	"\n" +
+	"evaluation\x18\x16 \x01(\v2\x17.bough.v1.EvaluationRefR\n" +
+	"evaluation\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9b\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x14\x10\x15J\x04\b\x15\x10\x16\"\xa8\x04\n" +
 	"\tRunFilter\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
@@ -380,7 +401,11 @@ const file_bough_v1_run_proto_rawDesc = "" +
 	"\x06labels\x18\x04 \x03(\v2\x1f.bough.v1.RunFilter.LabelsEntryR\x06labels\x12D\n" +
 	"\x10create_time_from\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x0ecreateTimeFrom\x12H\n" +
 	"\x12create_time_before\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x10createTimeBefore\x12#\n" +
-	"\revaluation_id\x18\a \x01(\tR\fevaluationId\x1a9\n" +
+	"\revaluation_id\x18\a \x01(\tR\fevaluationId\x12\x17\n" +
+	"\acase_id\x18\b \x01(\tR\x06caseId\x12A\n" +
+	"\x0fevaluation_role\x18\t \x01(\x0e2\x18.bough.v1.EvaluationRoleR\x0eevaluationRole\x12/\n" +
+	"\x13include_evaluations\x18\n" +
+	" \x01(\bR\x12includeEvaluations\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01BR\n" +
@@ -410,6 +435,8 @@ var file_bough_v1_run_proto_goTypes = []any{
 	(*InputRequest)(nil),          // 7: bough.v1.InputRequest
 	(*Usage)(nil),                 // 8: bough.v1.Usage
 	(*ForkOrigin)(nil),            // 9: bough.v1.ForkOrigin
+	(*EvaluationRef)(nil),         // 10: bough.v1.EvaluationRef
+	(EvaluationRole)(0),           // 11: bough.v1.EvaluationRole
 }
 var file_bough_v1_run_proto_depIdxs = []int32{
 	4,  // 0: bough.v1.Run.state:type_name -> bough.v1.ExecutionState
@@ -422,15 +449,17 @@ var file_bough_v1_run_proto_depIdxs = []int32{
 	7,  // 7: bough.v1.Run.open_requests:type_name -> bough.v1.InputRequest
 	8,  // 8: bough.v1.Run.tree_usage:type_name -> bough.v1.Usage
 	9,  // 9: bough.v1.Run.forked_from:type_name -> bough.v1.ForkOrigin
-	4,  // 10: bough.v1.RunFilter.states:type_name -> bough.v1.ExecutionState
-	3,  // 11: bough.v1.RunFilter.labels:type_name -> bough.v1.RunFilter.LabelsEntry
-	6,  // 12: bough.v1.RunFilter.create_time_from:type_name -> google.protobuf.Timestamp
-	6,  // 13: bough.v1.RunFilter.create_time_before:type_name -> google.protobuf.Timestamp
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	10, // 10: bough.v1.Run.evaluation:type_name -> bough.v1.EvaluationRef
+	4,  // 11: bough.v1.RunFilter.states:type_name -> bough.v1.ExecutionState
+	3,  // 12: bough.v1.RunFilter.labels:type_name -> bough.v1.RunFilter.LabelsEntry
+	6,  // 13: bough.v1.RunFilter.create_time_from:type_name -> google.protobuf.Timestamp
+	6,  // 14: bough.v1.RunFilter.create_time_before:type_name -> google.protobuf.Timestamp
+	11, // 15: bough.v1.RunFilter.evaluation_role:type_name -> bough.v1.EvaluationRole
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_run_proto_init() }
@@ -439,6 +468,7 @@ func file_bough_v1_run_proto_init() {
 		return
 	}
 	file_bough_v1_error_proto_init()
+	file_bough_v1_evaluation_ref_proto_init()
 	file_bough_v1_execution_proto_init()
 	file_bough_v1_fork_proto_init()
 	file_bough_v1_input_proto_init()

@@ -49,8 +49,10 @@ type Usage struct {
 	// Of model_calls, those whose cost is not part of cost_nanos: their model has no price, or the provider reported no usage. Zero if
 	// cost_nanos is absent: then no cost is known. The cost is known in full exactly if cost_nanos is set and this is zero.
 	ModelCallsWithoutCost int32 `protobuf:"varint,11,opt,name=model_calls_without_cost,json=modelCallsWithoutCost,proto3" json:"model_calls_without_cost,omitempty"`
-	unknownFields         protoimpl.UnknownFields
-	sizeCache             protoimpl.SizeCache
+	// Of input_tokens, those that the provider put into its cache, if it charges them apart.
+	CacheWriteTokens *int64 `protobuf:"varint,12,opt,name=cache_write_tokens,json=cacheWriteTokens,proto3,oneof" json:"cache_write_tokens,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Usage) Reset() {
@@ -160,11 +162,18 @@ func (x *Usage) GetModelCallsWithoutCost() int32 {
 	return 0
 }
 
+func (x *Usage) GetCacheWriteTokens() int64 {
+	if x != nil && x.CacheWriteTokens != nil {
+		return *x.CacheWriteTokens
+	}
+	return 0
+}
+
 var File_bough_v1_usage_proto protoreflect.FileDescriptor
 
 const file_bough_v1_usage_proto_rawDesc = "" +
 	"\n" +
-	"\x14bough/v1/usage.proto\x12\bbough.v1\"\xd3\x04\n" +
+	"\x14bough/v1/usage.proto\x12\bbough.v1\"\x9d\x05\n" +
 	"\x05Usage\x12&\n" +
 	"\finput_tokens\x18\x01 \x01(\x03H\x00R\vinputTokens\x88\x01\x01\x123\n" +
 	"\x13cached_input_tokens\x18\x02 \x01(\x03H\x01R\x11cachedInputTokens\x88\x01\x01\x12(\n" +
@@ -180,13 +189,15 @@ const file_bough_v1_usage_proto_rawDesc = "" +
 	"cost_nanos\x18\t \x01(\x03H\x05R\tcostNanos\x88\x01\x01\x12#\n" +
 	"\rcurrency_code\x18\n" +
 	" \x01(\tR\fcurrencyCode\x127\n" +
-	"\x18model_calls_without_cost\x18\v \x01(\x05R\x15modelCallsWithoutCostB\x0f\n" +
+	"\x18model_calls_without_cost\x18\v \x01(\x05R\x15modelCallsWithoutCost\x121\n" +
+	"\x12cache_write_tokens\x18\f \x01(\x03H\x06R\x10cacheWriteTokens\x88\x01\x01B\x0f\n" +
 	"\r_input_tokensB\x16\n" +
 	"\x14_cached_input_tokensB\x10\n" +
 	"\x0e_output_tokensB\x13\n" +
 	"\x11_reasoning_tokensB\x0f\n" +
 	"\r_total_tokensB\r\n" +
-	"\v_cost_nanosBT\n" +
+	"\v_cost_nanosB\x15\n" +
+	"\x13_cache_write_tokensBT\n" +
 	"\fdev.bough.v1B\n" +
 	"UsageProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3"
 

@@ -1,7 +1,7 @@
 // Eval evaluates a set and exits as CI expects: go run ./examples/eval REQUEST.json [ADDRESS].
 //
 // The file is an EvaluateRequest as JSON, such as examples/eval/request.json of the repository. The exit code is 0 if the set
-// passed, 1 if it failed, 2 if it could not be judged or not be run.
+// passed, 1 if it failed, 2 if it could not be scored or not be run.
 package main
 
 import (
@@ -34,14 +34,14 @@ func main() {
 	case err != nil:
 		log.Print(err)
 		os.Exit(2)
-	case verdict == boughv1.MetricStatus_METRIC_STATUS_FAILED:
+	case verdict == boughv1.Verdict_VERDICT_FAILED:
 		os.Exit(1)
-	case verdict != boughv1.MetricStatus_METRIC_STATUS_PASSED:
+	case verdict != boughv1.Verdict_VERDICT_PASSED:
 		os.Exit(2)
 	}
 }
 
-func evaluate(ctx context.Context, address, path string) (verdict boughv1.MetricStatus, err error) {
+func evaluate(ctx context.Context, address, path string) (verdict boughv1.Verdict, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return verdict, err
@@ -60,22 +60,22 @@ func evaluate(ctx context.Context, address, path string) (verdict boughv1.Metric
 			return verdict, err
 		}
 		switch payload := event.GetPayload().(type) {
-		case *boughv1.EvaluationEvent_CaseRunScored:
-			run := payload.CaseRunScored.GetResult()
-			fmt.Printf("%s #%d: %s %s\n", run.GetCaseId(), run.GetIndex(), word(run.GetStatus()), run.GetReason())
+		case *boughv1.EvaluationEvent_CaseTrialScored:
+			trial := payload.CaseTrialScored.GetResult()
+			fmt.Printf("%s #%d: %s %s\n", trial.GetCaseId(), trial.GetTrial(), word(trial.GetVerdict()), trial.GetReason())
 		case *boughv1.EvaluationEvent_EvaluationTotaled:
 			totals := payload.EvaluationTotaled.GetTotals()
-			fmt.Printf("%d of %d runs passed\n", totals.GetRunsPassed(), totals.GetRuns())
+			fmt.Printf("%d of %d trials passed\n", totals.GetTrialsPassed(), totals.GetTrials())
 		case *boughv1.EvaluationEvent_EvaluationCompleted:
-			verdict = payload.EvaluationCompleted.GetStatus()
+			verdict = payload.EvaluationCompleted.GetVerdict()
 		case *boughv1.EvaluationEvent_EvaluationFailed:
 			return verdict, fmt.Errorf("the evaluation failed: %s", payload.EvaluationFailed.GetError().GetMessage())
 		}
 	}
-	fmt.Println(request.GetSet().GetName(), word(verdict))
+	fmt.Println(request.GetEvalSet().GetName(), word(verdict))
 	return verdict, nil
 }
 
-func word(status boughv1.MetricStatus) string {
-	return strings.ToLower(strings.TrimPrefix(status.String(), "METRIC_STATUS_"))
+func word(verdict boughv1.Verdict) string {
+	return strings.ToLower(strings.TrimPrefix(verdict.String(), "VERDICT_"))
 }

@@ -32,25 +32,29 @@ class _AgentSource:
 class _AgentSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AgentSource.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     AGENT_SOURCE_UNSPECIFIED: _AgentSource.ValueType  # 0
-    """Set on a past revision: only its content is stored, for the runs that use it."""
+    """Unknown. A server never sends it."""
     AGENT_SOURCE_FILE: _AgentSource.ValueType  # 1
     """In a file of the operator's. Visible to every tenant; calls cannot change it (AGENT_FIXED)."""
     AGENT_SOURCE_CODE: _AgentSource.ValueType  # 2
     """In the operator's Python code. Visible to every tenant; calls cannot change it (AGENT_FIXED)."""
     AGENT_SOURCE_STORED: _AgentSource.ValueType  # 3
     """In the store, by CreateAgent. Visible to its tenant only."""
+    AGENT_SOURCE_REVISION: _AgentSource.ValueType  # 4
+    """A past revision: only its content is stored, for the runs that use it. Visible to the tenants whose runs do."""
 
 class AgentSource(_AgentSource, metaclass=_AgentSourceEnumTypeWrapper):
     """Where an agent is defined."""
 
 AGENT_SOURCE_UNSPECIFIED: AgentSource.ValueType  # 0
-"""Set on a past revision: only its content is stored, for the runs that use it."""
+"""Unknown. A server never sends it."""
 AGENT_SOURCE_FILE: AgentSource.ValueType  # 1
 """In a file of the operator's. Visible to every tenant; calls cannot change it (AGENT_FIXED)."""
 AGENT_SOURCE_CODE: AgentSource.ValueType  # 2
 """In the operator's Python code. Visible to every tenant; calls cannot change it (AGENT_FIXED)."""
 AGENT_SOURCE_STORED: AgentSource.ValueType  # 3
 """In the store, by CreateAgent. Visible to its tenant only."""
+AGENT_SOURCE_REVISION: AgentSource.ValueType  # 4
+"""A past revision: only its content is stored, for the runs that use it. Visible to the tenants whose runs do."""
 Global___AgentSource: _TypeAlias = AgentSource  # noqa: Y015
 
 class _ParallelFailurePolicy:

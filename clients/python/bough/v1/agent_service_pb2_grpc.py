@@ -33,6 +33,9 @@ class AgentServiceStub:
     for. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. Streams of a run that no server
     executes, as Run.parked_reason tells, end with UNAVAILABLE (RUN_PARKED) after every recorded event.
 
+    A later version may let ResumeRun continue a run that was paused, and let any event of the group "agent.run" that is not the run's end
+    be the last of a stream that ends with OK. A client treats a state that it does not know as one in which the run has not ended.
+
     Every stream sends the initial metadata `bough-run-id` before its first event and the trailing metadata `bough-last-sequence`.
     """
 
@@ -86,6 +89,9 @@ class AgentServiceServicer:
     the stream ends with OK: OK means that the run's last event or an interruption was reached, or what WatchRunRequest.until asks
     for. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. Streams of a run that no server
     executes, as Run.parked_reason tells, end with UNAVAILABLE (RUN_PARKED) after every recorded event.
+
+    A later version may let ResumeRun continue a run that was paused, and let any event of the group "agent.run" that is not the run's end
+    be the last of a stream that ends with OK. A client treats a state that it does not know as one in which the run has not ended.
 
     Every stream sends the initial metadata `bough-run-id` before its first event and the trailing metadata `bough-last-sequence`.
     """
@@ -203,6 +209,9 @@ class AgentService:
     the stream ends with OK: OK means that the run's last event or an interruption was reached, or what WatchRunRequest.until asks
     for. A server that stops ends its streams with UNAVAILABLE (SERVER_STOPPED), also after events. Streams of a run that no server
     executes, as Run.parked_reason tells, end with UNAVAILABLE (RUN_PARKED) after every recorded event.
+
+    A later version may let ResumeRun continue a run that was paused, and let any event of the group "agent.run" that is not the run's end
+    be the last of a stream that ends with OK. A client treats a state that it does not know as one in which the run has not ended.
 
     Every stream sends the initial metadata `bough-run-id` before its first event and the trailing metadata `bough-last-sequence`.
     """

@@ -28,7 +28,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_NOT_LINKED: _ErrorReason.ValueType  # 1
     """The model called an agent that its caller does not link. No model call was made and nothing is charged."""
     ERROR_REASON_UNKNOWN_AGENT: _ErrorReason.ValueType  # 2
-    """The catalog has no agent of that name. In field violations also: no agent of that name among the definitions."""
+    """The catalog has no agent of that name. In field violations also: no agent of that name among the definitions. Metadata: name, and
+    nearest, the name of the agent that is spelled most alike, if one is near.
+    """
     ERROR_REASON_UNKNOWN_TOOL: _ErrorReason.ValueType  # 3
     """The model called a tool that its agent does not have, or no longer has. In field violations: no tool of that name."""
     ERROR_REASON_BAD_ARGUMENTS: _ErrorReason.ValueType  # 4
@@ -72,8 +74,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_ALREADY_ANSWERED: _ErrorReason.ValueType  # 21
     """The request already has a different answer, which remains in force. Metadata: input_id."""
     ERROR_REASON_SESSION_BUSY: _ErrorReason.ValueType  # 22
-    """The session is held by a run that has not ended, or others change it at this moment. Metadata: session_id, and run_id of the
-    run that holds it, if one does.
+    """The session is held by a run that has not ended, or others change it at this moment: the same call may succeed later. Metadata:
+    session_id, and run_id of the run that holds it, if one does.
     """
     ERROR_REASON_STORAGE_FAILED: _ErrorReason.ValueType  # 24
     """The server's storage failed."""
@@ -84,7 +86,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_NOT_FOUND: _ErrorReason.ValueType  # 27
     """What the request names does not exist, or the caller may not see it. ResourceInfo names it."""
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 28
-    """The request id was used before with different content. Metadata: run_id or session_id, of what it created then."""
+    """The request id was used before with different content. Metadata: run_id, session_id or evaluation_id, of what it created then."""
     ERROR_REASON_SEQUENCE_OUT_OF_RANGE: _ErrorReason.ValueType  # 29
     """The sequence is beyond the end of the log. Metadata: last_sequence."""
     ERROR_REASON_INVALID_PAGE_TOKEN: _ErrorReason.ValueType  # 30
@@ -133,6 +135,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """No mock answers a call of a tool, and the mocks of the run are strict. The tool did not run."""
     ERROR_REASON_NOT_INSTALLED: _ErrorReason.ValueType  # 49
     """The server lacks an optional part that the call needs; the message says which to install."""
+    ERROR_REASON_EVALUATION_NOT_ENDED: _ErrorReason.ValueType  # 50
+    """The evaluation has not ended. Metadata: evaluation_id. BadRequest names the field of the request that names it."""
+    ERROR_REASON_SESSION_QUEUE_FULL: _ErrorReason.ValueType  # 55
+    """As many runs wait for the session as may: 64. The same call succeeds when one of them has ended. Metadata: session_id, and run_id
+    of the run that holds it.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something failed. In events it is AgentError.reason. On a failed call its name without the prefix is
@@ -140,7 +148,7 @@ class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     The comments name the keys of ErrorInfo.metadata; a reason without a note has none. With any reason, `violations` is the number of
     violations in BadRequest or PreconditionFailure if some did not fit.
 
-    Values 16 (INSUFFICIENT_BALANCE) and 23 (REMOTE_UNAVAILABLE) are reserved for a later version.
+    Values 16 (INSUFFICIENT_BALANCE), 23 (REMOTE_UNAVAILABLE) and 51 to 54 are reserved for a later version.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
@@ -148,7 +156,9 @@ ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 ERROR_REASON_NOT_LINKED: ErrorReason.ValueType  # 1
 """The model called an agent that its caller does not link. No model call was made and nothing is charged."""
 ERROR_REASON_UNKNOWN_AGENT: ErrorReason.ValueType  # 2
-"""The catalog has no agent of that name. In field violations also: no agent of that name among the definitions."""
+"""The catalog has no agent of that name. In field violations also: no agent of that name among the definitions. Metadata: name, and
+nearest, the name of the agent that is spelled most alike, if one is near.
+"""
 ERROR_REASON_UNKNOWN_TOOL: ErrorReason.ValueType  # 3
 """The model called a tool that its agent does not have, or no longer has. In field violations: no tool of that name."""
 ERROR_REASON_BAD_ARGUMENTS: ErrorReason.ValueType  # 4
@@ -192,8 +202,8 @@ ERROR_REASON_SERVER_STOPPED: ErrorReason.ValueType  # 20
 ERROR_REASON_ALREADY_ANSWERED: ErrorReason.ValueType  # 21
 """The request already has a different answer, which remains in force. Metadata: input_id."""
 ERROR_REASON_SESSION_BUSY: ErrorReason.ValueType  # 22
-"""The session is held by a run that has not ended, or others change it at this moment. Metadata: session_id, and run_id of the
-run that holds it, if one does.
+"""The session is held by a run that has not ended, or others change it at this moment: the same call may succeed later. Metadata:
+session_id, and run_id of the run that holds it, if one does.
 """
 ERROR_REASON_STORAGE_FAILED: ErrorReason.ValueType  # 24
 """The server's storage failed."""
@@ -204,7 +214,7 @@ ERROR_REASON_INVALID_REQUEST: ErrorReason.ValueType  # 26
 ERROR_REASON_NOT_FOUND: ErrorReason.ValueType  # 27
 """What the request names does not exist, or the caller may not see it. ResourceInfo names it."""
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 28
-"""The request id was used before with different content. Metadata: run_id or session_id, of what it created then."""
+"""The request id was used before with different content. Metadata: run_id, session_id or evaluation_id, of what it created then."""
 ERROR_REASON_SEQUENCE_OUT_OF_RANGE: ErrorReason.ValueType  # 29
 """The sequence is beyond the end of the log. Metadata: last_sequence."""
 ERROR_REASON_INVALID_PAGE_TOKEN: ErrorReason.ValueType  # 30
@@ -253,6 +263,12 @@ ERROR_REASON_TOOL_NOT_MOCKED: ErrorReason.ValueType  # 48
 """No mock answers a call of a tool, and the mocks of the run are strict. The tool did not run."""
 ERROR_REASON_NOT_INSTALLED: ErrorReason.ValueType  # 49
 """The server lacks an optional part that the call needs; the message says which to install."""
+ERROR_REASON_EVALUATION_NOT_ENDED: ErrorReason.ValueType  # 50
+"""The evaluation has not ended. Metadata: evaluation_id. BadRequest names the field of the request that names it."""
+ERROR_REASON_SESSION_QUEUE_FULL: ErrorReason.ValueType  # 55
+"""As many runs wait for the session as may: 64. The same call succeeds when one of them has ended. Metadata: session_id, and run_id
+of the run that holds it.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -29,33 +29,33 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _MetricStatus:
+class _Verdict:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _MetricStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MetricStatus.ValueType], _builtins.type):
+class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verdict.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    METRIC_STATUS_UNSPECIFIED: _MetricStatus.ValueType  # 0
-    """Not known yet."""
-    METRIC_STATUS_PASSED: _MetricStatus.ValueType  # 1
-    """It is as good as it has to be."""
-    METRIC_STATUS_FAILED: _MetricStatus.ValueType  # 2
-    """It is not."""
-    METRIC_STATUS_NOT_EVALUATED: _MetricStatus.ValueType  # 3
-    """It could not be judged. This never passes."""
+    VERDICT_UNSPECIFIED: _Verdict.ValueType  # 0
+    """Not known yet: what it is about has not been scored. A result of an evaluation that succeeded never has it."""
+    VERDICT_PASSED: _Verdict.ValueType  # 1
+    """Everything that is expected holds, and every score reaches its threshold."""
+    VERDICT_FAILED: _Verdict.ValueType  # 2
+    """Something that is expected does not hold, a score misses its threshold, or a trial crashed."""
+    VERDICT_NOT_EVALUATED: _Verdict.ValueType  # 3
+    """It could not be scored, and the reason beside the verdict says why. This never counts as passed."""
 
-class MetricStatus(_MetricStatus, metaclass=_MetricStatusEnumTypeWrapper):
-    """Whether something passed."""
+class Verdict(_Verdict, metaclass=_VerdictEnumTypeWrapper):
+    """Whether something that is expected holds: of a score, a trial, a case, a gate, or an evaluation as a whole."""
 
-METRIC_STATUS_UNSPECIFIED: MetricStatus.ValueType  # 0
-"""Not known yet."""
-METRIC_STATUS_PASSED: MetricStatus.ValueType  # 1
-"""It is as good as it has to be."""
-METRIC_STATUS_FAILED: MetricStatus.ValueType  # 2
-"""It is not."""
-METRIC_STATUS_NOT_EVALUATED: MetricStatus.ValueType  # 3
-"""It could not be judged. This never passes."""
-Global___MetricStatus: _TypeAlias = MetricStatus  # noqa: Y015
+VERDICT_UNSPECIFIED: Verdict.ValueType  # 0
+"""Not known yet: what it is about has not been scored. A result of an evaluation that succeeded never has it."""
+VERDICT_PASSED: Verdict.ValueType  # 1
+"""Everything that is expected holds, and every score reaches its threshold."""
+VERDICT_FAILED: Verdict.ValueType  # 2
+"""Something that is expected does not hold, a score misses its threshold, or a trial crashed."""
+VERDICT_NOT_EVALUATED: Verdict.ValueType  # 3
+"""It could not be scored, and the reason beside the verdict says why. This never counts as passed."""
+Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
 class _TreeMark:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -64,9 +64,9 @@ class _TreeMark:
 class _TreeMarkEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TreeMark.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     TREE_MARK_UNSPECIFIED: _TreeMark.ValueType  # 0
-    """Not compared."""
+    """The agent was not compared: no metric of the case compares trees, or the turn expects no agents."""
     TREE_MARK_MATCHED: _TreeMark.ValueType  # 1
-    """Expected and there."""
+    """The agent is expected where it is, and everything that is expected of it holds."""
     TREE_MARK_MOVED: _TreeMark.ValueType  # 2
     """There, but expected somewhere else."""
     TREE_MARK_UNEXPECTED: _TreeMark.ValueType  # 3
@@ -80,9 +80,9 @@ class TreeMark(_TreeMark, metaclass=_TreeMarkEnumTypeWrapper):
     """How an agent of the tree compares with the expected tree."""
 
 TREE_MARK_UNSPECIFIED: TreeMark.ValueType  # 0
-"""Not compared."""
+"""The agent was not compared: no metric of the case compares trees, or the turn expects no agents."""
 TREE_MARK_MATCHED: TreeMark.ValueType  # 1
-"""Expected and there."""
+"""The agent is expected where it is, and everything that is expected of it holds."""
 TREE_MARK_MOVED: TreeMark.ValueType  # 2
 """There, but expected somewhere else."""
 TREE_MARK_UNEXPECTED: TreeMark.ValueType  # 3
@@ -102,32 +102,68 @@ class _DifferenceKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Differ
     DIFFERENCE_KIND_UNSPECIFIED: _DifferenceKind.ValueType  # 0
     """Unknown. A server never sends it."""
     DIFFERENCE_KIND_MISSING: _DifferenceKind.ValueType  # 1
-    """It is expected and not there; in DiffInvocations: it is only on the left."""
+    """The agent is expected and not there."""
     DIFFERENCE_KIND_UNEXPECTED: _DifferenceKind.ValueType  # 2
-    """It is there and not expected; in DiffInvocations: it is only on the right."""
+    """The agent is there, and neither expected nor allowed as extra."""
     DIFFERENCE_KIND_MOVED: _DifferenceKind.ValueType  # 3
-    """It is expected elsewhere; in DiffInvocations: it has another caller."""
+    """The agent is there, but another agent is expected to call it."""
     DIFFERENCE_KIND_TOOLS: _DifferenceKind.ValueType  # 4
-    """Its tool calls differ."""
+    """The agent's own tool calls are not as expected."""
     DIFFERENCE_KIND_FORBIDDEN: _DifferenceKind.ValueType  # 5
-    """It is below an agent that forbids it."""
+    """The agent is below one that forbids it."""
 
 class DifferenceKind(_DifferenceKind, metaclass=_DifferenceKindEnumTypeWrapper):
-    """What is different about an agent."""
+    """How an agent violates what is expected of the tree."""
 
 DIFFERENCE_KIND_UNSPECIFIED: DifferenceKind.ValueType  # 0
 """Unknown. A server never sends it."""
 DIFFERENCE_KIND_MISSING: DifferenceKind.ValueType  # 1
-"""It is expected and not there; in DiffInvocations: it is only on the left."""
+"""The agent is expected and not there."""
 DIFFERENCE_KIND_UNEXPECTED: DifferenceKind.ValueType  # 2
-"""It is there and not expected; in DiffInvocations: it is only on the right."""
+"""The agent is there, and neither expected nor allowed as extra."""
 DIFFERENCE_KIND_MOVED: DifferenceKind.ValueType  # 3
-"""It is expected elsewhere; in DiffInvocations: it has another caller."""
+"""The agent is there, but another agent is expected to call it."""
 DIFFERENCE_KIND_TOOLS: DifferenceKind.ValueType  # 4
-"""Its tool calls differ."""
+"""The agent's own tool calls are not as expected."""
 DIFFERENCE_KIND_FORBIDDEN: DifferenceKind.ValueType  # 5
-"""It is below an agent that forbids it."""
+"""The agent is below one that forbids it."""
 Global___DifferenceKind: _TypeAlias = DifferenceKind  # noqa: Y015
+
+class _GateOperator:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GateOperatorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GateOperator.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GATE_OPERATOR_UNSPECIFIED: _GateOperator.ValueType  # 0
+    """Unknown. A server never sends it."""
+    GATE_OPERATOR_AT_LEAST: _GateOperator.ValueType  # 1
+    """The number is at least the bound: ">="."""
+    GATE_OPERATOR_ABOVE: _GateOperator.ValueType  # 2
+    """The number is above the bound: ">"."""
+    GATE_OPERATOR_AT_MOST: _GateOperator.ValueType  # 3
+    """The number is at most the bound: "<="."""
+    GATE_OPERATOR_BELOW: _GateOperator.ValueType  # 4
+    """The number is below the bound: "<"."""
+    GATE_OPERATOR_EQUAL: _GateOperator.ValueType  # 5
+    """The number is the bound: "=="."""
+
+class GateOperator(_GateOperator, metaclass=_GateOperatorEnumTypeWrapper):
+    """How a gate compares its number with its bound. Comparisons are up to rounding."""
+
+GATE_OPERATOR_UNSPECIFIED: GateOperator.ValueType  # 0
+"""Unknown. A server never sends it."""
+GATE_OPERATOR_AT_LEAST: GateOperator.ValueType  # 1
+"""The number is at least the bound: ">="."""
+GATE_OPERATOR_ABOVE: GateOperator.ValueType  # 2
+"""The number is above the bound: ">"."""
+GATE_OPERATOR_AT_MOST: GateOperator.ValueType  # 3
+"""The number is at most the bound: "<="."""
+GATE_OPERATOR_BELOW: GateOperator.ValueType  # 4
+"""The number is below the bound: "<"."""
+GATE_OPERATOR_EQUAL: GateOperator.ValueType  # 5
+"""The number is the bound: "=="."""
+Global___GateOperator: _TypeAlias = GateOperator  # noqa: Y015
 
 class _CaseChange:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -138,15 +174,15 @@ class _CaseChangeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CaseChange
     CASE_CHANGE_UNSPECIFIED: _CaseChange.ValueType  # 0
     """Unknown. A server never sends it."""
     CASE_CHANGE_SAME: _CaseChange.ValueType  # 1
-    """As before."""
+    """The verdict is the same, and the case passes as often as before."""
     CASE_CHANGE_BETTER: _CaseChange.ValueType  # 2
-    """It passes and did not, or passes more often."""
+    """The case passes and did not, or passes more often."""
     CASE_CHANGE_WORSE: _CaseChange.ValueType  # 3
-    """It does not pass and did, or passes less often."""
+    """The case does not pass and did, or passes less often."""
     CASE_CHANGE_REMOVED: _CaseChange.ValueType  # 4
-    """It is only in the baseline."""
+    """The case is only in the baseline."""
     CASE_CHANGE_ADDED: _CaseChange.ValueType  # 5
-    """It is not in the baseline."""
+    """The case is not in the baseline."""
 
 class CaseChange(_CaseChange, metaclass=_CaseChangeEnumTypeWrapper):
     """What became of a case between two results."""
@@ -154,16 +190,80 @@ class CaseChange(_CaseChange, metaclass=_CaseChangeEnumTypeWrapper):
 CASE_CHANGE_UNSPECIFIED: CaseChange.ValueType  # 0
 """Unknown. A server never sends it."""
 CASE_CHANGE_SAME: CaseChange.ValueType  # 1
-"""As before."""
+"""The verdict is the same, and the case passes as often as before."""
 CASE_CHANGE_BETTER: CaseChange.ValueType  # 2
-"""It passes and did not, or passes more often."""
+"""The case passes and did not, or passes more often."""
 CASE_CHANGE_WORSE: CaseChange.ValueType  # 3
-"""It does not pass and did, or passes less often."""
+"""The case does not pass and did, or passes less often."""
 CASE_CHANGE_REMOVED: CaseChange.ValueType  # 4
-"""It is only in the baseline."""
+"""The case is only in the baseline."""
 CASE_CHANGE_ADDED: CaseChange.ValueType  # 5
-"""It is not in the baseline."""
+"""The case is not in the baseline."""
 Global___CaseChange: _TypeAlias = CaseChange  # noqa: Y015
+
+class _ChangeKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ChangeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChangeKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CHANGE_KIND_UNSPECIFIED: _ChangeKind.ValueType  # 0
+    """Unknown. A server never sends it."""
+    CHANGE_KIND_ADDED: _ChangeKind.ValueType  # 1
+    """Only `after` has it."""
+    CHANGE_KIND_REMOVED: _ChangeKind.ValueType  # 2
+    """Only `before` has it."""
+    CHANGE_KIND_MOVED: _ChangeKind.ValueType  # 3
+    """Both have it, below different callers."""
+    CHANGE_KIND_CHANGED: _ChangeKind.ValueType  # 4
+    """Both have it, with different content."""
+
+class ChangeKind(_ChangeKind, metaclass=_ChangeKindEnumTypeWrapper):
+    """What is different about something that two records have, or that one of them has."""
+
+CHANGE_KIND_UNSPECIFIED: ChangeKind.ValueType  # 0
+"""Unknown. A server never sends it."""
+CHANGE_KIND_ADDED: ChangeKind.ValueType  # 1
+"""Only `after` has it."""
+CHANGE_KIND_REMOVED: ChangeKind.ValueType  # 2
+"""Only `before` has it."""
+CHANGE_KIND_MOVED: ChangeKind.ValueType  # 3
+"""Both have it, below different callers."""
+CHANGE_KIND_CHANGED: ChangeKind.ValueType  # 4
+"""Both have it, with different content."""
+Global___ChangeKind: _TypeAlias = ChangeKind  # noqa: Y015
+
+@_typing.final
+class EvalSource(_message.Message):
+    """A result, stored or given."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVALUATION_ID_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    evaluation_id: _builtins.str
+    """An evaluation that has ended. Unknown, or another tenant's: NOT_FOUND; one that has not ended: FAILED_PRECONDITION
+    (EVALUATION_NOT_ENDED).
+    """
+    @_builtins.property
+    def result(self) -> Global___EvalResult:
+        """A result with all of its cases, such as a kept file; at most 8 MiB with the rest of the call."""
+
+    def __init__(
+        self,
+        *,
+        evaluation_id: _builtins.str = ...,
+        result: Global___EvalResult | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation_id", b"evaluation_id", "result", b"result", "source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation_id", b"evaluation_id", "result", b"result", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["evaluation_id", "result"]  # noqa: Y015
+    _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
+
+Global___EvalSource: _TypeAlias = EvalSource  # noqa: Y015
 
 @_typing.final
 class EvalResult(_message.Message):
@@ -192,78 +292,89 @@ class EvalResult(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     EVALUATION_ID_FIELD_NUMBER: _builtins.int
-    SET_NAME_FIELD_NUMBER: _builtins.int
+    EVAL_SET_NAME_FIELD_NUMBER: _builtins.int
     PINS_FIELD_NUMBER: _builtins.int
-    STATUS_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
     CASES_FIELD_NUMBER: _builtins.int
     GATES_FIELD_NUMBER: _builtins.int
-    START_TIME_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
-    CANCELLED_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     evaluation_id: _builtins.str
     """The evaluation; empty if there was none, as in the result of ScoreInvocations."""
-    set_name: _builtins.str
-    """The name of the set."""
-    status: Global___MetricStatus.ValueType
+    eval_set_name: _builtins.str
+    """EvalSet.name of the set; empty in the result of ScoreInvocations."""
+    verdict: Global___Verdict.ValueType
     """The verdict: that of the gates if there are any, else FAILED if a case failed. FAILED over NOT_EVALUATED over PASSED. It is FAILED too
-    if a run crashed and no gate is on a number that counts crashed runs: a pass rate, pass^K or the mean of a metric.
+    if a trial crashed and no gate is on a number that counts crashed trials: a pass rate, pass^K or the mean of a metric. Unspecified
+    unless the state is SUCCEEDED.
     """
-    cancelled: _builtins.bool
-    """Whether it was cancelled before it was through."""
+    state: _execution_pb2.ExecutionState.ValueType
+    """The state of the evaluation. What is known of one that has not SUCCEEDED is not the whole: as a baseline it is refused unless the
+    request allows it. The result of ScoreInvocations has SUCCEEDED.
+    """
     reason: _builtins.str
-    """Why it did not pass, in sentences, as far as neither a case nor a gate says so: runs that crashed and that no gate counts, cases that
-    are gone, runs that could not be judged although all gates hold. Empty if they say all.
+    """Why it did not pass, in sentences, as far as neither a case nor a gate says so: trials that crashed and that no gate counts, cases that
+    were removed, trials that could not be scored although all gates hold. Empty if they say all.
     """
     @_builtins.property
     def pins(self) -> Global___EvalPins:
-        """What the result depended on."""
+        """What the result depended on: equal pins mean that only chance can make two results differ."""
 
     @_builtins.property
     def totals(self) -> Global___EvalTotals:
-        """Numbers over all cases."""
+        """Numbers over all cases, also over those that `cases` does not have."""
 
     @_builtins.property
     def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___CaseResult]:
-        """The cases, in the order of the set."""
+        """The cases, in the order of the set. Empty in the answer of GetEvaluation: ListCaseResults returns them page by page, and clients
+        put both together to the result that is kept as a file.
+        """
 
     @_builtins.property
     def gates(self) -> _containers.RepeatedCompositeFieldContainer[Global___GateResult]:
         """The gates, in the order of the request."""
 
     @_builtins.property
-    def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When the evaluation started."""
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """When the server accepted the evaluation; unset in the result of ScoreInvocations."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """When it ended; unset until then."""
+        """When the evaluation ended; unset until then."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels that the caller gave the evaluation."""
+        """The labels that the evaluation was started with; see EvaluateRequest.labels."""
+
+    @_builtins.property
+    def error(self) -> _error_pb2.AgentError:
+        """Why the evaluation failed or was cancelled; unset in any other state."""
 
     def __init__(
         self,
         *,
         evaluation_id: _builtins.str = ...,
-        set_name: _builtins.str = ...,
+        eval_set_name: _builtins.str = ...,
         pins: Global___EvalPins | None = ...,
-        status: Global___MetricStatus.ValueType = ...,
+        verdict: Global___Verdict.ValueType = ...,
         totals: Global___EvalTotals | None = ...,
         cases: _abc.Iterable[Global___CaseResult] | None = ...,
         gates: _abc.Iterable[Global___GateResult] | None = ...,
-        start_time: _timestamp_pb2.Timestamp | None = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        cancelled: _builtins.bool = ...,
+        state: _execution_pb2.ExecutionState.ValueType = ...,
+        error: _error_pb2.AgentError | None = ...,
         reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "pins", b"pins", "start_time", b"start_time", "totals", b"totals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "pins", b"pins", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "cases", b"cases", "end_time", b"end_time", "evaluation_id", b"evaluation_id", "gates", b"gates", "labels", b"labels", "pins", b"pins", "reason", b"reason", "set_name", b"set_name", "start_time", b"start_time", "status", b"status", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "eval_set_name", b"eval_set_name", "evaluation_id", b"evaluation_id", "gates", b"gates", "labels", b"labels", "pins", b"pins", "reason", b"reason", "state", b"state", "totals", b"totals", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -355,7 +466,7 @@ class EvalPins(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    SET_DIGEST_FIELD_NUMBER: _builtins.int
+    EVAL_SET_DIGEST_FIELD_NUMBER: _builtins.int
     AGENTS_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
@@ -363,14 +474,14 @@ class EvalPins(_message.Message):
     JUDGES_FIELD_NUMBER: _builtins.int
     AGENT_FIELD_NUMBER: _builtins.int
     SERVER_VERSION_FIELD_NUMBER: _builtins.int
-    set_digest: _builtins.str
-    """The digest of the set."""
+    eval_set_digest: _builtins.str
+    """The digest of the set, its cases included."""
     prices: _builtins.str
-    """The hash of the price list."""
+    """The hash of the prices of all models."""
     agent: _builtins.str
-    """The agent that was evaluated."""
+    """The agent that was evaluated; empty if every case has recorded invocations."""
     server_version: _builtins.str
-    """The version of the server."""
+    """The version of the server that planned the evaluation."""
     @_builtins.property
     def agents(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Agent name to the revision of its definition, of every agent that the evaluated agent can reach."""
@@ -390,7 +501,7 @@ class EvalPins(_message.Message):
     def __init__(
         self,
         *,
-        set_digest: _builtins.str = ...,
+        eval_set_digest: _builtins.str = ...,
         agents: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         models: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         tools: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
@@ -401,37 +512,41 @@ class EvalPins(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agents", b"agents", "judges", b"judges", "models", b"models", "prices", b"prices", "server_version", b"server_version", "set_digest", b"set_digest", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agents", b"agents", "eval_set_digest", b"eval_set_digest", "judges", b"judges", "models", b"models", "prices", b"prices", "server_version", b"server_version", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvalPins: _TypeAlias = EvalPins  # noqa: Y015
 
 @_typing.final
-class Interval(_message.Message):
-    """An interval that holds a number with 95 % confidence."""
+class ConfidenceInterval(_message.Message):
+    """An interval that holds the number that is estimated with a probability of `level`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LOWER_FIELD_NUMBER: _builtins.int
     UPPER_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
     lower: _builtins.float
-    """Its lower bound."""
+    """The lower bound, inclusive; of a rate at least 0."""
     upper: _builtins.float
-    """Its upper bound."""
+    """The upper bound, inclusive; of a rate at most 1."""
+    level: _builtins.float
+    """The probability, such as 0.95. Always set by the server."""
     def __init__(
         self,
         *,
         lower: _builtins.float = ...,
         upper: _builtins.float = ...,
+        level: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lower", b"lower", "upper", b"upper"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "lower", b"lower", "upper", b"upper"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Interval: _TypeAlias = Interval  # noqa: Y015
+Global___ConfidenceInterval: _TypeAlias = ConfidenceInterval  # noqa: Y015
 
 @_typing.final
 class EvalTotals(_message.Message):
@@ -463,9 +578,9 @@ class EvalTotals(_message.Message):
     CASES_PASSED_FIELD_NUMBER: _builtins.int
     CASES_FAILED_FIELD_NUMBER: _builtins.int
     CASES_NOT_EVALUATED_FIELD_NUMBER: _builtins.int
-    RUNS_FIELD_NUMBER: _builtins.int
-    RUNS_ENDED_FIELD_NUMBER: _builtins.int
-    RUNS_PASSED_FIELD_NUMBER: _builtins.int
+    TRIALS_FIELD_NUMBER: _builtins.int
+    TRIALS_ENDED_FIELD_NUMBER: _builtins.int
+    TRIALS_PASSED_FIELD_NUMBER: _builtins.int
     PASS_RATE_FIELD_NUMBER: _builtins.int
     PASS_RATE_INTERVAL_FIELD_NUMBER: _builtins.int
     METRIC_MEANS_FIELD_NUMBER: _builtins.int
@@ -473,24 +588,24 @@ class EvalTotals(_message.Message):
     JUDGE_USAGE_FIELD_NUMBER: _builtins.int
     FLAKY_CASES_FIELD_NUMBER: _builtins.int
     cases: _builtins.int
-    """The cases."""
+    """How many cases the set has."""
     cases_passed: _builtins.int
-    """The cases that passed."""
+    """How many of them passed; final once every trial is scored."""
     cases_failed: _builtins.int
-    """The cases that failed."""
+    """How many of them failed; final once every trial is scored."""
     cases_not_evaluated: _builtins.int
-    """The cases that could not be judged."""
-    runs: _builtins.int
-    """The runs of cases that are planned."""
-    runs_ended: _builtins.int
-    """Those that have ended and are judged."""
-    runs_passed: _builtins.int
-    """The runs that passed."""
+    """How many of them could not be scored. While the evaluation runs, these include cases of which no trial has ended."""
+    trials: _builtins.int
+    """How many trials of all cases are planned."""
+    trials_ended: _builtins.int
+    """How many trials are scored, those that crashed or could not be scored included."""
+    trials_passed: _builtins.int
+    """How many trials have the verdict PASSED."""
     pass_rate: _builtins.float
     """The mean of the cases' pass rates; absent while no case has one."""
     @_builtins.property
-    def pass_rate_interval(self) -> Global___Interval:
-        """Its interval, from resampling the cases; unset while no case has a pass rate."""
+    def pass_rate_interval(self) -> Global___ConfidenceInterval:
+        """The interval of pass_rate, from resampling the cases; unset while no case has a pass rate."""
 
     @_builtins.property
     def metric_means(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
@@ -498,15 +613,15 @@ class EvalTotals(_message.Message):
 
     @_builtins.property
     def usage(self) -> _usage_pb2.Usage:
-        """What the runs used, judges left out."""
+        """What the runs of all trials used, judges left out; unset while no trial is scored."""
 
     @_builtins.property
     def judge_usage(self) -> _usage_pb2.Usage:
-        """What judges used."""
+        """What judges used for all trials; unset while no trial is scored."""
 
     @_builtins.property
     def flaky_cases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The ids of cases of which some runs passed and some did not, the first 1,000 of them."""
+        """The ids of cases of which some trials passed and some did not, the first 1,000 of them."""
 
     def __init__(
         self,
@@ -515,11 +630,11 @@ class EvalTotals(_message.Message):
         cases_passed: _builtins.int = ...,
         cases_failed: _builtins.int = ...,
         cases_not_evaluated: _builtins.int = ...,
-        runs: _builtins.int = ...,
-        runs_ended: _builtins.int = ...,
-        runs_passed: _builtins.int = ...,
+        trials: _builtins.int = ...,
+        trials_ended: _builtins.int = ...,
+        trials_passed: _builtins.int = ...,
         pass_rate: _builtins.float | None = ...,
-        pass_rate_interval: Global___Interval | None = ...,
+        pass_rate_interval: Global___ConfidenceInterval | None = ...,
         metric_means: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         usage: _usage_pb2.Usage | None = ...,
         judge_usage: _usage_pb2.Usage | None = ...,
@@ -527,7 +642,7 @@ class EvalTotals(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "judge_usage", b"judge_usage", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "cases", b"cases", "cases_failed", b"cases_failed", "cases_not_evaluated", b"cases_not_evaluated", "cases_passed", b"cases_passed", "flaky_cases", b"flaky_cases", "judge_usage", b"judge_usage", "metric_means", b"metric_means", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "runs", b"runs", "runs_ended", b"runs_ended", "runs_passed", b"runs_passed", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "cases", b"cases", "cases_failed", b"cases_failed", "cases_not_evaluated", b"cases_not_evaluated", "cases_passed", b"cases_passed", "flaky_cases", b"flaky_cases", "judge_usage", b"judge_usage", "metric_means", b"metric_means", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "trials", b"trials", "trials_ended", b"trials_ended", "trials_passed", b"trials_passed", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pass_rate: _TypeAlias = _typing.Literal["pass_rate"]  # noqa: Y015
     _WhichOneofArgType__pass_rate: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate"]  # noqa: Y015
@@ -564,36 +679,36 @@ class CaseResult(_message.Message):
     CASE_ID_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     TURNS_FIELD_NUMBER: _builtins.int
-    STATUS_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    RUNS_FIELD_NUMBER: _builtins.int
+    TRIALS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
     case_id: _builtins.str
-    """The case."""
-    status: Global___MetricStatus.ValueType
-    """The verdict: PASSED if no run crashed, none is not judged, and the mean of every metric over the runs reaches its threshold."""
+    """EvalCase.id; of ScoreInvocations as ScoreInvocationsResponse.result says. Unique in the result, but in files of other systems."""
+    verdict: Global___Verdict.ValueType
+    """The verdict: PASSED if no trial crashed, every trial is scored, and the mean of every metric over the trials reaches its threshold."""
     reason: _builtins.str
-    """Why, in a sentence; empty if it passed."""
+    """Why the case did not pass, in a sentence; empty if it passed."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Its labels."""
+        """EvalCase.labels; empty for none, and in a result that was shortened to fit."""
 
     @_builtins.property
     def turns(self) -> _containers.RepeatedCompositeFieldContainer[_eval_set_pb2.EvalTurn]:
         """What the user says and what is expected, without recorded invocations."""
 
     @_builtins.property
-    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___CaseRunResult]:
-        """The runs of the case, by index."""
+    def trials(self) -> _containers.RepeatedCompositeFieldContainer[Global___CaseTrialResult]:
+        """The trials of the case that are scored, by number."""
 
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricSummary]:
-        """Each metric over the runs."""
+        """Each metric over the trials, in the order of the metrics."""
 
     @_builtins.property
     def statistics(self) -> Global___PassStatistics:
-        """How often the case passes."""
+        """How often the case passes, estimated from its trials; unset in a result that was shortened to fit."""
 
     def __init__(
         self,
@@ -601,15 +716,15 @@ class CaseResult(_message.Message):
         case_id: _builtins.str = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         turns: _abc.Iterable[_eval_set_pb2.EvalTurn] | None = ...,
-        status: Global___MetricStatus.ValueType = ...,
+        verdict: Global___Verdict.ValueType = ...,
         reason: _builtins.str = ...,
-        runs: _abc.Iterable[Global___CaseRunResult] | None = ...,
+        trials: _abc.Iterable[Global___CaseTrialResult] | None = ...,
         metrics: _abc.Iterable[Global___MetricSummary] | None = ...,
         statistics: Global___PassStatistics | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "labels", b"labels", "metrics", b"metrics", "reason", b"reason", "runs", b"runs", "statistics", b"statistics", "status", b"status", "turns", b"turns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "labels", b"labels", "metrics", b"metrics", "reason", b"reason", "statistics", b"statistics", "trials", b"trials", "turns", b"turns", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -617,33 +732,33 @@ Global___CaseResult: _TypeAlias = CaseResult  # noqa: Y015
 
 @_typing.final
 class MetricSummary(_message.Message):
-    """One metric of a case over its runs."""
+    """One metric of a case over its trials."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
-    STATUS_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
     MEAN_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The metric's name."""
-    status: Global___MetricStatus.ValueType
-    """Its status over all runs."""
+    """EvalMetric.name, unique in the case."""
+    verdict: Global___Verdict.ValueType
+    """Whether the mean reaches the threshold; NOT_EVALUATED if a trial has no score."""
     mean: _builtins.float
-    """The mean of its scores; absent if a run has none."""
+    """The mean of the scores; absent if a trial has none."""
     threshold: _builtins.float
-    """What the mean has to reach."""
+    """What the mean has to reach: EvalMetric.threshold, by default 1."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
-        status: Global___MetricStatus.ValueType = ...,
+        verdict: Global___Verdict.ValueType = ...,
         mean: _builtins.float | None = ...,
         threshold: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_mean", b"_mean", "mean", b"mean"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mean", b"_mean", "mean", b"mean", "name", b"name", "status", b"status", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mean", b"_mean", "mean", b"mean", "name", b"name", "threshold", b"threshold", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__mean: _TypeAlias = _typing.Literal["mean"]  # noqa: Y015
     _WhichOneofArgType__mean: _TypeAlias = _typing.Literal["_mean", b"_mean"]  # noqa: Y015
@@ -653,11 +768,11 @@ Global___MetricSummary: _TypeAlias = MetricSummary  # noqa: Y015
 
 @_typing.final
 class PassStatistics(_message.Message):
-    """How often a case passes, estimated from its runs."""
+    """How often a case passes, estimated from its trials."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    RUNS_FIELD_NUMBER: _builtins.int
+    TRIALS_FIELD_NUMBER: _builtins.int
     PASSED_FIELD_NUMBER: _builtins.int
     PASS_RATE_FIELD_NUMBER: _builtins.int
     PASS_RATE_INTERVAL_FIELD_NUMBER: _builtins.int
@@ -665,45 +780,45 @@ class PassStatistics(_message.Message):
     PASS_ALL_K_FIELD_NUMBER: _builtins.int
     PASS_ALL_K_INTERVALS_FIELD_NUMBER: _builtins.int
     FLAKY_FIELD_NUMBER: _builtins.int
-    runs: _builtins.int
-    """The runs that are judged."""
+    trials: _builtins.int
+    """How many trials passed or failed; those that could not be scored do not count."""
     passed: _builtins.int
-    """Those that passed."""
+    """How many of `trials` passed."""
     pass_rate: _builtins.float
-    """passed / runs; absent without runs."""
+    """passed / trials; absent without trials."""
     flaky: _builtins.bool
-    """Whether some runs passed and some did not."""
+    """Whether some trials passed and some did not."""
     @_builtins.property
-    def pass_rate_interval(self) -> Global___Interval:
-        """Its Wilson interval; unset without runs."""
+    def pass_rate_interval(self) -> Global___ConfidenceInterval:
+        """The Wilson interval of pass_rate; unset without trials."""
 
     @_builtins.property
     def pass_at_k(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The probability that at least one of k runs passes, for k from 1 to `runs`; unbiased."""
+        """The probability that at least one of k trials passes, for k from 1 to `trials`; unbiased."""
 
     @_builtins.property
     def pass_all_k(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The probability that all of k runs pass, for k from 1 to `runs`; unbiased."""
+        """The probability that all of k trials pass, for k from 1 to `trials`; unbiased."""
 
     @_builtins.property
-    def pass_all_k_intervals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Interval]:
+    def pass_all_k_intervals(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConfidenceInterval]:
         """The intervals of pass_all_k: both bounds of pass_rate_interval to the power k."""
 
     def __init__(
         self,
         *,
-        runs: _builtins.int = ...,
+        trials: _builtins.int = ...,
         passed: _builtins.int = ...,
         pass_rate: _builtins.float | None = ...,
-        pass_rate_interval: Global___Interval | None = ...,
+        pass_rate_interval: Global___ConfidenceInterval | None = ...,
         pass_at_k: _abc.Iterable[_builtins.float] | None = ...,
         pass_all_k: _abc.Iterable[_builtins.float] | None = ...,
-        pass_all_k_intervals: _abc.Iterable[Global___Interval] | None = ...,
+        pass_all_k_intervals: _abc.Iterable[Global___ConfidenceInterval] | None = ...,
         flaky: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "flaky", b"flaky", "pass_all_k", b"pass_all_k", "pass_all_k_intervals", b"pass_all_k_intervals", "pass_at_k", b"pass_at_k", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "passed", b"passed", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "flaky", b"flaky", "pass_all_k", b"pass_all_k", "pass_all_k_intervals", b"pass_all_k_intervals", "pass_at_k", b"pass_at_k", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "passed", b"passed", "trials", b"trials"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pass_rate: _TypeAlias = _typing.Literal["pass_rate"]  # noqa: Y015
     _WhichOneofArgType__pass_rate: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate"]  # noqa: Y015
@@ -712,14 +827,14 @@ class PassStatistics(_message.Message):
 Global___PassStatistics: _TypeAlias = PassStatistics  # noqa: Y015
 
 @_typing.final
-class CaseRunResult(_message.Message):
-    """One run of a case: every turn, and the scores."""
+class CaseTrialResult(_message.Message):
+    """One trial of a case: every turn, and the scores."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CASE_ID_FIELD_NUMBER: _builtins.int
-    INDEX_FIELD_NUMBER: _builtins.int
-    STATUS_FIELD_NUMBER: _builtins.int
+    TRIAL_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     CRASHED_FIELD_NUMBER: _builtins.int
     TURNS_FIELD_NUMBER: _builtins.int
@@ -729,30 +844,30 @@ class CaseRunResult(_message.Message):
     DURATION_FIELD_NUMBER: _builtins.int
     UNANSWERED_FIELD_NUMBER: _builtins.int
     case_id: _builtins.str
-    """The case."""
-    index: _builtins.int
-    """The number of this run of the case, from 0."""
-    status: Global___MetricStatus.ValueType
-    """The verdict: FAILED if it crashed or a score misses its threshold."""
+    """EvalCase.id of the case that the trial is of."""
+    trial: _builtins.int
+    """The number of the trial in its case, from 0."""
+    verdict: Global___Verdict.ValueType
+    """The verdict: FAILED if the trial crashed or a score misses its threshold."""
     reason: _builtins.str
-    """Why, in a sentence; empty if it passed."""
+    """Why the trial did not pass, in a sentence; empty if it passed."""
     crashed: _builtins.bool
-    """Whether a turn ended without an answer. A crashed run has no scores."""
+    """Whether a turn ended without an answer. A crashed trial has no scores."""
     @_builtins.property
-    def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___TurnResult]:
-        """The turns that were run."""
+    def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvalTurnResult]:
+        """The turns that were run, in order; empty if none was, and in a result that was shortened to fit."""
 
     @_builtins.property
     def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricScore]:
-        """The scores, in the order of the metrics."""
+        """The scores, in the order of the metrics; empty if the trial crashed."""
 
     @_builtins.property
     def usage(self) -> _usage_pb2.Usage:
-        """What all turns used."""
+        """What the runs of all turns used, judges left out."""
 
     @_builtins.property
     def judge_usage(self) -> _usage_pb2.Usage:
-        """What judges used that were asked first for this run; an answer that was known before costs nothing."""
+        """What judges used that were asked first for this trial; an answer that was known before costs nothing."""
 
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
@@ -766,11 +881,11 @@ class CaseRunResult(_message.Message):
         self,
         *,
         case_id: _builtins.str = ...,
-        index: _builtins.int = ...,
-        status: Global___MetricStatus.ValueType = ...,
+        trial: _builtins.int = ...,
+        verdict: Global___Verdict.ValueType = ...,
         reason: _builtins.str = ...,
         crashed: _builtins.bool = ...,
-        turns: _abc.Iterable[Global___TurnResult] | None = ...,
+        turns: _abc.Iterable[Global___EvalTurnResult] | None = ...,
         scores: _abc.Iterable[Global___MetricScore] | None = ...,
         usage: _usage_pb2.Usage | None = ...,
         judge_usage: _usage_pb2.Usage | None = ...,
@@ -779,15 +894,15 @@ class CaseRunResult(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "judge_usage", b"judge_usage", "unanswered", b"unanswered", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "crashed", b"crashed", "duration", b"duration", "index", b"index", "judge_usage", b"judge_usage", "reason", b"reason", "scores", b"scores", "status", b"status", "turns", b"turns", "unanswered", b"unanswered", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "crashed", b"crashed", "duration", b"duration", "judge_usage", b"judge_usage", "reason", b"reason", "scores", b"scores", "trial", b"trial", "turns", b"turns", "unanswered", b"unanswered", "usage", b"usage", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CaseRunResult: _TypeAlias = CaseRunResult  # noqa: Y015
+Global___CaseTrialResult: _TypeAlias = CaseTrialResult  # noqa: Y015
 
 @_typing.final
-class TurnResult(_message.Message):
-    """One turn of a run of a case."""
+class EvalTurnResult(_message.Message):
+    """One turn of a trial."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -803,18 +918,18 @@ class TurnResult(_message.Message):
     trace_id: _builtins.str
     """W3C trace id in hex; empty if tracing is off."""
     state: _execution_pb2.ExecutionState.ValueType
-    """The state in which it ended."""
+    """The state in which the run ended."""
     answer: _builtins.str
-    """The text of its answer; it may be cut."""
+    """The text of the run's answer; it may be cut."""
     truncated: _builtins.bool
-    """Whether agents, calls or texts were left out to fit a limit."""
+    """Whether agents, calls or texts were left out, to fit a limit or because the stream is without trees."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
-        """Why it failed or was cancelled; unset in any other state."""
+        """Why the run failed or was cancelled; unset in any other state."""
 
     @_builtins.property
-    def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResultAgent]:
-        """The agents, in preorder, with their calls."""
+    def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvalAgent]:
+        """The agents of the run's tree in preorder, with their calls; empty if `truncated` says so."""
 
     def __init__(
         self,
@@ -824,7 +939,7 @@ class TurnResult(_message.Message):
         state: _execution_pb2.ExecutionState.ValueType = ...,
         error: _error_pb2.AgentError | None = ...,
         answer: _builtins.str = ...,
-        agents: _abc.Iterable[Global___ResultAgent] | None = ...,
+        agents: _abc.Iterable[Global___EvalAgent] | None = ...,
         truncated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
@@ -833,10 +948,10 @@ class TurnResult(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TurnResult: _TypeAlias = TurnResult  # noqa: Y015
+Global___EvalTurnResult: _TypeAlias = EvalTurnResult  # noqa: Y015
 
 @_typing.final
-class ResultAgent(_message.Message):
+class EvalAgent(_message.Message):
     """An agent of a result's tree."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -853,32 +968,32 @@ class ResultAgent(_message.Message):
     ANSWER_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The agent's name."""
+    """The name of the agent, as AgentInvocation.name; it may be cut."""
     depth: _builtins.int
-    """The depth; 0 on a root."""
+    """The depth in the tree; 0 on a root. An agent's caller is the last one before it with a depth of one less."""
     invocation_id: _builtins.str
-    """The id of its invocation."""
+    """AgentInvocation.invocation_id, unique in the run."""
     kind: _execution_pb2.AgentKind.ValueType
-    """Its kind."""
+    """The kind of the agent; unspecified if its events do not say."""
     state: _execution_pb2.ExecutionState.ValueType
-    """The state in which it ended."""
+    """The state in which the agent's invocation ended."""
     mark: Global___TreeMark.ValueType
     """How it compares with the expected tree of the first agent_trajectory metric."""
     step_count: _builtins.int
-    """The number of its steps."""
+    """How many steps the agent has started, also those that `steps` does not have."""
     answer: _builtins.str
-    """The text of its answer; it may be cut."""
+    """The text of the agent's answer; it may be cut. Empty if it has none."""
     @_builtins.property
-    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResultCall]:
-        """Its tool calls, in order."""
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvalCall]:
+        """The tool calls that the agent made itself, in the order of their first events."""
 
     @_builtins.property
     def usage(self) -> _usage_pb2.Usage:
-        """What it used, without its sub-agents."""
+        """What the agent used, without its sub-agents."""
 
     @_builtins.property
-    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResultStep]:
-        """Its steps, in order. A result of an earlier version has none."""
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvalStep]:
+        """The steps of the agent, in order."""
 
     def __init__(
         self,
@@ -888,12 +1003,12 @@ class ResultAgent(_message.Message):
         invocation_id: _builtins.str = ...,
         kind: _execution_pb2.AgentKind.ValueType = ...,
         state: _execution_pb2.ExecutionState.ValueType = ...,
-        calls: _abc.Iterable[Global___ResultCall] | None = ...,
+        calls: _abc.Iterable[Global___EvalCall] | None = ...,
         mark: Global___TreeMark.ValueType = ...,
         usage: _usage_pb2.Usage | None = ...,
         step_count: _builtins.int = ...,
         answer: _builtins.str = ...,
-        steps: _abc.Iterable[Global___ResultStep] | None = ...,
+        steps: _abc.Iterable[Global___EvalStep] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -901,10 +1016,10 @@ class ResultAgent(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ResultAgent: _TypeAlias = ResultAgent  # noqa: Y015
+Global___EvalAgent: _TypeAlias = EvalAgent  # noqa: Y015
 
 @_typing.final
-class ResultStep(_message.Message):
+class EvalStep(_message.Message):
     """A step of an agent of a result's tree: one model call."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -927,10 +1042,10 @@ class ResultStep(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ResultStep: _TypeAlias = ResultStep  # noqa: Y015
+Global___EvalStep: _TypeAlias = EvalStep  # noqa: Y015
 
 @_typing.final
-class ResultCall(_message.Message):
+class EvalCall(_message.Message):
     """A tool call of a result's tree."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -941,19 +1056,24 @@ class ResultCall(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     STEP_INDEX_FIELD_NUMBER: _builtins.int
+    EXECUTED_ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The tool's name."""
+    """ToolInvocation.name: `call_<agent>` for a linked agent."""
     arguments_json: _builtins.str
-    """The arguments; they may be cut."""
+    """The arguments as the model wrote them; they may be cut."""
     result_json: _builtins.str
-    """The result; it may be cut. Empty if it failed."""
+    """The result; it may be cut. Empty if the call failed."""
     state: _execution_pb2.ExecutionState.ValueType
-    """The state in which it ended."""
+    """The state in which the call ended."""
     step_index: _builtins.int
-    """The step that called, as ResultStep.index; absent if code called outside of steps."""
+    """The step that called, as EvalStep.index; absent if code called outside of steps."""
+    executed_arguments_json: _builtins.str
+    """ToolInvocation.executed_arguments_json: the arguments that the tool ran with, if an approver edited them; empty if they are
+    arguments_json. They may be cut.
+    """
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
-        """Why it failed; unset in any other state."""
+        """Why the call failed; unset in any other state."""
 
     def __init__(
         self,
@@ -964,62 +1084,63 @@ class ResultCall(_message.Message):
         state: _execution_pb2.ExecutionState.ValueType = ...,
         error: _error_pb2.AgentError | None = ...,
         step_index: _builtins.int | None = ...,
+        executed_arguments_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_step_index", b"_step_index", "error", b"error", "step_index", b"step_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_index", b"_step_index", "arguments_json", b"arguments_json", "error", b"error", "name", b"name", "result_json", b"result_json", "state", b"state", "step_index", b"step_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_index", b"_step_index", "arguments_json", b"arguments_json", "error", b"error", "executed_arguments_json", b"executed_arguments_json", "name", b"name", "result_json", b"result_json", "state", b"state", "step_index", b"step_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__step_index: _TypeAlias = _typing.Literal["step_index"]  # noqa: Y015
     _WhichOneofArgType__step_index: _TypeAlias = _typing.Literal["_step_index", b"_step_index"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__step_index) -> _WhichOneofReturnType__step_index | None: ...
 
-Global___ResultCall: _TypeAlias = ResultCall  # noqa: Y015
+Global___EvalCall: _TypeAlias = EvalCall  # noqa: Y015
 
 @_typing.final
 class MetricScore(_message.Message):
-    """One metric of one run of a case."""
+    """One metric of one trial."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
-    STATUS_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    AGENTS_FIELD_NUMBER: _builtins.int
-    JUDGEMENTS_FIELD_NUMBER: _builtins.int
+    TREE_COMPARISONS_FIELD_NUMBER: _builtins.int
+    JUDGMENTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The metric's name."""
-    status: Global___MetricStatus.ValueType
-    """Whether the score reaches the threshold."""
+    """EvalMetric.name, unique in the case."""
+    verdict: Global___Verdict.ValueType
+    """Whether the score reaches the threshold; NOT_EVALUATED if there is no score."""
     score: _builtins.float
-    """The score, the mean over the turns that the metric judges; absent if it could not be judged."""
+    """The score, the mean over the turns that the metric scores; absent if it could not be scored."""
     threshold: _builtins.float
-    """What it has to reach."""
+    """What the score has to reach: EvalMetric.threshold, by default 1."""
     reason: _builtins.str
-    """What differs, or why it could not be judged, in sentences; empty if there is nothing to say."""
+    """What differs, or why it could not be scored, in sentences; empty if there is nothing to say."""
     @_builtins.property
-    def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___TreeComparison]:
-        """Of an agent_trajectory: the comparison of each turn that has expected agents."""
+    def tree_comparisons(self) -> _containers.RepeatedCompositeFieldContainer[Global___TreeComparison]:
+        """Of an agent_trajectory: the comparison of each turn that has expected agents. Empty for other metrics."""
 
     @_builtins.property
-    def judgements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Judgement]:
-        """Of an llm_judge: its judgements."""
+    def judgments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Judgment]:
+        """Of an llm_judge: what the judge said of each rubric, turn and sample. Empty for other metrics."""
 
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
-        status: Global___MetricStatus.ValueType = ...,
+        verdict: Global___Verdict.ValueType = ...,
         score: _builtins.float | None = ...,
         threshold: _builtins.float = ...,
         reason: _builtins.str = ...,
-        agents: _abc.Iterable[Global___TreeComparison] | None = ...,
-        judgements: _abc.Iterable[Global___Judgement] | None = ...,
+        tree_comparisons: _abc.Iterable[Global___TreeComparison] | None = ...,
+        judgments: _abc.Iterable[Global___Judgment] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "agents", b"agents", "judgements", b"judgements", "name", b"name", "reason", b"reason", "score", b"score", "status", b"status", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "judgments", b"judgments", "name", b"name", "reason", b"reason", "score", b"score", "threshold", b"threshold", "tree_comparisons", b"tree_comparisons", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
@@ -1042,16 +1163,16 @@ class TreeComparison(_message.Message):
     turn: _builtins.int
     """The number of the turn, from 0."""
     violations: _builtins.int
-    """What violates the expectation; 0 is a pass."""
+    """How many differences violate the expectation; 0 is a pass."""
     recall: _builtins.float
     """Matched required agents by required agents; 1 if none is required."""
     precision: _builtins.float
     """Matched agents by agents that are not allowed as extra; 1 if there is none."""
     f1: _builtins.float
-    """The harmonic mean of the two."""
+    """The harmonic mean of recall and precision; 0 if both are."""
     @_builtins.property
     def differences(self) -> _containers.RepeatedCompositeFieldContainer[Global___TreeDifference]:
-        """The differences."""
+        """The differences, `violations` of them."""
 
     def __init__(
         self,
@@ -1073,7 +1194,7 @@ Global___TreeComparison: _TypeAlias = TreeComparison  # noqa: Y015
 
 @_typing.final
 class TreeDifference(_message.Message):
-    """A difference between two trees."""
+    """A difference between a tree and the expected one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1084,17 +1205,17 @@ class TreeDifference(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     INVOCATION_ID_FIELD_NUMBER: _builtins.int
     kind: Global___DifferenceKind.ValueType
-    """The kind of difference."""
+    """How the agent violates what is expected."""
     agent: _builtins.str
-    """The agent's name."""
+    """The name of the agent, or "*" if any agent is expected."""
     expected_parent: _builtins.str
-    """The names from the root to the caller that is expected, or on the left, joined by "/"; empty for a root and where there is none."""
+    """The names from the root to the caller that is expected, joined by "/"; empty for a root, and if no place is expected."""
     actual_parent: _builtins.str
-    """The names from the root to the caller that there is, or on the right; empty for a root and where there is none."""
+    """The names from the root to the caller that there is, joined by "/"; empty for a root, and for a missing agent."""
     message: _builtins.str
     """The difference in words: "writer was called by researcher, expected by lead"."""
     invocation_id: _builtins.str
-    """The id of the agent invocation; empty if it is missing. In DiffInvocations that on the right, else on the left."""
+    """The id of the agent invocation; empty if it is missing."""
     def __init__(
         self,
         *,
@@ -1114,7 +1235,7 @@ class TreeDifference(_message.Message):
 Global___TreeDifference: _TypeAlias = TreeDifference  # noqa: Y015
 
 @_typing.final
-class Judgement(_message.Message):
+class Judgment(_message.Message):
     """What a judge said about a rubric."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1126,15 +1247,15 @@ class Judgement(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     TURN_FIELD_NUMBER: _builtins.int
     rubric_id: _builtins.str
-    """The rubric."""
+    """JudgeRubric.id, unique in the metric."""
     sample: _builtins.int
-    """The number of the sample, from 0."""
+    """The number of the sample, from 0; below LlmJudgeMetric.samples."""
     holds: _builtins.bool
-    """Whether it holds; absent if the judge did not say."""
+    """Whether the rubric holds; absent if the judge did not say."""
     reason: _builtins.str
-    """Why, in the judge's words, or why there is no judgement."""
+    """Why, in the judge's words, or why there is no judgment."""
     run_id: _builtins.str
-    """The run of the judgement."""
+    """The run of the judge, which may be an earlier evaluation's; empty if none was started."""
     turn: _builtins.int
     """The number of the turn, from 0."""
     def __init__(
@@ -1155,37 +1276,49 @@ class Judgement(_message.Message):
     _WhichOneofArgType__holds: _TypeAlias = _typing.Literal["_holds", b"_holds"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__holds) -> _WhichOneofReturnType__holds | None: ...
 
-Global___Judgement: _TypeAlias = Judgement  # noqa: Y015
+Global___Judgment: _TypeAlias = Judgment  # noqa: Y015
 
 @_typing.final
 class GateResult(_message.Message):
-    """What a gate found."""
+    """What a gate found. `gate` is its text, and the other fields are what the text means; EvaluateRequest.gates has the grammar."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GATE_FIELD_NUMBER: _builtins.int
-    STATUS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     gate: _builtins.str
     """The gate, as in the request."""
-    status: Global___MetricStatus.ValueType
-    """Whether it holds."""
+    number: _builtins.str
+    """The number that the gate bounds, as it is named in `gate`, such as "pass^3" or "tool_trajectory.mean"."""
+    operator: Global___GateOperator.ValueType
+    """How the number is compared with the bound."""
+    bound: _builtins.float
+    """What the number is compared with, in the unit of the number."""
     value: _builtins.float
-    """The value that was compared; absent if there is none."""
+    """The number, in the same unit; absent if there is none."""
+    verdict: Global___Verdict.ValueType
+    """Whether the gate holds; NOT_EVALUATED if what the number is over is not known in full, and what is known does not decide."""
     reason: _builtins.str
-    """Why it does not hold, in a sentence; empty if it does."""
+    """Why the gate does not hold, in a sentence; empty if it does."""
     def __init__(
         self,
         *,
         gate: _builtins.str = ...,
-        status: Global___MetricStatus.ValueType = ...,
+        number: _builtins.str = ...,
+        operator: Global___GateOperator.ValueType = ...,
+        bound: _builtins.float = ...,
         value: _builtins.float | None = ...,
+        verdict: Global___Verdict.ValueType = ...,
         reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "gate", b"gate", "reason", b"reason", "status", b"status", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "bound", b"bound", "gate", b"gate", "number", b"number", "operator", b"operator", "reason", b"reason", "value", b"value", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
     _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
@@ -1195,7 +1328,7 @@ Global___GateResult: _TypeAlias = GateResult  # noqa: Y015
 
 @_typing.final
 class EvalComparison(_message.Message):
-    """How two results differ."""
+    """How a result, the candidate, differs from an earlier one, the baseline."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1207,25 +1340,36 @@ class EvalComparison(_message.Message):
     ADDED_FIELD_NUMBER: _builtins.int
     PASS_RATE_CHANGE_FIELD_NUMBER: _builtins.int
     COST_NANOS_CHANGE_FIELD_NUMBER: _builtins.int
+    COST_CURRENCY_CODE_FIELD_NUMBER: _builtins.int
+    STATE_BASELINE_FIELD_NUMBER: _builtins.int
+    STATE_CANDIDATE_FIELD_NUMBER: _builtins.int
     better: _builtins.int
-    """How many cases are better."""
+    """How many cases are better, as CaseComparison.change says."""
     worse: _builtins.int
-    """How many are worse."""
+    """How many cases are worse."""
     removed: _builtins.int
-    """How many are gone."""
+    """How many cases only the baseline has."""
     added: _builtins.int
-    """How many are new."""
+    """How many cases only the candidate has."""
     pass_rate_change: _builtins.float
-    """The new pass rate less the old one; absent if either has none."""
+    """The candidate's pass rate less the baseline's; absent if either has none."""
     cost_nanos_change: _builtins.int
-    """Cost of the new less that of the old, in nanos; absent if either is unknown or the currencies differ."""
+    """The candidate's known cost less the baseline's, judges included, in billionths of cost_currency_code; absent if nothing is known
+    of either or the currencies differ.
+    """
+    cost_currency_code: _builtins.str
+    """The ISO 4217 code of the currency of cost_nanos_change, such as "USD". Set exactly if cost_nanos_change is."""
+    state_baseline: _execution_pb2.ExecutionState.ValueType
+    """EvalResult.state of the baseline: if it is not SUCCEEDED, the baseline is not the whole of what was to be found."""
+    state_candidate: _execution_pb2.ExecutionState.ValueType
+    """EvalResult.state of the candidate; likewise."""
     @_builtins.property
     def pins_changed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges."""
 
     @_builtins.property
     def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___CaseComparison]:
-        """The cases: those of the new result in its order, then the removed ones."""
+        """The cases: those of the candidate in its order, then the removed ones."""
 
     def __init__(
         self,
@@ -1238,10 +1382,13 @@ class EvalComparison(_message.Message):
         added: _builtins.int = ...,
         pass_rate_change: _builtins.float | None = ...,
         cost_nanos_change: _builtins.int | None = ...,
+        cost_currency_code: _builtins.str = ...,
+        state_baseline: _execution_pb2.ExecutionState.ValueType = ...,
+        state_candidate: _execution_pb2.ExecutionState.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cost_nanos_change", b"_cost_nanos_change", "_pass_rate_change", b"_pass_rate_change", "cost_nanos_change", b"cost_nanos_change", "pass_rate_change", b"pass_rate_change"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost_nanos_change", b"_cost_nanos_change", "_pass_rate_change", b"_pass_rate_change", "added", b"added", "better", b"better", "cases", b"cases", "cost_nanos_change", b"cost_nanos_change", "pass_rate_change", b"pass_rate_change", "pins_changed", b"pins_changed", "removed", b"removed", "worse", b"worse"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost_nanos_change", b"_cost_nanos_change", "_pass_rate_change", b"_pass_rate_change", "added", b"added", "better", b"better", "cases", b"cases", "cost_currency_code", b"cost_currency_code", "cost_nanos_change", b"cost_nanos_change", "pass_rate_change", b"pass_rate_change", "pins_changed", b"pins_changed", "removed", b"removed", "state_baseline", b"state_baseline", "state_candidate", b"state_candidate", "worse", b"worse"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cost_nanos_change: _TypeAlias = _typing.Literal["cost_nanos_change"]  # noqa: Y015
     _WhichOneofArgType__cost_nanos_change: _TypeAlias = _typing.Literal["_cost_nanos_change", b"_cost_nanos_change"]  # noqa: Y015
@@ -1282,69 +1429,71 @@ class CaseComparison(_message.Message):
 
     CASE_ID_FIELD_NUMBER: _builtins.int
     CHANGE_FIELD_NUMBER: _builtins.int
-    BEFORE_FIELD_NUMBER: _builtins.int
-    AFTER_FIELD_NUMBER: _builtins.int
-    PASS_RATE_BEFORE_FIELD_NUMBER: _builtins.int
-    PASS_RATE_AFTER_FIELD_NUMBER: _builtins.int
+    VERDICT_BASELINE_FIELD_NUMBER: _builtins.int
+    VERDICT_CANDIDATE_FIELD_NUMBER: _builtins.int
+    PASS_RATE_BASELINE_FIELD_NUMBER: _builtins.int
+    PASS_RATE_CANDIDATE_FIELD_NUMBER: _builtins.int
     METRIC_CHANGES_FIELD_NUMBER: _builtins.int
     DIFFERENCES_FIELD_NUMBER: _builtins.int
     case_id: _builtins.str
-    """The case."""
+    """CaseResult.case_id of the case in both."""
     change: Global___CaseChange.ValueType
-    """What became of it."""
-    before: Global___MetricStatus.ValueType
-    """Its status in the baseline; unspecified if it is new."""
-    after: Global___MetricStatus.ValueType
-    """Its status now; unspecified if it is gone."""
-    pass_rate_before: _builtins.float
-    """Its pass rate in the baseline."""
-    pass_rate_after: _builtins.float
-    """Its pass rate now."""
+    """What became of the case."""
+    verdict_baseline: Global___Verdict.ValueType
+    """The case's verdict in the baseline; unspecified if the case was added."""
+    verdict_candidate: Global___Verdict.ValueType
+    """The case's verdict in the candidate; unspecified if the case was removed."""
+    pass_rate_baseline: _builtins.float
+    """The case's pass rate in the baseline; absent if it has none there."""
+    pass_rate_candidate: _builtins.float
+    """The case's pass rate in the candidate; absent if it has none there."""
     @_builtins.property
     def metric_changes(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Metric name to the new mean less the old one, of metrics that both have."""
+        """Metric name to the candidate's mean less the baseline's, of metrics that both have."""
 
     @_builtins.property
     def differences(self) -> _containers.RepeatedCompositeFieldContainer[Global___TreeDifference]:
-        """The differences of the trees of its first runs that differ."""
+        """The differences from the expected tree behind the change, of the first two trials of one number that differ. Empty if nothing
+        is expected of the tree.
+        """
 
     def __init__(
         self,
         *,
         case_id: _builtins.str = ...,
         change: Global___CaseChange.ValueType = ...,
-        before: Global___MetricStatus.ValueType = ...,
-        after: Global___MetricStatus.ValueType = ...,
-        pass_rate_before: _builtins.float | None = ...,
-        pass_rate_after: _builtins.float | None = ...,
+        verdict_baseline: Global___Verdict.ValueType = ...,
+        verdict_candidate: Global___Verdict.ValueType = ...,
+        pass_rate_baseline: _builtins.float | None = ...,
+        pass_rate_candidate: _builtins.float | None = ...,
         metric_changes: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         differences: _abc.Iterable[Global___TreeDifference] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_pass_rate_after", b"_pass_rate_after", "_pass_rate_before", b"_pass_rate_before", "pass_rate_after", b"pass_rate_after", "pass_rate_before", b"pass_rate_before"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pass_rate_baseline", b"_pass_rate_baseline", "_pass_rate_candidate", b"_pass_rate_candidate", "pass_rate_baseline", b"pass_rate_baseline", "pass_rate_candidate", b"pass_rate_candidate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate_after", b"_pass_rate_after", "_pass_rate_before", b"_pass_rate_before", "after", b"after", "before", b"before", "case_id", b"case_id", "change", b"change", "differences", b"differences", "metric_changes", b"metric_changes", "pass_rate_after", b"pass_rate_after", "pass_rate_before", b"pass_rate_before"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate_baseline", b"_pass_rate_baseline", "_pass_rate_candidate", b"_pass_rate_candidate", "case_id", b"case_id", "change", b"change", "differences", b"differences", "metric_changes", b"metric_changes", "pass_rate_baseline", b"pass_rate_baseline", "pass_rate_candidate", b"pass_rate_candidate", "verdict_baseline", b"verdict_baseline", "verdict_candidate", b"verdict_candidate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__pass_rate_after: _TypeAlias = _typing.Literal["pass_rate_after"]  # noqa: Y015
-    _WhichOneofArgType__pass_rate_after: _TypeAlias = _typing.Literal["_pass_rate_after", b"_pass_rate_after"]  # noqa: Y015
-    _WhichOneofReturnType__pass_rate_before: _TypeAlias = _typing.Literal["pass_rate_before"]  # noqa: Y015
-    _WhichOneofArgType__pass_rate_before: _TypeAlias = _typing.Literal["_pass_rate_before", b"_pass_rate_before"]  # noqa: Y015
+    _WhichOneofReturnType__pass_rate_baseline: _TypeAlias = _typing.Literal["pass_rate_baseline"]  # noqa: Y015
+    _WhichOneofArgType__pass_rate_baseline: _TypeAlias = _typing.Literal["_pass_rate_baseline", b"_pass_rate_baseline"]  # noqa: Y015
+    _WhichOneofReturnType__pass_rate_candidate: _TypeAlias = _typing.Literal["pass_rate_candidate"]  # noqa: Y015
+    _WhichOneofArgType__pass_rate_candidate: _TypeAlias = _typing.Literal["_pass_rate_candidate", b"_pass_rate_candidate"]  # noqa: Y015
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__pass_rate_after) -> _WhichOneofReturnType__pass_rate_after | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pass_rate_baseline) -> _WhichOneofReturnType__pass_rate_baseline | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__pass_rate_before) -> _WhichOneofReturnType__pass_rate_before | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pass_rate_candidate) -> _WhichOneofReturnType__pass_rate_candidate | None: ...
 
 Global___CaseComparison: _TypeAlias = CaseComparison  # noqa: Y015
 
 @_typing.final
 class InvocationDiff(_message.Message):
-    """How two invocations differ."""
+    """How the record of a run, `after`, differs from another one, `before`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    AGENTS_FIELD_NUMBER: _builtins.int
-    CALLS_FIELD_NUMBER: _builtins.int
-    USAGE_AFTER_FIELD_NUMBER: _builtins.int
+    AGENT_DIFFERENCES_FIELD_NUMBER: _builtins.int
+    CALL_DIFFERENCES_FIELD_NUMBER: _builtins.int
     USAGE_BEFORE_FIELD_NUMBER: _builtins.int
+    USAGE_AFTER_FIELD_NUMBER: _builtins.int
     DURATION_BEFORE_FIELD_NUMBER: _builtins.int
     DURATION_AFTER_FIELD_NUMBER: _builtins.int
     SAME_ANSWER_FIELD_NUMBER: _builtins.int
@@ -1354,36 +1503,36 @@ class InvocationDiff(_message.Message):
     same: _builtins.bool
     """Whether there is no difference of agents, calls and answers."""
     @_builtins.property
-    def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___TreeDifference]:
-        """Agents that only one of them has, or that another agent called."""
+    def agent_differences(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentDifference]:
+        """Agents that only one of them has, or that another agent called; the first 500."""
 
     @_builtins.property
-    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallDifference]:
-        """Tool calls that only one of them has, or whose arguments or results differ."""
-
-    @_builtins.property
-    def usage_after(self) -> _usage_pb2.Usage:
-        """Usage of the right; unset if it is not known."""
+    def call_differences(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallDifference]:
+        """Tool calls that only one of them has, or whose arguments or results differ; the first 200."""
 
     @_builtins.property
     def usage_before(self) -> _usage_pb2.Usage:
-        """Usage of the left; unset if it is not known."""
+        """Invocation.tree_usage of `before`; unset if it is not known."""
+
+    @_builtins.property
+    def usage_after(self) -> _usage_pb2.Usage:
+        """Invocation.tree_usage of `after`; unset if it is not known."""
 
     @_builtins.property
     def duration_before(self) -> _duration_pb2.Duration:
-        """From start to end of the left; unset if it has not ended."""
+        """From start to end of `before`; unset if it has not ended."""
 
     @_builtins.property
     def duration_after(self) -> _duration_pb2.Duration:
-        """From start to end of the right; unset if it has not ended."""
+        """From start to end of `after`; unset if it has not ended."""
 
     def __init__(
         self,
         *,
-        agents: _abc.Iterable[Global___TreeDifference] | None = ...,
-        calls: _abc.Iterable[Global___CallDifference] | None = ...,
-        usage_after: _usage_pb2.Usage | None = ...,
+        agent_differences: _abc.Iterable[Global___AgentDifference] | None = ...,
+        call_differences: _abc.Iterable[Global___CallDifference] | None = ...,
         usage_before: _usage_pb2.Usage | None = ...,
+        usage_after: _usage_pb2.Usage | None = ...,
         duration_before: _duration_pb2.Duration | None = ...,
         duration_after: _duration_pb2.Duration | None = ...,
         same_answer: _builtins.bool = ...,
@@ -1391,48 +1540,94 @@ class InvocationDiff(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["duration_after", b"duration_after", "duration_before", b"duration_before", "usage_after", b"usage_after", "usage_before", b"usage_before"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "calls", b"calls", "duration_after", b"duration_after", "duration_before", b"duration_before", "same", b"same", "same_answer", b"same_answer", "usage_after", b"usage_after", "usage_before", b"usage_before"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_differences", b"agent_differences", "call_differences", b"call_differences", "duration_after", b"duration_after", "duration_before", b"duration_before", "same", b"same", "same_answer", b"same_answer", "usage_after", b"usage_after", "usage_before", b"usage_before"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InvocationDiff: _TypeAlias = InvocationDiff  # noqa: Y015
 
 @_typing.final
-class CallDifference(_message.Message):
-    """A difference between two lists of tool calls."""
+class AgentDifference(_message.Message):
+    """An agent that only one of two records has, or that another agent called."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    KIND_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    PARENT_BEFORE_FIELD_NUMBER: _builtins.int
+    PARENT_AFTER_FIELD_NUMBER: _builtins.int
+    INVOCATION_ID_BEFORE_FIELD_NUMBER: _builtins.int
+    INVOCATION_ID_AFTER_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    kind: Global___ChangeKind.ValueType
+    """What became of the agent: ADDED, REMOVED or MOVED."""
+    agent: _builtins.str
+    """The name of the agent."""
+    parent_before: _builtins.str
+    """The names from the root to its caller in `before`, joined by "/"; empty for a root, and if it was added."""
+    parent_after: _builtins.str
+    """The names from the root to its caller in `after`, joined by "/"; empty for a root, and if it was removed."""
+    invocation_id_before: _builtins.str
+    """The id of its invocation in `before`; empty if it was added."""
+    invocation_id_after: _builtins.str
+    """The id of its invocation in `after`; empty if it was removed."""
+    message: _builtins.str
+    """The difference in words, for people; its wording may change."""
+    def __init__(
+        self,
+        *,
+        kind: Global___ChangeKind.ValueType = ...,
+        agent: _builtins.str = ...,
+        parent_before: _builtins.str = ...,
+        parent_after: _builtins.str = ...,
+        invocation_id_before: _builtins.str = ...,
+        invocation_id_after: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "invocation_id_after", b"invocation_id_after", "invocation_id_before", b"invocation_id_before", "kind", b"kind", "message", b"message", "parent_after", b"parent_after", "parent_before", b"parent_before"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgentDifference: _TypeAlias = AgentDifference  # noqa: Y015
+
+@_typing.final
+class CallDifference(_message.Message):
+    """A difference between the tool calls of an agent in two records."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
     BRANCH_FIELD_NUMBER: _builtins.int
     TOOL_FIELD_NUMBER: _builtins.int
-    KIND_FIELD_NUMBER: _builtins.int
     BEFORE_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    kind: Global___ChangeKind.ValueType
+    """What became of the call: ADDED, REMOVED or CHANGED."""
     branch: _builtins.str
     """The names from the root to the agent that calls, joined by "/"."""
     tool: _builtins.str
-    """The tool's name."""
-    kind: Global___DifferenceKind.ValueType
-    """MISSING, UNEXPECTED, or TOOLS if arguments or result differ."""
+    """The name of the tool, as ToolInvocation.name; it may be cut."""
     message: _builtins.str
-    """The difference in words."""
+    """The difference in words, for people; its wording may change."""
     @_builtins.property
-    def before(self) -> Global___ResultCall:
-        """The call on the left; unset if there is none."""
+    def before(self) -> Global___EvalCall:
+        """The call in `before`; unset if it was added."""
 
     @_builtins.property
-    def after(self) -> Global___ResultCall:
-        """The call on the right; unset if there is none."""
+    def after(self) -> Global___EvalCall:
+        """The call in `after`; unset if it was removed."""
 
     def __init__(
         self,
         *,
+        kind: Global___ChangeKind.ValueType = ...,
         branch: _builtins.str = ...,
         tool: _builtins.str = ...,
-        kind: Global___DifferenceKind.ValueType = ...,
-        before: Global___ResultCall | None = ...,
-        after: Global___ResultCall | None = ...,
+        before: Global___EvalCall | None = ...,
+        after: Global___EvalCall | None = ...,
         message: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before"]  # noqa: Y015

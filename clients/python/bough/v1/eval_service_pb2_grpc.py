@@ -26,12 +26,12 @@ if _version_not_supported:
 
 
 class EvalServiceStub:
-    """Returns the aggregated agent trees of runs, and judges them.
+    """Returns the aggregated agent trees of runs, and scores them.
 
     An evaluation runs on the server whether or not a stream follows it, and continues after a restart: each turn of each case is an
     ordinary run and runs once. An error of the call is a gRPC status with google.rpc details, ErrorInfo always among them. The
     streams of evaluations send the initial metadata `bough-evaluation-id` before their first event, and end with OK after the
-    evaluation's last event; a server that stops ends them with UNAVAILABLE (SERVER_STOPPED).
+    evaluation's last event, or after what EvaluationFollowOptions.until asks for; a server that stops ends them with UNAVAILABLE (SERVER_STOPPED).
     """
 
     def __init__(self, channel):
@@ -75,6 +75,11 @@ class EvalServiceStub:
                 request_serializer=bough_dot_v1_dot_eval__service__pb2.GetEvaluationRequest.SerializeToString,
                 response_deserializer=bough_dot_v1_dot_eval__service__pb2.GetEvaluationResponse.FromString,
                 _registered_method=True)
+        self.ListCaseResults = channel.unary_unary(
+                '/bough.v1.EvalService/ListCaseResults',
+                request_serializer=bough_dot_v1_dot_eval__service__pb2.ListCaseResultsRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_eval__service__pb2.ListCaseResultsResponse.FromString,
+                _registered_method=True)
         self.ListEvaluations = channel.unary_unary(
                 '/bough.v1.EvalService/ListEvaluations',
                 request_serializer=bough_dot_v1_dot_eval__service__pb2.ListEvaluationsRequest.SerializeToString,
@@ -98,12 +103,12 @@ class EvalServiceStub:
 
 
 class EvalServiceServicer:
-    """Returns the aggregated agent trees of runs, and judges them.
+    """Returns the aggregated agent trees of runs, and scores them.
 
     An evaluation runs on the server whether or not a stream follows it, and continues after a restart: each turn of each case is an
     ordinary run and runs once. An error of the call is a gRPC status with google.rpc details, ErrorInfo always among them. The
     streams of evaluations send the initial metadata `bough-evaluation-id` before their first event, and end with OK after the
-    evaluation's last event; a server that stops ends them with UNAVAILABLE (SERVER_STOPPED).
+    evaluation's last event, or after what EvaluationFollowOptions.until asks for; a server that stops ends them with UNAVAILABLE (SERVER_STOPPED).
     """
 
     def GetInvocation(self, request, context):
@@ -151,15 +156,23 @@ class EvalServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteEvaluation(self, request, context):
-        """Deletes an evaluation that has ended, with its log and its result; one that has not is INVALID_ARGUMENT: cancel it first. Its runs
-        are kept: DeleteSession deletes them, with the sessions that they are in. Its request_id can be used again.
+        """Deletes an evaluation that has ended, with its log and its result; one that has not is FAILED_PRECONDITION
+        (EVALUATION_NOT_ENDED): cancel it first. Its runs are kept: DeleteSession deletes them, with the sessions that they are in. Its
+        request_id can be used again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetEvaluation(self, request, context):
-        """Returns an evaluation with a page of what it found.
+        """Returns an evaluation, and what it found so far, without its cases.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCaseResults(self, request, context):
+        """Lists the cases of an evaluation with what is known of them so far, in the order of the set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,7 +193,7 @@ class EvalServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ScoreInvocations(self, request, context):
-        """Judges stored runs or given records. Nothing runs, but judges of llm_judge metrics.
+        """Scores stored runs or given records. Nothing runs, but judges of llm_judge metrics.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -231,6 +244,11 @@ def add_EvalServiceServicer_to_server(servicer, server):
                     request_deserializer=bough_dot_v1_dot_eval__service__pb2.GetEvaluationRequest.FromString,
                     response_serializer=bough_dot_v1_dot_eval__service__pb2.GetEvaluationResponse.SerializeToString,
             ),
+            'ListCaseResults': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCaseResults,
+                    request_deserializer=bough_dot_v1_dot_eval__service__pb2.ListCaseResultsRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_eval__service__pb2.ListCaseResultsResponse.SerializeToString,
+            ),
             'ListEvaluations': grpc.unary_unary_rpc_method_handler(
                     servicer.ListEvaluations,
                     request_deserializer=bough_dot_v1_dot_eval__service__pb2.ListEvaluationsRequest.FromString,
@@ -260,12 +278,12 @@ def add_EvalServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EvalService:
-    """Returns the aggregated agent trees of runs, and judges them.
+    """Returns the aggregated agent trees of runs, and scores them.
 
     An evaluation runs on the server whether or not a stream follows it, and continues after a restart: each turn of each case is an
     ordinary run and runs once. An error of the call is a gRPC status with google.rpc details, ErrorInfo always among them. The
     streams of evaluations send the initial metadata `bough-evaluation-id` before their first event, and end with OK after the
-    evaluation's last event; a server that stops ends them with UNAVAILABLE (SERVER_STOPPED).
+    evaluation's last event, or after what EvaluationFollowOptions.until asks for; a server that stops ends them with UNAVAILABLE (SERVER_STOPPED).
     """
 
     @staticmethod
@@ -447,6 +465,33 @@ class EvalService:
             '/bough.v1.EvalService/GetEvaluation',
             bough_dot_v1_dot_eval__service__pb2.GetEvaluationRequest.SerializeToString,
             bough_dot_v1_dot_eval__service__pb2.GetEvaluationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCaseResults(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.EvalService/ListCaseResults',
+            bough_dot_v1_dot_eval__service__pb2.ListCaseResultsRequest.SerializeToString,
+            bough_dot_v1_dot_eval__service__pb2.ListCaseResultsResponse.FromString,
             options,
             channel_credentials,
             insecure,

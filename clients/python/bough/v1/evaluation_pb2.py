@@ -27,11 +27,12 @@ from bough.v1 import error_pb2 as bough_dot_v1_dot_error__pb2
 from bough.v1 import eval_result_pb2 as bough_dot_v1_dot_eval__result__pb2
 from bough.v1 import eval_set_pb2 as bough_dot_v1_dot_eval__set__pb2
 from bough.v1 import execution_pb2 as bough_dot_v1_dot_execution__pb2
+from bough.v1 import options_pb2 as bough_dot_v1_dot_options__pb2
 from bough.v1 import policy_pb2 as bough_dot_v1_dot_policy__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62ough/v1/evaluation.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/agent.proto\x1a\x14\x62ough/v1/error.proto\x1a\x1a\x62ough/v1/eval_result.proto\x1a\x17\x62ough/v1/eval_set.proto\x1a\x18\x62ough/v1/execution.proto\x1a\x15\x62ough/v1/policy.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc3\x04\n\nEvaluation\x12#\n\revaluation_id\x18\x01 \x01(\tR\x0c\x65valuationId\x12\x19\n\x08set_name\x18\x02 \x01(\tR\x07setName\x12\x14\n\x05\x61gent\x18\x03 \x01(\tR\x05\x61gent\x12\x17\n\x07user_id\x18\x04 \x01(\tR\x06userId\x12.\n\x05state\x18\x05 \x01(\x0e\x32\x18.bough.v1.ExecutionStateR\x05state\x12*\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x14.bough.v1.AgentErrorR\x05\x65rror\x12.\n\x06status\x18\x07 \x01(\x0e\x32\x16.bough.v1.MetricStatusR\x06status\x12,\n\x06totals\x18\x08 \x01(\x0b\x32\x14.bough.v1.EvalTotalsR\x06totals\x12\x38\n\x06labels\x18\t \x03(\x0b\x32 .bough.v1.Evaluation.LabelsEntryR\x06labels\x12;\n\x0b\x63reate_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.TimestampR\ncreateTime\x12\x35\n\x08\x65nd_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x07\x65ndTime\x12#\n\rlast_sequence\x18\x0c \x01(\x03R\x0clastSequence\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"\x9f\x07\n\x0f\x45valuationEvent\x12#\n\revaluation_id\x18\x01 \x01(\tR\x0c\x65valuationId\x12\x1a\n\x08sequence\x18\x02 \x01(\x03R\x08sequence\x12;\n\x0brecord_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\nrecordTime\x12M\n\x12\x65valuation_planned\x18\xc8\x01 \x01(\x0b\x32\x1b.bough.v1.EvaluationPlannedH\x00R\x11\x65valuationPlanned\x12;\n\x0c\x63\x61se_planned\x18\xc9\x01 \x01(\x0b\x32\x15.bough.v1.CasePlannedH\x00R\x0b\x63\x61sePlanned\x12\x45\n\x10\x63\x61se_run_started\x18\xca\x01 \x01(\x0b\x32\x18.bough.v1.CaseRunStartedH\x00R\x0e\x63\x61seRunStarted\x12?\n\x0e\x63\x61se_run_ended\x18\xcb\x01 \x01(\x0b\x32\x16.bough.v1.CaseRunEndedH\x00R\x0c\x63\x61seRunEnded\x12\x42\n\x0f\x63\x61se_run_scored\x18\xcc\x01 \x01(\x0b\x32\x17.bough.v1.CaseRunScoredH\x00R\rcaseRunScored\x12M\n\x12\x65valuation_totaled\x18\xcd\x01 \x01(\x0b\x32\x1b.bough.v1.EvaluationTotaledH\x00R\x11\x65valuationTotaled\x12\x66\n\x1b\x65valuation_cancel_requested\x18\xce\x01 \x01(\x0b\x32#.bough.v1.EvaluationCancelRequestedH\x00R\x19\x65valuationCancelRequested\x12S\n\x14\x65valuation_completed\x18\xcf\x01 \x01(\x0b\x32\x1d.bough.v1.EvaluationCompletedH\x00R\x13\x65valuationCompleted\x12J\n\x11\x65valuation_failed\x18\xd0\x01 \x01(\x0b\x32\x1a.bough.v1.EvaluationFailedH\x00R\x10\x65valuationFailed\x12S\n\x14\x65valuation_cancelled\x18\xd1\x01 \x01(\x0b\x32\x1d.bough.v1.EvaluationCancelledH\x00R\x13\x65valuationCancelledB\t\n\x07payload\"\xa9\x05\n\x11\x45valuationPlanned\x12#\n\x03set\x18\x01 \x01(\x0b\x32\x11.bough.v1.EvalSetR\x03set\x12\x14\n\x05\x61gent\x18\x02 \x01(\tR\x05\x61gent\x12\x1d\n\ncase_count\x18\x03 \x01(\x05R\tcaseCount\x12\x1b\n\trun_count\x18\x04 \x01(\x05R\x08runCount\x12\x12\n\x04jobs\x18\x05 \x01(\x05R\x04jobs\x12\x14\n\x05gates\x18\x06 \x03(\tR\x05gates\x12(\n\x06\x62udget\x18\x07 \x01(\x0b\x32\x10.bough.v1.LimitsR\x06\x62udget\x12;\n\x0b\x64\x65\x66initions\x18\x08 \x03(\x0b\x32\x19.bough.v1.AgentDefinitionR\x0b\x64\x65\x66initions\x12&\n\x04pins\x18\t \x01(\x0b\x32\x12.bough.v1.EvalPinsR\x04pins\x12\x30\n\x08\x62\x61seline\x18\n \x01(\x0b\x32\x14.bough.v1.EvalResultR\x08\x62\x61seline\x12#\n\rallow_removed\x18\x0b \x01(\x08R\x0c\x61llowRemoved\x12?\n\x06labels\x18\x0c \x03(\x0b\x32\'.bough.v1.EvaluationPlanned.LabelsEntryR\x06labels\x12\x1d\n\nrequest_id\x18\r \x01(\tR\trequestId\x12%\n\x0erequest_digest\x18\x0e \x01(\tR\rrequestDigest\x12\x17\n\x07user_id\x18\x0f \x01(\tR\x06userId\x12\x19\n\x08trace_id\x18\x10 \x01(\tR\x07traceId\x12\x17\n\x07span_id\x18\x11 \x01(\tR\x06spanId\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"I\n\x0b\x43\x61sePlanned\x12&\n\x04\x63\x61se\x18\x01 \x01(\x0b\x32\x12.bough.v1.EvalCaseR\x04\x63\x61se\x12\x12\n\x04runs\x18\x02 \x01(\x05R\x04runs\"^\n\x0e\x43\x61seRunStarted\x12\x17\n\x07\x63\x61se_id\x18\x01 \x01(\tR\x06\x63\x61seId\x12\x14\n\x05index\x18\x02 \x01(\x05R\x05index\x12\x1d\n\nsession_id\x18\x03 \x01(\tR\tsessionId\"V\n\x0c\x43\x61seRunEnded\x12\x17\n\x07\x63\x61se_id\x18\x01 \x01(\tR\x06\x63\x61seId\x12\x14\n\x05index\x18\x02 \x01(\x05R\x05index\x12\x17\n\x07run_ids\x18\x03 \x03(\tR\x06runIds\"@\n\rCaseRunScored\x12/\n\x06result\x18\x01 \x01(\x0b\x32\x17.bough.v1.CaseRunResultR\x06result\"\xb5\x01\n\x11\x45valuationTotaled\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x16.bough.v1.MetricStatusR\x06status\x12,\n\x06totals\x18\x02 \x01(\x0b\x32\x14.bough.v1.EvalTotalsR\x06totals\x12*\n\x05gates\x18\x03 \x03(\x0b\x32\x14.bough.v1.GateResultR\x05gates\x12\x16\n\x06reason\x18\x04 \x01(\tR\x06reason\"R\n\x19\x45valuationCancelRequested\x12!\n\x0crequested_by\x18\x01 \x01(\tR\x0brequestedBy\x12\x12\n\x04note\x18\x02 \x01(\tR\x04note\"E\n\x13\x45valuationCompleted\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x16.bough.v1.MetricStatusR\x06status\">\n\x10\x45valuationFailed\x12*\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.bough.v1.AgentErrorR\x05\x65rror\"o\n\x13\x45valuationCancelled\x12*\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.bough.v1.AgentErrorR\x05\x65rror\x12,\n\x06totals\x18\x02 \x01(\x0b\x32\x14.bough.v1.EvalTotalsR\x06totals\"t\n\x14\x45valuationEventBatch\x12\x31\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x19.bough.v1.EvaluationEventR\x06\x65vents\x12)\n\x10through_sequence\x18\x02 \x01(\x03R\x0fthroughSequenceBY\n\x0c\x64\x65v.bough.v1B\x0f\x45valuationProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62ough/v1/evaluation.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/agent.proto\x1a\x14\x62ough/v1/error.proto\x1a\x1a\x62ough/v1/eval_result.proto\x1a\x17\x62ough/v1/eval_set.proto\x1a\x18\x62ough/v1/execution.proto\x1a\x16\x62ough/v1/options.proto\x1a\x15\x62ough/v1/policy.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc9\x04\n\nEvaluation\x12#\n\revaluation_id\x18\x01 \x01(\tR\x0c\x65valuationId\x12\"\n\reval_set_name\x18\x02 \x01(\tR\x0b\x65valSetName\x12\x14\n\x05\x61gent\x18\x03 \x01(\tR\x05\x61gent\x12\x17\n\x07user_id\x18\x04 \x01(\tR\x06userId\x12.\n\x05state\x18\x05 \x01(\x0e\x32\x18.bough.v1.ExecutionStateR\x05state\x12*\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x14.bough.v1.AgentErrorR\x05\x65rror\x12+\n\x07verdict\x18\x07 \x01(\x0e\x32\x11.bough.v1.VerdictR\x07verdict\x12,\n\x06totals\x18\x08 \x01(\x0b\x32\x14.bough.v1.EvalTotalsR\x06totals\x12\x38\n\x06labels\x18\t \x03(\x0b\x32 .bough.v1.Evaluation.LabelsEntryR\x06labels\x12;\n\x0b\x63reate_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.TimestampR\ncreateTime\x12\x35\n\x08\x65nd_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x07\x65ndTime\x12#\n\rlast_sequence\x18\x0c \x01(\x03R\x0clastSequence\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"\xf9\x01\n\x10\x45valuationFilter\x12\"\n\reval_set_name\x18\x01 \x01(\tR\x0b\x65valSetName\x12\x14\n\x05\x61gent\x18\x02 \x01(\tR\x05\x61gent\x12\x30\n\x06states\x18\x03 \x03(\x0e\x32\x18.bough.v1.ExecutionStateR\x06states\x12>\n\x06labels\x18\x04 \x03(\x0b\x32&.bough.v1.EvaluationFilter.LabelsEntryR\x06labels\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"\xd7\x01\n\x10\x43\x61seResultFilter\x12-\n\x08verdicts\x18\x01 \x03(\x0e\x32\x11.bough.v1.VerdictR\x08verdicts\x12>\n\x06labels\x18\x02 \x03(\x0b\x32&.bough.v1.CaseResultFilter.LabelsEntryR\x06labels\x12\x19\n\x08\x63\x61se_ids\x18\x03 \x03(\tR\x07\x63\x61seIds\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"\xea\t\n\x0f\x45valuationEvent\x12#\n\revaluation_id\x18\x01 \x01(\tR\x0c\x65valuationId\x12\x1a\n\x08sequence\x18\x02 \x01(\x03R\x08sequence\x12;\n\x0brecord_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\nrecordTime\x12i\n\x12\x65valuation_planned\x18\xc8\x01 \x01(\x0b\x32\x1b.bough.v1.EvaluationPlannedB\x1a\x9a\xa0\xe6\xf4\x02\x14\n\x12\x65valuation.plannedH\x00R\x11\x65valuationPlanned\x12\\\n\x0c\x63\x61se_planned\x18\xc9\x01 \x01(\x0b\x32\x15.bough.v1.CasePlannedB\x1f\x9a\xa0\xe6\xf4\x02\x19\n\x17\x65valuation.case.plannedH\x00R\x0b\x63\x61sePlanned\x12m\n\x12\x63\x61se_trial_started\x18\xca\x01 \x01(\x0b\x32\x1a.bough.v1.CaseTrialStartedB \x9a\xa0\xe6\xf4\x02\x1a\n\x18\x65valuation.trial.startedH\x00R\x10\x63\x61seTrialStarted\x12\x65\n\x10\x63\x61se_trial_ended\x18\xcb\x01 \x01(\x0b\x32\x18.bough.v1.CaseTrialEndedB\x1e\x9a\xa0\xe6\xf4\x02\x18\n\x16\x65valuation.trial.endedH\x00R\x0e\x63\x61seTrialEnded\x12i\n\x11\x63\x61se_trial_scored\x18\xcc\x01 \x01(\x0b\x32\x19.bough.v1.CaseTrialScoredB\x1f\x9a\xa0\xe6\xf4\x02\x19\n\x17\x65valuation.trial.scoredH\x00R\x0f\x63\x61seTrialScored\x12i\n\x12\x65valuation_totaled\x18\xcd\x01 \x01(\x0b\x32\x1b.bough.v1.EvaluationTotaledB\x1a\x9a\xa0\xe6\xf4\x02\x14\n\x12\x65valuation.totaledH\x00R\x11\x65valuationTotaled\x12\x8b\x01\n\x1b\x65valuation_cancel_requested\x18\xce\x01 \x01(\x0b\x32#.bough.v1.EvaluationCancelRequestedB#\x9a\xa0\xe6\xf4\x02\x1d\n\x1b\x65valuation.cancel_requestedH\x00R\x19\x65valuationCancelRequested\x12q\n\x14\x65valuation_completed\x18\xcf\x01 \x01(\x0b\x32\x1d.bough.v1.EvaluationCompletedB\x1c\x9a\xa0\xe6\xf4\x02\x16\n\x14\x65valuation.completedH\x00R\x13\x65valuationCompleted\x12\x65\n\x11\x65valuation_failed\x18\xd0\x01 \x01(\x0b\x32\x1a.bough.v1.EvaluationFailedB\x19\x9a\xa0\xe6\xf4\x02\x13\n\x11\x65valuation.failedH\x00R\x10\x65valuationFailed\x12q\n\x14\x65valuation_cancelled\x18\xd1\x01 \x01(\x0b\x32\x1d.bough.v1.EvaluationCancelledB\x1c\x9a\xa0\xe6\xf4\x02\x16\n\x14\x65valuation.cancelledH\x00R\x13\x65valuationCancelledB\t\n\x07payload\"\xcb\x05\n\x11\x45valuationPlanned\x12,\n\x08\x65val_set\x18\x01 \x01(\x0b\x32\x11.bough.v1.EvalSetR\x07\x65valSet\x12\x14\n\x05\x61gent\x18\x02 \x01(\tR\x05\x61gent\x12\x1d\n\ncase_count\x18\x03 \x01(\x05R\tcaseCount\x12\x1f\n\x0btrial_count\x18\x04 \x01(\x05R\ntrialCount\x12\'\n\x0fmax_concurrency\x18\x05 \x01(\x05R\x0emaxConcurrency\x12\x14\n\x05gates\x18\x06 \x03(\tR\x05gates\x12(\n\x06\x62udget\x18\x07 \x01(\x0b\x32\x10.bough.v1.LimitsR\x06\x62udget\x12;\n\x0b\x64\x65\x66initions\x18\x08 \x03(\x0b\x32\x19.bough.v1.AgentDefinitionR\x0b\x64\x65\x66initions\x12&\n\x04pins\x18\t \x01(\x0b\x32\x12.bough.v1.EvalPinsR\x04pins\x12\x30\n\x08\x62\x61seline\x18\n \x01(\x0b\x32\x14.bough.v1.EvalResultR\x08\x62\x61seline\x12#\n\rallow_removed\x18\x0b \x01(\x08R\x0c\x61llowRemoved\x12?\n\x06labels\x18\x0c \x03(\x0b\x32\'.bough.v1.EvaluationPlanned.LabelsEntryR\x06labels\x12\x1d\n\nrequest_id\x18\r \x01(\tR\trequestId\x12%\n\x0erequest_digest\x18\x0e \x01(\tR\rrequestDigest\x12\x17\n\x07user_id\x18\x0f \x01(\tR\x06userId\x12\x19\n\x08trace_id\x18\x10 \x01(\tR\x07traceId\x12\x17\n\x07span_id\x18\x11 \x01(\tR\x06spanId\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"V\n\x0b\x43\x61sePlanned\x12/\n\teval_case\x18\x01 \x01(\x0b\x32\x12.bough.v1.EvalCaseR\x08\x65valCase\x12\x16\n\x06trials\x18\x02 \x01(\x05R\x06trials\"`\n\x10\x43\x61seTrialStarted\x12\x17\n\x07\x63\x61se_id\x18\x01 \x01(\tR\x06\x63\x61seId\x12\x14\n\x05trial\x18\x02 \x01(\x05R\x05trial\x12\x1d\n\nsession_id\x18\x03 \x01(\tR\tsessionId\"X\n\x0e\x43\x61seTrialEnded\x12\x17\n\x07\x63\x61se_id\x18\x01 \x01(\tR\x06\x63\x61seId\x12\x14\n\x05trial\x18\x02 \x01(\x05R\x05trial\x12\x17\n\x07run_ids\x18\x03 \x03(\tR\x06runIds\"D\n\x0f\x43\x61seTrialScored\x12\x31\n\x06result\x18\x01 \x01(\x0b\x32\x19.bough.v1.CaseTrialResultR\x06result\"\xb2\x01\n\x11\x45valuationTotaled\x12+\n\x07verdict\x18\x01 \x01(\x0e\x32\x11.bough.v1.VerdictR\x07verdict\x12,\n\x06totals\x18\x02 \x01(\x0b\x32\x14.bough.v1.EvalTotalsR\x06totals\x12*\n\x05gates\x18\x03 \x03(\x0b\x32\x14.bough.v1.GateResultR\x05gates\x12\x16\n\x06reason\x18\x04 \x01(\tR\x06reason\"R\n\x19\x45valuationCancelRequested\x12!\n\x0crequested_by\x18\x01 \x01(\tR\x0brequestedBy\x12\x12\n\x04note\x18\x02 \x01(\tR\x04note\"B\n\x13\x45valuationCompleted\x12+\n\x07verdict\x18\x01 \x01(\x0e\x32\x11.bough.v1.VerdictR\x07verdict\">\n\x10\x45valuationFailed\x12*\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.bough.v1.AgentErrorR\x05\x65rror\"o\n\x13\x45valuationCancelled\x12*\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.bough.v1.AgentErrorR\x05\x65rror\x12,\n\x06totals\x18\x02 \x01(\x0b\x32\x14.bough.v1.EvalTotalsR\x06totals\"t\n\x14\x45valuationEventBatch\x12\x31\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x19.bough.v1.EvaluationEventR\x06\x65vents\x12)\n\x10through_sequence\x18\x02 \x01(\x03R\x0fthroughSequenceBY\n\x0c\x64\x65v.bough.v1B\x0f\x45valuationProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,36 +42,68 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\017EvaluationProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
   _globals['_EVALUATION_LABELSENTRY']._loaded_options = None
   _globals['_EVALUATION_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_EVALUATIONFILTER_LABELSENTRY']._loaded_options = None
+  _globals['_EVALUATIONFILTER_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_CASERESULTFILTER_LABELSENTRY']._loaded_options = None
+  _globals['_CASERESULTFILTER_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_EVALUATIONEVENT'].fields_by_name['evaluation_planned']._loaded_options = None
+  _globals['_EVALUATIONEVENT'].fields_by_name['evaluation_planned']._serialized_options = b'\232\240\346\364\002\024\n\022evaluation.planned'
+  _globals['_EVALUATIONEVENT'].fields_by_name['case_planned']._loaded_options = None
+  _globals['_EVALUATIONEVENT'].fields_by_name['case_planned']._serialized_options = b'\232\240\346\364\002\031\n\027evaluation.case.planned'
+  _globals['_EVALUATIONEVENT'].fields_by_name['case_trial_started']._loaded_options = None
+  _globals['_EVALUATIONEVENT'].fields_by_name['case_trial_started']._serialized_options = b'\232\240\346\364\002\032\n\030evaluation.trial.started'
+  _globals['_EVALUATIONEVENT'].fields_by_name['case_trial_ended']._loaded_options = None
+  _globals['_EVALUATIONEVENT'].fields_by_name['case_trial_ended']._serialized_options = b'\232\240\346\364\002\030\n\026evaluation.trial.ended'
+  _globals['_EVALUATIONEVENT'].fields_by_name['case_trial_scored']._loaded_options = None
+  _globals['_EVALUATIONEVENT'].fields_by_name['case_trial_scored']._serialized_options = b'\232\240\346\364\002\031\n\027evaluation.trial.scored'
+  _globals['_EVALUATIONEVENT'].fields_by_name['evaluation_totaled']._loaded_options = None
+  _globals['_EVALUATIONEVENT'].fields_by_name['evaluation_totaled']._serialized_options = b'\232\240\346\364\002\024\n\022evaluation.totaled'
+  _globals['_EVALUATIONEVENT'].fields_by_name['evaluation_cancel_requested']._loaded_options = None
+  _globals['_EVALUATIONEVENT'].fields_by_name['evaluation_cancel_requested']._serialized_options = b'\232\240\346\364\002\035\n\033evaluation.cancel_requested'
+  _globals['_EVALUATIONEVENT'].fields_by_name['evaluation_completed']._loaded_options = None
+  _globals['_EVALUATIONEVENT'].fields_by_name['evaluation_completed']._serialized_options = b'\232\240\346\364\002\026\n\024evaluation.completed'
+  _globals['_EVALUATIONEVENT'].fields_by_name['evaluation_failed']._loaded_options = None
+  _globals['_EVALUATIONEVENT'].fields_by_name['evaluation_failed']._serialized_options = b'\232\240\346\364\002\023\n\021evaluation.failed'
+  _globals['_EVALUATIONEVENT'].fields_by_name['evaluation_cancelled']._loaded_options = None
+  _globals['_EVALUATIONEVENT'].fields_by_name['evaluation_cancelled']._serialized_options = b'\232\240\346\364\002\026\n\024evaluation.cancelled'
   _globals['_EVALUATIONPLANNED_LABELSENTRY']._loaded_options = None
   _globals['_EVALUATIONPLANNED_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_EVALUATION']._serialized_start=219
-  _globals['_EVALUATION']._serialized_end=798
-  _globals['_EVALUATION_LABELSENTRY']._serialized_start=741
-  _globals['_EVALUATION_LABELSENTRY']._serialized_end=798
-  _globals['_EVALUATIONEVENT']._serialized_start=801
-  _globals['_EVALUATIONEVENT']._serialized_end=1728
-  _globals['_EVALUATIONPLANNED']._serialized_start=1731
-  _globals['_EVALUATIONPLANNED']._serialized_end=2412
-  _globals['_EVALUATIONPLANNED_LABELSENTRY']._serialized_start=741
-  _globals['_EVALUATIONPLANNED_LABELSENTRY']._serialized_end=798
-  _globals['_CASEPLANNED']._serialized_start=2414
-  _globals['_CASEPLANNED']._serialized_end=2487
-  _globals['_CASERUNSTARTED']._serialized_start=2489
-  _globals['_CASERUNSTARTED']._serialized_end=2583
-  _globals['_CASERUNENDED']._serialized_start=2585
-  _globals['_CASERUNENDED']._serialized_end=2671
-  _globals['_CASERUNSCORED']._serialized_start=2673
-  _globals['_CASERUNSCORED']._serialized_end=2737
-  _globals['_EVALUATIONTOTALED']._serialized_start=2740
-  _globals['_EVALUATIONTOTALED']._serialized_end=2921
-  _globals['_EVALUATIONCANCELREQUESTED']._serialized_start=2923
-  _globals['_EVALUATIONCANCELREQUESTED']._serialized_end=3005
-  _globals['_EVALUATIONCOMPLETED']._serialized_start=3007
-  _globals['_EVALUATIONCOMPLETED']._serialized_end=3076
-  _globals['_EVALUATIONFAILED']._serialized_start=3078
-  _globals['_EVALUATIONFAILED']._serialized_end=3140
-  _globals['_EVALUATIONCANCELLED']._serialized_start=3142
-  _globals['_EVALUATIONCANCELLED']._serialized_end=3253
-  _globals['_EVALUATIONEVENTBATCH']._serialized_start=3255
-  _globals['_EVALUATIONEVENTBATCH']._serialized_end=3371
+  _globals['_EVALUATION']._serialized_start=243
+  _globals['_EVALUATION']._serialized_end=828
+  _globals['_EVALUATION_LABELSENTRY']._serialized_start=771
+  _globals['_EVALUATION_LABELSENTRY']._serialized_end=828
+  _globals['_EVALUATIONFILTER']._serialized_start=831
+  _globals['_EVALUATIONFILTER']._serialized_end=1080
+  _globals['_EVALUATIONFILTER_LABELSENTRY']._serialized_start=771
+  _globals['_EVALUATIONFILTER_LABELSENTRY']._serialized_end=828
+  _globals['_CASERESULTFILTER']._serialized_start=1083
+  _globals['_CASERESULTFILTER']._serialized_end=1298
+  _globals['_CASERESULTFILTER_LABELSENTRY']._serialized_start=771
+  _globals['_CASERESULTFILTER_LABELSENTRY']._serialized_end=828
+  _globals['_EVALUATIONEVENT']._serialized_start=1301
+  _globals['_EVALUATIONEVENT']._serialized_end=2559
+  _globals['_EVALUATIONPLANNED']._serialized_start=2562
+  _globals['_EVALUATIONPLANNED']._serialized_end=3277
+  _globals['_EVALUATIONPLANNED_LABELSENTRY']._serialized_start=771
+  _globals['_EVALUATIONPLANNED_LABELSENTRY']._serialized_end=828
+  _globals['_CASEPLANNED']._serialized_start=3279
+  _globals['_CASEPLANNED']._serialized_end=3365
+  _globals['_CASETRIALSTARTED']._serialized_start=3367
+  _globals['_CASETRIALSTARTED']._serialized_end=3463
+  _globals['_CASETRIALENDED']._serialized_start=3465
+  _globals['_CASETRIALENDED']._serialized_end=3553
+  _globals['_CASETRIALSCORED']._serialized_start=3555
+  _globals['_CASETRIALSCORED']._serialized_end=3623
+  _globals['_EVALUATIONTOTALED']._serialized_start=3626
+  _globals['_EVALUATIONTOTALED']._serialized_end=3804
+  _globals['_EVALUATIONCANCELREQUESTED']._serialized_start=3806
+  _globals['_EVALUATIONCANCELREQUESTED']._serialized_end=3888
+  _globals['_EVALUATIONCOMPLETED']._serialized_start=3890
+  _globals['_EVALUATIONCOMPLETED']._serialized_end=3956
+  _globals['_EVALUATIONFAILED']._serialized_start=3958
+  _globals['_EVALUATIONFAILED']._serialized_end=4020
+  _globals['_EVALUATIONCANCELLED']._serialized_start=4022
+  _globals['_EVALUATIONCANCELLED']._serialized_end=4133
+  _globals['_EVALUATIONEVENTBATCH']._serialized_start=4135
+  _globals['_EVALUATIONEVENTBATCH']._serialized_end=4251
 # @@protoc_insertion_point(module_scope)

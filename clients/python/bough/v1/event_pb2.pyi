@@ -6,6 +6,7 @@ The log: what happened in a run, as numbered facts."""
 from bough.v1 import action_pb2 as _action_pb2
 from bough.v1 import error_pb2 as _error_pb2
 from bough.v1 import eval_set_pb2 as _eval_set_pb2
+from bough.v1 import evaluation_ref_pb2 as _evaluation_ref_pb2
 from bough.v1 import execution_pb2 as _execution_pb2
 from bough.v1 import fork_pb2 as _fork_pb2
 from bough.v1 import input_pb2 as _input_pb2
@@ -587,6 +588,8 @@ class RunStarted(_message.Message):
     """The run is accepted and durable.
 
     Field 17 (parent) is reserved for a later version.
+
+    Numbers 19 and 20 were texts, which old logs have: they are never used again.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -628,9 +631,8 @@ class RunStarted(_message.Message):
     REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
     STARTS_WITH_FIELD_NUMBER: _builtins.int
-    EVALUATION_ID_FIELD_NUMBER: _builtins.int
-    CASE_ID_FIELD_NUMBER: _builtins.int
     MOCKS_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
     invocation_id: _builtins.str
     """The root's invocation id, which is also this event's."""
     key_root: _builtins.str
@@ -657,10 +659,6 @@ class RunStarted(_message.Message):
     """The member that a supervisor or a swarm starts with because it spoke last, as next_run_starts_with says. Empty if the root
     starts as usual, and for a queued run, whose run_dequeued has it.
     """
-    evaluation_id: _builtins.str
-    """The evaluation that the run belongs to; empty for none."""
-    case_id: _builtins.str
-    """The case of the evaluation; empty for none."""
     @_builtins.property
     def run_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The names of the agents on the way here: the root's only."""
@@ -697,6 +695,10 @@ class RunStarted(_message.Message):
         of a call that a tool answers.
         """
 
+    @_builtins.property
+    def evaluation(self) -> _evaluation_ref_pb2.EvaluationRef:
+        """What the run is in the evaluation that started it; unset if none did."""
+
     def __init__(
         self,
         *,
@@ -717,13 +719,12 @@ class RunStarted(_message.Message):
         request_digest: _builtins.str = ...,
         user_id: _builtins.str = ...,
         starts_with: _builtins.str = ...,
-        evaluation_id: _builtins.str = ...,
-        case_id: _builtins.str = ...,
         mocks: _eval_set_pb2.ToolMocks | None = ...,
+        evaluation: _evaluation_ref_pb2.EvaluationRef | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time", "input", b"input", "mocks", b"mocks", "policy", b"policy", "versions", b"versions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time", "evaluation", b"evaluation", "input", b"input", "mocks", b"mocks", "policy", b"policy", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "case_id", b"case_id", "deadline_time", b"deadline_time", "definition_refs", b"definition_refs", "evaluation_id", b"evaluation_id", "input", b"input", "invocation_id", b"invocation_id", "key_root", b"key_root", "kind", b"kind", "labels", b"labels", "mocks", b"mocks", "policy", b"policy", "request_digest", b"request_digest", "request_id", b"request_id", "run_path", b"run_path", "session_cut", b"session_cut", "starts_with", b"starts_with", "state_json", b"state_json", "user_id", b"user_id", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "deadline_time", b"deadline_time", "definition_refs", b"definition_refs", "evaluation", b"evaluation", "input", b"input", "invocation_id", b"invocation_id", "key_root", b"key_root", "kind", b"kind", "labels", b"labels", "mocks", b"mocks", "policy", b"policy", "request_digest", b"request_digest", "request_id", b"request_id", "run_path", b"run_path", "session_cut", b"session_cut", "starts_with", b"starts_with", "state_json", b"state_json", "user_id", b"user_id", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1562,7 +1563,7 @@ class RunDequeued(_message.Message):
     state_json: _builtins.str
     """The session's values now, as one JSON object; empty for none."""
     starts_with: _builtins.str
-    """As RunStarted.starts_with."""
+    """As RunStarted.starts_with, for a run that was queued."""
     def __init__(
         self,
         *,
@@ -1616,7 +1617,10 @@ Global___RunResumed: _TypeAlias = RunResumed  # noqa: Y015
 
 @_typing.final
 class RunForked(_message.Message):
-    """The run is a fork. Every event before this one is its origin's, served under this run's id."""
+    """The run is a fork. Every event before this one is its origin's, served under this run's id.
+
+    Numbers 10 and 11 were texts, which old logs have: they are never used again.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1649,19 +1653,14 @@ class RunForked(_message.Message):
     DEFINITION_REFS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
-    EVALUATION_ID_FIELD_NUMBER: _builtins.int
-    CASE_ID_FIELD_NUMBER: _builtins.int
     MOCKS_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """ForkRunRequest.request_id; empty if the caller gave none."""
     request_digest: _builtins.str
     """A digest of the request without its `follow`; empty without a request id. Opaque."""
     user_id: _builtins.str
     """The user whose token made the fork."""
-    evaluation_id: _builtins.str
-    """The evaluation that the fork belongs to; empty for none. It is not the origin's."""
-    case_id: _builtins.str
-    """The case of the evaluation; empty for none."""
     @_builtins.property
     def origin(self) -> _fork_pb2.ForkOrigin:
         """The run that it shares its beginning with, and the last sequence that they share."""
@@ -1690,6 +1689,10 @@ class RunForked(_message.Message):
     def mocks(self) -> _eval_set_pb2.ToolMocks:
         """What tools answer from here on instead of being run; unset for what the origin's do."""
 
+    @_builtins.property
+    def evaluation(self) -> _evaluation_ref_pb2.EvaluationRef:
+        """What the fork is in the evaluation that started it; unset if none did. It is not the origin's."""
+
     def __init__(
         self,
         *,
@@ -1702,13 +1705,12 @@ class RunForked(_message.Message):
         definition_refs: _abc.Iterable[Global___DefinitionRef] | None = ...,
         policy: _policy_pb2.RunPolicy | None = ...,
         user_id: _builtins.str = ...,
-        evaluation_id: _builtins.str = ...,
-        case_id: _builtins.str = ...,
         mocks: _eval_set_pb2.ToolMocks | None = ...,
+        evaluation: _evaluation_ref_pb2.EvaluationRef | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "deadline_time", b"deadline_time", "mocks", b"mocks", "origin", b"origin", "policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "deadline_time", b"deadline_time", "evaluation", b"evaluation", "mocks", b"mocks", "origin", b"origin", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "changes", b"changes", "deadline_time", b"deadline_time", "definition_refs", b"definition_refs", "evaluation_id", b"evaluation_id", "labels", b"labels", "mocks", b"mocks", "origin", b"origin", "policy", b"policy", "request_digest", b"request_digest", "request_id", b"request_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "deadline_time", b"deadline_time", "definition_refs", b"definition_refs", "evaluation", b"evaluation", "labels", b"labels", "mocks", b"mocks", "origin", b"origin", "policy", b"policy", "request_digest", b"request_digest", "request_id", b"request_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -98,7 +98,9 @@ class _ExecutionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Execut
     """Waiting for an authorization. Reserved for a later version: no event leads to it yet."""
 
 class ExecutionState(_ExecutionState, metaclass=_ExecutionStateEnumTypeWrapper):
-    """The state of a run, an agent invocation or a tool call. SUCCEEDED, FAILED and CANCELLED are terminal: nothing follows them."""
+    """The state of a run, an agent invocation or a tool call. SUCCEEDED, FAILED and CANCELLED are terminal: nothing follows them. A client
+    treats a value that it does not know as one that is not terminal.
+    """
 
 EXECUTION_STATE_UNSPECIFIED: ExecutionState.ValueType  # 0
 """Unknown. As a filter it matches nothing."""

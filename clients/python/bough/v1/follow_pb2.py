@@ -26,7 +26,7 @@ from bough.v1 import event_pb2 as bough_dot_v1_dot_event__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62ough/v1/follow.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/event.proto\x1a\x1egoogle/protobuf/duration.proto\"\xa3\x01\n\rFollowOptions\x12\'\n\x04view\x18\x01 \x01(\x0e\x32\x13.bough.v1.EventViewR\x04view\x12\x1f\n\x0b\x65vent_names\x18\x02 \x03(\tR\neventNames\x12H\n\x12heartbeat_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationR\x11heartbeatInterval\"e\n\nEventBatch\x12,\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEventR\x06\x65vents\x12)\n\x10through_sequence\x18\x02 \x01(\x03R\x0fthroughSequence*T\n\tEventView\x12\x1a\n\x16\x45VENT_VIEW_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45VENT_VIEW_FULL\x10\x01\x12\x16\n\x12\x45VENT_VIEW_SUMMARY\x10\x02*y\n\nWatchUntil\x12\x1b\n\x17WATCH_UNTIL_UNSPECIFIED\x10\x00\x12\x18\n\x14WATCH_UNTIL_TERMINAL\x10\x01\x12\x1b\n\x17WATCH_UNTIL_INTERRUPTED\x10\x02\x12\x17\n\x13WATCH_UNTIL_CURRENT\x10\x03\x42U\n\x0c\x64\x65v.bough.v1B\x0b\x46ollowProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62ough/v1/follow.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/event.proto\x1a\x1egoogle/protobuf/duration.proto\"\xa3\x01\n\rFollowOptions\x12\'\n\x04view\x18\x01 \x01(\x0e\x32\x13.bough.v1.EventViewR\x04view\x12\x1f\n\x0b\x65vent_names\x18\x02 \x03(\tR\neventNames\x12H\n\x12heartbeat_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationR\x11heartbeatInterval\"\xd5\x01\n\x17\x45valuationFollowOptions\x12H\n\x12heartbeat_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationR\x11heartbeatInterval\x12\x1f\n\x0b\x65vent_names\x18\x02 \x03(\tR\neventNames\x12#\n\rwithout_trees\x18\x03 \x01(\x08R\x0cwithoutTrees\x12*\n\x05until\x18\x04 \x01(\x0e\x32\x14.bough.v1.WatchUntilR\x05until\"e\n\nEventBatch\x12,\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEventR\x06\x65vents\x12)\n\x10through_sequence\x18\x02 \x01(\x03R\x0fthroughSequence*T\n\tEventView\x12\x1a\n\x16\x45VENT_VIEW_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45VENT_VIEW_FULL\x10\x01\x12\x16\n\x12\x45VENT_VIEW_SUMMARY\x10\x02*y\n\nWatchUntil\x12\x1b\n\x17WATCH_UNTIL_UNSPECIFIED\x10\x00\x12\x18\n\x14WATCH_UNTIL_TERMINAL\x10\x01\x12\x1b\n\x17WATCH_UNTIL_INTERRUPTED\x10\x02\x12\x17\n\x13WATCH_UNTIL_CURRENT\x10\x03\x42U\n\x0c\x64\x65v.bough.v1B\x0b\x46ollowProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,12 +34,14 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.follow_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\013FollowProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
-  _globals['_EVENTVIEW']._serialized_start=358
-  _globals['_EVENTVIEW']._serialized_end=442
-  _globals['_WATCHUNTIL']._serialized_start=444
-  _globals['_WATCHUNTIL']._serialized_end=565
+  _globals['_EVENTVIEW']._serialized_start=574
+  _globals['_EVENTVIEW']._serialized_end=658
+  _globals['_WATCHUNTIL']._serialized_start=660
+  _globals['_WATCHUNTIL']._serialized_end=781
   _globals['_FOLLOWOPTIONS']._serialized_start=90
   _globals['_FOLLOWOPTIONS']._serialized_end=253
-  _globals['_EVENTBATCH']._serialized_start=255
-  _globals['_EVENTBATCH']._serialized_end=356
+  _globals['_EVALUATIONFOLLOWOPTIONS']._serialized_start=256
+  _globals['_EVALUATIONFOLLOWOPTIONS']._serialized_end=469
+  _globals['_EVENTBATCH']._serialized_start=471
+  _globals['_EVENTBATCH']._serialized_end=572
 # @@protoc_insertion_point(module_scope)

@@ -60,7 +60,10 @@ class _WatchUntilEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WatchUntil
     WATCH_UNTIL_TERMINAL: _WatchUntil.ValueType  # 1
     """After the run's last event."""
     WATCH_UNTIL_INTERRUPTED: _WatchUntil.ValueType  # 2
-    """After the first run_interrupted that follows `after_sequence`, or after the run's last event."""
+    """After the first run_interrupted that follows `after_sequence`, or after the run's last event. A caller whose `after_sequence` is
+    that of an interruption waits for the next one, and the log of a fork can begin with interruptions that were answered long ago:
+    Run.open_requests says what is not answered yet.
+    """
     WATCH_UNTIL_CURRENT: _WatchUntil.ValueType  # 3
     """After every event that was in the log when the call began."""
 
@@ -72,7 +75,10 @@ WATCH_UNTIL_UNSPECIFIED: WatchUntil.ValueType  # 0
 WATCH_UNTIL_TERMINAL: WatchUntil.ValueType  # 1
 """After the run's last event."""
 WATCH_UNTIL_INTERRUPTED: WatchUntil.ValueType  # 2
-"""After the first run_interrupted that follows `after_sequence`, or after the run's last event."""
+"""After the first run_interrupted that follows `after_sequence`, or after the run's last event. A caller whose `after_sequence` is
+that of an interruption waits for the next one, and the log of a fork can begin with interruptions that were answered long ago:
+Run.open_requests says what is not answered yet.
+"""
 WATCH_UNTIL_CURRENT: WatchUntil.ValueType  # 3
 """After every event that was in the log when the call began."""
 Global___WatchUntil: _TypeAlias = WatchUntil  # noqa: Y015
@@ -113,6 +119,47 @@ class FollowOptions(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FollowOptions: _TypeAlias = FollowOptions  # noqa: Y015
+
+@_typing.final
+class EvaluationFollowOptions(_message.Message):
+    """How a stream follows an evaluation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
+    EVENT_NAMES_FIELD_NUMBER: _builtins.int
+    WITHOUT_TREES_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    without_trees: _builtins.bool
+    """Whether agents, calls, answers, and the details of scores are left out of case_trial_scored events. ListCaseResults has them."""
+    until: Global___WatchUntil.ValueType
+    """When the stream ends: TERMINAL, the default, or CURRENT. An evaluation is never interrupted: INTERRUPTED is INVALID_ARGUMENT."""
+    @_builtins.property
+    def heartbeat_interval(self) -> _duration_pb2.Duration:
+        """If nothing was sent for this long, a response without events is sent. From 100 ms to one hour; absent for none."""
+
+    @_builtins.property
+    def event_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The events wanted: by dotted name as "evaluation.trial.scored", by payload field as "case_trial_scored", or by group as
+        "evaluation.trial.*"; empty for all. The last event of a log is always sent. A name that does not exist is INVALID_ARGUMENT,
+        with the nearest one.
+        """
+
+    def __init__(
+        self,
+        *,
+        heartbeat_interval: _duration_pb2.Duration | None = ...,
+        event_names: _abc.Iterable[_builtins.str] | None = ...,
+        without_trees: _builtins.bool = ...,
+        until: Global___WatchUntil.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_names", b"event_names", "heartbeat_interval", b"heartbeat_interval", "until", b"until", "without_trees", b"without_trees"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluationFollowOptions: _TypeAlias = EvaluationFollowOptions  # noqa: Y015
 
 @_typing.final
 class EventBatch(_message.Message):

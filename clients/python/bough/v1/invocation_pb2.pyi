@@ -293,6 +293,8 @@ class ToolInvocation(_message.Message):
     ARGUMENTS_TRUNCATED_FIELD_NUMBER: _builtins.int
     RESULT_TRUNCATED_FIELD_NUMBER: _builtins.int
     STEP_ID_FIELD_NUMBER: _builtins.int
+    EXECUTED_ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    EXECUTED_ARGUMENTS_TRUNCATED_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call's id, unique in its invocation."""
     name: _builtins.str
@@ -321,6 +323,12 @@ class ToolInvocation(_message.Message):
     """Whether the result was cut to fit a limit."""
     step_id: _builtins.str
     """The step that called, unique in the run; empty if code called outside of steps."""
+    executed_arguments_json: _builtins.str
+    """The arguments that the tool ran with, if they are not those that the model wrote because an approver edited them; empty
+    otherwise. They are cut to the same limit as `arguments_json`.
+    """
+    executed_arguments_truncated: _builtins.bool
+    """Whether executed_arguments_json was cut to fit a limit."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """Why it failed; unset in any other state."""
@@ -352,10 +360,12 @@ class ToolInvocation(_message.Message):
         arguments_truncated: _builtins.bool = ...,
         result_truncated: _builtins.bool = ...,
         step_id: _builtins.str = ...,
+        executed_arguments_json: _builtins.str = ...,
+        executed_arguments_truncated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_step_index", b"_step_index", "end_time", b"end_time", "error", b"error", "start_time", b"start_time", "step_index", b"step_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_index", b"_step_index", "agent", b"agent", "arguments_json", b"arguments_json", "arguments_truncated", b"arguments_truncated", "call_id", b"call_id", "child_invocation_id", b"child_invocation_id", "end_time", b"end_time", "error", b"error", "invocation_id", b"invocation_id", "name", b"name", "result_json", b"result_json", "result_truncated", b"result_truncated", "sequence", b"sequence", "start_time", b"start_time", "state", b"state", "step_id", b"step_id", "step_index", b"step_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_index", b"_step_index", "agent", b"agent", "arguments_json", b"arguments_json", "arguments_truncated", b"arguments_truncated", "call_id", b"call_id", "child_invocation_id", b"child_invocation_id", "end_time", b"end_time", "error", b"error", "executed_arguments_json", b"executed_arguments_json", "executed_arguments_truncated", b"executed_arguments_truncated", "invocation_id", b"invocation_id", "name", b"name", "result_json", b"result_json", "result_truncated", b"result_truncated", "sequence", b"sequence", "start_time", b"start_time", "state", b"state", "step_id", b"step_id", "step_index", b"step_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__step_index: _TypeAlias = _typing.Literal["step_index"]  # noqa: Y015
     _WhichOneofArgType__step_index: _TypeAlias = _typing.Literal["_step_index", b"_step_index"]  # noqa: Y015
@@ -519,6 +529,66 @@ class AgentInvocation(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__iteration) -> _WhichOneofReturnType__iteration | None: ...
 
 Global___AgentInvocation: _TypeAlias = AgentInvocation  # noqa: Y015
+
+@_typing.final
+class RunRef(_message.Message):
+    """A run of this server, up to a sequence."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    AS_OF_SEQUENCE_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """The run. Unknown, or another tenant's: NOT_FOUND."""
+    as_of_sequence: _builtins.int
+    """Only the events up to this sequence; 0 for all. Beyond the end of the log: OUT_OF_RANGE."""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        as_of_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_sequence", b"as_of_sequence", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunRef: _TypeAlias = RunRef  # noqa: Y015
+
+@_typing.final
+class InvocationSource(_message.Message):
+    """A record, stored or given."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    INVOCATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def run(self) -> Global___RunRef:
+        """A run of this server."""
+
+    @_builtins.property
+    def invocation(self) -> Global___Invocation:
+        """A record, of any system. One that was cut, has anomalies, has not ended, or has several agents with the same invocation_id is
+        not scored.
+        """
+
+    def __init__(
+        self,
+        *,
+        run: Global___RunRef | None = ...,
+        invocation: Global___Invocation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["invocation", b"invocation", "run", b"run", "source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["invocation", b"invocation", "run", b"run", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["run", "invocation"]  # noqa: Y015
+    _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
+
+Global___InvocationSource: _TypeAlias = InvocationSource  # noqa: Y015
 
 @_typing.final
 class InvocationOptions(_message.Message):

@@ -380,16 +380,16 @@ class Blob(_message.Message):
     files still hold some.
     """
     uri: _builtins.str
-    """The address. The server passes it to the provider and does not fetch it."""
+    """The address, without control characters. The server passes it to the provider and does not fetch it."""
     sha256: _builtins.str
     """The SHA-256 of the bytes as 64 lower-case hexadecimal digits. SessionService.ReadBlob returns them, in the session of the
     event or message and in every fork that shares it, until that session is deleted. In a request: a file that the session
     has already, of the origin for a fork; any other is INVALID_ARGUMENT.
     """
     media_type: _builtins.str
-    """The media type, such as "image/png"."""
+    """The media type, such as "image/png", without control characters; empty if unknown."""
     filename: _builtins.str
-    """A name for people; empty for none."""
+    """A name for people, without control characters; empty for none."""
     size_bytes: _builtins.int
     """The size in bytes; absent if unknown. Set by the server if it has put sha256 in the place of data."""
     def __init__(

@@ -20,13 +20,13 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class EventOptions(_message.Message):
-    """What a payload field of AgentEvent says about itself."""
+    """What a payload field of AgentEvent or EvaluationEvent says about itself."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The dotted name of the event, such as "agent.llm.started". It never changes."""
+    """The dotted name of the event, such as "agent.llm.started" or "evaluation.trial.scored". It never changes."""
     def __init__(
         self,
         *,
@@ -42,4 +42,4 @@ Global___EventOptions: _TypeAlias = EventOptions  # noqa: Y015
 
 EVENT_OPTIONS_FIELD_NUMBER: _builtins.int
 event_options: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.FieldOptions, Global___EventOptions]
-"""Set on every payload field of AgentEvent, and on nothing else."""
+"""Set on every payload field of AgentEvent and EvaluationEvent, and on nothing else."""

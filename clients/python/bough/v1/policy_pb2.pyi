@@ -81,7 +81,9 @@ class _BusySessionPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Bus
     BUSY_SESSION_POLICY_REJECT: _BusySessionPolicy.ValueType  # 1
     """The call fails with ABORTED (SESSION_BUSY); metadata carries the run that holds the session."""
     BUSY_SESSION_POLICY_QUEUE: _BusySessionPolicy.ValueType  # 2
-    """The run is accepted as PENDING and starts when the runs before it have ended, first in, first out."""
+    """The run is accepted as PENDING and starts when the runs before it have ended, first in, first out. At most 64 wait for a session:
+    then the call fails with RESOURCE_EXHAUSTED (SESSION_QUEUE_FULL).
+    """
     BUSY_SESSION_POLICY_CANCEL_INTERRUPTED: _BusySessionPolicy.ValueType  # 3
     """If the session is held by a run that waits for input, that run is cancelled (SUPERSEDED) and this one starts. If it is
     held by a run that is RUNNING, or others are queued, the call fails as with REJECT and nothing is cancelled.
@@ -95,7 +97,9 @@ BUSY_SESSION_POLICY_UNSPECIFIED: BusySessionPolicy.ValueType  # 0
 BUSY_SESSION_POLICY_REJECT: BusySessionPolicy.ValueType  # 1
 """The call fails with ABORTED (SESSION_BUSY); metadata carries the run that holds the session."""
 BUSY_SESSION_POLICY_QUEUE: BusySessionPolicy.ValueType  # 2
-"""The run is accepted as PENDING and starts when the runs before it have ended, first in, first out."""
+"""The run is accepted as PENDING and starts when the runs before it have ended, first in, first out. At most 64 wait for a session:
+then the call fails with RESOURCE_EXHAUSTED (SESSION_QUEUE_FULL).
+"""
 BUSY_SESSION_POLICY_CANCEL_INTERRUPTED: BusySessionPolicy.ValueType  # 3
 """If the session is held by a run that waits for input, that run is cancelled (SUPERSEDED) and this one starts. If it is
 held by a run that is RUNNING, or others are queued, the call fails as with REJECT and nothing is cancelled.

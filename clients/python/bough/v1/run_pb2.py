@@ -23,6 +23,7 @@ _sym_db = _symbol_database.Default()
 
 
 from bough.v1 import error_pb2 as bough_dot_v1_dot_error__pb2
+from bough.v1 import evaluation_ref_pb2 as bough_dot_v1_dot_evaluation__ref__pb2
 from bough.v1 import execution_pb2 as bough_dot_v1_dot_execution__pb2
 from bough.v1 import fork_pb2 as bough_dot_v1_dot_fork__pb2
 from bough.v1 import input_pb2 as bough_dot_v1_dot_input__pb2
@@ -30,7 +31,7 @@ from bough.v1 import usage_pb2 as bough_dot_v1_dot_usage__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12\x62ough/v1/run.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/error.proto\x1a\x18\x62ough/v1/execution.proto\x1a\x13\x62ough/v1/fork.proto\x1a\x14\x62ough/v1/input.proto\x1a\x14\x62ough/v1/usage.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf5\x06\n\x03Run\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x1d\n\nsession_id\x18\x02 \x01(\tR\tsessionId\x12\x17\n\x07user_id\x18\x03 \x01(\tR\x06userId\x12\x14\n\x05\x61gent\x18\x04 \x01(\tR\x05\x61gent\x12.\n\x05state\x18\x05 \x01(\x0e\x32\x18.bough.v1.ExecutionStateR\x05state\x12*\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x14.bough.v1.AgentErrorR\x05\x65rror\x12\x31\n\x06labels\x18\x07 \x03(\x0b\x32\x19.bough.v1.Run.LabelsEntryR\x06labels\x12#\n\rinput_excerpt\x18\x08 \x01(\tR\x0cinputExcerpt\x12;\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.TimestampR\ncreateTime\x12\x39\n\nstart_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tstartTime\x12\x35\n\x08\x65nd_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x07\x65ndTime\x12?\n\rdeadline_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x0c\x64\x65\x61\x64lineTime\x12#\n\rlast_sequence\x18\r \x01(\x03R\x0clastSequence\x12;\n\ropen_requests\x18\x0e \x03(\x0b\x32\x16.bough.v1.InputRequestR\x0copenRequests\x12.\n\ntree_usage\x18\x0f \x01(\x0b\x32\x0f.bough.v1.UsageR\ttreeUsage\x12\x35\n\x0b\x66orked_from\x18\x10 \x01(\x0b\x32\x14.bough.v1.ForkOriginR\nforkedFrom\x12#\n\rparked_reason\x18\x11 \x01(\tR\x0cparkedReason\x12#\n\revaluation_id\x18\x14 \x01(\tR\x0c\x65valuationId\x12\x17\n\x07\x63\x61se_id\x18\x15 \x01(\tR\x06\x63\x61seId\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"\x9b\x03\n\tRunFilter\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n\x05\x61gent\x18\x02 \x01(\tR\x05\x61gent\x12\x30\n\x06states\x18\x03 \x03(\x0e\x32\x18.bough.v1.ExecutionStateR\x06states\x12\x37\n\x06labels\x18\x04 \x03(\x0b\x32\x1f.bough.v1.RunFilter.LabelsEntryR\x06labels\x12\x44\n\x10\x63reate_time_from\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x0e\x63reateTimeFrom\x12H\n\x12\x63reate_time_before\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x10\x63reateTimeBefore\x12#\n\revaluation_id\x18\x07 \x01(\tR\x0c\x65valuationId\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\x42R\n\x0c\x64\x65v.bough.v1B\x08RunProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12\x62ough/v1/run.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/error.proto\x1a\x1d\x62ough/v1/evaluation_ref.proto\x1a\x18\x62ough/v1/execution.proto\x1a\x13\x62ough/v1/fork.proto\x1a\x14\x62ough/v1/input.proto\x1a\x14\x62ough/v1/usage.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfc\x06\n\x03Run\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x1d\n\nsession_id\x18\x02 \x01(\tR\tsessionId\x12\x17\n\x07user_id\x18\x03 \x01(\tR\x06userId\x12\x14\n\x05\x61gent\x18\x04 \x01(\tR\x05\x61gent\x12.\n\x05state\x18\x05 \x01(\x0e\x32\x18.bough.v1.ExecutionStateR\x05state\x12*\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x14.bough.v1.AgentErrorR\x05\x65rror\x12\x31\n\x06labels\x18\x07 \x03(\x0b\x32\x19.bough.v1.Run.LabelsEntryR\x06labels\x12#\n\rinput_excerpt\x18\x08 \x01(\tR\x0cinputExcerpt\x12;\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.TimestampR\ncreateTime\x12\x39\n\nstart_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tstartTime\x12\x35\n\x08\x65nd_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x07\x65ndTime\x12?\n\rdeadline_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x0c\x64\x65\x61\x64lineTime\x12#\n\rlast_sequence\x18\r \x01(\x03R\x0clastSequence\x12;\n\ropen_requests\x18\x0e \x03(\x0b\x32\x16.bough.v1.InputRequestR\x0copenRequests\x12.\n\ntree_usage\x18\x0f \x01(\x0b\x32\x0f.bough.v1.UsageR\ttreeUsage\x12\x35\n\x0b\x66orked_from\x18\x10 \x01(\x0b\x32\x14.bough.v1.ForkOriginR\nforkedFrom\x12#\n\rparked_reason\x18\x11 \x01(\tR\x0cparkedReason\x12\x37\n\nevaluation\x18\x16 \x01(\x0b\x32\x17.bough.v1.EvaluationRefR\nevaluation\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01J\x04\x08\x14\x10\x15J\x04\x08\x15\x10\x16\"\xa8\x04\n\tRunFilter\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n\x05\x61gent\x18\x02 \x01(\tR\x05\x61gent\x12\x30\n\x06states\x18\x03 \x03(\x0e\x32\x18.bough.v1.ExecutionStateR\x06states\x12\x37\n\x06labels\x18\x04 \x03(\x0b\x32\x1f.bough.v1.RunFilter.LabelsEntryR\x06labels\x12\x44\n\x10\x63reate_time_from\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x0e\x63reateTimeFrom\x12H\n\x12\x63reate_time_before\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x10\x63reateTimeBefore\x12#\n\revaluation_id\x18\x07 \x01(\tR\x0c\x65valuationId\x12\x17\n\x07\x63\x61se_id\x18\x08 \x01(\tR\x06\x63\x61seId\x12\x41\n\x0f\x65valuation_role\x18\t \x01(\x0e\x32\x18.bough.v1.EvaluationRoleR\x0e\x65valuationRole\x12/\n\x13include_evaluations\x18\n \x01(\x08R\x12includeEvaluations\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\x42R\n\x0c\x64\x65v.bough.v1B\x08RunProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,12 +43,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUN_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_RUNFILTER_LABELSENTRY']._loaded_options = None
   _globals['_RUNFILTER_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_RUN']._serialized_start=179
-  _globals['_RUN']._serialized_end=1064
-  _globals['_RUN_LABELSENTRY']._serialized_start=1007
-  _globals['_RUN_LABELSENTRY']._serialized_end=1064
-  _globals['_RUNFILTER']._serialized_start=1067
-  _globals['_RUNFILTER']._serialized_end=1478
-  _globals['_RUNFILTER_LABELSENTRY']._serialized_start=1007
-  _globals['_RUNFILTER_LABELSENTRY']._serialized_end=1064
+  _globals['_RUN']._serialized_start=210
+  _globals['_RUN']._serialized_end=1102
+  _globals['_RUN_LABELSENTRY']._serialized_start=1033
+  _globals['_RUN_LABELSENTRY']._serialized_end=1090
+  _globals['_RUNFILTER']._serialized_start=1105
+  _globals['_RUNFILTER']._serialized_end=1657
+  _globals['_RUNFILTER_LABELSENTRY']._serialized_start=1033
+  _globals['_RUNFILTER_LABELSENTRY']._serialized_end=1090
 # @@protoc_insertion_point(module_scope)

@@ -4,6 +4,7 @@ isort:skip_file
 Runs, from the user's message to the final answer."""
 
 from bough.v1 import error_pb2 as _error_pb2
+from bough.v1 import evaluation_ref_pb2 as _evaluation_ref_pb2
 from bough.v1 import execution_pb2 as _execution_pb2
 from bough.v1 import fork_pb2 as _fork_pb2
 from bough.v1 import input_pb2 as _input_pb2
@@ -28,7 +29,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class Run(_message.Message):
     """One run, from the user's message to the final answer. It is derived from the run's log.
 
-    Field 19 (parent_run_id) is reserved for a later version.
+    Field 19 (parent_run_id) is reserved for a later version. Numbers 20 and 21 were texts, which old logs and clients have: they are
+    never used again.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -70,8 +72,7 @@ class Run(_message.Message):
     TREE_USAGE_FIELD_NUMBER: _builtins.int
     FORKED_FROM_FIELD_NUMBER: _builtins.int
     PARKED_REASON_FIELD_NUMBER: _builtins.int
-    EVALUATION_ID_FIELD_NUMBER: _builtins.int
-    CASE_ID_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The id: a UUIDv7 that the server chose, unique everywhere."""
     session_id: _builtins.str
@@ -92,10 +93,6 @@ class Run(_message.Message):
     """Why no server executes it although it is RUNNING: what it started with and this server does not have. Empty otherwise. Streams
     that follow it end with UNAVAILABLE (RUN_PARKED) and this reason, after every recorded event.
     """
-    evaluation_id: _builtins.str
-    """The evaluation that it belongs to, as a turn of a case or as the run of a judge; empty for none."""
-    case_id: _builtins.str
-    """The case of the evaluation; empty for none."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """Why it failed or was cancelled; unset in any other state."""
@@ -136,6 +133,10 @@ class Run(_message.Message):
     def forked_from(self) -> _fork_pb2.ForkOrigin:
         """Where a fork comes from; unset on every other run."""
 
+    @_builtins.property
+    def evaluation(self) -> _evaluation_ref_pb2.EvaluationRef:
+        """What it is in the evaluation that started it; unset if none did."""
+
     def __init__(
         self,
         *,
@@ -156,12 +157,11 @@ class Run(_message.Message):
         tree_usage: _usage_pb2.Usage | None = ...,
         forked_from: _fork_pb2.ForkOrigin | None = ...,
         parked_reason: _builtins.str = ...,
-        evaluation_id: _builtins.str = ...,
-        case_id: _builtins.str = ...,
+        evaluation: _evaluation_ref_pb2.EvaluationRef | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "error", b"error", "forked_from", b"forked_from", "start_time", b"start_time", "tree_usage", b"tree_usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "error", b"error", "evaluation", b"evaluation", "forked_from", b"forked_from", "start_time", b"start_time", "tree_usage", b"tree_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "case_id", b"case_id", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "error", b"error", "evaluation_id", b"evaluation_id", "forked_from", b"forked_from", "input_excerpt", b"input_excerpt", "labels", b"labels", "last_sequence", b"last_sequence", "open_requests", b"open_requests", "parked_reason", b"parked_reason", "run_id", b"run_id", "session_id", b"session_id", "start_time", b"start_time", "state", b"state", "tree_usage", b"tree_usage", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "error", b"error", "evaluation", b"evaluation", "forked_from", b"forked_from", "input_excerpt", b"input_excerpt", "labels", b"labels", "last_sequence", b"last_sequence", "open_requests", b"open_requests", "parked_reason", b"parked_reason", "run_id", b"run_id", "session_id", b"session_id", "start_time", b"start_time", "state", b"state", "tree_usage", b"tree_usage", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -169,7 +169,9 @@ Global___Run: _TypeAlias = Run  # noqa: Y015
 
 @_typing.final
 class RunFilter(_message.Message):
-    """Selects runs. Every filter that is set must match."""
+    """Selects runs. Every filter that is set must match. Runs of evaluations are left out, unless a filter asks for a session, an
+    evaluation, a case or a role, or for all of them.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -200,12 +202,21 @@ class RunFilter(_message.Message):
     CREATE_TIME_FROM_FIELD_NUMBER: _builtins.int
     CREATE_TIME_BEFORE_FIELD_NUMBER: _builtins.int
     EVALUATION_ID_FIELD_NUMBER: _builtins.int
+    CASE_ID_FIELD_NUMBER: _builtins.int
+    EVALUATION_ROLE_FIELD_NUMBER: _builtins.int
+    INCLUDE_EVALUATIONS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Only runs of this session."""
     agent: _builtins.str
     """Only runs of this root agent."""
     evaluation_id: _builtins.str
-    """Only runs of this evaluation, those of its judges too: their agent is "judge"."""
+    """Only runs of this evaluation, those of its judges too."""
+    case_id: _builtins.str
+    """Only runs of cases with this id, those of their judges too."""
+    evaluation_role: _evaluation_ref_pb2.EvaluationRole.ValueType
+    """Only runs that evaluations started for this; unspecified for any."""
+    include_evaluations: _builtins.bool
+    """Whether runs of evaluations are listed among all others."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_execution_pb2.ExecutionState.ValueType]:
         """Only runs in one of these states; empty for any."""
@@ -232,10 +243,13 @@ class RunFilter(_message.Message):
         create_time_from: _timestamp_pb2.Timestamp | None = ...,
         create_time_before: _timestamp_pb2.Timestamp | None = ...,
         evaluation_id: _builtins.str = ...,
+        case_id: _builtins.str = ...,
+        evaluation_role: _evaluation_ref_pb2.EvaluationRole.ValueType = ...,
+        include_evaluations: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time_before", b"create_time_before", "create_time_from", b"create_time_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "create_time_before", b"create_time_before", "create_time_from", b"create_time_from", "evaluation_id", b"evaluation_id", "labels", b"labels", "session_id", b"session_id", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "case_id", b"case_id", "create_time_before", b"create_time_before", "create_time_from", b"create_time_from", "evaluation_id", b"evaluation_id", "evaluation_role", b"evaluation_role", "include_evaluations", b"include_evaluations", "labels", b"labels", "session_id", b"session_id", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

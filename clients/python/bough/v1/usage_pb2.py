@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62ough/v1/usage.proto\x12\x08\x62ough.v1\"\xd3\x04\n\x05Usage\x12&\n\x0cinput_tokens\x18\x01 \x01(\x03H\x00R\x0binputTokens\x88\x01\x01\x12\x33\n\x13\x63\x61\x63hed_input_tokens\x18\x02 \x01(\x03H\x01R\x11\x63\x61\x63hedInputTokens\x88\x01\x01\x12(\n\routput_tokens\x18\x03 \x01(\x03H\x02R\x0coutputTokens\x88\x01\x01\x12.\n\x10reasoning_tokens\x18\x04 \x01(\x03H\x03R\x0freasoningTokens\x88\x01\x01\x12&\n\x0ctotal_tokens\x18\x05 \x01(\x03H\x04R\x0btotalTokens\x88\x01\x01\x12\x1f\n\x0bmodel_calls\x18\x06 \x01(\x05R\nmodelCalls\x12\x39\n\x19model_calls_without_usage\x18\x07 \x01(\x05R\x16modelCallsWithoutUsage\x12\x1d\n\ntool_calls\x18\x08 \x01(\x05R\ttoolCalls\x12\"\n\ncost_nanos\x18\t \x01(\x03H\x05R\tcostNanos\x88\x01\x01\x12#\n\rcurrency_code\x18\n \x01(\tR\x0c\x63urrencyCode\x12\x37\n\x18model_calls_without_cost\x18\x0b \x01(\x05R\x15modelCallsWithoutCostB\x0f\n\r_input_tokensB\x16\n\x14_cached_input_tokensB\x10\n\x0e_output_tokensB\x13\n\x11_reasoning_tokensB\x0f\n\r_total_tokensB\r\n\x0b_cost_nanosBT\n\x0c\x64\x65v.bough.v1B\nUsageProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62ough/v1/usage.proto\x12\x08\x62ough.v1\"\x9d\x05\n\x05Usage\x12&\n\x0cinput_tokens\x18\x01 \x01(\x03H\x00R\x0binputTokens\x88\x01\x01\x12\x33\n\x13\x63\x61\x63hed_input_tokens\x18\x02 \x01(\x03H\x01R\x11\x63\x61\x63hedInputTokens\x88\x01\x01\x12(\n\routput_tokens\x18\x03 \x01(\x03H\x02R\x0coutputTokens\x88\x01\x01\x12.\n\x10reasoning_tokens\x18\x04 \x01(\x03H\x03R\x0freasoningTokens\x88\x01\x01\x12&\n\x0ctotal_tokens\x18\x05 \x01(\x03H\x04R\x0btotalTokens\x88\x01\x01\x12\x1f\n\x0bmodel_calls\x18\x06 \x01(\x05R\nmodelCalls\x12\x39\n\x19model_calls_without_usage\x18\x07 \x01(\x05R\x16modelCallsWithoutUsage\x12\x1d\n\ntool_calls\x18\x08 \x01(\x05R\ttoolCalls\x12\"\n\ncost_nanos\x18\t \x01(\x03H\x05R\tcostNanos\x88\x01\x01\x12#\n\rcurrency_code\x18\n \x01(\tR\x0c\x63urrencyCode\x12\x37\n\x18model_calls_without_cost\x18\x0b \x01(\x05R\x15modelCallsWithoutCost\x12\x31\n\x12\x63\x61\x63he_write_tokens\x18\x0c \x01(\x03H\x06R\x10\x63\x61\x63heWriteTokens\x88\x01\x01\x42\x0f\n\r_input_tokensB\x16\n\x14_cached_input_tokensB\x10\n\x0e_output_tokensB\x13\n\x11_reasoning_tokensB\x0f\n\r_total_tokensB\r\n\x0b_cost_nanosB\x15\n\x13_cache_write_tokensBT\n\x0c\x64\x65v.bough.v1B\nUsageProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\nUsageProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
   _globals['_USAGE']._serialized_start=35
-  _globals['_USAGE']._serialized_end=630
+  _globals['_USAGE']._serialized_end=704
 # @@protoc_insertion_point(module_scope)

@@ -33,6 +33,7 @@ class Usage(_message.Message):
     COST_NANOS_FIELD_NUMBER: _builtins.int
     CURRENCY_CODE_FIELD_NUMBER: _builtins.int
     MODEL_CALLS_WITHOUT_COST_FIELD_NUMBER: _builtins.int
+    CACHE_WRITE_TOKENS_FIELD_NUMBER: _builtins.int
     input_tokens: _builtins.int
     """Tokens sent to models, cached ones included."""
     cached_input_tokens: _builtins.int
@@ -57,6 +58,8 @@ class Usage(_message.Message):
     """Of model_calls, those whose cost is not part of cost_nanos: their model has no price, or the provider reported no usage. Zero if
     cost_nanos is absent: then no cost is known. The cost is known in full exactly if cost_nanos is set and this is zero.
     """
+    cache_write_tokens: _builtins.int
+    """Of input_tokens, those that the provider put into its cache, if it charges them apart."""
     def __init__(
         self,
         *,
@@ -71,11 +74,14 @@ class Usage(_message.Message):
         cost_nanos: _builtins.int | None = ...,
         currency_code: _builtins.str = ...,
         model_calls_without_cost: _builtins.int = ...,
+        cache_write_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_input_tokens", b"_cached_input_tokens", "_cost_nanos", b"_cost_nanos", "_input_tokens", b"_input_tokens", "_output_tokens", b"_output_tokens", "_reasoning_tokens", b"_reasoning_tokens", "_total_tokens", b"_total_tokens", "cached_input_tokens", b"cached_input_tokens", "cost_nanos", b"cost_nanos", "input_tokens", b"input_tokens", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens", "total_tokens", b"total_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_write_tokens", b"_cache_write_tokens", "_cached_input_tokens", b"_cached_input_tokens", "_cost_nanos", b"_cost_nanos", "_input_tokens", b"_input_tokens", "_output_tokens", b"_output_tokens", "_reasoning_tokens", b"_reasoning_tokens", "_total_tokens", b"_total_tokens", "cache_write_tokens", b"cache_write_tokens", "cached_input_tokens", b"cached_input_tokens", "cost_nanos", b"cost_nanos", "input_tokens", b"input_tokens", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens", "total_tokens", b"total_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_input_tokens", b"_cached_input_tokens", "_cost_nanos", b"_cost_nanos", "_input_tokens", b"_input_tokens", "_output_tokens", b"_output_tokens", "_reasoning_tokens", b"_reasoning_tokens", "_total_tokens", b"_total_tokens", "cached_input_tokens", b"cached_input_tokens", "cost_nanos", b"cost_nanos", "currency_code", b"currency_code", "input_tokens", b"input_tokens", "model_calls", b"model_calls", "model_calls_without_cost", b"model_calls_without_cost", "model_calls_without_usage", b"model_calls_without_usage", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens", "tool_calls", b"tool_calls", "total_tokens", b"total_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_write_tokens", b"_cache_write_tokens", "_cached_input_tokens", b"_cached_input_tokens", "_cost_nanos", b"_cost_nanos", "_input_tokens", b"_input_tokens", "_output_tokens", b"_output_tokens", "_reasoning_tokens", b"_reasoning_tokens", "_total_tokens", b"_total_tokens", "cache_write_tokens", b"cache_write_tokens", "cached_input_tokens", b"cached_input_tokens", "cost_nanos", b"cost_nanos", "currency_code", b"currency_code", "input_tokens", b"input_tokens", "model_calls", b"model_calls", "model_calls_without_cost", b"model_calls_without_cost", "model_calls_without_usage", b"model_calls_without_usage", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens", "tool_calls", b"tool_calls", "total_tokens", b"total_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cache_write_tokens: _TypeAlias = _typing.Literal["cache_write_tokens"]  # noqa: Y015
+    _WhichOneofArgType__cache_write_tokens: _TypeAlias = _typing.Literal["_cache_write_tokens", b"_cache_write_tokens"]  # noqa: Y015
     _WhichOneofReturnType__cached_input_tokens: _TypeAlias = _typing.Literal["cached_input_tokens"]  # noqa: Y015
     _WhichOneofArgType__cached_input_tokens: _TypeAlias = _typing.Literal["_cached_input_tokens", b"_cached_input_tokens"]  # noqa: Y015
     _WhichOneofReturnType__cost_nanos: _TypeAlias = _typing.Literal["cost_nanos"]  # noqa: Y015
@@ -88,6 +94,8 @@ class Usage(_message.Message):
     _WhichOneofArgType__reasoning_tokens: _TypeAlias = _typing.Literal["_reasoning_tokens", b"_reasoning_tokens"]  # noqa: Y015
     _WhichOneofReturnType__total_tokens: _TypeAlias = _typing.Literal["total_tokens"]  # noqa: Y015
     _WhichOneofArgType__total_tokens: _TypeAlias = _typing.Literal["_total_tokens", b"_total_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_write_tokens) -> _WhichOneofReturnType__cache_write_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cached_input_tokens) -> _WhichOneofReturnType__cached_input_tokens | None: ...
     @_typing.overload

@@ -5,21 +5,21 @@ from typing import Final
 
 from rich.text import Text
 
-from bough.v1 import eval_result_pb2, evaluation_pb2
+from bough.v1 import eval_result_pb2, evaluation_pb2, execution_pb2
 from bough_server.cli.render.format import cost_text, counted, state_style, state_text, time_text, tokens, tokens_text
-from bough_server.evals.reports.words import rate_text, reasons_of, status_text
+from bough_server.evals.reports.words import rate_text, reasons_of, verdict_text
 from bough_server.plain_text import one_line
 
 _STYLES: Final = {
-    eval_result_pb2.METRIC_STATUS_PASSED: "green",
-    eval_result_pb2.METRIC_STATUS_FAILED: "red",
-    eval_result_pb2.METRIC_STATUS_NOT_EVALUATED: "yellow",
+    eval_result_pb2.VERDICT_PASSED: "green",
+    eval_result_pb2.VERDICT_FAILED: "red",
+    eval_result_pb2.VERDICT_NOT_EVALUATED: "yellow",
 }
 _CHANGES: Final = {
     eval_result_pb2.CASE_CHANGE_BETTER: "better",
     eval_result_pb2.CASE_CHANGE_WORSE: "worse",
-    eval_result_pb2.CASE_CHANGE_REMOVED: "gone",
-    eval_result_pb2.CASE_CHANGE_ADDED: "new",
+    eval_result_pb2.CASE_CHANGE_REMOVED: "removed",
+    eval_result_pb2.CASE_CHANGE_ADDED: "added",
 }
 _MOST_DIFFERENCES: Final = 5
 _MOST_REASONS: Final = 10
@@ -35,15 +35,15 @@ def result_lines(
     if comparison is not None:
         lines += comparison_lines(comparison, width=width)
     if result.reason:
-        lines.append(Text(one_line(result.reason), style=_STYLES.get(result.status, "")))  # whole: it says what to do
+        lines.append(Text(one_line(result.reason), style=_STYLES.get(result.verdict, "")))  # whole: it says what to do
     lines.append(_total_line(result))
     return lines
 
 
 def _case_lines(case: eval_result_pb2.CaseResult, width: int) -> Iterator[Text]:
-    line = Text(f"{status_text(case.status):10}  ", style=_STYLES.get(case.status, ""))
+    line = Text(f"{verdict_text(case.verdict):10}  ", style=_STYLES.get(case.verdict, ""))
     line.append(one_line(case.case_id), style="default")
-    if case.statistics.runs > 1:
+    if case.statistics.trials > 1:
         flaky = ", flaky" if case.statistics.flaky else ""
         line.append(f"  {rate_text(case.statistics)}{flaky}", style="dim")
     if means := " ".join(f"{one.name}={one.mean:.3g}" for one in case.metrics if one.HasField("mean")):
@@ -61,7 +61,7 @@ def _reasons(case: eval_result_pb2.CaseResult) -> list[str]:
 
 
 def _gate_line(gate: eval_result_pb2.GateResult, width: int) -> Text:
-    line = Text(f"{status_text(gate.status):10}  ", style=_STYLES.get(gate.status, ""))
+    line = Text(f"{verdict_text(gate.verdict):10}  ", style=_STYLES.get(gate.verdict, ""))
     line.append(f"gate {gate.gate}", style="default")
     if gate.HasField("value"):
         line.append(f"  is {gate.value:.4g}", style="dim")
@@ -72,12 +72,12 @@ def _gate_line(gate: eval_result_pb2.GateResult, width: int) -> Text:
 
 def _total_line(result: eval_result_pb2.EvalResult) -> Text:
     found = result.totals
-    line = Text(f"{_verdict(result)}: ", style=_STYLES.get(result.status, ""))
+    line = Text(f"{_verdict(result)}: ", style=_STYLES.get(result.verdict, ""))
     parts = [f"{found.cases_passed} of {counted(found.cases, 'case')} passed"]
     if found.cases_not_evaluated:
-        parts.append(f"{found.cases_not_evaluated} not judged")
-    if found.runs > found.cases:
-        parts.append(f"{found.runs_passed} of {counted(found.runs, 'run')} passed")
+        parts.append(f"{found.cases_not_evaluated} not scored")
+    if found.trials > found.cases:
+        parts.append(f"{found.trials_passed} of {counted(found.trials, 'trial')} passed")
     if found.HasField("pass_rate_interval"):
         interval = found.pass_rate_interval
         parts.append(f"pass rate {found.pass_rate:.2f} ({interval.lower:.2f} to {interval.upper:.2f})")
@@ -92,29 +92,33 @@ def _total_line(result: eval_result_pb2.EvalResult) -> Text:
 
 
 def _verdict(result: eval_result_pb2.EvalResult) -> str:
-    """Return a result's status in words; without one the evaluation was cancelled, has failed, or is in progress."""
-    if result.cancelled:
+    """Return a result's verdict in words, or that it was cancelled, has ended without one, or is in progress."""
+    if result.state == execution_pb2.EXECUTION_STATE_CANCELLED:
         return "cancelled"
-    return (
-        "ended without a verdict" if result.HasField("end_time") and not result.status else status_text(result.status)
-    )
+    if result.state == execution_pb2.EXECUTION_STATE_FAILED:
+        return "ended without a verdict"
+    return verdict_text(result.verdict)
 
 
 def comparison_lines(comparison: eval_result_pb2.EvalComparison, *, width: int) -> list[Text]:
     """Return what two results depended on differently, and the cases that changed."""
     lines = [_fitted(Text(one_line(changed), style="dim"), width) for changed in comparison.pins_changed]
+    for name, state in (("baseline", comparison.state_baseline), ("candidate", comparison.state_candidate)):
+        if state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
+            lines.append(Text(f"The {name} is of an evaluation that is {state_text(state)}: it may lack cases."))
     for case in comparison.cases:
         if case.change not in _CHANGES:
             continue
         line = Text(f"{_CHANGES[case.change]:10}  {one_line(case.case_id)}")
-        if case.before and case.after:
-            line.append(f"  {status_text(case.before)} -> {status_text(case.after)}", style="dim")
+        if case.verdict_baseline and case.verdict_candidate:
+            verdicts = map(verdict_text, (case.verdict_baseline, case.verdict_candidate))
+            line.append(f"  {' -> '.join(verdicts)}", style="dim")
         lines.append(_fitted(line, width))
         shown = case.differences[:_MOST_DIFFERENCES]
         lines += [_fitted(Text(f"            {one_line(one.message)}", style="dim"), width) for one in shown]
     counts = (
-        f"{comparison.better} better, {comparison.worse} worse, {comparison.removed} gone, {comparison.added} new "
-        "than in the baseline"
+        f"compared with the baseline: {comparison.better} better, {comparison.worse} worse, "
+        f"{comparison.removed} removed, {comparison.added} added"
     )
     return [*lines, Text(counts)]
 
@@ -124,11 +128,11 @@ def evaluations_table(evaluations: Sequence[evaluation_pb2.Evaluation], width: i
     lines = [Text(f"{'evaluation':36}  {'verdict':10}  {'created':16}  set, agent"[:width], style="dim")]
     for one in evaluations:
         line = Text(f"{one.evaluation_id:36}  ")
-        if one.status:
-            line.append(f"{status_text(one.status):10}", style=_STYLES.get(one.status, ""))
+        if one.verdict:
+            line.append(f"{verdict_text(one.verdict):10}", style=_STYLES.get(one.verdict, ""))
         else:
             line.append(f"{state_text(one.state):10}", style=state_style(one.state))
-        line.append(f"  {time_text(one.create_time)}  {one.set_name}, {one.agent or '-'}")
+        line.append(f"  {time_text(one.create_time)}  {one.eval_set_name}, {one.agent or '-'}")
         lines.append(_fitted(line, width))
     return lines
 
@@ -137,8 +141,8 @@ def diff_lines(diff: eval_result_pb2.InvocationDiff, *, width: int) -> list[Text
     """Return the differences of two runs."""
     if diff.same:
         return [Text("The agents, their calls and the answers are the same.")]
-    lines = [Text(one_line(one.message)) for one in diff.agents]
-    lines += [Text(one_line(one.message)) for one in diff.calls]
+    lines = [Text(one_line(one.message)) for one in diff.agent_differences]
+    lines += [Text(one_line(one.message)) for one in diff.call_differences]
     if not diff.same_answer:
         lines.append(Text("The answers differ."))
     return [_fitted(line, width) for line in lines]

@@ -127,6 +127,7 @@ def _call(tool: invocation_pb2.ToolInvocation, names: Mapping[str, str]) -> Call
         facts=spent,
         blocks=[
             *_json("arguments", tool.arguments_json, is_cut=tool.arguments_truncated),
+            *_json("edited arguments", tool.executed_arguments_json, is_cut=tool.executed_arguments_truncated),
             *_json("result", tool.result_json, is_cut=tool.result_truncated),
         ],
         notes=[Note(text=error_text(tool.error), style="failed")] if tool.HasField("error") else [],

@@ -13,16 +13,17 @@ from typing import Final, TypeVar
 from bough.v1 import message_pb2
 from bough.v1.eval_set_pb2 import (
     EvalCase,
+    EvalMetric,
     EvalSet,
     EvalTurn,
     ExpectedAnswer,
     ExpectedTool,
     FinalResponseMetric,
-    Metric,
     ToolMocks,
     ToolTrajectoryMetric,
     TrajectoryMode,
 )
+from bough.v1.invocation_pb2 import InvocationSource
 from bough_server.errors import ConfigurationError
 from bough_server.evals.importers.conversations import Exchange, ImportedCall
 from bough_server.evals.importers.unplaced import unplaced_metric
@@ -102,13 +103,13 @@ def assemble(source: ImportedSet, notes: Notes) -> EvalSet:
     if not kept:
         why = " ".join(notes.about_cases)
         raise ConfigurationError(f"The set has no case that can be imported. {why}".strip())
-    eval_set = EvalSet(name=set_name(source.name), description=source.description[:_MAX_DESCRIPTION])
+    eval_set = EvalSet(name=eval_set_name(source.name), description=source.description[:_MAX_DESCRIPTION])
     eval_set.cases.extend(_Placement(source=source, case=case, notes=notes).placed() for case in kept)
     _share_metrics(eval_set)
     return eval_set
 
 
-def set_name(text: str) -> str:
+def eval_set_name(text: str) -> str:
     """Return a text as the name of a set: letters, digits, '.', '_' and '-', beginning with a letter."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", text)[:_MAX_NAME]
     return name if re.match(r"[A-Za-z]", name) else f"set-{name}"[:_MAX_NAME].rstrip("-")
@@ -119,7 +120,7 @@ def session_state(source: JsonObject | None, case_id: str, notes: Notes) -> str:
     if source is None:
         return ""
     if unread := source.unknown("state"):
-        notes.add(f"{', '.join(sorted(unread))} of the session have no place: each run of a case has its session.")
+        notes.add(f"{', '.join(sorted(unread))} of the session have no place: each trial has its session.")
     state = source.child("state")
     members = dict(state.members) if state is not None else {}
     for name in [name for name in members if not is_key(name)]:
@@ -137,7 +138,7 @@ class _Placement:
     notes: Notes
     _tools: Sequence[Sequence[ExpectedTool]] | None = None
     _answers: Sequence[ExpectedAnswer | None] | None = None
-    _metrics: list[Metric] = field(default_factory=list)
+    _metrics: list[EvalMetric] = field(default_factory=list)
 
     def placed(self) -> EvalCase:
         """Return the case."""
@@ -154,7 +155,7 @@ class _Placement:
         case.turns.extend(self._turn(index, turn) for index, turn in enumerate(self.case.turns))
         return case
 
-    def _placed(self, name: str, metric: ImportedMetric) -> Metric:
+    def _placed(self, name: str, metric: ImportedMetric) -> EvalMetric:
         turns = self.case.turns
         match metric.compares:
             case ComparesTools(mode=mode, expected=expected):
@@ -164,7 +165,7 @@ class _Placement:
                     self._tools = calls
                 elif calls != self._tools:
                     wanted.tools.extend(_of_one_turn(calls))
-                return Metric(name=name, threshold=metric.threshold, tool_trajectory=wanted)
+                return EvalMetric(name=name, threshold=metric.threshold, tool_trajectory=wanted)
             case ComparesAnswers(expected=expected_answer):
                 answers = [expected_answer(turn.answer) for turn in turns]
                 judged = FinalResponseMetric()
@@ -172,13 +173,13 @@ class _Placement:
                     self._answers = answers
                 elif answers != self._answers:
                     judged.answer.CopyFrom(_of_one_turn(answers))
-                return Metric(name=name, threshold=metric.threshold, final_response=judged)
+                return EvalMetric(name=name, threshold=metric.threshold, final_response=judged)
             case str(reason):
                 raise NoCounterpart(reason)
 
-    def _unplaced(self, name: str, metric: ImportedMetric, why: str) -> Metric:
+    def _unplaced(self, name: str, metric: ImportedMetric, why: str) -> EvalMetric:
         self.notes.add(
-            f"The metric {metric.name!r} has no counterpart: {why}. Its cases are not judged until it is removed.",
+            f"The metric {metric.name!r} has no counterpart: {why}. Its cases are not scored until it is removed.",
             self.case.id,
         )
         return unplaced_metric(
@@ -198,13 +199,13 @@ class _Placement:
             self._tools = [[default.expected(call) for call in turn.calls] for turn in turns]
             trajectory = ToolTrajectoryMetric(mode=default.mode)
             self._metrics.append(
-                Metric(name=_free_name("expected_tools", taken), threshold=0, tool_trajectory=trajectory)
+                EvalMetric(name=_free_name("expected_tools", taken), threshold=0, tool_trajectory=trajectory)
             )
             self.notes.add("No metric compares the expected tool calls: they are kept with the threshold 0.")
         if self._answers is None and any(turn.answer for turn in turns):
             self._answers = [ExpectedAnswer(exact=turn.answer) if turn.answer else None for turn in turns]
             name = _free_name("expected_answer", taken)
-            self._metrics.append(Metric(name=name, threshold=0, final_response=FinalResponseMetric()))
+            self._metrics.append(EvalMetric(name=name, threshold=0, final_response=FinalResponseMetric()))
             self.notes.add("No metric compares the expected answers: they are kept with the threshold 0.")
 
     def _turn(self, index: int, turn: Exchange) -> EvalTurn:
@@ -219,7 +220,7 @@ class _Placement:
 
 def _said(turn: Exchange) -> EvalTurn:
     if turn.recorded is not None:
-        return EvalTurn(recorded=turn.recorded)
+        return EvalTurn(recorded=InvocationSource(invocation=turn.recorded))
     if all(part.HasField("text") for part in turn.user.parts):
         return EvalTurn(user="\n".join(part.text for part in turn.user.parts))
     return EvalTurn(input=turn.user)

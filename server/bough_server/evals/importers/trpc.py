@@ -57,7 +57,7 @@ def import_result(value: JsonValue, *, name: str, notes: Notes) -> EvalSet:
     """Return the conversations of a result file as a set of recorded cases. Raises ConfigurationError."""
     source = object_of(value, "")
     results = source.children("evalCaseResults")
-    notes.add("The scores of the result were left out: the recorded conversations can be judged again.")
+    notes.add("The scores of the result were left out: the recorded conversations can be scored again.")
     runs = Counter(result.text("evalId") for result in results)
     cases = [_result_case(result, runs, notes) for result in results]
     return assemble(_set(source, cases, name, notes), notes)
@@ -129,7 +129,7 @@ def _case(source: JsonObject, metrics: Sequence[ImportedMetric], notes: Notes) -
     expected, actual = source.children("conversation"), source.children("actualConversation")
     is_trace = source.text("evalMode") == "trace"
     if actual and not is_trace:
-        notes.add("A case has actualConversation and is no trace: it is judged by that, and nothing runs.", case_id)
+        notes.add("A case has actualConversation and is no trace: it is scored by that, and nothing runs.", case_id)
     if is_trace and not actual:
         # An older form of the file: the conversation is the record, and nothing is expected.
         expected, actual = [], expected

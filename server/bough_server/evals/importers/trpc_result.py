@@ -9,27 +9,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from bough.v1.eval_result_pb2 import (
-    METRIC_STATUS_FAILED,
-    METRIC_STATUS_NOT_EVALUATED,
-    METRIC_STATUS_PASSED,
+    VERDICT_FAILED,
+    VERDICT_NOT_EVALUATED,
+    VERDICT_PASSED,
     CaseResult,
-    CaseRunResult,
+    CaseTrialResult,
+    EvalAgent,
+    EvalCall,
     EvalResult,
+    EvalTurnResult,
     MetricScore,
-    MetricStatus,
-    ResultAgent,
-    ResultCall,
-    TurnResult,
+    Verdict,
 )
 from bough.v1.eval_set_pb2 import EvalTurn, ExpectedTool
 from bough_server.evals.importers.values import JsonValue
 from bough_server.evals.statistics import reaches
+from bough_server.messages import executed_arguments
 from bough_server.value_matcher import parse_json
 
-_STATUSES: Final[Mapping[MetricStatus.ValueType, str]] = {
-    METRIC_STATUS_PASSED: "passed",
-    METRIC_STATUS_FAILED: "failed",
-    METRIC_STATUS_NOT_EVALUATED: "not_evaluated",
+_STATUSES: Final[Mapping[Verdict.ValueType, str]] = {
+    VERDICT_PASSED: "passed",
+    VERDICT_FAILED: "failed",
+    VERDICT_NOT_EVALUATED: "not_evaluated",
 }
 _COUNTS: Final = {"passed": "passed", "failed": "failed", "not_evaluated": "notEvaluated"}
 
@@ -38,20 +39,22 @@ _Members = dict[str, JsonValue]
 
 def trpc_result(result: EvalResult) -> _Members:
     """Return a result as the JSON object of a result file, which leaves zeros and empty values out."""
-    result_id = f"{result.set_name}_{result.evaluation_id}" if result.evaluation_id else result.set_name
+    result_id = f"{result.eval_set_name}_{result.evaluation_id}" if result.evaluation_id else result.eval_set_name
     return _without_zeros(
         {
             "evalSetResultId": result_id,
             "evalSetResultName": result_id,
-            "evalSetId": result.set_name,
-            "evalCaseResults": [_case_result(result.set_name, case, run) for case in result.cases for run in case.runs],
+            "evalSetId": result.eval_set_name,
+            "evalCaseResults": [
+                _case_result(result.eval_set_name, case, run) for case in result.cases for run in case.trials
+            ],
             "summary": _summary(result),
-            "creationTimestamp": result.start_time.ToNanoseconds() / 1e9 if result.HasField("start_time") else 0,
+            "creationTimestamp": result.create_time.ToNanoseconds() / 1e9 if result.HasField("create_time") else 0,
         }
     )
 
 
-def _case_result(set_name: str, case: CaseResult, run: CaseRunResult) -> JsonValue:
+def _case_result(eval_set_name: str, case: CaseResult, run: CaseTrialResult) -> JsonValue:
     scores: list[JsonValue] = [_metric_result(score) for score in run.scores]
     turns: list[JsonValue] = []
     for index, turn in enumerate(run.turns):
@@ -69,11 +72,11 @@ def _case_result(set_name: str, case: CaseResult, run: CaseRunResult) -> JsonVal
         )
     return _without_zeros(
         {
-            "evalSetId": set_name,
+            "evalSetId": eval_set_name,
             "evalId": case.case_id,
-            "runId": run.index + 1,
-            "score": 1 if run.status == METRIC_STATUS_PASSED else 0,
-            "finalEvalStatus": _status(run.status),
+            "runId": run.trial + 1,
+            "score": 1 if run.verdict == VERDICT_PASSED else 0,
+            "finalEvalStatus": _status(run.verdict),
             "errorMessage": _error_message(run),
             "overallEvalMetricResults": scores,
             "evalMetricResultPerInvocation": turns,
@@ -81,9 +84,9 @@ def _case_result(set_name: str, case: CaseResult, run: CaseRunResult) -> JsonVal
     )
 
 
-def _error_message(run: CaseRunResult) -> str:
+def _error_message(run: CaseTrialResult) -> str:
     """Return why a run has no verdict of its metrics; empty if it has one."""
-    return run.reason if run.crashed or run.status == METRIC_STATUS_NOT_EVALUATED else ""
+    return run.reason if run.crashed or run.verdict == VERDICT_NOT_EVALUATED else ""
 
 
 def _metric_result(score: MetricScore) -> JsonValue:
@@ -96,13 +99,13 @@ def _metric_summary(score: MetricScore) -> _Members:
         {
             "metricName": score.name,
             "score": score.score,
-            "evalStatus": _status(score.status),
+            "evalStatus": _status(score.verdict),
             "threshold": score.threshold,
         }
     )
 
 
-def _actual(turn: TurnResult, expected: EvalTurn) -> JsonValue:
+def _actual(turn: EvalTurnResult, expected: EvalTurn) -> JsonValue:
     calls = [call for agent in turn.agents for call in agent.calls]
     return _without_zeros(
         {
@@ -136,9 +139,9 @@ def _message(role: str, text: str) -> JsonValue:
     return {"role": role, "content": text} if text else None
 
 
-def _tool(number: int, call: ResultCall) -> JsonValue:
+def _tool(number: int, call: EvalCall) -> JsonValue:
     result = _parsed(call.result_json) if call.result_json else call.error.message or None
-    tool: _Members = {"id": f"call-{number}", "name": call.name, "arguments": _parsed(call.arguments_json)}
+    tool: _Members = {"id": f"call-{number}", "name": call.name, "arguments": _parsed(executed_arguments(call))}
     return {**tool, "result": result} if result is not None else tool
 
 
@@ -153,9 +156,9 @@ def _expected_tool(tool: ExpectedTool) -> JsonValue:
     return made
 
 
-def _agents(agents: Sequence[ResultAgent]) -> list[JsonValue]:
+def _agents(agents: Sequence[EvalAgent]) -> list[JsonValue]:
     """Return the agents, which are in preorder, each with its caller."""
-    path: list[ResultAgent] = []
+    path: list[EvalAgent] = []
     made: list[JsonValue] = []
     for agent in agents:
         del path[agent.depth :]
@@ -183,12 +186,12 @@ def _parsed(text: str) -> JsonValue:
 
 
 def _summary(result: EvalResult) -> JsonValue:
-    indexes = sorted({run.index for case in result.cases for run in case.runs})
-    by_index = {index: [run for case in result.cases for run in case.runs if run.index == index] for index in indexes}
-    run_statuses = {index: _worst(run.status for run in runs) for index, runs in by_index.items()}
+    indexes = sorted({run.trial for case in result.cases for run in case.trials})
+    by_index = {index: [run for case in result.cases for run in case.trials if run.trial == index] for index in indexes}
+    run_statuses = {index: _worst(run.verdict for run in runs) for index, runs in by_index.items()}
     return _without_zeros(
         {
-            "overallStatus": _status(result.status),
+            "overallStatus": _status(result.verdict),
             "numRuns": len(indexes),
             "runStatusCounts": _counts(run_statuses.values()),
             "runSummaries": [
@@ -196,7 +199,7 @@ def _summary(result: EvalResult) -> JsonValue:
                     {
                         "runId": index + 1,
                         "overallStatus": _status(run_statuses[index]),
-                        "caseStatusCounts": _counts(run.status for run in runs),
+                        "caseStatusCounts": _counts(run.verdict for run in runs),
                         "metricSummaries": _metric_summaries(runs),
                     }
                 )
@@ -211,25 +214,25 @@ def _case_summary(case: CaseResult) -> JsonValue:
     return _without_zeros(
         {
             "evalId": case.case_id,
-            "overallStatus": _status(case.status),
-            "runStatusCounts": _counts(run.status for run in case.runs),
-            "metricSummaries": _metric_summaries(case.runs),
+            "overallStatus": _status(case.verdict),
+            "runStatusCounts": _counts(run.verdict for run in case.trials),
+            "metricSummaries": _metric_summaries(case.trials),
             "runSummaries": [
                 _without_zeros(
                     {
-                        "runId": run.index + 1,
-                        "finalEvalStatus": _status(run.status),
+                        "runId": run.trial + 1,
+                        "finalEvalStatus": _status(run.verdict),
                         "errorMessage": _error_message(run),
                         "metricResults": [_metric_summary(score) for score in run.scores],
                     }
                 )
-                for run in case.runs
+                for run in case.trials
             ],
         }
     )
 
 
-def _metric_summaries(runs: Iterable[CaseRunResult]) -> list[JsonValue]:
+def _metric_summaries(runs: Iterable[CaseTrialResult]) -> list[JsonValue]:
     """Return each metric over runs, judged by the mean of the scores that there are."""
     by_name: dict[str, list[MetricScore]] = {}
     for run in runs:
@@ -242,32 +245,32 @@ def _summary_of(name: str, scores: Sequence[MetricScore]) -> JsonValue:
     values = [score.score for score in scores if score.HasField("score")]
     mean = sum(values) / len(values) if values else 0.0
     threshold = scores[0].threshold
-    status = METRIC_STATUS_NOT_EVALUATED
+    status = VERDICT_NOT_EVALUATED
     if values:
-        status = METRIC_STATUS_PASSED if reaches(mean, threshold) else METRIC_STATUS_FAILED
+        status = VERDICT_PASSED if reaches(mean, threshold) else VERDICT_FAILED
     return _without_zeros(
         {
             "metricName": name,
             "averageScore": mean,
             "evalStatus": _status(status),
             "threshold": threshold,
-            "statusCounts": _counts(score.status for score in scores),
+            "statusCounts": _counts(score.verdict for score in scores),
         }
     )
 
 
-def _worst(statuses: Iterable[MetricStatus.ValueType]) -> MetricStatus.ValueType:
+def _worst(statuses: Iterable[Verdict.ValueType]) -> Verdict.ValueType:
     found = set(statuses)
-    order = (METRIC_STATUS_FAILED, METRIC_STATUS_NOT_EVALUATED)
-    return next((status for status in order if status in found), METRIC_STATUS_PASSED)
+    order = (VERDICT_FAILED, VERDICT_NOT_EVALUATED)
+    return next((status for status in order if status in found), VERDICT_PASSED)
 
 
-def _counts(statuses: Iterable[MetricStatus.ValueType]) -> JsonValue:
+def _counts(statuses: Iterable[Verdict.ValueType]) -> JsonValue:
     counts = Counter(_status(status) for status in statuses)
     return {key: counts[status] for status, key in _COUNTS.items() if counts[status]}
 
 
-def _status(status: MetricStatus.ValueType) -> str:
+def _status(status: Verdict.ValueType) -> str:
     return _STATUSES.get(status, "unknown")
 
 

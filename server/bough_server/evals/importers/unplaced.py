@@ -33,7 +33,7 @@ _SECRET_URL: Final = re.compile(
 
 def unplaced_metric(
     tool: str, name: str, *, metric_name: str, threshold: float | None, config: JsonValue, notes: Notes
-) -> eval_set_pb2.Metric:
+) -> eval_set_pb2.EvalMetric:
     """Return a custom metric that keeps what another tool's metric had, without what looks like a secret.
 
     Environment variables that the configuration names are never expanded.
@@ -43,15 +43,15 @@ def unplaced_metric(
     for place in dropped:
         notes.add(f"{name}: {place} looks like a secret and was left out.")
     custom = eval_set_pb2.CustomMetric(name=f"{tool}.{name}"[:MAX_NAME], config_json=as_json(kept) if kept else "")
-    return eval_set_pb2.Metric(name=metric_name, threshold=threshold, custom=custom)
+    return eval_set_pb2.EvalMetric(name=metric_name, threshold=threshold, custom=custom)
 
 
-def is_unplaced(metric: eval_set_pb2.Metric) -> bool:
+def is_unplaced(metric: eval_set_pb2.EvalMetric) -> bool:
     """Return whether a metric was imported without a counterpart, so that its case cannot be judged."""
     return metric.HasField("custom") and metric.custom.name.startswith(PREFIXES)
 
 
-def unplaced_reason(metric: eval_set_pb2.Metric) -> str:
+def unplaced_reason(metric: eval_set_pb2.EvalMetric) -> str:
     """Return why a case with such a metric is not judged."""
     return f"The metric {metric.custom.name!r} was imported and has no counterpart here."
 

@@ -104,7 +104,7 @@ class _Faults:
         return self._counts[key]
 
     def tools(self, expected: ExpectedNode, actual: AgentNode) -> str:
-        """Say how the agent's tool calls differ; empty if they do not, or are not judged.
+        """Say how the agent's tool calls differ; empty if they do not, or are not scored.
 
         Raises ValueError if a call that has to be compared was cut in the record.
         """

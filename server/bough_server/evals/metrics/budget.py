@@ -1,4 +1,4 @@
-"""The budget metric: what the runs of a case used together, or one agent in them, is within its bounds."""
+"""The budget metric: what the runs of a trial used together, or one agent in them, is within its bounds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,11 +37,11 @@ class Consumption:
 
 
 def score(
-    metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase, turns: Sequence[Turn]
+    metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase, turns: Sequence[Turn]
 ) -> eval_result_pb2.MetricScore | None:
     """Return 1 if the turns together are within every bound, else 0.
 
-    They are not judged if something under a bound is not known, unless what is known exceeds a bound.
+    They are not scored if something under a bound is not known, unless what is known exceeds a bound.
     """
     bounds = _bounds(metric.budget)
     used = _used([part for turn in turns for part in _parts(turn.invocation, metric.budget.agent)])

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias, overload
 import structlog
 
 from bough.v1 import eval_result_pb2
-from bough.v1.eval_set_pb2 import EvalCase, Metric
+from bough.v1.eval_set_pb2 import EvalCase, EvalMetric
 from bough.v1.invocation_pb2 import Invocation
 from bough_server.agents.loading import load_values
 from bough_server.errors import text_of_error
@@ -20,11 +20,11 @@ from bough_server.functions import NAME
 from bough_server.messages import copy_of
 from bough_server.value_matcher import parse_json
 
-Judgement: TypeAlias = float | bool | tuple[float | bool, str]
+Judgment: TypeAlias = float | bool | tuple[float | bool, str]
 """A score, or a score and the reason for it. True is 1, False is 0."""
 
-_Function: TypeAlias = Callable[[Invocation, EvalCase], Judgement]
-_Configured: TypeAlias = Callable[[Invocation, EvalCase, Mapping[str, object]], Judgement]
+_Function: TypeAlias = Callable[[Invocation, EvalCase], Judgment]
+_Configured: TypeAlias = Callable[[Invocation, EvalCase, Mapping[str, object]], Judgment]
 
 _TAKES_CONFIGURATION: Final = 3
 
@@ -36,11 +36,11 @@ class MetricFunction:
     """A function that judges one turn of a case, made by `@metric`; callable like the wrapped function."""
 
     name: str
-    function: Callable[..., Judgement]
+    function: Callable[..., Judgment]
     takes_configuration: bool
     """Whether its third parameter is the configuration of the metric that calls it."""
 
-    def __call__(self, invocation: Invocation, case: EvalCase, *configuration: Mapping[str, object]) -> Judgement:
+    def __call__(self, invocation: Invocation, case: EvalCase, *configuration: Mapping[str, object]) -> Judgment:
         return self.function(invocation, case, *configuration)
 
 
@@ -76,7 +76,7 @@ def load_metrics(module_names: Iterable[str], folder: Path) -> Mapping[str, Metr
 
 
 def score_custom(
-    metric: Metric, function: MetricFunction, case: EvalCase, invocations: Sequence[Invocation]
+    metric: EvalMetric, function: MetricFunction, case: EvalCase, invocations: Sequence[Invocation]
 ) -> eval_result_pb2.MetricScore:
     """Return the mean of a function over all turns; not judged if it raises, or returns no score, for one of them.
 
@@ -95,7 +95,7 @@ def score_custom(
     return mean_score(metric, case, scores) or no_score(metric, "No turn was run.")
 
 
-def _configuration(metric: Metric, function: MetricFunction) -> Sequence[Mapping[str, object]]:
+def _configuration(metric: EvalMetric, function: MetricFunction) -> Sequence[Mapping[str, object]]:
     """Return what a function gets beside the turn and the case. Raises ValueError with a sentence."""
     text = metric.custom.config_json
     if not function.takes_configuration:

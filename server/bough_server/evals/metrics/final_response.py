@@ -9,7 +9,7 @@ from bough_server.value_matcher import answer_mismatch
 
 
 def score(
-    metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase, turns: Sequence[Turn]
+    metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase, turns: Sequence[Turn]
 ) -> eval_result_pb2.MetricScore | None:
     """Return the mean over the turns with an expected answer; None if there are none.
 

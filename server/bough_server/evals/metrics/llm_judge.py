@@ -11,10 +11,10 @@ from bough.v1 import agent_pb2, error_pb2, eval_result_pb2, eval_set_pb2, invoca
 from bough_server import templates
 from bough_server.errors import RunError
 from bough_server.evals.metrics.turn import MAX_REASON, no_score, with_score
-from bough_server.messages import text_of
+from bough_server.messages import executed_arguments, has_cut_arguments, text_of
 
 AGENT: Final = "judge"
-"""The name of the agent that a judgement is a run of."""
+"""The name of the agent that a judgment is a run of."""
 
 DEFAULT_TEMPLATE: Final = """The user said:
 {{user}}
@@ -115,17 +115,17 @@ def judge(metric: eval_set_pb2.LlmJudgeMetric) -> agent_pb2.AgentDefinition:
     return definition
 
 
-def judgements(
+def judgments(
     metric: eval_set_pb2.LlmJudgeMetric, question: Question, said: JudgeAnswer
-) -> list[eval_result_pb2.Judgement]:
+) -> list[eval_result_pb2.Judgment]:
     """Return what the judge said about each rubric; without `holds` if it did not say."""
     try:
         answer = json.loads(said.text)
     except (ValueError, RecursionError):
         answer = None
-    found: list[eval_result_pb2.Judgement] = []
+    found: list[eval_result_pb2.Judgment] = []
     for index, rubric in enumerate(metric.rubrics):
-        one = eval_result_pb2.Judgement(
+        one = eval_result_pb2.Judgment(
             rubric_id=rubric.id, sample=question.sample, turn=question.turn, run_id=said.run_id
         )
         judged = answer.get(_key(index)) if isinstance(answer, dict) else None
@@ -139,15 +139,15 @@ def judgements(
 
 
 def score(
-    metric: eval_set_pb2.Metric, said: Sequence[eval_result_pb2.Judgement], *, problem: str = ""
+    metric: eval_set_pb2.EvalMetric, said: Sequence[eval_result_pb2.Judgment], *, problem: str = ""
 ) -> eval_result_pb2.MetricScore:
     """Return the score: the part of the rubrics that hold by majority, averaged over the turns; a tie fails.
 
-    It could not be judged if `problem` says so, or a judgement is missing.
+    It could not be scored if `problem` says so, or a judgment is missing.
     """
     missing = next((one for one in said if not one.HasField("holds")), None)
     if problem or missing is not None or not said:
-        why = problem or (f"The judge did not judge: {missing.reason}" if missing else "Nothing was judged.")
+        why = problem or (f"The judge gave no verdict: {missing.reason}" if missing else "Nothing was scored.")
         found = no_score(metric, why)
     else:
         holds = _majorities(said)
@@ -155,11 +155,11 @@ def score(
         reason = f"Does not hold: {', '.join(failed)}." if failed else ""
         # Every turn is judged by the same rubrics, so this is also the mean of the turns' means.
         found = with_score(metric, sum(holds.values()) / len(holds), reason)
-    found.judgements.extend(said)
+    found.judgments.extend(said)
     return found
 
 
-def _majorities(said: Sequence[eval_result_pb2.Judgement]) -> dict[tuple[int, str], bool]:
+def _majorities(said: Sequence[eval_result_pb2.Judgment]) -> dict[tuple[int, str], bool]:
     votes: dict[tuple[int, str], list[bool]] = {}
     for one in said:
         votes.setdefault((one.turn, one.rubric_id), []).append(one.holds)
@@ -193,7 +193,7 @@ def _cut_part(name: str, invocation: invocation_pb2.Invocation) -> str:
     A part would be judged for what is missing.
     """
     if name == "tools":
-        is_cut = any(call.arguments_truncated or call.result_truncated for call in invocation.tools)
+        is_cut = any(has_cut_arguments(call) or call.result_truncated for call in invocation.tools)
         return "Calls of tools were" if is_cut else ""
     said = {"user": invocation.user_content, "answer": invocation.final_response}.get(name)
     what = {"user": "What the user said was", "answer": "The answer was"}.get(name, f"What {name} stands for was")
@@ -253,7 +253,7 @@ def _expected(turn: eval_set_pb2.EvalTurn, _: invocation_pb2.Invocation) -> str:
 
 def _tools(_: eval_set_pb2.EvalTurn, invocation: invocation_pb2.Invocation) -> str:
     return "\n".join(
-        f"{call.agent}: {call.name}({call.arguments_json}) = {call.result_json or call.error.message}"
+        f"{call.agent}: {call.name}({executed_arguments(call)}) = {call.result_json or call.error.message}"
         for call in sorted(invocation.tools, key=lambda call: call.sequence)
     )
 

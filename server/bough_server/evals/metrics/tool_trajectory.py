@@ -21,6 +21,7 @@ from bough_server.errors import ConfigurationError
 from bough_server.evals.metrics.tool_names import fits_name, is_named, name_words
 from bough_server.evals.metrics.turn import Turn, TurnScore, is_configured, judged, mean_score, not_judged
 from bough_server.history.visible import CALL_PREFIX
+from bough_server.messages import executed_arguments, has_cut_arguments
 from bough_server.tools.builtin import RESERVED
 
 _PAIR_STEPS: Final = 50
@@ -30,7 +31,7 @@ _UNORDERED: Final = frozenset({TRAJECTORY_MODE_ANY_ORDER, TRAJECTORY_MODE_SUPERS
 
 
 def score(
-    metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase, turns: Sequence[Turn]
+    metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase, turns: Sequence[Turn]
 ) -> eval_result_pb2.MetricScore | None:
     """Return the mean over the turns whose tool calls are judged; None if there are none.
 
@@ -98,10 +99,10 @@ def mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation],
 def cut_call(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> str:
     """Return that a call was cut where it has to be compared, as a sentence; empty if none was."""
     for call in actual:
-        if not (call.arguments_truncated or call.result_truncated):
+        if not (has_cut_arguments(call) or call.result_truncated):
             continue  # nearly always, and there may be thousands of both
         named = [tool for tool in expected if fits_name(tool, call.name)]
-        if call.arguments_truncated and any(_arguments_matchers(tool) for tool in named):
+        if has_cut_arguments(call) and any(_arguments_matchers(tool) for tool in named):
             return f"The arguments of {_label(call)} were cut in the record, so they cannot be compared."
         if call.result_truncated and any(_result_matchers(tool) for tool in named):
             return f"The result of {_label(call)} was cut in the record, so it cannot be compared."
@@ -191,7 +192,7 @@ def _difference(tool: ExpectedTool, call: ToolInvocation, number: int) -> str:
     """Return how a call differs from an expected one; empty if it fits."""
     if not fits_name(tool, call.name):
         return f"call {number} is {_label(call)}, expected {name_words(tool)}"
-    arguments = call.arguments_json.strip() or "{}"  # no text means no arguments
+    arguments = executed_arguments(call).strip() or "{}"  # no text means no arguments
     for matcher in _arguments_matchers(tool):
         if wrong := value_matcher.mismatch(matcher, arguments):
             return f"call {number}, {_label(call)}: the arguments differ: {wrong}"

@@ -61,7 +61,7 @@ class ExpectedNode:
         else:
             self.spare = max(0, repeat.max - self.at_least) if repeat.HasField("max") else None
         self.is_ordered = agent.children_order == eval_set_pb2.EVAL_ORDER_ORDERED
-        self.refuses_extra = agent.extra != eval_set_pb2.EXTRA_AGENTS_ALLOW
+        self.refuses_extra = agent.extra != eval_set_pb2.EXTRA_AGENTS_POLICY_ALLOW
         self.can_fail = bool(agent.tools or agent.tools_mode or agent.forbidden)
 
 
@@ -69,7 +69,7 @@ def expected_tree(
     roots: Sequence[eval_set_pb2.ExpectedAgent],
     *,
     order: eval_set_pb2.EvalOrder.ValueType = eval_set_pb2.EVAL_ORDER_UNSPECIFIED,
-    extra: eval_set_pb2.ExtraAgents.ValueType = eval_set_pb2.EXTRA_AGENTS_UNSPECIFIED,
+    extra: eval_set_pb2.ExtraAgentsPolicy.ValueType = eval_set_pb2.EXTRA_AGENTS_POLICY_UNSPECIFIED,
 ) -> list[ExpectedNode]:
     """Return the expected agents in preorder, below a virtual root that comes first."""
     nodes = [ExpectedNode(index=0, agent=eval_set_pb2.ExpectedAgent(children_order=order, extra=extra))]

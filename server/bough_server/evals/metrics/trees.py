@@ -16,7 +16,7 @@ _MAX_SENTENCES: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreeJudgement:
+class TreeJudgment:
     """What an agent_trajectory metric found."""
 
     score: eval_result_pb2.MetricScore
@@ -25,14 +25,14 @@ class TreeJudgement:
 
 
 def score(
-    metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase, turns: Sequence[Turn]
+    metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase, turns: Sequence[Turn]
 ) -> eval_result_pb2.MetricScore | None:
     """Return the mean over the turns with expected agents; None if there are none."""
-    judgement = judge(metric, case, turns)
-    return judgement.score if judgement is not None else None
+    judgment = judge(metric, case, turns)
+    return judgment.score if judgment is not None else None
 
 
-def judge(metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase, turns: Sequence[Turn]) -> TreeJudgement | None:
+def judge(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase, turns: Sequence[Turn]) -> TreeJudgment | None:
     """Return the mean over the turns with expected agents and how each agent compares; None if there are none."""
     scores: dict[int, TurnScore] = {}
     found: dict[int, TreeScore] = {}
@@ -50,9 +50,9 @@ def judge(metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase, turns: Seque
     if result is None:
         return None
     for index, tree in found.items():
-        result.agents.add().CopyFrom(tree.comparison)
-        result.agents[-1].turn = index
-    return TreeJudgement(score=result, marks={index: tree.marks for index, tree in found.items()})
+        result.tree_comparisons.add().CopyFrom(tree.comparison)
+        result.tree_comparisons[-1].turn = index
+    return TreeJudgment(score=result, marks={index: tree.marks for index, tree in found.items()})
 
 
 def _reason(comparison: eval_result_pb2.TreeComparison) -> str:

@@ -13,11 +13,11 @@ MAX_REASON: Final = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One turn of a run of a case."""
+    """One turn of a trial."""
 
     index: int
     """The number of the turn, from 0."""
-    expect: eval_set_pb2.Expectation | None
+    expect: eval_set_pb2.EvalExpectation | None
     """What is expected of it; None if nothing is."""
     invocation: invocation_pb2.Invocation
     """The whole record of its run, folded without the limits of an answer."""
@@ -28,9 +28,9 @@ class TurnScore:
     """What a metric found in one turn."""
 
     value: float | None
-    """The score; None if the turn could not be judged."""
+    """The score; None if the turn could not be scored."""
     reason: str = ""
-    """What differs, or why the turn could not be judged; empty if there is nothing to say."""
+    """What differs, or why the turn could not be scored; empty if there is nothing to say."""
 
 
 def judged(difference: str) -> TurnScore:
@@ -39,31 +39,31 @@ def judged(difference: str) -> TurnScore:
 
 
 def not_judged(reason: str) -> TurnScore:
-    """Return the score of a turn that could not be judged."""
+    """Return the score of a turn that could not be scored."""
     return TurnScore(value=None, reason=reason)
 
 
-def name_of(metric: eval_set_pb2.Metric) -> str:
+def name_of(metric: eval_set_pb2.EvalMetric) -> str:
     """Return a metric's name; default: its kind."""
     return metric.name or metric.WhichOneof("kind") or "metric"
 
 
-def threshold_of(metric: eval_set_pb2.Metric) -> float:
+def threshold_of(metric: eval_set_pb2.EvalMetric) -> float:
     """Return what a metric's score has to reach."""
     return metric.threshold if metric.HasField("threshold") else 1.0
 
 
-def is_configured(metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase) -> bool:
+def is_configured(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase) -> bool:
     """Return whether the case names the metric, so that it is not only there because something is expected."""
     return name_of(metric) in map(name_of, case.metrics)
 
 
 def mean_score(
-    metric: eval_set_pb2.Metric, case: eval_set_pb2.EvalCase, scores: Mapping[int, TurnScore]
+    metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase, scores: Mapping[int, TurnScore]
 ) -> eval_result_pb2.MetricScore | None:
     """Return the mean over the turns that a metric judges, by their numbers; None if it judges none.
 
-    If one of them could not be judged, the whole run is not.
+    If one of them could not be scored, the whole run is not.
     """
     if not scores:
         return None
@@ -74,24 +74,24 @@ def mean_score(
     return with_score(metric, sum(values) / len(values), _reason(case, scores))
 
 
-def with_score(metric: eval_set_pb2.Metric, score: float, reason: str = "") -> eval_result_pb2.MetricScore:
+def with_score(metric: eval_set_pb2.EvalMetric, score: float, reason: str = "") -> eval_result_pb2.MetricScore:
     """Return a score, which passes if it reaches the threshold."""
     threshold = threshold_of(metric)
     has_passed = reaches(score, threshold)
     return eval_result_pb2.MetricScore(
         name=name_of(metric),
-        status=eval_result_pb2.METRIC_STATUS_PASSED if has_passed else eval_result_pb2.METRIC_STATUS_FAILED,
+        verdict=eval_result_pb2.VERDICT_PASSED if has_passed else eval_result_pb2.VERDICT_FAILED,
         score=score,
         threshold=threshold,
         reason=reason[:MAX_REASON],
     )
 
 
-def no_score(metric: eval_set_pb2.Metric, reason: str) -> eval_result_pb2.MetricScore:
-    """Return the score of a metric that could not be judged."""
+def no_score(metric: eval_set_pb2.EvalMetric, reason: str) -> eval_result_pb2.MetricScore:
+    """Return the score of a metric that could not be scored."""
     return eval_result_pb2.MetricScore(
         name=name_of(metric),
-        status=eval_result_pb2.METRIC_STATUS_NOT_EVALUATED,
+        verdict=eval_result_pb2.VERDICT_NOT_EVALUATED,
         threshold=threshold_of(metric),
         reason=reason[:MAX_REASON],
     )

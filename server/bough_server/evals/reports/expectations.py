@@ -15,7 +15,7 @@ _MODES = {
 }
 
 
-def expected_blocks(expect: eval_set_pb2.Expectation) -> Iterator[Block]:
+def expected_blocks(expect: eval_set_pb2.EvalExpectation) -> Iterator[Block]:
     """Yield what is expected beside the tree: the answer and the tool calls."""
     if expect.HasField("answer"):
         yield Block(title="answer", text=answer_words(expect.answer))

@@ -8,7 +8,7 @@ from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, input_pb2, us
 from bough_server.evals.metrics.tool_names import name_words
 from bough_server.evals.reports.expectations import call_blocks, expected_blocks, mode_words, repeat_words
 from bough_server.evals.reports.page import Block, Call, Note, Step, TreeNode, indented_json, render
-from bough_server.evals.reports.words import CHANGES, compared_text, rate_text, reasons_of_run, status_text
+from bough_server.evals.reports.words import CHANGES, compared_text, rate_text, reasons_of_trial, verdict_text
 
 _MARKS: Final = {
     eval_result_pb2.TREE_MARK_MATCHED: "matched",
@@ -22,7 +22,7 @@ _CHANGE_STYLES: Final = {
     eval_result_pb2.CASE_CHANGE_WORSE: "failed",
     eval_result_pb2.CASE_CHANGE_REMOVED: "anomaly",
 }
-_PASSED: Final = eval_result_pb2.METRIC_STATUS_PASSED
+_PASSED: Final = eval_result_pb2.VERDICT_PASSED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +59,8 @@ class TurnView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunView:
-    """A run of a case."""
+class TrialView:
+    """A trial of a case."""
 
     number: int
     verdict: str
@@ -84,7 +84,7 @@ class CaseView:
     metrics: str
     facts: Sequence[str]
     notes: Sequence[Note]
-    runs: Sequence[RunView]
+    trials: Sequence[TrialView]
     is_open: bool
 
 
@@ -92,9 +92,9 @@ def html_page(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.Ev
     """Return the page of a result. It loads nothing, and works from a file."""
     return render(
         "result.html.jinja",
-        title=result.set_name or "evaluation",
-        verdict=status_text(result.status),
-        style=_style(result.status),
+        title=result.eval_set_name or "evaluation",
+        verdict=verdict_text(result.verdict),
+        style=_style(result.verdict),
         head=list(_head(result, comparison)),
         gates=[_gate(gate) for gate in result.gates],
         changes=list(_changes(comparison)) if comparison is not None else [],
@@ -104,15 +104,18 @@ def html_page(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.Ev
 
 def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalComparison | None) -> Iterator[Note]:
     found = result.totals
-    parts = [f"{found.cases_passed} of {found.cases} cases passed", f"{found.runs_passed} of {found.runs} runs passed"]
+    parts = [
+        f"{found.cases_passed} of {found.cases} cases passed",
+        f"{found.trials_passed} of {found.trials} trials passed",
+    ]
     if found.cases_not_evaluated:
-        parts.append(f"{found.cases_not_evaluated} not judged")
+        parts.append(f"{found.cases_not_evaluated} not scored")
     if found.HasField("pass_rate"):
         bounds = found.pass_rate_interval
         parts.append(f"pass rate {found.pass_rate:.2f} ({bounds.lower:.2f} to {bounds.upper:.2f})")
-    yield Note(text=" · ".join(parts), style=_style(result.status))
+    yield Note(text=" · ".join(parts), style=_style(result.verdict))
     if result.reason:
-        yield Note(text=result.reason, style=_style(result.status))
+        yield Note(text=result.reason, style=_style(result.verdict))
     means = [f"{name} {mean:.3g}" for name, mean in sorted(found.metric_means.items())]
     if means:
         yield Note(text=" · ".join(means))
@@ -130,15 +133,15 @@ def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalCo
 
 def _gate(gate: eval_result_pb2.GateResult) -> GateRow:
     value = f"{gate.value:.4g}" if gate.HasField("value") else ""
-    verdict = status_text(gate.status)
-    return GateRow(gate=gate.gate, verdict=verdict, style=_style(gate.status), value=value, reason=gate.reason)
+    verdict = verdict_text(gate.verdict)
+    return GateRow(gate=gate.gate, verdict=verdict, style=_style(gate.verdict), value=value, reason=gate.reason)
 
 
 def _changes(comparison: eval_result_pb2.EvalComparison) -> Iterator[ChangeRow]:
     for case in comparison.cases:
         if case.change in CHANGES:
-            before = f"{case.pass_rate_before:.2f}" if case.HasField("pass_rate_before") else "-"
-            after = f"{case.pass_rate_after:.2f}" if case.HasField("pass_rate_after") else "-"
+            before = f"{case.pass_rate_baseline:.2f}" if case.HasField("pass_rate_baseline") else "-"
+            after = f"{case.pass_rate_candidate:.2f}" if case.HasField("pass_rate_candidate") else "-"
             yield ChangeRow(
                 case_id=case.case_id,
                 change=CHANGES[case.change],
@@ -158,44 +161,44 @@ def _case(index: int, case: eval_result_pb2.CaseResult) -> CaseView:
     return CaseView(
         id=f"case-{index}",
         name=case.case_id,
-        verdict=status_text(case.status),
-        style=_style(case.status),
+        verdict=verdict_text(case.verdict),
+        style=_style(case.verdict),
         rate=f"{rate}{flaky}",
         metrics=metrics,
         facts=[fact for fact in (f"{rate}{flaky}", metrics, *labels) if fact],
-        notes=[Note(text=case.reason, style=_style(case.status))] if case.reason else [],
-        runs=[_run(run, case) for run in case.runs],
-        is_open=case.status != _PASSED,
+        notes=[Note(text=case.reason, style=_style(case.verdict))] if case.reason else [],
+        trials=[_trial(trial, case) for trial in case.trials],
+        is_open=case.verdict != _PASSED,
     )
 
 
-def _run(run: eval_result_pb2.CaseRunResult, case: eval_result_pb2.CaseResult) -> RunView:
-    facts = [f"{score.name} {score.score:.3g}" for score in run.scores if score.HasField("score")]
-    if run.HasField("duration"):
-        facts.append(f"{run.duration.ToTimedelta().total_seconds():.1f} s")
-    facts += _usage_facts(run.usage)
-    notes = [Note(text=reason, style=_style(run.status)) for reason in reasons_of_run(run)]
+def _trial(trial: eval_result_pb2.CaseTrialResult, case: eval_result_pb2.CaseResult) -> TrialView:
+    facts = [f"{score.name} {score.score:.3g}" for score in trial.scores if score.HasField("score")]
+    if trial.HasField("duration"):
+        facts.append(f"{trial.duration.ToTimedelta().total_seconds():.1f} s")
+    facts += _usage_facts(trial.usage)
+    notes = [Note(text=reason, style=_style(trial.verdict)) for reason in reasons_of_trial(trial)]
     notes += [
         Note(text=f"{score.name}, {one.rubric_id}: {'holds' if one.holds else 'does not hold'}: {one.reason}")
-        for score in run.scores
-        for one in score.judgements
+        for score in trial.scores
+        for one in score.judgments
     ]
-    return RunView(
-        number=run.index + 1,
-        verdict=status_text(run.status),
-        style=_style(run.status),
+    return TrialView(
+        number=trial.trial + 1,
+        verdict=verdict_text(trial.verdict),
+        style=_style(trial.verdict),
         facts=facts,
         notes=notes,
-        blocks=list(_question(run.unanswered)) if run.HasField("unanswered") else [],
-        turns=[_turn(number, turn, run, case) for number, turn in enumerate(run.turns)],
-        is_open=run.status != _PASSED and run.index == 0,
+        blocks=list(_question(trial.unanswered)) if trial.HasField("unanswered") else [],
+        turns=[_turn(number, turn, trial, case) for number, turn in enumerate(trial.turns)],
+        is_open=trial.verdict != _PASSED and trial.trial == 0,
     )
 
 
 def _turn(
     number: int,
-    turn: eval_result_pb2.TurnResult,
-    run: eval_result_pb2.CaseRunResult,
+    turn: eval_result_pb2.EvalTurnResult,
+    trial: eval_result_pb2.CaseTrialResult,
     case: eval_result_pb2.CaseResult,
 ) -> TurnView:
     asked = case.turns[number] if number < len(case.turns) else eval_set_pb2.EvalTurn()
@@ -207,20 +210,20 @@ def _turn(
     user = asked.user or "".join(part.text or part.data_json for part in asked.input.parts)
     return TurnView(
         blocks=[Block(title=f"turn {number + 1}, user", text=user)] if user else [],
-        expected=list(_expected(asked.expect.agents, "", 0, _expected_marks(number, run))),
+        expected=list(_expected(asked.expect.agents, "", 0, _expected_marks(number, trial))),
         expectations=list(expected_blocks(asked.expect)),
         actual=[_agent(agent) for agent in turn.agents],
         notes=notes,
     )
 
 
-def _expected_marks(turn: int, run: eval_result_pb2.CaseRunResult) -> Mapping[tuple[str, str], str]:
+def _expected_marks(turn: int, trial: eval_result_pb2.CaseTrialResult) -> Mapping[tuple[str, str], str]:
     """Return the marks of expected agents, by name and the path of the caller: those that are missing or elsewhere."""
     kinds = {eval_result_pb2.DIFFERENCE_KIND_MISSING: "missing", eval_result_pb2.DIFFERENCE_KIND_MOVED: "moved"}
     return {
         (one.agent, one.expected_parent): kinds[one.kind]
-        for score in run.scores
-        for comparison in score.agents
+        for score in trial.scores
+        for comparison in score.tree_comparisons
         if comparison.turn == turn
         for one in comparison.differences
         if one.kind in kinds
@@ -249,7 +252,7 @@ def _expected_facts(agent: eval_set_pb2.ExpectedAgent) -> Iterator[str]:
         yield repeat_words(agent.repeat)
     if agent.children and agent.children_order == eval_set_pb2.EVAL_ORDER_ORDERED:
         yield "in order"
-    if agent.extra == eval_set_pb2.EXTRA_AGENTS_ALLOW:
+    if agent.extra == eval_set_pb2.EXTRA_AGENTS_POLICY_ALLOW:
         yield "others allowed"
     if agent.forbidden:
         yield f"never below it: {', '.join(agent.forbidden)}"
@@ -257,7 +260,7 @@ def _expected_facts(agent: eval_set_pb2.ExpectedAgent) -> Iterator[str]:
         yield mode
 
 
-def _agent(agent: eval_result_pb2.ResultAgent) -> TreeNode:
+def _agent(agent: eval_result_pb2.EvalAgent) -> TreeNode:
     # The id is no anchor: it is not unique among the runs of a page.
     return TreeNode(
         name=agent.name,
@@ -271,7 +274,7 @@ def _agent(agent: eval_result_pb2.ResultAgent) -> TreeNode:
     )
 
 
-def _steps(agent: eval_result_pb2.ResultAgent) -> Iterator[Step]:
+def _steps(agent: eval_result_pb2.EvalAgent) -> Iterator[Step]:
     """Yield each step with its calls, then the calls outside of steps."""
     calls: dict[int | None, list[Call]] = {}
     numbers = {step.index for step in agent.steps}
@@ -285,10 +288,14 @@ def _steps(agent: eval_result_pb2.ResultAgent) -> Iterator[Step]:
         yield Step(calls=calls[None])
 
 
-def _call(call: eval_result_pb2.ResultCall) -> Call:
+def _call(call: eval_result_pb2.EvalCall) -> Call:
     blocks = [
         Block(title=title, text=indented_json(text))
-        for title, text in (("arguments", call.arguments_json), ("result", call.result_json))
+        for title, text in (
+            ("arguments", call.arguments_json),
+            ("edited arguments", call.executed_arguments_json),
+            ("result", call.result_json),
+        )
         if text
     ]
     notes = [Note(text=call.error.message, style="failed")] if call.error.message else []
@@ -323,5 +330,5 @@ def _state_text(state: execution_pb2.ExecutionState.ValueType) -> str:
     return execution_pb2.ExecutionState.Name(state).removeprefix("EXECUTION_STATE_").lower()
 
 
-def _style(status: eval_result_pb2.MetricStatus.ValueType) -> str:
-    return status_text(status).replace(" ", "-")
+def _style(status: eval_result_pb2.Verdict.ValueType) -> str:
+    return verdict_text(status).replace(" ", "-")

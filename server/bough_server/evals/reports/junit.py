@@ -18,11 +18,11 @@ _MOST_MESSAGE: Final = 300
 def junit_text(result: eval_result_pb2.EvalResult) -> str:
     """Return a result as JUnit XML.
 
-    A case that failed is a failure, and one that crashed or could not be judged an error; a gate is a test case too,
+    A case that failed is a failure, and one that crashed or could not be scored an error; a gate is a test case too,
     and so is the verdict if it has a reason that no case and no gate has.
     Scores, bounds, and the ids of runs and traces are properties of a case.
     """
-    name = _clean(result.set_name or "evaluation")
+    name = _clean(result.eval_set_name or "evaluation")
     suite = TestSuite(name)
     if result.evaluation_id:
         suite.add_property("evaluation_id", _clean(result.evaluation_id))
@@ -32,12 +32,12 @@ def junit_text(result: eval_result_pb2.EvalResult) -> str:
         suite.add_testcase(_test_case(case, name))
     for gate in result.gates:
         one = TestCase(_clean(f"gate {gate.gate}"), classname=name)
-        if gate.status != eval_result_pb2.METRIC_STATUS_PASSED:
-            one.result = [_outcome(gate.status, [gate.reason or "The gate does not hold."])]
+        if gate.verdict != eval_result_pb2.VERDICT_PASSED:
+            one.result = [_outcome(gate.verdict, [gate.reason or "The gate does not hold."])]
         suite.add_testcase(one)
     if result.reason:
         one = TestCase("verdict", classname=name)
-        one.result = [_outcome(result.status, [result.reason])]
+        one.result = [_outcome(result.verdict, [result.reason])]
         suite.add_testcase(one)
     xml = JUnitXml()
     xml.add_testsuite(suite)
@@ -46,23 +46,23 @@ def junit_text(result: eval_result_pb2.EvalResult) -> str:
 
 def _test_case(case: eval_result_pb2.CaseResult, suite: str) -> TestCase:
     one = TestCase(_clean(case.case_id), classname=suite)
-    one.time = sum(run.duration.ToTimedelta().total_seconds() for run in case.runs)
+    one.time = sum(trial.duration.ToTimedelta().total_seconds() for trial in case.trials)
     # A TestCase has no add_property, as suites have: the element is appended instead.
     properties = Properties()
     for name, value in _properties(case):
         properties.add_property(Property(_clean(name), _clean(value)))
     one.append(properties)
-    if case.status != eval_result_pb2.METRIC_STATUS_PASSED:
-        status = case.status
-        if any(run.crashed for run in case.runs):
-            status = eval_result_pb2.METRIC_STATUS_NOT_EVALUATED
+    if case.verdict != eval_result_pb2.VERDICT_PASSED:
+        status = case.verdict
+        if any(trial.crashed for trial in case.trials):
+            status = eval_result_pb2.VERDICT_NOT_EVALUATED
         one.result = [_outcome(status, reasons_of(case))]
     return one
 
 
-def _outcome(status: eval_result_pb2.MetricStatus.ValueType, reasons: list[str]) -> Failure | Error:
-    """Return a failure, or an error for what could not be judged; the message is one line, the first reason."""
-    kind = Failure if status == eval_result_pb2.METRIC_STATUS_FAILED else Error
+def _outcome(status: eval_result_pb2.Verdict.ValueType, reasons: list[str]) -> Failure | Error:
+    """Return a failure, or an error for what could not be scored; the message is one line, the first reason."""
+    kind = Failure if status == eval_result_pb2.VERDICT_FAILED else Error
     first = " ".join(_clean(reasons[0] if reasons else "It did not pass.").split())
     outcome = kind(first if len(first) <= _MOST_MESSAGE else first[: _MOST_MESSAGE - 1] + "…")
     outcome.text = _clean("\n".join(reasons))
@@ -81,9 +81,9 @@ def _properties(case: eval_result_pb2.CaseResult) -> Iterator[tuple[str, str]]:
         yield "pass_rate.upper", f"{statistics.pass_rate_interval.upper:g}"
     if statistics.flaky:
         yield "flaky", "true"
-    for run in case.runs:
-        for number, turn in enumerate(run.turns):
-            place = f"{run.index}.{number}"
+    for trial in case.trials:
+        for number, turn in enumerate(trial.turns):
+            place = f"{trial.trial}.{number}"
             if turn.run_id:
                 yield f"run_id.{place}", turn.run_id
             if turn.trace_id:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from bough.v1 import eval_result_pb2
-from bough_server.evals.reports.words import CHANGES, compared_text, cost_text, rate_text, reasons_of, status_text
+from bough_server.evals.reports.words import CHANGES, compared_text, cost_text, rate_text, reasons_of, verdict_text
 from bough_server.plain_text import one_line
 
 MAX_CHARACTERS: Final = 65_000
@@ -32,10 +32,10 @@ def markdown_text(result: eval_result_pb2.EvalResult, comparison: eval_result_pb
     head = [*_head(result), *_listed(_gates(result))]
     if comparison is not None:
         head += [f"Against the baseline: {compared_text(comparison)}.", "", *_listed(_changes(comparison))]
-    cases = sorted(result.cases, key=lambda case: case.status == eval_result_pb2.METRIC_STATUS_PASSED)
+    cases = sorted(result.cases, key=lambda case: case.verdict == eval_result_pb2.VERDICT_PASSED)
     rows = [_row(case) for case in cases]
     kept, left_out = _fitting(rows, MAX_CHARACTERS - sum(len(line) + 1 for line in head) - 200)
-    lines = [*head, "| verdict | case | runs | why |", "|---|---|---|---|", *kept]
+    lines = [*head, "| verdict | case | trials | why |", "|---|---|---|---|", *kept]
     if left_out:
         lines += ["", f"{left_out} more cases are left out."]
     return "\n".join(lines) + "\n"
@@ -43,11 +43,11 @@ def markdown_text(result: eval_result_pb2.EvalResult, comparison: eval_result_pb
 
 def _head(result: eval_result_pb2.EvalResult) -> Iterator[str]:
     found = result.totals
-    yield f"### {_plain(result.set_name or 'Evaluation')}: {status_text(result.status)}"
+    yield f"### {_plain(result.eval_set_name or 'Evaluation')}: {verdict_text(result.verdict)}"
     yield ""
     parts = [f"{found.cases_passed} of {found.cases} cases passed"]
     if found.cases_not_evaluated:
-        parts.append(f"{found.cases_not_evaluated} not judged")
+        parts.append(f"{found.cases_not_evaluated} not scored")
     if found.HasField("pass_rate"):
         bounds = found.pass_rate_interval
         parts.append(f"pass rate {found.pass_rate:.2f} ({bounds.lower:.2f} to {bounds.upper:.2f})")
@@ -70,7 +70,7 @@ def _gates(result: eval_result_pb2.EvalResult) -> Iterator[str]:
     for gate in result.gates:
         value = f": {gate.value:.4g}" if gate.HasField("value") else ""
         reason = f" ({_plain(gate.reason)})" if gate.reason else ""
-        yield f"- {status_text(gate.status)}: {_plain(gate.gate)}{value}{reason}"
+        yield f"- {verdict_text(gate.verdict)}: {_plain(gate.gate)}{value}{reason}"
 
 
 def _changes(comparison: eval_result_pb2.EvalComparison) -> Iterator[str]:
@@ -93,7 +93,8 @@ def _listed(items: Iterator[str]) -> list[str]:
 def _row(case: eval_result_pb2.CaseResult) -> str:
     reasons = "; ".join(_plain(reason) for reason in reasons_of(case)[:3])
     flaky = " flaky" if case.statistics.flaky else ""
-    return f"| {status_text(case.status)} | {_plain(case.case_id)} | {rate_text(case.statistics)}{flaky} | {reasons} |"
+    columns = verdict_text(case.verdict), _plain(case.case_id), f"{rate_text(case.statistics)}{flaky}", reasons
+    return f"| {' | '.join(columns)} |"
 
 
 def _fitting(rows: list[str], most: int) -> tuple[list[str], int]:

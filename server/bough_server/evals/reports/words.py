@@ -6,16 +6,16 @@ from typing import Final
 from bough.v1 import eval_result_pb2
 
 STATUS: Final = {
-    eval_result_pb2.METRIC_STATUS_PASSED: "passed",
-    eval_result_pb2.METRIC_STATUS_FAILED: "failed",
-    eval_result_pb2.METRIC_STATUS_NOT_EVALUATED: "not judged",
+    eval_result_pb2.VERDICT_PASSED: "passed",
+    eval_result_pb2.VERDICT_FAILED: "failed",
+    eval_result_pb2.VERDICT_NOT_EVALUATED: "not scored",
 }
 
 CHANGES: Final = {
     eval_result_pb2.CASE_CHANGE_BETTER: "better",
     eval_result_pb2.CASE_CHANGE_WORSE: "worse",
-    eval_result_pb2.CASE_CHANGE_REMOVED: "gone",
-    eval_result_pb2.CASE_CHANGE_ADDED: "new",
+    eval_result_pb2.CASE_CHANGE_REMOVED: "removed",
+    eval_result_pb2.CASE_CHANGE_ADDED: "added",
 }
 
 
@@ -28,7 +28,7 @@ def compared_text(comparison: eval_result_pb2.EvalComparison) -> str:
     return ", ".join(parts)
 
 
-def status_text(status: eval_result_pb2.MetricStatus.ValueType) -> str:
+def verdict_text(status: eval_result_pb2.Verdict.ValueType) -> str:
     """Return a status in words; "running" for one that is not known yet."""
     return STATUS.get(status, "running")
 
@@ -38,42 +38,42 @@ def reasons_of(case: eval_result_pb2.CaseResult) -> list[str]:
 
     Sentences about one of several runs begin with its number, from 1.
     """
-    if case.status == eval_result_pb2.METRIC_STATUS_PASSED:
+    if case.verdict == eval_result_pb2.VERDICT_PASSED:
         return []
     shown = [case.reason] if case.reason else []
-    for run in case.runs:
-        number = f"run {run.index + 1}: " if len(case.runs) > 1 else ""
-        shown += [f"{number}{text}" for text in reasons_of_run(run, said=shown)]
+    for trial in case.trials:
+        number = f"trial {trial.trial + 1}: " if len(case.trials) > 1 else ""
+        shown += [f"{number}{text}" for text in reasons_of_trial(trial, said=shown)]
     return shown
 
 
-def reasons_of_run(run: eval_result_pb2.CaseRunResult, *, said: Sequence[str] = ()) -> list[str]:
+def reasons_of_trial(trial: eval_result_pb2.CaseTrialResult, *, said: Sequence[str] = ()) -> list[str]:
     """Return why a run did not pass, without what has been `said`: its reason, its scores', its trees' differences."""
     shown: list[str] = []
-    for text in filter(None, _sentences(run)):
-        # The reason of a score is also in that of its run, and of its case, with other words before it.
+    for text in filter(None, _sentences(trial)):
+        # The reason of a score is also in that of its trial, and of its case, with other words before it.
         if not any((text.partition(": ")[2] or text) in one for one in (*said, *shown)):
             shown.append(text)
     return shown
 
 
-def _sentences(run: eval_result_pb2.CaseRunResult) -> Iterator[str]:
-    yield run.reason
-    for score in run.scores:
-        if score.status == eval_result_pb2.METRIC_STATUS_PASSED:
+def _sentences(trial: eval_result_pb2.CaseTrialResult) -> Iterator[str]:
+    yield trial.reason
+    for score in trial.scores:
+        if score.verdict == eval_result_pb2.VERDICT_PASSED:
             continue
         if score.reason:
             yield f"{score.name}: {score.reason}"
-        for comparison in score.agents:
+        for comparison in score.tree_comparisons:
             yield from (f"{score.name}: {difference.message}" for difference in comparison.differences)
 
 
 def rate_text(statistics: eval_result_pb2.PassStatistics) -> str:
     """Return how many runs passed, with the interval of the rate: "4/5 (0.38 to 0.96)"; empty without runs."""
-    if not statistics.runs:
+    if not statistics.trials:
         return ""
     interval = statistics.pass_rate_interval
-    return f"{statistics.passed}/{statistics.runs} ({interval.lower:.2f} to {interval.upper:.2f})"
+    return f"{statistics.passed}/{statistics.trials} ({interval.lower:.2f} to {interval.upper:.2f})"
 
 
 def cost_text(result: eval_result_pb2.EvalResult) -> str:

@@ -223,6 +223,7 @@ def usage_of(usage: Mapping[str, object]) -> usage_pb2.Usage:
         output_tokens=written,
         total_tokens=None if sent is None or written is None else sent + written,
         cached_input_tokens=read,
+        cache_write_tokens=stored,
         reasoning_tokens=count(details.get("thinking_tokens")) if is_object(details) else None,
     )
 

@@ -68,6 +68,7 @@ class ScriptedUsage(_Entry):
 
     input_tokens: _Count | None = None
     cached_input_tokens: _Count | None = None
+    cache_write_tokens: _Count | None = None
     output_tokens: _Count | None = None
     reasoning_tokens: _Count | None = None
     total_tokens: _Count | None = None

@@ -28,8 +28,8 @@ def check_evaluation(new_evaluation: NewEvaluation) -> None:
         raise ValueError("evaluation_planned must be followed by one case_planned for each case")
     if (planned.request_id, planned.request_digest) != (new_evaluation.request_id, new_evaluation.request_digest):
         raise ValueError("evaluation_planned must hold the request id and digest: a rebuild restores them from it")
-    shown = (new_evaluation.set_name, new_evaluation.agent, dict(new_evaluation.labels))
-    if (planned.set.name, planned.agent, dict(planned.labels)) != shown:
+    shown = (new_evaluation.eval_set_name, new_evaluation.agent, dict(new_evaluation.labels))
+    if (planned.eval_set.name, planned.agent, dict(planned.labels)) != shown:
         raise ValueError("evaluation_planned must hold the set's name, the agent and the labels of the NewEvaluation")
 
 

@@ -8,8 +8,9 @@ from sqlalchemy import Connection, bindparam, func, insert, literal_column, sele
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough.v1 import agent_pb2, execution_pb2
+from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server import events
-from bough_server.errors import NotFound, SessionBusy
+from bough_server.errors import NotFound, SessionBusy, SessionQueueFull
 from bough_server.store.ports import LogRecord, NewRun, Principal, Record, RequestIdTaken, SessionMoved
 from bough_server.store.projected import LogAddress, Projected, RunStart
 from bough_server.store.projection import RunFold
@@ -171,7 +172,7 @@ def _check_queue(connection: Connection, new_run: NewRun) -> None:
         )
     waiting = connection.execute(_WAITING, {**_key(new_run), "holder": current_run_id}).scalar_one()
     if waiting >= MAX_WAITING:
-        raise SessionBusy(
+        raise SessionQueueFull(
             f"{waiting} runs already wait for the session {new_run.session_id!r}: try again when some have ended.",
             details=details,
         )
@@ -250,11 +251,21 @@ def start_values(start: RunStart) -> dict[str, object]:
         "next_expire_time_ns": None,
         "origin_run_id": start.origin_run_id,
         "origin_sequence": start.origin_sequence,
-        "evaluation_id": storable(start.evaluation_id),
-        "case_id": storable(start.case_id),
-        "set_name": storable(start.set_name),
+        **_evaluation_values(start.evaluation),
+        "eval_set_name": storable(start.eval_set_name),
         "totals": None,
         "verdict": 0,
+    }
+
+
+def _evaluation_values(ref: EvaluationRef | None) -> dict[str, object]:
+    if ref is None:
+        return {"evaluation_id": "", "case_id": "", "evaluation_role": 0, "evaluation": None}
+    return {
+        "evaluation_id": storable(ref.evaluation_id),
+        "case_id": storable(ref.case_id),
+        "evaluation_role": ref.role,
+        "evaluation": ref.SerializeToString(deterministic=True),
     }
 
 

@@ -111,7 +111,7 @@ def _size(row: Row[Any]) -> int:
 
 def _filter_values(evaluation_filter: EvaluationFilter) -> list[object]:
     return [
-        evaluation_filter.set_name,
+        evaluation_filter.eval_set_name,
         evaluation_filter.agent,
         sorted(evaluation_filter.states),
         dict(evaluation_filter.labels),
@@ -121,8 +121,8 @@ def _filter_values(evaluation_filter: EvaluationFilter) -> list[object]:
 def _conditions(evaluation_filter: EvaluationFilter) -> list[ColumnElement[bool]]:
     """Return the conditions of a list; those on agent and state must not use the indexes, which are mostly of runs."""
     conditions: list[ColumnElement[bool]] = []
-    if evaluation_filter.set_name:
-        conditions.append(_runs.set_name == evaluation_filter.set_name)
+    if evaluation_filter.eval_set_name:
+        conditions.append(_runs.eval_set_name == evaluation_filter.eval_set_name)
     if evaluation_filter.agent:
         conditions.append(unindexed(_runs.agent) == evaluation_filter.agent)
     if evaluation_filter.states:
@@ -143,11 +143,11 @@ def _record(row: Row[Any]) -> EvaluationRecord:
 def _evaluation(row: Row[Any]) -> evaluation_pb2.Evaluation:
     evaluation = evaluation_pb2.Evaluation(
         evaluation_id=row.run_id,
-        set_name=row.set_name,
+        eval_set_name=row.eval_set_name,
         agent=row.agent,
         user_id=row.user_id,
         state=row.state,
-        status=row.verdict,
+        verdict=row.verdict,
         totals=eval_result_pb2.EvalTotals.FromString(row.totals),
         labels=json.loads(row.labels),
         last_sequence=row.last_sequence,

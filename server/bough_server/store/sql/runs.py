@@ -8,7 +8,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Row, bindparam, literal_column, select
 from sqlalchemy.sql.selectable import Select
 
-from bough.v1 import error_pb2, event_pb2, run_pb2, usage_pb2
+from bough.v1 import error_pb2, evaluation_ref_pb2, event_pb2, run_pb2, usage_pb2
 from bough_server.errors import NotFound
 from bough_server.store.ports import Page, Principal, RunFilter, RunRecord
 from bough_server.store.sql import tables
@@ -73,7 +73,7 @@ class SqlRunIndex:
             table=tables.runs,
             name=_runs.run_id,
             common=[tables.IS_RUN, _runs.tenant_id == principal.tenant_id, *_conditions(run_filter)],
-            branches=[_is(_runs.state, state, narrowed=_is_narrow(run_filter)) for state in sorted(run_filter.states)],
+            branches=_branches(run_filter),
             labels=run_filter.labels,
             after=key_of(page.token, filters),
         )
@@ -115,6 +115,9 @@ def _filter_values(run_filter: RunFilter) -> list[object]:
         run_filter.create_time_from_ns,
         run_filter.create_time_before_ns,
         run_filter.evaluation_id,
+        run_filter.case_id,
+        run_filter.evaluation_role,
+        run_filter.include_evaluations,
     ]
 
 
@@ -123,6 +126,12 @@ def _conditions(run_filter: RunFilter) -> list[ColumnElement[bool]]:
     by_evaluation, by_session = bool(run_filter.evaluation_id), bool(run_filter.session_id)
     if by_evaluation:  # the condition of the partial index, literally, or it is not used
         conditions += [_runs.evaluation_id == run_filter.evaluation_id, _runs.evaluation_id != literal_column("''")]
+    if run_filter.case_id:
+        conditions += [_runs.case_id == run_filter.case_id, tables.IS_OF_EVALUATION]
+    if run_filter.evaluation_role:
+        conditions += [_runs.evaluation_role == run_filter.evaluation_role, tables.IS_OF_EVALUATION]
+    if _excludes_evaluations(run_filter):
+        conditions.append(tables.IS_OF_CALLER)
     if by_session:
         conditions.append(_is(_runs.session_id, run_filter.session_id, narrowed=by_evaluation))
     if run_filter.agent:
@@ -132,6 +141,20 @@ def _conditions(run_filter: RunFilter) -> list[ColumnElement[bool]]:
     if run_filter.create_time_before_ns is not None:
         conditions.append(_runs.create_time_ns < _storable(run_filter.create_time_before_ns))
     return conditions
+
+
+def _excludes_evaluations(run_filter: RunFilter) -> bool:
+    """Return whether runs of evaluations are not listed: no condition asks for any."""
+    is_asked = run_filter.session_id or run_filter.evaluation_id or run_filter.case_id or run_filter.evaluation_role
+    return not (is_asked or run_filter.include_evaluations)
+
+
+def _branches(run_filter: RunFilter) -> list[ColumnElement[bool]]:
+    """Return one condition for each state; without states, if evaluations' runs are listed too, one for each index."""
+    is_narrow = _is_narrow(run_filter)
+    if run_filter.states or is_narrow or _excludes_evaluations(run_filter):
+        return [_is(_runs.state, state, narrowed=is_narrow) for state in sorted(run_filter.states)]
+    return [tables.IS_OF_CALLER, tables.IS_OF_EVALUATION]
 
 
 def _is_narrow(run_filter: RunFilter) -> bool:
@@ -174,9 +197,9 @@ def _run(row: Row[Any]) -> run_pb2.Run:
         input_excerpt=row.input_excerpt,
         last_sequence=row.last_sequence,
         tree_usage=usage_pb2.Usage.FromString(row.tree_usage),
-        evaluation_id=row.evaluation_id,
-        case_id=row.case_id,
     )
+    if row.evaluation is not None:
+        run.evaluation.CopyFrom(evaluation_ref_pb2.EvaluationRef.FromString(row.evaluation))
     run.create_time.FromNanoseconds(row.create_time_ns)
     if row.start_time_ns is not None:
         run.start_time.FromNanoseconds(row.start_time_ns)

@@ -29,6 +29,7 @@ EVALUATION: Final = 1
 """Kinds of rows in the table of runs: what the log of the row belongs to."""
 
 _SESSION: Final = ("tenant_id", "session_id")
+_NEWEST_FIRST: Final = ("tenant_id", "create_time_ns", "run_id")
 _REQUEST: Final = ("tenant_id", "user_id", "request_id")
 _ADDED_NUMBER: Final = {"server_default": text("0")}
 _ADDED_TEXT: Final = {"server_default": text("''")}
@@ -54,14 +55,17 @@ class RunRow(_Row, table=True):
     """A run or, by `kind`, an evaluation: `run_id` is its id then, and `session_id` is empty.
 
     `kind` and the columns up to `owner` are in no event; the others are derived from the log. A run of state PENDING
-    waits in its session's queue, or holds the session and has not started yet. `evaluation_id` and `case_id` belong to
-    a run of an evaluation; `set_name`, `totals` and `verdict` to an evaluation.
+    waits in its session's queue, or holds the session and has not started yet. `evaluation` is what a run is in the
+    evaluation that started it; lists use `evaluation_id`, `case_id` and `evaluation_role` of it. `eval_set_name`,
+    `totals` and `verdict` belong to an evaluation.
     """
 
     __tablename__ = "runs"
     __table_args__ = (
-        # Of one kind, like that of evaluations below, or the query planner would read the runs between evaluations.
-        Index("runs_newest_first", "tenant_id", "create_time_ns", "run_id", sqlite_where=text("kind = 0")),
+        # Each row is in one of the three, or the query planner would read what stands between the rows of a list.
+        Index("runs_newest_first", *_NEWEST_FIRST, sqlite_where=text("kind = 0 AND evaluation_role = 0")),
+        Index("runs_of_evaluations", *_NEWEST_FIRST, sqlite_where=text("kind = 0 AND evaluation_role != 0")),
+        Index("evaluations_newest_first", *_NEWEST_FIRST, sqlite_where=text("kind = 1")),
         Index("runs_of_session", *_SESSION, "create_time_ns", "run_id"),
         Index("runs_of_agent", "tenant_id", "agent", "create_time_ns", "run_id"),
         Index("runs_by_state", "tenant_id", "state", "create_time_ns", "run_id"),
@@ -85,8 +89,14 @@ class RunRow(_Row, table=True):
             *("tenant_id", "evaluation_id", "create_time_ns", "run_id"),
             sqlite_where=text("evaluation_id != ''"),
         ),
-        Index("evaluations_newest_first", "tenant_id", "create_time_ns", "run_id", sqlite_where=text("kind = 1")),
-        Index("evaluations_of_set", "tenant_id", "set_name", "create_time_ns", "run_id", sqlite_where=text("kind = 1")),
+        Index(
+            "evaluations_of_set",
+            "tenant_id",
+            "eval_set_name",
+            "create_time_ns",
+            "run_id",
+            sqlite_where=text("kind = 1"),
+        ),
     )
 
     run_id: str = Field(primary_key=True)
@@ -117,9 +127,11 @@ class RunRow(_Row, table=True):
     kind: int = Field(sa_column_kwargs=_ADDED_NUMBER)
     evaluation_id: str = Field(sa_column_kwargs=_ADDED_TEXT)
     case_id: str = Field(sa_column_kwargs=_ADDED_TEXT)
-    set_name: str = Field(sa_column_kwargs=_ADDED_TEXT)
+    eval_set_name: str = Field(sa_column_kwargs=_ADDED_TEXT)
     totals: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
     verdict: int = Field(sa_column_kwargs=_ADDED_NUMBER)
+    evaluation_role: int = Field(sa_column_kwargs=_ADDED_NUMBER)
+    evaluation: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
 
 
 class SessionRow(_Row, table=True):
@@ -244,6 +256,7 @@ class UsageRow(_Row, table=True):
     model_calls_without_usage: int
     cost_nanos: int | None
     currency_code: str
+    cache_write_tokens: int | None
 
 
 class DefinitionRow(_Row, table=True):
@@ -343,4 +356,6 @@ _fit_types()
 
 IS_RUN: Final = runs.c.kind == literal_column(str(RUN))
 IS_EVALUATION: Final = runs.c.kind == literal_column(str(EVALUATION))
+IS_OF_CALLER: Final = runs.c.evaluation_role == literal_column("0")
+IS_OF_EVALUATION: Final = runs.c.evaluation_role != literal_column("0")
 """Literal numbers, for the partial indexes."""

@@ -15,6 +15,7 @@ _usage = tables.usage_entries.c
 _KNOWN: Final = (
     "input_tokens",
     "cached_input_tokens",
+    "cache_write_tokens",
     "output_tokens",
     "reasoning_tokens",
     "total_tokens",

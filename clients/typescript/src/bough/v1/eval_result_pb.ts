@@ -26,7 +26,45 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/eval_result.proto.
  */
 export const file_bough_v1_eval_result: GenFile = /*@__PURE__*/
-  fileDesc("Chpib3VnaC92MS9ldmFsX3Jlc3VsdC5wcm90bxIIYm91Z2gudjEi0QMKCkV2YWxSZXN1bHQSFQoNZXZhbHVhdGlvbl9pZBgBIAEoCRIQCghzZXRfbmFtZRgCIAEoCRIgCgRwaW5zGAMgASgLMhIuYm91Z2gudjEuRXZhbFBpbnMSJgoGc3RhdHVzGAQgASgOMhYuYm91Z2gudjEuTWV0cmljU3RhdHVzEiQKBnRvdGFscxgFIAEoCzIULmJvdWdoLnYxLkV2YWxUb3RhbHMSIwoFY2FzZXMYBiADKAsyFC5ib3VnaC52MS5DYXNlUmVzdWx0EiMKBWdhdGVzGAcgAygLMhQuYm91Z2gudjEuR2F0ZVJlc3VsdBIuCgpzdGFydF90aW1lGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIsCghlbmRfdGltZRgJIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASMAoGbGFiZWxzGAogAygLMiAuYm91Z2gudjEuRXZhbFJlc3VsdC5MYWJlbHNFbnRyeRIRCgljYW5jZWxsZWQYCyABKAgSDgoGcmVhc29uGAwgASgJGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEizgMKCEV2YWxQaW5zEhIKCnNldF9kaWdlc3QYASABKAkSLgoGYWdlbnRzGAIgAygLMh4uYm91Z2gudjEuRXZhbFBpbnMuQWdlbnRzRW50cnkSLgoGbW9kZWxzGAMgAygLMh4uYm91Z2gudjEuRXZhbFBpbnMuTW9kZWxzRW50cnkSLAoFdG9vbHMYBCADKAsyHS5ib3VnaC52MS5FdmFsUGlucy5Ub29sc0VudHJ5Eg4KBnByaWNlcxgFIAEoCRIuCgZqdWRnZXMYBiADKAsyHi5ib3VnaC52MS5FdmFsUGlucy5KdWRnZXNFbnRyeRINCgVhZ2VudBgHIAEoCRIWCg5zZXJ2ZXJfdmVyc2lvbhgIIAEoCRotCgtBZ2VudHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBGi0KC01vZGVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEaLAoKVG9vbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBGi0KC0p1ZGdlc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEiKAoISW50ZXJ2YWwSDQoFbG93ZXIYASABKAESDQoFdXBwZXIYAiABKAEivQMKCkV2YWxUb3RhbHMSDQoFY2FzZXMYASABKAUSFAoMY2FzZXNfcGFzc2VkGAIgASgFEhQKDGNhc2VzX2ZhaWxlZBgDIAEoBRIbChNjYXNlc19ub3RfZXZhbHVhdGVkGAQgASgFEgwKBHJ1bnMYBSABKAUSEgoKcnVuc19lbmRlZBgGIAEoBRITCgtydW5zX3Bhc3NlZBgHIAEoBRIWCglwYXNzX3JhdGUYCCABKAFIAIgBARIuChJwYXNzX3JhdGVfaW50ZXJ2YWwYCSABKAsyEi5ib3VnaC52MS5JbnRlcnZhbBI7CgxtZXRyaWNfbWVhbnMYCiADKAsyJS5ib3VnaC52MS5FdmFsVG90YWxzLk1ldHJpY01lYW5zRW50cnkSHgoFdXNhZ2UYCyABKAsyDy5ib3VnaC52MS5Vc2FnZRIkCgtqdWRnZV91c2FnZRgMIAEoCzIPLmJvdWdoLnYxLlVzYWdlEhMKC2ZsYWt5X2Nhc2VzGA0gAygJGjIKEE1ldHJpY01lYW5zRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4AUIMCgpfcGFzc19yYXRlItgCCgpDYXNlUmVzdWx0Eg8KB2Nhc2VfaWQYASABKAkSMAoGbGFiZWxzGAIgAygLMiAuYm91Z2gudjEuQ2FzZVJlc3VsdC5MYWJlbHNFbnRyeRIhCgV0dXJucxgDIAMoCzISLmJvdWdoLnYxLkV2YWxUdXJuEiYKBnN0YXR1cxgEIAEoDjIWLmJvdWdoLnYxLk1ldHJpY1N0YXR1cxIOCgZyZWFzb24YBSABKAkSJQoEcnVucxgGIAMoCzIXLmJvdWdoLnYxLkNhc2VSdW5SZXN1bHQSKAoHbWV0cmljcxgHIAMoCzIXLmJvdWdoLnYxLk1ldHJpY1N1bW1hcnkSLAoKc3RhdGlzdGljcxgIIAEoCzIYLmJvdWdoLnYxLlBhc3NTdGF0aXN0aWNzGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEidAoNTWV0cmljU3VtbWFyeRIMCgRuYW1lGAEgASgJEiYKBnN0YXR1cxgCIAEoDjIWLmJvdWdoLnYxLk1ldHJpY1N0YXR1cxIRCgRtZWFuGAMgASgBSACIAQESEQoJdGhyZXNob2xkGAQgASgBQgcKBV9tZWFuIuwBCg5QYXNzU3RhdGlzdGljcxIMCgRydW5zGAEgASgFEg4KBnBhc3NlZBgCIAEoBRIWCglwYXNzX3JhdGUYAyABKAFIAIgBARIuChJwYXNzX3JhdGVfaW50ZXJ2YWwYBCABKAsyEi5ib3VnaC52MS5JbnRlcnZhbBIRCglwYXNzX2F0X2sYBSADKAESEgoKcGFzc19hbGxfaxgGIAMoARIwChRwYXNzX2FsbF9rX2ludGVydmFscxgHIAMoCzISLmJvdWdoLnYxLkludGVydmFsEg0KBWZsYWt5GAggASgIQgwKCl9wYXNzX3JhdGUi4wIKDUNhc2VSdW5SZXN1bHQSDwoHY2FzZV9pZBgBIAEoCRINCgVpbmRleBgCIAEoBRImCgZzdGF0dXMYAyABKA4yFi5ib3VnaC52MS5NZXRyaWNTdGF0dXMSDgoGcmVhc29uGAQgASgJEg8KB2NyYXNoZWQYBSABKAgSIwoFdHVybnMYBiADKAsyFC5ib3VnaC52MS5UdXJuUmVzdWx0EiUKBnNjb3JlcxgHIAMoCzIVLmJvdWdoLnYxLk1ldHJpY1Njb3JlEh4KBXVzYWdlGAggASgLMg8uYm91Z2gudjEuVXNhZ2USJAoLanVkZ2VfdXNhZ2UYCSABKAsyDy5ib3VnaC52MS5Vc2FnZRIrCghkdXJhdGlvbhgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIqCgp1bmFuc3dlcmVkGAsgASgLMhYuYm91Z2gudjEuSW5wdXRSZXF1ZXN0IsYBCgpUdXJuUmVzdWx0Eg4KBnJ1bl9pZBgBIAEoCRIQCgh0cmFjZV9pZBgCIAEoCRInCgVzdGF0ZRgDIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiMKBWVycm9yGAQgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvchIOCgZhbnN3ZXIYBSABKAkSJQoGYWdlbnRzGAYgAygLMhUuYm91Z2gudjEuUmVzdWx0QWdlbnQSEQoJdHJ1bmNhdGVkGAcgASgIIr0CCgtSZXN1bHRBZ2VudBIMCgRuYW1lGAEgASgJEg0KBWRlcHRoGAIgASgFEhUKDWludm9jYXRpb25faWQYAyABKAkSIQoEa2luZBgEIAEoDjITLmJvdWdoLnYxLkFnZW50S2luZBInCgVzdGF0ZRgFIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiMKBWNhbGxzGAYgAygLMhQuYm91Z2gudjEuUmVzdWx0Q2FsbBIgCgRtYXJrGAcgASgOMhIuYm91Z2gudjEuVHJlZU1hcmsSHgoFdXNhZ2UYCCABKAsyDy5ib3VnaC52MS5Vc2FnZRISCgpzdGVwX2NvdW50GAkgASgFEg4KBmFuc3dlchgKIAEoCRIjCgVzdGVwcxgLIAMoCzIULmJvdWdoLnYxLlJlc3VsdFN0ZXAiKQoKUmVzdWx0U3RlcBINCgVpbmRleBgBIAEoBRIMCgR0ZXh0GAIgASgJIr0BCgpSZXN1bHRDYWxsEgwKBG5hbWUYASABKAkSFgoOYXJndW1lbnRzX2pzb24YAiABKAkSEwoLcmVzdWx0X2pzb24YAyABKAkSJwoFc3RhdGUYBCABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIjCgVlcnJvchgFIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISFwoKc3RlcF9pbmRleBgGIAEoBUgAiAEBQg0KC19zdGVwX2luZGV4ItcBCgtNZXRyaWNTY29yZRIMCgRuYW1lGAEgASgJEiYKBnN0YXR1cxgCIAEoDjIWLmJvdWdoLnYxLk1ldHJpY1N0YXR1cxISCgVzY29yZRgDIAEoAUgAiAEBEhEKCXRocmVzaG9sZBgEIAEoARIOCgZyZWFzb24YBSABKAkSKAoGYWdlbnRzGAYgAygLMhguYm91Z2gudjEuVHJlZUNvbXBhcmlzb24SJwoKanVkZ2VtZW50cxgHIAMoCzITLmJvdWdoLnYxLkp1ZGdlbWVudEIICgZfc2NvcmUikAEKDlRyZWVDb21wYXJpc29uEgwKBHR1cm4YASABKAUSEgoKdmlvbGF0aW9ucxgCIAEoBRIOCgZyZWNhbGwYAyABKAESEQoJcHJlY2lzaW9uGAQgASgBEgoKAmYxGAUgASgBEi0KC2RpZmZlcmVuY2VzGAYgAygLMhguYm91Z2gudjEuVHJlZURpZmZlcmVuY2UinwEKDlRyZWVEaWZmZXJlbmNlEiYKBGtpbmQYASABKA4yGC5ib3VnaC52MS5EaWZmZXJlbmNlS2luZBINCgVhZ2VudBgCIAEoCRIXCg9leHBlY3RlZF9wYXJlbnQYAyABKAkSFQoNYWN0dWFsX3BhcmVudBgEIAEoCRIPCgdtZXNzYWdlGAUgASgJEhUKDWludm9jYXRpb25faWQYBiABKAkiegoJSnVkZ2VtZW50EhEKCXJ1YnJpY19pZBgBIAEoCRIOCgZzYW1wbGUYAiABKAUSEgoFaG9sZHMYAyABKAhIAIgBARIOCgZyZWFzb24YBCABKAkSDgoGcnVuX2lkGAUgASgJEgwKBHR1cm4YBiABKAVCCAoGX2hvbGRzInAKCkdhdGVSZXN1bHQSDAoEZ2F0ZRgBIAEoCRImCgZzdGF0dXMYAiABKA4yFi5ib3VnaC52MS5NZXRyaWNTdGF0dXMSEgoFdmFsdWUYAyABKAFIAIgBARIOCgZyZWFzb24YBCABKAlCCAoGX3ZhbHVlIvgBCg5FdmFsQ29tcGFyaXNvbhIUCgxwaW5zX2NoYW5nZWQYASADKAkSJwoFY2FzZXMYAiADKAsyGC5ib3VnaC52MS5DYXNlQ29tcGFyaXNvbhIOCgZiZXR0ZXIYAyABKAUSDQoFd29yc2UYBCABKAUSDwoHcmVtb3ZlZBgFIAEoBRINCgVhZGRlZBgGIAEoBRIdChBwYXNzX3JhdGVfY2hhbmdlGAcgASgBSACIAQESHgoRY29zdF9uYW5vc19jaGFuZ2UYCCABKANIAYgBAUITChFfcGFzc19yYXRlX2NoYW5nZUIUChJfY29zdF9uYW5vc19jaGFuZ2UipgMKDkNhc2VDb21wYXJpc29uEg8KB2Nhc2VfaWQYASABKAkSJAoGY2hhbmdlGAIgASgOMhQuYm91Z2gudjEuQ2FzZUNoYW5nZRImCgZiZWZvcmUYAyABKA4yFi5ib3VnaC52MS5NZXRyaWNTdGF0dXMSJQoFYWZ0ZXIYBCABKA4yFi5ib3VnaC52MS5NZXRyaWNTdGF0dXMSHQoQcGFzc19yYXRlX2JlZm9yZRgFIAEoAUgAiAEBEhwKD3Bhc3NfcmF0ZV9hZnRlchgGIAEoAUgBiAEBEkMKDm1ldHJpY19jaGFuZ2VzGAcgAygLMisuYm91Z2gudjEuQ2FzZUNvbXBhcmlzb24uTWV0cmljQ2hhbmdlc0VudHJ5Ei0KC2RpZmZlcmVuY2VzGAggAygLMhguYm91Z2gudjEuVHJlZURpZmZlcmVuY2UaNAoSTWV0cmljQ2hhbmdlc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAFCEwoRX3Bhc3NfcmF0ZV9iZWZvcmVCEgoQX3Bhc3NfcmF0ZV9hZnRlciK6AgoOSW52b2NhdGlvbkRpZmYSKAoGYWdlbnRzGAEgAygLMhguYm91Z2gudjEuVHJlZURpZmZlcmVuY2USJwoFY2FsbHMYAiADKAsyGC5ib3VnaC52MS5DYWxsRGlmZmVyZW5jZRIkCgt1c2FnZV9hZnRlchgDIAEoCzIPLmJvdWdoLnYxLlVzYWdlEiUKDHVzYWdlX2JlZm9yZRgEIAEoCzIPLmJvdWdoLnYxLlVzYWdlEjIKD2R1cmF0aW9uX2JlZm9yZRgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIxCg5kdXJhdGlvbl9hZnRlchgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhITCgtzYW1lX2Fuc3dlchgHIAEoCBIMCgRzYW1lGAggASgIIrIBCg5DYWxsRGlmZmVyZW5jZRIOCgZicmFuY2gYASABKAkSDAoEdG9vbBgCIAEoCRImCgRraW5kGAMgASgOMhguYm91Z2gudjEuRGlmZmVyZW5jZUtpbmQSJAoGYmVmb3JlGAQgASgLMhQuYm91Z2gudjEuUmVzdWx0Q2FsbBIjCgVhZnRlchgFIAEoCzIULmJvdWdoLnYxLlJlc3VsdENhbGwSDwoHbWVzc2FnZRgGIAEoCSqCAQoMTWV0cmljU3RhdHVzEh0KGU1FVFJJQ19TVEFUVVNfVU5TUEVDSUZJRUQQABIYChRNRVRSSUNfU1RBVFVTX1BBU1NFRBABEhgKFE1FVFJJQ19TVEFUVVNfRkFJTEVEEAISHwobTUVUUklDX1NUQVRVU19OT1RfRVZBTFVBVEVEEAMqmgEKCFRyZWVNYXJrEhkKFVRSRUVfTUFSS19VTlNQRUNJRklFRBAAEhUKEVRSRUVfTUFSS19NQVRDSEVEEAESEwoPVFJFRV9NQVJLX01PVkVEEAISGAoUVFJFRV9NQVJLX1VORVhQRUNURUQQAxIVChFUUkVFX01BUktfQUxMT1dFRBAEEhYKElRSRUVfTUFSS19WSU9MQVRFRBAFKsMBCg5EaWZmZXJlbmNlS2luZBIfChtESUZGRVJFTkNFX0tJTkRfVU5TUEVDSUZJRUQQABIbChdESUZGRVJFTkNFX0tJTkRfTUlTU0lORxABEh4KGkRJRkZFUkVOQ0VfS0lORF9VTkVYUEVDVEVEEAISGQoVRElGRkVSRU5DRV9LSU5EX01PVkVEEAMSGQoVRElGRkVSRU5DRV9LSU5EX1RPT0xTEAQSHQoZRElGRkVSRU5DRV9LSU5EX0ZPUkJJRERFThAFKp4BCgpDYXNlQ2hhbmdlEhsKF0NBU0VfQ0hBTkdFX1VOU1BFQ0lGSUVEEAASFAoQQ0FTRV9DSEFOR0VfU0FNRRABEhYKEkNBU0VfQ0hBTkdFX0JFVFRFUhACEhUKEUNBU0VfQ0hBTkdFX1dPUlNFEAMSFwoTQ0FTRV9DSEFOR0VfUkVNT1ZFRBAEEhUKEUNBU0VfQ0hBTkdFX0FEREVEEAVCWQoMZGV2LmJvdWdoLnYxQg9FdmFsUmVzdWx0UHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_bough_v1_error, file_bough_v1_eval_set, file_bough_v1_execution, file_bough_v1_input, file_bough_v1_usage, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("Chpib3VnaC92MS9ldmFsX3Jlc3VsdC5wcm90bxIIYm91Z2gudjEiVwoKRXZhbFNvdXJjZRIXCg1ldmFsdWF0aW9uX2lkGAEgASgJSAASJgoGcmVzdWx0GAIgASgLMhQuYm91Z2gudjEuRXZhbFJlc3VsdEgAQggKBnNvdXJjZSKOBAoKRXZhbFJlc3VsdBIVCg1ldmFsdWF0aW9uX2lkGAEgASgJEhUKDWV2YWxfc2V0X25hbWUYAiABKAkSIAoEcGlucxgDIAEoCzISLmJvdWdoLnYxLkV2YWxQaW5zEiIKB3ZlcmRpY3QYBCABKA4yES5ib3VnaC52MS5WZXJkaWN0EiQKBnRvdGFscxgFIAEoCzIULmJvdWdoLnYxLkV2YWxUb3RhbHMSIwoFY2FzZXMYBiADKAsyFC5ib3VnaC52MS5DYXNlUmVzdWx0EiMKBWdhdGVzGAcgAygLMhQuYm91Z2gudjEuR2F0ZVJlc3VsdBIvCgtjcmVhdGVfdGltZRgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoIZW5kX3RpbWUYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjAKBmxhYmVscxgKIAMoCzIgLmJvdWdoLnYxLkV2YWxSZXN1bHQuTGFiZWxzRW50cnkSJwoFc3RhdGUYCyABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIjCgVlcnJvchgNIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISDgoGcmVhc29uGAwgASgJGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEi0wMKCEV2YWxQaW5zEhcKD2V2YWxfc2V0X2RpZ2VzdBgBIAEoCRIuCgZhZ2VudHMYAiADKAsyHi5ib3VnaC52MS5FdmFsUGlucy5BZ2VudHNFbnRyeRIuCgZtb2RlbHMYAyADKAsyHi5ib3VnaC52MS5FdmFsUGlucy5Nb2RlbHNFbnRyeRIsCgV0b29scxgEIAMoCzIdLmJvdWdoLnYxLkV2YWxQaW5zLlRvb2xzRW50cnkSDgoGcHJpY2VzGAUgASgJEi4KBmp1ZGdlcxgGIAMoCzIeLmJvdWdoLnYxLkV2YWxQaW5zLkp1ZGdlc0VudHJ5Eg0KBWFnZW50GAcgASgJEhYKDnNlcnZlcl92ZXJzaW9uGAggASgJGi0KC0FnZW50c0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEaLQoLTW9kZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ARosCgpUb29sc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEaLQoLSnVkZ2VzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASJBChJDb25maWRlbmNlSW50ZXJ2YWwSDQoFbG93ZXIYASABKAESDQoFdXBwZXIYAiABKAESDQoFbGV2ZWwYAyABKAEizQMKCkV2YWxUb3RhbHMSDQoFY2FzZXMYASABKAUSFAoMY2FzZXNfcGFzc2VkGAIgASgFEhQKDGNhc2VzX2ZhaWxlZBgDIAEoBRIbChNjYXNlc19ub3RfZXZhbHVhdGVkGAQgASgFEg4KBnRyaWFscxgFIAEoBRIUCgx0cmlhbHNfZW5kZWQYBiABKAUSFQoNdHJpYWxzX3Bhc3NlZBgHIAEoBRIWCglwYXNzX3JhdGUYCCABKAFIAIgBARI4ChJwYXNzX3JhdGVfaW50ZXJ2YWwYCSABKAsyHC5ib3VnaC52MS5Db25maWRlbmNlSW50ZXJ2YWwSOwoMbWV0cmljX21lYW5zGAogAygLMiUuYm91Z2gudjEuRXZhbFRvdGFscy5NZXRyaWNNZWFuc0VudHJ5Eh4KBXVzYWdlGAsgASgLMg8uYm91Z2gudjEuVXNhZ2USJAoLanVkZ2VfdXNhZ2UYDCABKAsyDy5ib3VnaC52MS5Vc2FnZRITCgtmbGFreV9jYXNlcxgNIAMoCRoyChBNZXRyaWNNZWFuc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAFCDAoKX3Bhc3NfcmF0ZSLYAgoKQ2FzZVJlc3VsdBIPCgdjYXNlX2lkGAEgASgJEjAKBmxhYmVscxgCIAMoCzIgLmJvdWdoLnYxLkNhc2VSZXN1bHQuTGFiZWxzRW50cnkSIQoFdHVybnMYAyADKAsyEi5ib3VnaC52MS5FdmFsVHVybhIiCgd2ZXJkaWN0GAQgASgOMhEuYm91Z2gudjEuVmVyZGljdBIOCgZyZWFzb24YBSABKAkSKQoGdHJpYWxzGAYgAygLMhkuYm91Z2gudjEuQ2FzZVRyaWFsUmVzdWx0EigKB21ldHJpY3MYByADKAsyFy5ib3VnaC52MS5NZXRyaWNTdW1tYXJ5EiwKCnN0YXRpc3RpY3MYCCABKAsyGC5ib3VnaC52MS5QYXNzU3RhdGlzdGljcxotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBInAKDU1ldHJpY1N1bW1hcnkSDAoEbmFtZRgBIAEoCRIiCgd2ZXJkaWN0GAIgASgOMhEuYm91Z2gudjEuVmVyZGljdBIRCgRtZWFuGAMgASgBSACIAQESEQoJdGhyZXNob2xkGAQgASgBQgcKBV9tZWFuIoICCg5QYXNzU3RhdGlzdGljcxIOCgZ0cmlhbHMYASABKAUSDgoGcGFzc2VkGAIgASgFEhYKCXBhc3NfcmF0ZRgDIAEoAUgAiAEBEjgKEnBhc3NfcmF0ZV9pbnRlcnZhbBgEIAEoCzIcLmJvdWdoLnYxLkNvbmZpZGVuY2VJbnRlcnZhbBIRCglwYXNzX2F0X2sYBSADKAESEgoKcGFzc19hbGxfaxgGIAMoARI6ChRwYXNzX2FsbF9rX2ludGVydmFscxgHIAMoCzIcLmJvdWdoLnYxLkNvbmZpZGVuY2VJbnRlcnZhbBINCgVmbGFreRgIIAEoCEIMCgpfcGFzc19yYXRlIuUCCg9DYXNlVHJpYWxSZXN1bHQSDwoHY2FzZV9pZBgBIAEoCRINCgV0cmlhbBgCIAEoBRIiCgd2ZXJkaWN0GAMgASgOMhEuYm91Z2gudjEuVmVyZGljdBIOCgZyZWFzb24YBCABKAkSDwoHY3Jhc2hlZBgFIAEoCBInCgV0dXJucxgGIAMoCzIYLmJvdWdoLnYxLkV2YWxUdXJuUmVzdWx0EiUKBnNjb3JlcxgHIAMoCzIVLmJvdWdoLnYxLk1ldHJpY1Njb3JlEh4KBXVzYWdlGAggASgLMg8uYm91Z2gudjEuVXNhZ2USJAoLanVkZ2VfdXNhZ2UYCSABKAsyDy5ib3VnaC52MS5Vc2FnZRIrCghkdXJhdGlvbhgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIqCgp1bmFuc3dlcmVkGAsgASgLMhYuYm91Z2gudjEuSW5wdXRSZXF1ZXN0IsgBCg5FdmFsVHVyblJlc3VsdBIOCgZydW5faWQYASABKAkSEAoIdHJhY2VfaWQYAiABKAkSJwoFc3RhdGUYAyABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIjCgVlcnJvchgEIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISDgoGYW5zd2VyGAUgASgJEiMKBmFnZW50cxgGIAMoCzITLmJvdWdoLnYxLkV2YWxBZ2VudBIRCgl0cnVuY2F0ZWQYByABKAgitwIKCUV2YWxBZ2VudBIMCgRuYW1lGAEgASgJEg0KBWRlcHRoGAIgASgFEhUKDWludm9jYXRpb25faWQYAyABKAkSIQoEa2luZBgEIAEoDjITLmJvdWdoLnYxLkFnZW50S2luZBInCgVzdGF0ZRgFIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiEKBWNhbGxzGAYgAygLMhIuYm91Z2gudjEuRXZhbENhbGwSIAoEbWFyaxgHIAEoDjISLmJvdWdoLnYxLlRyZWVNYXJrEh4KBXVzYWdlGAggASgLMg8uYm91Z2gudjEuVXNhZ2USEgoKc3RlcF9jb3VudBgJIAEoBRIOCgZhbnN3ZXIYCiABKAkSIQoFc3RlcHMYCyADKAsyEi5ib3VnaC52MS5FdmFsU3RlcCInCghFdmFsU3RlcBINCgVpbmRleBgBIAEoBRIMCgR0ZXh0GAIgASgJItwBCghFdmFsQ2FsbBIMCgRuYW1lGAEgASgJEhYKDmFyZ3VtZW50c19qc29uGAIgASgJEhMKC3Jlc3VsdF9qc29uGAMgASgJEicKBXN0YXRlGAQgASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSIwoFZXJyb3IYBSABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9yEhcKCnN0ZXBfaW5kZXgYBiABKAVIAIgBARIfChdleGVjdXRlZF9hcmd1bWVudHNfanNvbhgHIAEoCUINCgtfc3RlcF9pbmRleCLbAQoLTWV0cmljU2NvcmUSDAoEbmFtZRgBIAEoCRIiCgd2ZXJkaWN0GAIgASgOMhEuYm91Z2gudjEuVmVyZGljdBISCgVzY29yZRgDIAEoAUgAiAEBEhEKCXRocmVzaG9sZBgEIAEoARIOCgZyZWFzb24YBSABKAkSMgoQdHJlZV9jb21wYXJpc29ucxgGIAMoCzIYLmJvdWdoLnYxLlRyZWVDb21wYXJpc29uEiUKCWp1ZGdtZW50cxgHIAMoCzISLmJvdWdoLnYxLkp1ZGdtZW50QggKBl9zY29yZSKQAQoOVHJlZUNvbXBhcmlzb24SDAoEdHVybhgBIAEoBRISCgp2aW9sYXRpb25zGAIgASgFEg4KBnJlY2FsbBgDIAEoARIRCglwcmVjaXNpb24YBCABKAESCgoCZjEYBSABKAESLQoLZGlmZmVyZW5jZXMYBiADKAsyGC5ib3VnaC52MS5UcmVlRGlmZmVyZW5jZSKfAQoOVHJlZURpZmZlcmVuY2USJgoEa2luZBgBIAEoDjIYLmJvdWdoLnYxLkRpZmZlcmVuY2VLaW5kEg0KBWFnZW50GAIgASgJEhcKD2V4cGVjdGVkX3BhcmVudBgDIAEoCRIVCg1hY3R1YWxfcGFyZW50GAQgASgJEg8KB21lc3NhZ2UYBSABKAkSFQoNaW52b2NhdGlvbl9pZBgGIAEoCSJ5CghKdWRnbWVudBIRCglydWJyaWNfaWQYASABKAkSDgoGc2FtcGxlGAIgASgFEhIKBWhvbGRzGAMgASgISACIAQESDgoGcmVhc29uGAQgASgJEg4KBnJ1bl9pZBgFIAEoCRIMCgR0dXJuGAYgASgFQggKBl9ob2xkcyK1AQoKR2F0ZVJlc3VsdBIMCgRnYXRlGAEgASgJEg4KBm51bWJlchgCIAEoCRIoCghvcGVyYXRvchgDIAEoDjIWLmJvdWdoLnYxLkdhdGVPcGVyYXRvchINCgVib3VuZBgEIAEoARISCgV2YWx1ZRgFIAEoAUgAiAEBEiIKB3ZlcmRpY3QYBiABKA4yES5ib3VnaC52MS5WZXJkaWN0Eg4KBnJlYXNvbhgHIAEoCUIICgZfdmFsdWUi+QIKDkV2YWxDb21wYXJpc29uEhQKDHBpbnNfY2hhbmdlZBgBIAMoCRInCgVjYXNlcxgCIAMoCzIYLmJvdWdoLnYxLkNhc2VDb21wYXJpc29uEg4KBmJldHRlchgDIAEoBRINCgV3b3JzZRgEIAEoBRIPCgdyZW1vdmVkGAUgASgFEg0KBWFkZGVkGAYgASgFEh0KEHBhc3NfcmF0ZV9jaGFuZ2UYByABKAFIAIgBARIeChFjb3N0X25hbm9zX2NoYW5nZRgIIAEoA0gBiAEBEhoKEmNvc3RfY3VycmVuY3lfY29kZRgJIAEoCRIwCg5zdGF0ZV9iYXNlbGluZRgKIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEjEKD3N0YXRlX2NhbmRpZGF0ZRgLIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlQhMKEV9wYXNzX3JhdGVfY2hhbmdlQhQKEl9jb3N0X25hbm9zX2NoYW5nZSK+AwoOQ2FzZUNvbXBhcmlzb24SDwoHY2FzZV9pZBgBIAEoCRIkCgZjaGFuZ2UYAiABKA4yFC5ib3VnaC52MS5DYXNlQ2hhbmdlEisKEHZlcmRpY3RfYmFzZWxpbmUYAyABKA4yES5ib3VnaC52MS5WZXJkaWN0EiwKEXZlcmRpY3RfY2FuZGlkYXRlGAQgASgOMhEuYm91Z2gudjEuVmVyZGljdBIfChJwYXNzX3JhdGVfYmFzZWxpbmUYBSABKAFIAIgBARIgChNwYXNzX3JhdGVfY2FuZGlkYXRlGAYgASgBSAGIAQESQwoObWV0cmljX2NoYW5nZXMYByADKAsyKy5ib3VnaC52MS5DYXNlQ29tcGFyaXNvbi5NZXRyaWNDaGFuZ2VzRW50cnkSLQoLZGlmZmVyZW5jZXMYCCADKAsyGC5ib3VnaC52MS5UcmVlRGlmZmVyZW5jZRo0ChJNZXRyaWNDaGFuZ2VzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4AUIVChNfcGFzc19yYXRlX2Jhc2VsaW5lQhYKFF9wYXNzX3JhdGVfY2FuZGlkYXRlItECCg5JbnZvY2F0aW9uRGlmZhI0ChFhZ2VudF9kaWZmZXJlbmNlcxgBIAMoCzIZLmJvdWdoLnYxLkFnZW50RGlmZmVyZW5jZRIyChBjYWxsX2RpZmZlcmVuY2VzGAIgAygLMhguYm91Z2gudjEuQ2FsbERpZmZlcmVuY2USJQoMdXNhZ2VfYmVmb3JlGAMgASgLMg8uYm91Z2gudjEuVXNhZ2USJAoLdXNhZ2VfYWZ0ZXIYBCABKAsyDy5ib3VnaC52MS5Vc2FnZRIyCg9kdXJhdGlvbl9iZWZvcmUYBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SMQoOZHVyYXRpb25fYWZ0ZXIYBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEwoLc2FtZV9hbnN3ZXIYByABKAgSDAoEc2FtZRgIIAEoCCK9AQoPQWdlbnREaWZmZXJlbmNlEiIKBGtpbmQYASABKA4yFC5ib3VnaC52MS5DaGFuZ2VLaW5kEg0KBWFnZW50GAIgASgJEhUKDXBhcmVudF9iZWZvcmUYAyABKAkSFAoMcGFyZW50X2FmdGVyGAQgASgJEhwKFGludm9jYXRpb25faWRfYmVmb3JlGAUgASgJEhsKE2ludm9jYXRpb25faWRfYWZ0ZXIYBiABKAkSDwoHbWVzc2FnZRgHIAEoCSKqAQoOQ2FsbERpZmZlcmVuY2USIgoEa2luZBgBIAEoDjIULmJvdWdoLnYxLkNoYW5nZUtpbmQSDgoGYnJhbmNoGAIgASgJEgwKBHRvb2wYAyABKAkSIgoGYmVmb3JlGAQgASgLMhIuYm91Z2gudjEuRXZhbENhbGwSIQoFYWZ0ZXIYBSABKAsyEi5ib3VnaC52MS5FdmFsQ2FsbBIPCgdtZXNzYWdlGAYgASgJKmUKB1ZlcmRpY3QSFwoTVkVSRElDVF9VTlNQRUNJRklFRBAAEhIKDlZFUkRJQ1RfUEFTU0VEEAESEgoOVkVSRElDVF9GQUlMRUQQAhIZChVWRVJESUNUX05PVF9FVkFMVUFURUQQAyqaAQoIVHJlZU1hcmsSGQoVVFJFRV9NQVJLX1VOU1BFQ0lGSUVEEAASFQoRVFJFRV9NQVJLX01BVENIRUQQARITCg9UUkVFX01BUktfTU9WRUQQAhIYChRUUkVFX01BUktfVU5FWFBFQ1RFRBADEhUKEVRSRUVfTUFSS19BTExPV0VEEAQSFgoSVFJFRV9NQVJLX1ZJT0xBVEVEEAUqwwEKDkRpZmZlcmVuY2VLaW5kEh8KG0RJRkZFUkVOQ0VfS0lORF9VTlNQRUNJRklFRBAAEhsKF0RJRkZFUkVOQ0VfS0lORF9NSVNTSU5HEAESHgoaRElGRkVSRU5DRV9LSU5EX1VORVhQRUNURUQQAhIZChVESUZGRVJFTkNFX0tJTkRfTU9WRUQQAxIZChVESUZGRVJFTkNFX0tJTkRfVE9PTFMQBBIdChlESUZGRVJFTkNFX0tJTkRfRk9SQklEREVOEAUqrwEKDEdhdGVPcGVyYXRvchIdChlHQVRFX09QRVJBVE9SX1VOU1BFQ0lGSUVEEAASGgoWR0FURV9PUEVSQVRPUl9BVF9MRUFTVBABEhcKE0dBVEVfT1BFUkFUT1JfQUJPVkUQAhIZChVHQVRFX09QRVJBVE9SX0FUX01PU1QQAxIXChNHQVRFX09QRVJBVE9SX0JFTE9XEAQSFwoTR0FURV9PUEVSQVRPUl9FUVVBTBAFKp4BCgpDYXNlQ2hhbmdlEhsKF0NBU0VfQ0hBTkdFX1VOU1BFQ0lGSUVEEAASFAoQQ0FTRV9DSEFOR0VfU0FNRRABEhYKEkNBU0VfQ0hBTkdFX0JFVFRFUhACEhUKEUNBU0VfQ0hBTkdFX1dPUlNFEAMSFwoTQ0FTRV9DSEFOR0VfUkVNT1ZFRBAEEhUKEUNBU0VfQ0hBTkdFX0FEREVEEAUqiQEKCkNoYW5nZUtpbmQSGwoXQ0hBTkdFX0tJTkRfVU5TUEVDSUZJRUQQABIVChFDSEFOR0VfS0lORF9BRERFRBABEhcKE0NIQU5HRV9LSU5EX1JFTU9WRUQQAhIVChFDSEFOR0VfS0lORF9NT1ZFRBADEhcKE0NIQU5HRV9LSU5EX0NIQU5HRUQQBEJZCgxkZXYuYm91Z2gudjFCD0V2YWxSZXN1bHRQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_error, file_bough_v1_eval_set, file_bough_v1_execution, file_bough_v1_input, file_bough_v1_usage, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+
+/**
+ * A result, stored or given.
+ *
+ * @generated from message bough.v1.EvalSource
+ */
+export type EvalSource = Message<"bough.v1.EvalSource"> & {
+  /**
+   * Exactly one is set.
+   *
+   * @generated from oneof bough.v1.EvalSource.source
+   */
+  source: {
+    /**
+     * An evaluation that has ended. Unknown, or another tenant's: NOT_FOUND; one that has not ended: FAILED_PRECONDITION
+     * (EVALUATION_NOT_ENDED).
+     *
+     * @generated from field: string evaluation_id = 1;
+     */
+    value: string;
+    case: "evaluationId";
+  } | {
+    /**
+     * A result with all of its cases, such as a kept file; at most 8 MiB with the rest of the call.
+     *
+     * @generated from field: bough.v1.EvalResult result = 2;
+     */
+    value: EvalResult;
+    case: "result";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message bough.v1.EvalSource.
+ * Use `create(EvalSourceSchema)` to create a new message.
+ */
+export const EvalSourceSchema: GenMessage<EvalSource> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 0);
 
 /**
  * What an evaluation found.
@@ -42,14 +80,14 @@ export type EvalResult = Message<"bough.v1.EvalResult"> & {
   evaluationId: string;
 
   /**
-   * The name of the set.
+   * EvalSet.name of the set; empty in the result of ScoreInvocations.
    *
-   * @generated from field: string set_name = 2;
+   * @generated from field: string eval_set_name = 2;
    */
-  setName: string;
+  evalSetName: string;
 
   /**
-   * What the result depended on.
+   * What the result depended on: equal pins mean that only chance can make two results differ.
    *
    * @generated from field: bough.v1.EvalPins pins = 3;
    */
@@ -57,21 +95,23 @@ export type EvalResult = Message<"bough.v1.EvalResult"> & {
 
   /**
    * The verdict: that of the gates if there are any, else FAILED if a case failed. FAILED over NOT_EVALUATED over PASSED. It is FAILED too
-   * if a run crashed and no gate is on a number that counts crashed runs: a pass rate, pass^K or the mean of a metric.
+   * if a trial crashed and no gate is on a number that counts crashed trials: a pass rate, pass^K or the mean of a metric. Unspecified
+   * unless the state is SUCCEEDED.
    *
-   * @generated from field: bough.v1.MetricStatus status = 4;
+   * @generated from field: bough.v1.Verdict verdict = 4;
    */
-  status: MetricStatus;
+  verdict: Verdict;
 
   /**
-   * Numbers over all cases.
+   * Numbers over all cases, also over those that `cases` does not have.
    *
    * @generated from field: bough.v1.EvalTotals totals = 5;
    */
   totals?: EvalTotals | undefined;
 
   /**
-   * The cases, in the order of the set.
+   * The cases, in the order of the set. Empty in the answer of GetEvaluation: ListCaseResults returns them page by page, and clients
+   * put both together to the result that is kept as a file.
    *
    * @generated from field: repeated bough.v1.CaseResult cases = 6;
    */
@@ -85,36 +125,44 @@ export type EvalResult = Message<"bough.v1.EvalResult"> & {
   gates: GateResult[];
 
   /**
-   * When the evaluation started.
+   * When the server accepted the evaluation; unset in the result of ScoreInvocations.
    *
-   * @generated from field: google.protobuf.Timestamp start_time = 8;
+   * @generated from field: google.protobuf.Timestamp create_time = 8;
    */
-  startTime?: Timestamp | undefined;
+  createTime?: Timestamp | undefined;
 
   /**
-   * When it ended; unset until then.
+   * When the evaluation ended; unset until then.
    *
    * @generated from field: google.protobuf.Timestamp end_time = 9;
    */
   endTime?: Timestamp | undefined;
 
   /**
-   * Labels that the caller gave the evaluation.
+   * The labels that the evaluation was started with; see EvaluateRequest.labels.
    *
    * @generated from field: map<string, string> labels = 10;
    */
   labels: { [key: string]: string };
 
   /**
-   * Whether it was cancelled before it was through.
+   * The state of the evaluation. What is known of one that has not SUCCEEDED is not the whole: as a baseline it is refused unless the
+   * request allows it. The result of ScoreInvocations has SUCCEEDED.
    *
-   * @generated from field: bool cancelled = 11;
+   * @generated from field: bough.v1.ExecutionState state = 11;
    */
-  cancelled: boolean;
+  state: ExecutionState;
 
   /**
-   * Why it did not pass, in sentences, as far as neither a case nor a gate says so: runs that crashed and that no gate counts, cases that
-   * are gone, runs that could not be judged although all gates hold. Empty if they say all.
+   * Why the evaluation failed or was cancelled; unset in any other state.
+   *
+   * @generated from field: bough.v1.AgentError error = 13;
+   */
+  error?: AgentError | undefined;
+
+  /**
+   * Why it did not pass, in sentences, as far as neither a case nor a gate says so: trials that crashed and that no gate counts, cases that
+   * were removed, trials that could not be scored although all gates hold. Empty if they say all.
    *
    * @generated from field: string reason = 12;
    */
@@ -126,7 +174,7 @@ export type EvalResult = Message<"bough.v1.EvalResult"> & {
  * Use `create(EvalResultSchema)` to create a new message.
  */
 export const EvalResultSchema: GenMessage<EvalResult> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 0);
+  messageDesc(file_bough_v1_eval_result, 1);
 
 /**
  * What a result depended on, by content hash where it has a content. Opaque: compare, never parse.
@@ -135,11 +183,11 @@ export const EvalResultSchema: GenMessage<EvalResult> = /*@__PURE__*/
  */
 export type EvalPins = Message<"bough.v1.EvalPins"> & {
   /**
-   * The digest of the set.
+   * The digest of the set, its cases included.
    *
-   * @generated from field: string set_digest = 1;
+   * @generated from field: string eval_set_digest = 1;
    */
-  setDigest: string;
+  evalSetDigest: string;
 
   /**
    * Agent name to the revision of its definition, of every agent that the evaluated agent can reach.
@@ -163,7 +211,7 @@ export type EvalPins = Message<"bough.v1.EvalPins"> & {
   tools: { [key: string]: string };
 
   /**
-   * The hash of the price list.
+   * The hash of the prices of all models.
    *
    * @generated from field: string prices = 5;
    */
@@ -177,14 +225,14 @@ export type EvalPins = Message<"bough.v1.EvalPins"> & {
   judges: { [key: string]: string };
 
   /**
-   * The agent that was evaluated.
+   * The agent that was evaluated; empty if every case has recorded invocations.
    *
    * @generated from field: string agent = 7;
    */
   agent: string;
 
   /**
-   * The version of the server.
+   * The version of the server that planned the evaluation.
    *
    * @generated from field: string server_version = 8;
    */
@@ -196,35 +244,42 @@ export type EvalPins = Message<"bough.v1.EvalPins"> & {
  * Use `create(EvalPinsSchema)` to create a new message.
  */
 export const EvalPinsSchema: GenMessage<EvalPins> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 1);
+  messageDesc(file_bough_v1_eval_result, 2);
 
 /**
- * An interval that holds a number with 95 % confidence.
+ * An interval that holds the number that is estimated with a probability of `level`.
  *
- * @generated from message bough.v1.Interval
+ * @generated from message bough.v1.ConfidenceInterval
  */
-export type Interval = Message<"bough.v1.Interval"> & {
+export type ConfidenceInterval = Message<"bough.v1.ConfidenceInterval"> & {
   /**
-   * Its lower bound.
+   * The lower bound, inclusive; of a rate at least 0.
    *
    * @generated from field: double lower = 1;
    */
   lower: number;
 
   /**
-   * Its upper bound.
+   * The upper bound, inclusive; of a rate at most 1.
    *
    * @generated from field: double upper = 2;
    */
   upper: number;
+
+  /**
+   * The probability, such as 0.95. Always set by the server.
+   *
+   * @generated from field: double level = 3;
+   */
+  level: number;
 };
 
 /**
- * Describes the message bough.v1.Interval.
- * Use `create(IntervalSchema)` to create a new message.
+ * Describes the message bough.v1.ConfidenceInterval.
+ * Use `create(ConfidenceIntervalSchema)` to create a new message.
  */
-export const IntervalSchema: GenMessage<Interval> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 2);
+export const ConfidenceIntervalSchema: GenMessage<ConfidenceInterval> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 3);
 
 /**
  * Numbers over all cases of an evaluation.
@@ -233,53 +288,53 @@ export const IntervalSchema: GenMessage<Interval> = /*@__PURE__*/
  */
 export type EvalTotals = Message<"bough.v1.EvalTotals"> & {
   /**
-   * The cases.
+   * How many cases the set has.
    *
    * @generated from field: int32 cases = 1;
    */
   cases: number;
 
   /**
-   * The cases that passed.
+   * How many of them passed; final once every trial is scored.
    *
    * @generated from field: int32 cases_passed = 2;
    */
   casesPassed: number;
 
   /**
-   * The cases that failed.
+   * How many of them failed; final once every trial is scored.
    *
    * @generated from field: int32 cases_failed = 3;
    */
   casesFailed: number;
 
   /**
-   * The cases that could not be judged.
+   * How many of them could not be scored. While the evaluation runs, these include cases of which no trial has ended.
    *
    * @generated from field: int32 cases_not_evaluated = 4;
    */
   casesNotEvaluated: number;
 
   /**
-   * The runs of cases that are planned.
+   * How many trials of all cases are planned.
    *
-   * @generated from field: int32 runs = 5;
+   * @generated from field: int32 trials = 5;
    */
-  runs: number;
+  trials: number;
 
   /**
-   * Those that have ended and are judged.
+   * How many trials are scored, those that crashed or could not be scored included.
    *
-   * @generated from field: int32 runs_ended = 6;
+   * @generated from field: int32 trials_ended = 6;
    */
-  runsEnded: number;
+  trialsEnded: number;
 
   /**
-   * The runs that passed.
+   * How many trials have the verdict PASSED.
    *
-   * @generated from field: int32 runs_passed = 7;
+   * @generated from field: int32 trials_passed = 7;
    */
-  runsPassed: number;
+  trialsPassed: number;
 
   /**
    * The mean of the cases' pass rates; absent while no case has one.
@@ -289,11 +344,11 @@ export type EvalTotals = Message<"bough.v1.EvalTotals"> & {
   passRate?: number | undefined;
 
   /**
-   * Its interval, from resampling the cases; unset while no case has a pass rate.
+   * The interval of pass_rate, from resampling the cases; unset while no case has a pass rate.
    *
-   * @generated from field: bough.v1.Interval pass_rate_interval = 9;
+   * @generated from field: bough.v1.ConfidenceInterval pass_rate_interval = 9;
    */
-  passRateInterval?: Interval | undefined;
+  passRateInterval?: ConfidenceInterval | undefined;
 
   /**
    * The mean of each metric over the cases, by its name.
@@ -303,21 +358,21 @@ export type EvalTotals = Message<"bough.v1.EvalTotals"> & {
   metricMeans: { [key: string]: number };
 
   /**
-   * What the runs used, judges left out.
+   * What the runs of all trials used, judges left out; unset while no trial is scored.
    *
    * @generated from field: bough.v1.Usage usage = 11;
    */
   usage?: Usage | undefined;
 
   /**
-   * What judges used.
+   * What judges used for all trials; unset while no trial is scored.
    *
    * @generated from field: bough.v1.Usage judge_usage = 12;
    */
   judgeUsage?: Usage | undefined;
 
   /**
-   * The ids of cases of which some runs passed and some did not, the first 1,000 of them.
+   * The ids of cases of which some trials passed and some did not, the first 1,000 of them.
    *
    * @generated from field: repeated string flaky_cases = 13;
    */
@@ -329,7 +384,7 @@ export type EvalTotals = Message<"bough.v1.EvalTotals"> & {
  * Use `create(EvalTotalsSchema)` to create a new message.
  */
 export const EvalTotalsSchema: GenMessage<EvalTotals> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 3);
+  messageDesc(file_bough_v1_eval_result, 4);
 
 /**
  * What is known about one case.
@@ -338,14 +393,14 @@ export const EvalTotalsSchema: GenMessage<EvalTotals> = /*@__PURE__*/
  */
 export type CaseResult = Message<"bough.v1.CaseResult"> & {
   /**
-   * The case.
+   * EvalCase.id; of ScoreInvocations as ScoreInvocationsResponse.result says. Unique in the result, but in files of other systems.
    *
    * @generated from field: string case_id = 1;
    */
   caseId: string;
 
   /**
-   * Its labels.
+   * EvalCase.labels; empty for none, and in a result that was shortened to fit.
    *
    * @generated from field: map<string, string> labels = 2;
    */
@@ -359,35 +414,35 @@ export type CaseResult = Message<"bough.v1.CaseResult"> & {
   turns: EvalTurn[];
 
   /**
-   * The verdict: PASSED if no run crashed, none is not judged, and the mean of every metric over the runs reaches its threshold.
+   * The verdict: PASSED if no trial crashed, every trial is scored, and the mean of every metric over the trials reaches its threshold.
    *
-   * @generated from field: bough.v1.MetricStatus status = 4;
+   * @generated from field: bough.v1.Verdict verdict = 4;
    */
-  status: MetricStatus;
+  verdict: Verdict;
 
   /**
-   * Why, in a sentence; empty if it passed.
+   * Why the case did not pass, in a sentence; empty if it passed.
    *
    * @generated from field: string reason = 5;
    */
   reason: string;
 
   /**
-   * The runs of the case, by index.
+   * The trials of the case that are scored, by number.
    *
-   * @generated from field: repeated bough.v1.CaseRunResult runs = 6;
+   * @generated from field: repeated bough.v1.CaseTrialResult trials = 6;
    */
-  runs: CaseRunResult[];
+  trials: CaseTrialResult[];
 
   /**
-   * Each metric over the runs.
+   * Each metric over the trials, in the order of the metrics.
    *
    * @generated from field: repeated bough.v1.MetricSummary metrics = 7;
    */
   metrics: MetricSummary[];
 
   /**
-   * How often the case passes.
+   * How often the case passes, estimated from its trials; unset in a result that was shortened to fit.
    *
    * @generated from field: bough.v1.PassStatistics statistics = 8;
    */
@@ -399,37 +454,37 @@ export type CaseResult = Message<"bough.v1.CaseResult"> & {
  * Use `create(CaseResultSchema)` to create a new message.
  */
 export const CaseResultSchema: GenMessage<CaseResult> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 4);
+  messageDesc(file_bough_v1_eval_result, 5);
 
 /**
- * One metric of a case over its runs.
+ * One metric of a case over its trials.
  *
  * @generated from message bough.v1.MetricSummary
  */
 export type MetricSummary = Message<"bough.v1.MetricSummary"> & {
   /**
-   * The metric's name.
+   * EvalMetric.name, unique in the case.
    *
    * @generated from field: string name = 1;
    */
   name: string;
 
   /**
-   * Its status over all runs.
+   * Whether the mean reaches the threshold; NOT_EVALUATED if a trial has no score.
    *
-   * @generated from field: bough.v1.MetricStatus status = 2;
+   * @generated from field: bough.v1.Verdict verdict = 2;
    */
-  status: MetricStatus;
+  verdict: Verdict;
 
   /**
-   * The mean of its scores; absent if a run has none.
+   * The mean of the scores; absent if a trial has none.
    *
    * @generated from field: optional double mean = 3;
    */
   mean?: number | undefined;
 
   /**
-   * What the mean has to reach.
+   * What the mean has to reach: EvalMetric.threshold, by default 1.
    *
    * @generated from field: double threshold = 4;
    */
@@ -441,51 +496,51 @@ export type MetricSummary = Message<"bough.v1.MetricSummary"> & {
  * Use `create(MetricSummarySchema)` to create a new message.
  */
 export const MetricSummarySchema: GenMessage<MetricSummary> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 5);
+  messageDesc(file_bough_v1_eval_result, 6);
 
 /**
- * How often a case passes, estimated from its runs.
+ * How often a case passes, estimated from its trials.
  *
  * @generated from message bough.v1.PassStatistics
  */
 export type PassStatistics = Message<"bough.v1.PassStatistics"> & {
   /**
-   * The runs that are judged.
+   * How many trials passed or failed; those that could not be scored do not count.
    *
-   * @generated from field: int32 runs = 1;
+   * @generated from field: int32 trials = 1;
    */
-  runs: number;
+  trials: number;
 
   /**
-   * Those that passed.
+   * How many of `trials` passed.
    *
    * @generated from field: int32 passed = 2;
    */
   passed: number;
 
   /**
-   * passed / runs; absent without runs.
+   * passed / trials; absent without trials.
    *
    * @generated from field: optional double pass_rate = 3;
    */
   passRate?: number | undefined;
 
   /**
-   * Its Wilson interval; unset without runs.
+   * The Wilson interval of pass_rate; unset without trials.
    *
-   * @generated from field: bough.v1.Interval pass_rate_interval = 4;
+   * @generated from field: bough.v1.ConfidenceInterval pass_rate_interval = 4;
    */
-  passRateInterval?: Interval | undefined;
+  passRateInterval?: ConfidenceInterval | undefined;
 
   /**
-   * The probability that at least one of k runs passes, for k from 1 to `runs`; unbiased.
+   * The probability that at least one of k trials passes, for k from 1 to `trials`; unbiased.
    *
    * @generated from field: repeated double pass_at_k = 5;
    */
   passAtK: number[];
 
   /**
-   * The probability that all of k runs pass, for k from 1 to `runs`; unbiased.
+   * The probability that all of k trials pass, for k from 1 to `trials`; unbiased.
    *
    * @generated from field: repeated double pass_all_k = 6;
    */
@@ -494,12 +549,12 @@ export type PassStatistics = Message<"bough.v1.PassStatistics"> & {
   /**
    * The intervals of pass_all_k: both bounds of pass_rate_interval to the power k.
    *
-   * @generated from field: repeated bough.v1.Interval pass_all_k_intervals = 7;
+   * @generated from field: repeated bough.v1.ConfidenceInterval pass_all_k_intervals = 7;
    */
-  passAllKIntervals: Interval[];
+  passAllKIntervals: ConfidenceInterval[];
 
   /**
-   * Whether some runs passed and some did not.
+   * Whether some trials passed and some did not.
    *
    * @generated from field: bool flaky = 8;
    */
@@ -511,72 +566,72 @@ export type PassStatistics = Message<"bough.v1.PassStatistics"> & {
  * Use `create(PassStatisticsSchema)` to create a new message.
  */
 export const PassStatisticsSchema: GenMessage<PassStatistics> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 6);
+  messageDesc(file_bough_v1_eval_result, 7);
 
 /**
- * One run of a case: every turn, and the scores.
+ * One trial of a case: every turn, and the scores.
  *
- * @generated from message bough.v1.CaseRunResult
+ * @generated from message bough.v1.CaseTrialResult
  */
-export type CaseRunResult = Message<"bough.v1.CaseRunResult"> & {
+export type CaseTrialResult = Message<"bough.v1.CaseTrialResult"> & {
   /**
-   * The case.
+   * EvalCase.id of the case that the trial is of.
    *
    * @generated from field: string case_id = 1;
    */
   caseId: string;
 
   /**
-   * The number of this run of the case, from 0.
+   * The number of the trial in its case, from 0.
    *
-   * @generated from field: int32 index = 2;
+   * @generated from field: int32 trial = 2;
    */
-  index: number;
+  trial: number;
 
   /**
-   * The verdict: FAILED if it crashed or a score misses its threshold.
+   * The verdict: FAILED if the trial crashed or a score misses its threshold.
    *
-   * @generated from field: bough.v1.MetricStatus status = 3;
+   * @generated from field: bough.v1.Verdict verdict = 3;
    */
-  status: MetricStatus;
+  verdict: Verdict;
 
   /**
-   * Why, in a sentence; empty if it passed.
+   * Why the trial did not pass, in a sentence; empty if it passed.
    *
    * @generated from field: string reason = 4;
    */
   reason: string;
 
   /**
-   * Whether a turn ended without an answer. A crashed run has no scores.
+   * Whether a turn ended without an answer. A crashed trial has no scores.
    *
    * @generated from field: bool crashed = 5;
    */
   crashed: boolean;
 
   /**
-   * The turns that were run.
+   * The turns that were run, in order; empty if none was, and in a result that was shortened to fit.
    *
-   * @generated from field: repeated bough.v1.TurnResult turns = 6;
+   * @generated from field: repeated bough.v1.EvalTurnResult turns = 6;
    */
-  turns: TurnResult[];
+  turns: EvalTurnResult[];
 
   /**
-   * The scores, in the order of the metrics.
+   * The scores, in the order of the metrics; empty if the trial crashed.
    *
    * @generated from field: repeated bough.v1.MetricScore scores = 7;
    */
   scores: MetricScore[];
 
   /**
-   * What all turns used.
+   * What the runs of all turns used, judges left out.
    *
    * @generated from field: bough.v1.Usage usage = 8;
    */
   usage?: Usage | undefined;
 
   /**
-   * What judges used that were asked first for this run; an answer that was known before costs nothing.
+   * What judges used that were asked first for this trial; an answer that was known before costs nothing.
    *
    * @generated from field: bough.v1.Usage judge_usage = 9;
    */
@@ -598,18 +653,18 @@ export type CaseRunResult = Message<"bough.v1.CaseRunResult"> & {
 };
 
 /**
- * Describes the message bough.v1.CaseRunResult.
- * Use `create(CaseRunResultSchema)` to create a new message.
+ * Describes the message bough.v1.CaseTrialResult.
+ * Use `create(CaseTrialResultSchema)` to create a new message.
  */
-export const CaseRunResultSchema: GenMessage<CaseRunResult> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 7);
+export const CaseTrialResultSchema: GenMessage<CaseTrialResult> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 8);
 
 /**
- * One turn of a run of a case.
+ * One turn of a trial.
  *
- * @generated from message bough.v1.TurnResult
+ * @generated from message bough.v1.EvalTurnResult
  */
-export type TurnResult = Message<"bough.v1.TurnResult"> & {
+export type EvalTurnResult = Message<"bough.v1.EvalTurnResult"> & {
   /**
    * The run; empty if the turn is a recorded invocation without one.
    *
@@ -625,35 +680,35 @@ export type TurnResult = Message<"bough.v1.TurnResult"> & {
   traceId: string;
 
   /**
-   * The state in which it ended.
+   * The state in which the run ended.
    *
    * @generated from field: bough.v1.ExecutionState state = 3;
    */
   state: ExecutionState;
 
   /**
-   * Why it failed or was cancelled; unset in any other state.
+   * Why the run failed or was cancelled; unset in any other state.
    *
    * @generated from field: bough.v1.AgentError error = 4;
    */
   error?: AgentError | undefined;
 
   /**
-   * The text of its answer; it may be cut.
+   * The text of the run's answer; it may be cut.
    *
    * @generated from field: string answer = 5;
    */
   answer: string;
 
   /**
-   * The agents, in preorder, with their calls.
+   * The agents of the run's tree in preorder, with their calls; empty if `truncated` says so.
    *
-   * @generated from field: repeated bough.v1.ResultAgent agents = 6;
+   * @generated from field: repeated bough.v1.EvalAgent agents = 6;
    */
-  agents: ResultAgent[];
+  agents: EvalAgent[];
 
   /**
-   * Whether agents, calls or texts were left out to fit a limit.
+   * Whether agents, calls or texts were left out, to fit a limit or because the stream is without trees.
    *
    * @generated from field: bool truncated = 7;
    */
@@ -661,59 +716,59 @@ export type TurnResult = Message<"bough.v1.TurnResult"> & {
 };
 
 /**
- * Describes the message bough.v1.TurnResult.
- * Use `create(TurnResultSchema)` to create a new message.
+ * Describes the message bough.v1.EvalTurnResult.
+ * Use `create(EvalTurnResultSchema)` to create a new message.
  */
-export const TurnResultSchema: GenMessage<TurnResult> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 8);
+export const EvalTurnResultSchema: GenMessage<EvalTurnResult> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 9);
 
 /**
  * An agent of a result's tree.
  *
- * @generated from message bough.v1.ResultAgent
+ * @generated from message bough.v1.EvalAgent
  */
-export type ResultAgent = Message<"bough.v1.ResultAgent"> & {
+export type EvalAgent = Message<"bough.v1.EvalAgent"> & {
   /**
-   * The agent's name.
+   * The name of the agent, as AgentInvocation.name; it may be cut.
    *
    * @generated from field: string name = 1;
    */
   name: string;
 
   /**
-   * The depth; 0 on a root.
+   * The depth in the tree; 0 on a root. An agent's caller is the last one before it with a depth of one less.
    *
    * @generated from field: int32 depth = 2;
    */
   depth: number;
 
   /**
-   * The id of its invocation.
+   * AgentInvocation.invocation_id, unique in the run.
    *
    * @generated from field: string invocation_id = 3;
    */
   invocationId: string;
 
   /**
-   * Its kind.
+   * The kind of the agent; unspecified if its events do not say.
    *
    * @generated from field: bough.v1.AgentKind kind = 4;
    */
   kind: AgentKind;
 
   /**
-   * The state in which it ended.
+   * The state in which the agent's invocation ended.
    *
    * @generated from field: bough.v1.ExecutionState state = 5;
    */
   state: ExecutionState;
 
   /**
-   * Its tool calls, in order.
+   * The tool calls that the agent made itself, in the order of their first events.
    *
-   * @generated from field: repeated bough.v1.ResultCall calls = 6;
+   * @generated from field: repeated bough.v1.EvalCall calls = 6;
    */
-  calls: ResultCall[];
+  calls: EvalCall[];
 
   /**
    * How it compares with the expected tree of the first agent_trajectory metric.
@@ -723,47 +778,47 @@ export type ResultAgent = Message<"bough.v1.ResultAgent"> & {
   mark: TreeMark;
 
   /**
-   * What it used, without its sub-agents.
+   * What the agent used, without its sub-agents.
    *
    * @generated from field: bough.v1.Usage usage = 8;
    */
   usage?: Usage | undefined;
 
   /**
-   * The number of its steps.
+   * How many steps the agent has started, also those that `steps` does not have.
    *
    * @generated from field: int32 step_count = 9;
    */
   stepCount: number;
 
   /**
-   * The text of its answer; it may be cut.
+   * The text of the agent's answer; it may be cut. Empty if it has none.
    *
    * @generated from field: string answer = 10;
    */
   answer: string;
 
   /**
-   * Its steps, in order. A result of an earlier version has none.
+   * The steps of the agent, in order.
    *
-   * @generated from field: repeated bough.v1.ResultStep steps = 11;
+   * @generated from field: repeated bough.v1.EvalStep steps = 11;
    */
-  steps: ResultStep[];
+  steps: EvalStep[];
 };
 
 /**
- * Describes the message bough.v1.ResultAgent.
- * Use `create(ResultAgentSchema)` to create a new message.
+ * Describes the message bough.v1.EvalAgent.
+ * Use `create(EvalAgentSchema)` to create a new message.
  */
-export const ResultAgentSchema: GenMessage<ResultAgent> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 9);
+export const EvalAgentSchema: GenMessage<EvalAgent> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 10);
 
 /**
  * A step of an agent of a result's tree: one model call.
  *
- * @generated from message bough.v1.ResultStep
+ * @generated from message bough.v1.EvalStep
  */
-export type ResultStep = Message<"bough.v1.ResultStep"> & {
+export type EvalStep = Message<"bough.v1.EvalStep"> & {
   /**
    * The number of the step among the agent's steps, from 0.
    *
@@ -780,122 +835,130 @@ export type ResultStep = Message<"bough.v1.ResultStep"> & {
 };
 
 /**
- * Describes the message bough.v1.ResultStep.
- * Use `create(ResultStepSchema)` to create a new message.
+ * Describes the message bough.v1.EvalStep.
+ * Use `create(EvalStepSchema)` to create a new message.
  */
-export const ResultStepSchema: GenMessage<ResultStep> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 10);
+export const EvalStepSchema: GenMessage<EvalStep> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 11);
 
 /**
  * A tool call of a result's tree.
  *
- * @generated from message bough.v1.ResultCall
+ * @generated from message bough.v1.EvalCall
  */
-export type ResultCall = Message<"bough.v1.ResultCall"> & {
+export type EvalCall = Message<"bough.v1.EvalCall"> & {
   /**
-   * The tool's name.
+   * ToolInvocation.name: `call_<agent>` for a linked agent.
    *
    * @generated from field: string name = 1;
    */
   name: string;
 
   /**
-   * The arguments; they may be cut.
+   * The arguments as the model wrote them; they may be cut.
    *
    * @generated from field: string arguments_json = 2;
    */
   argumentsJson: string;
 
   /**
-   * The result; it may be cut. Empty if it failed.
+   * The result; it may be cut. Empty if the call failed.
    *
    * @generated from field: string result_json = 3;
    */
   resultJson: string;
 
   /**
-   * The state in which it ended.
+   * The state in which the call ended.
    *
    * @generated from field: bough.v1.ExecutionState state = 4;
    */
   state: ExecutionState;
 
   /**
-   * Why it failed; unset in any other state.
+   * Why the call failed; unset in any other state.
    *
    * @generated from field: bough.v1.AgentError error = 5;
    */
   error?: AgentError | undefined;
 
   /**
-   * The step that called, as ResultStep.index; absent if code called outside of steps.
+   * The step that called, as EvalStep.index; absent if code called outside of steps.
    *
    * @generated from field: optional int32 step_index = 6;
    */
   stepIndex?: number | undefined;
+
+  /**
+   * ToolInvocation.executed_arguments_json: the arguments that the tool ran with, if an approver edited them; empty if they are
+   * arguments_json. They may be cut.
+   *
+   * @generated from field: string executed_arguments_json = 7;
+   */
+  executedArgumentsJson: string;
 };
 
 /**
- * Describes the message bough.v1.ResultCall.
- * Use `create(ResultCallSchema)` to create a new message.
+ * Describes the message bough.v1.EvalCall.
+ * Use `create(EvalCallSchema)` to create a new message.
  */
-export const ResultCallSchema: GenMessage<ResultCall> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 11);
+export const EvalCallSchema: GenMessage<EvalCall> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 12);
 
 /**
- * One metric of one run of a case.
+ * One metric of one trial.
  *
  * @generated from message bough.v1.MetricScore
  */
 export type MetricScore = Message<"bough.v1.MetricScore"> & {
   /**
-   * The metric's name.
+   * EvalMetric.name, unique in the case.
    *
    * @generated from field: string name = 1;
    */
   name: string;
 
   /**
-   * Whether the score reaches the threshold.
+   * Whether the score reaches the threshold; NOT_EVALUATED if there is no score.
    *
-   * @generated from field: bough.v1.MetricStatus status = 2;
+   * @generated from field: bough.v1.Verdict verdict = 2;
    */
-  status: MetricStatus;
+  verdict: Verdict;
 
   /**
-   * The score, the mean over the turns that the metric judges; absent if it could not be judged.
+   * The score, the mean over the turns that the metric scores; absent if it could not be scored.
    *
    * @generated from field: optional double score = 3;
    */
   score?: number | undefined;
 
   /**
-   * What it has to reach.
+   * What the score has to reach: EvalMetric.threshold, by default 1.
    *
    * @generated from field: double threshold = 4;
    */
   threshold: number;
 
   /**
-   * What differs, or why it could not be judged, in sentences; empty if there is nothing to say.
+   * What differs, or why it could not be scored, in sentences; empty if there is nothing to say.
    *
    * @generated from field: string reason = 5;
    */
   reason: string;
 
   /**
-   * Of an agent_trajectory: the comparison of each turn that has expected agents.
+   * Of an agent_trajectory: the comparison of each turn that has expected agents. Empty for other metrics.
    *
-   * @generated from field: repeated bough.v1.TreeComparison agents = 6;
+   * @generated from field: repeated bough.v1.TreeComparison tree_comparisons = 6;
    */
-  agents: TreeComparison[];
+  treeComparisons: TreeComparison[];
 
   /**
-   * Of an llm_judge: its judgements.
+   * Of an llm_judge: what the judge said of each rubric, turn and sample. Empty for other metrics.
    *
-   * @generated from field: repeated bough.v1.Judgement judgements = 7;
+   * @generated from field: repeated bough.v1.Judgment judgments = 7;
    */
-  judgements: Judgement[];
+  judgments: Judgment[];
 };
 
 /**
@@ -903,7 +966,7 @@ export type MetricScore = Message<"bough.v1.MetricScore"> & {
  * Use `create(MetricScoreSchema)` to create a new message.
  */
 export const MetricScoreSchema: GenMessage<MetricScore> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 12);
+  messageDesc(file_bough_v1_eval_result, 13);
 
 /**
  * How a tree compares with the expected one.
@@ -919,7 +982,7 @@ export type TreeComparison = Message<"bough.v1.TreeComparison"> & {
   turn: number;
 
   /**
-   * What violates the expectation; 0 is a pass.
+   * How many differences violate the expectation; 0 is a pass.
    *
    * @generated from field: int32 violations = 2;
    */
@@ -940,14 +1003,14 @@ export type TreeComparison = Message<"bough.v1.TreeComparison"> & {
   precision: number;
 
   /**
-   * The harmonic mean of the two.
+   * The harmonic mean of recall and precision; 0 if both are.
    *
    * @generated from field: double f1 = 5;
    */
   f1: number;
 
   /**
-   * The differences.
+   * The differences, `violations` of them.
    *
    * @generated from field: repeated bough.v1.TreeDifference differences = 6;
    */
@@ -959,37 +1022,37 @@ export type TreeComparison = Message<"bough.v1.TreeComparison"> & {
  * Use `create(TreeComparisonSchema)` to create a new message.
  */
 export const TreeComparisonSchema: GenMessage<TreeComparison> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 13);
+  messageDesc(file_bough_v1_eval_result, 14);
 
 /**
- * A difference between two trees.
+ * A difference between a tree and the expected one.
  *
  * @generated from message bough.v1.TreeDifference
  */
 export type TreeDifference = Message<"bough.v1.TreeDifference"> & {
   /**
-   * The kind of difference.
+   * How the agent violates what is expected.
    *
    * @generated from field: bough.v1.DifferenceKind kind = 1;
    */
   kind: DifferenceKind;
 
   /**
-   * The agent's name.
+   * The name of the agent, or "*" if any agent is expected.
    *
    * @generated from field: string agent = 2;
    */
   agent: string;
 
   /**
-   * The names from the root to the caller that is expected, or on the left, joined by "/"; empty for a root and where there is none.
+   * The names from the root to the caller that is expected, joined by "/"; empty for a root, and if no place is expected.
    *
    * @generated from field: string expected_parent = 3;
    */
   expectedParent: string;
 
   /**
-   * The names from the root to the caller that there is, or on the right; empty for a root and where there is none.
+   * The names from the root to the caller that there is, joined by "/"; empty for a root, and for a missing agent.
    *
    * @generated from field: string actual_parent = 4;
    */
@@ -1003,7 +1066,7 @@ export type TreeDifference = Message<"bough.v1.TreeDifference"> & {
   message: string;
 
   /**
-   * The id of the agent invocation; empty if it is missing. In DiffInvocations that on the right, else on the left.
+   * The id of the agent invocation; empty if it is missing.
    *
    * @generated from field: string invocation_id = 6;
    */
@@ -1015,44 +1078,44 @@ export type TreeDifference = Message<"bough.v1.TreeDifference"> & {
  * Use `create(TreeDifferenceSchema)` to create a new message.
  */
 export const TreeDifferenceSchema: GenMessage<TreeDifference> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 14);
+  messageDesc(file_bough_v1_eval_result, 15);
 
 /**
  * What a judge said about a rubric.
  *
- * @generated from message bough.v1.Judgement
+ * @generated from message bough.v1.Judgment
  */
-export type Judgement = Message<"bough.v1.Judgement"> & {
+export type Judgment = Message<"bough.v1.Judgment"> & {
   /**
-   * The rubric.
+   * JudgeRubric.id, unique in the metric.
    *
    * @generated from field: string rubric_id = 1;
    */
   rubricId: string;
 
   /**
-   * The number of the sample, from 0.
+   * The number of the sample, from 0; below LlmJudgeMetric.samples.
    *
    * @generated from field: int32 sample = 2;
    */
   sample: number;
 
   /**
-   * Whether it holds; absent if the judge did not say.
+   * Whether the rubric holds; absent if the judge did not say.
    *
    * @generated from field: optional bool holds = 3;
    */
   holds?: boolean | undefined;
 
   /**
-   * Why, in the judge's words, or why there is no judgement.
+   * Why, in the judge's words, or why there is no judgment.
    *
    * @generated from field: string reason = 4;
    */
   reason: string;
 
   /**
-   * The run of the judgement.
+   * The run of the judge, which may be an earlier evaluation's; empty if none was started.
    *
    * @generated from field: string run_id = 5;
    */
@@ -1067,14 +1130,14 @@ export type Judgement = Message<"bough.v1.Judgement"> & {
 };
 
 /**
- * Describes the message bough.v1.Judgement.
- * Use `create(JudgementSchema)` to create a new message.
+ * Describes the message bough.v1.Judgment.
+ * Use `create(JudgmentSchema)` to create a new message.
  */
-export const JudgementSchema: GenMessage<Judgement> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 15);
+export const JudgmentSchema: GenMessage<Judgment> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 16);
 
 /**
- * What a gate found.
+ * What a gate found. `gate` is its text, and the other fields are what the text means; EvaluateRequest.gates has the grammar.
  *
  * @generated from message bough.v1.GateResult
  */
@@ -1087,23 +1150,44 @@ export type GateResult = Message<"bough.v1.GateResult"> & {
   gate: string;
 
   /**
-   * Whether it holds.
+   * The number that the gate bounds, as it is named in `gate`, such as "pass^3" or "tool_trajectory.mean".
    *
-   * @generated from field: bough.v1.MetricStatus status = 2;
+   * @generated from field: string number = 2;
    */
-  status: MetricStatus;
+  number: string;
 
   /**
-   * The value that was compared; absent if there is none.
+   * How the number is compared with the bound.
    *
-   * @generated from field: optional double value = 3;
+   * @generated from field: bough.v1.GateOperator operator = 3;
+   */
+  operator: GateOperator;
+
+  /**
+   * What the number is compared with, in the unit of the number.
+   *
+   * @generated from field: double bound = 4;
+   */
+  bound: number;
+
+  /**
+   * The number, in the same unit; absent if there is none.
+   *
+   * @generated from field: optional double value = 5;
    */
   value?: number | undefined;
 
   /**
-   * Why it does not hold, in a sentence; empty if it does.
+   * Whether the gate holds; NOT_EVALUATED if what the number is over is not known in full, and what is known does not decide.
    *
-   * @generated from field: string reason = 4;
+   * @generated from field: bough.v1.Verdict verdict = 6;
+   */
+  verdict: Verdict;
+
+  /**
+   * Why the gate does not hold, in a sentence; empty if it does.
+   *
+   * @generated from field: string reason = 7;
    */
   reason: string;
 };
@@ -1113,10 +1197,10 @@ export type GateResult = Message<"bough.v1.GateResult"> & {
  * Use `create(GateResultSchema)` to create a new message.
  */
 export const GateResultSchema: GenMessage<GateResult> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 16);
+  messageDesc(file_bough_v1_eval_result, 17);
 
 /**
- * How two results differ.
+ * How a result, the candidate, differs from an earlier one, the baseline.
  *
  * @generated from message bough.v1.EvalComparison
  */
@@ -1129,53 +1213,75 @@ export type EvalComparison = Message<"bough.v1.EvalComparison"> & {
   pinsChanged: string[];
 
   /**
-   * The cases: those of the new result in its order, then the removed ones.
+   * The cases: those of the candidate in its order, then the removed ones.
    *
    * @generated from field: repeated bough.v1.CaseComparison cases = 2;
    */
   cases: CaseComparison[];
 
   /**
-   * How many cases are better.
+   * How many cases are better, as CaseComparison.change says.
    *
    * @generated from field: int32 better = 3;
    */
   better: number;
 
   /**
-   * How many are worse.
+   * How many cases are worse.
    *
    * @generated from field: int32 worse = 4;
    */
   worse: number;
 
   /**
-   * How many are gone.
+   * How many cases only the baseline has.
    *
    * @generated from field: int32 removed = 5;
    */
   removed: number;
 
   /**
-   * How many are new.
+   * How many cases only the candidate has.
    *
    * @generated from field: int32 added = 6;
    */
   added: number;
 
   /**
-   * The new pass rate less the old one; absent if either has none.
+   * The candidate's pass rate less the baseline's; absent if either has none.
    *
    * @generated from field: optional double pass_rate_change = 7;
    */
   passRateChange?: number | undefined;
 
   /**
-   * Cost of the new less that of the old, in nanos; absent if either is unknown or the currencies differ.
+   * The candidate's known cost less the baseline's, judges included, in billionths of cost_currency_code; absent if nothing is known
+   * of either or the currencies differ.
    *
    * @generated from field: optional int64 cost_nanos_change = 8;
    */
   costNanosChange?: bigint | undefined;
+
+  /**
+   * The ISO 4217 code of the currency of cost_nanos_change, such as "USD". Set exactly if cost_nanos_change is.
+   *
+   * @generated from field: string cost_currency_code = 9;
+   */
+  costCurrencyCode: string;
+
+  /**
+   * EvalResult.state of the baseline: if it is not SUCCEEDED, the baseline is not the whole of what was to be found.
+   *
+   * @generated from field: bough.v1.ExecutionState state_baseline = 10;
+   */
+  stateBaseline: ExecutionState;
+
+  /**
+   * EvalResult.state of the candidate; likewise.
+   *
+   * @generated from field: bough.v1.ExecutionState state_candidate = 11;
+   */
+  stateCandidate: ExecutionState;
 };
 
 /**
@@ -1183,7 +1289,7 @@ export type EvalComparison = Message<"bough.v1.EvalComparison"> & {
  * Use `create(EvalComparisonSchema)` to create a new message.
  */
 export const EvalComparisonSchema: GenMessage<EvalComparison> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 17);
+  messageDesc(file_bough_v1_eval_result, 18);
 
 /**
  * How one case differs between two results.
@@ -1192,56 +1298,57 @@ export const EvalComparisonSchema: GenMessage<EvalComparison> = /*@__PURE__*/
  */
 export type CaseComparison = Message<"bough.v1.CaseComparison"> & {
   /**
-   * The case.
+   * CaseResult.case_id of the case in both.
    *
    * @generated from field: string case_id = 1;
    */
   caseId: string;
 
   /**
-   * What became of it.
+   * What became of the case.
    *
    * @generated from field: bough.v1.CaseChange change = 2;
    */
   change: CaseChange;
 
   /**
-   * Its status in the baseline; unspecified if it is new.
+   * The case's verdict in the baseline; unspecified if the case was added.
    *
-   * @generated from field: bough.v1.MetricStatus before = 3;
+   * @generated from field: bough.v1.Verdict verdict_baseline = 3;
    */
-  before: MetricStatus;
+  verdictBaseline: Verdict;
 
   /**
-   * Its status now; unspecified if it is gone.
+   * The case's verdict in the candidate; unspecified if the case was removed.
    *
-   * @generated from field: bough.v1.MetricStatus after = 4;
+   * @generated from field: bough.v1.Verdict verdict_candidate = 4;
    */
-  after: MetricStatus;
+  verdictCandidate: Verdict;
 
   /**
-   * Its pass rate in the baseline.
+   * The case's pass rate in the baseline; absent if it has none there.
    *
-   * @generated from field: optional double pass_rate_before = 5;
+   * @generated from field: optional double pass_rate_baseline = 5;
    */
-  passRateBefore?: number | undefined;
+  passRateBaseline?: number | undefined;
 
   /**
-   * Its pass rate now.
+   * The case's pass rate in the candidate; absent if it has none there.
    *
-   * @generated from field: optional double pass_rate_after = 6;
+   * @generated from field: optional double pass_rate_candidate = 6;
    */
-  passRateAfter?: number | undefined;
+  passRateCandidate?: number | undefined;
 
   /**
-   * Metric name to the new mean less the old one, of metrics that both have.
+   * Metric name to the candidate's mean less the baseline's, of metrics that both have.
    *
    * @generated from field: map<string, double> metric_changes = 7;
    */
   metricChanges: { [key: string]: number };
 
   /**
-   * The differences of the trees of its first runs that differ.
+   * The differences from the expected tree behind the change, of the first two trials of one number that differ. Empty if nothing
+   * is expected of the tree.
    *
    * @generated from field: repeated bough.v1.TreeDifference differences = 8;
    */
@@ -1253,51 +1360,51 @@ export type CaseComparison = Message<"bough.v1.CaseComparison"> & {
  * Use `create(CaseComparisonSchema)` to create a new message.
  */
 export const CaseComparisonSchema: GenMessage<CaseComparison> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 18);
+  messageDesc(file_bough_v1_eval_result, 19);
 
 /**
- * How two invocations differ.
+ * How the record of a run, `after`, differs from another one, `before`.
  *
  * @generated from message bough.v1.InvocationDiff
  */
 export type InvocationDiff = Message<"bough.v1.InvocationDiff"> & {
   /**
-   * Agents that only one of them has, or that another agent called.
+   * Agents that only one of them has, or that another agent called; the first 500.
    *
-   * @generated from field: repeated bough.v1.TreeDifference agents = 1;
+   * @generated from field: repeated bough.v1.AgentDifference agent_differences = 1;
    */
-  agents: TreeDifference[];
+  agentDifferences: AgentDifference[];
 
   /**
-   * Tool calls that only one of them has, or whose arguments or results differ.
+   * Tool calls that only one of them has, or whose arguments or results differ; the first 200.
    *
-   * @generated from field: repeated bough.v1.CallDifference calls = 2;
+   * @generated from field: repeated bough.v1.CallDifference call_differences = 2;
    */
-  calls: CallDifference[];
+  callDifferences: CallDifference[];
 
   /**
-   * Usage of the right; unset if it is not known.
+   * Invocation.tree_usage of `before`; unset if it is not known.
    *
-   * @generated from field: bough.v1.Usage usage_after = 3;
-   */
-  usageAfter?: Usage | undefined;
-
-  /**
-   * Usage of the left; unset if it is not known.
-   *
-   * @generated from field: bough.v1.Usage usage_before = 4;
+   * @generated from field: bough.v1.Usage usage_before = 3;
    */
   usageBefore?: Usage | undefined;
 
   /**
-   * From start to end of the left; unset if it has not ended.
+   * Invocation.tree_usage of `after`; unset if it is not known.
+   *
+   * @generated from field: bough.v1.Usage usage_after = 4;
+   */
+  usageAfter?: Usage | undefined;
+
+  /**
+   * From start to end of `before`; unset if it has not ended.
    *
    * @generated from field: google.protobuf.Duration duration_before = 5;
    */
   durationBefore?: Duration | undefined;
 
   /**
-   * From start to end of the right; unset if it has not ended.
+   * From start to end of `after`; unset if it has not ended.
    *
    * @generated from field: google.protobuf.Duration duration_after = 6;
    */
@@ -1323,51 +1430,114 @@ export type InvocationDiff = Message<"bough.v1.InvocationDiff"> & {
  * Use `create(InvocationDiffSchema)` to create a new message.
  */
 export const InvocationDiffSchema: GenMessage<InvocationDiff> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 19);
+  messageDesc(file_bough_v1_eval_result, 20);
 
 /**
- * A difference between two lists of tool calls.
+ * An agent that only one of two records has, or that another agent called.
+ *
+ * @generated from message bough.v1.AgentDifference
+ */
+export type AgentDifference = Message<"bough.v1.AgentDifference"> & {
+  /**
+   * What became of the agent: ADDED, REMOVED or MOVED.
+   *
+   * @generated from field: bough.v1.ChangeKind kind = 1;
+   */
+  kind: ChangeKind;
+
+  /**
+   * The name of the agent.
+   *
+   * @generated from field: string agent = 2;
+   */
+  agent: string;
+
+  /**
+   * The names from the root to its caller in `before`, joined by "/"; empty for a root, and if it was added.
+   *
+   * @generated from field: string parent_before = 3;
+   */
+  parentBefore: string;
+
+  /**
+   * The names from the root to its caller in `after`, joined by "/"; empty for a root, and if it was removed.
+   *
+   * @generated from field: string parent_after = 4;
+   */
+  parentAfter: string;
+
+  /**
+   * The id of its invocation in `before`; empty if it was added.
+   *
+   * @generated from field: string invocation_id_before = 5;
+   */
+  invocationIdBefore: string;
+
+  /**
+   * The id of its invocation in `after`; empty if it was removed.
+   *
+   * @generated from field: string invocation_id_after = 6;
+   */
+  invocationIdAfter: string;
+
+  /**
+   * The difference in words, for people; its wording may change.
+   *
+   * @generated from field: string message = 7;
+   */
+  message: string;
+};
+
+/**
+ * Describes the message bough.v1.AgentDifference.
+ * Use `create(AgentDifferenceSchema)` to create a new message.
+ */
+export const AgentDifferenceSchema: GenMessage<AgentDifference> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 21);
+
+/**
+ * A difference between the tool calls of an agent in two records.
  *
  * @generated from message bough.v1.CallDifference
  */
 export type CallDifference = Message<"bough.v1.CallDifference"> & {
   /**
+   * What became of the call: ADDED, REMOVED or CHANGED.
+   *
+   * @generated from field: bough.v1.ChangeKind kind = 1;
+   */
+  kind: ChangeKind;
+
+  /**
    * The names from the root to the agent that calls, joined by "/".
    *
-   * @generated from field: string branch = 1;
+   * @generated from field: string branch = 2;
    */
   branch: string;
 
   /**
-   * The tool's name.
+   * The name of the tool, as ToolInvocation.name; it may be cut.
    *
-   * @generated from field: string tool = 2;
+   * @generated from field: string tool = 3;
    */
   tool: string;
 
   /**
-   * MISSING, UNEXPECTED, or TOOLS if arguments or result differ.
+   * The call in `before`; unset if it was added.
    *
-   * @generated from field: bough.v1.DifferenceKind kind = 3;
+   * @generated from field: bough.v1.EvalCall before = 4;
    */
-  kind: DifferenceKind;
+  before?: EvalCall | undefined;
 
   /**
-   * The call on the left; unset if there is none.
+   * The call in `after`; unset if it was removed.
    *
-   * @generated from field: bough.v1.ResultCall before = 4;
+   * @generated from field: bough.v1.EvalCall after = 5;
    */
-  before?: ResultCall | undefined;
+  after?: EvalCall | undefined;
 
   /**
-   * The call on the right; unset if there is none.
-   *
-   * @generated from field: bough.v1.ResultCall after = 5;
-   */
-  after?: ResultCall | undefined;
-
-  /**
-   * The difference in words.
+   * The difference in words, for people; its wording may change.
    *
    * @generated from field: string message = 6;
    */
@@ -1379,47 +1549,47 @@ export type CallDifference = Message<"bough.v1.CallDifference"> & {
  * Use `create(CallDifferenceSchema)` to create a new message.
  */
 export const CallDifferenceSchema: GenMessage<CallDifference> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 20);
+  messageDesc(file_bough_v1_eval_result, 22);
 
 /**
- * Whether something passed.
+ * Whether something that is expected holds: of a score, a trial, a case, a gate, or an evaluation as a whole.
  *
- * @generated from enum bough.v1.MetricStatus
+ * @generated from enum bough.v1.Verdict
  */
-export enum MetricStatus {
+export enum Verdict {
   /**
-   * Not known yet.
+   * Not known yet: what it is about has not been scored. A result of an evaluation that succeeded never has it.
    *
-   * @generated from enum value: METRIC_STATUS_UNSPECIFIED = 0;
+   * @generated from enum value: VERDICT_UNSPECIFIED = 0;
    */
   UNSPECIFIED = 0,
 
   /**
-   * It is as good as it has to be.
+   * Everything that is expected holds, and every score reaches its threshold.
    *
-   * @generated from enum value: METRIC_STATUS_PASSED = 1;
+   * @generated from enum value: VERDICT_PASSED = 1;
    */
   PASSED = 1,
 
   /**
-   * It is not.
+   * Something that is expected does not hold, a score misses its threshold, or a trial crashed.
    *
-   * @generated from enum value: METRIC_STATUS_FAILED = 2;
+   * @generated from enum value: VERDICT_FAILED = 2;
    */
   FAILED = 2,
 
   /**
-   * It could not be judged. This never passes.
+   * It could not be scored, and the reason beside the verdict says why. This never counts as passed.
    *
-   * @generated from enum value: METRIC_STATUS_NOT_EVALUATED = 3;
+   * @generated from enum value: VERDICT_NOT_EVALUATED = 3;
    */
   NOT_EVALUATED = 3,
 }
 
 /**
- * Describes the enum bough.v1.MetricStatus.
+ * Describes the enum bough.v1.Verdict.
  */
-export const MetricStatusSchema: GenEnum<MetricStatus> = /*@__PURE__*/
+export const VerdictSchema: GenEnum<Verdict> = /*@__PURE__*/
   enumDesc(file_bough_v1_eval_result, 0);
 
 /**
@@ -1429,14 +1599,14 @@ export const MetricStatusSchema: GenEnum<MetricStatus> = /*@__PURE__*/
  */
 export enum TreeMark {
   /**
-   * Not compared.
+   * The agent was not compared: no metric of the case compares trees, or the turn expects no agents.
    *
    * @generated from enum value: TREE_MARK_UNSPECIFIED = 0;
    */
   UNSPECIFIED = 0,
 
   /**
-   * Expected and there.
+   * The agent is expected where it is, and everything that is expected of it holds.
    *
    * @generated from enum value: TREE_MARK_MATCHED = 1;
    */
@@ -1478,7 +1648,7 @@ export const TreeMarkSchema: GenEnum<TreeMark> = /*@__PURE__*/
   enumDesc(file_bough_v1_eval_result, 1);
 
 /**
- * What is different about an agent.
+ * How an agent violates what is expected of the tree.
  *
  * @generated from enum bough.v1.DifferenceKind
  */
@@ -1491,35 +1661,35 @@ export enum DifferenceKind {
   UNSPECIFIED = 0,
 
   /**
-   * It is expected and not there; in DiffInvocations: it is only on the left.
+   * The agent is expected and not there.
    *
    * @generated from enum value: DIFFERENCE_KIND_MISSING = 1;
    */
   MISSING = 1,
 
   /**
-   * It is there and not expected; in DiffInvocations: it is only on the right.
+   * The agent is there, and neither expected nor allowed as extra.
    *
    * @generated from enum value: DIFFERENCE_KIND_UNEXPECTED = 2;
    */
   UNEXPECTED = 2,
 
   /**
-   * It is expected elsewhere; in DiffInvocations: it has another caller.
+   * The agent is there, but another agent is expected to call it.
    *
    * @generated from enum value: DIFFERENCE_KIND_MOVED = 3;
    */
   MOVED = 3,
 
   /**
-   * Its tool calls differ.
+   * The agent's own tool calls are not as expected.
    *
    * @generated from enum value: DIFFERENCE_KIND_TOOLS = 4;
    */
   TOOLS = 4,
 
   /**
-   * It is below an agent that forbids it.
+   * The agent is below one that forbids it.
    *
    * @generated from enum value: DIFFERENCE_KIND_FORBIDDEN = 5;
    */
@@ -1531,6 +1701,61 @@ export enum DifferenceKind {
  */
 export const DifferenceKindSchema: GenEnum<DifferenceKind> = /*@__PURE__*/
   enumDesc(file_bough_v1_eval_result, 2);
+
+/**
+ * How a gate compares its number with its bound. Comparisons are up to rounding.
+ *
+ * @generated from enum bough.v1.GateOperator
+ */
+export enum GateOperator {
+  /**
+   * Unknown. A server never sends it.
+   *
+   * @generated from enum value: GATE_OPERATOR_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * The number is at least the bound: ">=".
+   *
+   * @generated from enum value: GATE_OPERATOR_AT_LEAST = 1;
+   */
+  AT_LEAST = 1,
+
+  /**
+   * The number is above the bound: ">".
+   *
+   * @generated from enum value: GATE_OPERATOR_ABOVE = 2;
+   */
+  ABOVE = 2,
+
+  /**
+   * The number is at most the bound: "<=".
+   *
+   * @generated from enum value: GATE_OPERATOR_AT_MOST = 3;
+   */
+  AT_MOST = 3,
+
+  /**
+   * The number is below the bound: "<".
+   *
+   * @generated from enum value: GATE_OPERATOR_BELOW = 4;
+   */
+  BELOW = 4,
+
+  /**
+   * The number is the bound: "==".
+   *
+   * @generated from enum value: GATE_OPERATOR_EQUAL = 5;
+   */
+  EQUAL = 5,
+}
+
+/**
+ * Describes the enum bough.v1.GateOperator.
+ */
+export const GateOperatorSchema: GenEnum<GateOperator> = /*@__PURE__*/
+  enumDesc(file_bough_v1_eval_result, 3);
 
 /**
  * What became of a case between two results.
@@ -1546,35 +1771,35 @@ export enum CaseChange {
   UNSPECIFIED = 0,
 
   /**
-   * As before.
+   * The verdict is the same, and the case passes as often as before.
    *
    * @generated from enum value: CASE_CHANGE_SAME = 1;
    */
   SAME = 1,
 
   /**
-   * It passes and did not, or passes more often.
+   * The case passes and did not, or passes more often.
    *
    * @generated from enum value: CASE_CHANGE_BETTER = 2;
    */
   BETTER = 2,
 
   /**
-   * It does not pass and did, or passes less often.
+   * The case does not pass and did, or passes less often.
    *
    * @generated from enum value: CASE_CHANGE_WORSE = 3;
    */
   WORSE = 3,
 
   /**
-   * It is only in the baseline.
+   * The case is only in the baseline.
    *
    * @generated from enum value: CASE_CHANGE_REMOVED = 4;
    */
   REMOVED = 4,
 
   /**
-   * It is not in the baseline.
+   * The case is not in the baseline.
    *
    * @generated from enum value: CASE_CHANGE_ADDED = 5;
    */
@@ -1585,5 +1810,53 @@ export enum CaseChange {
  * Describes the enum bough.v1.CaseChange.
  */
 export const CaseChangeSchema: GenEnum<CaseChange> = /*@__PURE__*/
-  enumDesc(file_bough_v1_eval_result, 3);
+  enumDesc(file_bough_v1_eval_result, 4);
+
+/**
+ * What is different about something that two records have, or that one of them has.
+ *
+ * @generated from enum bough.v1.ChangeKind
+ */
+export enum ChangeKind {
+  /**
+   * Unknown. A server never sends it.
+   *
+   * @generated from enum value: CHANGE_KIND_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Only `after` has it.
+   *
+   * @generated from enum value: CHANGE_KIND_ADDED = 1;
+   */
+  ADDED = 1,
+
+  /**
+   * Only `before` has it.
+   *
+   * @generated from enum value: CHANGE_KIND_REMOVED = 2;
+   */
+  REMOVED = 2,
+
+  /**
+   * Both have it, below different callers.
+   *
+   * @generated from enum value: CHANGE_KIND_MOVED = 3;
+   */
+  MOVED = 3,
+
+  /**
+   * Both have it, with different content.
+   *
+   * @generated from enum value: CHANGE_KIND_CHANGED = 4;
+   */
+  CHANGED = 4,
+}
+
+/**
+ * Describes the enum bough.v1.ChangeKind.
+ */
+export const ChangeKindSchema: GenEnum<ChangeKind> = /*@__PURE__*/
+  enumDesc(file_bough_v1_eval_result, 5);
 

@@ -1,4 +1,4 @@
-// Eval sets: cases with what is expected of them, and how they are judged.
+// Eval sets: cases with what is expected of them, and how they are scored.
 //
 // A set is a file in its users' repository, YAML or JSON in protobuf's JSON mapping; in files a field `x_json` may be written as
 // plain values under the name `x`, an enum value without its prefix, a duration as "10m", and an expected agent, tool or answer
@@ -14,7 +14,9 @@ import type { AgentKind } from "./execution_pb.js";
 import { file_bough_v1_execution } from "./execution_pb.js";
 import type { ForkChanges } from "./fork_pb.js";
 import { file_bough_v1_fork } from "./fork_pb.js";
-import type { Invocation } from "./invocation_pb.js";
+import type { ApprovalDecision } from "./input_pb.js";
+import { file_bough_v1_input } from "./input_pb.js";
+import type { InvocationSource } from "./invocation_pb.js";
 import { file_bough_v1_invocation } from "./invocation_pb.js";
 import type { Message as Message$1, ToolOutcome } from "./message_pb.js";
 import { file_bough_v1_message } from "./message_pb.js";
@@ -30,7 +32,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/eval_set.proto.
  */
 export const file_bough_v1_eval_set: GenFile = /*@__PURE__*/
-  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEiiAEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlInkKDEV2YWxEZWZhdWx0cxIRCgRydW5zGAEgASgFSACIAQESIQoHbWV0cmljcxgCIAMoCzIQLmJvdWdoLnYxLk1ldHJpYxIqCgd0aW1lb3V0GAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uQgcKBV9ydW5zIqMDCghFdmFsQ2FzZRIKCgJpZBgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZsYWJlbHMYAyADKAsyHi5ib3VnaC52MS5FdmFsQ2FzZS5MYWJlbHNFbnRyeRIhCgV0dXJucxgEIAMoCzISLmJvdWdoLnYxLkV2YWxUdXJuEhoKEnNlc3Npb25fc3RhdGVfanNvbhgFIAEoCRIiCgRmcm9tGAYgASgLMhQuYm91Z2gudjEuRXZhbE9yaWdpbhIiCgVtb2NrcxgHIAEoCzITLmJvdWdoLnYxLlRvb2xNb2NrcxIlCgdhbnN3ZXJzGAggAygLMhQuYm91Z2gudjEuRXZhbEFuc3dlchIhCgdtZXRyaWNzGAkgAygLMhAuYm91Z2gudjEuTWV0cmljEhEKBHJ1bnMYCiABKAVIAIgBARIqCgd0aW1lb3V0GAsgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAFCBwoFX3J1bnMiiQEKCEV2YWxUdXJuEgwKBHVzZXIYASABKAkSIAoFaW5wdXQYAiABKAsyES5ib3VnaC52MS5NZXNzYWdlEiUKBmV4cGVjdBgDIAEoCzIVLmJvdWdoLnYxLkV4cGVjdGF0aW9uEiYKCHJlY29yZGVkGAQgASgLMhQuYm91Z2gudjEuSW52b2NhdGlvbiKHAQoLRXhwZWN0YXRpb24SKAoGYW5zd2VyGAEgASgLMhguYm91Z2gudjEuRXhwZWN0ZWRBbnN3ZXISJQoFdG9vbHMYAiADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wSJwoGYWdlbnRzGAMgAygLMhcuYm91Z2gudjEuRXhwZWN0ZWRBZ2VudCL8AQoORXhwZWN0ZWRBbnN3ZXISEgoFZXhhY3QYASABKAlIAIgBARIQCghjb250YWlucxgCIAMoCRIQCghleGNsdWRlcxgDIAMoCRINCgVyZWdleBgEIAEoCRIkCgRqc29uGAUgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhMKC2lnbm9yZV9jYXNlGAYgASgIEhsKDm1pbl9jaGFyYWN0ZXJzGAcgASgFSAGIAQESGwoObWF4X2NoYXJhY3RlcnMYCCABKAVIAogBAUIICgZfZXhhY3RCEQoPX21pbl9jaGFyYWN0ZXJzQhEKD19tYXhfY2hhcmFjdGVycyKaAQoMVmFsdWVNYXRjaGVyEhUKC2VxdWFsc19qc29uGAEgASgJSAASFQoLc3Vic2V0X2pzb24YAiABKAlIABIPCgVyZWdleBgDIAEoCUgAEhUKC3NjaGVtYV9qc29uGAQgASgJSAASDgoGaWdub3JlGAUgAygJEhgKEG51bWJlcl90b2xlcmFuY2UYBiABKAFCCgoIZXhwZWN0ZWQivAEKDEV4cGVjdGVkVG9vbBIMCgRuYW1lGAEgASgJEhYKDmFyZ3VtZW50c19qc29uGAIgASgJEi8KD2FyZ3VtZW50c19tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchITCgtyZXN1bHRfanNvbhgEIAEoCRIsCgxyZXN1bHRfbWF0Y2gYBSABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEgoKbmFtZV9yZWdleBgGIAEoCSJACgpFdmFsUmVwZWF0EhAKA21pbhgBIAEoBUgAiAEBEhAKA21heBgCIAEoBUgBiAEBQgYKBF9taW5CBgoEX21heCK7AgoNRXhwZWN0ZWRBZ2VudBIMCgRuYW1lGAEgASgJEhAKCG9wdGlvbmFsGAIgASgIEiQKBnJlcGVhdBgDIAEoCzIULmJvdWdoLnYxLkV2YWxSZXBlYXQSKQoIY2hpbGRyZW4YBCADKAsyFy5ib3VnaC52MS5FeHBlY3RlZEFnZW50EisKDmNoaWxkcmVuX29yZGVyGAUgASgOMhMuYm91Z2gudjEuRXZhbE9yZGVyEiQKBWV4dHJhGAYgASgOMhUuYm91Z2gudjEuRXh0cmFBZ2VudHMSEQoJZm9yYmlkZGVuGAcgAygJEiUKBXRvb2xzGAggAygLMhYuYm91Z2gudjEuRXhwZWN0ZWRUb29sEiwKCnRvb2xzX21vZGUYCSABKA4yGC5ib3VnaC52MS5UcmFqZWN0b3J5TW9kZSJeCgpFdmFsT3JpZ2luEg4KBnJ1bl9pZBgBIAEoCRIYChB0aHJvdWdoX3NlcXVlbmNlGAIgASgDEiYKB2NoYW5nZXMYAyABKAsyFS5ib3VnaC52MS5Gb3JrQ2hhbmdlcyJOCglUb29sTW9ja3MSIQoFdG9vbHMYASADKAsyEi5ib3VnaC52MS5Ub29sTW9jaxIOCgZydW5faWQYAiABKAkSDgoGc3RyaWN0GAMgASgIIqMBCghUb29sTW9jaxIMCgRuYW1lGAEgASgJEg0KBWFnZW50GAIgASgJEi8KD2FyZ3VtZW50c19tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchIVCgtyZXN1bHRfanNvbhgEIAEoCUgAEigKB291dGNvbWUYBSABKAsyFS5ib3VnaC52MS5Ub29sT3V0Y29tZUgAQggKBmFuc3dlciKeAQoKRXZhbEFuc3dlchINCgVhZ2VudBgBIAEoCRIOCgR0b29sGAIgASgJSAASEgoIcXVlc3Rpb24YAyABKAlIABIoCghkZWNpc2lvbhgEIAEoDjIWLmJvdWdoLnYxLkV2YWxEZWNpc2lvbhIWCg5hcmd1bWVudHNfanNvbhgFIAEoCRISCgp2YWx1ZV9qc29uGAYgASgJQgcKBWFib3V0IvgCCgZNZXRyaWMSDAoEbmFtZRgBIAEoCRIWCgl0aHJlc2hvbGQYAiABKAFIAYgBARI7ChBhZ2VudF90cmFqZWN0b3J5GAMgASgLMh8uYm91Z2gudjEuQWdlbnRUcmFqZWN0b3J5TWV0cmljSAASOQoPdG9vbF90cmFqZWN0b3J5GAQgASgLMh4uYm91Z2gudjEuVG9vbFRyYWplY3RvcnlNZXRyaWNIABI3Cg5maW5hbF9yZXNwb25zZRgFIAEoCzIdLmJvdWdoLnYxLkZpbmFsUmVzcG9uc2VNZXRyaWNIABIoCgZidWRnZXQYBiABKAsyFi5ib3VnaC52MS5CdWRnZXRNZXRyaWNIABItCglsbG1fanVkZ2UYByABKAsyGC5ib3VnaC52MS5MbG1KdWRnZU1ldHJpY0gAEigKBmN1c3RvbRgIIAEoCzIWLmJvdWdoLnYxLkN1c3RvbU1ldHJpY0gAQgYKBGtpbmRCDAoKX3RocmVzaG9sZCIwCgpBZ2VudEtpbmRzEiIKBWtpbmRzGAEgAygOMhMuYm91Z2gudjEuQWdlbnRLaW5kIpgBChVBZ2VudFRyYWplY3RvcnlNZXRyaWMSKQoLdHJhbnNwYXJlbnQYASABKAsyFC5ib3VnaC52MS5BZ2VudEtpbmRzEigKC3Jvb3RzX29yZGVyGAIgASgOMhMuYm91Z2gudjEuRXZhbE9yZGVyEioKC2V4dHJhX3Jvb3RzGAMgASgOMhUuYm91Z2gudjEuRXh0cmFBZ2VudHMidAoUVG9vbFRyYWplY3RvcnlNZXRyaWMSJgoEbW9kZRgBIAEoDjIYLmJvdWdoLnYxLlRyYWplY3RvcnlNb2RlEg0KBWFnZW50GAIgASgJEiUKBXRvb2xzGAMgAygLMhYuYm91Z2gudjEuRXhwZWN0ZWRUb29sIk4KE0ZpbmFsUmVzcG9uc2VNZXRyaWMSDQoFYWdlbnQYASABKAkSKAoGYW5zd2VyGAIgASgLMhguYm91Z2gudjEuRXhwZWN0ZWRBbnN3ZXIiXwoMQnVkZ2V0TWV0cmljEg0KBWFnZW50GAEgASgJEiAKBmxpbWl0cxgCIAEoCzIQLmJvdWdoLnYxLkxpbWl0cxITCgZlcnJvcnMYAyABKAVIAIgBAUIJCgdfZXJyb3JzIiIKBlJ1YnJpYxIKCgJpZBgBIAEoCRIMCgR0ZXh0GAIgASgJIqEBCg5MbG1KdWRnZU1ldHJpYxINCgVtb2RlbBgBIAEoCRIhCgdydWJyaWNzGAIgAygLMhAuYm91Z2gudjEuUnVicmljEhAKCHRlbXBsYXRlGAMgASgJEhQKB3NhbXBsZXMYBCABKAVIAIgBARIpCghzZXR0aW5ncxgFIAEoCzIXLmJvdWdoLnYxLk1vZGVsU2V0dGluZ3NCCgoIX3NhbXBsZXMiMQoMQ3VzdG9tTWV0cmljEgwKBG5hbWUYASABKAkSEwoLY29uZmlnX2pzb24YAiABKAkqWQoJRXZhbE9yZGVyEhoKFkVWQUxfT1JERVJfVU5TUEVDSUZJRUQQABIYChRFVkFMX09SREVSX1VOT1JERVJFRBABEhYKEkVWQUxfT1JERVJfT1JERVJFRBACKlwKC0V4dHJhQWdlbnRzEhwKGEVYVFJBX0FHRU5UU19VTlNQRUNJRklFRBAAEhcKE0VYVFJBX0FHRU5UU19SRUZVU0UQARIWChJFWFRSQV9BR0VOVFNfQUxMT1cQAirDAQoOVHJhamVjdG9yeU1vZGUSHwobVFJBSkVDVE9SWV9NT0RFX1VOU1BFQ0lGSUVEEAASGQoVVFJBSkVDVE9SWV9NT0RFX0VYQUNUEAESHAoYVFJBSkVDVE9SWV9NT0RFX0lOX09SREVSEAISHQoZVFJBSkVDVE9SWV9NT0RFX0FOWV9PUkRFUhADEhwKGFRSQUpFQ1RPUllfTU9ERV9TVVBFUlNFVBAEEhoKFlRSQUpFQ1RPUllfTU9ERV9TVUJTRVQQBSpiCgxFdmFsRGVjaXNpb24SHQoZRVZBTF9ERUNJU0lPTl9VTlNQRUNJRklFRBAAEhkKFUVWQUxfREVDSVNJT05fQVBQUk9WRRABEhgKFEVWQUxfREVDSVNJT05fUkVGVVNFEAJCVgoMZGV2LmJvdWdoLnYxQgxFdmFsU2V0UHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
+  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEiiAEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlIoEBCgxFdmFsRGVmYXVsdHMSEwoGdHJpYWxzGAEgASgFSACIAQESJQoHbWV0cmljcxgCIAMoCzIULmJvdWdoLnYxLkV2YWxNZXRyaWMSKgoHdGltZW91dBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkIJCgdfdHJpYWxzIq0DCghFdmFsQ2FzZRIKCgJpZBgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZsYWJlbHMYAyADKAsyHi5ib3VnaC52MS5FdmFsQ2FzZS5MYWJlbHNFbnRyeRIhCgV0dXJucxgEIAMoCzISLmJvdWdoLnYxLkV2YWxUdXJuEhoKEnNlc3Npb25fc3RhdGVfanNvbhgFIAEoCRIkCgZvcmlnaW4YBiABKAsyFC5ib3VnaC52MS5FdmFsT3JpZ2luEiIKBW1vY2tzGAcgASgLMhMuYm91Z2gudjEuVG9vbE1vY2tzEiUKB2Fuc3dlcnMYCCADKAsyFC5ib3VnaC52MS5FdmFsQW5zd2VyEiUKB21ldHJpY3MYCSADKAsyFC5ib3VnaC52MS5FdmFsTWV0cmljEhMKBnRyaWFscxgKIAEoBUgAiAEBEioKB3RpbWVvdXQYCyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24aLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUIJCgdfdHJpYWxzIpMBCghFdmFsVHVybhIMCgR1c2VyGAEgASgJEiAKBWlucHV0GAIgASgLMhEuYm91Z2gudjEuTWVzc2FnZRIpCgZleHBlY3QYAyABKAsyGS5ib3VnaC52MS5FdmFsRXhwZWN0YXRpb24SLAoIcmVjb3JkZWQYBCABKAsyGi5ib3VnaC52MS5JbnZvY2F0aW9uU291cmNlIosBCg9FdmFsRXhwZWN0YXRpb24SKAoGYW5zd2VyGAEgASgLMhguYm91Z2gudjEuRXhwZWN0ZWRBbnN3ZXISJQoFdG9vbHMYAiADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wSJwoGYWdlbnRzGAMgAygLMhcuYm91Z2gudjEuRXhwZWN0ZWRBZ2VudCL8AQoORXhwZWN0ZWRBbnN3ZXISEgoFZXhhY3QYASABKAlIAIgBARIQCghjb250YWlucxgCIAMoCRIQCghleGNsdWRlcxgDIAMoCRINCgVyZWdleBgEIAEoCRIkCgRqc29uGAUgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhMKC2lnbm9yZV9jYXNlGAYgASgIEhsKDm1pbl9jaGFyYWN0ZXJzGAcgASgFSAGIAQESGwoObWF4X2NoYXJhY3RlcnMYCCABKAVIAogBAUIICgZfZXhhY3RCEQoPX21pbl9jaGFyYWN0ZXJzQhEKD19tYXhfY2hhcmFjdGVycyKaAQoMVmFsdWVNYXRjaGVyEhUKC2VxdWFsc19qc29uGAEgASgJSAASFQoLc3Vic2V0X2pzb24YAiABKAlIABIPCgVyZWdleBgDIAEoCUgAEhUKC3NjaGVtYV9qc29uGAQgASgJSAASDgoGaWdub3JlGAUgAygJEhgKEG51bWJlcl90b2xlcmFuY2UYBiABKAFCCgoIZXhwZWN0ZWQivAEKDEV4cGVjdGVkVG9vbBIMCgRuYW1lGAEgASgJEhYKDmFyZ3VtZW50c19qc29uGAIgASgJEi8KD2FyZ3VtZW50c19tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchITCgtyZXN1bHRfanNvbhgEIAEoCRIsCgxyZXN1bHRfbWF0Y2gYBSABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEgoKbmFtZV9yZWdleBgGIAEoCSJACgpFdmFsUmVwZWF0EhAKA21pbhgBIAEoBUgAiAEBEhAKA21heBgCIAEoBUgBiAEBQgYKBF9taW5CBgoEX21heCLBAgoNRXhwZWN0ZWRBZ2VudBIMCgRuYW1lGAEgASgJEhAKCG9wdGlvbmFsGAIgASgIEiQKBnJlcGVhdBgDIAEoCzIULmJvdWdoLnYxLkV2YWxSZXBlYXQSKQoIY2hpbGRyZW4YBCADKAsyFy5ib3VnaC52MS5FeHBlY3RlZEFnZW50EisKDmNoaWxkcmVuX29yZGVyGAUgASgOMhMuYm91Z2gudjEuRXZhbE9yZGVyEioKBWV4dHJhGAYgASgOMhsuYm91Z2gudjEuRXh0cmFBZ2VudHNQb2xpY3kSEQoJZm9yYmlkZGVuGAcgAygJEiUKBXRvb2xzGAggAygLMhYuYm91Z2gudjEuRXhwZWN0ZWRUb29sEiwKCnRvb2xzX21vZGUYCSABKA4yGC5ib3VnaC52MS5UcmFqZWN0b3J5TW9kZSJcCgpFdmFsT3JpZ2luEg4KBnJ1bl9pZBgBIAEoCRIWCg5hZnRlcl9zZXF1ZW5jZRgCIAEoAxImCgdjaGFuZ2VzGAMgASgLMhUuYm91Z2gudjEuRm9ya0NoYW5nZXMiXgoJVG9vbE1vY2tzEiEKBXRvb2xzGAEgAygLMhIuYm91Z2gudjEuVG9vbE1vY2sSDgoGcnVuX2lkGAIgASgJEhMKBnN0cmljdBgDIAEoCEgAiAEBQgkKB19zdHJpY3QiowEKCFRvb2xNb2NrEgwKBG5hbWUYASABKAkSDQoFYWdlbnQYAiABKAkSLwoPYXJndW1lbnRzX21hdGNoGAMgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhUKC3Jlc3VsdF9qc29uGAQgASgJSAASKAoHb3V0Y29tZRgFIAEoCzIVLmJvdWdoLnYxLlRvb2xPdXRjb21lSABCCAoGYW5zd2VyIscBCgpFdmFsQW5zd2VyEg0KBWFnZW50GAEgASgJEg4KBHRvb2wYAiABKAlIABISCghxdWVzdGlvbhgDIAEoCUgAEi4KCGFwcHJvdmFsGAQgASgLMhouYm91Z2gudjEuQXBwcm92YWxEZWNpc2lvbkgBEhQKCnZhbHVlX2pzb24YBSABKAlIARItCgx0b29sX291dGNvbWUYBiABKAsyFS5ib3VnaC52MS5Ub29sT3V0Y29tZUgBQgcKBWFib3V0QggKBmFuc3dlciL8AgoKRXZhbE1ldHJpYxIMCgRuYW1lGAEgASgJEhYKCXRocmVzaG9sZBgCIAEoAUgBiAEBEjsKEGFnZW50X3RyYWplY3RvcnkYAyABKAsyHy5ib3VnaC52MS5BZ2VudFRyYWplY3RvcnlNZXRyaWNIABI5Cg90b29sX3RyYWplY3RvcnkYBCABKAsyHi5ib3VnaC52MS5Ub29sVHJhamVjdG9yeU1ldHJpY0gAEjcKDmZpbmFsX3Jlc3BvbnNlGAUgASgLMh0uYm91Z2gudjEuRmluYWxSZXNwb25zZU1ldHJpY0gAEigKBmJ1ZGdldBgGIAEoCzIWLmJvdWdoLnYxLkJ1ZGdldE1ldHJpY0gAEi0KCWxsbV9qdWRnZRgHIAEoCzIYLmJvdWdoLnYxLkxsbUp1ZGdlTWV0cmljSAASKAoGY3VzdG9tGAggASgLMhYuYm91Z2gudjEuQ3VzdG9tTWV0cmljSABCBgoEa2luZEIMCgpfdGhyZXNob2xkIjAKCkFnZW50S2luZHMSIgoFa2luZHMYASADKA4yEy5ib3VnaC52MS5BZ2VudEtpbmQingEKFUFnZW50VHJhamVjdG9yeU1ldHJpYxIpCgt0cmFuc3BhcmVudBgBIAEoCzIULmJvdWdoLnYxLkFnZW50S2luZHMSKAoLcm9vdHNfb3JkZXIYAiABKA4yEy5ib3VnaC52MS5FdmFsT3JkZXISMAoLZXh0cmFfcm9vdHMYAyABKA4yGy5ib3VnaC52MS5FeHRyYUFnZW50c1BvbGljeSJ0ChRUb29sVHJhamVjdG9yeU1ldHJpYxImCgRtb2RlGAEgASgOMhguYm91Z2gudjEuVHJhamVjdG9yeU1vZGUSDQoFYWdlbnQYAiABKAkSJQoFdG9vbHMYAyADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wiTgoTRmluYWxSZXNwb25zZU1ldHJpYxINCgVhZ2VudBgBIAEoCRIoCgZhbnN3ZXIYAiABKAsyGC5ib3VnaC52MS5FeHBlY3RlZEFuc3dlciJfCgxCdWRnZXRNZXRyaWMSDQoFYWdlbnQYASABKAkSIAoGbGltaXRzGAIgASgLMhAuYm91Z2gudjEuTGltaXRzEhMKBmVycm9ycxgDIAEoBUgAiAEBQgkKB19lcnJvcnMiJwoLSnVkZ2VSdWJyaWMSCgoCaWQYASABKAkSDAoEdGV4dBgCIAEoCSKmAQoOTGxtSnVkZ2VNZXRyaWMSDQoFbW9kZWwYASABKAkSJgoHcnVicmljcxgCIAMoCzIVLmJvdWdoLnYxLkp1ZGdlUnVicmljEhAKCHRlbXBsYXRlGAMgASgJEhQKB3NhbXBsZXMYBCABKAVIAIgBARIpCghzZXR0aW5ncxgFIAEoCzIXLmJvdWdoLnYxLk1vZGVsU2V0dGluZ3NCCgoIX3NhbXBsZXMiMQoMQ3VzdG9tTWV0cmljEgwKBG5hbWUYASABKAkSEwoLY29uZmlnX2pzb24YAiABKAkqWQoJRXZhbE9yZGVyEhoKFkVWQUxfT1JERVJfVU5TUEVDSUZJRUQQABIYChRFVkFMX09SREVSX1VOT1JERVJFRBABEhYKEkVWQUxfT1JERVJfT1JERVJFRBACKncKEUV4dHJhQWdlbnRzUG9saWN5EiMKH0VYVFJBX0FHRU5UU19QT0xJQ1lfVU5TUEVDSUZJRUQQABIeChpFWFRSQV9BR0VOVFNfUE9MSUNZX1JFRlVTRRABEh0KGUVYVFJBX0FHRU5UU19QT0xJQ1lfQUxMT1cQAirDAQoOVHJhamVjdG9yeU1vZGUSHwobVFJBSkVDVE9SWV9NT0RFX1VOU1BFQ0lGSUVEEAASGQoVVFJBSkVDVE9SWV9NT0RFX0VYQUNUEAESHAoYVFJBSkVDVE9SWV9NT0RFX0lOX09SREVSEAISHQoZVFJBSkVDVE9SWV9NT0RFX0FOWV9PUkRFUhADEhwKGFRSQUpFQ1RPUllfTU9ERV9TVVBFUlNFVBAEEhoKFlRSQUpFQ1RPUllfTU9ERV9TVUJTRVQQBUJWCgxkZXYuYm91Z2gudjFCDEV2YWxTZXRQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
 
 /**
  * A named list of cases for one agent.
@@ -88,18 +90,18 @@ export const EvalSetSchema: GenMessage<EvalSet> = /*@__PURE__*/
  */
 export type EvalDefaults = Message<"bough.v1.EvalDefaults"> & {
   /**
-   * How often each case is run. Default: 1.
+   * How many trials each case has. Default: 1.
    *
-   * @generated from field: optional int32 runs = 1;
+   * @generated from field: optional int32 trials = 1;
    */
-  runs?: number | undefined;
+  trials?: number | undefined;
 
   /**
-   * How the cases are judged; see EvalCase.metrics.
+   * How the cases are scored; see EvalCase.metrics.
    *
-   * @generated from field: repeated bough.v1.Metric metrics = 2;
+   * @generated from field: repeated bough.v1.EvalMetric metrics = 2;
    */
-  metrics: Metric[];
+  metrics: EvalMetric[];
 
   /**
    * How long one run of an agent may take. Default: 10 minutes.
@@ -137,14 +139,14 @@ export type EvalCase = Message<"bough.v1.EvalCase"> & {
   description: string;
 
   /**
-   * Labels, for reports.
+   * Labels, for reports and for the filter of ListCaseResults; see RunRequest.labels.
    *
    * @generated from field: map<string, string> labels = 3;
    */
   labels: { [key: string]: string };
 
   /**
-   * The turns of the conversation, at least one: each is a run, all in one session that only this run of the case has. After a
+   * The turns of the conversation, at least one: each is a run, all in one session that only this trial has. After a
    * turn that fails the later ones are not run.
    *
    * @generated from field: repeated bough.v1.EvalTurn turns = 4;
@@ -161,9 +163,9 @@ export type EvalCase = Message<"bough.v1.EvalCase"> & {
   /**
    * Begin with a recorded run instead of an empty session: the first turn is what follows in a fork of it.
    *
-   * @generated from field: bough.v1.EvalOrigin from = 6;
+   * @generated from field: bough.v1.EvalOrigin origin = 6;
    */
-  from?: EvalOrigin | undefined;
+  origin?: EvalOrigin | undefined;
 
   /**
    * What tools answer instead of being run. At most 1 MiB.
@@ -173,27 +175,27 @@ export type EvalCase = Message<"bough.v1.EvalCase"> & {
   mocks?: ToolMocks | undefined;
 
   /**
-   * Answers to approvals and questions. One that none of them answers makes the case not judged.
+   * Answers to approvals and questions. One that none of them answers makes the trial not scored.
    *
    * @generated from field: repeated bough.v1.EvalAnswer answers = 8;
    */
   answers: EvalAnswer[];
 
   /**
-   * How the case is judged, beside the set's defaults; a metric of the same name replaces the default. An expectation that no
-   * metric of its kind judges is judged by one with that kind's defaults. Its name is that of the kind, with ".expected" if a
+   * How the case is scored, beside the set's defaults; a metric of the same name replaces the default. An expectation that no
+   * metric of its kind scores is scored by one with that kind's defaults. Its name is that of the kind, with ".expected" if a
    * metric of the case has that name.
    *
-   * @generated from field: repeated bough.v1.Metric metrics = 9;
+   * @generated from field: repeated bough.v1.EvalMetric metrics = 9;
    */
-  metrics: Metric[];
+  metrics: EvalMetric[];
 
   /**
-   * How often the case is run; absent for the set's default.
+   * How many trials the case has; absent for the set's default.
    *
-   * @generated from field: optional int32 runs = 10;
+   * @generated from field: optional int32 trials = 10;
    */
-  runs?: number | undefined;
+  trials?: number | undefined;
 
   /**
    * How long one run of an agent may take; unset for the set's default.
@@ -217,7 +219,7 @@ export const EvalCaseSchema: GenMessage<EvalCase> = /*@__PURE__*/
  */
 export type EvalTurn = Message<"bough.v1.EvalTurn"> & {
   /**
-   * What the user says. Empty if `input` or `recorded` is set, and in the first turn of a case with `from`.
+   * What the user says. Empty if `input` or `recorded` is set, and in the first turn of a case with `origin`.
    *
    * @generated from field: string user = 1;
    */
@@ -233,17 +235,17 @@ export type EvalTurn = Message<"bough.v1.EvalTurn"> & {
   /**
    * What is expected; unset for nothing but that the run succeeds.
    *
-   * @generated from field: bough.v1.Expectation expect = 3;
+   * @generated from field: bough.v1.EvalExpectation expect = 3;
    */
-  expect?: Expectation | undefined;
+  expect?: EvalExpectation | undefined;
 
   /**
-   * What is judged instead of a run: nothing runs then, and the case counts as one run whatever `runs` says. Either every turn of a
-   * case has it or none.
+   * What is scored instead of a run: a stored run, or a record. Nothing runs then, and the case has one trial whatever `trials` says.
+   * Either every turn of a case has it or none. A stored run that does not exist makes the trial not scored.
    *
-   * @generated from field: bough.v1.Invocation recorded = 4;
+   * @generated from field: bough.v1.InvocationSource recorded = 4;
    */
-  recorded?: Invocation | undefined;
+  recorded?: InvocationSource | undefined;
 };
 
 /**
@@ -254,22 +256,21 @@ export const EvalTurnSchema: GenMessage<EvalTurn> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 3);
 
 /**
- * What is expected of a run; comparing it with what there is takes a bounded number of steps, beyond which the run is not judged.
- * What is unset is not judged, but `tools` if a metric of the case judges them by name: then none are
- * expected.
+ * What is expected of a run; comparing it with what there is takes a bounded number of steps, beyond which the run is not scored.
+ * What is unset is not scored, but `tools` if a metric of the case scores them by name: then none are expected.
  *
- * @generated from message bough.v1.Expectation
+ * @generated from message bough.v1.EvalExpectation
  */
-export type Expectation = Message<"bough.v1.Expectation"> & {
+export type EvalExpectation = Message<"bough.v1.EvalExpectation"> & {
   /**
-   * The answer.
+   * The text of the run's answer; unset for any answer.
    *
    * @generated from field: bough.v1.ExpectedAnswer answer = 1;
    */
   answer?: ExpectedAnswer | undefined;
 
   /**
-   * The tool calls, in the order in which they start.
+   * The tool calls of all agents, in the order in which they start.
    *
    * @generated from field: repeated bough.v1.ExpectedTool tools = 2;
    */
@@ -284,10 +285,10 @@ export type Expectation = Message<"bough.v1.Expectation"> & {
 };
 
 /**
- * Describes the message bough.v1.Expectation.
- * Use `create(ExpectationSchema)` to create a new message.
+ * Describes the message bough.v1.EvalExpectation.
+ * Use `create(EvalExpectationSchema)` to create a new message.
  */
-export const ExpectationSchema: GenMessage<Expectation> = /*@__PURE__*/
+export const EvalExpectationSchema: GenMessage<EvalExpectation> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 4);
 
 /**
@@ -304,14 +305,14 @@ export type ExpectedAnswer = Message<"bough.v1.ExpectedAnswer"> & {
   exact?: string | undefined;
 
   /**
-   * Texts that it contains.
+   * Texts of which the answer contains each; empty for none.
    *
    * @generated from field: repeated string contains = 2;
    */
   contains: string[];
 
   /**
-   * Texts that it does not contain.
+   * Texts of which the answer contains none; empty for none.
    *
    * @generated from field: repeated string excludes = 3;
    */
@@ -373,7 +374,7 @@ export type ValueMatcher = Message<"bough.v1.ValueMatcher"> & {
    */
   expected: {
     /**
-     * JSON that it equals.
+     * JSON that the value equals, whatever the order of members.
      *
      * @generated from field: string equals_json = 1;
      */
@@ -381,7 +382,7 @@ export type ValueMatcher = Message<"bough.v1.ValueMatcher"> & {
     case: "equalsJson";
   } | {
     /**
-     * JSON that it contains: an object may have more members, at every depth; lists have equal lengths.
+     * JSON that the value contains: an object may have more members, at every depth; lists have equal lengths.
      *
      * @generated from field: string subset_json = 2;
      */
@@ -491,14 +492,14 @@ export const ExpectedToolSchema: GenMessage<ExpectedTool> = /*@__PURE__*/
  */
 export type EvalRepeat = Message<"bough.v1.EvalRepeat"> & {
   /**
-   * At least so often. Default: 1.
+   * The fewest times. Default: 1.
    *
    * @generated from field: optional int32 min = 1;
    */
   min?: number | undefined;
 
   /**
-   * At most so often; absent for any number.
+   * The most times, not less than `min`; absent for any number.
    *
    * @generated from field: optional int32 max = 2;
    */
@@ -556,9 +557,9 @@ export type ExpectedAgent = Message<"bough.v1.ExpectedAgent"> & {
   /**
    * Whether it may call other agents than `children`.
    *
-   * @generated from field: bough.v1.ExtraAgents extra = 6;
+   * @generated from field: bough.v1.ExtraAgentsPolicy extra = 6;
    */
-  extra: ExtraAgents;
+  extra: ExtraAgentsPolicy;
 
   /**
    * Names of agents that must not be anywhere below it. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
@@ -568,7 +569,7 @@ export type ExpectedAgent = Message<"bough.v1.ExpectedAgent"> & {
   forbidden: string[];
 
   /**
-   * The tool calls that it makes itself. Not judged if there are none and tools_mode is unset.
+   * The tool calls that it makes itself. Not scored if there are none and tools_mode is unset.
    *
    * @generated from field: repeated bough.v1.ExpectedTool tools = 8;
    */
@@ -596,7 +597,7 @@ export const ExpectedAgentSchema: GenMessage<ExpectedAgent> = /*@__PURE__*/
  */
 export type EvalOrigin = Message<"bough.v1.EvalOrigin"> & {
   /**
-   * The run. If it is not stored, the case is not judged.
+   * The run. If it is not stored, the trials of the case are not scored.
    *
    * @generated from field: string run_id = 1;
    */
@@ -605,9 +606,9 @@ export type EvalOrigin = Message<"bough.v1.EvalOrigin"> & {
   /**
    * The last sequence to share, as ForkRunRequest.after_sequence.
    *
-   * @generated from field: int64 through_sequence = 2;
+   * @generated from field: int64 after_sequence = 2;
    */
-  throughSequence: bigint;
+  afterSequence: bigint;
 
   /**
    * What is different from there on; unset for nothing.
@@ -632,7 +633,7 @@ export const EvalOriginSchema: GenMessage<EvalOrigin> = /*@__PURE__*/
  */
 export type ToolMocks = Message<"bough.v1.ToolMocks"> & {
   /**
-   * The mocks, in order.
+   * The mocks, in the order in which they are tried.
    *
    * @generated from field: repeated bough.v1.ToolMock tools = 1;
    */
@@ -640,18 +641,19 @@ export type ToolMocks = Message<"bough.v1.ToolMocks"> & {
 
   /**
    * Also the results that a stored run recorded, after `tools`: each answers calls of its tool with equal arguments. Empty for
-   * none. If the run is not stored, the case is not judged.
+   * none. If the run is not stored, the trials of the case are not scored.
    *
    * @generated from field: string run_id = 2;
    */
   runId: string;
 
   /**
-   * Whether a call that no mock answers fails, with TOOL_NOT_MOCKED, and makes the case not judged. Otherwise the tool runs.
+   * Whether a call that no mock answers fails, with TOOL_NOT_MOCKED, and makes the trial not scored; if false, the tool runs. Default:
+   * false; a later version may choose the default by the case, so that only a value that is set is certain.
    *
-   * @generated from field: bool strict = 3;
+   * @generated from field: optional bool strict = 3;
    */
-  strict: boolean;
+  strict?: boolean | undefined;
 };
 
 /**
@@ -720,7 +722,8 @@ export const ToolMockSchema: GenMessage<ToolMock> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 12);
 
 /**
- * An answer to the requests of a case. The first that matches a request answers it.
+ * An answer to the requests of a case. The first that matches a request answers it. In a file an approval may be written as
+ * `approval: APPROVE` or `approval: REFUSE`.
  *
  * @generated from message bough.v1.EvalAnswer
  */
@@ -756,25 +759,35 @@ export type EvalAnswer = Message<"bough.v1.EvalAnswer"> & {
   } | { case: undefined; value?: undefined };
 
   /**
-   * Of an approval: the decision.
+   * Exactly one is set, as InputAnswer has them; an answer that does not fit a request does not match it.
    *
-   * @generated from field: bough.v1.EvalDecision decision = 4;
+   * @generated from oneof bough.v1.EvalAnswer.answer
    */
-  decision: EvalDecision;
-
-  /**
-   * Of an approval: other arguments to run the call with, as JSON; empty for those that the model wrote.
-   *
-   * @generated from field: string arguments_json = 5;
-   */
-  argumentsJson: string;
-
-  /**
-   * Of a question, its answer; of a tool that the client runs, its result: as JSON.
-   *
-   * @generated from field: string value_json = 6;
-   */
-  valueJson: string;
+  answer: {
+    /**
+     * Of an approval: whether the call may run, and with which arguments.
+     *
+     * @generated from field: bough.v1.ApprovalDecision approval = 4;
+     */
+    value: ApprovalDecision;
+    case: "approval";
+  } | {
+    /**
+     * Of a question: its answer, as JSON.
+     *
+     * @generated from field: string value_json = 5;
+     */
+    value: string;
+    case: "valueJson";
+  } | {
+    /**
+     * Of a tool that the client runs: its outcome.
+     *
+     * @generated from field: bough.v1.ToolOutcome tool_outcome = 6;
+     */
+    value: ToolOutcome;
+    case: "toolOutcome";
+  } | { case: undefined; value?: undefined };
 };
 
 /**
@@ -785,11 +798,11 @@ export const EvalAnswerSchema: GenMessage<EvalAnswer> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 13);
 
 /**
- * How a run of a case is judged: a number that has to reach a threshold.
+ * How a trial is scored: a number that has to reach a threshold.
  *
- * @generated from message bough.v1.Metric
+ * @generated from message bough.v1.EvalMetric
  */
-export type Metric = Message<"bough.v1.Metric"> & {
+export type EvalMetric = Message<"bough.v1.EvalMetric"> & {
   /**
    * The name, unique in the case. Default: the name of the kind, such as "tool_trajectory".
    *
@@ -807,7 +820,7 @@ export type Metric = Message<"bough.v1.Metric"> & {
   /**
    * The kind of metric. Exactly one is set.
    *
-   * @generated from oneof bough.v1.Metric.kind
+   * @generated from oneof bough.v1.EvalMetric.kind
    */
   kind: {
     /**
@@ -843,7 +856,7 @@ export type Metric = Message<"bough.v1.Metric"> & {
     case: "budget";
   } | {
     /**
-     * Asks a model.
+     * Asks a model whether rubrics hold of the answer.
      *
      * @generated from field: bough.v1.LlmJudgeMetric llm_judge = 7;
      */
@@ -861,10 +874,10 @@ export type Metric = Message<"bough.v1.Metric"> & {
 };
 
 /**
- * Describes the message bough.v1.Metric.
- * Use `create(MetricSchema)` to create a new message.
+ * Describes the message bough.v1.EvalMetric.
+ * Use `create(EvalMetricSchema)` to create a new message.
  */
-export const MetricSchema: GenMessage<Metric> = /*@__PURE__*/
+export const EvalMetricSchema: GenMessage<EvalMetric> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 14);
 
 /**
@@ -889,8 +902,9 @@ export const AgentKindsSchema: GenMessage<AgentKinds> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 15);
 
 /**
- * Compares the tree of agents with Expectation.agents. The score is 1 exactly if nothing is violated, else the F1 of the agents
- * that were expected and there, below 1; details are in MetricScore.agents. Turns without expected agents are not judged.
+ * Compares the tree of agents with EvalExpectation.agents. The score is 1 exactly if nothing is violated, else the F1 of the agents
+ * that were expected and there, below 1; details are in MetricScore.tree_comparisons. Turns without expected agents are not
+ * scored.
  *
  * @generated from message bough.v1.AgentTrajectoryMetric
  */
@@ -913,9 +927,9 @@ export type AgentTrajectoryMetric = Message<"bough.v1.AgentTrajectoryMetric"> & 
   /**
    * Whether there may be other roots than the expected ones.
    *
-   * @generated from field: bough.v1.ExtraAgents extra_roots = 3;
+   * @generated from field: bough.v1.ExtraAgentsPolicy extra_roots = 3;
    */
-  extraRoots: ExtraAgents;
+  extraRoots: ExtraAgentsPolicy;
 };
 
 /**
@@ -926,7 +940,7 @@ export const AgentTrajectoryMetricSchema: GenMessage<AgentTrajectoryMetric> = /*
   messageDesc(file_bough_v1_eval_set, 16);
 
 /**
- * Compares tool calls, those of nested agents included, with Expectation.tools. The score of a turn is 1 or 0, that of a run the
+ * Compares tool calls, those of nested agents included, with EvalExpectation.tools. The score of a turn is 1 or 0, that of a trial the
  * mean over its turns. Calls of agents and of built-in tools, those of session state included, count only if the expectation
  * names them.
  *
@@ -948,7 +962,7 @@ export type ToolTrajectoryMetric = Message<"bough.v1.ToolTrajectoryMetric"> & {
   agent: string;
 
   /**
-   * The expected calls in every turn, instead of Expectation.tools, if there are any.
+   * The expected calls in every turn, instead of EvalExpectation.tools, if there are any.
    *
    * @generated from field: repeated bough.v1.ExpectedTool tools = 3;
    */
@@ -963,7 +977,7 @@ export const ToolTrajectoryMetricSchema: GenMessage<ToolTrajectoryMetric> = /*@_
   messageDesc(file_bough_v1_eval_set, 17);
 
 /**
- * Compares the answer with Expectation.answer. The score of a turn is 1 or 0, that of a run the mean over its turns.
+ * Compares the answer with EvalExpectation.answer. The score of a turn is 1 or 0, that of a trial the mean over its turns.
  *
  * @generated from message bough.v1.FinalResponseMetric
  */
@@ -976,7 +990,7 @@ export type FinalResponseMetric = Message<"bough.v1.FinalResponseMetric"> & {
   agent: string;
 
   /**
-   * What is expected of the last turn, instead of Expectation.answer: no other turn is judged then. Unset for Expectation.answer.
+   * What is expected of the last turn, instead of EvalExpectation.answer: no other turn is scored then. Unset for EvalExpectation.answer.
    *
    * @generated from field: bough.v1.ExpectedAnswer answer = 2;
    */
@@ -991,7 +1005,7 @@ export const FinalResponseMetricSchema: GenMessage<FinalResponseMetric> = /*@__P
   messageDesc(file_bough_v1_eval_set, 18);
 
 /**
- * Checks what the runs of a case used together. The score is 1 if everything is within its bound, else 0.
+ * Checks what the runs of a trial used together. The score is 1 if everything is within its bound, else 0.
  *
  * @generated from message bough.v1.BudgetMetric
  */
@@ -1007,7 +1021,7 @@ export type BudgetMetric = Message<"bough.v1.BudgetMetric"> & {
   /**
    * The bounds; `concurrency` has no meaning here. `model_calls` counts every attempt, as Usage does, `wall_duration` is from start
    * to end, `depth` that of the tree, or below the agent. A number under a bound that is not known, such as that of tokens, makes
-   * the run not judged, unless what is known exceeds a bound.
+   * the trial not scored, unless what is known exceeds a bound.
    *
    * @generated from field: bough.v1.Limits limits = 2;
    */
@@ -1032,9 +1046,9 @@ export const BudgetMetricSchema: GenMessage<BudgetMetric> = /*@__PURE__*/
 /**
  * A question that a judge answers by yes or no.
  *
- * @generated from message bough.v1.Rubric
+ * @generated from message bough.v1.JudgeRubric
  */
-export type Rubric = Message<"bough.v1.Rubric"> & {
+export type JudgeRubric = Message<"bough.v1.JudgeRubric"> & {
   /**
    * The id, unique in the metric.
    *
@@ -1051,18 +1065,18 @@ export type Rubric = Message<"bough.v1.Rubric"> & {
 };
 
 /**
- * Describes the message bough.v1.Rubric.
- * Use `create(RubricSchema)` to create a new message.
+ * Describes the message bough.v1.JudgeRubric.
+ * Use `create(JudgeRubricSchema)` to create a new message.
  */
-export const RubricSchema: GenMessage<Rubric> = /*@__PURE__*/
+export const JudgeRubricSchema: GenMessage<JudgeRubric> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 20);
 
 /**
  * Asks a model. The score is the part of the rubrics that hold, by the majority of the samples; a tie fails.
  *
- * A judgement is a run of an agent named "judge" in a session apart. Equal questions of a user have one answer: one that depends on
+ * A judgment is a run with EvaluationRef.role JUDGE, in a session apart. Equal questions of a user have one answer: one that depends on
  * the same model and its configuration, settings, rubrics and texts is not asked again, in whatever evaluation it comes up; one
- * that failed is asked again by a later evaluation. A judge that is down or says nonsense leaves the run of the case not judged.
+ * that failed is asked again by a later evaluation. A judge that is down or says nonsense leaves the trial not scored.
  *
  * @generated from message bough.v1.LlmJudgeMetric
  */
@@ -1077,14 +1091,14 @@ export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
   /**
    * What is asked, at least one.
    *
-   * @generated from field: repeated bough.v1.Rubric rubrics = 2;
+   * @generated from field: repeated bough.v1.JudgeRubric rubrics = 2;
    */
-  rubrics: Rubric[];
+  rubrics: JudgeRubric[];
 
   /**
    * What the judge reads, with {{placeholders}}: user, answer, expected, tools, tree, agents.NAME.input, agents.NAME.output. Each is
    * replaced by the text between two marks that the text cannot hold. It needs at least one, and an unknown one is INVALID_ARGUMENT;
-   * with more than 250 KiB in all the run is not judged. Default: all but the agents.
+   * with more than 250 KiB in all the trial is not scored. Default: all but the agents.
    *
    * @generated from field: string template = 3;
    */
@@ -1113,22 +1127,22 @@ export const LlmJudgeMetricSchema: GenMessage<LlmJudgeMetric> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 21);
 
 /**
- * Calls a function that the operator registered with @metric, for each turn. The score of a run is the mean over its turns. A function
- * that raises, or has not returned within the timeout of the case, leaves the run not judged.
+ * Calls a function that the operator registered with @metric, for each turn. The score of a trial is the mean over its turns. A function
+ * that raises, or has not returned within the timeout of the case, leaves the trial not scored.
  *
  * @generated from message bough.v1.CustomMetric
  */
 export type CustomMetric = Message<"bough.v1.CustomMetric"> & {
   /**
    * The name that it is registered under. Unknown: INVALID_ARGUMENT; but with a dot in it, such as "adk.x", it is another project's,
-   * and makes the run not judged.
+   * and makes the trial not scored.
    *
    * @generated from field: string name = 1;
    */
   name: string;
 
   /**
-   * What it gets as its configuration, as one JSON object; empty for none. A function that takes none makes the run not judged.
+   * What it gets as its configuration, as one JSON object; empty for none. A function that takes none makes the trial not scored.
    *
    * @generated from field: string config_json = 2;
    */
@@ -1149,21 +1163,21 @@ export const CustomMetricSchema: GenMessage<CustomMetric> = /*@__PURE__*/
  */
 export enum EvalOrder {
   /**
-   * UNORDERED.
+   * Means UNORDERED.
    *
    * @generated from enum value: EVAL_ORDER_UNSPECIFIED = 0;
    */
   UNSPECIFIED = 0,
 
   /**
-   * In any order.
+   * What is expected may come in any order.
    *
    * @generated from enum value: EVAL_ORDER_UNORDERED = 1;
    */
   UNORDERED = 1,
 
   /**
-   * In the order that is written.
+   * What is expected comes in the order in which it is written.
    *
    * @generated from enum value: EVAL_ORDER_ORDERED = 2;
    */
@@ -1179,35 +1193,35 @@ export const EvalOrderSchema: GenEnum<EvalOrder> = /*@__PURE__*/
 /**
  * Whether agents that are not expected may be there.
  *
- * @generated from enum bough.v1.ExtraAgents
+ * @generated from enum bough.v1.ExtraAgentsPolicy
  */
-export enum ExtraAgents {
+export enum ExtraAgentsPolicy {
   /**
-   * REFUSE.
+   * Means REFUSE.
    *
-   * @generated from enum value: EXTRA_AGENTS_UNSPECIFIED = 0;
+   * @generated from enum value: EXTRA_AGENTS_POLICY_UNSPECIFIED = 0;
    */
   UNSPECIFIED = 0,
 
   /**
    * Each of them is a violation.
    *
-   * @generated from enum value: EXTRA_AGENTS_REFUSE = 1;
+   * @generated from enum value: EXTRA_AGENTS_POLICY_REFUSE = 1;
    */
   REFUSE = 1,
 
   /**
    * They are ignored, with everything below them.
    *
-   * @generated from enum value: EXTRA_AGENTS_ALLOW = 2;
+   * @generated from enum value: EXTRA_AGENTS_POLICY_ALLOW = 2;
    */
   ALLOW = 2,
 }
 
 /**
- * Describes the enum bough.v1.ExtraAgents.
+ * Describes the enum bough.v1.ExtraAgentsPolicy.
  */
-export const ExtraAgentsSchema: GenEnum<ExtraAgents> = /*@__PURE__*/
+export const ExtraAgentsPolicySchema: GenEnum<ExtraAgentsPolicy> = /*@__PURE__*/
   enumDesc(file_bough_v1_eval_set, 1);
 
 /**
@@ -1217,7 +1231,7 @@ export const ExtraAgentsSchema: GenEnum<ExtraAgents> = /*@__PURE__*/
  */
 export enum TrajectoryMode {
   /**
-   * EXACT.
+   * Means EXACT.
    *
    * @generated from enum value: TRAJECTORY_MODE_UNSPECIFIED = 0;
    */
@@ -1264,38 +1278,4 @@ export enum TrajectoryMode {
  */
 export const TrajectoryModeSchema: GenEnum<TrajectoryMode> = /*@__PURE__*/
   enumDesc(file_bough_v1_eval_set, 2);
-
-/**
- * What is answered to an approval.
- *
- * @generated from enum bough.v1.EvalDecision
- */
-export enum EvalDecision {
-  /**
-   * Not an answer to an approval.
-   *
-   * @generated from enum value: EVAL_DECISION_UNSPECIFIED = 0;
-   */
-  UNSPECIFIED = 0,
-
-  /**
-   * The call may run.
-   *
-   * @generated from enum value: EVAL_DECISION_APPROVE = 1;
-   */
-  APPROVE = 1,
-
-  /**
-   * It must not.
-   *
-   * @generated from enum value: EVAL_DECISION_REFUSE = 2;
-   */
-  REFUSE = 2,
-}
-
-/**
- * Describes the enum bough.v1.EvalDecision.
- */
-export const EvalDecisionSchema: GenEnum<EvalDecision> = /*@__PURE__*/
-  enumDesc(file_bough_v1_eval_set, 3);
 

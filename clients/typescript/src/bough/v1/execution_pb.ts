@@ -104,7 +104,8 @@ export const AgentKindSchema: GenEnum<AgentKind> = /*@__PURE__*/
   enumDesc(file_bough_v1_execution, 0);
 
 /**
- * The state of a run, an agent invocation or a tool call. SUCCEEDED, FAILED and CANCELLED are terminal: nothing follows them.
+ * The state of a run, an agent invocation or a tool call. SUCCEEDED, FAILED and CANCELLED are terminal: nothing follows them. A client
+ * treats a value that it does not know as one that is not terminal.
  *
  * @generated from enum bough.v1.ExecutionState
  */

@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/follow.proto.
  */
 export const file_bough_v1_follow: GenFile = /*@__PURE__*/
-  fileDesc("ChVib3VnaC92MS9mb2xsb3cucHJvdG8SCGJvdWdoLnYxIn4KDUZvbGxvd09wdGlvbnMSIQoEdmlldxgBIAEoDjITLmJvdWdoLnYxLkV2ZW50VmlldxITCgtldmVudF9uYW1lcxgCIAMoCRI1ChJoZWFydGJlYXRfaW50ZXJ2YWwYAyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24iTAoKRXZlbnRCYXRjaBIkCgZldmVudHMYASADKAsyFC5ib3VnaC52MS5BZ2VudEV2ZW50EhgKEHRocm91Z2hfc2VxdWVuY2UYAiABKAMqVAoJRXZlbnRWaWV3EhoKFkVWRU5UX1ZJRVdfVU5TUEVDSUZJRUQQABITCg9FVkVOVF9WSUVXX0ZVTEwQARIWChJFVkVOVF9WSUVXX1NVTU1BUlkQAip5CgpXYXRjaFVudGlsEhsKF1dBVENIX1VOVElMX1VOU1BFQ0lGSUVEEAASGAoUV0FUQ0hfVU5USUxfVEVSTUlOQUwQARIbChdXQVRDSF9VTlRJTF9JTlRFUlJVUFRFRBACEhcKE1dBVENIX1VOVElMX0NVUlJFTlQQA0JVCgxkZXYuYm91Z2gudjFCC0ZvbGxvd1Byb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_event, file_google_protobuf_duration]);
+  fileDesc("ChVib3VnaC92MS9mb2xsb3cucHJvdG8SCGJvdWdoLnYxIn4KDUZvbGxvd09wdGlvbnMSIQoEdmlldxgBIAEoDjITLmJvdWdoLnYxLkV2ZW50VmlldxITCgtldmVudF9uYW1lcxgCIAMoCRI1ChJoZWFydGJlYXRfaW50ZXJ2YWwYAyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24ioQEKF0V2YWx1YXRpb25Gb2xsb3dPcHRpb25zEjUKEmhlYXJ0YmVhdF9pbnRlcnZhbBgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhITCgtldmVudF9uYW1lcxgCIAMoCRIVCg13aXRob3V0X3RyZWVzGAMgASgIEiMKBXVudGlsGAQgASgOMhQuYm91Z2gudjEuV2F0Y2hVbnRpbCJMCgpFdmVudEJhdGNoEiQKBmV2ZW50cxgBIAMoCzIULmJvdWdoLnYxLkFnZW50RXZlbnQSGAoQdGhyb3VnaF9zZXF1ZW5jZRgCIAEoAypUCglFdmVudFZpZXcSGgoWRVZFTlRfVklFV19VTlNQRUNJRklFRBAAEhMKD0VWRU5UX1ZJRVdfRlVMTBABEhYKEkVWRU5UX1ZJRVdfU1VNTUFSWRACKnkKCldhdGNoVW50aWwSGwoXV0FUQ0hfVU5USUxfVU5TUEVDSUZJRUQQABIYChRXQVRDSF9VTlRJTF9URVJNSU5BTBABEhsKF1dBVENIX1VOVElMX0lOVEVSUlVQVEVEEAISFwoTV0FUQ0hfVU5USUxfQ1VSUkVOVBADQlUKDGRldi5ib3VnaC52MUILRm9sbG93UHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_bough_v1_event, file_google_protobuf_duration]);
 
 /**
  * How a stream follows a run.
@@ -56,6 +56,50 @@ export const FollowOptionsSchema: GenMessage<FollowOptions> = /*@__PURE__*/
   messageDesc(file_bough_v1_follow, 0);
 
 /**
+ * How a stream follows an evaluation.
+ *
+ * @generated from message bough.v1.EvaluationFollowOptions
+ */
+export type EvaluationFollowOptions = Message<"bough.v1.EvaluationFollowOptions"> & {
+  /**
+   * If nothing was sent for this long, a response without events is sent. From 100 ms to one hour; absent for none.
+   *
+   * @generated from field: google.protobuf.Duration heartbeat_interval = 1;
+   */
+  heartbeatInterval?: Duration | undefined;
+
+  /**
+   * The events wanted: by dotted name as "evaluation.trial.scored", by payload field as "case_trial_scored", or by group as
+   * "evaluation.trial.*"; empty for all. The last event of a log is always sent. A name that does not exist is INVALID_ARGUMENT,
+   * with the nearest one.
+   *
+   * @generated from field: repeated string event_names = 2;
+   */
+  eventNames: string[];
+
+  /**
+   * Whether agents, calls, answers, and the details of scores are left out of case_trial_scored events. ListCaseResults has them.
+   *
+   * @generated from field: bool without_trees = 3;
+   */
+  withoutTrees: boolean;
+
+  /**
+   * When the stream ends: TERMINAL, the default, or CURRENT. An evaluation is never interrupted: INTERRUPTED is INVALID_ARGUMENT.
+   *
+   * @generated from field: bough.v1.WatchUntil until = 4;
+   */
+  until: WatchUntil;
+};
+
+/**
+ * Describes the message bough.v1.EvaluationFollowOptions.
+ * Use `create(EvaluationFollowOptionsSchema)` to create a new message.
+ */
+export const EvaluationFollowOptionsSchema: GenMessage<EvaluationFollowOptions> = /*@__PURE__*/
+  messageDesc(file_bough_v1_follow, 1);
+
+/**
  * Some events of a run, in order.
  *
  * @generated from message bough.v1.EventBatch
@@ -81,7 +125,7 @@ export type EventBatch = Message<"bough.v1.EventBatch"> & {
  * Use `create(EventBatchSchema)` to create a new message.
  */
 export const EventBatchSchema: GenMessage<EventBatch> = /*@__PURE__*/
-  messageDesc(file_bough_v1_follow, 1);
+  messageDesc(file_bough_v1_follow, 2);
 
 /**
  * What a stream shows of a run. A view never changes what is recorded.
@@ -139,7 +183,9 @@ export enum WatchUntil {
   TERMINAL = 1,
 
   /**
-   * After the first run_interrupted that follows `after_sequence`, or after the run's last event.
+   * After the first run_interrupted that follows `after_sequence`, or after the run's last event. A caller whose `after_sequence` is
+   * that of an interruption waits for the next one, and the log of a fork can begin with interruptions that were answered long ago:
+   * Run.open_requests says what is not answered yet.
    *
    * @generated from enum value: WATCH_UNTIL_INTERRUPTED = 2;
    */

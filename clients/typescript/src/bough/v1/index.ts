@@ -8,6 +8,7 @@ export * from "./eval_result_pb.js";
 export * from "./eval_service_pb.js";
 export * from "./eval_set_pb.js";
 export * from "./evaluation_pb.js";
+export * from "./evaluation_ref_pb.js";
 export * from "./event_pb.js";
 export * from "./execution_pb.js";
 export * from "./follow_pb.js";

@@ -329,7 +329,7 @@ export type Blob = Message$1<"bough.v1.Blob"> & {
     case: "data";
   } | {
     /**
-     * The address. The server passes it to the provider and does not fetch it.
+     * The address, without control characters. The server passes it to the provider and does not fetch it.
      *
      * @generated from field: string uri = 2;
      */
@@ -348,14 +348,14 @@ export type Blob = Message$1<"bough.v1.Blob"> & {
   } | { case: undefined; value?: undefined };
 
   /**
-   * The media type, such as "image/png".
+   * The media type, such as "image/png", without control characters; empty if unknown.
    *
    * @generated from field: string media_type = 3;
    */
   mediaType: string;
 
   /**
-   * A name for people; empty for none.
+   * A name for people, without control characters; empty for none.
    *
    * @generated from field: string filename = 4;
    */

@@ -17,13 +17,13 @@ export const file_bough_v1_options: GenFile = /*@__PURE__*/
   fileDesc("ChZib3VnaC92MS9vcHRpb25zLnByb3RvEghib3VnaC52MSIcCgxFdmVudE9wdGlvbnMSDAoEbmFtZRgBIAEoCTpdCg1ldmVudF9vcHRpb25zEh0uZ29vZ2xlLnByb3RvYnVmLkZpZWxkT3B0aW9ucxiD5MwuIAEoCzIWLmJvdWdoLnYxLkV2ZW50T3B0aW9uc1IMZXZlbnRPcHRpb25zQlYKDGRldi5ib3VnaC52MUIMT3B0aW9uc1Byb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_google_protobuf_descriptor]);
 
 /**
- * What a payload field of AgentEvent says about itself.
+ * What a payload field of AgentEvent or EvaluationEvent says about itself.
  *
  * @generated from message bough.v1.EventOptions
  */
 export type EventOptions = Message<"bough.v1.EventOptions"> & {
   /**
-   * The dotted name of the event, such as "agent.llm.started". It never changes.
+   * The dotted name of the event, such as "agent.llm.started" or "evaluation.trial.scored". It never changes.
    *
    * @generated from field: string name = 1;
    */
@@ -38,7 +38,7 @@ export const EventOptionsSchema: GenMessage<EventOptions> = /*@__PURE__*/
   messageDesc(file_bough_v1_options, 0);
 
 /**
- * Set on every payload field of AgentEvent, and on nothing else.
+ * Set on every payload field of AgentEvent and EvaluationEvent, and on nothing else.
  *
  * @generated from extension: bough.v1.EventOptions event_options = 97726979;
  */

@@ -327,7 +327,8 @@ export enum BusySessionPolicy {
   REJECT = 1,
 
   /**
-   * The run is accepted as PENDING and starts when the runs before it have ended, first in, first out.
+   * The run is accepted as PENDING and starts when the runs before it have ended, first in, first out. At most 64 wait for a session:
+   * then the call fails with RESOURCE_EXHAUSTED (SESSION_QUEUE_FULL).
    *
    * @generated from enum value: BUSY_SESSION_POLICY_QUEUE = 2;
    */

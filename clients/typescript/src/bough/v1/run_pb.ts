@@ -8,6 +8,8 @@ import type { GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
 import { fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
 import type { AgentError } from "./error_pb.js";
 import { file_bough_v1_error } from "./error_pb.js";
+import type { EvaluationRef, EvaluationRole } from "./evaluation_ref_pb.js";
+import { file_bough_v1_evaluation_ref } from "./evaluation_ref_pb.js";
 import type { ExecutionState } from "./execution_pb.js";
 import { file_bough_v1_execution } from "./execution_pb.js";
 import type { ForkOrigin } from "./fork_pb.js";
@@ -24,12 +26,13 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/run.proto.
  */
 export const file_bough_v1_run: GenFile = /*@__PURE__*/
-  fileDesc("ChJib3VnaC92MS9ydW4ucHJvdG8SCGJvdWdoLnYxIp8FCgNSdW4SDgoGcnVuX2lkGAEgASgJEhIKCnNlc3Npb25faWQYAiABKAkSDwoHdXNlcl9pZBgDIAEoCRINCgVhZ2VudBgEIAEoCRInCgVzdGF0ZRgFIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiMKBWVycm9yGAYgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvchIpCgZsYWJlbHMYByADKAsyGS5ib3VnaC52MS5SdW4uTGFiZWxzRW50cnkSFQoNaW5wdXRfZXhjZXJwdBgIIAEoCRIvCgtjcmVhdGVfdGltZRgJIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLgoKc3RhcnRfdGltZRgKIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoIZW5kX3RpbWUYCyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjEKDWRlYWRsaW5lX3RpbWUYDCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhUKDWxhc3Rfc2VxdWVuY2UYDSABKAMSLQoNb3Blbl9yZXF1ZXN0cxgOIAMoCzIWLmJvdWdoLnYxLklucHV0UmVxdWVzdBIjCgp0cmVlX3VzYWdlGA8gASgLMg8uYm91Z2gudjEuVXNhZ2USKQoLZm9ya2VkX2Zyb20YECABKAsyFC5ib3VnaC52MS5Gb3JrT3JpZ2luEhUKDXBhcmtlZF9yZWFzb24YESABKAkSFQoNZXZhbHVhdGlvbl9pZBgUIAEoCRIPCgdjYXNlX2lkGBUgASgJGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEivQIKCVJ1bkZpbHRlchISCgpzZXNzaW9uX2lkGAEgASgJEg0KBWFnZW50GAIgASgJEigKBnN0YXRlcxgDIAMoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEi8KBmxhYmVscxgEIAMoCzIfLmJvdWdoLnYxLlJ1bkZpbHRlci5MYWJlbHNFbnRyeRI0ChBjcmVhdGVfdGltZV9mcm9tGAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBI2ChJjcmVhdGVfdGltZV9iZWZvcmUYBiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhUKDWV2YWx1YXRpb25faWQYByABKAkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUJSCgxkZXYuYm91Z2gudjFCCFJ1blByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_error, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_usage, file_google_protobuf_timestamp]);
+  fileDesc("ChJib3VnaC92MS9ydW4ucHJvdG8SCGJvdWdoLnYxIrAFCgNSdW4SDgoGcnVuX2lkGAEgASgJEhIKCnNlc3Npb25faWQYAiABKAkSDwoHdXNlcl9pZBgDIAEoCRINCgVhZ2VudBgEIAEoCRInCgVzdGF0ZRgFIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiMKBWVycm9yGAYgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvchIpCgZsYWJlbHMYByADKAsyGS5ib3VnaC52MS5SdW4uTGFiZWxzRW50cnkSFQoNaW5wdXRfZXhjZXJwdBgIIAEoCRIvCgtjcmVhdGVfdGltZRgJIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLgoKc3RhcnRfdGltZRgKIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoIZW5kX3RpbWUYCyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjEKDWRlYWRsaW5lX3RpbWUYDCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhUKDWxhc3Rfc2VxdWVuY2UYDSABKAMSLQoNb3Blbl9yZXF1ZXN0cxgOIAMoCzIWLmJvdWdoLnYxLklucHV0UmVxdWVzdBIjCgp0cmVlX3VzYWdlGA8gASgLMg8uYm91Z2gudjEuVXNhZ2USKQoLZm9ya2VkX2Zyb20YECABKAsyFC5ib3VnaC52MS5Gb3JrT3JpZ2luEhUKDXBhcmtlZF9yZWFzb24YESABKAkSKwoKZXZhbHVhdGlvbhgWIAEoCzIXLmJvdWdoLnYxLkV2YWx1YXRpb25SZWYaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUoECBQQFUoECBUQFiKeAwoJUnVuRmlsdGVyEhIKCnNlc3Npb25faWQYASABKAkSDQoFYWdlbnQYAiABKAkSKAoGc3RhdGVzGAMgAygOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSLwoGbGFiZWxzGAQgAygLMh8uYm91Z2gudjEuUnVuRmlsdGVyLkxhYmVsc0VudHJ5EjQKEGNyZWF0ZV90aW1lX2Zyb20YBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjYKEmNyZWF0ZV90aW1lX2JlZm9yZRgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFQoNZXZhbHVhdGlvbl9pZBgHIAEoCRIPCgdjYXNlX2lkGAggASgJEjEKD2V2YWx1YXRpb25fcm9sZRgJIAEoDjIYLmJvdWdoLnYxLkV2YWx1YXRpb25Sb2xlEhsKE2luY2x1ZGVfZXZhbHVhdGlvbnMYCiABKAgaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUJSCgxkZXYuYm91Z2gudjFCCFJ1blByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_error, file_bough_v1_evaluation_ref, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_usage, file_google_protobuf_timestamp]);
 
 /**
  * One run, from the user's message to the final answer. It is derived from the run's log.
  *
- * Field 19 (parent_run_id) is reserved for a later version.
+ * Field 19 (parent_run_id) is reserved for a later version. Numbers 20 and 21 were texts, which old logs and clients have: they are
+ * never used again.
  *
  * @generated from message bough.v1.Run
  */
@@ -158,18 +161,11 @@ export type Run = Message<"bough.v1.Run"> & {
   parkedReason: string;
 
   /**
-   * The evaluation that it belongs to, as a turn of a case or as the run of a judge; empty for none.
+   * What it is in the evaluation that started it; unset if none did.
    *
-   * @generated from field: string evaluation_id = 20;
+   * @generated from field: bough.v1.EvaluationRef evaluation = 22;
    */
-  evaluationId: string;
-
-  /**
-   * The case of the evaluation; empty for none.
-   *
-   * @generated from field: string case_id = 21;
-   */
-  caseId: string;
+  evaluation?: EvaluationRef | undefined;
 };
 
 /**
@@ -180,7 +176,8 @@ export const RunSchema: GenMessage<Run> = /*@__PURE__*/
   messageDesc(file_bough_v1_run, 0);
 
 /**
- * Selects runs. Every filter that is set must match.
+ * Selects runs. Every filter that is set must match. Runs of evaluations are left out, unless a filter asks for a session, an
+ * evaluation, a case or a role, or for all of them.
  *
  * @generated from message bough.v1.RunFilter
  */
@@ -228,11 +225,32 @@ export type RunFilter = Message<"bough.v1.RunFilter"> & {
   createTimeBefore?: Timestamp | undefined;
 
   /**
-   * Only runs of this evaluation, those of its judges too: their agent is "judge".
+   * Only runs of this evaluation, those of its judges too.
    *
    * @generated from field: string evaluation_id = 7;
    */
   evaluationId: string;
+
+  /**
+   * Only runs of cases with this id, those of their judges too.
+   *
+   * @generated from field: string case_id = 8;
+   */
+  caseId: string;
+
+  /**
+   * Only runs that evaluations started for this; unspecified for any.
+   *
+   * @generated from field: bough.v1.EvaluationRole evaluation_role = 9;
+   */
+  evaluationRole: EvaluationRole;
+
+  /**
+   * Whether runs of evaluations are listed among all others.
+   *
+   * @generated from field: bool include_evaluations = 10;
+   */
+  includeEvaluations: boolean;
 };
 
 /**

@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/usage.proto.
  */
 export const file_bough_v1_usage: GenFile = /*@__PURE__*/
-  fileDesc("ChRib3VnaC92MS91c2FnZS5wcm90bxIIYm91Z2gudjEiqAMKBVVzYWdlEhkKDGlucHV0X3Rva2VucxgBIAEoA0gAiAEBEiAKE2NhY2hlZF9pbnB1dF90b2tlbnMYAiABKANIAYgBARIaCg1vdXRwdXRfdG9rZW5zGAMgASgDSAKIAQESHQoQcmVhc29uaW5nX3Rva2VucxgEIAEoA0gDiAEBEhkKDHRvdGFsX3Rva2VucxgFIAEoA0gEiAEBEhMKC21vZGVsX2NhbGxzGAYgASgFEiEKGW1vZGVsX2NhbGxzX3dpdGhvdXRfdXNhZ2UYByABKAUSEgoKdG9vbF9jYWxscxgIIAEoBRIXCgpjb3N0X25hbm9zGAkgASgDSAWIAQESFQoNY3VycmVuY3lfY29kZRgKIAEoCRIgChhtb2RlbF9jYWxsc193aXRob3V0X2Nvc3QYCyABKAVCDwoNX2lucHV0X3Rva2Vuc0IWChRfY2FjaGVkX2lucHV0X3Rva2Vuc0IQCg5fb3V0cHV0X3Rva2Vuc0ITChFfcmVhc29uaW5nX3Rva2Vuc0IPCg1fdG90YWxfdG9rZW5zQg0KC19jb3N0X25hbm9zQlQKDGRldi5ib3VnaC52MUIKVXNhZ2VQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw");
+  fileDesc("ChRib3VnaC92MS91c2FnZS5wcm90bxIIYm91Z2gudjEi4AMKBVVzYWdlEhkKDGlucHV0X3Rva2VucxgBIAEoA0gAiAEBEiAKE2NhY2hlZF9pbnB1dF90b2tlbnMYAiABKANIAYgBARIaCg1vdXRwdXRfdG9rZW5zGAMgASgDSAKIAQESHQoQcmVhc29uaW5nX3Rva2VucxgEIAEoA0gDiAEBEhkKDHRvdGFsX3Rva2VucxgFIAEoA0gEiAEBEhMKC21vZGVsX2NhbGxzGAYgASgFEiEKGW1vZGVsX2NhbGxzX3dpdGhvdXRfdXNhZ2UYByABKAUSEgoKdG9vbF9jYWxscxgIIAEoBRIXCgpjb3N0X25hbm9zGAkgASgDSAWIAQESFQoNY3VycmVuY3lfY29kZRgKIAEoCRIgChhtb2RlbF9jYWxsc193aXRob3V0X2Nvc3QYCyABKAUSHwoSY2FjaGVfd3JpdGVfdG9rZW5zGAwgASgDSAaIAQFCDwoNX2lucHV0X3Rva2Vuc0IWChRfY2FjaGVkX2lucHV0X3Rva2Vuc0IQCg5fb3V0cHV0X3Rva2Vuc0ITChFfcmVhc29uaW5nX3Rva2Vuc0IPCg1fdG90YWxfdG9rZW5zQg0KC19jb3N0X25hbm9zQhUKE19jYWNoZV93cml0ZV90b2tlbnNCVAoMZGV2LmJvdWdoLnYxQgpVc2FnZVByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z");
 
 /**
  * Tokens, calls and cost. An absent number is unknown, which is not zero; sums cover what is known.
@@ -97,6 +97,13 @@ export type Usage = Message<"bough.v1.Usage"> & {
    * @generated from field: int32 model_calls_without_cost = 11;
    */
   modelCallsWithoutCost: number;
+
+  /**
+   * Of input_tokens, those that the provider put into its cache, if it charges them apart.
+   *
+   * @generated from field: optional int64 cache_write_tokens = 12;
+   */
+  cacheWriteTokens?: bigint | undefined;
 };
 
 /**

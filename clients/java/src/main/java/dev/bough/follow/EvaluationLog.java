@@ -5,6 +5,7 @@ import dev.bough.v1.EvaluateRequest;
 import dev.bough.v1.EvaluationEvent;
 import dev.bough.v1.EvaluationEventBatch;
 import dev.bough.v1.WatchEvaluationRequest;
+import dev.bough.v1.WatchUntil;
 import io.grpc.Channel;
 import io.grpc.Deadline;
 import java.util.Iterator;
@@ -20,11 +21,7 @@ final class EvaluationLog implements Log<EvaluationEvent> {
 
   EvaluationLog(EvaluateRequest evaluate) {
     request = evaluate.getRequestId().isEmpty() ? evaluate.toBuilder().setRequestId(RunLog.newId()).build() : evaluate;
-    var watching = WatchEvaluationRequest.newBuilder();
-    if (evaluate.hasHeartbeatInterval()) {
-      watching.setHeartbeatInterval(evaluate.getHeartbeatInterval());
-    }
-    watch = watching.build();
+    watch = WatchEvaluationRequest.newBuilder().setFollow(evaluate.getFollow()).build();
   }
 
   EvaluationLog(WatchEvaluationRequest watch) {
@@ -88,6 +85,7 @@ final class EvaluationLog implements Log<EvaluationEvent> {
   public boolean mayEnd() {
     // An evaluation that had ended has no further event, and an end that this version does not know is an end.
     return isOver
+        || watch.getFollow().getUntil() == WatchUntil.WATCH_UNTIL_CURRENT
         || (last == null ? request == null : last.getPayloadCase() == EvaluationEvent.PayloadCase.PAYLOAD_NOT_SET);
   }
 
