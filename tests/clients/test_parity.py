@@ -24,8 +24,8 @@ from bough import (
 from bough.catalog import Catalog, SyncCatalog
 from bough.evaluations import Evaluations, SyncEvaluations
 from bough.sessions import Sessions, SyncSessions
-from bough.stream import RunStream
-from bough.sync_stream import SyncRunStream
+from bough.stream import EvaluationStream, RunStream
+from bough.sync_stream import SyncEvaluationStream, SyncRunStream
 from bough.v1 import (
     METRIC_STATUS_PASSED,
     MISSING_SESSION_POLICY_CREATE,
@@ -49,6 +49,7 @@ PAIRS = [
     (Evaluations, SyncEvaluations),
     (Sessions, SyncSessions),
     (RunStream, SyncRunStream),
+    (EvaluationStream, SyncEvaluationStream),
 ]
 
 SYNCHRONOUS = {
@@ -63,6 +64,7 @@ SYNCHRONOUS = {
     "collections.abc.AsyncIterator": "collections.abc.Iterator",
     "grpc.aio._base_channel.Channel": "grpc.Channel",
     "bough.stream.RunStream": "bough.sync_stream.SyncRunStream",
+    "bough.stream.EvaluationStream": "bough.sync_stream.SyncEvaluationStream",
 }
 """Asynchronous names and annotations, and their synchronous counterparts."""
 
@@ -73,11 +75,16 @@ def synchronous(text: str) -> str:
     return text
 
 
+def own(kind: type) -> dict[str, Any]:
+    """Return the members that a class has from this package, inherited ones included."""
+    ours = [each for each in reversed(kind.__mro__) if each.__module__.startswith("bough.")]
+    return {name: member for each in ours for name, member in vars(each).items()}
+
+
 def surface(kind: type) -> dict[str, str]:
     """Return the public members of a class and of its context, each with its parameters, defaults and annotations."""
-    members = {name: member for name, member in vars(kind).items() if not name.startswith("_")}
     context = ("__aenter__", "__aexit__", "__anext__", "__enter__", "__exit__", "__next__")
-    members |= {name: vars(kind)[name] for name in context if name in vars(kind)}
+    members = {name: member for name, member in own(kind).items() if not name.startswith("_") or name in context}
     if kind in (AsyncClient, Client):
         members["__init__"] = vars(kind)["__init__"]
     return {
@@ -104,7 +111,7 @@ def test_both_clients_have_the_same_methods_with_the_same_parameters(asynchronou
 
 
 def test_without_an_event_loop_nothing_is_awaited() -> None:
-    functions = [member for _, kind in PAIRS for member in vars(kind).values() if inspect.isfunction(member)]
+    functions = [member for _, kind in PAIRS for member in own(kind).values() if inspect.isfunction(member)]
     assert not [one for one in functions if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one)]
 
 
@@ -204,9 +211,10 @@ async def test_both_clients_evaluate_and_read_what_was_found(address: str) -> No
 
     def evaluate() -> list[Any]:
         with Client(address) as client:
-            events = list(client.evaluations.run(trips, runs=2, labels={"pr": "7"}))
-            evaluation_id = events[0].evaluation_id
-            result = client.evaluations.result(evaluation_id)
+            with client.evaluations.run(trips, runs=2, labels={"pr": "7"}) as stream:
+                evaluation_id = stream.started()
+                events = list(stream)
+                result = stream.result()
             source = run_source(result.cases[0].runs[0].turns[0].run_id)
             ended = client.evaluations.cancel(evaluation_id, note="It has ended.")
             return [

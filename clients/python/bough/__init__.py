@@ -31,9 +31,9 @@ from bough.errors import (
 from bough.evaluations import run_source
 from bough.messages import file_part, text_of, user_message
 from bough.rejoining import NO_REJOINING, Rejoining
-from bough.stream import RunStream
+from bough.stream import EvaluationStream, RunStream
 from bough.sync import Client
-from bough.sync_stream import SyncRunStream
+from bough.sync_stream import SyncEvaluationStream, SyncRunStream
 from bough.transcript import StepText
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "Client",
     "CollectedRun",
     "DeadlineExceeded",
+    "EvaluationStream",
     "FieldViolation",
     "ForkRefused",
     "InvalidRequest",
@@ -66,6 +67,7 @@ __all__ = [
     "RunStream",
     "SessionBusy",
     "StepText",
+    "SyncEvaluationStream",
     "SyncRunStream",
     "Unavailable",
     "answer_of",

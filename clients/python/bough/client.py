@@ -26,7 +26,7 @@ from bough.collection import answer_of, collect
 from bough.errors import from_rpc_error
 from bough.evaluations import Evaluations
 from bough.health import SERVING, async_check
-from bough.position import Request
+from bough.position import RunStreamRequest
 from bough.rejoining import Rejoining
 from bough.requests import MissingSession, State, View, WatchUntil
 from bough.sessions import Sessions
@@ -324,7 +324,7 @@ class AsyncClient:
         request = wrappers_pb2.StringValue(value=service)
         return (await self._calls.call(async_check(self._channel), request)).value == SERVING
 
-    def _stream(self, request: Request, timeout: float | None) -> RunStream:
+    def _stream(self, request: RunStreamRequest, timeout: float | None) -> RunStream:
         return RunStream(
             self._agents,
             request,

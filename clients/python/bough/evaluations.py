@@ -1,18 +1,15 @@
 """Evaluations of a server: start, follow, cancel, read, list and compare them; score and compare stored runs."""
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
-
-import grpc
-from grpc import aio
+from typing import TYPE_CHECKING, TypeAlias
 
 from bough import requests
 from bough.calls import PAGE_SIZE, Calls, SyncCalls
-from bough.errors import CallFailed, ended_early, from_rpc_error
-from bough.rejoining import RejoinBackoff, Rejoining
+from bough.position import EvaluationStreamRequest
+from bough.rejoining import Rejoining
+from bough.stream import EvaluationStream
+from bough.sync_stream import SyncEvaluationStream
 from bough.v1 import (
     agent_pb2,
     eval_result_pb2,
@@ -20,7 +17,6 @@ from bough.v1 import (
     eval_service_pb2_grpc,
     eval_set_pb2,
     evaluation_pb2,
-    execution_pb2,
     policy_pb2,
 )
 
@@ -33,78 +29,6 @@ Source: TypeAlias = str | eval_result_pb2.EvalResult
 
 InvocationSource: TypeAlias = eval_service_pb2.InvocationSource
 
-_Response: TypeAlias = eval_service_pb2.EvaluateResponse | eval_service_pb2.WatchEvaluationResponse
-_Request: TypeAlias = eval_service_pb2.EvaluateRequest | eval_service_pb2.WatchEvaluationRequest
-_Call: TypeAlias = (
-    aio.UnaryStreamCall[eval_service_pb2.EvaluateRequest, eval_service_pb2.EvaluateResponse]
-    | aio.UnaryStreamCall[eval_service_pb2.WatchEvaluationRequest, eval_service_pb2.WatchEvaluationResponse]
-)
-
-EVALUATION_ID_KEY: Final = "bough-evaluation-id"
-"""Initial metadata of every stream of an evaluation: its id, sent before the first event."""
-
-_TERMINAL: Final = frozenset({"evaluation_completed", "evaluation_failed", "evaluation_cancelled"})
-_ENDED: Final = frozenset(
-    {
-        execution_pb2.EXECUTION_STATE_SUCCEEDED,
-        execution_pb2.EXECUTION_STATE_FAILED,
-        execution_pb2.EXECUTION_STATE_CANCELLED,
-    }
-)
-
-
-class _SyncCall(Protocol):
-    def __iter__(self) -> Iterator[_Response]: ...
-    def initial_metadata(self) -> Iterable[tuple[str, str | bytes]]: ...
-    def cancel(self) -> object: ...
-
-
-class _Place:
-    """Position of one stream in the log of an evaluation, over as many calls as it takes.
-
-    The first call is repeated under its request id until the server has accepted it. From then on the evaluation is
-    watched from the last event.
-    """
-
-    def __init__(self, request: _Request) -> None:
-        self._request = request
-        self._evaluation_id, self._received, self.is_over = "", 0, False
-        if isinstance(request, eval_service_pb2.WatchEvaluationRequest):
-            self._evaluation_id, self._received = request.evaluation_id, request.after_sequence
-
-    def accept(self, evaluation_id: str | bytes | None) -> bool:
-        """Read the id in a stream's initial metadata. Return whether there is one: then a server accepted the call."""
-        if isinstance(evaluation_id, str):
-            self._evaluation_id = evaluation_id
-        return isinstance(evaluation_id, str)
-
-    def next_request(self) -> _Request:
-        """Return the request that continues from here."""
-        if not self._evaluation_id:
-            return self._request
-        heartbeat = self._request.heartbeat_interval if self._request.HasField("heartbeat_interval") else None
-        return eval_service_pb2.WatchEvaluationRequest(
-            evaluation_id=self._evaluation_id, after_sequence=self._received, heartbeat_interval=heartbeat
-        )
-
-    def request_of_end(self) -> eval_service_pb2.GetEvaluationRequest | None:
-        """Return the request whose answer says whether the log ends here; None before the evaluation is known."""
-        if not self._evaluation_id:
-            return None
-        return eval_service_pb2.GetEvaluationRequest(evaluation_id=self._evaluation_id, page_size=1)
-
-    def is_at_end_of(self, evaluation: evaluation_pb2.Evaluation) -> bool:
-        """Return whether an evaluation has ended at or before this position."""
-        return evaluation.state in _ENDED and evaluation.last_sequence <= self._received
-
-    def new_events(self, response: _Response) -> list[evaluation_pb2.EvaluationEvent]:
-        """Return the events of a response that are new, in order."""
-        new = [event for event in response.batch.events if event.sequence > self._received]
-        for event in new:
-            self._received = event.sequence
-            self.is_over = event.WhichOneof("payload") in _TERMINAL
-        return new
-
 
 class Evaluations:
     """Calls of the EvalService that judge.
@@ -113,7 +37,7 @@ class Evaluations:
     """
 
     def __init__(self, stub: "EvalServiceAsyncStub", calls: Calls, rejoining: Rejoining | None) -> None:
-        self._stub, self._calls, self._rejoining = stub, calls, rejoining or Rejoining()
+        self._stub, self._calls, self._rejoining = stub, calls, rejoining
 
     def run(
         self,
@@ -131,7 +55,7 @@ class Evaluations:
         request_id: str = "",
         timeout: float | None = None,
         heartbeat: float | None = None,
-    ) -> AsyncIterator[evaluation_pb2.EvaluationEvent]:
+    ) -> EvaluationStream:
         """Start an evaluation and follow it to its end.
 
         Default: a new request id, so that a dropped connection never starts a second evaluation. `timeout` (seconds;
@@ -151,7 +75,7 @@ class Evaluations:
             request_id=request_id,
             heartbeat=heartbeat,
         )
-        return self._follow(request, timeout)
+        return self._stream(request, timeout)
 
     def watch(
         self,
@@ -160,10 +84,10 @@ class Evaluations:
         after_sequence: int = 0,
         timeout: float | None = None,
         heartbeat: float | None = None,
-    ) -> AsyncIterator[evaluation_pb2.EvaluationEvent]:
+    ) -> EvaluationStream:
         """Follow an evaluation, live or ended, after a sequence. Raises NotFound or OutOfRange."""
         request = requests.watch_evaluation_request(evaluation_id, after_sequence=after_sequence, heartbeat=heartbeat)
-        return self._follow(request, timeout)
+        return self._stream(request, timeout)
 
     async def cancel(self, evaluation_id: str, *, note: str = "") -> evaluation_pb2.Evaluation:
         """Request cancellation of an evaluation; its end follows as events. One that has ended stays as it is."""
@@ -233,44 +157,15 @@ class Evaluations:
         request = eval_service_pb2.DiffInvocationsRequest(left=left, right=right)
         return (await self._calls.call(self._stub.DiffInvocations, request)).diff
 
-    async def _follow(self, request: _Request, timeout: float | None) -> AsyncIterator[evaluation_pb2.EvaluationEvent]:
-        place = _Place(request)
-        backoff = RejoinBackoff(self._rejoining, timeout=timeout, contact=self._calls.contact, subject="evaluation")
-        while not place.is_over:
-            call = self._begin(place.next_request(), backoff.remaining())
-            try:
-                if place.accept((await call.initial_metadata()).get(EVALUATION_ID_KEY)):
-                    backoff.answered()
-                async for response in call:
-                    backoff.progressed()
-                    for event in place.new_events(response):
-                        yield event
-                failed, is_early = None, not place.is_over
-            except aio.AioRpcError as error:
-                failed, is_early = from_rpc_error(error), False
-            finally:
-                call.cancel()
-            if is_early and (failed := await self._failure(place)) is None:
-                return
-            if failed is not None and not place.is_over:
-                await asyncio.sleep(backoff.delay_after(failed, is_stuck=is_early))
-
-    async def _failure(self, place: _Place) -> CallFailed | None:
-        """Return why a stream that ended without an error, and without an end, has to rejoin; None if it need not."""
-        if (request := place.request_of_end()) is not None:
-            try:
-                evaluation = (await self._calls.call(self._stub.GetEvaluation, request)).evaluation
-            except CallFailed as failed:
-                return failed
-            if place.is_at_end_of(evaluation):
-                return None
-        return ended_early("evaluation")
-
-    def _begin(self, request: _Request, timeout: float | None) -> _Call:
-        options = self._calls.options(timeout)
-        if isinstance(request, eval_service_pb2.EvaluateRequest):
-            return self._stub.Evaluate(request, **options)
-        return self._stub.WatchEvaluation(request, **options)
+    def _stream(self, request: EvaluationStreamRequest, timeout: float | None) -> EvaluationStream:
+        return EvaluationStream(
+            self._stub,
+            request,
+            read_result=self.result,
+            timeout=timeout,
+            calls=self._calls,
+            rejoining=self._rejoining,
+        )
 
 
 class SyncEvaluations:
@@ -279,7 +174,7 @@ class SyncEvaluations:
     def __init__(
         self, stub: eval_service_pb2_grpc.EvalServiceStub, calls: SyncCalls, rejoining: Rejoining | None
     ) -> None:
-        self._stub, self._calls, self._rejoining = stub, calls, rejoining or Rejoining()
+        self._stub, self._calls, self._rejoining = stub, calls, rejoining
 
     def run(
         self,
@@ -297,7 +192,7 @@ class SyncEvaluations:
         request_id: str = "",
         timeout: float | None = None,
         heartbeat: float | None = None,
-    ) -> Iterator[evaluation_pb2.EvaluationEvent]:
+    ) -> SyncEvaluationStream:
         """Start an evaluation and follow it to its end.
 
         Default: a new request id, so that a dropped connection never starts a second evaluation. `timeout` (seconds;
@@ -317,7 +212,7 @@ class SyncEvaluations:
             request_id=request_id,
             heartbeat=heartbeat,
         )
-        return self._follow(request, timeout)
+        return self._stream(request, timeout)
 
     def watch(
         self,
@@ -326,10 +221,10 @@ class SyncEvaluations:
         after_sequence: int = 0,
         timeout: float | None = None,
         heartbeat: float | None = None,
-    ) -> Iterator[evaluation_pb2.EvaluationEvent]:
+    ) -> SyncEvaluationStream:
         """Follow an evaluation, live or ended, after a sequence. Raises NotFound or OutOfRange."""
         request = requests.watch_evaluation_request(evaluation_id, after_sequence=after_sequence, heartbeat=heartbeat)
-        return self._follow(request, timeout)
+        return self._stream(request, timeout)
 
     def cancel(self, evaluation_id: str, *, note: str = "") -> evaluation_pb2.Evaluation:
         """Request cancellation of an evaluation; its end follows as events. One that has ended stays as it is."""
@@ -399,44 +294,15 @@ class SyncEvaluations:
         request = eval_service_pb2.DiffInvocationsRequest(left=left, right=right)
         return self._calls.call(self._stub.DiffInvocations, request).diff
 
-    def _follow(self, request: _Request, timeout: float | None) -> Iterator[evaluation_pb2.EvaluationEvent]:
-        place = _Place(request)
-        backoff = RejoinBackoff(self._rejoining, timeout=timeout, contact=self._calls.contact, subject="evaluation")
-        while not place.is_over:
-            failed: CallFailed | None
-            call = self._begin(place.next_request(), backoff.remaining())
-            try:
-                if place.accept(dict(call.initial_metadata()).get(EVALUATION_ID_KEY)):
-                    backoff.answered()
-                for response in call:
-                    backoff.progressed()
-                    yield from place.new_events(response)
-                failed, is_early = None, not place.is_over
-            except grpc.RpcError as error:
-                failed, is_early = from_rpc_error(error), False
-            finally:
-                call.cancel()
-            if is_early and (failed := self._failure(place)) is None:
-                return
-            if failed is not None and not place.is_over:
-                time.sleep(backoff.delay_after(failed, is_stuck=is_early))
-
-    def _failure(self, place: _Place) -> CallFailed | None:
-        """Return why a stream that ended without an error, and without an end, has to rejoin; None if it need not."""
-        if (request := place.request_of_end()) is not None:
-            try:
-                evaluation = self._calls.call(self._stub.GetEvaluation, request).evaluation
-            except CallFailed as failed:
-                return failed
-            if place.is_at_end_of(evaluation):
-                return None
-        return ended_early("evaluation")
-
-    def _begin(self, request: _Request, timeout: float | None) -> _SyncCall:
-        options = self._calls.options(timeout)
-        if isinstance(request, eval_service_pb2.EvaluateRequest):
-            return self._stub.Evaluate(request, **options)
-        return self._stub.WatchEvaluation(request, **options)
+    def _stream(self, request: EvaluationStreamRequest, timeout: float | None) -> SyncEvaluationStream:
+        return SyncEvaluationStream(
+            self._stub,
+            request,
+            read_result=self.result,
+            timeout=timeout,
+            calls=self._calls,
+            rejoining=self._rejoining,
+        )
 
 
 def run_source(run_id: str, *, as_of_sequence: int = 0) -> InvocationSource:

@@ -17,7 +17,7 @@ from bough.collection import answer_of, collect_sync
 from bough.errors import from_rpc_error
 from bough.evaluations import SyncEvaluations
 from bough.health import SERVING, sync_check
-from bough.position import Request
+from bough.position import RunStreamRequest
 from bough.rejoining import Rejoining
 from bough.requests import MissingSession, State, View, WatchUntil
 from bough.sessions import SyncSessions
@@ -294,7 +294,7 @@ class Client:
         request = wrappers_pb2.StringValue(value=service)
         return (self._calls.call(sync_check(self._channel), request)).value == SERVING
 
-    def _stream(self, request: Request, timeout: float | None) -> SyncRunStream:
+    def _stream(self, request: RunStreamRequest, timeout: float | None) -> SyncRunStream:
         return SyncRunStream(
             self._agents,
             request,

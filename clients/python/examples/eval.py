@@ -19,14 +19,13 @@ EXIT_CODES = {METRIC_STATUS_PASSED: 0, METRIC_STATUS_FAILED: 1}
 
 async def main(request: EvaluateRequest, address: str = DEFAULT_ADDRESS) -> int:
     async with AsyncClient(address) as client:
-        evaluation_id = ""
-        async for event in client.evaluations.run(request.set, gates=request.gates, runs=request.runs or None):
-            evaluation_id = event.evaluation_id
+        stream = client.evaluations.run(request.set, gates=request.gates, runs=request.runs or None)
+        async for event in stream:
             if event.HasField("case_run_scored"):
                 case = event.case_run_scored.result
                 status = MetricStatus.Name(case.status).removeprefix("METRIC_STATUS_").lower()
                 print(f"{case.case_id} #{case.index}: {status} {case.reason}".rstrip(), flush=True)
-        result = await client.evaluations.result(evaluation_id)
+        result = await stream.result()
     print(f"{result.set_name}: {result.totals.runs_passed} of {result.totals.runs} runs passed")
     return EXIT_CODES.get(result.status, 2)
 
