@@ -12,7 +12,6 @@ from google.protobuf.message import Message
 from bough import (
     AsyncClient,
     Client,
-    DeadlineExceeded,
     NotFound,
     Unavailable,
     answer_of,
@@ -108,6 +107,17 @@ def signature(function: Callable[..., Any]) -> str:
 def test_both_clients_have_the_same_methods_with_the_same_parameters(asynchronous: type, other: type) -> None:
     assert surface(asynchronous) == surface(other)
     assert len(surface(other)) > 5
+
+
+def test_every_method_that_makes_a_call_takes_a_timeout() -> None:
+    without = {
+        f"{kind.__name__}.{name}"
+        for pair in PAIRS[:4]
+        for kind in pair
+        for name, member in own(kind).items()
+        if not name.startswith("_") and "timeout" not in member.__annotations__
+    }
+    assert without == {"AsyncClient.close", "Client.close"}
 
 
 def test_without_an_event_loop_nothing_is_awaited() -> None:
@@ -260,17 +270,6 @@ async def test_events_are_sent_for_aggregation_in_as_many_messages(address: str)
         record = await client.aggregate(events, options=InvocationOptions(max_agents=3))
     assert await asyncio.to_thread(aggregated) == record
     assert record.as_of_sequence == 600
-
-
-async def test_a_timeout_of_zero_is_none_left(address: str) -> None:
-    def aggregate() -> None:
-        with Client(address) as client, pytest.raises(DeadlineExceeded):
-            client.aggregate([AgentEvent(sequence=1)], timeout=0)
-
-    await asyncio.to_thread(aggregate)
-    async with AsyncClient(address) as client:
-        with pytest.raises(DeadlineExceeded):
-            await client.aggregate([AgentEvent(sequence=1)], timeout=0)
 
 
 async def test_ask_starts_the_run_that_run_starts() -> None:

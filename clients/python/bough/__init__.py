@@ -2,6 +2,7 @@
 
 from bough.agent_tree import AgentTree
 from bough.answers import approve, refuse, reply, tool_outcome
+from bough.calls import USE_CLIENT_DEFAULT, Timeout
 from bough.client import AsyncClient
 from bough.collection import CollectedRun, answer_of, collect, collect_sync
 from bough.errors import (
@@ -38,6 +39,7 @@ from bough.transcript import StepText
 
 __all__ = [
     "NO_REJOINING",
+    "USE_CLIENT_DEFAULT",
     "AgentFixed",
     "AgentLinked",
     "AgentTree",
@@ -69,6 +71,7 @@ __all__ = [
     "StepText",
     "SyncEvaluationStream",
     "SyncRunStream",
+    "Timeout",
     "Unavailable",
     "answer_of",
     "approve",

@@ -1,11 +1,10 @@
 """Evaluations of a server: start, follow, cancel, read, list and compare them; score and compare stored runs."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from bough import requests
-from bough.calls import PAGE_SIZE, Calls, SyncCalls
+from bough.calls import PAGE_SIZE, USE_CLIENT_DEFAULT, Calls, SyncCalls, Timeout
 from bough.position import EvaluationStreamRequest
 from bough.rejoining import Rejoining
 from bough.stream import EvaluationStream
@@ -89,27 +88,31 @@ class Evaluations:
         request = requests.watch_evaluation_request(evaluation_id, after_sequence=after_sequence, heartbeat=heartbeat)
         return self._stream(request, timeout)
 
-    async def cancel(self, evaluation_id: str, *, note: str = "") -> evaluation_pb2.Evaluation:
+    async def cancel(
+        self, evaluation_id: str, *, note: str = "", timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> evaluation_pb2.Evaluation:
         """Request cancellation of an evaluation; its end follows as events. One that has ended stays as it is."""
         request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=evaluation_id, note=note)
-        return (await self._calls.call(self._stub.CancelEvaluation, request)).evaluation
+        return (await self._calls.call(self._stub.CancelEvaluation, request, timeout)).evaluation
 
-    async def delete(self, evaluation_id: str) -> None:
+    async def delete(self, evaluation_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> None:
         """Delete an evaluation that has ended; its runs are kept. Raises NotFound, or InvalidRequest if it has not."""
         request = eval_service_pb2.DeleteEvaluationRequest(evaluation_id=evaluation_id)
-        await self._calls.call(self._stub.DeleteEvaluation, request)
+        await self._calls.call(self._stub.DeleteEvaluation, request, timeout)
 
-    async def get(self, evaluation_id: str) -> evaluation_pb2.Evaluation:
+    async def get(self, evaluation_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> evaluation_pb2.Evaluation:
         """Return an evaluation. Raises NotFound."""
         request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, page_size=1)
-        return (await self._calls.call(self._stub.GetEvaluation, request)).evaluation
+        return (await self._calls.call(self._stub.GetEvaluation, request, timeout)).evaluation
 
-    async def result(self, evaluation_id: str, *, page_size: int = PAGE_SIZE) -> eval_result_pb2.EvalResult:
+    async def result(
+        self, evaluation_id: str, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> eval_result_pb2.EvalResult:
         """Return everything that an evaluation found so far. Raises NotFound."""
         request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, page_size=page_size)
         result: eval_result_pb2.EvalResult | None = None
         while True:
-            response = await self._calls.call(self._stub.GetEvaluation, request)
+            response = await self._calls.call(self._stub.GetEvaluation, request, timeout)
             result = _joined(result, response.result)
             if not response.next_page_token:
                 return result
@@ -123,19 +126,24 @@ class Evaluations:
         states: Iterable[requests.State] = (),
         labels: Mapping[str, str] | None = None,
         page_size: int = PAGE_SIZE,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> AsyncIterator[evaluation_pb2.Evaluation]:
         """List the evaluations that match every filter that is set, newest first."""
         request = requests.list_evaluations_request(
             set_name=set_name, agent=agent, states=states, labels=labels, page_size=page_size
         )
-        return self._calls.pages(self._stub.ListEvaluations, request, lambda response: response.evaluations)
+        return self._calls.pages(
+            self._stub.ListEvaluations, request, lambda response: response.evaluations, timeout=timeout
+        )
 
-    async def compare(self, baseline: Source, candidate: Source) -> eval_result_pb2.EvalComparison:
+    async def compare(
+        self, baseline: Source, candidate: Source, *, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> eval_result_pb2.EvalComparison:
         """Compare two results. Raises NotFound."""
         request = eval_service_pb2.CompareEvaluationsRequest(
             baseline=source_of(baseline), candidate=source_of(candidate)
         )
-        return (await self._calls.call(self._stub.CompareEvaluations, request)).comparison
+        return (await self._calls.call(self._stub.CompareEvaluations, request, timeout)).comparison
 
     async def score(
         self,
@@ -150,12 +158,14 @@ class Evaluations:
         `timeout` is in seconds (default: none). Raises NotFound, OutOfRange or InvalidRequest.
         """
         request = eval_service_pb2.ScoreInvocationsRequest(invocations=invocations, expect=expect, metrics=metrics)
-        return (await replace(self._calls, timeout=timeout).call(self._stub.ScoreInvocations, request)).result
+        return (await self._calls.call(self._stub.ScoreInvocations, request, timeout)).result
 
-    async def diff(self, left: InvocationSource, right: InvocationSource) -> eval_result_pb2.InvocationDiff:
+    async def diff(
+        self, left: InvocationSource, right: InvocationSource, *, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> eval_result_pb2.InvocationDiff:
         """Compare the trees of two runs. Raises NotFound or OutOfRange."""
         request = eval_service_pb2.DiffInvocationsRequest(left=left, right=right)
-        return (await self._calls.call(self._stub.DiffInvocations, request)).diff
+        return (await self._calls.call(self._stub.DiffInvocations, request, timeout)).diff
 
     def _stream(self, request: EvaluationStreamRequest, timeout: float | None) -> EvaluationStream:
         return EvaluationStream(
@@ -226,27 +236,31 @@ class SyncEvaluations:
         request = requests.watch_evaluation_request(evaluation_id, after_sequence=after_sequence, heartbeat=heartbeat)
         return self._stream(request, timeout)
 
-    def cancel(self, evaluation_id: str, *, note: str = "") -> evaluation_pb2.Evaluation:
+    def cancel(
+        self, evaluation_id: str, *, note: str = "", timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> evaluation_pb2.Evaluation:
         """Request cancellation of an evaluation; its end follows as events. One that has ended stays as it is."""
         request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=evaluation_id, note=note)
-        return self._calls.call(self._stub.CancelEvaluation, request).evaluation
+        return self._calls.call(self._stub.CancelEvaluation, request, timeout).evaluation
 
-    def delete(self, evaluation_id: str) -> None:
+    def delete(self, evaluation_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> None:
         """Delete an evaluation that has ended; its runs are kept. Raises NotFound, or InvalidRequest if it has not."""
         request = eval_service_pb2.DeleteEvaluationRequest(evaluation_id=evaluation_id)
-        self._calls.call(self._stub.DeleteEvaluation, request)
+        self._calls.call(self._stub.DeleteEvaluation, request, timeout)
 
-    def get(self, evaluation_id: str) -> evaluation_pb2.Evaluation:
+    def get(self, evaluation_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> evaluation_pb2.Evaluation:
         """Return an evaluation. Raises NotFound."""
         request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, page_size=1)
-        return self._calls.call(self._stub.GetEvaluation, request).evaluation
+        return self._calls.call(self._stub.GetEvaluation, request, timeout).evaluation
 
-    def result(self, evaluation_id: str, *, page_size: int = PAGE_SIZE) -> eval_result_pb2.EvalResult:
+    def result(
+        self, evaluation_id: str, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> eval_result_pb2.EvalResult:
         """Return everything that an evaluation found so far. Raises NotFound."""
         request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, page_size=page_size)
         result: eval_result_pb2.EvalResult | None = None
         while True:
-            response = self._calls.call(self._stub.GetEvaluation, request)
+            response = self._calls.call(self._stub.GetEvaluation, request, timeout)
             result = _joined(result, response.result)
             if not response.next_page_token:
                 return result
@@ -260,19 +274,24 @@ class SyncEvaluations:
         states: Iterable[requests.State] = (),
         labels: Mapping[str, str] | None = None,
         page_size: int = PAGE_SIZE,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> Iterator[evaluation_pb2.Evaluation]:
         """List the evaluations that match every filter that is set, newest first."""
         request = requests.list_evaluations_request(
             set_name=set_name, agent=agent, states=states, labels=labels, page_size=page_size
         )
-        return self._calls.pages(self._stub.ListEvaluations, request, lambda response: response.evaluations)
+        return self._calls.pages(
+            self._stub.ListEvaluations, request, lambda response: response.evaluations, timeout=timeout
+        )
 
-    def compare(self, baseline: Source, candidate: Source) -> eval_result_pb2.EvalComparison:
+    def compare(
+        self, baseline: Source, candidate: Source, *, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> eval_result_pb2.EvalComparison:
         """Compare two results. Raises NotFound."""
         request = eval_service_pb2.CompareEvaluationsRequest(
             baseline=source_of(baseline), candidate=source_of(candidate)
         )
-        return self._calls.call(self._stub.CompareEvaluations, request).comparison
+        return self._calls.call(self._stub.CompareEvaluations, request, timeout).comparison
 
     def score(
         self,
@@ -287,12 +306,14 @@ class SyncEvaluations:
         `timeout` is in seconds (default: none). Raises NotFound, OutOfRange or InvalidRequest.
         """
         request = eval_service_pb2.ScoreInvocationsRequest(invocations=invocations, expect=expect, metrics=metrics)
-        return replace(self._calls, timeout=timeout).call(self._stub.ScoreInvocations, request).result
+        return self._calls.call(self._stub.ScoreInvocations, request, timeout).result
 
-    def diff(self, left: InvocationSource, right: InvocationSource) -> eval_result_pb2.InvocationDiff:
+    def diff(
+        self, left: InvocationSource, right: InvocationSource, *, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> eval_result_pb2.InvocationDiff:
         """Compare the trees of two runs. Raises NotFound or OutOfRange."""
         request = eval_service_pb2.DiffInvocationsRequest(left=left, right=right)
-        return self._calls.call(self._stub.DiffInvocations, request).diff
+        return self._calls.call(self._stub.DiffInvocations, request, timeout).diff
 
     def _stream(self, request: EvaluationStreamRequest, timeout: float | None) -> SyncEvaluationStream:
         return SyncEvaluationStream(
