@@ -153,8 +153,8 @@ async def test_what_the_synchronous_client_reads_is_what_the_asynchronous_one_re
             lists = [client.list_runs(page_size=1), client.sessions.list()]
             more = [client.catalog.list_agents(page_size=1), client.catalog.list_tools(), client.catalog.list_models()]
             messages = client.sessions.list_messages(run.session_id, page_size=1)
-            read = [client.get_run(run.run_id), client.get_tree(run.run_id), client.sessions.get(run.session_id)]
-            records = [client.get_final_answer(run.run_id), client.aggregate(log)]
+            read = [client.get_run(run.run_id), client.get_invocation(run.run_id), client.sessions.get(run.session_id)]
+            records = [client.get_final_answer(run.run_id), client.aggregate(log), client.tree(run.run_id).invocation]
             return run.run_id, [*map(list, [*lists, *more, messages]), *read, log, *records]
 
     async with AsyncClient(address) as client:
@@ -170,11 +170,12 @@ async def test_what_the_synchronous_client_reads_is_what_the_asynchronous_one_re
             await listed(client.catalog.list_models()),
             await listed(client.sessions.list_messages(run.session_id)),
             run,
-            await client.get_tree(run_id),
+            await client.get_invocation(run_id),
             await client.sessions.get(run.session_id),
             list(log.events),
             await client.get_final_answer(run_id),
             await client.aggregate(log.events),
+            (await client.tree(run_id)).invocation,
         ]
     assert all(seen)
 
@@ -207,7 +208,7 @@ async def test_the_synchronous_client_changes_agents_and_sessions(address: str) 
             session = client.sessions.create(labels={"of": "parity"})
             assert list(client.sessions.list(labels={"of": "parity"})) == [session]
             assert client.sessions.update(session.session_id, labels={"of": "both"}).labels == {"of": "both"}
-            assert client.sessions.update_state(session.session_id, {"mood": '"good"'}) == '{"mood":"good"}'
+            assert client.sessions.update_state(session.session_id, {"mood": "good"}) == '{"mood":"good"}'
             assert client.sessions.get_state(session.session_id) == '{"mood":"good"}'
             client.sessions.delete(session.session_id)
             with pytest.raises(NotFound):

@@ -1,8 +1,8 @@
 """Build answers to input requests from plain values, for the client's `resume`."""
 
-import json
 from collections.abc import Iterable
 
+from bough.messages import json_text
 from bough.v1 import input_pb2, message_pb2
 
 
@@ -51,8 +51,7 @@ def _failure(error: message_pb2.ToolFailure | Exception) -> message_pb2.ToolFail
 
 def reply(request: input_pb2.InputRequest | str, value: object) -> input_pb2.InputAnswer:
     """Answer a question with a JSON value. Raises TypeError or ValueError if JSON cannot represent it."""
-    encoded = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return input_pb2.InputAnswer(input_id=_id_of(request), value_json=encoded)
+    return input_pb2.InputAnswer(input_id=_id_of(request), value_json=json_text(value))
 
 
 def _id_of(request: input_pb2.InputRequest | str) -> str:

@@ -10,6 +10,7 @@ from google.protobuf import wrappers_pb2
 from grpc import aio
 
 from bough import requests
+from bough.agent_tree import AgentTree
 from bough.aggregation import aggregate_messages
 from bough.calls import PAGE_SIZE, USE_CLIENT_DEFAULT, Calls, Timeout, seconds_of
 from bough.catalog import Catalog
@@ -297,7 +298,20 @@ class AsyncClient:
         request = agent_service_pb2.ListRunsRequest(page_size=page_size, filter=wanted)
         return self._calls.pages(self._agents.ListRuns, request, lambda response: response.runs, timeout=timeout)
 
-    async def get_tree(
+    async def tree(
+        self,
+        run_id: str,
+        *,
+        options: invocation_pb2.InvocationOptions | None = None,
+        as_of_sequence: int = 0,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
+    ) -> AgentTree:
+        """Return the agents of a run, as they called one another; the arguments are those of `get_invocation`."""
+        return AgentTree(
+            await self.get_invocation(run_id, options=options, as_of_sequence=as_of_sequence, timeout=timeout)
+        )
+
+    async def get_invocation(
         self,
         run_id: str,
         *,
@@ -305,8 +319,8 @@ class AsyncClient:
         as_of_sequence: int = 0,
         timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> invocation_pb2.Invocation:
-        """Return the invocation of a run with its agent tree, of the log up to a sequence if one is given."""
-        request = requests.tree_request(run_id, options=options, as_of_sequence=as_of_sequence)
+        """Return the record of a run, of its log up to a sequence if one is given. Raises NotFound or OutOfRange."""
+        request = requests.invocation_request(run_id, options=options, as_of_sequence=as_of_sequence)
         return (await self._calls.call(self._eval.GetInvocation, request, timeout)).invocation
 
     async def aggregate(

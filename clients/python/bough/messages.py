@@ -1,5 +1,6 @@
 """Convert between messages and texts, and files to parts of messages."""
 
+import json
 import mimetypes
 from os import PathLike
 from pathlib import Path
@@ -27,6 +28,11 @@ def file_part(path: str | PathLike[str], *, media_type: str = "") -> message_pb2
     data = named.read_bytes()
     blob = message_pb2.Blob(data=data, media_type=guessed, filename=named.name, size_bytes=len(data))
     return message_pb2.Part(blob=blob)
+
+
+def json_text(value: object) -> str:
+    """Return a value as JSON text. Raises TypeError or ValueError if JSON cannot represent it."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def text_of(message: message_pb2.Message) -> str:

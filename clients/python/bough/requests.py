@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from google.protobuf import duration_pb2, field_mask_pb2, timestamp_pb2
 
-from bough.messages import user_message
+from bough.messages import json_text, user_message
 from bough.v1 import (
     agent_pb2,
     agent_service_pb2,
@@ -160,7 +160,7 @@ def run_filter(
     )
 
 
-def tree_request(
+def invocation_request(
     run_id: str, *, options: invocation_pb2.InvocationOptions | None = None, as_of_sequence: int = 0
 ) -> eval_service_pb2.GetInvocationRequest:
     """Build a GetInvocation, of the whole log or of the log up to a sequence."""
@@ -186,11 +186,18 @@ def list_sessions_request(
 
 
 def update_state_request(
-    session_id: str, changes: Mapping[str, str | None]
+    session_id: str, values: Mapping[str, object] | None, state_json: Mapping[str, str | None] | None
 ) -> session_service_pb2.UpdateSessionStateRequest:
-    """Build an UpdateSessionState from JSON texts by key, None to delete a value."""
-    made = [session_pb2.SessionStateChange(key=name, value_json=text) for name, text in changes.items()]
-    return session_service_pb2.UpdateSessionStateRequest(session_id=session_id, state_changes=made)
+    """Build an UpdateSessionState from values and JSON texts by key, None to delete a key.
+
+    Raises TypeError or ValueError for a value that JSON cannot represent, and ValueError for a key that is in both.
+    """
+    values, state_json = values or {}, state_json or {}
+    if twice := sorted(values.keys() & state_json.keys()):
+        raise ValueError(f"{twice[0]!r} is in values and in state_json.")
+    texts = {key: None if value is None else json_text(value) for key, value in values.items()} | dict(state_json)
+    changes = [session_pb2.SessionStateChange(key=key, value_json=text) for key, text in texts.items()]
+    return session_service_pb2.UpdateSessionStateRequest(session_id=session_id, state_changes=changes)
 
 
 def update_agent_request(

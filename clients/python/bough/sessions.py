@@ -75,14 +75,21 @@ class Sessions:
         return (await self._calls.call(self._stub.GetSessionState, request, timeout)).state_json
 
     async def update_state(
-        self, session_id: str, changes: Mapping[str, str | None], *, timeout: Timeout = USE_CLIENT_DEFAULT
+        self,
+        session_id: str,
+        values: Mapping[str, object] | None = None,
+        *,
+        state_json: Mapping[str, str | None] | None = None,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> str:
         """Change values of the session state atomically and return the new state as one JSON object.
 
-        `changes` are JSON texts by key, None to delete a value. Raises NotFound, InvalidRequest, or SessionBusy while
-        a run holds the session.
+        `values` are what JSON can represent, by key; `state_json` are JSON texts by key, which the state keeps as they
+        are. None deletes a key in both; JSON's null is the text "null". Raises NotFound, InvalidRequest, SessionBusy
+        while a run holds the session, and TypeError or ValueError for a value that JSON cannot represent or a key that
+        is in both.
         """
-        request = requests.update_state_request(session_id, changes)
+        request = requests.update_state_request(session_id, values, state_json)
         return (await self._calls.call(self._stub.UpdateSessionState, request, timeout)).state_json
 
     async def read_blob(self, session_id: str, sha256: str, *, timeout: float | None = FILE_TIMEOUT) -> bytes:
@@ -154,14 +161,21 @@ class SyncSessions:
         return self._calls.call(self._stub.GetSessionState, request, timeout).state_json
 
     def update_state(
-        self, session_id: str, changes: Mapping[str, str | None], *, timeout: Timeout = USE_CLIENT_DEFAULT
+        self,
+        session_id: str,
+        values: Mapping[str, object] | None = None,
+        *,
+        state_json: Mapping[str, str | None] | None = None,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> str:
         """Change values of the session state atomically and return the new state as one JSON object.
 
-        `changes` are JSON texts by key, None to delete a value. Raises NotFound, InvalidRequest, or SessionBusy while
-        a run holds the session.
+        `values` are what JSON can represent, by key; `state_json` are JSON texts by key, which the state keeps as they
+        are. None deletes a key in both; JSON's null is the text "null". Raises NotFound, InvalidRequest, SessionBusy
+        while a run holds the session, and TypeError or ValueError for a value that JSON cannot represent or a key that
+        is in both.
         """
-        request = requests.update_state_request(session_id, changes)
+        request = requests.update_state_request(session_id, values, state_json)
         return self._calls.call(self._stub.UpdateSessionState, request, timeout).state_json
 
     def read_blob(self, session_id: str, sha256: str, *, timeout: float | None = FILE_TIMEOUT) -> bytes:
