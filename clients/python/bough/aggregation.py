@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator
 
+from bough.arguments import build
 from bough.v1 import eval_service_pb2, event_pb2, invocation_pb2
 
 _EVENTS_PER_MESSAGE = 256
@@ -12,7 +13,7 @@ class _Packing:
     """Packs events into messages of bounded size; `message` is the last one, which still has room."""
 
     def __init__(self, options: invocation_pb2.InvocationOptions | None) -> None:
-        self.message = eval_service_pb2.AggregateEventsRequest(options=options)
+        self.message = build(eval_service_pb2.AggregateEventsRequest, options=options)
         self._size = 0
 
     def add(self, event: event_pb2.AgentEvent) -> eval_service_pb2.AggregateEventsRequest | None:

@@ -8,6 +8,7 @@ from typing import Final, Protocol, TypeAlias, TypedDict, TypeVar
 import grpc
 from grpc import aio
 
+from bough.arguments import wrong_type
 from bough.channel import Metadata
 from bough.errors import deadline_exceeded, from_rpc_error
 from bough.rejoining import Contact
@@ -81,7 +82,11 @@ class _CallSettings:
 
 def seconds_of(timeout: Timeout, default: float | None) -> float | None:
     """Return a timeout in seconds, None for no limit; `default` is the client's."""
-    return default if isinstance(timeout, ClientDefault) else timeout
+    if isinstance(timeout, ClientDefault):
+        return default
+    if timeout is not None and not isinstance(timeout, int | float):
+        raise wrong_type("timeout", "a number of seconds or None", timeout)
+    return timeout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bough import requests
+from bough.arguments import build
 from bough.calls import PAGE_SIZE, USE_CLIENT_DEFAULT, Calls, SyncCalls, Timeout
 from bough.v1 import agent_pb2, catalog_service_pb2, catalog_service_pb2_grpc, model_pb2, tool_pb2
 
@@ -22,28 +23,28 @@ class Catalog:
         self, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> AsyncIterator[agent_pb2.Agent]:
         """List the agents in their current revisions, sorted by name."""
-        request = catalog_service_pb2.ListAgentsRequest(page_size=page_size)
+        request = build(catalog_service_pb2.ListAgentsRequest, page_size=page_size)
         return self._calls.pages(self._stub.ListAgents, request, lambda response: response.agents, timeout=timeout)
 
     async def get_agent(
         self, name: str, *, revision: str = "", timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> agent_pb2.Agent:
         """Return an agent in its current revision, or in one that a run uses. Raises NotFound."""
-        request = catalog_service_pb2.GetAgentRequest(name=name, revision=revision)
+        request = build(catalog_service_pb2.GetAgentRequest, name=name, revision=revision)
         return (await self._calls.call(self._stub.GetAgent, request, timeout)).agent
 
     def list_tools(
         self, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> AsyncIterator[tool_pb2.ToolInfo]:
         """List the tools that definitions may name, sorted by name."""
-        request = catalog_service_pb2.ListToolsRequest(page_size=page_size)
+        request = build(catalog_service_pb2.ListToolsRequest, page_size=page_size)
         return self._calls.pages(self._stub.ListTools, request, lambda response: response.tools, timeout=timeout)
 
     def list_models(
         self, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> AsyncIterator[model_pb2.ModelInfo]:
         """List the models that definitions may name, sorted by name."""
-        request = catalog_service_pb2.ListModelsRequest(page_size=page_size)
+        request = build(catalog_service_pb2.ListModelsRequest, page_size=page_size)
         return self._calls.pages(self._stub.ListModels, request, lambda response: response.models, timeout=timeout)
 
     async def create_agent(
@@ -53,7 +54,7 @@ class Catalog:
 
         Raises AlreadyExists, or InvalidRequest with every violation.
         """
-        request = catalog_service_pb2.CreateAgentRequest(definition=definition)
+        request = build(catalog_service_pb2.CreateAgentRequest, definition=definition)
         return (await self._calls.call(self._stub.CreateAgent, request, timeout)).agent
 
     async def update_agent(
@@ -77,14 +78,14 @@ class Catalog:
 
         Raises NotFound, AgentLinked, AgentFixed or RevisionMoved.
         """
-        request = catalog_service_pb2.DeleteAgentRequest(name=name, revision=revision)
+        request = build(catalog_service_pb2.DeleteAgentRequest, name=name, revision=revision)
         await self._calls.call(self._stub.DeleteAgent, request, timeout)
 
     async def validate_agents(
         self, definitions: Iterable[agent_pb2.AgentDefinition], *, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> Sequence[catalog_service_pb2.DefinitionViolation]:
         """Check definitions against each other and the catalog; return every violation, none if they are valid."""
-        request = catalog_service_pb2.ValidateAgentsRequest(definitions=definitions)
+        request = build(catalog_service_pb2.ValidateAgentsRequest, definitions=definitions)
         return tuple((await self._calls.call(self._stub.ValidateAgents, request, timeout)).violations)
 
 
@@ -98,26 +99,26 @@ class SyncCatalog:
         self, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> Iterator[agent_pb2.Agent]:
         """List the agents in their current revisions, sorted by name."""
-        request = catalog_service_pb2.ListAgentsRequest(page_size=page_size)
+        request = build(catalog_service_pb2.ListAgentsRequest, page_size=page_size)
         return self._calls.pages(self._stub.ListAgents, request, lambda response: response.agents, timeout=timeout)
 
     def get_agent(self, name: str, *, revision: str = "", timeout: Timeout = USE_CLIENT_DEFAULT) -> agent_pb2.Agent:
         """Return an agent in its current revision, or in one that a run uses. Raises NotFound."""
-        request = catalog_service_pb2.GetAgentRequest(name=name, revision=revision)
+        request = build(catalog_service_pb2.GetAgentRequest, name=name, revision=revision)
         return self._calls.call(self._stub.GetAgent, request, timeout).agent
 
     def list_tools(
         self, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> Iterator[tool_pb2.ToolInfo]:
         """List the tools that definitions may name, sorted by name."""
-        request = catalog_service_pb2.ListToolsRequest(page_size=page_size)
+        request = build(catalog_service_pb2.ListToolsRequest, page_size=page_size)
         return self._calls.pages(self._stub.ListTools, request, lambda response: response.tools, timeout=timeout)
 
     def list_models(
         self, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> Iterator[model_pb2.ModelInfo]:
         """List the models that definitions may name, sorted by name."""
-        request = catalog_service_pb2.ListModelsRequest(page_size=page_size)
+        request = build(catalog_service_pb2.ListModelsRequest, page_size=page_size)
         return self._calls.pages(self._stub.ListModels, request, lambda response: response.models, timeout=timeout)
 
     def create_agent(
@@ -127,7 +128,7 @@ class SyncCatalog:
 
         Raises AlreadyExists, or InvalidRequest with every violation.
         """
-        request = catalog_service_pb2.CreateAgentRequest(definition=definition)
+        request = build(catalog_service_pb2.CreateAgentRequest, definition=definition)
         return self._calls.call(self._stub.CreateAgent, request, timeout).agent
 
     def update_agent(
@@ -151,12 +152,12 @@ class SyncCatalog:
 
         Raises NotFound, AgentLinked, AgentFixed or RevisionMoved.
         """
-        request = catalog_service_pb2.DeleteAgentRequest(name=name, revision=revision)
+        request = build(catalog_service_pb2.DeleteAgentRequest, name=name, revision=revision)
         self._calls.call(self._stub.DeleteAgent, request, timeout)
 
     def validate_agents(
         self, definitions: Iterable[agent_pb2.AgentDefinition], *, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> Sequence[catalog_service_pb2.DefinitionViolation]:
         """Check definitions against each other and the catalog; return every violation, none if they are valid."""
-        request = catalog_service_pb2.ValidateAgentsRequest(definitions=definitions)
+        request = build(catalog_service_pb2.ValidateAgentsRequest, definitions=definitions)
         return tuple(self._calls.call(self._stub.ValidateAgents, request, timeout).violations)

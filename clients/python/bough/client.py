@@ -6,12 +6,12 @@ from types import TracebackType
 from typing import Self
 
 import grpc
-from google.protobuf import wrappers_pb2
 from grpc import aio
 
 from bough import requests
 from bough.agent_tree import AgentTree
 from bough.aggregation import aggregate_messages
+from bough.arguments import build
 from bough.calls import PAGE_SIZE, USE_CLIENT_DEFAULT, Calls, Timeout, seconds_of
 from bough.catalog import Catalog
 from bough.channel import (
@@ -26,7 +26,7 @@ from bough.channel import (
 from bough.collection import answer_of, collect
 from bough.errors import from_rpc_error
 from bough.evaluations import Evaluations
-from bough.health import SERVING, async_check
+from bough.health import SERVING, async_check, check_request
 from bough.position import RunStreamRequest
 from bough.rejoining import Rejoining
 from bough.requests import MissingSession, State, View, WatchUntil
@@ -253,20 +253,22 @@ class AsyncClient:
 
         A run that has ended stays as it is.
         """
-        request = agent_service_pb2.CancelRunRequest(run_id=run_id, note=note)
+        request = build(agent_service_pb2.CancelRunRequest, run_id=run_id, note=note)
         return (await self._calls.call(self._agents.CancelRun, request, timeout)).run
 
     async def get_run(self, run_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> run_pb2.Run:
         """Return a run. Raises NotFound."""
         return (
-            await self._calls.call(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id), timeout)
+            await self._calls.call(self._agents.GetRun, build(agent_service_pb2.GetRunRequest, run_id=run_id), timeout)
         ).run
 
     async def get_final_answer(
         self, run_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> message_pb2.Message | None:
         """Return the final answer of a run, None unless the run has succeeded."""
-        response = await self._calls.call(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id), timeout)
+        response = await self._calls.call(
+            self._agents.GetRun, build(agent_service_pb2.GetRunRequest, run_id=run_id), timeout
+        )
         return response.final_answer if response.HasField("final_answer") else None
 
     def list_runs(
@@ -295,7 +297,7 @@ class AsyncClient:
             create_time_before=create_time_before,
             evaluation_id=evaluation_id,
         )
-        request = agent_service_pb2.ListRunsRequest(page_size=page_size, filter=wanted)
+        request = build(agent_service_pb2.ListRunsRequest, page_size=page_size, filter=wanted)
         return self._calls.pages(self._agents.ListRuns, request, lambda response: response.runs, timeout=timeout)
 
     async def tree(
@@ -346,7 +348,7 @@ class AsyncClient:
 
         Raises NotFound for a service that it does not have, and Unavailable if there is no server.
         """
-        request = wrappers_pb2.StringValue(value=service)
+        request = check_request(service)
         return (await self._calls.call(async_check(self._channel), request, timeout)).value == SERVING
 
     def _stream(self, request: RunStreamRequest, timeout: Timeout) -> RunStream:

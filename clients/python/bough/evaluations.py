@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from bough import requests
+from bough.arguments import build, wrong_type
 from bough.calls import PAGE_SIZE, USE_CLIENT_DEFAULT, Calls, SyncCalls, Timeout
 from bough.position import EvaluationStreamRequest
 from bough.rejoining import Rejoining
@@ -68,7 +69,7 @@ class Evaluations:
             jobs=jobs,
             gates=gates,
             budget=budget,
-            baseline=None if baseline is None else source_of(baseline),
+            baseline=None if baseline is None else source_of("baseline", baseline),
             allow_removed=allow_removed,
             labels=labels,
             request_id=request_id,
@@ -92,24 +93,24 @@ class Evaluations:
         self, evaluation_id: str, *, note: str = "", timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> evaluation_pb2.Evaluation:
         """Request cancellation of an evaluation; its end follows as events. One that has ended stays as it is."""
-        request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=evaluation_id, note=note)
+        request = build(eval_service_pb2.CancelEvaluationRequest, evaluation_id=evaluation_id, note=note)
         return (await self._calls.call(self._stub.CancelEvaluation, request, timeout)).evaluation
 
     async def delete(self, evaluation_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> None:
         """Delete an evaluation that has ended; its runs are kept. Raises NotFound, or InvalidRequest if it has not."""
-        request = eval_service_pb2.DeleteEvaluationRequest(evaluation_id=evaluation_id)
+        request = build(eval_service_pb2.DeleteEvaluationRequest, evaluation_id=evaluation_id)
         await self._calls.call(self._stub.DeleteEvaluation, request, timeout)
 
     async def get(self, evaluation_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> evaluation_pb2.Evaluation:
         """Return an evaluation. Raises NotFound."""
-        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, page_size=1)
+        request = build(eval_service_pb2.GetEvaluationRequest, evaluation_id=evaluation_id, page_size=1)
         return (await self._calls.call(self._stub.GetEvaluation, request, timeout)).evaluation
 
     async def result(
         self, evaluation_id: str, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> eval_result_pb2.EvalResult:
         """Return everything that an evaluation found so far. Raises NotFound."""
-        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, page_size=page_size)
+        request = build(eval_service_pb2.GetEvaluationRequest, evaluation_id=evaluation_id, page_size=page_size)
         result: eval_result_pb2.EvalResult | None = None
         while True:
             response = await self._calls.call(self._stub.GetEvaluation, request, timeout)
@@ -140,8 +141,10 @@ class Evaluations:
         self, baseline: Source, candidate: Source, *, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> eval_result_pb2.EvalComparison:
         """Compare two results. Raises NotFound."""
-        request = eval_service_pb2.CompareEvaluationsRequest(
-            baseline=source_of(baseline), candidate=source_of(candidate)
+        request = build(
+            eval_service_pb2.CompareEvaluationsRequest,
+            baseline=source_of("baseline", baseline),
+            candidate=source_of("candidate", candidate),
         )
         return (await self._calls.call(self._stub.CompareEvaluations, request, timeout)).comparison
 
@@ -157,14 +160,16 @@ class Evaluations:
 
         `timeout` is in seconds (default: none). Raises NotFound, OutOfRange or InvalidRequest.
         """
-        request = eval_service_pb2.ScoreInvocationsRequest(invocations=invocations, expect=expect, metrics=metrics)
+        request = build(
+            eval_service_pb2.ScoreInvocationsRequest, invocations=invocations, expect=expect, metrics=metrics
+        )
         return (await self._calls.call(self._stub.ScoreInvocations, request, timeout)).result
 
     async def diff(
         self, left: InvocationSource, right: InvocationSource, *, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> eval_result_pb2.InvocationDiff:
         """Compare the trees of two runs. Raises NotFound or OutOfRange."""
-        request = eval_service_pb2.DiffInvocationsRequest(left=left, right=right)
+        request = build(eval_service_pb2.DiffInvocationsRequest, left=left, right=right)
         return (await self._calls.call(self._stub.DiffInvocations, request, timeout)).diff
 
     def _stream(self, request: EvaluationStreamRequest, timeout: float | None) -> EvaluationStream:
@@ -216,7 +221,7 @@ class SyncEvaluations:
             jobs=jobs,
             gates=gates,
             budget=budget,
-            baseline=None if baseline is None else source_of(baseline),
+            baseline=None if baseline is None else source_of("baseline", baseline),
             allow_removed=allow_removed,
             labels=labels,
             request_id=request_id,
@@ -240,24 +245,24 @@ class SyncEvaluations:
         self, evaluation_id: str, *, note: str = "", timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> evaluation_pb2.Evaluation:
         """Request cancellation of an evaluation; its end follows as events. One that has ended stays as it is."""
-        request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=evaluation_id, note=note)
+        request = build(eval_service_pb2.CancelEvaluationRequest, evaluation_id=evaluation_id, note=note)
         return self._calls.call(self._stub.CancelEvaluation, request, timeout).evaluation
 
     def delete(self, evaluation_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> None:
         """Delete an evaluation that has ended; its runs are kept. Raises NotFound, or InvalidRequest if it has not."""
-        request = eval_service_pb2.DeleteEvaluationRequest(evaluation_id=evaluation_id)
+        request = build(eval_service_pb2.DeleteEvaluationRequest, evaluation_id=evaluation_id)
         self._calls.call(self._stub.DeleteEvaluation, request, timeout)
 
     def get(self, evaluation_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> evaluation_pb2.Evaluation:
         """Return an evaluation. Raises NotFound."""
-        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, page_size=1)
+        request = build(eval_service_pb2.GetEvaluationRequest, evaluation_id=evaluation_id, page_size=1)
         return self._calls.call(self._stub.GetEvaluation, request, timeout).evaluation
 
     def result(
         self, evaluation_id: str, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> eval_result_pb2.EvalResult:
         """Return everything that an evaluation found so far. Raises NotFound."""
-        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id, page_size=page_size)
+        request = build(eval_service_pb2.GetEvaluationRequest, evaluation_id=evaluation_id, page_size=page_size)
         result: eval_result_pb2.EvalResult | None = None
         while True:
             response = self._calls.call(self._stub.GetEvaluation, request, timeout)
@@ -288,8 +293,10 @@ class SyncEvaluations:
         self, baseline: Source, candidate: Source, *, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> eval_result_pb2.EvalComparison:
         """Compare two results. Raises NotFound."""
-        request = eval_service_pb2.CompareEvaluationsRequest(
-            baseline=source_of(baseline), candidate=source_of(candidate)
+        request = build(
+            eval_service_pb2.CompareEvaluationsRequest,
+            baseline=source_of("baseline", baseline),
+            candidate=source_of("candidate", candidate),
         )
         return self._calls.call(self._stub.CompareEvaluations, request, timeout).comparison
 
@@ -305,14 +312,16 @@ class SyncEvaluations:
 
         `timeout` is in seconds (default: none). Raises NotFound, OutOfRange or InvalidRequest.
         """
-        request = eval_service_pb2.ScoreInvocationsRequest(invocations=invocations, expect=expect, metrics=metrics)
+        request = build(
+            eval_service_pb2.ScoreInvocationsRequest, invocations=invocations, expect=expect, metrics=metrics
+        )
         return self._calls.call(self._stub.ScoreInvocations, request, timeout).result
 
     def diff(
         self, left: InvocationSource, right: InvocationSource, *, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> eval_result_pb2.InvocationDiff:
         """Compare the trees of two runs. Raises NotFound or OutOfRange."""
-        request = eval_service_pb2.DiffInvocationsRequest(left=left, right=right)
+        request = build(eval_service_pb2.DiffInvocationsRequest, left=left, right=right)
         return self._calls.call(self._stub.DiffInvocations, request, timeout).diff
 
     def _stream(self, request: EvaluationStreamRequest, timeout: float | None) -> SyncEvaluationStream:
@@ -328,13 +337,15 @@ class SyncEvaluations:
 
 def run_source(run_id: str, *, as_of_sequence: int = 0) -> InvocationSource:
     """Return a stored run as something to score or to compare, up to a sequence if one is given."""
-    return InvocationSource(run=eval_service_pb2.RunRef(run_id=run_id, as_of_sequence=as_of_sequence))
+    return InvocationSource(run=build(eval_service_pb2.RunRef, run_id=run_id, as_of_sequence=as_of_sequence))
 
 
-def source_of(source: Source) -> eval_service_pb2.EvalSource:
-    """Return a result, or the id of an evaluation, as requests name it."""
+def source_of(name: str, source: Source) -> eval_service_pb2.EvalSource:
+    """Return a result, or the id of an evaluation, as requests name it; `name` is that of the argument."""
     if isinstance(source, str):
         return eval_service_pb2.EvalSource(evaluation_id=source)
+    if not isinstance(source, eval_result_pb2.EvalResult):
+        raise wrong_type(name, "an EvalResult or the id of an evaluation", source)
     return eval_service_pb2.EvalSource(result=source)
 
 

@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Final
 
+from bough.arguments import wrong_type
 from bough.v1 import message_pb2
 
 _UNKNOWN: Final = "application/octet-stream"
@@ -15,6 +16,8 @@ def user_message(input: str | message_pb2.Message, *parts: message_pb2.Part) -> 
     """Return a user message with this text and these parts, such as files; a message without them as it is."""
     if isinstance(input, message_pb2.Message):
         return input if not parts else message_pb2.Message(role=input.role, parts=[*input.parts, *parts])
+    if not isinstance(input, str):
+        raise wrong_type("input", "a str or a Message", input)
     return message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text=input), *parts])
 
 

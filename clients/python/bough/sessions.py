@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from bough import requests
+from bough.arguments import build
 from bough.calls import FILE_TIMEOUT, PAGE_SIZE, USE_CLIENT_DEFAULT, Calls, SyncCalls, Timeout
 from bough.v1 import message_pb2, session_pb2, session_service_pb2, session_service_pb2_grpc
 
@@ -36,7 +37,7 @@ class Sessions:
 
     async def get(self, session_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> session_pb2.Session:
         """Return a session. Raises NotFound."""
-        request = session_service_pb2.GetSessionRequest(session_id=session_id)
+        request = build(session_service_pb2.GetSessionRequest, session_id=session_id)
         return (await self._calls.call(self._stub.GetSession, request, timeout)).session
 
     def list(
@@ -54,24 +55,24 @@ class Sessions:
         self, session_id: str, *, labels: Mapping[str, str], timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> session_pb2.Session:
         """Replace the labels of a session and return it. Raises NotFound."""
-        request = session_service_pb2.UpdateSessionRequest(session_id=session_id, labels=labels)
+        request = build(session_service_pb2.UpdateSessionRequest, session_id=session_id, labels=labels)
         return (await self._calls.call(self._stub.UpdateSession, request, timeout)).session
 
     async def delete(self, session_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> None:
         """Delete a session with its runs, their logs and its messages. Raises NotFound or SessionBusy."""
-        request = session_service_pb2.DeleteSessionRequest(session_id=session_id)
+        request = build(session_service_pb2.DeleteSessionRequest, session_id=session_id)
         await self._calls.call(self._stub.DeleteSession, request, timeout)
 
     def list_messages(
         self, session_id: str, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> AsyncIterator[message_pb2.Message]:
         """List the messages of a session, those of sub-agents included, newest first."""
-        request = session_service_pb2.ListMessagesRequest(session_id=session_id, page_size=page_size)
+        request = build(session_service_pb2.ListMessagesRequest, session_id=session_id, page_size=page_size)
         return self._calls.pages(self._stub.ListMessages, request, lambda response: response.messages, timeout=timeout)
 
     async def get_state(self, session_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> str:
         """Return the session state as one JSON object. Raises NotFound."""
-        request = session_service_pb2.GetSessionStateRequest(session_id=session_id)
+        request = build(session_service_pb2.GetSessionStateRequest, session_id=session_id)
         return (await self._calls.call(self._stub.GetSessionState, request, timeout)).state_json
 
     async def update_state(
@@ -94,7 +95,7 @@ class Sessions:
 
     async def read_blob(self, session_id: str, sha256: str, *, timeout: float | None = FILE_TIMEOUT) -> bytes:
         """Return the bytes of a file that a message or an event of the session names by this hash. Raises NotFound."""
-        request = session_service_pb2.ReadBlobRequest(session_id=session_id, sha256=sha256)
+        request = build(session_service_pb2.ReadBlobRequest, session_id=session_id, sha256=sha256)
         return b"".join([piece.data async for piece in self._calls.stream(self._stub.ReadBlob, request, timeout)])
 
 
@@ -122,7 +123,7 @@ class SyncSessions:
 
     def get(self, session_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> session_pb2.Session:
         """Return a session. Raises NotFound."""
-        request = session_service_pb2.GetSessionRequest(session_id=session_id)
+        request = build(session_service_pb2.GetSessionRequest, session_id=session_id)
         return self._calls.call(self._stub.GetSession, request, timeout).session
 
     def list(
@@ -140,24 +141,24 @@ class SyncSessions:
         self, session_id: str, *, labels: Mapping[str, str], timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> session_pb2.Session:
         """Replace the labels of a session and return it. Raises NotFound."""
-        request = session_service_pb2.UpdateSessionRequest(session_id=session_id, labels=labels)
+        request = build(session_service_pb2.UpdateSessionRequest, session_id=session_id, labels=labels)
         return self._calls.call(self._stub.UpdateSession, request, timeout).session
 
     def delete(self, session_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> None:
         """Delete a session with its runs, their logs and its messages. Raises NotFound or SessionBusy."""
-        request = session_service_pb2.DeleteSessionRequest(session_id=session_id)
+        request = build(session_service_pb2.DeleteSessionRequest, session_id=session_id)
         self._calls.call(self._stub.DeleteSession, request, timeout)
 
     def list_messages(
         self, session_id: str, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> Iterator[message_pb2.Message]:
         """List the messages of a session, those of sub-agents included, newest first."""
-        request = session_service_pb2.ListMessagesRequest(session_id=session_id, page_size=page_size)
+        request = build(session_service_pb2.ListMessagesRequest, session_id=session_id, page_size=page_size)
         return self._calls.pages(self._stub.ListMessages, request, lambda response: response.messages, timeout=timeout)
 
     def get_state(self, session_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> str:
         """Return the session state as one JSON object. Raises NotFound."""
-        request = session_service_pb2.GetSessionStateRequest(session_id=session_id)
+        request = build(session_service_pb2.GetSessionStateRequest, session_id=session_id)
         return self._calls.call(self._stub.GetSessionState, request, timeout).state_json
 
     def update_state(
@@ -180,5 +181,5 @@ class SyncSessions:
 
     def read_blob(self, session_id: str, sha256: str, *, timeout: float | None = FILE_TIMEOUT) -> bytes:
         """Return the bytes of a file that a message or an event of the session names by this hash. Raises NotFound."""
-        request = session_service_pb2.ReadBlobRequest(session_id=session_id, sha256=sha256)
+        request = build(session_service_pb2.ReadBlobRequest, session_id=session_id, sha256=sha256)
         return b"".join(piece.data for piece in self._calls.stream(self._stub.ReadBlob, request, timeout))

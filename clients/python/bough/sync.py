@@ -6,18 +6,18 @@ from types import TracebackType
 from typing import Self
 
 import grpc
-from google.protobuf import wrappers_pb2
 
 from bough import requests
 from bough.agent_tree import AgentTree
 from bough.aggregation import sync_aggregate_messages
+from bough.arguments import build
 from bough.calls import PAGE_SIZE, USE_CLIENT_DEFAULT, SyncCalls, Timeout, seconds_of
 from bough.catalog import SyncCatalog
 from bough.channel import CALL_TIMEOUT, DEFAULT_ADDRESS, RUN_TIMEOUT, ChannelOption, Token, sync_channel, token_metadata
 from bough.collection import answer_of, collect_sync
 from bough.errors import from_rpc_error
 from bough.evaluations import SyncEvaluations
-from bough.health import SERVING, sync_check
+from bough.health import SERVING, check_request, sync_check
 from bough.position import RunStreamRequest
 from bough.rejoining import Rejoining
 from bough.requests import MissingSession, State, View, WatchUntil
@@ -223,16 +223,16 @@ class Client:
 
         A run that has ended stays as it is.
         """
-        request = agent_service_pb2.CancelRunRequest(run_id=run_id, note=note)
+        request = build(agent_service_pb2.CancelRunRequest, run_id=run_id, note=note)
         return self._calls.call(self._agents.CancelRun, request, timeout).run
 
     def get_run(self, run_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> run_pb2.Run:
         """Return a run. Raises NotFound."""
-        return self._calls.call(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id), timeout).run
+        return self._calls.call(self._agents.GetRun, build(agent_service_pb2.GetRunRequest, run_id=run_id), timeout).run
 
     def get_final_answer(self, run_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> message_pb2.Message | None:
         """Return the final answer of a run, None unless the run has succeeded."""
-        response = self._calls.call(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id), timeout)
+        response = self._calls.call(self._agents.GetRun, build(agent_service_pb2.GetRunRequest, run_id=run_id), timeout)
         return response.final_answer if response.HasField("final_answer") else None
 
     def list_runs(
@@ -261,7 +261,7 @@ class Client:
             create_time_before=create_time_before,
             evaluation_id=evaluation_id,
         )
-        request = agent_service_pb2.ListRunsRequest(page_size=page_size, filter=wanted)
+        request = build(agent_service_pb2.ListRunsRequest, page_size=page_size, filter=wanted)
         return self._calls.pages(self._agents.ListRuns, request, lambda response: response.runs, timeout=timeout)
 
     def tree(
@@ -310,7 +310,7 @@ class Client:
 
         Raises NotFound for a service that it does not have, and Unavailable if there is no server.
         """
-        request = wrappers_pb2.StringValue(value=service)
+        request = check_request(service)
         return (self._calls.call(sync_check(self._channel), request, timeout)).value == SERVING
 
     def _stream(self, request: RunStreamRequest, timeout: Timeout) -> SyncRunStream:
