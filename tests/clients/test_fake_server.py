@@ -24,6 +24,7 @@ from bough.v1 import (
     EXECUTION_STATE_SUCCEEDED,
     METRIC_STATUS_FAILED,
     WATCH_UNTIL_CURRENT,
+    WATCH_UNTIL_INTERRUPTED,
     AgentEvent,
     AgentInvocation,
     AggregateEventsResponse,
@@ -117,6 +118,19 @@ def test_a_watch_to_the_end_waits_with_a_run_that_waits() -> None:
             assert _sequences(collect_sync(stream)) == [1, 2, 3, 4, 5]
         with client.watch(run_id, after_sequence=5) as stream:
             assert list(stream) == []
+
+
+def test_a_watch_until_an_interruption_ends_where_the_run_waits() -> None:
+    asks = [interruption(InputRequest(input_id=name)) for name in ("size", "color")]
+    with FakeServer() as server, Client(server.address) as client:
+        run_id = server.add("lead", [*asks, *answer("Done.")])
+        with client.run("lead", "hi") as stream, client.resume(stream.started(), [reply("size", 42)]) as resumed:
+            assert (_sequences(collect_sync(stream)), _sequences(collect_sync(resumed))) == ([1], [2, 3])
+        with client.watch(run_id, until=WATCH_UNTIL_INTERRUPTED) as stream:
+            assert [request.input_id for request in collect_sync(stream).open_requests] == ["color"]
+        with client.watch(run_id, after_sequence=3, until=WATCH_UNTIL_INTERRUPTED) as stream:
+            assert list(stream) == []
+        assert [request.input_id for request in client.get_run(run_id).open_requests] == ["color"]
 
 
 def test_a_watch_that_is_closed_leaves_the_fake() -> None:

@@ -210,7 +210,10 @@ class AsyncClient:
     ) -> RunStream:
         """Follow a run, live or ended, after a sequence.
 
-        `until` says how far: to the run's end, to its next interruption, or to the current end of its log.
+        `until` says how far. Default: to the run's end, also while it waits for answers. WATCH_UNTIL_CURRENT: to the
+        current end of its log. WATCH_UNTIL_INTERRUPTED: to its end or until it waits for answers. Interruptions that
+        have been answered do not end the stream, such as those of the run that a fork shares its beginning with; and
+        if the run waits already and has no events after `after_sequence`, the stream has none.
         """
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
         return self._stream(

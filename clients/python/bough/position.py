@@ -84,6 +84,16 @@ class LogPosition(ABC, Generic[Request, Response, Event]):
         """True if a call that ends without an error here ends the stream: nothing else was promised, or it has come."""
         return self.is_over
 
+    @property
+    def is_at_possible_end(self) -> bool:
+        """True if the log may have no more events for the stream, and a call would wait for them: ask first."""
+        return False
+
+    @property
+    def is_continued(self) -> bool:
+        """True if a call that ends without an error here did what it promised, and the stream needs another one."""
+        return False
+
     @abstractmethod
     def next_request(self) -> Request:
         """Return the request that continues from this position."""
@@ -114,12 +124,18 @@ class RunPosition(LogPosition[RunStreamRequest, RunStreamResponse, event_pb2.Age
         # interruption has named.
         self._open: set[str] = set()
         self._asked: set[str] = set()
-        # The sequence of the last run_interrupted received.
+        # The sequence of the last run_interrupted received; of a watch until an interruption, where it began.
         self._interruption: int | None = None
         self._repeats_interruption = False
+        # The sequence that the last request begins after.
+        self._after = 0
+        # Whether the stream ends when the run waits for answers, and not at each interruption.
+        self._is_until_waiting = False
         match request:
             case agent_service_pb2.WatchRunRequest():
                 self.log_id, self.received, self.is_accepted = request.run_id, request.after_sequence, True
+                self._interruption = request.after_sequence or None
+                self._is_until_waiting = request.until == follow_pb2.WATCH_UNTIL_INTERRUPTED
             case agent_service_pb2.ResumeRunRequest():
                 self.log_id, self.received = request.run_id, request.after_sequence
                 self._open = {answer.input_id for answer in request.answers}
@@ -136,8 +152,27 @@ class RunPosition(LogPosition[RunStreamRequest, RunStreamResponse, event_pb2.Age
                 return self.is_over or self._repeats_interruption
         return self.is_over
 
+    @property
+    def is_at_possible_end(self) -> bool:
+        """True if this may be the interruption at which the run waits: the server would wait for the next one."""
+        return self._is_until_waiting and self.received == self._interruption
+
+    @property
+    def is_continued(self) -> bool:
+        """True if the call ended at an interruption: it ends the stream only if the run still waits."""
+        return self.is_at_possible_end and self.received > self._after
+
+    def is_at_end_of(self, resource: run_pb2.Run | evaluation_pb2.Evaluation) -> bool:
+        """Return whether a run has ended at or before this position, or waits here if the stream ends with that."""
+        if not self._is_until_waiting:
+            return super().is_at_end_of(resource)
+        # A position beyond the log is no end: the server refuses to follow from there.
+        states = {*_ENDED, execution_pb2.EXECUTION_STATE_INPUT_REQUIRED}
+        return resource.state in states and resource.last_sequence == self.received
+
     def next_request(self) -> RunStreamRequest:
         """Return the request that continues from this position."""
+        self._after = self.received
         match self._request:
             case agent_service_pb2.WatchRunRequest():
                 return self._watch(self._request.until)
@@ -199,14 +234,14 @@ class RunPosition(LogPosition[RunStreamRequest, RunStreamResponse, event_pb2.Age
             self._open.discard(event.input_received.answer.input_id)
         if kind != "run_interrupted":
             return kind in _RUN_ENDS
+        self._interruption = event.sequence
         if isinstance(self._request, agent_service_pb2.WatchRunRequest):
-            return self._request.until == follow_pb2.WATCH_UNTIL_INTERRUPTED
+            return False
         # An interruption names every open request: one that an earlier interruption named and this one does not has
         # been answered. One that none has named may not have been made yet.
         named = {request.input_id for request in event.run_interrupted.requests}
         self._open -= self._asked - named
         self._asked |= named
-        self._interruption = event.sequence
         return not self._open
 
 

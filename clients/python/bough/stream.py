@@ -146,9 +146,9 @@ class LogStream(AsyncIterator[Event], Generic[Request, Response, Event]):
             except StopAsyncIteration:
                 self._drop()
                 await self._end_or_rejoin()
-            except aio.AioRpcError as error:
+            except (aio.AioRpcError, CallFailed) as error:
                 self._drop()
-                await self._recover(from_rpc_error(error))
+                await self._recover(error if isinstance(error, CallFailed) else from_rpc_error(error))
             except asyncio.CancelledError:
                 self._drop()
                 task = asyncio.current_task()
@@ -156,11 +156,16 @@ class LogStream(AsyncIterator[Event], Generic[Request, Response, Event]):
                 if not self._closed or (task is not None and task.cancelling()):
                     raise
 
-    async def _open(self) -> AsyncIterator[Response]:
+    async def _open(self) -> AsyncIterator[Response] | None:
+        """Send the next call and return its responses; end the stream and return None if none can follow."""
         if self._backoff is None:
             self._backoff = RejoinBackoff(
                 self._rejoining, timeout=self._timeout, contact=self._calls.contact, subject=self._log.subject
             )
+        # Another task may close the stream while this one asks.
+        if self._log.is_at_possible_end and (await self._is_at_end() or self._closed):
+            self._ended = True
+            return None
         # Kept in a local: another task may close the stream, which clears self._call, while this one waits.
         call = self._call = self._begin(self._log.next_request(), self._backoff.remaining())
         log_id = (await call.initial_metadata()).get(self._log.id_key)
@@ -178,6 +183,8 @@ class LogStream(AsyncIterator[Event], Generic[Request, Response, Event]):
         """End with a call that ended without an error, unless it stopped before what it promised."""
         if self._log.ends_with_call:
             self._ended = True
+            return
+        if self._log.is_continued:
             return
         try:
             if self._log.log_id and await self._is_at_end():

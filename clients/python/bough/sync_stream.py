@@ -68,7 +68,9 @@ class SyncLogStream(Iterator[Event], Generic[Request, Response, Event]):
             rejoining or Rejoining(), timeout=timeout, contact=calls.contact, subject=position.subject
         )
         self._events: deque[Event] = deque()
-        self._call: SyncStreamCall[Response] | None = self._begin(position.next_request(), timeout)
+        self._call: SyncStreamCall[Response] | None = None
+        if not position.is_at_possible_end:
+            self._call = self._begin(position.next_request(), timeout)
         self._responses: SyncStreamCall[Response] | None = None
         # Closed: before its end.
         self._ended, self._closed = False, threading.Event()
@@ -135,11 +137,15 @@ class SyncLogStream(Iterator[Event], Generic[Request, Response, Event]):
         except StopIteration:
             self._drop()
             self._end_or_rejoin()
-        except grpc.RpcError as error:
+        except (grpc.RpcError, CallFailed) as error:
             self._drop()
-            self._recover(from_rpc_error(error))
+            self._recover(error if isinstance(error, CallFailed) else from_rpc_error(error))
 
-    def _open(self) -> SyncStreamCall[Response]:
+    def _open(self) -> SyncStreamCall[Response] | None:
+        """Send the next call and return its responses; end the stream and return None if none can follow."""
+        if self._call is None and self._log.is_at_possible_end and self._is_at_end():
+            self._ended = True
+            return None
         if self._call is None:
             self._call = self._begin(self._log.next_request(), self._backoff.remaining())
         if self._closed.is_set():
@@ -159,6 +165,8 @@ class SyncLogStream(Iterator[Event], Generic[Request, Response, Event]):
         """End with a call that ended without an error, unless it stopped before what it promised."""
         if self._log.ends_with_call:
             self._ended = True
+            return
+        if self._log.is_continued:
             return
         try:
             if self._log.log_id and self._is_at_end():
