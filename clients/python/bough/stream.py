@@ -214,7 +214,10 @@ class LogStream(AsyncIterator[Event], Generic[Request, Response, Event]):
 
 
 class RunStream(LogStream[RunStreamRequest, RunStreamResponse, event_pb2.AgentEvent]):
-    """Events of a run, as they arrive."""
+    """Events of a run, as they arrive.
+
+    `LogStream` says when its call is sent, and how it survives dropped connections.
+    """
 
     def __init__(
         self,
@@ -261,7 +264,10 @@ class RunStream(LogStream[RunStreamRequest, RunStreamResponse, event_pb2.AgentEv
 
 
 class EvaluationStream(LogStream[EvaluationStreamRequest, EvaluationStreamResponse, evaluation_pb2.EvaluationEvent]):
-    """Events of an evaluation, as they arrive."""
+    """Events of an evaluation, as they arrive.
+
+    `LogStream` says when its call is sent, and how it survives dropped connections.
+    """
 
     def __init__(
         self,

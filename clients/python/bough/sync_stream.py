@@ -196,7 +196,10 @@ class SyncLogStream(Iterator[Event], Generic[Request, Response, Event]):
 
 
 class SyncRunStream(SyncLogStream[RunStreamRequest, RunStreamResponse, event_pb2.AgentEvent]):
-    """Events of a run, as they arrive, for one thread; any other thread may close the stream."""
+    """Events of a run, as they arrive, for one thread; any other thread may close the stream.
+
+    `SyncLogStream` says when its call is sent, and how it survives dropped connections.
+    """
 
     def __init__(
         self,
@@ -248,7 +251,10 @@ class SyncRunStream(SyncLogStream[RunStreamRequest, RunStreamResponse, event_pb2
 class SyncEvaluationStream(
     SyncLogStream[EvaluationStreamRequest, EvaluationStreamResponse, evaluation_pb2.EvaluationEvent]
 ):
-    """Events of an evaluation, as they arrive, for one thread; any other thread may close the stream."""
+    """Events of an evaluation, as they arrive, for one thread; any other thread may close the stream.
+
+    `SyncLogStream` says when its call is sent, and how it survives dropped connections.
+    """
 
     def __init__(
         self,
