@@ -63,6 +63,8 @@ check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
+	@echo "docs types: the Python programs of the pages"
+	@$(BIN)/python -m tests.docs.typecheck
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tests.structure
 	$(BIN)/python -m tests.words

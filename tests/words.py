@@ -83,6 +83,7 @@ def page_texts(source: str) -> Iterator[Text]:
 FILES: Final[Mapping[str, Callable[[str], Iterator[Text]]]] = {
     "server/**/*.py": lambda source: python_texts(source, has_messages=True),
     "clients/python/bough/*.py": lambda source: python_texts(source, has_messages=True),
+    "clients/python/bough/testing/*.py": lambda source: python_texts(source, has_messages=True),
     "clients/python/examples/*.py": lambda source: python_texts(source, has_messages=True),
     "clients/**/*.md": page_texts,
     "docs/**/*.py": lambda source: python_texts(source, has_messages=True),

@@ -103,8 +103,10 @@ class EnduringService(agent_service_pb2_grpc.AgentServiceServicer):
 
     async def GetRun(self, request, context):
         log = self._logs.by_run[request.run_id]
-        ended = log[-1].WhichOneof("payload") in _ENDS
-        state = execution_pb2.EXECUTION_STATE_SUCCEEDED if ended else execution_pb2.EXECUTION_STATE_RUNNING
+        last = str(log[-1].WhichOneof("payload"))
+        states = dict.fromkeys(_ENDS, execution_pb2.EXECUTION_STATE_SUCCEEDED)
+        states["run_interrupted"] = execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
+        state = states.get(last, execution_pb2.EXECUTION_STATE_RUNNING)
         return pb.GetRunResponse(run=run_pb2.Run(run_id=request.run_id, state=state, last_sequence=len(log)))
 
     async def _serve(self, request: Asked, context, run_id: str) -> AsyncGenerator[Page, None]:

@@ -109,7 +109,11 @@ class LoopbackService(agent_service_pb2_grpc.AgentServiceServicer):
     async def GetRun(self, request, context):
         answered = next((event for event in self.events if event.HasField("run_completed")), None)
         return agent_service_pb2.GetRunResponse(
-            run=run_pb2.Run(run_id=request.run_id, state=execution_pb2.EXECUTION_STATE_FAILED),
+            run=run_pb2.Run(
+                run_id=request.run_id,
+                state=execution_pb2.EXECUTION_STATE_FAILED,
+                last_sequence=len(self.events),
+            ),
             final_answer=answered.run_completed.final_answer if answered is not None else None,
         )
 

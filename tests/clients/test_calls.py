@@ -165,7 +165,7 @@ async def test_events_are_aggregated_in_messages_of_a_bounded_size() -> None:
     ]
     async with AsyncClient(f"127.0.0.1:{port}") as client:
         assert (await client.aggregate([*events, *large], options=options)).agents_total == 603
-        assert (await client.get_tree("r1")).run_id == "r1"
+        assert (await client.get_invocation("r1")).run_id == "r1"
     await server.stop(0)
     assert [len(message.events) for message in service.messages] == [256, 256, 89, 1, 1]
     assert [message.options for message in service.messages if message.HasField("options")] == [options]

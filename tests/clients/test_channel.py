@@ -1,5 +1,7 @@
 """Channel options: which calls are retried, and that the caller's options win."""
 
+import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -7,7 +9,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from bough import NO_REJOINING, AsyncClient, Unavailable, collect
+from bough import NO_REJOINING, AsyncClient, Client, Rejoining, Unavailable, collect
 from bough.channel import RETRIED_METHODS
 from bough.v1 import agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2
 from bough.v1.session_service_pb2_grpc import SessionServiceServicer, add_SessionServiceServicer_to_server
@@ -62,6 +64,53 @@ def test_of_every_method_it_is_said_whether_it_may_be_called_twice_for_once() ->
     every = {name: {method.name for method in service.methods} for name, service in SERVICES.items()}
     said = {name: set(methods) | NOT_TWICE.get(name, set()) for name, methods in RETRIED_METHODS.items()}
     assert said == every
+
+
+@pytest.mark.parametrize("kind", [AsyncClient, Client])
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("http://127.0.0.1:50051", "is a URL: write HOST:PORT, such as 127.0.0.1:50051. For TLS pass credentials"),
+        ("https://bough.example", "is a URL: write HOST:PORT"),
+        ("bough.example", "has no port: write HOST:PORT, such as 127.0.0.1:50051"),
+        ("dns:///bough.example", "has no port"),
+        ("ipv4:192.0.2.7:1,192.0.2.8", "has no port"),
+        ("[::1]", "has no port"),
+        ("::1:50051", "is not HOST:PORT"),
+        ("bough.example:http", "is not HOST:PORT"),
+        ("tcp://bough.example:1", "is not HOST:PORT"),
+        ("", "is not HOST:PORT"),
+    ],
+)
+def test_an_address_that_is_none_is_refused_at_once(address: str, said: str, kind: type[Client]) -> None:
+    with pytest.raises(ValueError, match=f"^The address '{re.escape(address)}' {said}"):
+        kind(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["dns://192.0.2.1/bough.example:1", "ipv4:192.0.2.7:1,192.0.2.8:1", "[::1]:1", "unix:bough.sock"]
+)
+async def test_an_address_may_be_any_that_grpc_resolves(address: str) -> None:
+    async with AsyncClient(address) as client:
+        assert client.address == address
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:50051"])
+async def test_a_server_that_is_down_is_reported_with_the_command_that_starts_one(address: str) -> None:
+    def call() -> None:
+        with Client(address) as client:
+            with pytest.raises(Unavailable, match="No server could be reached: start one with `bough serve`"):
+                client.get_run("r1")
+            with pytest.raises(Unavailable, match="No server could be reached: start one with `bough serve`"):
+                client.ask("lead", "hi")
+
+    async with asyncio.timeout(Rejoining().timeout / 4):
+        await asyncio.to_thread(call)
+        async with AsyncClient(address) as client:
+            with pytest.raises(Unavailable, match="No server could be reached: start one with `bough serve`"):
+                await client.get_run("r1")
+            with pytest.raises(Unavailable, match="No server could be reached: start one with `bough serve`"):
+                await client.evaluations.watch("e1").result()
 
 
 async def test_a_session_is_asked_for_again_under_the_same_request_id() -> None:

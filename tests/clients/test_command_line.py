@@ -173,7 +173,7 @@ async def test_a_second_ctrl_c_leaves_at_once() -> None:
 
 
 async def test_a_run_watched_after_its_end_still_says_how_it_ended() -> None:
-    ended = await served(LoopbackService(desk()), "watch", RUN_ID, "--after", "999", "--output", "plain")
+    ended = await served(LoopbackService(desk()), "watch", RUN_ID, "--after", f"{len(desk())}", "--output", "plain")
     assert (ended.code, ended.out) == (1, "")
 
 

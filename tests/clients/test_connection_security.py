@@ -118,7 +118,6 @@ def test_a_token_never_travels_unencrypted_to_another_machine(kind: type[Client]
         "ipv6:[::1]:1",
         "unix:bough.sock",
         "unix:///run/bough.sock",
-        "localhost",
     ],
 )
 def test_this_machine_has_many_names(address: str) -> None:

@@ -84,7 +84,7 @@ class Work:
             for part in message.parts
             if part.HasField("blob")
         ]
-        await client.sessions.update_state(self.session_id, {"mood": '"calm"'})
+        await client.sessions.update_state(self.session_id, {"mood": "calm"})
         definition = agent_pb2.AgentDefinition(name="stored", description="Is stored.")
         definition.llm.instruction = "Answer."
         await client.catalog.create_agent(definition)
@@ -119,7 +119,7 @@ async def _to_its_end(stream: RunStream) -> str:
 
 
 async def _tree(client: AsyncClient, run_id: str) -> bytes:
-    tree: invocation_pb2.Invocation = await client.get_tree(run_id)
+    tree: invocation_pb2.Invocation = await client.get_invocation(run_id)
     return tree.SerializeToString(deterministic=True)
 
 

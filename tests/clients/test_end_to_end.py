@@ -66,7 +66,7 @@ async def test_a_stream_goes_on_over_connections_that_are_cut_and_the_run_does_n
         collected = await collect(stream)
         log = await collect(client.watch(stream.run_id))
         again = await collect(client.run("lead", user_message("hi")))
-        tree = await client.get_tree(again.run_id)
+        tree = await client.get_invocation(again.run_id)
     assert proxy.connections >= 4
     assert seen + list(collected.events) == list(log.events)
     assert [event.sequence for event in log.events] == [1, 2, 3]

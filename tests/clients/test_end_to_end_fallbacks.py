@@ -56,7 +56,7 @@ def _spoken(events: tuple[event_pb2.AgentEvent, ...], agent: str) -> dict[int, s
 async def test_the_answer_is_the_second_models_and_nothing_of_the_first_ones(tmp_path: Path, fault: str) -> None:
     async with _team(tmp_path, fault) as address, AsyncClient(address, timeout=30) as client:
         run = await collect(client.run("talker", "What is it?"))
-        tree = await client.get_tree(run.run_id, options=invocation_pb2.InvocationOptions(include_steps=True))
+        tree = await client.get_invocation(run.run_id, options=invocation_pb2.InvocationOptions(include_steps=True))
         messages = [message async for message in client.sessions.list_messages(run.session_id)]
     check_laws(run.events)
     (root,) = tree.agents

@@ -61,7 +61,7 @@ async def test_a_model_that_answers_badly_fails_the_run_with_its_reason(
 ) -> None:
     async with _asked_of(tmp_path, scenario) as (client, fake):
         run = await _turn(client, "talker")
-        tree = await client.get_tree(run.run_id)
+        tree = await client.get_invocation(run.run_id)
     assert _failed(run) == reason
     assert run.error is not None
     assert "Traceback" not in run.error.message

@@ -10,6 +10,7 @@ from bough import (
     CollectedRun,
     ForkRefused,
     InvalidRequest,
+    OutOfRange,
     Rejoining,
     RunEnded,
     RunInterruptedError,
@@ -134,3 +135,20 @@ async def test_a_resume_after_an_earlier_sequence_tells_older_interruptions_agai
         run = await collect(client.resume(run.run_id, answers, after_sequence=run.last_sequence), earlier=run.events)
         whole = await collect(client.resume(run.run_id, [reply(run.open_requests[0], "third")], after_sequence=0))
     assert (whole.state, whole.events[: len(run.events)]) == (execution_pb2.EXECUTION_STATE_SUCCEEDED, run.events)
+
+
+async def test_a_watch_until_an_interruption_ends_where_a_fork_waits_and_not_at_what_was_answered_before(
+    tmp_path: Path,
+) -> None:
+    until = follow_pb2.WATCH_UNTIL_INTERRUPTED
+    async with served(_settings(tmp_path)) as server, _client(server.app.address) as client:
+        run = await collect(client.run("chief", "Ask."))
+        answers = [reply(request, request.prompt) for request in run.open_requests]
+        run = await collect(client.resume(run.run_id, answers), earlier=run.events)
+        fork = await collect(client.fork(run.run_id, run.last_sequence))
+        watched = await collect(client.watch(fork.run_id, until=until))
+        again = await collect(client.watch(fork.run_id, after_sequence=watched.last_sequence, until=until))
+        with pytest.raises(OutOfRange):
+            await collect(client.watch(fork.run_id, after_sequence=watched.last_sequence + 1, until=until))
+    assert (watched.last_sequence, watched.open_requests) == (fork.last_sequence, fork.open_requests)
+    assert again.events == ()

@@ -1,9 +1,7 @@
 """Streams of evaluations: whatever breaks, each sequence is streamed once and in order, of a single evaluation."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
-from typing import cast
+from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import given, settings
@@ -148,30 +146,85 @@ async def test_the_time_for_following_bounds_the_stream_and_names_the_evaluation
             await listed(client.evaluations.watch(EVALUATION_ID, timeout=0.2))
 
 
-async def test_a_stream_that_is_closed_early_ends_its_call() -> None:
+async def test_a_stream_that_is_closed_early_ends_its_call_and_has_no_result() -> None:
     service = EvaluatingService(log_of(20_000))
     async with connected(service) as client:
-        events = client.evaluations.watch(EVALUATION_ID)
-        # The interface promises an iterator; this one is a generator, which can be closed.
-        generator = cast(AsyncGenerator[evaluation_pb2.EvaluationEvent, None], events)
-        async with aclosing(generator):
-            assert await anext(events) == service.log[0]
+        async with client.evaluations.watch(EVALUATION_ID) as stream:
+            assert await anext(stream) == service.log[0]
+            assert stream.through_sequence == 1
         await asyncio.wait_for(service.left.wait(), 10)
+        with pytest.raises(ValueError, match="closed before the end of the evaluation"):
+            await stream.result()
 
 
-async def test_a_synchronous_stream_that_is_closed_early_ends_its_call() -> None:
+async def test_a_synchronous_stream_that_is_closed_early_ends_its_call_and_has_no_result() -> None:
     service = EvaluatingService(log_of(20_000))
 
     def first(address: str) -> None:
         with Client(address) as client:
-            for event in client.evaluations.watch(EVALUATION_ID):
-                assert event.sequence == 1
-                break
+            with client.evaluations.watch(EVALUATION_ID) as stream:
+                assert next(stream).sequence == 1
             left.result(10)
+            with pytest.raises(ValueError, match="closed before the end of the evaluation"):
+                stream.result()
 
     async with evaluating(service) as address:
         left = asyncio.run_coroutine_threadsafe(service.left.wait(), asyncio.get_running_loop())
         await asyncio.to_thread(first, address)
+
+
+async def test_the_id_is_known_before_the_first_event_and_no_event_is_lost() -> None:
+    service = EvaluatingService(LOG, [Drop(moment=Moment.UNANSWERED), None, Drop(moment=Moment.UNANSWERED)])
+
+    def follow(address: str) -> tuple[str, str, list[evaluation_pb2.EvaluationEvent]]:
+        client = Client(address, rejoining=AT_ONCE, options=NO_TRANSPARENT_RETRIES)
+        with client, client.evaluations.run(SET) as stream:
+            return stream.started(), stream.evaluation_id, list(stream)
+
+    async with connected(service) as client, client.evaluations.run(SET, request_id="ci-7") as stream:
+        assert (stream.request_id, stream.evaluation_id) == ("ci-7", "")
+        assert (await stream.started(), stream.evaluation_id) == (EVALUATION_ID, EVALUATION_ID)
+        assert await listed(stream) == LOG
+        assert await asyncio.to_thread(follow, client.address) == (EVALUATION_ID, EVALUATION_ID, LOG)
+
+
+async def test_the_result_is_that_of_the_end_with_every_case() -> None:
+    service = EvaluatingService(LOG, [Drop(events=2), None, None, Drop(events=3)])
+
+    def judge(address: str) -> eval_result_pb2.EvalResult:
+        with Client(address, rejoining=AT_ONCE, options=NO_TRANSPARENT_RETRIES) as client:
+            return client.evaluations.run(SET).result()
+
+    async with connected(service) as client:
+        async with client.evaluations.run(SET) as stream:
+            assert await anext(stream) == LOG[0]
+            result = await stream.result()
+        assert await stream.result() == result
+        assert await client.evaluations.watch(EVALUATION_ID, after_sequence=len(LOG)).result() == result
+        assert await asyncio.to_thread(judge, client.address) == result
+    assert [case.case_id for case in result.cases] == [f"case-{number}" for number in range(4)]
+    assert [request.after_sequence for request in service.asked if isinstance(request, pb.WatchEvaluationRequest)] == [
+        2,
+        len(LOG),
+        3,
+    ]
+
+
+async def test_a_stream_cancels_its_evaluation_while_another_task_reads() -> None:
+    service = EvaluatingService(LOG[:2], holds=True)
+
+    def cancel(address: str) -> None:
+        with Client(address) as client, client.evaluations.run(SET) as stream:
+            stream.cancel()
+
+    async with connected(service) as client:
+        stream = client.evaluations.run(SET)
+        reader = asyncio.create_task(listed(stream))
+        await stream.cancel()
+        await stream.aclose()
+        assert await reader == LOG[: len(await reader)]
+        await asyncio.to_thread(cancel, client.address)
+    assert service.cancelled == [EVALUATION_ID] * 2
 
 
 async def test_a_result_is_joined_from_what_was_found_and_the_pages_of_its_cases() -> None:

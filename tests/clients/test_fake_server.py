@@ -1,5 +1,7 @@
 """The fake server for users' own tests keeps the rules that a client sees."""
 
+from collections.abc import Callable
+
 import grpc
 import pytest
 
@@ -16,8 +18,33 @@ from bough import (
     reply,
 )
 from bough.testing import FakeServer, answer, interruption
-from bough.v1 import EXECUTION_STATE_CANCELLED, EXECUTION_STATE_SUCCEEDED, WATCH_UNTIL_CURRENT, AgentEvent, InputRequest
+from bough.v1 import (
+    EXECUTION_STATE_CANCELLED,
+    EXECUTION_STATE_FAILED,
+    EXECUTION_STATE_SUCCEEDED,
+    VERDICT_FAILED,
+    WATCH_UNTIL_CURRENT,
+    WATCH_UNTIL_INTERRUPTED,
+    AgentEvent,
+    AgentInvocation,
+    AggregateEventsResponse,
+    CaseResult,
+    CaseTrialResult,
+    EvalCase,
+    EvalResult,
+    EvalSet,
+    EvaluationEvent,
+    EvaluationFailed,
+    GetRunResponse,
+    InputRequest,
+    Invocation,
+    ListToolsResponse,
+    ReadBlobResponse,
+    ToolInfo,
+)
+from bough.v1 import Run as RunRecord
 
+TRIPS = EvalSet(name="trips", cases=[EvalCase(id="oslo")])
 AT_ONCE = Rejoining(first_delay=0.0, longest_delay=0.0)
 
 
@@ -31,13 +58,10 @@ def test_scripted_runs_are_answered_in_order() -> None:
         second = server.add("lead", answer("Two."))
         assert [client.ask("lead", "hi"), client.ask("lead", "hi")] == ["One.", "Two."]
         assert client.get_run(second).state == EXECUTION_STATE_SUCCEEDED
-        with pytest.raises(NotFound, match="No run of the agent 'lead' is scripted"):
-            client.ask("lead", "hi")
     assert [type(request).__name__ for request in server.requests] == [
         "RunRequest",
         "RunRequest",
         "GetRunRequest",
-        "RunRequest",
     ]
 
 
@@ -96,6 +120,19 @@ def test_a_watch_to_the_end_waits_with_a_run_that_waits() -> None:
             assert list(stream) == []
 
 
+def test_a_watch_until_an_interruption_ends_where_the_run_waits() -> None:
+    asks = [interruption(InputRequest(input_id=name)) for name in ("size", "color")]
+    with FakeServer() as server, Client(server.address) as client:
+        run_id = server.add("lead", [*asks, *answer("Done.")])
+        with client.run("lead", "hi") as stream, client.resume(stream.started(), [reply("size", 42)]) as resumed:
+            assert (_sequences(collect_sync(stream)), _sequences(collect_sync(resumed))) == ([1], [2, 3])
+        with client.watch(run_id, until=WATCH_UNTIL_INTERRUPTED) as stream:
+            assert [request.input_id for request in collect_sync(stream).open_requests] == ["color"]
+        with client.watch(run_id, after_sequence=3, until=WATCH_UNTIL_INTERRUPTED) as stream:
+            assert list(stream) == []
+        assert [request.input_id for request in client.get_run(run_id).open_requests] == ["color"]
+
+
 def test_a_watch_that_is_closed_leaves_the_fake() -> None:
     with FakeServer() as server, Client(server.address) as client:
         run_id = server.add("lead", [interruption(InputRequest(input_id="size"))])
@@ -119,7 +156,84 @@ def test_a_refusal_is_the_error_that_a_server_would_send() -> None:
             client.ask("lead", "hi")
 
 
-def test_what_the_fake_does_not_have_is_unimplemented() -> None:
-    with FakeServer() as server, Client(server.address) as client, pytest.raises(CallFailed) as caught:
-        client.is_serving()
-    assert caught.value.status.code is grpc.StatusCode.UNIMPLEMENTED
+def test_what_is_not_scripted_is_unimplemented_and_says_how_to_script_it() -> None:
+    def read_tree(client: Client) -> None:
+        with client.run("lead", "hi") as stream:
+            client.tree(stream.started())
+
+    calls: list[tuple[Callable[[Client], object], str]] = [
+        (lambda client: client.ask("guide", "hi"), r"FakeServer\.add\('guide', answer\(\.\.\.\)\)"),
+        (read_tree, r"invocation=Invocation\(\.\.\.\) to FakeServer\.add\('lead'"),
+        (lambda client: client.evaluations.run(TRIPS).result(), r"add_evaluation\(EvalResult\(eval_set_name='trips'"),
+        (lambda client: list(client.catalog.list_tools()), r"FakeServer\.respond\(ListToolsResponse\("),
+        (lambda client: client.sessions.read_blob("s1", "0"), r"FakeServer\.respond\(ReadBlobResponse\("),
+        (lambda client: client.aggregate([]), r"FakeServer\.respond\(AggregateEventsResponse\("),
+    ]
+    with FakeServer() as server, Client(server.address) as client:
+        server.add("lead", answer("Hm."))
+        for call, said in calls:
+            with pytest.raises(CallFailed, match=said) as caught:
+                call(client)
+            assert caught.value.code is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_any_call_is_answered_with_a_given_response() -> None:
+    with FakeServer() as server, Client(server.address) as client:
+        server.respond(ListToolsResponse(tools=[ToolInfo(name="search")]))
+        server.respond(ReadBlobResponse(data=b"leaf"))
+        server.respond(AggregateEventsResponse(invocation=Invocation(agent="lead")))
+        assert [tool.name for tool in client.catalog.list_tools()] == ["search"]
+        assert client.sessions.read_blob("s1", "0") == b"leaf"
+        assert client.aggregate([AgentEvent(sequence=1)]).agent == "lead"
+        server.respond(GetRunResponse(run=RunRecord(run_id="any")))
+        assert client.get_run("any").run_id == "any"
+        with pytest.raises(ValueError, match=r"No RPC returns bough\.v1\.ToolInfo\."):
+            server.respond(ToolInfo())
+        assert client.is_serving()
+    assert [type(request).__name__ for request in server.requests] == [
+        "ListToolsRequest",
+        "ReadBlobRequest",
+        "AggregateEventsRequest",
+        "GetRunRequest",
+    ]
+
+
+def test_a_run_has_the_tree_that_is_scripted() -> None:
+    agents = [AgentInvocation(invocation_id="1", name="lead"), AgentInvocation(invocation_id="2", name="writer")]
+    with FakeServer() as server, Client(server.address) as client:
+        run_id = server.add("lead", answer("Hm."), invocation=Invocation(agent="lead", agents=agents))
+        with pytest.raises(NotFound):
+            client.tree(run_id)
+        client.ask("lead", "hi")
+        tree = client.tree(run_id)
+    assert ([agent.name for agent in tree], tree.invocation.run_id) == (["lead", "writer"], run_id)
+
+
+def test_an_evaluation_has_the_result_that_is_scripted() -> None:
+    cases = [CaseResult(case_id=f"case-{number}", trials=[CaseTrialResult(trial=1)]) for number in range(60)]
+    result = EvalResult(eval_set_name="trips", verdict=VERDICT_FAILED, cases=cases)
+    with FakeServer() as server, Client(server.address, rejoining=AT_ONCE) as client:
+        evaluation_id = server.add_evaluation(result, drops=[0, 2])
+        with client.evaluations.run(TRIPS) as stream:
+            events = list(stream)
+            found = stream.result()
+        assert client.evaluations.cancel(evaluation_id) == client.evaluations.get(evaluation_id)
+        assert list(client.evaluations.watch(evaluation_id, after_sequence=60)) == events[60:]
+        assert client.evaluations.get(evaluation_id).state == EXECUTION_STATE_SUCCEEDED
+        with pytest.raises(NotFound):
+            client.evaluations.get("evaluation-2")
+        failed = server.add_evaluation(result, events=[EvaluationEvent(evaluation_failed=EvaluationFailed())])
+        client.evaluations.run(TRIPS).result()
+        assert client.evaluations.get(failed).state == EXECUTION_STATE_FAILED
+        with pytest.raises(ValueError, match="The last event has to be one of evaluation_completed, "):
+            server.add_evaluation(result, events=[])
+    result.evaluation_id = evaluation_id
+    assert found == result
+    assert [event.sequence for event in events] == list(range(1, 63))
+
+
+def test_a_repeated_request_id_starts_an_evaluation_once() -> None:
+    with FakeServer() as server, Client(server.address) as client:
+        evaluation_id = server.add_evaluation(EvalResult(eval_set_name="trips"))
+        for _ in range(2):
+            assert client.evaluations.run(TRIPS, request_id="once").result().evaluation_id == evaluation_id

@@ -12,7 +12,6 @@ from google.protobuf.message import Message
 from bough import (
     AsyncClient,
     Client,
-    DeadlineExceeded,
     NotFound,
     Unavailable,
     answer_of,
@@ -24,8 +23,8 @@ from bough import (
 from bough.catalog import Catalog, SyncCatalog
 from bough.evaluations import Evaluations, SyncEvaluations
 from bough.sessions import Sessions, SyncSessions
-from bough.stream import RunStream
-from bough.sync_stream import SyncRunStream
+from bough.stream import EvaluationStream, RunStream
+from bough.sync_stream import SyncEvaluationStream, SyncRunStream
 from bough.v1 import (
     MISSING_SESSION_POLICY_CREATE,
     VERDICT_PASSED,
@@ -49,6 +48,7 @@ PAIRS = [
     (Evaluations, SyncEvaluations),
     (Sessions, SyncSessions),
     (RunStream, SyncRunStream),
+    (EvaluationStream, SyncEvaluationStream),
 ]
 
 SYNCHRONOUS = {
@@ -63,6 +63,7 @@ SYNCHRONOUS = {
     "collections.abc.AsyncIterator": "collections.abc.Iterator",
     "grpc.aio._base_channel.Channel": "grpc.Channel",
     "bough.stream.RunStream": "bough.sync_stream.SyncRunStream",
+    "bough.stream.EvaluationStream": "bough.sync_stream.SyncEvaluationStream",
 }
 """Asynchronous names and annotations, and their synchronous counterparts."""
 
@@ -73,11 +74,16 @@ def synchronous(text: str) -> str:
     return text
 
 
+def own(kind: type) -> dict[str, Any]:
+    """Return the members that a class has from this package, inherited ones included."""
+    ours = [each for each in reversed(kind.__mro__) if each.__module__.startswith("bough.")]
+    return {name: member for each in ours for name, member in vars(each).items()}
+
+
 def surface(kind: type) -> dict[str, str]:
     """Return the public members of a class and of its context, each with its parameters, defaults and annotations."""
-    members = {name: member for name, member in vars(kind).items() if not name.startswith("_")}
     context = ("__aenter__", "__aexit__", "__anext__", "__enter__", "__exit__", "__next__")
-    members |= {name: vars(kind)[name] for name in context if name in vars(kind)}
+    members = {name: member for name, member in own(kind).items() if not name.startswith("_") or name in context}
     if kind in (AsyncClient, Client):
         members["__init__"] = vars(kind)["__init__"]
     return {
@@ -103,8 +109,19 @@ def test_both_clients_have_the_same_methods_with_the_same_parameters(asynchronou
     assert len(surface(other)) > 5
 
 
+def test_every_method_that_makes_a_call_takes_a_timeout() -> None:
+    without = {
+        f"{kind.__name__}.{name}"
+        for pair in PAIRS[:4]
+        for kind in pair
+        for name, member in own(kind).items()
+        if not name.startswith("_") and "timeout" not in member.__annotations__
+    }
+    assert without == {"AsyncClient.close", "Client.close"}
+
+
 def test_without_an_event_loop_nothing_is_awaited() -> None:
-    functions = [member for _, kind in PAIRS for member in vars(kind).values() if inspect.isfunction(member)]
+    functions = [member for _, kind in PAIRS for member in own(kind).values() if inspect.isfunction(member)]
     assert not [one for one in functions if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one)]
 
 
@@ -136,8 +153,8 @@ async def test_what_the_synchronous_client_reads_is_what_the_asynchronous_one_re
             lists = [client.list_runs(page_size=1), client.sessions.list()]
             more = [client.catalog.list_agents(page_size=1), client.catalog.list_tools(), client.catalog.list_models()]
             messages = client.sessions.list_messages(run.session_id, page_size=1)
-            read = [client.get_run(run.run_id), client.get_tree(run.run_id), client.sessions.get(run.session_id)]
-            records = [client.get_final_answer(run.run_id), client.aggregate(log)]
+            read = [client.get_run(run.run_id), client.get_invocation(run.run_id), client.sessions.get(run.session_id)]
+            records = [client.get_final_answer(run.run_id), client.aggregate(log), client.tree(run.run_id).invocation]
             return run.run_id, [*map(list, [*lists, *more, messages]), *read, log, *records]
 
     async with AsyncClient(address) as client:
@@ -153,11 +170,12 @@ async def test_what_the_synchronous_client_reads_is_what_the_asynchronous_one_re
             await listed(client.catalog.list_models()),
             await listed(client.sessions.list_messages(run.session_id)),
             run,
-            await client.get_tree(run_id),
+            await client.get_invocation(run_id),
             await client.sessions.get(run.session_id),
             list(log.events),
             await client.get_final_answer(run_id),
             await client.aggregate(log.events),
+            (await client.tree(run_id)).invocation,
         ]
     assert all(seen)
 
@@ -190,7 +208,7 @@ async def test_the_synchronous_client_changes_agents_and_sessions(address: str) 
             session = client.sessions.create(labels={"of": "parity"})
             assert list(client.sessions.list(labels={"of": "parity"})) == [session]
             assert client.sessions.update(session.session_id, labels={"of": "both"}).labels == {"of": "both"}
-            assert client.sessions.update_state(session.session_id, {"mood": '"good"'}) == '{"mood":"good"}'
+            assert client.sessions.update_state(session.session_id, {"mood": "good"}) == '{"mood":"good"}'
             assert client.sessions.get_state(session.session_id) == '{"mood":"good"}'
             client.sessions.delete(session.session_id)
             with pytest.raises(NotFound):
@@ -204,9 +222,10 @@ async def test_both_clients_evaluate_and_read_what_was_found(address: str) -> No
 
     def evaluate() -> list[Any]:
         with Client(address) as client:
-            events = list(client.evaluations.run(trips, trials=2, labels={"pr": "7"}))
-            evaluation_id = events[0].evaluation_id
-            result = client.evaluations.result(evaluation_id)
+            with client.evaluations.run(trips, trials=2, labels={"pr": "7"}) as stream:
+                evaluation_id = stream.started()
+                events = list(stream)
+                result = stream.result()
             source = run_source(result.cases[0].trials[0].turns[0].run_id)
             ended = client.evaluations.cancel(evaluation_id, note="It has ended.")
             return [
@@ -257,17 +276,6 @@ async def test_events_are_sent_for_aggregation_in_as_many_messages(address: str)
         record = await client.aggregate(events, options=InvocationOptions(max_agents=3))
     assert await asyncio.to_thread(aggregated) == record
     assert record.as_of_sequence == 600
-
-
-async def test_a_timeout_of_zero_is_none_left(address: str) -> None:
-    def aggregate() -> None:
-        with Client(address) as client, pytest.raises(DeadlineExceeded):
-            client.aggregate([AgentEvent(sequence=1)], timeout=0)
-
-    await asyncio.to_thread(aggregate)
-    async with AsyncClient(address) as client:
-        with pytest.raises(DeadlineExceeded):
-            await client.aggregate([AgentEvent(sequence=1)], timeout=0)
 
 
 async def test_ask_starts_the_run_that_run_starts() -> None:

@@ -140,18 +140,51 @@ async def test_coming_back_never_adds_to_the_time_that_the_caller_gave(monkeypat
     assert [left <= bound + 0.5 for left, bound in zip(remaining, bounds, strict=True)] == [True] * 5
 
 
-async def test_a_watch_until_an_interruption_stops_at_the_next_one_and_a_watch_to_the_end_at_none() -> None:
+@given(drops=DROPS, after=st.integers(0, ENDS[1]), masked=st.booleans())
+@settings(max_examples=30, deadline=None)
+async def test_a_watch_until_an_interruption_ends_with_the_one_at_which_the_run_waits(
+    drops: list[Drop | None], after: int, masked: bool
+) -> None:
     logs = Logs(segments=asking())
-    async with (
-        durable_server(logs, [None] * 4 + [Drop(events=2), Drop(events=99)]) as address,
-        client_of(address) as client,
-    ):
+    until, mask = follow_pb2.WATCH_UNTIL_INTERRUPTED, MASK if masked else []
+
+    def watch(address: str) -> list[AgentEvent]:
+        with Client(address, timeout=15, rejoining=AT_ONCE, options=QUICK) as client:
+            return list(client.watch(RUN_ID, after_sequence=after, until=until, event_names=mask))
+
+    async with durable_server(logs, [None, None, *drops]) as address, client_of(address) as client:
+        await collect(client.run("lead", "hi"))
+        await collect(client.resume(RUN_ID, [reply(question("a"), "a")]))
+        stream = client.watch(RUN_ID, after_sequence=after, until=until, event_names=mask)
+        watched = [event async for event in stream]
+        assert watched == await asyncio.to_thread(watch, address)
+    waiting = WHOLE[after : ENDS[1]]
+    assert watched == [event for event in waiting if not masked or str(event.WhichOneof("payload")).startswith("run_")]
+
+
+async def test_a_watch_of_a_run_that_has_ended_is_ended_by_no_interruption() -> None:
+    logs, drops = Logs(segments=asking()), [None] * 4 + [Drop(events=2), Drop(events=99)]
+    async with durable_server(logs, drops) as address, client_of(address) as client:
         await collect(client.run("lead", "hi"))
         for name in "abc":
             await collect(client.resume(RUN_ID, [reply(question(name), name)]))
         until = follow_pb2.WATCH_UNTIL_INTERRUPTED
-        assert (await collect(client.watch(RUN_ID, after_sequence=ENDS[0], until=until))).events == tuple(asking()[1])
+        assert (await collect(client.watch(RUN_ID, until=until))).events == tuple(WHOLE)
         assert (await collect(client.watch(RUN_ID))).events == tuple(WHOLE)
+
+
+async def test_a_watch_that_passes_an_answered_interruption_reports_no_drop() -> None:
+    logs, drops = Logs(segments=asking()), []
+    policy = rejoining.Rejoining(first_delay=0.0, on_drop=drops.append)
+    async with durable_server(logs) as address, AsyncClient(address, rejoining=policy) as client:
+        await collect(client.run("lead", "hi"))
+        await collect(client.resume(RUN_ID, [reply(question("a"), "a")]))
+        watched = await collect(client.watch(RUN_ID, until=follow_pb2.WATCH_UNTIL_INTERRUPTED))
+    assert (watched.last_sequence, [request.input_id for request in watched.open_requests], drops) == (
+        ENDS[1],
+        [request.input_id for request in WHOLE[ENDS[1] - 1].run_interrupted.requests],
+        [],
+    )
 
 
 @given(drops=DROPS, restarts=RESTARTS)
@@ -169,7 +202,8 @@ async def test_the_synchronous_client_keeps_the_same_promise(drops: list[Drop | 
 
     async with durable_server(logs, [*restarts, *drops]) as address:
         given = await asyncio.to_thread(lambda: list(turns(address)))
-    assert given == [tuple(segment) for segment in (*asking(), asking()[1], logs.fork[ENDS[1] :])]
+    rest = [event for segment in asking()[1:] for event in segment]
+    assert given == [tuple(segment) for segment in (*asking(), rest, logs.fork[ENDS[1] :])]
     assert (sorted(logs.by_run), len(logs.known)) == (sorted([RUN_ID, FORK_ID]), 5)
 
 

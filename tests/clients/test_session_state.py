@@ -32,11 +32,14 @@ async def test_the_client_reads_and_changes_values(server: Served) -> None:
     session_id = await _session(server)
     async with AsyncClient(server.app.address) as client:
         assert await client.sessions.get_state(session_id) == "{}"
-        assert await client.sessions.update_state(session_id, {"a": "1.0", "b": '"x"'}) == '{"a":1.0,"b":"x"}'
+        assert await client.sessions.update_state(session_id, state_json={"a": "1.0"}) == '{"a":1.0}'
+        assert await client.sessions.update_state(session_id, {"b": "x"}) == '{"a":1.0,"b":"x"}'
         assert await client.sessions.update_state(session_id, {"a": None}) == '{"b":"x"}'
         assert await client.sessions.get_state(session_id) == '{"b":"x"}'
         with pytest.raises(InvalidRequest):
-            await client.sessions.update_state(session_id, {"b": "x"})
+            await client.sessions.update_state(session_id, state_json={"b": "x"})
+        with pytest.raises(ValueError, match="'b' is in values and in state_json"):
+            await client.sessions.update_state(session_id, {"b": 1}, state_json={"b": "2"})
         with pytest.raises(NotFound):
             await client.sessions.get_state("absent")
 
@@ -85,6 +88,6 @@ async def test_the_state_of_a_session_that_a_run_holds_is_shown_and_not_changed(
     assert (refused.code, refused.out, await turn.run_id() in refused.err) == (2, "", True)
     async with AsyncClient(server.app.address) as client:
         with pytest.raises(SessionBusy):
-            await client.sessions.update_state(session_id, {"a": "2"})
+            await client.sessions.update_state(session_id, {"a": 2})
     DOORS["command"].set()
     await turn.to_the_end()

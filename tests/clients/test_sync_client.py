@@ -132,7 +132,7 @@ def test_closing_ends_the_call(channel: grpc_testing.Channel, client: Client) ->
 def test_unary_calls_give_the_resource(
     channel: grpc_testing.Channel, client: Client, other_thread: ThreadPoolExecutor
 ) -> None:
-    tree: Future[invocation_pb2.Invocation] = other_thread.submit(client.get_tree, RUN_ID, as_of_sequence=4)
+    tree: Future[invocation_pb2.Invocation] = other_thread.submit(client.get_invocation, RUN_ID, as_of_sequence=4)
     _, request, rpc = channel.take_unary_unary(EVAL.methods_by_name["GetInvocation"])
     assert request == eval_service_pb2.GetInvocationRequest(run_id=RUN_ID, as_of_sequence=4)
     record = invocation_pb2.Invocation(run_id=RUN_ID, agent="lead")

@@ -9,6 +9,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 
+_NAME: Final = re.compile(r"# ([\w./-]+\.(?:yaml|py))$")
 _FENCE: Final = re.compile(r"^( *)```(.*)$")
 
 
@@ -40,6 +41,16 @@ class Block:
     def place(self) -> str:
         """Its file and line."""
         return f"{self.page}:{self.line}"
+
+    @property
+    def name(self) -> str:
+        """The name of the file that it is; empty if its first line has none."""
+        match = _NAME.match(self.text.partition("\n")[0])
+        return match[1] if match else ""
+
+    def padded(self, after: int = 0) -> str:
+        """Its text after as many lines as precede it in the page, of which some are there."""
+        return "\n" * (self.line - 1 - after) + self.text
 
 
 PAGES: Final[Mapping[str, Page]] = {

@@ -25,7 +25,6 @@ from tests.support import cli_forwarder, processes
 ADDRESS: Final = "127.0.0.1:50051"
 """The address that pages show; blocks are tried at another."""
 
-_NAME: Final = re.compile(r"# ([\w./-]+\.(?:yaml|py))$")
 _YAML: Final = re.compile(r"(bough|eval|kubernetes|agents/[\w-]+|[\w-]*script[\w-]*)\.yaml")
 _EXITS: Final = re.compile(r"^(.+?) +# exits with (\d+)\b.*$", re.MULTILINE)
 _SERVED: Final = re.compile(
@@ -89,7 +88,7 @@ class Project:
         return found
 
     async def _yaml(self, block: Block) -> None:
-        name = _named(block)
+        name = block.name
         if not name or not _YAML.fullmatch(name):
             names = "`# bough.yaml`, `# agents/NAME.yaml`, `# script.yaml`, `# eval.yaml` or `# kubernetes.yaml`"
             words = f"a yaml block begins with {names}."
@@ -97,7 +96,7 @@ class Project:
         await self._write(block, name)
 
     async def _python(self, block: Block) -> None:
-        name = _named(block)
+        name = block.name
         if name:
             await self._write(block, name)
             if _is_of_the_server(block.text):
@@ -108,7 +107,7 @@ class Project:
                 await self._run_script(block, name)
         elif self._module is not None:
             before = self._module.read_text(encoding="utf-8")
-            self._module.write_text(before + _padded(block, after=before.count("\n")), encoding="utf-8")
+            self._module.write_text(before + block.padded(after=before.count("\n")), encoding="utf-8")
         else:
             words = "a python block begins with `# NAME.py`, or continues a module of the server before it."
             pytest.fail(f"{block.place}: {words}", pytrace=False)
@@ -156,7 +155,7 @@ class Project:
             await self.judge()
         await self._stop()
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(_padded(block), encoding="utf-8")
+        file.write_text(block.padded(), encoding="utf-8")
         self._written[name] = block.page
 
     async def _run_script(self, block: Block, name: str) -> None:
@@ -184,7 +183,7 @@ class Project:
     async def _shell(self, block: Block, environment: Mapping[str, str]) -> tuple[int, str]:
         """The exit code and the output of the commands of a block, each of which has to succeed."""
         script = self._folder / ".block.sh"
-        script.write_text(f"trap 'echo \"{block.page}:$LINENO: exit code $?\"' ERR{_padded(block)}", encoding="utf-8")
+        script.write_text(f"trap 'echo \"{block.page}:$LINENO: exit code $?\"' ERR{block.padded()}", encoding="utf-8")
         process = await asyncio.create_subprocess_exec(
             *("bash", "-Eeuo", "pipefail", script.name),
             cwd=self._folder,
@@ -225,12 +224,6 @@ class Project:
         return text
 
 
-def _named(block: Block) -> str:
-    """The name of the file that a block is; empty if its first line has none."""
-    match = _NAME.match(block.text.partition("\n")[0])
-    return match[1] if match else ""
-
-
 def _expecting(typed: str) -> str:
     """Commands, of which those that say so in a comment have to end with another exit code than 0."""
     return _EXITS.sub(r"code=0; \1 || code=$?; test $code = \2", typed)
@@ -239,11 +232,6 @@ def _expecting(typed: str) -> str:
 def _is_of_the_server(text: str) -> bool:
     """Whether it is a module that a server imports, and not a script of a client."""
     return re.search(r"^(from|import) bough_server\b", text, re.MULTILINE) is not None
-
-
-def _padded(block: Block, after: int = 0) -> str:
-    """A block after as many lines as precede it in the page, of which some are there."""
-    return "\n" * (block.line - 1 - after) + block.text
 
 
 def _first_line_missing(excerpt: str, files: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from bough.agent_tree import AgentTree
 from bough.answers import approve, refuse, reply, tool_outcome
+from bough.calls import USE_CLIENT_DEFAULT, Timeout
 from bough.client import AsyncClient
 from bough.collection import CollectedRun, answer_of, collect, collect_sync
 from bough.errors import (
@@ -31,13 +32,14 @@ from bough.errors import (
 from bough.evaluations import run_source
 from bough.messages import file_part, text_of, user_message
 from bough.rejoining import NO_REJOINING, Rejoining
-from bough.stream import RunStream
+from bough.stream import EvaluationStream, RunStream
 from bough.sync import Client
-from bough.sync_stream import SyncRunStream
+from bough.sync_stream import SyncEvaluationStream, SyncRunStream
 from bough.transcript import StepText
 
 __all__ = [
     "NO_REJOINING",
+    "USE_CLIENT_DEFAULT",
     "AgentFixed",
     "AgentLinked",
     "AgentTree",
@@ -51,6 +53,7 @@ __all__ = [
     "Client",
     "CollectedRun",
     "DeadlineExceeded",
+    "EvaluationStream",
     "FieldViolation",
     "ForkRefused",
     "InvalidRequest",
@@ -66,7 +69,9 @@ __all__ = [
     "RunStream",
     "SessionBusy",
     "StepText",
+    "SyncEvaluationStream",
     "SyncRunStream",
+    "Timeout",
     "Unavailable",
     "answer_of",
     "approve",

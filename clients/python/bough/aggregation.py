@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator
 
-from bough.errors import deadline_exceeded
+from bough.arguments import build
 from bough.v1 import eval_service_pb2, event_pb2, invocation_pb2
 
 _EVENTS_PER_MESSAGE = 256
@@ -13,7 +13,7 @@ class _Packing:
     """Packs events into messages of bounded size; `message` is the last one, which still has room."""
 
     def __init__(self, options: invocation_pb2.InvocationOptions | None) -> None:
-        self.message = eval_service_pb2.AggregateEventsRequest(options=options)
+        self.message = build(eval_service_pb2.AggregateEventsRequest, options=options)
         self._size = 0
 
     def add(self, event: event_pb2.AgentEvent) -> eval_service_pb2.AggregateEventsRequest | None:
@@ -26,15 +26,6 @@ class _Packing:
         self.message.events.append(event)
         self._size += length
         return full
-
-
-def checked_timeout(timeout: float | None, default: float | None) -> float | None:
-    """Return the timeout of a call in seconds, the default if it is None. Raises DeadlineExceeded if none is left."""
-    seconds = default if timeout is None else timeout
-    # grpc.aio rounds deadlines up: a call without any time left could still succeed.
-    if seconds is not None and seconds <= 0:
-        raise deadline_exceeded("The time for aggregating events was over before the call.")
-    return seconds
 
 
 async def aggregate_messages(

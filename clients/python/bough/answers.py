@@ -1,8 +1,9 @@
 """Build answers to input requests from plain values, for the client's `resume`."""
 
-import json
 from collections.abc import Iterable
 
+from bough.arguments import build, wrong_type
+from bough.messages import json_text
 from bough.v1 import input_pb2, message_pb2
 
 
@@ -10,13 +11,13 @@ def approve(
     request: input_pb2.InputRequest | str, *, arguments_json: str = "", note: str = ""
 ) -> input_pb2.InputAnswer:
     """Approve a tool call. `arguments_json`, if not empty, replaces its arguments; the note is for the record."""
-    approval = input_pb2.ApprovalDecision(approved=True, arguments_json=arguments_json, note=note)
+    approval = build(input_pb2.ApprovalDecision, approved=True, arguments_json=arguments_json, note=note)
     return input_pb2.InputAnswer(input_id=_id_of(request), approval=approval)
 
 
 def refuse(request: input_pb2.InputRequest | str, *, note: str = "") -> input_pb2.InputAnswer:
     """Refuse a tool call. The model sees the refusal and the note."""
-    approval = input_pb2.ApprovalDecision(approved=False, note=note)
+    approval = build(input_pb2.ApprovalDecision, approved=False, note=note)
     return input_pb2.InputAnswer(input_id=_id_of(request), approval=approval)
 
 
@@ -51,9 +52,12 @@ def _failure(error: message_pb2.ToolFailure | Exception) -> message_pb2.ToolFail
 
 def reply(request: input_pb2.InputRequest | str, value: object) -> input_pb2.InputAnswer:
     """Answer a question with a JSON value. Raises TypeError or ValueError if JSON cannot represent it."""
-    encoded = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return input_pb2.InputAnswer(input_id=_id_of(request), value_json=encoded)
+    return input_pb2.InputAnswer(input_id=_id_of(request), value_json=json_text(value))
 
 
 def _id_of(request: input_pb2.InputRequest | str) -> str:
-    return request if isinstance(request, str) else request.input_id
+    if isinstance(request, str):
+        return request
+    if not isinstance(request, input_pb2.InputRequest):
+        raise wrong_type("request", "an InputRequest or its input_id", request)
+    return request.input_id

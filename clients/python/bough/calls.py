@@ -2,14 +2,32 @@
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypedDict, TypeVar
+from enum import Enum
+from typing import Final, Protocol, TypeAlias, TypedDict, TypeVar
 
 import grpc
 from grpc import aio
 
+from bough.arguments import wrong_type
 from bough.channel import Metadata
-from bough.errors import from_rpc_error
+from bough.errors import deadline_exceeded, from_rpc_error
 from bough.rejoining import Contact
+
+
+class ClientDefault(Enum):
+    """Type of `USE_CLIENT_DEFAULT`."""
+
+    TIMEOUT = "timeout"
+
+    def __repr__(self) -> str:
+        return "USE_CLIENT_DEFAULT"
+
+
+USE_CLIENT_DEFAULT: Final = ClientDefault.TIMEOUT
+"""Default of a timeout: the client's."""
+
+Timeout: TypeAlias = float | ClientDefault | None
+"""Seconds that a call may take, None for no limit."""
 
 
 class _PagedRequest(Protocol):
@@ -27,7 +45,7 @@ PagedRequest = TypeVar("PagedRequest", bound=_PagedRequest)
 PagedResponse = TypeVar("PagedResponse", bound=_PagedResponse)
 
 FILE_TIMEOUT = 600.0
-"""Seconds that a file may take to arrive."""
+"""Default: seconds that a file may take to arrive."""
 
 PAGE_SIZE = 50
 """Default: items that a list fetches at a time."""
@@ -53,30 +71,48 @@ class _CallSettings:
     metadata: Callable[[], Metadata] = tuple
     contact: Contact = field(default_factory=Contact)
 
-    def options(self, timeout: float | None) -> CallOptions:
-        """Return the options of a call that may take `timeout` seconds."""
-        return {"timeout": timeout, "wait_for_ready": self.wait_for_ready, "metadata": self.metadata()}
+    def options(self, timeout: Timeout) -> CallOptions:
+        """Return the options of a call that may take `timeout` seconds. Raises DeadlineExceeded if none is left."""
+        seconds = seconds_of(timeout, self.timeout)
+        # grpc.aio rounds deadlines up: a call without any time left could still succeed.
+        if seconds is not None and seconds <= 0:
+            raise deadline_exceeded("The time for the call was over before it was made.")
+        return {"timeout": seconds, "wait_for_ready": self.wait_for_ready, "metadata": self.metadata()}
+
+
+def seconds_of(timeout: Timeout, default: float | None) -> float | None:
+    """Return a timeout in seconds, None for no limit; `default` is the client's."""
+    if isinstance(timeout, ClientDefault):
+        return default
+    if timeout is not None and not isinstance(timeout, int | float):
+        raise wrong_type("timeout", "a number of seconds or None", timeout)
+    return timeout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls(_CallSettings):
     """Unary calls and lists, with an event loop."""
 
-    async def call(self, method: aio.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
+    async def call(
+        self,
+        method: aio.UnaryUnaryMultiCallable[Request, Response],
+        request: Request,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
+    ) -> Response:
         """Make a call and return its response; raises CallFailed."""
         try:
-            response = await method(request, **self.options(self.timeout))
+            response = await method(request, **self.options(timeout))
         except aio.AioRpcError as error:
             raise from_rpc_error(error) from None
         self.contact.is_made = True
         return response
 
     async def stream(
-        self, method: aio.UnaryStreamMultiCallable[Request, Response], request: Request
+        self, method: aio.UnaryStreamMultiCallable[Request, Response], request: Request, timeout: float | None
     ) -> AsyncIterator[Response]:
-        """Yield the responses of a call, which may take FILE_TIMEOUT in all; raises CallFailed."""
+        """Yield the responses of a call, which may take `timeout` seconds in all; raises CallFailed."""
         try:
-            async for response in method(request, **self.options(FILE_TIMEOUT)):
+            async for response in method(request, **self.options(timeout)):
                 self.contact.is_made = True
                 yield response
         except aio.AioRpcError as error:
@@ -87,10 +123,15 @@ class Calls(_CallSettings):
         method: aio.UnaryUnaryMultiCallable[PagedRequest, PagedResponse],
         request: PagedRequest,
         items: Callable[[PagedResponse], Iterable[Item]],
+        *,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> AsyncIterator[Item]:
-        """Yield the items of a list and fetch pages as they are needed; raises CallFailed."""
+        """Yield the items of a list and fetch pages as they are needed; raises CallFailed.
+
+        `timeout` is that of each page.
+        """
         while True:
-            response = await self.call(method, request)
+            response = await self.call(method, request, timeout)
             for item in items(response):
                 yield item
             if not response.next_page_token:
@@ -102,21 +143,26 @@ class Calls(_CallSettings):
 class SyncCalls(_CallSettings):
     """`Calls` for programs without an event loop."""
 
-    def call(self, method: "grpc.UnaryUnaryMultiCallable[Request, Response]", request: Request) -> Response:
+    def call(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[Request, Response]",
+        request: Request,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
+    ) -> Response:
         """Make a call and return its response; raises CallFailed."""
         try:
-            response = method(request, **self.options(self.timeout))
+            response = method(request, **self.options(timeout))
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
         self.contact.is_made = True
         return response
 
     def stream(
-        self, method: "grpc.UnaryStreamMultiCallable[Request, Response]", request: Request
+        self, method: "grpc.UnaryStreamMultiCallable[Request, Response]", request: Request, timeout: float | None
     ) -> Iterator[Response]:
-        """Yield the responses of a call, which may take FILE_TIMEOUT in all; raises CallFailed."""
+        """Yield the responses of a call, which may take `timeout` seconds in all; raises CallFailed."""
         try:
-            for response in method(request, **self.options(FILE_TIMEOUT)):
+            for response in method(request, **self.options(timeout)):
                 self.contact.is_made = True
                 yield response
         except grpc.RpcError as error:
@@ -127,10 +173,15 @@ class SyncCalls(_CallSettings):
         method: "grpc.UnaryUnaryMultiCallable[PagedRequest, PagedResponse]",
         request: PagedRequest,
         items: Callable[[PagedResponse], Iterable[Item]],
+        *,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> Iterator[Item]:
-        """Yield the items of a list and fetch pages as they are needed; raises CallFailed."""
+        """Yield the items of a list and fetch pages as they are needed; raises CallFailed.
+
+        `timeout` is that of each page.
+        """
         while True:
-            response = self.call(method, request)
+            response = self.call(method, request, timeout)
             yield from items(response)
             if not response.next_page_token:
                 return

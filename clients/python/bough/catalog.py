@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bough import requests
-from bough.calls import PAGE_SIZE, Calls, SyncCalls
+from bough.arguments import build
+from bough.calls import PAGE_SIZE, USE_CLIENT_DEFAULT, Calls, SyncCalls, Timeout
 from bough.v1 import agent_pb2, catalog_service_pb2, catalog_service_pb2_grpc, model_pb2, tool_pb2
 
 if TYPE_CHECKING:
@@ -18,36 +19,51 @@ class Catalog:
     def __init__(self, stub: "CatalogServiceAsyncStub", calls: Calls) -> None:
         self._stub, self._calls = stub, calls
 
-    def list_agents(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[agent_pb2.Agent]:
+    def list_agents(
+        self, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> AsyncIterator[agent_pb2.Agent]:
         """List the agents in their current revisions, sorted by name."""
-        request = catalog_service_pb2.ListAgentsRequest(page_size=page_size)
-        return self._calls.pages(self._stub.ListAgents, request, lambda response: response.agents)
+        request = build(catalog_service_pb2.ListAgentsRequest, page_size=page_size)
+        return self._calls.pages(self._stub.ListAgents, request, lambda response: response.agents, timeout=timeout)
 
-    async def get_agent(self, name: str, *, revision: str = "") -> agent_pb2.Agent:
+    async def get_agent(
+        self, name: str, *, revision: str = "", timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> agent_pb2.Agent:
         """Return an agent in its current revision, or in one that a run uses. Raises NotFound."""
-        request = catalog_service_pb2.GetAgentRequest(name=name, revision=revision)
-        return (await self._calls.call(self._stub.GetAgent, request)).agent
+        request = build(catalog_service_pb2.GetAgentRequest, name=name, revision=revision)
+        return (await self._calls.call(self._stub.GetAgent, request, timeout)).agent
 
-    def list_tools(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[tool_pb2.ToolInfo]:
+    def list_tools(
+        self, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> AsyncIterator[tool_pb2.ToolInfo]:
         """List the tools that definitions may name, sorted by name."""
-        request = catalog_service_pb2.ListToolsRequest(page_size=page_size)
-        return self._calls.pages(self._stub.ListTools, request, lambda response: response.tools)
+        request = build(catalog_service_pb2.ListToolsRequest, page_size=page_size)
+        return self._calls.pages(self._stub.ListTools, request, lambda response: response.tools, timeout=timeout)
 
-    def list_models(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[model_pb2.ModelInfo]:
+    def list_models(
+        self, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> AsyncIterator[model_pb2.ModelInfo]:
         """List the models that definitions may name, sorted by name."""
-        request = catalog_service_pb2.ListModelsRequest(page_size=page_size)
-        return self._calls.pages(self._stub.ListModels, request, lambda response: response.models)
+        request = build(catalog_service_pb2.ListModelsRequest, page_size=page_size)
+        return self._calls.pages(self._stub.ListModels, request, lambda response: response.models, timeout=timeout)
 
-    async def create_agent(self, definition: agent_pb2.AgentDefinition) -> agent_pb2.Agent:
+    async def create_agent(
+        self, definition: agent_pb2.AgentDefinition, *, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> agent_pb2.Agent:
         """Store a new agent and return it with its revision and its times.
 
         Raises AlreadyExists, or InvalidRequest with every violation.
         """
-        request = catalog_service_pb2.CreateAgentRequest(definition=definition)
-        return (await self._calls.call(self._stub.CreateAgent, request)).agent
+        request = build(catalog_service_pb2.CreateAgentRequest, definition=definition)
+        return (await self._calls.call(self._stub.CreateAgent, request, timeout)).agent
 
     async def update_agent(
-        self, definition: agent_pb2.AgentDefinition, *, revision: str, fields: Iterable[str] = ()
+        self,
+        definition: agent_pb2.AgentDefinition,
+        *,
+        revision: str,
+        fields: Iterable[str] = (),
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> agent_pb2.Agent:
         """Change the stored agent that the definition names and return the changed agent.
 
@@ -55,22 +71,22 @@ class Catalog:
         default: all. Raises RevisionMoved, NotFound, AgentFixed or InvalidRequest.
         """
         request = requests.update_agent_request(definition, revision=revision, fields=fields)
-        return (await self._calls.call(self._stub.UpdateAgent, request)).agent
+        return (await self._calls.call(self._stub.UpdateAgent, request, timeout)).agent
 
-    async def delete_agent(self, name: str, *, revision: str = "") -> None:
+    async def delete_agent(self, name: str, *, revision: str = "", timeout: Timeout = USE_CLIENT_DEFAULT) -> None:
         """Delete a stored agent; if a revision is given, only at that revision.
 
         Raises NotFound, AgentLinked, AgentFixed or RevisionMoved.
         """
-        request = catalog_service_pb2.DeleteAgentRequest(name=name, revision=revision)
-        await self._calls.call(self._stub.DeleteAgent, request)
+        request = build(catalog_service_pb2.DeleteAgentRequest, name=name, revision=revision)
+        await self._calls.call(self._stub.DeleteAgent, request, timeout)
 
     async def validate_agents(
-        self, definitions: Iterable[agent_pb2.AgentDefinition]
+        self, definitions: Iterable[agent_pb2.AgentDefinition], *, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> Sequence[catalog_service_pb2.DefinitionViolation]:
         """Check definitions against each other and the catalog; return every violation, none if they are valid."""
-        request = catalog_service_pb2.ValidateAgentsRequest(definitions=definitions)
-        return tuple((await self._calls.call(self._stub.ValidateAgents, request)).violations)
+        request = build(catalog_service_pb2.ValidateAgentsRequest, definitions=definitions)
+        return tuple((await self._calls.call(self._stub.ValidateAgents, request, timeout)).violations)
 
 
 class SyncCatalog:
@@ -79,36 +95,49 @@ class SyncCatalog:
     def __init__(self, stub: catalog_service_pb2_grpc.CatalogServiceStub, calls: SyncCalls) -> None:
         self._stub, self._calls = stub, calls
 
-    def list_agents(self, *, page_size: int = PAGE_SIZE) -> Iterator[agent_pb2.Agent]:
+    def list_agents(
+        self, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> Iterator[agent_pb2.Agent]:
         """List the agents in their current revisions, sorted by name."""
-        request = catalog_service_pb2.ListAgentsRequest(page_size=page_size)
-        return self._calls.pages(self._stub.ListAgents, request, lambda response: response.agents)
+        request = build(catalog_service_pb2.ListAgentsRequest, page_size=page_size)
+        return self._calls.pages(self._stub.ListAgents, request, lambda response: response.agents, timeout=timeout)
 
-    def get_agent(self, name: str, *, revision: str = "") -> agent_pb2.Agent:
+    def get_agent(self, name: str, *, revision: str = "", timeout: Timeout = USE_CLIENT_DEFAULT) -> agent_pb2.Agent:
         """Return an agent in its current revision, or in one that a run uses. Raises NotFound."""
-        request = catalog_service_pb2.GetAgentRequest(name=name, revision=revision)
-        return self._calls.call(self._stub.GetAgent, request).agent
+        request = build(catalog_service_pb2.GetAgentRequest, name=name, revision=revision)
+        return self._calls.call(self._stub.GetAgent, request, timeout).agent
 
-    def list_tools(self, *, page_size: int = PAGE_SIZE) -> Iterator[tool_pb2.ToolInfo]:
+    def list_tools(
+        self, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> Iterator[tool_pb2.ToolInfo]:
         """List the tools that definitions may name, sorted by name."""
-        request = catalog_service_pb2.ListToolsRequest(page_size=page_size)
-        return self._calls.pages(self._stub.ListTools, request, lambda response: response.tools)
+        request = build(catalog_service_pb2.ListToolsRequest, page_size=page_size)
+        return self._calls.pages(self._stub.ListTools, request, lambda response: response.tools, timeout=timeout)
 
-    def list_models(self, *, page_size: int = PAGE_SIZE) -> Iterator[model_pb2.ModelInfo]:
+    def list_models(
+        self, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> Iterator[model_pb2.ModelInfo]:
         """List the models that definitions may name, sorted by name."""
-        request = catalog_service_pb2.ListModelsRequest(page_size=page_size)
-        return self._calls.pages(self._stub.ListModels, request, lambda response: response.models)
+        request = build(catalog_service_pb2.ListModelsRequest, page_size=page_size)
+        return self._calls.pages(self._stub.ListModels, request, lambda response: response.models, timeout=timeout)
 
-    def create_agent(self, definition: agent_pb2.AgentDefinition) -> agent_pb2.Agent:
+    def create_agent(
+        self, definition: agent_pb2.AgentDefinition, *, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> agent_pb2.Agent:
         """Store a new agent and return it with its revision and its times.
 
         Raises AlreadyExists, or InvalidRequest with every violation.
         """
-        request = catalog_service_pb2.CreateAgentRequest(definition=definition)
-        return self._calls.call(self._stub.CreateAgent, request).agent
+        request = build(catalog_service_pb2.CreateAgentRequest, definition=definition)
+        return self._calls.call(self._stub.CreateAgent, request, timeout).agent
 
     def update_agent(
-        self, definition: agent_pb2.AgentDefinition, *, revision: str, fields: Iterable[str] = ()
+        self,
+        definition: agent_pb2.AgentDefinition,
+        *,
+        revision: str,
+        fields: Iterable[str] = (),
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> agent_pb2.Agent:
         """Change the stored agent that the definition names and return the changed agent.
 
@@ -116,19 +145,19 @@ class SyncCatalog:
         default: all. Raises RevisionMoved, NotFound, AgentFixed or InvalidRequest.
         """
         request = requests.update_agent_request(definition, revision=revision, fields=fields)
-        return self._calls.call(self._stub.UpdateAgent, request).agent
+        return self._calls.call(self._stub.UpdateAgent, request, timeout).agent
 
-    def delete_agent(self, name: str, *, revision: str = "") -> None:
+    def delete_agent(self, name: str, *, revision: str = "", timeout: Timeout = USE_CLIENT_DEFAULT) -> None:
         """Delete a stored agent; if a revision is given, only at that revision.
 
         Raises NotFound, AgentLinked, AgentFixed or RevisionMoved.
         """
-        request = catalog_service_pb2.DeleteAgentRequest(name=name, revision=revision)
-        self._calls.call(self._stub.DeleteAgent, request)
+        request = build(catalog_service_pb2.DeleteAgentRequest, name=name, revision=revision)
+        self._calls.call(self._stub.DeleteAgent, request, timeout)
 
     def validate_agents(
-        self, definitions: Iterable[agent_pb2.AgentDefinition]
+        self, definitions: Iterable[agent_pb2.AgentDefinition], *, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> Sequence[catalog_service_pb2.DefinitionViolation]:
         """Check definitions against each other and the catalog; return every violation, none if they are valid."""
-        request = catalog_service_pb2.ValidateAgentsRequest(definitions=definitions)
-        return tuple(self._calls.call(self._stub.ValidateAgents, request).violations)
+        request = build(catalog_service_pb2.ValidateAgentsRequest, definitions=definitions)
+        return tuple(self._calls.call(self._stub.ValidateAgents, request, timeout).violations)

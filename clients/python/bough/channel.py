@@ -9,6 +9,8 @@ from typing import Final, TypeAlias
 import grpc
 from grpc import aio
 
+from bough.arguments import wrong_type
+
 ChannelOption = tuple[str, int | str]
 
 Token: TypeAlias = str | Callable[[], str]
@@ -84,8 +86,11 @@ _SERVICE_CONFIG: Final = {
     ]
 }
 
-_HOST: Final = re.compile(r"(?:dns:(?://[^/]*/)?|ipv[46]:)?([^][:/,]+|\[[^]]*\])(?::\d+)?")
-"""An address of one server by host and port."""
+_HOST: Final = re.compile(r"(?:dns:(?://[^/]*/)?|ipv[46]:)?([^][:/,]+|\[[^]]*\])(:\d{1,5})?")
+"""An address of one server by host, and by port if it is whole."""
+
+_WITHOUT_PORT: Final = ("unix:", "unix-abstract:", "vsock:", "xds:", "google-c2p:")
+"""How addresses begin that gRPC resolves without a port."""
 
 _TOKEN: Final = re.compile("[!-~]+")
 
@@ -110,10 +115,33 @@ def channel_options(options: Iterable[ChannelOption] = ()) -> tuple[ChannelOptio
     return tuple({**dict(CHANNEL_OPTIONS), **dict(options)}.items())
 
 
+def check_address(address: str) -> None:
+    """Raise ValueError for an address that is not HOST:PORT or another that gRPC knows, TypeError for no text."""
+    if not isinstance(address, str):
+        raise wrong_type("address", "a str", address)
+    if address.startswith(_WITHOUT_PORT):
+        return
+    hosts = [_HOST.fullmatch(each) for each in address.split(",")]
+    if all(host is not None and host[2] for host in hosts):
+        return
+    if all(hosts):
+        raise ValueError(f"The address {address!r} has no port: write HOST:PORT, such as {DEFAULT_ADDRESS}.")
+    if address.startswith(("http://", "https://")):
+        raise ValueError(
+            f"The address {address!r} is a URL: write HOST:PORT, such as {DEFAULT_ADDRESS}. For TLS pass credentials, "
+            "such as grpc.ssl_channel_credentials()."
+        )
+    raise ValueError(f"The address {address!r} is not HOST:PORT, such as {DEFAULT_ADDRESS}.")
+
+
 def async_channel(
     address: str, credentials: grpc.ChannelCredentials | None, options: Iterable[ChannelOption]
 ) -> aio.Channel:
-    """Return a channel of asyncio: with TLS if there are credentials, else plaintext."""
+    """Return a channel of asyncio: with TLS if there are credentials, else plaintext.
+
+    Raises TypeError or ValueError for a wrong address.
+    """
+    check_address(address)
     if credentials is None:
         return aio.insecure_channel(address, options=channel_options(options))
     return aio.secure_channel(address, credentials, options=channel_options(options))
@@ -122,7 +150,11 @@ def async_channel(
 def sync_channel(
     address: str, credentials: grpc.ChannelCredentials | None, options: Iterable[ChannelOption]
 ) -> grpc.Channel:
-    """Return a channel for threads: with TLS if there are credentials, else plaintext."""
+    """Return a channel for threads: with TLS if there are credentials, else plaintext.
+
+    Raises TypeError or ValueError for a wrong address.
+    """
+    check_address(address)
     if credentials is None:
         return grpc.insecure_channel(address, options=channel_options(options))
     return grpc.secure_channel(address, credentials, options=channel_options(options))

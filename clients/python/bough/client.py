@@ -6,12 +6,13 @@ from types import TracebackType
 from typing import Self
 
 import grpc
-from google.protobuf import wrappers_pb2
 from grpc import aio
 
 from bough import requests
-from bough.aggregation import aggregate_messages, checked_timeout
-from bough.calls import PAGE_SIZE, Calls
+from bough.agent_tree import AgentTree
+from bough.aggregation import aggregate_messages
+from bough.arguments import build
+from bough.calls import PAGE_SIZE, USE_CLIENT_DEFAULT, Calls, Timeout, seconds_of
 from bough.catalog import Catalog
 from bough.channel import (
     CALL_TIMEOUT,
@@ -25,8 +26,8 @@ from bough.channel import (
 from bough.collection import answer_of, collect
 from bough.errors import from_rpc_error
 from bough.evaluations import Evaluations
-from bough.health import SERVING, async_check
-from bough.position import Request
+from bough.health import SERVING, async_check, check_request
+from bough.position import RunStreamRequest
 from bough.rejoining import Rejoining
 from bough.requests import EvaluationRole, MissingSession, State, View, WatchUntil
 from bough.sessions import Sessions
@@ -53,7 +54,8 @@ from bough.v1 import (
 class AsyncClient:
     """A client of one server, an asynchronous context manager for one event loop.
 
-    `timeout` bounds following a run and `call_timeout` every other call, both in seconds; None: unbounded.
+    `timeout` bounds following a run and `call_timeout` every other call, both in seconds; None: unbounded. Each method
+    has a `timeout` that overrides them, None again for no limit; that of a list bounds the fetch of each page.
     With `wait_for_ready` calls wait for a server that is not reachable yet instead of failing at once. Streams rejoin
     their run after a dropped connection as `rejoining` says; `NO_REJOINING` leaves that to the caller.
 
@@ -114,7 +116,7 @@ class AsyncClient:
         view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
         labels: Mapping[str, str] | None = None,
-        timeout: float | None = None,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
         heartbeat: float | None = None,
     ) -> RunStream:
         """Start a run and follow it to its end or to its first interruption.
@@ -147,7 +149,7 @@ class AsyncClient:
         after_sequence: int | None = None,
         view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
-        timeout: float | None = None,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
         heartbeat: float | None = None,
     ) -> RunStream:
         """Answer input requests of a run and follow it to its end or to its next interruption.
@@ -175,7 +177,7 @@ class AsyncClient:
         labels: Mapping[str, str] | None = None,
         view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
-        timeout: float | None = None,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
         heartbeat: float | None = None,
     ) -> RunStream:
         """Start a run that shares another run's log up to a sequence, and follow it from there as `run` does.
@@ -204,12 +206,15 @@ class AsyncClient:
         until: WatchUntil = follow_pb2.WATCH_UNTIL_UNSPECIFIED,
         view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
-        timeout: float | None = None,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
         heartbeat: float | None = None,
     ) -> RunStream:
         """Follow a run, live or ended, after a sequence.
 
-        `until` says how far: to the run's end, to its next interruption, or to the current end of its log.
+        `until` says how far. Default: to the run's end, also while it waits for answers. WATCH_UNTIL_CURRENT: to the
+        current end of its log. WATCH_UNTIL_INTERRUPTED: to its end or until it waits for answers. Interruptions that
+        have been answered do not end the stream, such as those of the run that a fork shares its beginning with; and
+        if the run waits already and has no events after `after_sequence`, the stream has none.
         """
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
         return self._stream(
@@ -227,7 +232,7 @@ class AsyncClient:
         definitions: Iterable[agent_pb2.AgentDefinition] = (),
         policy: policy_pb2.RunPolicy | None = None,
         labels: Mapping[str, str] | None = None,
-        timeout: float | None = None,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> str:
         """Start a run, follow it to its end and return its final answer as text; the arguments are those of `run`.
 
@@ -247,21 +252,27 @@ class AsyncClient:
         async with stream:
             return answer_of(await collect(stream))
 
-    async def cancel(self, run_id: str, *, note: str = "") -> run_pb2.Run:
+    async def cancel(self, run_id: str, *, note: str = "", timeout: Timeout = USE_CLIENT_DEFAULT) -> run_pb2.Run:
         """Request cancellation of a run, with a note for the record; its end follows as events.
 
         A run that has ended stays as it is.
         """
-        request = agent_service_pb2.CancelRunRequest(run_id=run_id, note=note)
-        return (await self._calls.call(self._agents.CancelRun, request)).run
+        request = build(agent_service_pb2.CancelRunRequest, run_id=run_id, note=note)
+        return (await self._calls.call(self._agents.CancelRun, request, timeout)).run
 
-    async def get_run(self, run_id: str) -> run_pb2.Run:
+    async def get_run(self, run_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> run_pb2.Run:
         """Return a run. Raises NotFound."""
-        return (await self._calls.call(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id))).run
+        return (
+            await self._calls.call(self._agents.GetRun, build(agent_service_pb2.GetRunRequest, run_id=run_id), timeout)
+        ).run
 
-    async def get_final_answer(self, run_id: str) -> message_pb2.Message | None:
+    async def get_final_answer(
+        self, run_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> message_pb2.Message | None:
         """Return the final answer of a run, None unless the run has succeeded."""
-        response = await self._calls.call(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id))
+        response = await self._calls.call(
+            self._agents.GetRun, build(agent_service_pb2.GetRunRequest, run_id=run_id), timeout
+        )
         return response.final_answer if response.HasField("final_answer") else None
 
     def list_runs(
@@ -278,6 +289,7 @@ class AsyncClient:
         evaluation_role: EvaluationRole = evaluation_ref_pb2.EVALUATION_ROLE_UNSPECIFIED,
         include_evaluations: bool = False,
         page_size: int = PAGE_SIZE,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> AsyncIterator[run_pb2.Run]:
         """List the runs that match every filter that is set, newest first; pages are fetched as they are needed.
 
@@ -297,27 +309,45 @@ class AsyncClient:
             evaluation_role=evaluation_role,
             include_evaluations=include_evaluations,
         )
-        request = agent_service_pb2.ListRunsRequest(page_size=page_size, filter=wanted)
-        return self._calls.pages(self._agents.ListRuns, request, lambda response: response.runs)
+        request = build(agent_service_pb2.ListRunsRequest, page_size=page_size, filter=wanted)
+        return self._calls.pages(self._agents.ListRuns, request, lambda response: response.runs, timeout=timeout)
 
-    async def get_tree(
-        self, run_id: str, *, options: invocation_pb2.InvocationOptions | None = None, as_of_sequence: int = 0
+    async def tree(
+        self,
+        run_id: str,
+        *,
+        options: invocation_pb2.InvocationOptions | None = None,
+        as_of_sequence: int = 0,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
+    ) -> AgentTree:
+        """Return the agents of a run, as they called one another; the arguments are those of `get_invocation`."""
+        return AgentTree(
+            await self.get_invocation(run_id, options=options, as_of_sequence=as_of_sequence, timeout=timeout)
+        )
+
+    async def get_invocation(
+        self,
+        run_id: str,
+        *,
+        options: invocation_pb2.InvocationOptions | None = None,
+        as_of_sequence: int = 0,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> invocation_pb2.Invocation:
-        """Return the invocation of a run with its agent tree, of the log up to a sequence if one is given."""
-        request = requests.tree_request(run_id, options=options, as_of_sequence=as_of_sequence)
-        return (await self._calls.call(self._eval.GetInvocation, request)).invocation
+        """Return the record of a run, of its log up to a sequence if one is given. Raises NotFound or OutOfRange."""
+        request = requests.invocation_request(run_id, options=options, as_of_sequence=as_of_sequence)
+        return (await self._calls.call(self._eval.GetInvocation, request, timeout)).invocation
 
     async def aggregate(
         self,
         events: Iterable[event_pb2.AgentEvent] | AsyncIterable[event_pb2.AgentEvent],
         *,
         options: invocation_pb2.InvocationOptions | None = None,
-        timeout: float | None = None,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> invocation_pb2.Invocation:
         """Return the invocation that events from any source make, in their order; `timeout` in seconds."""
-        seconds = checked_timeout(timeout, self._timeout)
+        options_of_call = self._calls.options(seconds_of(timeout, self._timeout))
         messages = aggregate_messages(events, options)
-        call = self._eval.AggregateEvents(messages, **self._calls.options(seconds))
+        call = self._eval.AggregateEvents(messages, **options_of_call)
         try:
             return (await call).invocation
         except aio.AioRpcError as error:
@@ -325,19 +355,19 @@ class AsyncClient:
         finally:
             await messages.aclose()
 
-    async def is_serving(self, service: str = "") -> bool:
+    async def is_serving(self, service: str = "", *, timeout: Timeout = USE_CLIENT_DEFAULT) -> bool:
         """Return whether the server, or one of its services such as `bough.v1.AgentService`, accepts calls now.
 
         Raises NotFound for a service that it does not have, and Unavailable if there is no server.
         """
-        request = wrappers_pb2.StringValue(value=service)
-        return (await self._calls.call(async_check(self._channel), request)).value == SERVING
+        request = check_request(service)
+        return (await self._calls.call(async_check(self._channel), request, timeout)).value == SERVING
 
-    def _stream(self, request: Request, timeout: float | None) -> RunStream:
+    def _stream(self, request: RunStreamRequest, timeout: Timeout) -> RunStream:
         return RunStream(
             self._agents,
             request,
-            timeout=self._timeout if timeout is None else timeout,
+            timeout=seconds_of(timeout, self._timeout),
             calls=self._calls,
             rejoining=self._rejoining,
         )

@@ -33,6 +33,12 @@ from bough.v1 import error_pb2, input_pb2
 
 _DETAILS_KEY = "grpc-status-details-bin"
 
+_NO_CONNECTION = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
+"""How the messages begin that the gRPC library has for a server that cannot be reached."""
+
+NO_SERVER = "No server could be reached: start one with `bough serve`, or check the client's address"
+"""How the message of Unavailable begins if no connection could be made."""
+
 _NEVER_ACCEPTED = "CANCELLED"
 """Details that the gRPC library sets, with the code CANCELLED, on calls in flight to a server that stops:
 https://github.com/grpc/grpc/issues/41785."""
@@ -243,6 +249,8 @@ def from_rpc_error(error: grpc.RpcError) -> CallFailed:
     if code is grpc.StatusCode.CANCELLED and text == _NEVER_ACCEPTED:
         # Not the caller's cancellation: another server can serve the call, so it has to count as retryable.
         code, text = grpc.StatusCode.UNAVAILABLE, "The server stopped before it accepted the call; repeat it."
+    if code is grpc.StatusCode.UNAVAILABLE and text is not None and text.startswith(_NO_CONNECTION):
+        text = f"{NO_SERVER} ({text})."
     message = text or f"The call failed with {code.name}."
     # The two kinds of channel have different classes for metadata; both iterate over pairs.
     metadata: Iterable[tuple[str, str | bytes]] = error.trailing_metadata() or ()  # type: ignore[assignment]

@@ -1,18 +1,15 @@
 """Evaluations of a server: start, follow, cancel, read, list and compare them; score and compare stored runs."""
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
-
-import grpc
-from grpc import aio
+from typing import TYPE_CHECKING, TypeAlias
 
 from bough import requests
-from bough.calls import PAGE_SIZE, Calls, SyncCalls
-from bough.errors import CallFailed, ended_early, from_rpc_error
-from bough.rejoining import RejoinBackoff, Rejoining
+from bough.arguments import build, wrong_type
+from bough.calls import PAGE_SIZE, USE_CLIENT_DEFAULT, Calls, SyncCalls, Timeout
+from bough.position import EvaluationStreamRequest
+from bough.rejoining import Rejoining
+from bough.stream import EvaluationStream
+from bough.sync_stream import SyncEvaluationStream
 from bough.v1 import (
     agent_pb2,
     eval_result_pb2,
@@ -20,7 +17,7 @@ from bough.v1 import (
     eval_service_pb2_grpc,
     eval_set_pb2,
     evaluation_pb2,
-    execution_pb2,
+    follow_pb2,
     invocation_pb2,
     policy_pb2,
 )
@@ -34,86 +31,15 @@ Source: TypeAlias = str | eval_result_pb2.EvalResult
 
 InvocationSource: TypeAlias = invocation_pb2.InvocationSource
 
-_Response: TypeAlias = eval_service_pb2.EvaluateResponse | eval_service_pb2.WatchEvaluationResponse
-_Request: TypeAlias = eval_service_pb2.EvaluateRequest | eval_service_pb2.WatchEvaluationRequest
-_Call: TypeAlias = (
-    aio.UnaryStreamCall[eval_service_pb2.EvaluateRequest, eval_service_pb2.EvaluateResponse]
-    | aio.UnaryStreamCall[eval_service_pb2.WatchEvaluationRequest, eval_service_pb2.WatchEvaluationResponse]
-)
-
-EVALUATION_ID_KEY: Final = "bough-evaluation-id"
-"""Initial metadata of every stream of an evaluation: its id, sent before the first event."""
-
-_TERMINAL: Final = frozenset({"evaluation_completed", "evaluation_failed", "evaluation_cancelled"})
-_ENDED: Final = frozenset(
-    {
-        execution_pb2.EXECUTION_STATE_SUCCEEDED,
-        execution_pb2.EXECUTION_STATE_FAILED,
-        execution_pb2.EXECUTION_STATE_CANCELLED,
-    }
-)
-
-
-class _SyncCall(Protocol):
-    def __iter__(self) -> Iterator[_Response]: ...
-    def initial_metadata(self) -> Iterable[tuple[str, str | bytes]]: ...
-    def cancel(self) -> object: ...
-
-
-class _Place:
-    """Position of one stream in the log of an evaluation, over as many calls as it takes.
-
-    The first call is repeated under its request id until the server has accepted it. From then on the evaluation is
-    watched from the last event.
-    """
-
-    def __init__(self, request: _Request) -> None:
-        self._request = request
-        self._evaluation_id, self._received, self.is_over = "", 0, False
-        if isinstance(request, eval_service_pb2.WatchEvaluationRequest):
-            self._evaluation_id, self._received = request.evaluation_id, request.after_sequence
-
-    def accept(self, evaluation_id: str | bytes | None) -> bool:
-        """Read the id in a stream's initial metadata. Return whether there is one: then a server accepted the call."""
-        if isinstance(evaluation_id, str):
-            self._evaluation_id = evaluation_id
-        return isinstance(evaluation_id, str)
-
-    def next_request(self) -> _Request:
-        """Return the request that continues from here."""
-        if not self._evaluation_id:
-            return self._request
-        return eval_service_pb2.WatchEvaluationRequest(
-            evaluation_id=self._evaluation_id, after_sequence=self._received, follow=self._request.follow
-        )
-
-    def request_of_end(self) -> eval_service_pb2.GetEvaluationRequest | None:
-        """Return the request whose answer says whether the log ends here; None before the evaluation is known."""
-        if not self._evaluation_id:
-            return None
-        return eval_service_pb2.GetEvaluationRequest(evaluation_id=self._evaluation_id)
-
-    def is_at_end_of(self, evaluation: evaluation_pb2.Evaluation) -> bool:
-        """Return whether an evaluation has ended at or before this position."""
-        return evaluation.state in _ENDED and evaluation.last_sequence <= self._received
-
-    def new_events(self, response: _Response) -> list[evaluation_pb2.EvaluationEvent]:
-        """Return the events of a response that are new, in order."""
-        new = [event for event in response.batch.events if event.sequence > self._received]
-        for event in new:
-            self._received = event.sequence
-            self.is_over = event.WhichOneof("payload") in _TERMINAL
-        return new
-
 
 class Evaluations:
-    """Calls of the EvalService that judge.
+    """Calls of the EvalService that evaluate.
 
     A stream that loses its connection rejoins the evaluation after its last event, as streams of runs do.
     """
 
     def __init__(self, stub: "EvalServiceAsyncStub", calls: Calls, rejoining: Rejoining | None) -> None:
-        self._stub, self._calls, self._rejoining = stub, calls, rejoining or Rejoining()
+        self._stub, self._calls, self._rejoining = stub, calls, rejoining
 
     def run(
         self,
@@ -134,7 +60,7 @@ class Evaluations:
         heartbeat: float | None = None,
         event_names: Iterable[str] = (),
         without_trees: bool = False,
-    ) -> AsyncIterator[evaluation_pb2.EvaluationEvent]:
+    ) -> EvaluationStream:
         """Start an evaluation and follow it to its end.
 
         Default: a new request id, so that a dropped connection never starts a second evaluation. `timeout` (seconds;
@@ -148,7 +74,7 @@ class Evaluations:
             max_concurrency=max_concurrency,
             gates=gates,
             budget=budget,
-            baseline=None if baseline is None else source_of(baseline),
+            baseline=None if baseline is None else source_of("baseline", baseline),
             allow_removed=allow_removed,
             allow_incomplete_baseline=allow_incomplete_baseline,
             labels=labels,
@@ -157,45 +83,53 @@ class Evaluations:
                 heartbeat=heartbeat, event_names=event_names, without_trees=without_trees
             ),
         )
-        return self._follow(request, timeout)
+        return self._stream(request, timeout)
 
     def watch(
         self,
         evaluation_id: str,
         *,
         after_sequence: int = 0,
+        until: follow_pb2.WatchUntil.ValueType = follow_pb2.WATCH_UNTIL_UNSPECIFIED,
         timeout: float | None = None,
         heartbeat: float | None = None,
         event_names: Iterable[str] = (),
         without_trees: bool = False,
-    ) -> AsyncIterator[evaluation_pb2.EvaluationEvent]:
-        """Follow an evaluation, live or ended, after a sequence. Raises NotFound or OutOfRange."""
+    ) -> EvaluationStream:
+        """Follow an evaluation, live or ended, after a sequence. Raises NotFound or OutOfRange.
+
+        With `until=WATCH_UNTIL_CURRENT` the stream ends after the events that there are now.
+        """
         follow = requests.evaluation_follow_options(
-            heartbeat=heartbeat, event_names=event_names, without_trees=without_trees
+            heartbeat=heartbeat, event_names=event_names, without_trees=without_trees, until=until
         )
         request = requests.watch_evaluation_request(evaluation_id, after_sequence=after_sequence, follow=follow)
-        return self._follow(request, timeout)
+        return self._stream(request, timeout)
 
-    async def cancel(self, evaluation_id: str, *, note: str = "") -> evaluation_pb2.Evaluation:
+    async def cancel(
+        self, evaluation_id: str, *, note: str = "", timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> evaluation_pb2.Evaluation:
         """Request cancellation of an evaluation; its end follows as events. One that has ended stays as it is."""
-        request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=evaluation_id, note=note)
-        return (await self._calls.call(self._stub.CancelEvaluation, request)).evaluation
+        request = build(eval_service_pb2.CancelEvaluationRequest, evaluation_id=evaluation_id, note=note)
+        return (await self._calls.call(self._stub.CancelEvaluation, request, timeout)).evaluation
 
-    async def delete(self, evaluation_id: str) -> None:
+    async def delete(self, evaluation_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> None:
         """Delete an evaluation that has ended; its runs are kept. Raises NotFound or FailedPrecondition."""
-        request = eval_service_pb2.DeleteEvaluationRequest(evaluation_id=evaluation_id)
-        await self._calls.call(self._stub.DeleteEvaluation, request)
+        request = build(eval_service_pb2.DeleteEvaluationRequest, evaluation_id=evaluation_id)
+        await self._calls.call(self._stub.DeleteEvaluation, request, timeout)
 
-    async def get(self, evaluation_id: str) -> evaluation_pb2.Evaluation:
+    async def get(self, evaluation_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> evaluation_pb2.Evaluation:
         """Return an evaluation. Raises NotFound."""
-        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id)
-        return (await self._calls.call(self._stub.GetEvaluation, request)).evaluation
+        request = build(eval_service_pb2.GetEvaluationRequest, evaluation_id=evaluation_id)
+        return (await self._calls.call(self._stub.GetEvaluation, request, timeout)).evaluation
 
-    async def result(self, evaluation_id: str, *, page_size: int = PAGE_SIZE) -> eval_result_pb2.EvalResult:
+    async def result(
+        self, evaluation_id: str, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> eval_result_pb2.EvalResult:
         """Return everything that an evaluation found so far. Raises NotFound."""
-        cases = [case async for case in self.cases(evaluation_id, page_size=page_size)]
-        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id)
-        result = (await self._calls.call(self._stub.GetEvaluation, request)).result
+        cases = [case async for case in self.cases(evaluation_id, page_size=page_size, timeout=timeout)]
+        request = build(eval_service_pb2.GetEvaluationRequest, evaluation_id=evaluation_id)
+        result = (await self._calls.call(self._stub.GetEvaluation, request, timeout)).result
         result.cases.extend(cases)
         return result
 
@@ -207,6 +141,7 @@ class Evaluations:
         labels: Mapping[str, str] | None = None,
         case_ids: Iterable[str] = (),
         page_size: int = PAGE_SIZE,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> AsyncIterator[eval_result_pb2.CaseResult]:
         """List the cases of an evaluation that match every filter that is set, in the order of the set.
 
@@ -215,7 +150,7 @@ class Evaluations:
         request = requests.list_case_results_request(
             evaluation_id, verdicts=verdicts, labels=labels, case_ids=case_ids, page_size=page_size
         )
-        return self._calls.pages(self._stub.ListCaseResults, request, lambda response: response.cases)
+        return self._calls.pages(self._stub.ListCaseResults, request, lambda response: response.cases, timeout=timeout)
 
     def list(
         self,
@@ -225,19 +160,32 @@ class Evaluations:
         states: Iterable[requests.State] = (),
         labels: Mapping[str, str] | None = None,
         page_size: int = PAGE_SIZE,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> AsyncIterator[evaluation_pb2.Evaluation]:
         """List the evaluations that match every filter that is set, newest first."""
         request = requests.list_evaluations_request(
             eval_set_name=eval_set_name, agent=agent, states=states, labels=labels, page_size=page_size
         )
-        return self._calls.pages(self._stub.ListEvaluations, request, lambda response: response.evaluations)
-
-    async def compare(self, baseline: Source, candidate: Source) -> eval_result_pb2.EvalComparison:
-        """Compare two results. Raises NotFound."""
-        request = eval_service_pb2.CompareEvaluationsRequest(
-            baseline=source_of(baseline), candidate=source_of(candidate)
+        return self._calls.pages(
+            self._stub.ListEvaluations, request, lambda response: response.evaluations, timeout=timeout
         )
-        return (await self._calls.call(self._stub.CompareEvaluations, request)).comparison
+
+    async def compare(
+        self,
+        baseline: Source,
+        candidate: Source,
+        *,
+        allow_incomplete_baseline: bool = False,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
+    ) -> eval_result_pb2.EvalComparison:
+        """Compare two results. Raises NotFound, or InvalidRequest for a baseline that did not succeed."""
+        request = build(
+            eval_service_pb2.CompareEvaluationsRequest,
+            baseline=source_of("baseline", baseline),
+            candidate=source_of("candidate", candidate),
+            allow_incomplete_baseline=allow_incomplete_baseline,
+        )
+        return (await self._calls.call(self._stub.CompareEvaluations, request, timeout)).comparison
 
     async def score(
         self,
@@ -247,65 +195,40 @@ class Evaluations:
         metrics: Iterable[eval_set_pb2.EvalMetric] = (),
         timeout: float | None = None,
     ) -> eval_result_pb2.EvalResult:
-        """Judge stored runs or given records; nothing runs but judges, which may take minutes.
+        """Score stored runs or given records; nothing runs but judges, which may take minutes.
 
         `timeout` is in seconds (default: none). Raises NotFound, OutOfRange or InvalidRequest.
         """
-        request = eval_service_pb2.ScoreInvocationsRequest(invocations=invocations, expect=expect, metrics=metrics)
-        return (await replace(self._calls, timeout=timeout).call(self._stub.ScoreInvocations, request)).result
+        request = build(
+            eval_service_pb2.ScoreInvocationsRequest, invocations=invocations, expect=expect, metrics=metrics
+        )
+        return (await self._calls.call(self._stub.ScoreInvocations, request, timeout)).result
 
-    async def diff(self, left: InvocationSource, right: InvocationSource) -> eval_result_pb2.InvocationDiff:
+    async def diff(
+        self, before: InvocationSource, after: InvocationSource, *, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> eval_result_pb2.InvocationDiff:
         """Compare the trees of two runs. Raises NotFound or OutOfRange."""
-        request = eval_service_pb2.DiffInvocationsRequest(before=left, after=right)
-        return (await self._calls.call(self._stub.DiffInvocations, request)).diff
+        request = build(eval_service_pb2.DiffInvocationsRequest, before=before, after=after)
+        return (await self._calls.call(self._stub.DiffInvocations, request, timeout)).diff
 
-    async def _follow(self, request: _Request, timeout: float | None) -> AsyncIterator[evaluation_pb2.EvaluationEvent]:
-        place = _Place(request)
-        backoff = RejoinBackoff(self._rejoining, timeout=timeout, contact=self._calls.contact, subject="evaluation")
-        while not place.is_over:
-            call = self._begin(place.next_request(), backoff.remaining())
-            try:
-                if place.accept((await call.initial_metadata()).get(EVALUATION_ID_KEY)):
-                    backoff.answered()
-                async for response in call:
-                    backoff.progressed()
-                    for event in place.new_events(response):
-                        yield event
-                failed, is_early = None, not place.is_over
-            except aio.AioRpcError as error:
-                failed, is_early = from_rpc_error(error), False
-            finally:
-                call.cancel()
-            if is_early and (failed := await self._failure(place)) is None:
-                return
-            if failed is not None and not place.is_over:
-                await asyncio.sleep(backoff.delay_after(failed, is_stuck=is_early))
-
-    async def _failure(self, place: _Place) -> CallFailed | None:
-        """Return why a stream that ended without an error, and without an end, has to rejoin; None if it need not."""
-        if (request := place.request_of_end()) is not None:
-            try:
-                evaluation = (await self._calls.call(self._stub.GetEvaluation, request)).evaluation
-            except CallFailed as failed:
-                return failed
-            if place.is_at_end_of(evaluation):
-                return None
-        return ended_early("evaluation")
-
-    def _begin(self, request: _Request, timeout: float | None) -> _Call:
-        options = self._calls.options(timeout)
-        if isinstance(request, eval_service_pb2.EvaluateRequest):
-            return self._stub.Evaluate(request, **options)
-        return self._stub.WatchEvaluation(request, **options)
+    def _stream(self, request: EvaluationStreamRequest, timeout: float | None) -> EvaluationStream:
+        return EvaluationStream(
+            self._stub,
+            request,
+            read_result=self.result,
+            timeout=timeout,
+            calls=self._calls,
+            rejoining=self._rejoining,
+        )
 
 
 class SyncEvaluations:
-    """Calls of the EvalService that judge, for programs without an event loop; streams rejoin as those of runs do."""
+    """Calls of the EvalService that evaluate, for programs without an event loop; streams rejoin as others do."""
 
     def __init__(
         self, stub: eval_service_pb2_grpc.EvalServiceStub, calls: SyncCalls, rejoining: Rejoining | None
     ) -> None:
-        self._stub, self._calls, self._rejoining = stub, calls, rejoining or Rejoining()
+        self._stub, self._calls, self._rejoining = stub, calls, rejoining
 
     def run(
         self,
@@ -326,7 +249,7 @@ class SyncEvaluations:
         heartbeat: float | None = None,
         event_names: Iterable[str] = (),
         without_trees: bool = False,
-    ) -> Iterator[evaluation_pb2.EvaluationEvent]:
+    ) -> SyncEvaluationStream:
         """Start an evaluation and follow it to its end.
 
         Default: a new request id, so that a dropped connection never starts a second evaluation. `timeout` (seconds;
@@ -340,7 +263,7 @@ class SyncEvaluations:
             max_concurrency=max_concurrency,
             gates=gates,
             budget=budget,
-            baseline=None if baseline is None else source_of(baseline),
+            baseline=None if baseline is None else source_of("baseline", baseline),
             allow_removed=allow_removed,
             allow_incomplete_baseline=allow_incomplete_baseline,
             labels=labels,
@@ -349,45 +272,53 @@ class SyncEvaluations:
                 heartbeat=heartbeat, event_names=event_names, without_trees=without_trees
             ),
         )
-        return self._follow(request, timeout)
+        return self._stream(request, timeout)
 
     def watch(
         self,
         evaluation_id: str,
         *,
         after_sequence: int = 0,
+        until: follow_pb2.WatchUntil.ValueType = follow_pb2.WATCH_UNTIL_UNSPECIFIED,
         timeout: float | None = None,
         heartbeat: float | None = None,
         event_names: Iterable[str] = (),
         without_trees: bool = False,
-    ) -> Iterator[evaluation_pb2.EvaluationEvent]:
-        """Follow an evaluation, live or ended, after a sequence. Raises NotFound or OutOfRange."""
+    ) -> SyncEvaluationStream:
+        """Follow an evaluation, live or ended, after a sequence. Raises NotFound or OutOfRange.
+
+        With `until=WATCH_UNTIL_CURRENT` the stream ends after the events that there are now.
+        """
         follow = requests.evaluation_follow_options(
-            heartbeat=heartbeat, event_names=event_names, without_trees=without_trees
+            heartbeat=heartbeat, event_names=event_names, without_trees=without_trees, until=until
         )
         request = requests.watch_evaluation_request(evaluation_id, after_sequence=after_sequence, follow=follow)
-        return self._follow(request, timeout)
+        return self._stream(request, timeout)
 
-    def cancel(self, evaluation_id: str, *, note: str = "") -> evaluation_pb2.Evaluation:
+    def cancel(
+        self, evaluation_id: str, *, note: str = "", timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> evaluation_pb2.Evaluation:
         """Request cancellation of an evaluation; its end follows as events. One that has ended stays as it is."""
-        request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=evaluation_id, note=note)
-        return self._calls.call(self._stub.CancelEvaluation, request).evaluation
+        request = build(eval_service_pb2.CancelEvaluationRequest, evaluation_id=evaluation_id, note=note)
+        return self._calls.call(self._stub.CancelEvaluation, request, timeout).evaluation
 
-    def delete(self, evaluation_id: str) -> None:
+    def delete(self, evaluation_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> None:
         """Delete an evaluation that has ended; its runs are kept. Raises NotFound or FailedPrecondition."""
-        request = eval_service_pb2.DeleteEvaluationRequest(evaluation_id=evaluation_id)
-        self._calls.call(self._stub.DeleteEvaluation, request)
+        request = build(eval_service_pb2.DeleteEvaluationRequest, evaluation_id=evaluation_id)
+        self._calls.call(self._stub.DeleteEvaluation, request, timeout)
 
-    def get(self, evaluation_id: str) -> evaluation_pb2.Evaluation:
+    def get(self, evaluation_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> evaluation_pb2.Evaluation:
         """Return an evaluation. Raises NotFound."""
-        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id)
-        return self._calls.call(self._stub.GetEvaluation, request).evaluation
+        request = build(eval_service_pb2.GetEvaluationRequest, evaluation_id=evaluation_id)
+        return self._calls.call(self._stub.GetEvaluation, request, timeout).evaluation
 
-    def result(self, evaluation_id: str, *, page_size: int = PAGE_SIZE) -> eval_result_pb2.EvalResult:
+    def result(
+        self, evaluation_id: str, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> eval_result_pb2.EvalResult:
         """Return everything that an evaluation found so far. Raises NotFound."""
-        cases = [*self.cases(evaluation_id, page_size=page_size)]
-        request = eval_service_pb2.GetEvaluationRequest(evaluation_id=evaluation_id)
-        result = self._calls.call(self._stub.GetEvaluation, request).result
+        cases = [*self.cases(evaluation_id, page_size=page_size, timeout=timeout)]
+        request = build(eval_service_pb2.GetEvaluationRequest, evaluation_id=evaluation_id)
+        result = self._calls.call(self._stub.GetEvaluation, request, timeout).result
         result.cases.extend(cases)
         return result
 
@@ -399,6 +330,7 @@ class SyncEvaluations:
         labels: Mapping[str, str] | None = None,
         case_ids: Iterable[str] = (),
         page_size: int = PAGE_SIZE,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> Iterator[eval_result_pb2.CaseResult]:
         """List the cases of an evaluation that match every filter that is set, in the order of the set.
 
@@ -407,7 +339,7 @@ class SyncEvaluations:
         request = requests.list_case_results_request(
             evaluation_id, verdicts=verdicts, labels=labels, case_ids=case_ids, page_size=page_size
         )
-        return self._calls.pages(self._stub.ListCaseResults, request, lambda response: response.cases)
+        return self._calls.pages(self._stub.ListCaseResults, request, lambda response: response.cases, timeout=timeout)
 
     def list(
         self,
@@ -417,19 +349,32 @@ class SyncEvaluations:
         states: Iterable[requests.State] = (),
         labels: Mapping[str, str] | None = None,
         page_size: int = PAGE_SIZE,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> Iterator[evaluation_pb2.Evaluation]:
         """List the evaluations that match every filter that is set, newest first."""
         request = requests.list_evaluations_request(
             eval_set_name=eval_set_name, agent=agent, states=states, labels=labels, page_size=page_size
         )
-        return self._calls.pages(self._stub.ListEvaluations, request, lambda response: response.evaluations)
-
-    def compare(self, baseline: Source, candidate: Source) -> eval_result_pb2.EvalComparison:
-        """Compare two results. Raises NotFound."""
-        request = eval_service_pb2.CompareEvaluationsRequest(
-            baseline=source_of(baseline), candidate=source_of(candidate)
+        return self._calls.pages(
+            self._stub.ListEvaluations, request, lambda response: response.evaluations, timeout=timeout
         )
-        return self._calls.call(self._stub.CompareEvaluations, request).comparison
+
+    def compare(
+        self,
+        baseline: Source,
+        candidate: Source,
+        *,
+        allow_incomplete_baseline: bool = False,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
+    ) -> eval_result_pb2.EvalComparison:
+        """Compare two results. Raises NotFound, or InvalidRequest for a baseline that did not succeed."""
+        request = build(
+            eval_service_pb2.CompareEvaluationsRequest,
+            baseline=source_of("baseline", baseline),
+            candidate=source_of("candidate", candidate),
+            allow_incomplete_baseline=allow_incomplete_baseline,
+        )
+        return self._calls.call(self._stub.CompareEvaluations, request, timeout).comparison
 
     def score(
         self,
@@ -439,65 +384,42 @@ class SyncEvaluations:
         metrics: Iterable[eval_set_pb2.EvalMetric] = (),
         timeout: float | None = None,
     ) -> eval_result_pb2.EvalResult:
-        """Judge stored runs or given records; nothing runs but judges, which may take minutes.
+        """Score stored runs or given records; nothing runs but judges, which may take minutes.
 
         `timeout` is in seconds (default: none). Raises NotFound, OutOfRange or InvalidRequest.
         """
-        request = eval_service_pb2.ScoreInvocationsRequest(invocations=invocations, expect=expect, metrics=metrics)
-        return replace(self._calls, timeout=timeout).call(self._stub.ScoreInvocations, request).result
+        request = build(
+            eval_service_pb2.ScoreInvocationsRequest, invocations=invocations, expect=expect, metrics=metrics
+        )
+        return self._calls.call(self._stub.ScoreInvocations, request, timeout).result
 
-    def diff(self, left: InvocationSource, right: InvocationSource) -> eval_result_pb2.InvocationDiff:
+    def diff(
+        self, before: InvocationSource, after: InvocationSource, *, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> eval_result_pb2.InvocationDiff:
         """Compare the trees of two runs. Raises NotFound or OutOfRange."""
-        request = eval_service_pb2.DiffInvocationsRequest(before=left, after=right)
-        return self._calls.call(self._stub.DiffInvocations, request).diff
+        request = build(eval_service_pb2.DiffInvocationsRequest, before=before, after=after)
+        return self._calls.call(self._stub.DiffInvocations, request, timeout).diff
 
-    def _follow(self, request: _Request, timeout: float | None) -> Iterator[evaluation_pb2.EvaluationEvent]:
-        place = _Place(request)
-        backoff = RejoinBackoff(self._rejoining, timeout=timeout, contact=self._calls.contact, subject="evaluation")
-        while not place.is_over:
-            failed: CallFailed | None
-            call = self._begin(place.next_request(), backoff.remaining())
-            try:
-                if place.accept(dict(call.initial_metadata()).get(EVALUATION_ID_KEY)):
-                    backoff.answered()
-                for response in call:
-                    backoff.progressed()
-                    yield from place.new_events(response)
-                failed, is_early = None, not place.is_over
-            except grpc.RpcError as error:
-                failed, is_early = from_rpc_error(error), False
-            finally:
-                call.cancel()
-            if is_early and (failed := self._failure(place)) is None:
-                return
-            if failed is not None and not place.is_over:
-                time.sleep(backoff.delay_after(failed, is_stuck=is_early))
-
-    def _failure(self, place: _Place) -> CallFailed | None:
-        """Return why a stream that ended without an error, and without an end, has to rejoin; None if it need not."""
-        if (request := place.request_of_end()) is not None:
-            try:
-                evaluation = self._calls.call(self._stub.GetEvaluation, request).evaluation
-            except CallFailed as failed:
-                return failed
-            if place.is_at_end_of(evaluation):
-                return None
-        return ended_early("evaluation")
-
-    def _begin(self, request: _Request, timeout: float | None) -> _SyncCall:
-        options = self._calls.options(timeout)
-        if isinstance(request, eval_service_pb2.EvaluateRequest):
-            return self._stub.Evaluate(request, **options)
-        return self._stub.WatchEvaluation(request, **options)
+    def _stream(self, request: EvaluationStreamRequest, timeout: float | None) -> SyncEvaluationStream:
+        return SyncEvaluationStream(
+            self._stub,
+            request,
+            read_result=self.result,
+            timeout=timeout,
+            calls=self._calls,
+            rejoining=self._rejoining,
+        )
 
 
 def run_source(run_id: str, *, as_of_sequence: int = 0) -> InvocationSource:
     """Return a stored run as something to score or to compare, up to a sequence if one is given."""
-    return InvocationSource(run=invocation_pb2.RunRef(run_id=run_id, as_of_sequence=as_of_sequence))
+    return InvocationSource(run=build(invocation_pb2.RunRef, run_id=run_id, as_of_sequence=as_of_sequence))
 
 
-def source_of(source: Source) -> eval_result_pb2.EvalSource:
-    """Return a result, or the id of an evaluation, as requests name it."""
+def source_of(name: str, source: Source) -> eval_result_pb2.EvalSource:
+    """Return a result, or the id of an evaluation, as requests name it; `name` is that of the argument."""
     if isinstance(source, str):
         return eval_result_pb2.EvalSource(evaluation_id=source)
+    if not isinstance(source, eval_result_pb2.EvalResult):
+        raise wrong_type(name, "an EvalResult or the id of an evaluation", source)
     return eval_result_pb2.EvalSource(result=source)

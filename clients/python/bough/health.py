@@ -6,6 +6,8 @@ import grpc
 from google.protobuf import wrappers_pb2
 from grpc import aio
 
+from bough.arguments import wrong_type
+
 METHOD: Final = "/grpc.health.v1.Health/Check"
 
 SERVING: Final = 1
@@ -14,6 +16,13 @@ SERVING: Final = 1
 # HealthCheckRequest has one string, HealthCheckResponse one enum, both with number 1: on the wire these are the same.
 _write: Final = wrappers_pb2.StringValue.SerializeToString
 _read: Final = wrappers_pb2.Int32Value.FromString
+
+
+def check_request(service: str) -> wrappers_pb2.StringValue:
+    """Return the request for the status of a service by its name, of the whole server if that is empty."""
+    if not isinstance(service, str):
+        raise wrong_type("service", "a str", service)
+    return wrappers_pb2.StringValue(value=service)
 
 
 def async_check(

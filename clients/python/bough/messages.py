@@ -1,10 +1,12 @@
 """Convert between messages and texts, and files to parts of messages."""
 
+import json
 import mimetypes
 from os import PathLike
 from pathlib import Path
 from typing import Final
 
+from bough.arguments import wrong_type
 from bough.v1 import message_pb2
 
 _UNKNOWN: Final = "application/octet-stream"
@@ -14,6 +16,8 @@ def user_message(input: str | message_pb2.Message, *parts: message_pb2.Part) -> 
     """Return a user message with this text and these parts, such as files; a message without them as it is."""
     if isinstance(input, message_pb2.Message):
         return input if not parts else message_pb2.Message(role=input.role, parts=[*input.parts, *parts])
+    if not isinstance(input, str):
+        raise wrong_type("input", "a str or a Message", input)
     return message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text=input), *parts])
 
 
@@ -27,6 +31,11 @@ def file_part(path: str | PathLike[str], *, media_type: str = "") -> message_pb2
     data = named.read_bytes()
     blob = message_pb2.Blob(data=data, media_type=guessed, filename=named.name, size_bytes=len(data))
     return message_pb2.Part(blob=blob)
+
+
+def json_text(value: object) -> str:
+    """Return a value as JSON text. Raises TypeError or ValueError if JSON cannot represent it."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def text_of(message: message_pb2.Message) -> str:

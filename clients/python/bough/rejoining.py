@@ -6,13 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from bough.errors import CallFailed, Unavailable, deadline_exceeded
+from bough.errors import NO_SERVER, CallFailed, Unavailable, deadline_exceeded
 
 _OF_THE_RUN: Final = frozenset({"STORAGE_FAILED", "RUN_PARKED"})
 """Reasons why a reachable server cannot continue a run."""
-
-_NO_CONNECTION: Final = ("failed to connect to all addresses", "DNS resolution failed")
-"""How the messages begin that the gRPC library has for a server that cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +19,8 @@ class Rejoining:
     A delay is random between 0 and a bound that doubles from `first_delay` to `longest_delay` until the stream makes
     progress ("full jitter": many clients of one restarted server spread out). `timeout` is how long in all the server
     may be unreachable, or unable to continue the run; 0 never rejoins, as in `NO_REJOINING`. `connect_timeout` is the
-    same for a client that has never reached its server, whose address is probably wrong. `on_drop` is called with the
+    same, from the beginning of the stream, for a client that has never reached its server: it is probably not running,
+    or at another address. `on_drop` is called with the
     error when a stream begins to rejoin, once in each outage.
     """
 
@@ -49,8 +47,7 @@ class Contact:
 
     def failed(self, error: CallFailed) -> None:
         """Record a failed call: any error but that of a connection that could not be made shows a server."""
-        is_from_grpc = isinstance(error, Unavailable) and not error.reason
-        self.is_made = self.is_made or not (is_from_grpc and error.message.startswith(_NO_CONNECTION))
+        self.is_made = self.is_made or not error.message.startswith(NO_SERVER)
 
 
 class RejoinBackoff:
@@ -61,7 +58,8 @@ class RejoinBackoff:
     ) -> None:
         self._rejoining, self._subject = rejoining, subject
         self._contact = contact or Contact()
-        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._began = time.monotonic()
+        self._deadline = None if timeout is None else self._began + timeout
         self._attempt = 0
         self._gone_since: float | None = None
         self._is_stuck = False
@@ -104,12 +102,11 @@ class RejoinBackoff:
         self._is_stuck = is_stuck or error.reason in _OF_THE_RUN
         now = time.monotonic()
         is_new = self._gone_since is None
-        gone_since = now if self._gone_since is None else self._gone_since
-        self._gone_since = gone_since
+        self._gone_since = now if self._gone_since is None else self._gone_since
         delay = random.uniform(0, self._rejoining.bound(self._attempt))
         delay = max(delay, min(error.status.retry_delay or 0.0, self._rejoining.longest_delay))
         self._attempt += 1
-        if now + delay - gone_since >= self._timeout():
+        if self._is_given_up(now + delay):
             raise error
         if self._deadline is not None and now + delay >= self._deadline:
             raise deadline_exceeded(f"The server did not become available in time: {error.message}") from error
@@ -117,7 +114,9 @@ class RejoinBackoff:
             self._rejoining.on_drop(error)
         return delay
 
-    def _timeout(self) -> float:
-        """Return how long in all the server may be unavailable, in seconds."""
-        timeout = self._rejoining.timeout
-        return timeout if self._contact.is_made else min(timeout, self._rejoining.connect_timeout)
+    def _is_given_up(self, time_of_attempt: float) -> bool:
+        """Return whether the next attempt, at this time, would come too late."""
+        assert self._gone_since is not None, "an attempt failed"
+        if self._contact.is_made:
+            return time_of_attempt - self._gone_since >= self._rejoining.timeout
+        return time_of_attempt - self._began >= min(self._rejoining.timeout, self._rejoining.connect_timeout)

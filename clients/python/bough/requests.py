@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 from google.protobuf import duration_pb2, field_mask_pb2, timestamp_pb2
 
-from bough.messages import user_message
+from bough.arguments import build, wrong_type
+from bough.messages import json_text, user_message
 from bough.v1 import (
     agent_pb2,
     agent_service_pb2,
@@ -37,10 +38,11 @@ EvaluationRole: TypeAlias = evaluation_ref_pb2.EvaluationRole.ValueType
 MissingSession: TypeAlias = agent_service_pb2.MissingSessionPolicy.ValueType
 
 
-def duration(seconds: float | None) -> duration_pb2.Duration | None:
-    """Return a Duration of that many seconds, None for None."""
+def _duration(name: str, seconds: float | None) -> duration_pb2.Duration | None:
     if seconds is None:
         return None
+    if not isinstance(seconds, int | float):
+        raise wrong_type(name, "a number of seconds", seconds)
     value = duration_pb2.Duration()
     value.FromTimedelta(timedelta(seconds=seconds))
     return value
@@ -50,9 +52,11 @@ def _new_request_id() -> str:
     return str(uuid.uuid4())
 
 
-def _timestamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None:
+def _timestamp(name: str, moment: datetime | None) -> timestamp_pb2.Timestamp | None:
     if moment is None:
         return None
+    if not isinstance(moment, datetime):
+        raise wrong_type(name, "a datetime", moment)
     value = timestamp_pb2.Timestamp()
     value.FromDatetime(moment.astimezone(UTC))
     return value
@@ -65,7 +69,12 @@ def follow_options(
     heartbeat: float | None = None,
 ) -> follow_pb2.FollowOptions:
     """Build the options for following a run; `heartbeat` in seconds."""
-    return follow_pb2.FollowOptions(view=view, event_names=list(event_names), heartbeat_interval=duration(heartbeat))
+    return build(
+        follow_pb2.FollowOptions,
+        view=view,
+        event_names=event_names,
+        heartbeat_interval=_duration("heartbeat", heartbeat),
+    )
 
 
 def run_request(
@@ -81,7 +90,8 @@ def run_request(
     labels: Mapping[str, str] | None = None,
 ) -> agent_service_pb2.RunRequest:
     """Build a Run; it always has a request id, so that a repeated call never starts a second run."""
-    return agent_service_pb2.RunRequest(
+    return build(
+        agent_service_pb2.RunRequest,
         request_id=request_id or _new_request_id(),
         agent=agent,
         definitions=definitions,
@@ -103,7 +113,8 @@ def resume_request(
     follow: follow_pb2.FollowOptions | None = None,
 ) -> agent_service_pb2.ResumeRunRequest:
     """Build a ResumeRun; it always has a request id, so that a repeated call follows from the same event."""
-    return agent_service_pb2.ResumeRunRequest(
+    return build(
+        agent_service_pb2.ResumeRunRequest,
         run_id=run_id,
         answers=answers,
         request_id=request_id or _new_request_id(),
@@ -124,7 +135,8 @@ def fork_request(
     labels: Mapping[str, str] | None = None,
 ) -> agent_service_pb2.ForkRunRequest:
     """Build a ForkRun; it always has a request id, so that a repeated call never makes a second fork."""
-    return agent_service_pb2.ForkRunRequest(
+    return build(
+        agent_service_pb2.ForkRunRequest,
         request_id=request_id or _new_request_id(),
         run_id=run_id,
         after_sequence=after_sequence,
@@ -140,7 +152,9 @@ def watch_request(
     run_id: str, *, after_sequence: int = 0, until: WatchUntil, follow: follow_pb2.FollowOptions | None = None
 ) -> agent_service_pb2.WatchRunRequest:
     """Build a WatchRun that begins after a sequence."""
-    return agent_service_pb2.WatchRunRequest(run_id=run_id, after_sequence=after_sequence, until=until, follow=follow)
+    return build(
+        agent_service_pb2.WatchRunRequest, run_id=run_id, after_sequence=after_sequence, until=until, follow=follow
+    )
 
 
 def run_filter(
@@ -157,13 +171,14 @@ def run_filter(
     include_evaluations: bool = False,
 ) -> run_pb2.RunFilter:
     """Build the filter of ListRuns. A time without a zone is local time."""
-    return run_pb2.RunFilter(
+    return build(
+        run_pb2.RunFilter,
         session_id=session_id,
         agent=agent,
         states=states,
         labels=labels,
-        create_time_from=_timestamp(create_time_from),
-        create_time_before=_timestamp(create_time_before),
+        create_time_from=_timestamp("create_time_from", create_time_from),
+        create_time_before=_timestamp("create_time_before", create_time_before),
         evaluation_id=evaluation_id,
         case_id=case_id,
         evaluation_role=evaluation_role,
@@ -171,19 +186,22 @@ def run_filter(
     )
 
 
-def tree_request(
+def invocation_request(
     run_id: str, *, options: invocation_pb2.InvocationOptions | None = None, as_of_sequence: int = 0
 ) -> eval_service_pb2.GetInvocationRequest:
     """Build a GetInvocation, of the whole log or of the log up to a sequence."""
-    return eval_service_pb2.GetInvocationRequest(run_id=run_id, options=options, as_of_sequence=as_of_sequence)
+    return build(eval_service_pb2.GetInvocationRequest, run_id=run_id, options=options, as_of_sequence=as_of_sequence)
 
 
 def create_session_request(
     *, session_id: str = "", labels: Mapping[str, str] | None = None, request_id: str = ""
 ) -> session_service_pb2.CreateSessionRequest:
     """Build a CreateSession; it always has a request id, so that a repeated call never creates a second session."""
-    return session_service_pb2.CreateSessionRequest(
-        labels=labels, session_id=session_id, request_id=request_id or _new_request_id()
+    return build(
+        session_service_pb2.CreateSessionRequest,
+        labels=labels,
+        session_id=session_id,
+        request_id=request_id or _new_request_id(),
     )
 
 
@@ -191,25 +209,45 @@ def list_sessions_request(
     *, labels: Mapping[str, str] | None = None, page_size: int
 ) -> session_service_pb2.ListSessionsRequest:
     """Build a ListSessions of the sessions that have all these labels."""
-    return session_service_pb2.ListSessionsRequest(
-        page_size=page_size, filter=session_pb2.SessionFilter(labels=labels) if labels else None
+    return build(
+        session_service_pb2.ListSessionsRequest,
+        page_size=page_size,
+        filter=build(session_pb2.SessionFilter, labels=labels) if labels else None,
     )
 
 
 def update_state_request(
-    session_id: str, changes: Mapping[str, str | None]
+    session_id: str, values: Mapping[str, object] | None, state_json: Mapping[str, str | None] | None
 ) -> session_service_pb2.UpdateSessionStateRequest:
-    """Build an UpdateSessionState from JSON texts by key, None to delete a value."""
-    made = [session_pb2.SessionStateChange(key=name, value_json=text) for name, text in changes.items()]
-    return session_service_pb2.UpdateSessionStateRequest(session_id=session_id, state_changes=made)
+    """Build an UpdateSessionState from values and JSON texts by key, None to delete a key.
+
+    Raises TypeError or ValueError for a value that JSON cannot represent, and ValueError for a key that is in both.
+    """
+    values, state_json = values or {}, state_json or {}
+    for name, given in (("values", values), ("state_json", state_json)):
+        if not isinstance(given, Mapping):
+            raise wrong_type(name, "a mapping", given)
+    if twice := sorted(values.keys() & state_json.keys()):
+        raise ValueError(f"{twice[0]!r} is in values and in state_json.")
+    for key, text in state_json.items():
+        if not isinstance(text, str | None):
+            raise wrong_type(f"state_json[{key!r}]", "a str or None", text)
+    texts = {key: None if value is None else json_text(value) for key, value in values.items()} | dict(state_json)
+    changes = [build(session_pb2.SessionStateChange, key=key, value_json=text) for key, text in texts.items()]
+    return build(session_service_pb2.UpdateSessionStateRequest, session_id=session_id, state_changes=changes)
 
 
 def update_agent_request(
     definition: agent_pb2.AgentDefinition, *, revision: str, fields: Iterable[str] = ()
 ) -> catalog_service_pb2.UpdateAgentRequest:
     """Build an UpdateAgent of a revision; `fields` are the paths to change, default: all."""
-    return catalog_service_pb2.UpdateAgentRequest(
-        definition=definition, update_mask=field_mask_pb2.FieldMask(paths=fields), revision=revision
+    if isinstance(fields, str):
+        raise wrong_type("fields", "a list of str", fields)
+    return build(
+        catalog_service_pb2.UpdateAgentRequest,
+        definition=definition,
+        update_mask=build(field_mask_pb2.FieldMask, paths=fields),
+        revision=revision,
     )
 
 
@@ -230,7 +268,8 @@ def evaluate_request(
     follow: follow_pb2.EvaluationFollowOptions | None = None,
 ) -> eval_service_pb2.EvaluateRequest:
     """Build an Evaluate; it always has a request id, so that a repeated call never starts a second evaluation."""
-    return eval_service_pb2.EvaluateRequest(
+    return build(
+        eval_service_pb2.EvaluateRequest,
         request_id=request_id or _new_request_id(),
         eval_set=eval_set,
         agent=agent,
@@ -248,11 +287,19 @@ def evaluate_request(
 
 
 def evaluation_follow_options(
-    *, heartbeat: float | None = None, event_names: Iterable[str] = (), without_trees: bool = False
+    *,
+    heartbeat: float | None = None,
+    event_names: Iterable[str] = (),
+    without_trees: bool = False,
+    until: follow_pb2.WatchUntil.ValueType = follow_pb2.WATCH_UNTIL_UNSPECIFIED,
 ) -> follow_pb2.EvaluationFollowOptions:
-    """Build the options of a stream that follows an evaluation to its end."""
-    return follow_pb2.EvaluationFollowOptions(
-        heartbeat_interval=duration(heartbeat), event_names=event_names, without_trees=without_trees
+    """Build the options of a stream that follows an evaluation."""
+    return build(
+        follow_pb2.EvaluationFollowOptions,
+        heartbeat_interval=_duration("heartbeat", heartbeat),
+        event_names=event_names,
+        without_trees=without_trees,
+        until=until,
     )
 
 
@@ -260,8 +307,11 @@ def watch_evaluation_request(
     evaluation_id: str, *, after_sequence: int = 0, follow: follow_pb2.EvaluationFollowOptions | None = None
 ) -> eval_service_pb2.WatchEvaluationRequest:
     """Build a WatchEvaluation that begins after a sequence."""
-    return eval_service_pb2.WatchEvaluationRequest(
-        evaluation_id=evaluation_id, after_sequence=after_sequence, follow=follow
+    return build(
+        eval_service_pb2.WatchEvaluationRequest,
+        evaluation_id=evaluation_id,
+        after_sequence=after_sequence,
+        follow=follow,
     )
 
 
@@ -274,8 +324,10 @@ def list_case_results_request(
     page_size: int,
 ) -> eval_service_pb2.ListCaseResultsRequest:
     """Build a ListCaseResults of the cases that match every filter that is set."""
-    wanted = evaluation_pb2.CaseResultFilter(verdicts=verdicts, labels=labels, case_ids=case_ids)
-    return eval_service_pb2.ListCaseResultsRequest(page_size=page_size, evaluation_id=evaluation_id, filter=wanted)
+    wanted = build(evaluation_pb2.CaseResultFilter, verdicts=verdicts, labels=labels, case_ids=case_ids)
+    return build(
+        eval_service_pb2.ListCaseResultsRequest, page_size=page_size, evaluation_id=evaluation_id, filter=wanted
+    )
 
 
 def list_evaluations_request(
@@ -287,5 +339,7 @@ def list_evaluations_request(
     page_size: int,
 ) -> eval_service_pb2.ListEvaluationsRequest:
     """Build a ListEvaluations of those that match every filter that is set."""
-    wanted = evaluation_pb2.EvaluationFilter(eval_set_name=eval_set_name, agent=agent, states=states, labels=labels)
-    return eval_service_pb2.ListEvaluationsRequest(page_size=page_size, filter=wanted)
+    wanted = build(
+        evaluation_pb2.EvaluationFilter, eval_set_name=eval_set_name, agent=agent, states=states, labels=labels
+    )
+    return build(eval_service_pb2.ListEvaluationsRequest, page_size=page_size, filter=wanted)

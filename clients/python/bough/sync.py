@@ -6,18 +6,19 @@ from types import TracebackType
 from typing import Self
 
 import grpc
-from google.protobuf import wrappers_pb2
 
 from bough import requests
-from bough.aggregation import checked_timeout, sync_aggregate_messages
-from bough.calls import PAGE_SIZE, SyncCalls
+from bough.agent_tree import AgentTree
+from bough.aggregation import sync_aggregate_messages
+from bough.arguments import build
+from bough.calls import PAGE_SIZE, USE_CLIENT_DEFAULT, SyncCalls, Timeout, seconds_of
 from bough.catalog import SyncCatalog
 from bough.channel import CALL_TIMEOUT, DEFAULT_ADDRESS, RUN_TIMEOUT, ChannelOption, Token, sync_channel, token_metadata
 from bough.collection import answer_of, collect_sync
 from bough.errors import from_rpc_error
 from bough.evaluations import SyncEvaluations
-from bough.health import SERVING, sync_check
-from bough.position import Request
+from bough.health import SERVING, check_request, sync_check
+from bough.position import RunStreamRequest
 from bough.rejoining import Rejoining
 from bough.requests import EvaluationRole, MissingSession, State, View, WatchUntil
 from bough.sessions import SyncSessions
@@ -44,7 +45,8 @@ from bough.v1 import (
 class Client:
     """A client of one server for programs without an event loop, a context manager.
 
-    `timeout` bounds following a run and `call_timeout` every other call, both in seconds; None: unbounded.
+    `timeout` bounds following a run and `call_timeout` every other call, both in seconds; None: unbounded. Each method
+    has a `timeout` that overrides them, None again for no limit; that of a list bounds the fetch of each page.
     With `wait_for_ready` calls wait for a server that is not reachable yet instead of failing at once. Streams rejoin
     their run after a dropped connection as `rejoining` says; `NO_REJOINING` leaves that to the caller.
 
@@ -105,7 +107,7 @@ class Client:
         view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
         labels: Mapping[str, str] | None = None,
-        timeout: float | None = None,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
         heartbeat: float | None = None,
     ) -> SyncRunStream:
         """Start a run and follow it to its end or to its first interruption, as AsyncClient.run does."""
@@ -131,7 +133,7 @@ class Client:
         after_sequence: int | None = None,
         view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
-        timeout: float | None = None,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
         heartbeat: float | None = None,
     ) -> SyncRunStream:
         """Answer input requests of a run and follow it, as AsyncClient.resume does."""
@@ -153,7 +155,7 @@ class Client:
         labels: Mapping[str, str] | None = None,
         view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
-        timeout: float | None = None,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
         heartbeat: float | None = None,
     ) -> SyncRunStream:
         """Start a run that shares another run's log up to a sequence, and follow it, as AsyncClient.fork does."""
@@ -177,7 +179,7 @@ class Client:
         until: WatchUntil = follow_pb2.WATCH_UNTIL_UNSPECIFIED,
         view: View = follow_pb2.EVENT_VIEW_UNSPECIFIED,
         event_names: Iterable[str] = (),
-        timeout: float | None = None,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
         heartbeat: float | None = None,
     ) -> SyncRunStream:
         """Follow a run, live or ended, after a sequence, as AsyncClient.watch does."""
@@ -197,7 +199,7 @@ class Client:
         definitions: Iterable[agent_pb2.AgentDefinition] = (),
         policy: policy_pb2.RunPolicy | None = None,
         labels: Mapping[str, str] | None = None,
-        timeout: float | None = None,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> str:
         """Start a run, follow it to its end and return its final answer as text; the arguments are those of `run`.
 
@@ -217,21 +219,21 @@ class Client:
         with stream:
             return answer_of(collect_sync(stream))
 
-    def cancel(self, run_id: str, *, note: str = "") -> run_pb2.Run:
+    def cancel(self, run_id: str, *, note: str = "", timeout: Timeout = USE_CLIENT_DEFAULT) -> run_pb2.Run:
         """Request cancellation of a run, with a note for the record; its end follows as events.
 
         A run that has ended stays as it is.
         """
-        request = agent_service_pb2.CancelRunRequest(run_id=run_id, note=note)
-        return self._calls.call(self._agents.CancelRun, request).run
+        request = build(agent_service_pb2.CancelRunRequest, run_id=run_id, note=note)
+        return self._calls.call(self._agents.CancelRun, request, timeout).run
 
-    def get_run(self, run_id: str) -> run_pb2.Run:
+    def get_run(self, run_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> run_pb2.Run:
         """Return a run. Raises NotFound."""
-        return self._calls.call(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id)).run
+        return self._calls.call(self._agents.GetRun, build(agent_service_pb2.GetRunRequest, run_id=run_id), timeout).run
 
-    def get_final_answer(self, run_id: str) -> message_pb2.Message | None:
+    def get_final_answer(self, run_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> message_pb2.Message | None:
         """Return the final answer of a run, None unless the run has succeeded."""
-        response = self._calls.call(self._agents.GetRun, agent_service_pb2.GetRunRequest(run_id=run_id))
+        response = self._calls.call(self._agents.GetRun, build(agent_service_pb2.GetRunRequest, run_id=run_id), timeout)
         return response.final_answer if response.HasField("final_answer") else None
 
     def list_runs(
@@ -248,6 +250,7 @@ class Client:
         evaluation_role: EvaluationRole = evaluation_ref_pb2.EVALUATION_ROLE_UNSPECIFIED,
         include_evaluations: bool = False,
         page_size: int = PAGE_SIZE,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> Iterator[run_pb2.Run]:
         """List the runs that match every filter that is set, newest first; pages are fetched as they are needed.
 
@@ -267,47 +270,63 @@ class Client:
             evaluation_role=evaluation_role,
             include_evaluations=include_evaluations,
         )
-        request = agent_service_pb2.ListRunsRequest(page_size=page_size, filter=wanted)
-        return self._calls.pages(self._agents.ListRuns, request, lambda response: response.runs)
+        request = build(agent_service_pb2.ListRunsRequest, page_size=page_size, filter=wanted)
+        return self._calls.pages(self._agents.ListRuns, request, lambda response: response.runs, timeout=timeout)
 
-    def get_tree(
-        self, run_id: str, *, options: invocation_pb2.InvocationOptions | None = None, as_of_sequence: int = 0
+    def tree(
+        self,
+        run_id: str,
+        *,
+        options: invocation_pb2.InvocationOptions | None = None,
+        as_of_sequence: int = 0,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
+    ) -> AgentTree:
+        """Return the agents of a run, as they called one another; the arguments are those of `get_invocation`."""
+        return AgentTree(self.get_invocation(run_id, options=options, as_of_sequence=as_of_sequence, timeout=timeout))
+
+    def get_invocation(
+        self,
+        run_id: str,
+        *,
+        options: invocation_pb2.InvocationOptions | None = None,
+        as_of_sequence: int = 0,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> invocation_pb2.Invocation:
-        """Return the invocation of a run with its agent tree, of the log up to a sequence if one is given."""
-        request = requests.tree_request(run_id, options=options, as_of_sequence=as_of_sequence)
-        return self._calls.call(self._eval.GetInvocation, request).invocation
+        """Return the record of a run, of its log up to a sequence if one is given. Raises NotFound or OutOfRange."""
+        request = requests.invocation_request(run_id, options=options, as_of_sequence=as_of_sequence)
+        return self._calls.call(self._eval.GetInvocation, request, timeout).invocation
 
     def aggregate(
         self,
         events: Iterable[event_pb2.AgentEvent],
         *,
         options: invocation_pb2.InvocationOptions | None = None,
-        timeout: float | None = None,
+        timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> invocation_pb2.Invocation:
         """Return the invocation that events from any source make, in their order; `timeout` in seconds."""
-        seconds = checked_timeout(timeout, self._timeout)
+        options_of_call = self._calls.options(seconds_of(timeout, self._timeout))
         messages = sync_aggregate_messages(events, options)
         try:
             return self._eval.AggregateEvents(
                 messages,
-                **self._calls.options(seconds),
+                **options_of_call,
             ).invocation
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 
-    def is_serving(self, service: str = "") -> bool:
+    def is_serving(self, service: str = "", *, timeout: Timeout = USE_CLIENT_DEFAULT) -> bool:
         """Return whether the server, or one of its services such as `bough.v1.AgentService`, accepts calls now.
 
         Raises NotFound for a service that it does not have, and Unavailable if there is no server.
         """
-        request = wrappers_pb2.StringValue(value=service)
-        return (self._calls.call(sync_check(self._channel), request)).value == SERVING
+        request = check_request(service)
+        return (self._calls.call(sync_check(self._channel), request, timeout)).value == SERVING
 
-    def _stream(self, request: Request, timeout: float | None) -> SyncRunStream:
+    def _stream(self, request: RunStreamRequest, timeout: Timeout) -> SyncRunStream:
         return SyncRunStream(
             self._agents,
             request,
-            timeout=self._timeout if timeout is None else timeout,
+            timeout=seconds_of(timeout, self._timeout),
             calls=self._calls,
             rejoining=self._rejoining,
         )

@@ -19,15 +19,14 @@ EXIT_CODES = {VERDICT_PASSED: 0, VERDICT_FAILED: 1}
 
 async def main(request: EvaluateRequest, address: str = DEFAULT_ADDRESS) -> int:
     async with AsyncClient(address) as client:
-        evaluation_id = ""
         trials = request.trials if request.HasField("trials") else None
-        async for event in client.evaluations.run(request.eval_set, gates=request.gates, trials=trials):
-            evaluation_id = event.evaluation_id
+        stream = client.evaluations.run(request.eval_set, gates=request.gates, trials=trials)
+        async for event in stream:
             if event.HasField("case_trial_scored"):
                 trial = event.case_trial_scored.result
                 verdict = Verdict.Name(trial.verdict).removeprefix("VERDICT_").lower()
                 print(f"{trial.case_id} #{trial.trial}: {verdict} {trial.reason}".rstrip(), flush=True)
-        result = await client.evaluations.result(evaluation_id)
+        result = await stream.result()
     print(f"{result.eval_set_name}: {result.totals.trials_passed} of {result.totals.trials} trials passed")
     return EXIT_CODES.get(result.verdict, 2)
 

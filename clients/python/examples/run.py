@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from bough import AgentTree, AsyncClient, text_of
+from bough import AsyncClient, text_of
 from bough.channel import DEFAULT_ADDRESS
 
 
@@ -23,7 +23,7 @@ async def main(agent: str, text: str, address: str = DEFAULT_ADDRESS) -> int:
                 case "run_failed":
                     print(f"failed: {event.run_failed.error.message}", file=sys.stderr)
                     return 1
-        tree = AgentTree(await client.get_tree(stream.run_id))
+        tree = await client.tree(stream.run_id)
         for each in tree:
             print(f"{each.branch}: {each.tree_usage.model_calls} model calls, {len(tree.tools(each))} tool calls")
     return 0

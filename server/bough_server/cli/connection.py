@@ -15,7 +15,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bough import AsyncClient, CallFailed, NotFound, Rejoining
-from bough.channel import DEFAULT_ADDRESS
+from bough.channel import DEFAULT_ADDRESS, check_address
 from bough.v1 import run_pb2
 from bough_server.cli.exit_codes import print_stderr
 from bough_server.cli.options import Target
@@ -166,6 +166,10 @@ async def running_server(target: Target, default_model: str | None = None, *, is
 
 
 async def _explicit(address: str) -> FoundServer:
+    try:
+        check_address(address)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
     if not await _answers(address, timeout=_EXPLICIT_TIMEOUT):
         raise NoServer(f"No server answers at {address}: start one there, or omit the address.")
     return FoundServer(address=address)

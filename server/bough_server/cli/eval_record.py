@@ -89,7 +89,7 @@ async def _case(
     options = invocation_pb2.InvocationOptions(
         max_agents=_LARGEST, max_tools=_LARGEST, max_tool_args_bytes=_LARGEST, max_tool_result_bytes=_LARGEST
     )
-    invocation = await client.get_tree(run_id, options=options)
+    invocation = await client.get_invocation(run_id, options=options)
     made, dropped = case_of(invocation, case_id, parts=[each.value for each in expect], with_mocks=mocks)
     async with client.watch(run_id, until=follow_pb2.WATCH_UNTIL_CURRENT, event_names=[_CONTROL_EVENTS]) as stream:
         answers, unanswered = recorded_answers([event async for event in stream], with_mocks=mocks)

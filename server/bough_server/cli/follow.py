@@ -310,7 +310,7 @@ def _print_answer(text: str, *, apart: bool) -> None:
 
 async def _print_tree(client: AsyncClient, run_id: str, said: Sequence[str]) -> None:
     try:
-        invocation = await client.get_tree(run_id, options=TREE_OPTIONS)
+        invocation = await client.get_invocation(run_id, options=TREE_OPTIONS)
     except CallFailed as error:
         print_stderr(f"The tree could not be read: {error.message}")
         return

@@ -146,7 +146,7 @@ async def _print_both(client: "AsyncClient", origin_id: str, fork_id: str) -> No
     from bough_server.cli.render.tree import trees_beside
 
     try:
-        origin, forked = [await client.get_tree(each, options=TREE_OPTIONS) for each in (origin_id, fork_id)]
+        origin, forked = [await client.get_invocation(each, options=TREE_OPTIONS) for each in (origin_id, fork_id)]
     except CallFailed as error:
         print_stderr(f"The trees could not be read: {error.message}")
         return

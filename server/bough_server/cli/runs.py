@@ -112,7 +112,7 @@ async def _tree(target: Target, text: str, *, json: bool, html: bool, max_agents
         run_id = await resolve_run(connection.client, text)
         # The table shows finish reasons, which are in the steps.
         options = invocation_pb2.InvocationOptions(max_agents=max_agents, include_steps=not json)
-        invocation = await connection.client.get_tree(run_id, options=options)
+        invocation = await connection.client.get_invocation(run_id, options=options)
         # Open requests and the parked reason are fields of the run, not of its record.
         run = None if invocation.complete else await connection.client.get_run(run_id)
     if json:

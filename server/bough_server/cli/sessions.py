@@ -198,7 +198,7 @@ async def _set(target: Target, text: str, *, values: Sequence[str], deleted: Seq
     changes = _changes(values, deleted)
     async with connected(target, is_reading=True) as connection:
         session_id = await resolve_session(connection.client, text)
-        state_json = await connection.client.sessions.update_state(session_id, changes)
+        state_json = await connection.client.sessions.update_state(session_id, state_json=changes)
     _print_state(state_json, json=json)
     return ExitCode.YES
 

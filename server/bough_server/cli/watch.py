@@ -79,22 +79,14 @@ async def _show(
     connection: "Connection", run_id: str, sink: "Sink", *, after: int, view: View, is_following: bool
 ) -> "CollectedRun":
     """Show a run to its end or its open interruption, continuing past interruptions that have been answered."""
-    from bough.v1 import execution_pb2, follow_pb2
+    from bough.v1 import follow_pb2
     from bough_server.cli.conversions import view_of
     from bough_server.cli.follow import follow, rejoinable
 
-    client = connection.client
     until = follow_pb2.WATCH_UNTIL_INTERRUPTED if is_following else follow_pb2.WATCH_UNTIL_CURRENT
-    while True:
-        async with client.watch(run_id, after_sequence=after, until=until, view=view_of(view)) as stream:
-            with rejoinable(connection, stream):
-                ended = await follow(stream, sink)
-        if not is_following or ended.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
-            return ended
-        after = ended.last_sequence
-        # Nothing was recorded after the interruption: it is still open.
-        if (await client.get_run(run_id)).last_sequence == after:
-            return ended
+    async with connection.client.watch(run_id, after_sequence=after, until=until, view=view_of(view)) as stream:
+        with rejoinable(connection, stream):
+            return await follow(stream, sink)
 
 
 async def _events(target: Target, text: str, *, json: bool, after: int, view: View, types: str) -> ExitCode:

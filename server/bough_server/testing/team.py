@@ -241,7 +241,7 @@ def _script_of(settings: Settings) -> Path:
 def _team_run(client: Client, events: Iterable[event_pb2.AgentEvent]) -> TeamRun:
     collected = collect_sync(events)
     options = invocation_pb2.InvocationOptions(include_steps=True)
-    return TeamRun(client, collected, client.get_tree(collected.run_id, options=options))
+    return TeamRun(client, collected, client.get_invocation(collected.run_id, options=options))
 
 
 def _line(agent: invocation_pb2.AgentInvocation, tools: Sequence[str]) -> str:

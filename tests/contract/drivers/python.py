@@ -74,7 +74,7 @@ class Driver:
 
     async def _call(self, line: Line) -> None:
         if "tree" in line:
-            _print(answer={"agents": _agents(await self._clients[True].get_tree(line["tree"]))})
+            _print(answer={"agents": _agents(await self._clients[True].get_invocation(line["tree"]))})
             return
         service, _, method = line["call"].partition(".")
         if service not in STUBS:
