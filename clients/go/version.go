@@ -1,4 +1,4 @@
 package bough
 
 // Version is the version of this client, which is also that of the server it was released with.
-const Version = "0.1.0"
+const Version = "0.2.0"

@@ -9,7 +9,6 @@ import ipaddress
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +28,7 @@ from bough_server.api.health import Health
 from bough_server.api.reflection import add_reflection
 from bough_server.api.session_service import SessionService
 from bough_server.clock import Clock, SystemClock
+from bough_server.distribution import version
 from bough_server.errors import ConfigurationError
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.evaluations import Evaluations
@@ -214,7 +214,7 @@ class App:
         _log.info(
             "serving",
             address=self.address,
-            version=version("bough"),
+            version=version(),
             database=shown_database(self.settings.storage.url),
             agents=len(self.registry.resolver.agents),
             models=", ".join(self.settings.models),

@@ -138,7 +138,7 @@ async def _main_without(module: str) -> Finished:
 
 
 async def test_an_installation_without_the_server_says_what_to_install() -> None:
-    sentence = "This command needs the server packages: pip install 'bough[server]'\n"
+    sentence = 'This command needs the server packages: pip install "bough-agents[server]"\n'
     assert await _main_without("typer") == Finished(code=2, out="", err=sentence)
 
 

@@ -44,9 +44,9 @@ async def check_base(python: str, bough: str, folder: Path) -> None:
     command = await run(bough, "run", "guide", "Hello.", folder=folder)
     (folder / "test_it.py").write_text("def test_it():\n    pass\n", encoding="utf-8")
     tested = await run(python, "-m", "pytest", "-q", "test_it.py", folder=folder)
-    assert ours == {"bough", "googleapis_common_protos", "grpcio", "protobuf", "typing_extensions"}
+    assert ours == {"bough_agents", "googleapis_common_protos", "grpcio", "protobuf", "typing_extensions"}
     assert imported == (0, "")
-    assert command == (2, "This command needs the server packages: pip install 'bough[server]'\n")
+    assert command == (2, 'This command needs the server packages: pip install "bough-agents[server]"\n')
     assert (tested[0], "1 passed" in tested[1]) == (0, True), tested[1]
 
 

@@ -335,5 +335,5 @@ def test_a_call_that_was_cut_cannot_be_scored() -> None:
 def test_a_missing_extra_is_named(module: str, is_ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     wanted = expected("lead", expected("a"), expected("b"), is_ordered=is_ordered)
-    with pytest.raises(ConfigurationError, match=r'pip install "bough\[eval\]"'):
+    with pytest.raises(ConfigurationError, match=r'pip install "bough-agents\[server,eval\]"'):
         compared(wanted, agent("lead", agent("a"), agent("b")))

@@ -189,5 +189,5 @@ def test_a_mean_reaches_a_threshold_up_to_rounding(scores: list[float], threshol
 
 def test_without_scipy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(ConfigurationError, match=r'pip install "bough\[eval\]"'):
+    with pytest.raises(ConfigurationError, match=r'pip install "bough-agents\[server,eval\]"'):
         statistics.wilson(123, 4567)

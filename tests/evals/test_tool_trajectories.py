@@ -333,4 +333,5 @@ except ConfigurationError as error:
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
     assert said[0] == "''"
-    assert said[1] == 'Tool calls in any order are compared by scipy, which is missing: pip install "bough[eval]".'
+    install = 'pip install "bough-agents[server,eval]"'
+    assert said[1] == f"Tool calls in any order are compared by scipy, which is missing: {install}."

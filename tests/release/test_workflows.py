@@ -10,7 +10,7 @@ import pytest
 from tests.release.workflows import ROOT, WORKFLOWS, read, shell, steps
 from tests.support.fresh_environments import run
 
-PROJECT = '[project]\nname = "bough"\nversion = "1.2.3"\n'
+PROJECT = '[project]\nname = "bough-agents"\nversion = "1.2.3"\n'
 CHANGELOG = """# Changelog
 
 ## [Unreleased]

@@ -214,7 +214,7 @@ def test_a_provider_whose_package_is_missing_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(registry, "find_spec", lambda package: None)
     section = ModelSection.model_validate({"provider": provider, "model": "m"})
-    with pytest.raises(ConfigurationError, match=rf"models\.a\.provider: .*pip install 'bough\[server,{provider}\]'"):
+    with pytest.raises(ConfigurationError, match=rf'models\.a\.provider: .*"bough-agents\[server,{provider}\]"'):
         built(folder, a=section)
 
 

@@ -4,6 +4,8 @@ import atexit
 import os
 import sys
 
+from bough_server.distribution import install_command
+
 
 def main() -> None:
     """Run the command line of this process and exit with its code."""
@@ -39,6 +41,6 @@ def execute() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("bough", "bough_server"):
             raise  # our own module is missing: the installation is broken, and no extra repairs it
-        print("This command needs the server packages: pip install 'bough[server]'", file=sys.stderr)
+        print(f"This command needs the server packages: {install_command()}", file=sys.stderr)
         sys.exit(2)
     run_program()

@@ -10,6 +10,7 @@ import typer
 
 from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import JsonOption, Target, target_of
+from bough_server.distribution import version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,13 +65,11 @@ async def examine(target: Target, *, probe: bool = False) -> list[Finding]:
 
     With `probe` each model is called once.
     """
-    from importlib.metadata import version
-
     from bough_server.errors import ConfigurationError
     from bough_server.settings import Settings
 
     findings = [
-        Finding(name="bough", is_right=True, words=f"{version('bough')} on Python {platform.python_version()}"),
+        Finding(name="bough", is_right=True, words=f"{version()} on Python {platform.python_version()}"),
     ]
     try:
         settings = Settings.load(target.config)

@@ -9,6 +9,7 @@ import typer
 
 from bough_server.cli.commands import command
 from bough_server.cli.options import AddressOption, ConfigOption, EmbeddedOption, Target
+from bough_server.distribution import version
 
 _COMMANDS: Final = {
     "init": "init",
@@ -62,9 +63,7 @@ def make_program(words: Collection[str] = ()) -> typer.Typer:
 
 def _print_version(is_requested: bool) -> None:
     if is_requested:
-        from importlib.metadata import version  # slow to import
-
-        print(f"bough {version('bough')}")
+        print(f"bough {version()}")
         raise typer.Exit
 
 

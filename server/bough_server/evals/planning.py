@@ -4,12 +4,13 @@ import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata, util
+from importlib import util
 from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2
 from bough_server.agents.definition import received
 from bough_server.agents.registry import VersionHashes, reachable
+from bough_server.distribution import install_command, version
 from bough_server.errors import FieldViolation, InvalidRequest, NotInstalled
 from bough_server.evals.compare import baseline_of
 from bough_server.evals.dependencies import EvaluationDependencies
@@ -56,7 +57,7 @@ def request_digest(request: eval_service_pb2.EvaluateRequest) -> str:
 def require_extra() -> None:
     """Raise NotInstalled if the packages that evaluations need are not installed."""
     if util.find_spec("scipy") is None:
-        raise NotInstalled('Evaluations need the extra "eval": pip install "bough[server,eval]".')
+        raise NotInstalled(f'Evaluations need the extra "eval": {install_command("eval")}.')
 
 
 async def plan(
@@ -87,9 +88,7 @@ async def plan(
         raise InvalidRequest(violations)
     cases = await asyncio.to_thread(planned_cases, request.eval_set, trials=trials)
     _refuse_gates(request, cases, has_baseline=baseline is not None)
-    pins = eval_result_pb2.EvalPins(
-        eval_set_digest=set_digest(request.eval_set), server_version=metadata.version("bough")
-    )
+    pins = eval_result_pb2.EvalPins(eval_set_digest=set_digest(request.eval_set), server_version=version())
     if agent:
         resolver, versions = await dependencies.agents.for_run(principal.tenant_id, agent, request.definitions)
         _refuse_unknown_agents(request.eval_set, resolver)

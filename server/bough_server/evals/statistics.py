@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Final
 
 from bough.v1 import eval_result_pb2
+from bough_server.distribution import install_command
 from bough_server.errors import ConfigurationError
 
 LEVEL: Final = 0.95
@@ -173,6 +174,6 @@ def _scipy_stats() -> ModuleType:
     try:
         from scipy import stats
     except ImportError as error:
-        raise ConfigurationError('Evaluations need scipy. Install it: pip install "bough[eval]".') from error
+        raise ConfigurationError(f"Evaluations need scipy. Install it: {install_command('eval')}.") from error
     assert isinstance(stats, ModuleType)
     return stats

@@ -12,6 +12,7 @@ from typing import Final
 
 from bough.v1 import model_pb2
 from bough_server.clock import Clock, SystemClock
+from bough_server.distribution import install_command
 from bough_server.errors import ConfigurationError
 from bough_server.models.anthropic.api import MessagesApi
 from bough_server.models.anthropic.transport import ANTHROPIC_BASE_URL, anthropic_endpoint
@@ -241,14 +242,15 @@ def _api(name: str, config: ModelSection, key: str) -> tuple[Api, Endpoint]:
 
 def package_problem(config: ModelSection) -> str:
     """Return what to install if a provider's package is missing; empty if it is there. Does not load it."""
-    package = _PACKAGES.get(config.provider or "")
+    provider = config.provider or ""
+    package = _PACKAGES.get(provider)
     try:
         is_missing = package is not None and find_spec(package) is None
     except ModuleNotFoundError:  # not even the package that it is in
         is_missing = True
     if not is_missing:
         return ""
-    return f"needs the package {package}. Install it: pip install 'bough[server,{config.provider}]'."
+    return f"needs the package {package}. Install it: {install_command(provider)}."
 
 
 def _price(config: ModelSection, currency: str) -> Price | None:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast
 
 from sqlalchemy import Connection
 
+from bough_server.distribution import install_command
 from bough_server.errors import ConfigurationError
 from bough_server.store.sql.database_copy import CopyEnd, Report, copy_rows
 from bough_server.store.sql.driver import Driver
@@ -125,5 +126,5 @@ def _postgres(module: str) -> Any:
         if missing.name != "psycopg":
             raise
         raise ConfigurationError(
-            "The storage URL names PostgreSQL, whose driver is not installed: install bough[server,postgres]."
+            f"The storage URL names PostgreSQL, whose driver is not installed: {install_command('postgres')}."
         ) from None

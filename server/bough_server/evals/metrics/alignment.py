@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from bough_server.distribution import install_command
 from bough_server.errors import ConfigurationError
 
 MAX_SUM: Final = 2**52
@@ -26,7 +27,7 @@ class Row:
 Pairs: TypeAlias = list[tuple[int, int]]
 """Indexes of rows and columns, by column; a column is in one pair at most."""
 
-_MISSING: Final = 'Trees of agents are compared with scipy, which is not installed: pip install "bough[eval]".'
+_MISSING: Final = f"Trees of agents are compared with scipy, which is not installed: {install_command('eval')}."
 
 
 def best_in_order(rows: Sequence[Row]) -> Pairs:

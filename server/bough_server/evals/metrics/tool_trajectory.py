@@ -17,6 +17,7 @@ from bough.v1.eval_set_pb2 import (
 from bough.v1.invocation_pb2 import AgentInvocation, ToolInvocation
 from bough_server import value_matcher
 from bough_server.comparison_work import spend
+from bough_server.distribution import install_command
 from bough_server.errors import ConfigurationError
 from bough_server.evals.metrics.tool_names import fits_name, is_named, name_words
 from bough_server.evals.metrics.turn import Turn, TurnScore, is_configured, judged, mean_score, not_judged
@@ -176,7 +177,7 @@ def _pairs(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import maximum_bipartite_matching
     except ImportError:
-        message = 'Tool calls in any order are compared by scipy, which is missing: pip install "bough[eval]".'
+        message = f"Tool calls in any order are compared by scipy, which is missing: {install_command('eval')}."
         raise ConfigurationError(message) from None
     rows, columns = zip(*edges, strict=True)
     graph = csr_array(([1] * len(edges), (rows, columns)), shape=(len(expected), len(actual)))
