@@ -48,14 +48,16 @@ func Collect(stream *RunStream) (*Result, error) {
 			failed = err
 			break
 		}
-		result.add(event)
+		result.Add(event)
 	}
 	result.ThroughSequence = stream.ThroughSequence()
 	return result, failed
 }
 
-func (r *Result) add(event *boughv1.AgentEvent) {
-	r.RunID, r.SessionID = event.GetRunId(), event.GetSessionId()
+// Add applies the next event, for programs that read the events of a stream themselves. The zero Result is the one before the first
+// event.
+func (r *Result) Add(event *boughv1.AgentEvent) {
+	r.RunID, r.SessionID, r.ThroughSequence = event.GetRunId(), event.GetSessionId(), event.GetSequence()
 	if r.State == boughv1.ExecutionState_EXECUTION_STATE_UNSPECIFIED {
 		r.State = boughv1.ExecutionState_EXECUTION_STATE_RUNNING
 	}

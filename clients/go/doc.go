@@ -17,7 +17,8 @@
 //	}
 //
 // A [Stream] survives dropped connections and restarted servers: each event comes once, in order. [Collect] reads a stream to its
-// end and returns what became of the run, and [Client.Tree] returns its agents as a tree.
+// end and returns what became of the run, [CollectEvaluation] what became of an evaluation, and [Client.Tree] returns the agents of a
+// run as a tree.
 //
 // Messages and enums are in package [boughv1], generated from the schema, whose comments say what a client may rely on. Skip
 // payloads and enum values that you do not know: a newer server may send them. The services without a method of Client are

@@ -94,7 +94,7 @@ type RunError struct {
 }
 
 func (e *RunError) Error() string {
-	state := strings.ToLower(strings.TrimPrefix(e.State.String(), "EXECUTION_STATE_"))
+	state := stateName(e.State)
 	switch {
 	case e.Failure.GetMessage() != "":
 		return fmt.Sprintf("bough: run %s %s: %s", e.RunID, state, e.Failure.GetMessage())
@@ -102,6 +102,27 @@ func (e *RunError) Error() string {
 		return fmt.Sprintf("bough: run %s waits for %d answers", e.RunID, len(e.OpenRequests))
 	}
 	return fmt.Sprintf("bough: run %s has no answer: %s", e.RunID, state)
+}
+
+// EvaluationError is an evaluation without a verdict: it failed, was cancelled, or has not ended.
+type EvaluationError struct {
+	// EvaluationID is the id of the evaluation.
+	EvaluationID string
+	// State is the state of the evaluation.
+	State boughv1.ExecutionState
+	// Failure says why it failed or was cancelled; nil in any other state.
+	Failure *boughv1.AgentError
+}
+
+func (e *EvaluationError) Error() string {
+	if e.Failure.GetMessage() != "" {
+		return fmt.Sprintf("bough: evaluation %s %s: %s", e.EvaluationID, stateName(e.State), e.Failure.GetMessage())
+	}
+	return fmt.Sprintf("bough: evaluation %s has no verdict: %s", e.EvaluationID, stateName(e.State))
+}
+
+func stateName(state boughv1.ExecutionState) string {
+	return strings.ToLower(strings.TrimPrefix(state.String(), "EXECUTION_STATE_"))
 }
 
 // callError describes the error of a call under a context; nil and io.EOF stay what they are.

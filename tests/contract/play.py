@@ -62,6 +62,7 @@ def plays(groups: Iterable[Group]) -> list[Any]:
         for group in groups
         for language in LANGUAGES
         for scenario in group.scenarios
+        if language in scenario.languages
     ]
 
 

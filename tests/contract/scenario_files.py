@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 FOLDER: Final = Path(__file__).with_name("scenarios")
+
+Language: TypeAlias = Literal["python", "go", "typescript", "java"]
 
 STREAMS: Final[Mapping[str, str]] = {
     "AgentService.Run": "run",
@@ -156,6 +158,8 @@ class Scenario(_Strict):
     """Steps that one driver performs, in order."""
 
     name: str
+    languages: Sequence[Language] = ("python", "go", "typescript", "java")
+    """The languages whose drivers play it."""
     unreachable: bool = False
     """Whether the driver is given an address at which nothing listens."""
     steps: Sequence[Step] = Field(min_length=1)

@@ -2,6 +2,7 @@
 import { createInterface } from "node:readline";
 import {
   createRegistry,
+  type DescEnum,
   type DescMessage,
   type DescMethod,
   fromBinary,
@@ -14,7 +15,7 @@ import {
   toJson,
 } from "@bufbuild/protobuf";
 import type { CallOptions } from "@connectrpc/connect";
-import { BoughClient, BoughError, collect, type EventStream, type RunInit, type StreamOptions } from "@bough-dev/bough";
+import { BoughClient, BoughError, collect, collectEvaluation, type EventStream, type RunInit, type StreamOptions } from "@bough-dev/bough";
 import * as v1 from "@bough-dev/bough/v1";
 
 interface Line {
@@ -69,7 +70,7 @@ async function perform(client: BoughClient, line: Line): Promise<void> {
     if (line.tree !== undefined) {
       print({ answer: { agents: await treeOf(client, line.tree, timeout) } });
     } else if (stream && line.collect) {
-      print({ answer: await collected(stream as EventStream<v1.AgentEvent>) });
+      print({ answer: await collected(stream, line.call) });
     } else if (stream) {
       await printEvents(stream, () => abort.abort(), line.cancelAfterEvents);
     } else {
@@ -119,10 +120,22 @@ async function printEvents(stream: AnyStream, cancel: () => void, cancelAfter = 
   }
 }
 
-async function collected(stream: EventStream<v1.AgentEvent>): Promise<JsonObject> {
-  const { text, state, interrupted, runId, throughSequence } = await collect(stream);
-  const name = v1.ExecutionStateSchema.value[state]?.name ?? "";
+async function collected(stream: AnyStream, call = ""): Promise<JsonObject> {
+  if (call.startsWith("EvalService")) {
+    const { evaluationId, state, verdict, totals, gates, throughSequence } = await collectEvaluation(
+      stream as EventStream<v1.EvaluationEvent>,
+    );
+    const names = { state: nameOf(v1.ExecutionStateSchema, state), verdict: nameOf(v1.VerdictSchema, verdict) };
+    const counts = { cases: totals?.cases ?? 0, gates: gates.length };
+    return { evaluationId, ...names, ...counts, throughSequence: String(throughSequence) };
+  }
+  const { text, state, interrupted, runId, throughSequence } = await collect(stream as EventStream<v1.AgentEvent>);
+  const name = nameOf(v1.ExecutionStateSchema, state);
   return { text, state: name, interrupted, runId, throughSequence: String(throughSequence) };
+}
+
+function nameOf(schema: DescEnum, number: number): string {
+  return schema.value[number]?.name ?? "";
 }
 
 async function treeOf(client: BoughClient, runId: string, options: CallOptions): Promise<JsonValue[]> {
@@ -134,7 +147,7 @@ async function treeOf(client: BoughClient, runId: string, options: CallOptions):
       .map(({ name }) => name)
       .join("/"),
     depth: agent.depth,
-    state: v1.ExecutionStateSchema.value[agent.state]?.name ?? "",
+    state: nameOf(v1.ExecutionStateSchema, agent.state),
   }));
 }
 

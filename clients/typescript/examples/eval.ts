@@ -6,8 +6,8 @@
  */
 import { readFile } from "node:fs/promises";
 import { fromJsonString } from "@bufbuild/protobuf";
-import { BoughClient, BoughError } from "@bough-dev/bough";
-import { EvaluateRequestSchema, Verdict } from "@bough-dev/bough/v1";
+import { BoughClient, BoughError, collectEvaluation } from "@bough-dev/bough";
+import { EvaluateRequestSchema, type EvaluationEvent, Verdict } from "@bough-dev/bough/v1";
 
 const EXIT_CODES = new Map([
   [Verdict.PASSED, 0],
@@ -17,30 +17,25 @@ const EXIT_CODES = new Map([
 async function main(file: string, address?: string): Promise<number> {
   using client = new BoughClient(address);
   const request = fromJsonString(EvaluateRequestSchema, await readFile(file, "utf8"));
-  let verdict = Verdict.UNSPECIFIED;
-  for await (const { payload } of client.evaluate(request)) {
-    switch (payload.case) {
-      case "caseTrialScored": {
-        const { caseId, trial, reason, verdict: scored = Verdict.UNSPECIFIED } = payload.value.result ?? {};
-        console.log(`${caseId} #${trial}: ${(Verdict[scored] ?? "unknown").toLowerCase()} ${reason}`.trimEnd());
-        break;
-      }
-      case "evaluationTotaled": {
-        const { trials, trialsPassed } = payload.value.totals ?? {};
-        console.log(`${request.evalSet?.name}: ${trialsPassed} of ${trials} trials passed`);
-        break;
-      }
-      case "evaluationCompleted":
-        verdict = payload.value.verdict;
-        break;
-      case "evaluationFailed":
-      case "evaluationCancelled":
-        console.error(payload.value.error?.message);
-        break;
-      default:
-    }
+  const { verdict, totals, error } = await collectEvaluation(printed(client.evaluate(request)));
+  if (totals) {
+    console.log(`${request.evalSet?.name}: ${totals.trialsPassed} of ${totals.trials} trials passed`);
+  }
+  if (error) {
+    console.error(error.message);
   }
   return EXIT_CODES.get(verdict) ?? 2;
+}
+
+/** Print the verdicts as they come. */
+async function* printed(events: AsyncIterable<EvaluationEvent>): AsyncGenerator<EvaluationEvent> {
+  for await (const event of events) {
+    if (event.payload.case === "caseTrialScored" && event.payload.value.result) {
+      const { caseId, trial, reason, verdict } = event.payload.value.result;
+      console.log(`${caseId} #${trial}: ${(Verdict[verdict] ?? "unknown").toLowerCase()} ${reason}`.trimEnd());
+    }
+    yield event;
+  }
 }
 
 const [file = "examples/eval/request.json", address] = process.argv.slice(2);

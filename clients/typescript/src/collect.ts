@@ -2,10 +2,14 @@ import {
   type AgentError,
   type AgentEvent,
   CancelReason,
+  type EvalTotals,
+  type EvaluationEvent,
   ExecutionState,
+  type GateResult,
   type InputRequest,
   type Message,
   type Usage,
+  Verdict,
 } from "./bough/v1/index.js";
 import { textOf } from "./messages.js";
 
@@ -108,4 +112,64 @@ function add(run: CollectedRun, { payload, ...event }: AgentEvent): void {
 
 function end(run: CollectedRun, state: ExecutionState, how: Partial<CollectedRun>): void {
   Object.assign(run, how, { state, openRequests: [] });
+}
+
+/** An evaluation as far as its events show it. Its cases are not in it: `client.evals` returns them in pages. */
+export interface CollectedEvaluation {
+  evaluationId: string;
+  /** SUCCEEDED if the evaluation has a verdict, whatever that is. */
+  state: ExecutionState;
+  /** Whether the set passed; unspecified unless the evaluation has succeeded. */
+  verdict: Verdict;
+  /** Why it did not pass, as far as neither a case nor a gate says so; empty if they say all. */
+  reason: string;
+  /** Numbers over all cases, of a cancelled evaluation over what was scored; undefined if it failed or has not ended. */
+  totals: EvalTotals | undefined;
+  /** The gates in the order of the request; empty unless the evaluation has succeeded. */
+  gates: GateResult[];
+  /** Why the evaluation failed or was cancelled. */
+  error: AgentError | undefined;
+  /** Sequence to continue after, with `client.watchEvaluation`. */
+  throughSequence: bigint;
+}
+
+/**
+ * Follow a stream to its end and return its evaluation: neither a set that did not pass nor an evaluation that failed is
+ * an error.
+ */
+export async function collectEvaluation(
+  events: AsyncIterable<EvaluationEvent> & { throughSequence?: bigint },
+): Promise<CollectedEvaluation> {
+  const evaluation: CollectedEvaluation = {
+    evaluationId: "",
+    state: ExecutionState.UNSPECIFIED,
+    verdict: Verdict.UNSPECIFIED,
+    reason: "",
+    totals: undefined,
+    gates: [],
+    error: undefined,
+    throughSequence: 0n,
+  };
+  for await (const { evaluationId, sequence, payload } of events) {
+    const state = evaluation.state || ExecutionState.RUNNING;
+    Object.assign(evaluation, { evaluationId, throughSequence: sequence, state }, shown(payload));
+  }
+  evaluation.throughSequence = events.throughSequence ?? evaluation.throughSequence;
+  return evaluation;
+}
+
+/** Return what an event of an evaluation changes. */
+function shown({ case: kind, value }: EvaluationEvent["payload"]): Partial<CollectedEvaluation> {
+  switch (kind) {
+    case "evaluationTotaled":
+      return { totals: value.totals, gates: value.gates, reason: value.reason };
+    case "evaluationCompleted":
+      return { state: ExecutionState.SUCCEEDED, verdict: value.verdict };
+    case "evaluationFailed":
+      return { state: ExecutionState.FAILED, error: value.error };
+    case "evaluationCancelled":
+      return { state: ExecutionState.CANCELLED, error: value.error, totals: value.totals };
+    default:
+      return {};
+  }
 }

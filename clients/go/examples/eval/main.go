@@ -55,25 +55,23 @@ func evaluate(ctx context.Context, address, path string) (verdict boughv1.Verdic
 		return verdict, err
 	}
 	defer client.Close()
+	result := &bough.EvaluationResult{}
 	for event, err := range client.Evaluate(ctx, request).Events() {
 		if err != nil {
 			return verdict, err
 		}
-		switch payload := event.GetPayload().(type) {
-		case *boughv1.EvaluationEvent_CaseTrialScored:
-			trial := payload.CaseTrialScored.GetResult()
+		result.Add(event)
+		if scored := event.GetCaseTrialScored(); scored != nil {
+			trial := scored.GetResult()
 			fmt.Printf("%s #%d: %s %s\n", trial.GetCaseId(), trial.GetTrial(), word(trial.GetVerdict()), trial.GetReason())
-		case *boughv1.EvaluationEvent_EvaluationTotaled:
-			totals := payload.EvaluationTotaled.GetTotals()
-			fmt.Printf("%d of %d trials passed\n", totals.GetTrialsPassed(), totals.GetTrials())
-		case *boughv1.EvaluationEvent_EvaluationCompleted:
-			verdict = payload.EvaluationCompleted.GetVerdict()
-		case *boughv1.EvaluationEvent_EvaluationFailed:
-			return verdict, fmt.Errorf("the evaluation failed: %s", payload.EvaluationFailed.GetError().GetMessage())
 		}
 	}
-	fmt.Println(request.GetEvalSet().GetName(), word(verdict))
-	return verdict, nil
+	if err := result.Err(); err != nil {
+		return verdict, err
+	}
+	fmt.Printf("%d of %d trials passed\n", result.Totals.GetTrialsPassed(), result.Totals.GetTrials())
+	fmt.Println(request.GetEvalSet().GetName(), word(result.Verdict))
+	return result.Verdict, nil
 }
 
 func word(verdict boughv1.Verdict) string {

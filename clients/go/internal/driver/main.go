@@ -130,8 +130,12 @@ func follow[R proto.Message, E bough.Event](
 		return 0, err
 	}
 	stream := open(request)
-	if runs, isRun := any(stream).(*bough.RunStream); isRun && wanted.Collect {
-		return collect(runs, out)
+	if wanted.Collect {
+		answer, err := collect(stream)
+		if err != nil {
+			return stream.Rejoins(), err
+		}
+		return stream.Rejoins(), out.print(map[string]any{"answer": answer})
 	}
 	count := 0
 	for event, err := range stream.Events() {
@@ -148,15 +152,22 @@ func follow[R proto.Message, E bough.Event](
 	return stream.Rejoins(), nil
 }
 
-func collect(stream *bough.RunStream, out *printer) (rejoins int, err error) {
-	result, err := bough.Collect(stream)
-	if err != nil {
-		return stream.Rejoins(), err
+func collect(stream any) (map[string]any, error) {
+	switch stream := stream.(type) {
+	case *bough.RunStream:
+		result, err := bough.Collect(stream)
+		return map[string]any{
+			"text": result.Text(), "state": result.State.String(), "interrupted": result.Interrupted(),
+			"runId": result.RunID, "throughSequence": fmt.Sprint(result.ThroughSequence),
+		}, err
+	case *bough.EvaluationStream:
+		result, err := bough.CollectEvaluation(stream)
+		return map[string]any{
+			"evaluationId": result.EvaluationID, "state": result.State.String(), "verdict": result.Verdict.String(),
+			"cases": result.Totals.GetCases(), "gates": len(result.Gates), "throughSequence": fmt.Sprint(result.ThroughSequence),
+		}, err
 	}
-	return stream.Rejoins(), out.print(map[string]any{"answer": map[string]any{
-		"text": result.Text(), "state": result.State.String(), "interrupted": result.Interrupted(),
-		"runId": result.RunID, "throughSequence": fmt.Sprint(result.ThroughSequence),
-	}})
+	return nil, misunderstood{fmt.Errorf("nothing collects a %T", stream)}
 }
 
 func printTree(ctx context.Context, runID string, client *bough.Client, out *printer) error {
