@@ -20,6 +20,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	bough "github.com/bough-dev/bough/clients/go"
@@ -64,18 +65,6 @@ func TestErrorsHaveWhatTheServerSays(t *testing.T) {
 	}
 }
 
-func TestStubsWithoutAHandlerAreUnimplemented(t *testing.T) {
-	client := boughtest.NewServer(t).Client(t)
-	_, err := client.Sessions().GetSession(t.Context(), &boughv1.GetSessionRequest{SessionId: "s"})
-	wantError(t, err, codes.Unimplemented, "")
-	stream, err := client.Sessions().ReadBlob(t.Context(), &boughv1.ReadBlobRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = stream.Recv()
-	wantError(t, err, codes.Unimplemented, "")
-}
-
 func TestAskReturnsTheAnswerOrWhyThereIsNone(t *testing.T) {
 	server := boughtest.NewServer(t)
 	server.Run("lead", boughtest.Text("Bec"), boughtest.Drop(), boughtest.Answer("Because."))
@@ -105,23 +94,86 @@ func TestACollectedRunSaysHowFarItHadComeWhenItsStreamFailed(t *testing.T) {
 	}
 }
 
+func TestACollectedEvaluationHasItsVerdictItsNumbersAndItsGates(t *testing.T) {
+	totaled := &boughv1.EvaluationTotaled{
+		Verdict: boughv1.Verdict_VERDICT_FAILED, Totals: &boughv1.EvalTotals{Cases: 2, CasesPassed: 1},
+		Gates: []*boughv1.GateResult{{Gate: "pass_rate >= 0.9"}}, Reason: "A case is gone.",
+	}
+	server := boughtest.NewServer(t)
+	server.Evaluation("desk", boughtest.Drop(), boughtest.Totaled(totaled), boughtest.Verdict(boughv1.Verdict_VERDICT_FAILED))
+	stream := server.Client(t).Evaluate(t.Context(), &boughv1.EvaluateRequest{EvalSet: &boughv1.EvalSet{Name: "desk"}})
+	result, err := bough.CollectEvaluation(stream)
+	if err != nil || result.Err() != nil {
+		t.Fatalf("%v, %v", err, result.Err())
+	}
+	if !proto.Equal(result.Totals, totaled.GetTotals()) || len(result.Gates) != 1 || !proto.Equal(result.Gates[0], totaled.GetGates()[0]) {
+		t.Errorf("totals %v, gates %v", result.Totals, result.Gates)
+	}
+	result.Totals, result.Gates = nil, nil
+	want := &bough.EvaluationResult{
+		EvaluationID: "evaluation-1", State: boughv1.ExecutionState_EXECUTION_STATE_SUCCEEDED,
+		Verdict: boughv1.Verdict_VERDICT_FAILED, Reason: "A case is gone.", ThroughSequence: 3,
+	}
+	if !reflect.DeepEqual(result, want) {
+		t.Errorf("%+v, want %+v", result, want)
+	}
+}
+
+func TestACollectedEvaluationWithoutAVerdictSaysWhy(t *testing.T) {
+	failure := &boughv1.EvaluationFailed{Error: &boughv1.AgentError{Message: "The disk is full."}}
+	server := boughtest.NewServer(t)
+	server.Evaluation("full", boughtest.EvaluationEvent(&boughv1.EvaluationEvent{
+		Payload: &boughv1.EvaluationEvent_EvaluationFailed{EvaluationFailed: failure},
+	}))
+	server.Evaluation("long")
+	server.Evaluation("cut", boughtest.Fail(boughtest.Error(codes.Internal, "INTERNAL", "No.")))
+	client := server.Client(t)
+	evaluate := func(set string) *bough.EvaluationStream {
+		return client.Evaluate(t.Context(), &boughv1.EvaluateRequest{EvalSet: &boughv1.EvalSet{Name: set}})
+	}
+	result, err := bough.CollectEvaluation(evaluate("full"))
+	if text := "bough: evaluation evaluation-1 failed: The disk is full."; err != nil || result.Err().Error() != text {
+		t.Errorf("%v, %v", err, result.Err())
+	}
+	stream := evaluate("long")
+	id, err := stream.Started()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Evals().CancelEvaluation(t.Context(), &boughv1.CancelEvaluationRequest{EvaluationId: id}); err != nil {
+		t.Fatal(err)
+	}
+	result, err = bough.CollectEvaluation(stream)
+	var failed *bough.EvaluationError
+	if err != nil || !errors.As(result.Err(), &failed) || failed.State != boughv1.ExecutionState_EXECUTION_STATE_CANCELLED {
+		t.Errorf("%v, %v", err, result.Err())
+	}
+	result, err = bough.CollectEvaluation(evaluate("cut"))
+	wantError(t, err, codes.Internal, "INTERNAL")
+	if text := "bough: evaluation evaluation-3 has no verdict: running"; result.Err().Error() != text || result.ThroughSequence != 1 {
+		t.Errorf("%v, %+v", result.Err(), result)
+	}
+}
+
 func TestATreeIsWalkedInPreorder(t *testing.T) {
 	agent := func(id, name string, depth int32) *boughv1.AgentInvocation {
 		return &boughv1.AgentInvocation{InvocationId: id, Name: name, Depth: depth}
 	}
 	server := boughtest.NewServer(t)
-	boughtest.Handle(server, boughv1.EvalService_GetInvocation_FullMethodName,
-		func(_ context.Context, request *boughv1.GetInvocationRequest) (*boughv1.GetInvocationResponse, error) {
-			return &boughv1.GetInvocationResponse{Invocation: &boughv1.Invocation{
-				RunId: request.GetRunId(),
-				Agents: []*boughv1.AgentInvocation{
-					agent("1", "lead", 0), agent("2", "researcher", 1), agent("3", "reader", 2), agent("4", "writer", 1),
-					agent("5", "researcher", 1), agent("6", "other", 0),
-				},
-				Tools: []*boughv1.ToolInvocation{{CallId: "c", InvocationId: "3"}, {CallId: "d", InvocationId: "1"}},
-			}}, nil
-		})
-	tree, err := server.Client(t).Tree(t.Context(), "r")
+	server.Run("lead", boughtest.Answer("yes"))
+	server.Tree("lead", &boughv1.Invocation{
+		Agents: []*boughv1.AgentInvocation{
+			agent("1", "lead", 0), agent("2", "researcher", 1), agent("3", "reader", 2), agent("4", "writer", 1),
+			agent("5", "researcher", 1), agent("6", "other", 0),
+		},
+		Tools: []*boughv1.ToolInvocation{{CallId: "c", InvocationId: "3"}, {CallId: "d", InvocationId: "1"}},
+	})
+	client := server.Client(t)
+	id, err := client.Run(t.Context(), lead("Why?")).Started()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree, err := client.Tree(t.Context(), id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,12 +181,12 @@ func TestATreeIsWalkedInPreorder(t *testing.T) {
 	for node := range tree.Walk() {
 		ids = append(ids, node.GetInvocationId())
 	}
-	if !slices.Equal(ids, []string{"1", "2", "3", "4", "5", "6"}) || tree.Invocation.GetRunId() != "r" {
+	if !slices.Equal(ids, []string{"1", "2", "3", "4", "5", "6"}) || tree.Invocation.GetRunId() != id {
 		t.Errorf("walked %v", ids)
 	}
-	lead := tree.Root()
-	if len(lead.Children()) != 3 || lead.Children()[2].GetInvocationId() != "5" || lead.Parent() != nil {
-		t.Errorf("children of the lead: %v", lead.Children())
+	root := tree.Root()
+	if len(root.Children()) != 3 || root.Children()[2].GetInvocationId() != "5" || root.Parent() != nil {
+		t.Errorf("children of the root: %v", root.Children())
 	}
 	reader := tree.Node("3")
 	if !slices.Equal(reader.Path(), []string{"lead", "researcher", "reader"}) || reader.Parent() != tree.Node("2") {
@@ -147,13 +199,13 @@ func TestATreeIsWalkedInPreorder(t *testing.T) {
 		t.Errorf("tools %v", tools)
 	}
 	var below []string
-	for node := range lead.Walk() {
+	for node := range root.Walk() {
 		if below = append(below, node.GetName()); node == reader {
 			break
 		}
 	}
 	if !slices.Equal(below, []string{"lead", "researcher", "reader"}) {
-		t.Errorf("below the lead %v", below)
+		t.Errorf("below the root %v", below)
 	}
 	if tree.Find("absent") != nil || tree.Node("7") != nil {
 		t.Error("found what is not there")

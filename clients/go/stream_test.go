@@ -236,7 +236,7 @@ func TestFinalStatusesAreNotRetried(t *testing.T) {
 	_, err = read(client.Run(t.Context(), &boughv1.RunRequest{Agent: "leda"}))
 	wantError(t, err, codes.NotFound, "UNKNOWN_AGENT")
 	_, err = read(client.Watch(t.Context(), &boughv1.WatchRunRequest{RunId: "run-7"}))
-	wantError(t, err, codes.NotFound, "UNKNOWN_RUN")
+	wantError(t, err, codes.NotFound, "NOT_FOUND")
 	_, err = read(client.Watch(t.Context(), &boughv1.WatchRunRequest{RunId: id, AfterSequence: 99}))
 	wantError(t, err, codes.OutOfRange, "SEQUENCE_OUT_OF_RANGE")
 	if watches := calls[*boughv1.WatchRunRequest](server); len(watches) != 2 {
@@ -534,7 +534,7 @@ func TestAnEvaluationIsFollowedOverDrops(t *testing.T) {
 		wantSequences(t, sequences, after+1, 3)
 	}
 	_, err = read(client.WatchEvaluation(t.Context(), &boughv1.WatchEvaluationRequest{EvaluationId: "other"}))
-	wantError(t, err, codes.NotFound, "UNKNOWN_EVALUATION")
+	wantError(t, err, codes.NotFound, "NOT_FOUND")
 }
 
 func TestAnEvaluationIsFollowedToTheEndOfItsLogIfThatIsAskedFor(t *testing.T) {

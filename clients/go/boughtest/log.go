@@ -13,6 +13,7 @@ import (
 // log is what happened in a run or an evaluation, and the steps that are still to be played.
 type log[E any] struct {
 	id     string
+	script string         // the name under which it is scripted: the agent of runs, the set of evaluations
 	number func(E, int64) // sets the ids and the sequence of an event
 	pauses func(E) bool   // whether the script waits after an event
 
@@ -23,9 +24,11 @@ type log[E any] struct {
 	changed  chan struct{} // closed when something changes
 }
 
-func newLog[E any](id string, first E, steps []Step, number func(E, int64), pauses func(E) bool) *log[E] {
-	l := &log[E]{id: id, number: number, pauses: pauses, steps: steps, changed: make(chan struct{})}
-	l.append(first)
+func newLog[E any](id, script string, first []E, steps []Step, number func(E, int64), pauses func(E) bool) *log[E] {
+	l := &log[E]{id: id, script: script, number: number, pauses: pauses, steps: steps, changed: make(chan struct{})}
+	for _, event := range first {
+		l.append(event)
+	}
 	return l
 }
 
@@ -55,8 +58,8 @@ func (l *log[E]) refusal() error {
 
 // follow sends every event after a sequence, until one ends the stream or a step does.
 func (l *log[E]) follow(ctx context.Context, after int64, ends func(E) bool, send func([]E, int64) error) error {
-	if last := l.last(); after > last {
-		return statusOf(codes.OutOfRange, "SEQUENCE_OUT_OF_RANGE", fmt.Sprintf("The last sequence is %d.", last))
+	if last := int64(len(l.recorded())); after > last {
+		return outOfRange(last)
 	}
 	for {
 		events, step, wait := l.next(after)
@@ -92,17 +95,28 @@ func (l *log[E]) follow(ctx context.Context, after int64, ends func(E) bool, sen
 	}
 }
 
-func (l *log[E]) last() int64 {
+// recorded returns the events so far.
+func (l *log[E]) recorded() []E {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return int64(len(l.events))
+	return slices.Clone(l.events)
 }
 
-// hasEnded reports whether the last event is an end.
-func (l *log[E]) hasEnded(isEnd func(E) bool) bool {
+// end records the last events of a log that has not ended, and drops what was still to be played.
+func (l *log[E]) end(isEnd func(E) bool, events ...E) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return isEnd(l.events[len(l.events)-1])
+	if isEnd(l.events[len(l.events)-1]) {
+		return
+	}
+	l.steps = nil
+	for _, event := range events {
+		l.append(event)
+	}
+}
+
+func outOfRange(last int64) error {
+	return statusOf(codes.OutOfRange, "SEQUENCE_OUT_OF_RANGE", fmt.Sprintf("The last sequence is %d.", last))
 }
 
 // next returns the events after a sequence, or a step to perform, or what to wait for.

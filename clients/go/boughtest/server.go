@@ -11,7 +11,10 @@ package boughtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"path"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -20,6 +23,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 
@@ -32,12 +36,16 @@ type Server struct {
 	mu          sync.Mutex
 	listener    *bufconn.Listener // nil while the server is stopped
 	grpc        *grpc.Server
-	scripts     map[string][]Step // of runs by agent, of evaluations by the name of the set
-	evaluations map[string][]Step
+	scripts     map[string][]Step // by agent
+	forks       map[string][]Step // by agent
+	trees       map[string]*boughv1.Invocation
+	evaluations map[string][]Step // by the name of the set
+	cases       map[string][]*boughv1.CaseResult
 	runs        map[string]*log[*boughv1.AgentEvent]
 	evals       map[string]*log[*boughv1.EvaluationEvent]
 	byRequest   map[string]string // ids by request id
 	handlers    map[string]func(context.Context, proto.Message) (proto.Message, error)
+	streams     map[string]func(grpc.ServerStream) error
 	requests    []proto.Message
 	count       int
 }
@@ -46,10 +54,12 @@ type Server struct {
 func NewServer(t testing.TB) *Server {
 	t.Helper()
 	server := &Server{
-		scripts: map[string][]Step{}, evaluations: map[string][]Step{},
+		scripts: map[string][]Step{}, forks: map[string][]Step{}, trees: map[string]*boughv1.Invocation{},
+		evaluations: map[string][]Step{}, cases: map[string][]*boughv1.CaseResult{},
 		runs: map[string]*log[*boughv1.AgentEvent]{}, evals: map[string]*log[*boughv1.EvaluationEvent]{},
 		byRequest: map[string]string{},
 		handlers:  map[string]func(context.Context, proto.Message) (proto.Message, error){},
+		streams:   map[string]func(grpc.ServerStream) error{},
 	}
 	server.Start()
 	t.Cleanup(server.Stop)
@@ -63,6 +73,21 @@ func (s *Server) Run(agent string, steps ...Step) {
 	s.scripts[agent] = steps
 }
 
+// Fork says what every fork of a run of an agent does after its run_forked, as [Server.Run] does for runs.
+func (s *Server) Fork(agent string, steps ...Step) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forks[agent] = steps
+}
+
+// Tree says what GetInvocation returns of every run of an agent, forks included. The server sets the run, its session, its agent, its
+// state and its answer; set the agents in preorder, with their depths, and their tool calls.
+func (s *Server) Tree(agent string, tree *boughv1.Invocation) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.trees[agent] = tree
+}
+
 // Evaluation says what every evaluation of a set of that name does.
 func (s *Server) Evaluation(set string, steps ...Step) {
 	s.mu.Lock()
@@ -70,8 +95,16 @@ func (s *Server) Evaluation(set string, steps ...Step) {
 	s.evaluations[set] = steps
 }
 
+// Cases says which cases ListCaseResults returns of every evaluation of a set of that name.
+func (s *Server) Cases(set string, cases ...*boughv1.CaseResult) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cases[set] = cases
+}
+
 // Handle answers the calls of a method that has one request and one response, by its full name such as
-// [boughv1.EvalService_GetInvocation_FullMethodName]. Methods without a handler are UNIMPLEMENTED.
+// [boughv1.SessionService_GetSession_FullMethodName], also of one that the server answers itself. A method that is neither scripted
+// nor handled is UNIMPLEMENTED.
 func Handle[Request, Response proto.Message](
 	s *Server, method string, handle func(context.Context, Request) (Response, error),
 ) {
@@ -80,6 +113,14 @@ func Handle[Request, Response proto.Message](
 	s.handlers[method] = func(ctx context.Context, request proto.Message) (proto.Message, error) {
 		return handle(ctx, request.(Request))
 	}
+}
+
+// HandleStream answers the calls of a method that streams requests or responses, as [Handle] does for the others. The handler receives
+// its requests by RecvMsg and sends its responses by SendMsg.
+func (s *Server) HandleStream(method string, handle func(grpc.ServerStream) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.streams[method] = handle
 }
 
 // Requests returns the requests that were received, in order.
@@ -154,13 +195,31 @@ func (s *Server) unary(ctx context.Context, request any, info *grpc.UnaryServerI
 	handler := s.handlers[info.FullMethod]
 	s.mu.Unlock()
 	if handler == nil {
-		return handle(ctx, request)
+		response, err := handle(ctx, request)
+		return response, unscripted(err, info.FullMethod, "Handle")
 	}
 	return handler(ctx, message)
 }
 
-func (s *Server) stream(service any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	return handle(service, recordingStream{stream, s})
+func (s *Server) stream(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	s.mu.Lock()
+	handler := s.streams[info.FullMethod]
+	s.mu.Unlock()
+	if handler == nil {
+		return unscripted(handle(service, recordingStream{stream, s}), info.FullMethod, "HandleStream")
+	}
+	return handler(recordingStream{stream, s})
+}
+
+// unscripted returns an error of the generated code, for a method that the server does not have, as one that says how to script it.
+func unscripted(err error, fullMethod, handle string) error {
+	service, method := path.Split(strings.TrimPrefix(fullMethod, "/bough.v1."))
+	service = strings.TrimSuffix(service, "/")
+	if status.Convert(err).Message() != fmt.Sprintf("method %s not implemented", method) {
+		return err
+	}
+	return status.Errorf(codes.Unimplemented, "%s.%s is not scripted: answer it by %s with boughv1.%s_%s_FullMethodName.",
+		service, method, handle, service, method)
 }
 
 // recordingStream records the requests of a stream.

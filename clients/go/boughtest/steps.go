@@ -68,6 +68,11 @@ func Ask(requests ...*boughv1.InputRequest) Step {
 	return Event(&boughv1.AgentEvent{Payload: &boughv1.AgentEvent_RunInterrupted{RunInterrupted: interrupted}})
 }
 
+// Totaled records the numbers and the gates of an evaluation, which come right before its verdict.
+func Totaled(totaled *boughv1.EvaluationTotaled) Step {
+	return EvaluationEvent(&boughv1.EvaluationEvent{Payload: &boughv1.EvaluationEvent_EvaluationTotaled{EvaluationTotaled: totaled}})
+}
+
 // Verdict ends an evaluation.
 func Verdict(verdict boughv1.Verdict) Step {
 	completed := &boughv1.EvaluationCompleted{Verdict: verdict}

@@ -2,50 +2,35 @@
 import { once } from "node:events";
 import * as http2 from "node:http2";
 import type { AddressInfo } from "node:net";
-import { create, type MessageInitShape } from "@bufbuild/protobuf";
+import { create, type DescMethod, type DescService, type MessageInitShape } from "@bufbuild/protobuf";
 import {
   Code,
-  ConnectError,
   type ConnectRouter,
   createContextKey,
   createContextValues,
   type HandlerContext,
+  type ServiceImpl,
 } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import {
   type AgentEvent,
-  AgentEventSchema,
   AgentService,
+  type CaseResult,
+  type CaseResultFilter,
+  CaseResultSchema,
+  CatalogService,
+  ErrorReason,
   EvalService,
   type EvaluationEvent,
-  EvaluationEventSchema,
+  type InvocationSchema,
+  SessionService,
   WatchUntil,
 } from "./bough/v1/index.js";
-import { ErrorInfoSchema } from "./google/rpc/error_details_pb.js";
+import { collect, collectEvaluation } from "./collect.js";
 import { Health, HealthCheckResponse_ServingStatus as ServingStatus } from "./grpc/health/v1/health_pb.js";
+import { type EvaluationStep, failure, type Kind, Log, type Step } from "./script.js";
 
-/** Cuts the connection, once: the stream that rejoins continues behind it. */
-export interface Drop {
-  drop: true;
-}
-
-/** Ends the stream with an error, once. */
-export interface Failure {
-  fail: Code;
-  reason?: string;
-  message?: string;
-}
-
-/** Sends a response without events, as a view does that shows nothing up to this sequence. */
-export interface Through {
-  through: bigint;
-}
-
-/** A step of a script: an event, or what happens to the stream. An event without a sequence has the one that follows. */
-export type Step<Init = MessageInitShape<typeof AgentEventSchema>> = Init | Drop | Failure | Through;
-
-/** A step of the script of an evaluation. */
-export type EvaluationStep = Step<MessageInitShape<typeof EvaluationEventSchema>>;
+export type { Drop, EvaluationStep, Failure, Step, Through } from "./script.js";
 
 /** A request that the fake received. */
 export interface Received {
@@ -62,7 +47,7 @@ export interface FakeOptions {
   port?: number;
   /** Certificate and key, for a fake with TLS. */
   tls?: http2.SecureServerOptions;
-  /** Adds methods that scripts do not have. */
+  /** Answers methods that have no script, or in place of their scripts. */
   routes?: (router: ConnectRouter) => void;
 }
 
@@ -76,6 +61,9 @@ export function answered(text: string): [Step, Step, Step] {
   ];
 }
 
+/** The implementation of a method, of any kind. */
+type Answer = (request: unknown, context: HandlerContext) => unknown;
+
 /** The HTTP/2 stream of a call. */
 const HTTP2_STREAM = createContextKey<http2.ServerHttp2Stream | undefined>(undefined);
 
@@ -83,13 +71,16 @@ const HTTP2_STREAM = createContextKey<http2.ServerHttp2Stream | undefined>(undef
  * A fake server on a free port of this machine.
  *
  * `server.runs("lead", script)` says what every run of an agent does. A run follows its script, and stops at each
- * `runInterrupted` until `resumeRun` is called; all streams of the run see the same log. What is not scripted is NOT_FOUND;
- * `routes` adds any other method.
+ * `runInterrupted` until `resumeRun` is called; all streams of the run see the same log, and `getRun` returns what it
+ * shows. `evaluations` does the same for evaluations. What is not scripted is UNIMPLEMENTED, and the error says how to
+ * script it.
  */
 export class FakeBough implements AsyncDisposable {
   /** Every request so far, in order. */
   readonly received: Received[] = [];
   readonly #agents = new Map<string, Step[]>();
+  readonly #trees = new Map<string, MessageInitShape<typeof InvocationSchema>>();
+  readonly #cases = new Map<string, MessageInitShape<typeof CaseResultSchema>[]>();
   readonly #sets = new Map<string, EvaluationStep[]>();
   readonly #logs = new Map<string, Log>();
   readonly #sessions = new Set<http2.ServerHttp2Session>();
@@ -143,9 +134,25 @@ export class FakeBough implements AsyncDisposable {
     return this;
   }
 
+  /**
+   * Say what `getInvocation` returns of runs of an agent, forks included: the agents in preorder and their tool calls.
+   *
+   * The fake sets the run, its session, its agent, its state and its answer.
+   */
+  trees(agent: string, tree: MessageInitShape<typeof InvocationSchema>): this {
+    this.#trees.set(agent, tree);
+    return this;
+  }
+
   /** Say what evaluations of a set do, by its name. */
   evaluations(set: string, script: EvaluationStep[]): this {
     this.#sets.set(set, script);
+    return this;
+  }
+
+  /** Say which cases `listCaseResults` returns of evaluations of a set. */
+  cases(set: string, cases: MessageInitShape<typeof CaseResultSchema>[]): this {
+    this.#cases.set(set, cases);
     return this;
   }
 
@@ -163,57 +170,132 @@ export class FakeBough implements AsyncDisposable {
 
   #routes(router: ConnectRouter): void {
     router.service(Health, { check: () => ({ status: ServingStatus.SERVING }) });
-    router.service(AgentService, {
-      run: (request, context) => {
-        this.#note("Run", request, context);
-        const log = this.#accepted(request.requestId, "run", this.#agents.get(request.agent));
+    this.#service(router, AgentService, this.#agentMethods());
+    this.#service(router, EvalService, this.#evalMethods());
+    this.#service(router, CatalogService, {});
+    this.#service(router, SessionService, {});
+  }
+
+  /** Add a service whose other methods say how they are scripted, and note what it receives. */
+  #service<Service extends DescService>(
+    router: ConnectRouter,
+    service: Service,
+    scripted: Partial<ServiceImpl<Service>>,
+  ): void {
+    const answers = scripted as Record<string, Answer | undefined>;
+    const methods = service.methods.map((method) => {
+      const answer = answers[method.localName] ?? (() => unscripted(method));
+      const noting: Answer = (request, context) => {
+        this.received.push({ method: method.name, request, header: context.requestHeader });
+        return answer(request, context);
+      };
+      return [method.localName, noting];
+    });
+    router.service(service, Object.fromEntries(methods) as Partial<ServiceImpl<Service>>);
+  }
+
+  #agentMethods(): Partial<ServiceImpl<typeof AgentService>> {
+    return {
+      run: ({ agent, requestId }, context) => {
+        const log = this.#started(requestId) ?? this.#begin("run", agent, requestId, this.#scriptOf(agent));
         return this.#follow<AgentEvent>(log, 0n, WatchUntil.INTERRUPTED, context);
       },
-      watchRun: (request, context) => {
-        this.#note("WatchRun", request, context);
-        return this.#follow<AgentEvent>(this.#log(request.runId), request.afterSequence, request.until, context);
+      watchRun: ({ runId, afterSequence, until }, context) =>
+        this.#follow<AgentEvent>(this.#log(runId), afterSequence, until, context),
+      resumeRun: ({ runId, requestId, afterSequence }, context) => {
+        const log = this.#log(runId);
+        const from = log.resume(requestId);
+        return this.#follow<AgentEvent>(log, afterSequence ?? from, WatchUntil.INTERRUPTED, context);
       },
-      resumeRun: (request, context) => {
-        this.#note("ResumeRun", request, context);
-        const log = this.#log(request.runId);
-        const from = log.resume(request.requestId);
-        return this.#follow<AgentEvent>(log, request.afterSequence ?? from, WatchUntil.INTERRUPTED, context);
+      forkRun: ({ runId, requestId, afterSequence }, context) => {
+        const { name, script } = this.#log(runId);
+        const log = this.#started(requestId) ?? this.#begin("run", name, requestId, script, afterSequence);
+        return this.#follow<AgentEvent>(log, afterSequence, WatchUntil.INTERRUPTED, context);
       },
-      forkRun: (request, context) => {
-        this.#note("ForkRun", request, context);
-        const log = this.#accepted(request.requestId, "run", this.#log(request.runId).script);
-        return this.#follow<AgentEvent>(log, request.afterSequence, WatchUntil.INTERRUPTED, context);
+      cancelRun: async ({ runId }) => {
+        const error = { reason: ErrorReason.CANCELLED, message: "The run was cancelled." };
+        this.#log(runId).end({ payload: { case: "runCancelled", value: { error } } });
+        return { run: (await this.#run(runId)).run };
       },
-    });
-    router.service(EvalService, {
-      evaluate: (request, context) => {
-        this.#note("Evaluate", request, context);
-        const script = this.#sets.get(request.evalSet?.name ?? "");
-        const log = this.#accepted(request.requestId, "evaluation", script);
+      getRun: ({ runId }) => this.#run(runId),
+    };
+  }
+
+  #evalMethods(): Partial<ServiceImpl<typeof EvalService>> {
+    return {
+      getInvocation: async ({ runId, asOfSequence }) => {
+        const { run, finalAnswer } = await this.#run(runId);
+        const tree =
+          this.#trees.get(run.agent) ?? missing(`No tree of runs of "${run.agent}" is scripted: call trees.`);
+        const { sessionId, agent, state, error, lastSequence } = run;
+        const covered = { state, error, finalResponse: finalAnswer, asOfSequence: asOfSequence || lastSequence };
+        return { invocation: { ...tree, runId, sessionId, agent, ...covered } };
+      },
+      evaluate: ({ evalSet, requestId }, context) => {
+        const name = evalSet?.name ?? "";
+        const script = this.#sets.get(name) ?? missing(`No evaluation of "${name}" is scripted: call evaluations.`);
+        const log = this.#started(requestId) ?? this.#begin("evaluation", name, requestId, script);
         return this.#follow<EvaluationEvent>(log, 0n, WatchUntil.TERMINAL, context);
       },
-      watchEvaluation: (request, context) => {
-        this.#note("WatchEvaluation", request, context);
-        const log = this.#log(request.evaluationId);
-        return this.#follow<EvaluationEvent>(log, request.afterSequence, WatchUntil.TERMINAL, context);
+      watchEvaluation: ({ evaluationId, afterSequence }, context) =>
+        this.#follow<EvaluationEvent>(this.#log(evaluationId), afterSequence, WatchUntil.TERMINAL, context),
+      getEvaluation: ({ evaluationId }) => this.#evaluation(evaluationId),
+      listCaseResults: ({ evaluationId, pageSize, pageToken, filter }) => {
+        const scripted = this.#cases.get(this.#log(evaluationId).name) ?? [];
+        const cases = scripted.map((init) => create(CaseResultSchema, init)).filter((result) => matches(result, filter));
+        const begin = Number(pageToken);
+        const end = pageSize ? begin + pageSize : cases.length;
+        return { cases: cases.slice(begin, end), nextPageToken: end < cases.length ? String(end) : "" };
       },
-    });
+      cancelEvaluation: async ({ evaluationId, note }) => {
+        const error = { reason: ErrorReason.CANCELLED, message: "The evaluation was cancelled." };
+        const requested = { payload: { case: "evaluationCancelRequested", value: { note } } };
+        this.#log(evaluationId).end(requested, { payload: { case: "evaluationCancelled", value: { error } } });
+        return { evaluation: (await this.#evaluation(evaluationId)).evaluation };
+      },
+    };
   }
 
-  #note(method: string, request: unknown, context: HandlerContext): void {
-    this.received.push({ method, request, header: context.requestHeader });
+  /** Return a run as its log shows it. */
+  async #run(id: string) {
+    const { name, events } = this.#log(id);
+    const { runId, sessionId, state, error, message, openRequests, throughSequence } = await collect(
+      each(events as AgentEvent[]),
+    );
+    return {
+      run: { runId, sessionId, agent: name, state, error, openRequests, lastSequence: throughSequence },
+      finalAnswer: message,
+    };
   }
 
-  /** Return the log that a request id began, or begin one. */
-  #accepted(requestId: string, kind: Kind, script: readonly object[] | undefined): Log {
-    const known = [...this.#logs.values()].find((log) => requestId && log.requestId === requestId);
-    if (known) {
-      return known;
-    }
+  /** Return an evaluation as its log shows it, and its result without cases. */
+  async #evaluation(id: string) {
+    const { name, events } = this.#log(id);
+    const { evaluationId, state, verdict, reason, totals, gates, error, throughSequence } = await collectEvaluation(
+      each(events as EvaluationEvent[]),
+    );
+    return {
+      evaluation: { evaluationId, evalSetName: name, state, error, verdict, totals, lastSequence: throughSequence },
+      result: { evaluationId, evalSetName: name, state, error, verdict, totals, gates, reason },
+    };
+  }
+
+  #scriptOf(agent: string): Step[] {
+    const script = this.#agents.get(agent);
     if (script === undefined) {
-      throw notFound(`The fake has no script for this ${kind}.`);
+      const message = `There is no agent "${agent}": script it with runs.`;
+      throw failure({ fail: Code.NotFound, reason: "UNKNOWN_AGENT", message });
     }
-    const log = new Log(`${kind}-${this.#logs.size + 1}`, kind, requestId, script);
+    return script;
+  }
+
+  /** Return the log that a request id began. */
+  #started(requestId: string): Log | undefined {
+    return [...this.#logs.values()].find((log) => requestId && log.requestId === requestId);
+  }
+
+  #begin(kind: Kind, name: string, requestId: string, script: readonly object[], shared?: bigint): Log {
+    const log = new Log(`${kind}-${this.#logs.size + 1}`, kind, name, requestId, script, shared);
     this.#logs.set(log.id, log);
     return log;
   }
@@ -221,7 +303,7 @@ export class FakeBough implements AsyncDisposable {
   #log(id: string): Log {
     const log = this.#logs.get(id);
     if (log === undefined) {
-      throw notFound(`The fake has no ${JSON.stringify(id)}.`);
+      throw failure({ fail: Code.NotFound, reason: "NOT_FOUND", message: `The fake has no ${JSON.stringify(id)}.` });
     }
     return log;
   }
@@ -246,106 +328,27 @@ export class FakeBough implements AsyncDisposable {
   }
 }
 
-type Kind = "run" | "evaluation";
+function matches({ caseId, verdict, labels }: CaseResult, filter?: CaseResultFilter): boolean {
+  const { verdicts = [], caseIds = [], labels: wanted = {} } = filter ?? {};
+  return (
+    (!verdicts.length || verdicts.includes(verdict)) &&
+    (!caseIds.length || caseIds.includes(caseId)) &&
+    Object.entries(wanted).every(([key, value]) => labels[key] === value)
+  );
+}
 
-type Recorded = Drop | Failure | Through | { event: AgentEvent | EvaluationEvent };
+async function* each<Item>(items: readonly Item[]): AsyncGenerator<Item> {
+  yield* items;
+}
 
-/** The log of a run or of an evaluation: its script, how far it may go, and which drops are behind it. */
-class Log {
-  readonly #steps: Recorded[] = [];
-  readonly #spent = new Set<Recorded>();
-  readonly #interruptions: bigint[] = [];
-  readonly #resumes: string[] = [];
-  #resumed: () => void = () => {};
-  #change = this.#nextResume();
+function unscripted(method: DescMethod): never {
+  const { name: service } = method.parent;
+  const answer = `router.rpc(${service}.method.${method.localName}, ...)`;
+  return missing(`${service}.${method.name} is not scripted: answer it in routes, by ${answer}.`);
+}
 
-  constructor(
-    readonly id: string,
-    readonly kind: Kind,
-    readonly requestId: string,
-    readonly script: readonly object[],
-  ) {
-    let sequence = 0n;
-    for (const step of script as Step[]) {
-      if ("drop" in step || "fail" in step) {
-        this.#steps.push(step);
-      } else if ("through" in step) {
-        sequence = step.through;
-        this.#steps.push(step);
-      } else {
-        const event = this.#event(step, sequence + 1n);
-        sequence = event.sequence;
-        this.#steps.push({ event });
-        if (event.payload.case === "runInterrupted") {
-          this.#interruptions.push(sequence);
-        }
-      }
-    }
-  }
-
-  /** Continue behind the interruption that the run waits at, once for each request id; return its sequence. */
-  resume(requestId: string): bigint {
-    if (!this.#resumes.includes(requestId)) {
-      this.#resumes.push(requestId);
-      this.#resumed();
-      this.#change = this.#nextResume();
-    }
-    return this.#interruptions[this.#resumes.indexOf(requestId)] ?? 0n;
-  }
-
-  /**
-   * Yield the steps after a sequence; an interruption that nothing has resumed ends them, or is waited for, until the
-   * caller has left.
-   */
-  async *follow(after: bigint, until: WatchUntil, left: Promise<unknown>): AsyncGenerator<Recorded> {
-    let isLeft = false;
-    void left.then(() => (isLeft = true));
-    let sequence = 0n;
-    for (const step of this.#steps) {
-      if ("drop" in step || "fail" in step) {
-        if (sequence >= after && !this.#spent.has(step)) {
-          this.#spent.add(step);
-          yield step;
-          return;
-        }
-        continue;
-      }
-      sequence = "through" in step ? step.through : step.event.sequence;
-      if (sequence > after) {
-        yield step;
-      }
-      const interruption = this.#interruptions.indexOf(sequence);
-      if (interruption < 0) {
-        continue;
-      }
-      if (until === WatchUntil.INTERRUPTED && sequence > after) {
-        return;
-      }
-      while (interruption >= this.#resumes.length) {
-        if (until === WatchUntil.CURRENT) {
-          return;
-        }
-        // A heartbeat: Connect sends the initial metadata with the first response.
-        yield { through: sequence };
-        await Promise.race([this.#change, left]);
-        if (isLeft) {
-          return;
-        }
-      }
-    }
-  }
-
-  #nextResume(): Promise<void> {
-    return new Promise((resolve) => {
-      this.#resumed = resolve;
-    });
-  }
-
-  #event(init: object, sequence: bigint): AgentEvent | EvaluationEvent {
-    return this.kind === "run"
-      ? create(AgentEventSchema, { runId: this.id, sessionId: "session-1", sequence, ...init })
-      : create(EvaluationEventSchema, { evaluationId: this.id, sequence, ...init });
-  }
+function missing(message: string): never {
+  throw failure({ fail: Code.Unimplemented, message });
 }
 
 /** Cut the connection of a stream; what was written before is delivered. */
@@ -356,13 +359,4 @@ async function cut(stream: http2.ServerHttp2Stream | undefined): Promise<void> {
     await once(stream, "close");
   }
   session?.destroy();
-}
-
-function notFound(message: string): ConnectError {
-  return failure({ fail: Code.NotFound, reason: "NOT_FOUND", message });
-}
-
-function failure({ fail, reason = "", message = "The script says so." }: Failure): ConnectError {
-  const details = reason ? [{ desc: ErrorInfoSchema, value: { reason, domain: "bough.dev" } }] : [];
-  return new ConnectError(message, fail, undefined, details);
 }

@@ -5,13 +5,24 @@ import * as net from "node:net";
 import { test } from "node:test";
 import { create } from "@bufbuild/protobuf";
 import { ConnectError, type HandlerContext } from "@connectrpc/connect";
-import { AgentService, EvalService, ExecutionState, InvocationSchema, MessageSchema, SessionService } from "../src/bough/v1/index.js";
+import {
+  AgentErrorSchema,
+  AgentService,
+  EvalService,
+  EvalTotalsSchema,
+  ExecutionState,
+  GateResultSchema,
+  InvocationSchema,
+  MessageSchema,
+  Verdict,
+  SessionService,
+} from "../src/bough/v1/index.js";
 import { BoughClient } from "../src/client.js";
-import { collect } from "../src/collect.js";
+import { collect, collectEvaluation } from "../src/collect.js";
 import { BoughError } from "../src/errors.js";
 import { BadRequestSchema, ErrorInfoSchema, RetryInfoSchema } from "../src/google/rpc/error_details_pb.js";
 import { approve, Code, refuse, reply, ServingStatus, textOf, toolOutcome } from "../src/index.js";
-import { answered, FakeBough } from "../src/testing.js";
+import { answered, type EvaluationStep, FakeBough } from "../src/testing.js";
 import { openSocket } from "../src/transport.js";
 import { AgentTree } from "../src/tree.js";
 
@@ -229,6 +240,39 @@ test("collect returns the run, whatever its state", async () => {
   assert.deepEqual([asked.interrupted, asked.openRequests.map(({ inputId }) => inputId)], [true, ["a", "b"]]);
   const ended = await collect(client.resume({ runId: asked.runId, answers: [approve("a")] }), asked);
   assert.deepEqual([ended.state, ended.error?.message, ended.openRequests], [ExecutionState.FAILED, "no", []]);
+  client.close();
+  await fake.close();
+});
+
+test("collectEvaluation returns the evaluation, whatever became of it", async () => {
+  const fake = await FakeBough.start();
+  const client = new BoughClient(fake.address, { rejoining: { firstDelayMs: 1 } });
+  const totals = create(EvalTotalsSchema, { cases: 2, casesPassed: 1 });
+  const gates = [create(GateResultSchema, { gate: "pass_rate >= 0.9", verdict: Verdict.FAILED })];
+  const error = create(AgentErrorSchema, { message: "The disk is full." });
+  const planned: EvaluationStep = { payload: { case: "evaluationPlanned", value: {} } };
+  fake.evaluations("desk", [
+    planned,
+    { drop: true },
+    { payload: { case: "evaluationTotaled", value: { verdict: Verdict.FAILED, totals, gates, reason: "A case is gone." } } },
+    { payload: { case: "evaluationCompleted", value: { verdict: Verdict.FAILED } } },
+  ]);
+  assert.deepEqual(await collectEvaluation(client.evaluate({ evalSet: { name: "desk" } })), {
+    evaluationId: "evaluation-1",
+    state: ExecutionState.SUCCEEDED,
+    verdict: Verdict.FAILED,
+    reason: "A case is gone.",
+    totals,
+    gates,
+    error: undefined,
+    throughSequence: 3n,
+  });
+  fake.evaluations("full", [planned, { payload: { case: "evaluationFailed", value: { error } } }]);
+  const failed = await collectEvaluation(client.evaluate({ evalSet: { name: "full" } }));
+  assert.deepEqual([failed.state, failed.verdict, failed.error], [ExecutionState.FAILED, Verdict.UNSPECIFIED, error]);
+  fake.evaluations("left", [planned, { payload: { case: "evaluationCancelled", value: { error, totals } } }]);
+  const cancelled = await collectEvaluation(client.evaluate({ evalSet: { name: "left" } }));
+  assert.deepEqual([cancelled.state, cancelled.error, cancelled.totals], [ExecutionState.CANCELLED, error, totals]);
   client.close();
   await fake.close();
 });

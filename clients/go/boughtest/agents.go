@@ -8,9 +8,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	bough "github.com/bough-dev/bough/clients/go"
 	boughv1 "github.com/bough-dev/bough/clients/go/bough/v1"
 )
 
@@ -29,6 +31,18 @@ func (a *agentService) Run(request *boughv1.RunRequest, stream grpc.ServerStream
 	})
 }
 
+func (a *agentService) ForkRun(
+	request *boughv1.ForkRunRequest, stream grpc.ServerStreamingServer[boughv1.ForkRunResponse],
+) error {
+	fork, err := a.server.startFork(request)
+	if err != nil {
+		return err
+	}
+	return followRun(fork, stream, request.GetAfterSequence(), endsAtInterruption, func(batch *boughv1.EventBatch) error {
+		return stream.Send(&boughv1.ForkRunResponse{Batch: batch})
+	})
+}
+
 func (a *agentService) WatchRun(
 	request *boughv1.WatchRunRequest, stream grpc.ServerStreamingServer[boughv1.WatchRunResponse],
 ) error {
@@ -36,7 +50,8 @@ func (a *agentService) WatchRun(
 	if err != nil {
 		return err
 	}
-	after, last, hasEnded := request.GetAfterSequence(), run.last(), run.hasEnded(isTerminal)
+	events := run.recorded()
+	after, last, hasEnded := request.GetAfterSequence(), int64(len(events)), isTerminal(events[len(events)-1])
 	ends := isTerminal
 	switch request.GetUntil() {
 	case boughv1.WatchUntil_WATCH_UNTIL_INTERRUPTED:
@@ -110,16 +125,33 @@ func (a *agentService) CancelRun(_ context.Context, request *boughv1.CancelRunRe
 	if err != nil {
 		return nil, err
 	}
-	run.mu.Lock()
-	defer run.mu.Unlock()
-	if !isTerminal(run.events[len(run.events)-1]) {
-		run.steps = nil
-		failure := &boughv1.AgentError{Reason: boughv1.ErrorReason_ERROR_REASON_CANCELLED, Message: "The run was cancelled."}
-		run.append(&boughv1.AgentEvent{
-			Payload: &boughv1.AgentEvent_RunCancelled{RunCancelled: &boughv1.RunCancelled{Error: failure}},
-		})
+	failure := &boughv1.AgentError{Reason: boughv1.ErrorReason_ERROR_REASON_CANCELLED, Message: "The run was cancelled."}
+	run.end(isTerminal, &boughv1.AgentEvent{
+		Payload: &boughv1.AgentEvent_RunCancelled{RunCancelled: &boughv1.RunCancelled{Error: failure}},
+	})
+	described, _ := describeRun(run)
+	return &boughv1.CancelRunResponse{Run: described}, nil
+}
+
+func (a *agentService) GetRun(_ context.Context, request *boughv1.GetRunRequest) (*boughv1.GetRunResponse, error) {
+	run, err := a.server.run(request.GetRunId())
+	if err != nil {
+		return nil, err
 	}
-	return &boughv1.CancelRunResponse{Run: &boughv1.Run{RunId: run.id, LastSequence: int64(len(run.events))}}, nil
+	described, result := describeRun(run)
+	return &boughv1.GetRunResponse{Run: described, FinalAnswer: result.Answer}, nil
+}
+
+// describeRun returns a run as its log shows it.
+func describeRun(run *log[*boughv1.AgentEvent]) (*boughv1.Run, *bough.Result) {
+	result := &bough.Result{}
+	for _, event := range run.recorded() {
+		result.Add(event)
+	}
+	return &boughv1.Run{
+		RunId: result.RunID, SessionId: result.SessionID, Agent: run.script, State: result.State, Error: result.Failure,
+		LastSequence: result.ThroughSequence, OpenRequests: result.OpenRequests, TreeUsage: result.Usage,
+	}, result
 }
 
 func (s *Server) startRun(request *boughv1.RunRequest) (*log[*boughv1.AgentEvent], error) {
@@ -128,11 +160,45 @@ func (s *Server) startRun(request *boughv1.RunRequest) (*log[*boughv1.AgentEvent
 	if id, isKnown := s.byRequest[request.GetRequestId()]; isKnown {
 		return s.runs[id], nil
 	}
-	steps, isKnown := s.scripts[request.GetAgent()]
+	agent := request.GetAgent()
+	steps, isKnown := s.scripts[agent]
 	if !isKnown {
-		return nil, statusOf(codes.NotFound, "UNKNOWN_AGENT", fmt.Sprintf("There is no agent %q.", request.GetAgent()))
+		return nil, statusOf(codes.NotFound, "UNKNOWN_AGENT", fmt.Sprintf("There is no agent %q: script it with Server.Run.", agent))
 	}
-	id, session := s.newID("run"), request.GetSessionId()
+	first := &boughv1.AgentEvent{Payload: &boughv1.AgentEvent_RunStarted{RunStarted: &boughv1.RunStarted{}}}
+	return s.newRun(agent, request.GetSessionId(), request.GetRequestId(), steps, first), nil
+}
+
+func (s *Server) startFork(request *boughv1.ForkRunRequest) (*log[*boughv1.AgentEvent], error) {
+	origin, err := s.run(request.GetRunId())
+	if err != nil {
+		return nil, err
+	}
+	shared := origin.recorded()
+	if last := int64(len(shared)); request.GetAfterSequence() > last {
+		return nil, outOfRange(last)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if id, isKnown := s.byRequest[request.GetRequestId()]; isKnown {
+		return s.runs[id], nil
+	}
+	steps, isKnown := s.forks[origin.script]
+	if !isKnown {
+		return nil, status.Errorf(codes.Unimplemented, "No fork of runs of %q is scripted: call Server.Fork.", origin.script)
+	}
+	var events []*boughv1.AgentEvent
+	for _, event := range shared[:request.GetAfterSequence()] {
+		events = append(events, proto.CloneOf(event))
+	}
+	forked := &boughv1.RunForked{Origin: &boughv1.ForkOrigin{RunId: origin.id, Sequence: request.GetAfterSequence()}}
+	events = append(events, &boughv1.AgentEvent{Payload: &boughv1.AgentEvent_RunForked{RunForked: forked}})
+	return s.newRun(origin.script, "", request.GetRequestId(), steps, events...), nil
+}
+
+// newRun begins the log of a run; the caller holds the lock.
+func (s *Server) newRun(agent, session, requestID string, steps []Step, events ...*boughv1.AgentEvent) *log[*boughv1.AgentEvent] {
+	id := s.newID("run")
 	if session == "" {
 		session = "session-of-" + id
 	}
@@ -140,17 +206,16 @@ func (s *Server) startRun(request *boughv1.RunRequest) (*log[*boughv1.AgentEvent
 		event.RunId, event.SessionId, event.Sequence = id, session, sequence
 		event.RecordTime = timestamppb.Now()
 		if event.GetAgent() == "" {
-			event.Agent, event.Branch = request.GetAgent(), request.GetAgent()
+			event.Agent, event.Branch = agent, agent
 		}
 		if event.GetInvocationId() == "" {
 			event.InvocationId = "invocation-of-" + event.GetAgent()
 		}
 	}
-	first := &boughv1.AgentEvent{Payload: &boughv1.AgentEvent_RunStarted{RunStarted: &boughv1.RunStarted{}}}
-	run := newLog(id, first, cloned(steps), number, isInterruption)
+	run := newLog(id, agent, events, cloned(steps), number, isInterruption)
 	s.runs[id] = run
-	s.remember(request.GetRequestId(), id)
-	return run, nil
+	s.remember(requestID, id)
+	return run
 }
 
 func (s *Server) run(id string) (*log[*boughv1.AgentEvent], error) {
@@ -159,7 +224,7 @@ func (s *Server) run(id string) (*log[*boughv1.AgentEvent], error) {
 	if run := s.runs[id]; run != nil {
 		return run, nil
 	}
-	return nil, statusOf(codes.NotFound, "UNKNOWN_RUN", fmt.Sprintf("There is no run %q.", id))
+	return nil, statusOf(codes.NotFound, "NOT_FOUND", fmt.Sprintf("There is no run %q.", id))
 }
 
 // answer records answers, once for each request id; it returns the sequence after which they are recorded.
@@ -207,88 +272,6 @@ func unanswered(open []*boughv1.InputRequest, answers []*boughv1.InputAnswer) ([
 		return nil, statusOf(codes.InvalidArgument, "INVALID_REQUEST", fmt.Sprintf("The run does not ask for %q.", id))
 	}
 	return left, nil
-}
-
-type evalService struct {
-	boughv1.UnimplementedEvalServiceServer
-	server *Server
-}
-
-func (e *evalService) Evaluate(
-	request *boughv1.EvaluateRequest, stream grpc.ServerStreamingServer[boughv1.EvaluateResponse],
-) error {
-	evaluation, err := e.server.startEvaluation(request)
-	if err != nil {
-		return err
-	}
-	return followEvaluation(evaluation, stream, 0, func(batch *boughv1.EvaluationEventBatch) error {
-		return stream.Send(&boughv1.EvaluateResponse{Batch: batch})
-	})
-}
-
-func (e *evalService) WatchEvaluation(
-	request *boughv1.WatchEvaluationRequest, stream grpc.ServerStreamingServer[boughv1.WatchEvaluationResponse],
-) error {
-	e.server.mu.Lock()
-	evaluation := e.server.evals[request.GetEvaluationId()]
-	e.server.mu.Unlock()
-	if evaluation == nil {
-		return statusOf(codes.NotFound, "UNKNOWN_EVALUATION", fmt.Sprintf("There is no evaluation %q.", request.GetEvaluationId()))
-	}
-	return followEvaluation(evaluation, stream, request.GetAfterSequence(), func(batch *boughv1.EvaluationEventBatch) error {
-		return stream.Send(&boughv1.WatchEvaluationResponse{Batch: batch})
-	})
-}
-
-func followEvaluation(
-	evaluation *log[*boughv1.EvaluationEvent], stream grpc.ServerStream, after int64,
-	send func(*boughv1.EvaluationEventBatch) error,
-) error {
-	if err := evaluation.refusal(); err != nil {
-		return err
-	}
-	if evaluation.hasEnded(isEnd) && after == evaluation.last() {
-		return nil
-	}
-	if err := stream.SendHeader(metadata.Pairs("bough-evaluation-id", evaluation.id)); err != nil {
-		return err
-	}
-	return evaluation.follow(stream.Context(), after, isEnd, func(events []*boughv1.EvaluationEvent, through int64) error {
-		return send(&boughv1.EvaluationEventBatch{Events: events, ThroughSequence: through})
-	})
-}
-
-func isEnd(event *boughv1.EvaluationEvent) bool {
-	switch event.GetPayload().(type) {
-	case *boughv1.EvaluationEvent_EvaluationCompleted, *boughv1.EvaluationEvent_EvaluationFailed,
-		*boughv1.EvaluationEvent_EvaluationCancelled:
-		return true
-	}
-	return false
-}
-
-func (s *Server) startEvaluation(request *boughv1.EvaluateRequest) (*log[*boughv1.EvaluationEvent], error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if id, isKnown := s.byRequest[request.GetRequestId()]; isKnown {
-		return s.evals[id], nil
-	}
-	name := request.GetEvalSet().GetName()
-	steps, isKnown := s.evaluations[name]
-	if !isKnown {
-		return nil, statusOf(codes.NotFound, "UNKNOWN_AGENT", fmt.Sprintf("There is no script for the set %q.", name))
-	}
-	id := s.newID("evaluation")
-	number := func(event *boughv1.EvaluationEvent, sequence int64) {
-		event.EvaluationId, event.Sequence, event.RecordTime = id, sequence, timestamppb.Now()
-	}
-	planned := &boughv1.EvaluationPlanned{EvalSet: &boughv1.EvalSet{Name: name}}
-	first := &boughv1.EvaluationEvent{Payload: &boughv1.EvaluationEvent_EvaluationPlanned{EvaluationPlanned: planned}}
-	never := func(*boughv1.EvaluationEvent) bool { return false }
-	evaluation := newLog(id, first, cloned(steps), number, never)
-	s.evals[id] = evaluation
-	s.remember(request.GetRequestId(), id)
-	return evaluation, nil
 }
 
 // newID returns a new id; the caller holds the lock.
