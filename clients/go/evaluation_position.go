@@ -83,6 +83,7 @@ func (p *evaluationPosition) mayEnd() bool {
 	return p.over || isWatch && p.last == nil || p.last != nil && p.last.GetPayload() == nil
 }
 
+func (p *evaluationPosition) proceed() bool    { return false }
 func (p *evaluationPosition) isOver() bool     { return p.over }
 func (p *evaluationPosition) isAccepted() bool { return p.accepted }
 func (p *evaluationPosition) id() string       { return p.evaluationID }

@@ -23,6 +23,8 @@ type position[E Event] interface {
 	isOver() bool
 	// mayEnd reports whether status OK is an end here, and not a stream that was cut.
 	mayEnd() bool
+	// proceed reports whether status OK is not an end because another call follows at once.
+	proceed() bool
 	isAccepted() bool
 	id() string
 	through() int64
@@ -87,6 +89,9 @@ type runPosition struct {
 	unanswered, asked map[string]bool
 	// The sequence of the last run_interrupted received; 0 for none.
 	interruption int64
+	// Of a watch until an interruption: whether it has every event that was recorded when it began. An interruption among those ends
+	// it only if nothing follows it, for then it is not answered.
+	isLive bool
 }
 
 type runRequest interface {
@@ -124,7 +129,11 @@ func (p *runPosition) open(ctx context.Context) (*call[*boughv1.AgentEvent], err
 			return runCall(p.agents.ResumeRun(ctx, p.repeated(request)))
 		}
 	case *boughv1.WatchRunRequest:
-		return runCall(p.agents.WatchRun(ctx, p.watch(request.GetUntil())))
+		until := request.GetUntil()
+		if p.isReplaying() {
+			until = boughv1.WatchUntil_WATCH_UNTIL_CURRENT
+		}
+		return runCall(p.agents.WatchRun(ctx, p.watch(until)))
 	}
 	return runCall(p.agents.WatchRun(ctx, p.watch(boughv1.WatchUntil_WATCH_UNTIL_INTERRUPTED)))
 }
@@ -197,7 +206,7 @@ func (p *runPosition) ends(event *boughv1.AgentEvent) bool {
 		delete(p.unanswered, payload.InputReceived.GetAnswer().GetInputId())
 	case *boughv1.AgentEvent_RunInterrupted:
 		if request, ok := p.request.(*boughv1.WatchRunRequest); ok {
-			return request.GetUntil() == boughv1.WatchUntil_WATCH_UNTIL_INTERRUPTED
+			return request.GetUntil() == boughv1.WatchUntil_WATCH_UNTIL_INTERRUPTED && p.isLive
 		}
 		p.interrupted(event.GetSequence(), payload.RunInterrupted.GetRequests())
 		return len(p.unanswered) == 0
@@ -226,7 +235,22 @@ func (p *runPosition) interrupted(sequence int64, requests []*boughv1.InputReque
 	}
 }
 
+// isReplaying reports whether this is a watch until an interruption that has still to read what was recorded when it began.
+func (p *runPosition) isReplaying() bool {
+	watch, isWatch := p.request.(*boughv1.WatchRunRequest)
+	return isWatch && watch.GetUntil() == boughv1.WatchUntil_WATCH_UNTIL_INTERRUPTED && !p.isLive
+}
+
+func (p *runPosition) proceed() bool {
+	isReplaying := p.isReplaying()
+	p.isLive = p.isLive || isReplaying
+	return isReplaying
+}
+
 func (p *runPosition) mayEnd() bool {
+	if p.isReplaying() {
+		return p.over || p.last.GetRunInterrupted() != nil
+	}
 	switch request := p.request.(type) {
 	case *boughv1.WatchRunRequest:
 		switch request.GetUntil() {

@@ -27,6 +27,8 @@ type cuttingServer struct {
 	begun  map[string]int64 // where the stream of a request id begins
 	// The last through_sequence that the client received in this stream; 0 for none.
 	through int64
+	// Whether the call asks for the current end: nothing shows that its OK came too early.
+	isCurrent bool
 }
 
 func wrong(message string) error { return &Error{Code: codes.Internal, Message: message} }
@@ -83,10 +85,13 @@ func (s *cuttingServer) WatchRun(_ context.Context, request *boughv1.WatchRunReq
 	if request.GetAfterSequence() != s.through {
 		return nil, wrong(fmt.Sprintf("rejoined after %d, not after %d", request.GetAfterSequence(), s.through))
 	}
-	return cutStream(s, request.GetAfterSequence(), s.endAfter(request.GetAfterSequence()),
-		func(batch *boughv1.EventBatch) *boughv1.WatchRunResponse {
-			return &boughv1.WatchRunResponse{Batch: batch}
-		}), nil
+	end := s.endAfter(request.GetAfterSequence())
+	if s.isCurrent = request.GetUntil() == boughv1.WatchUntil_WATCH_UNTIL_CURRENT; s.isCurrent {
+		end = int64(s.known)
+	}
+	return cutStream(s, request.GetAfterSequence(), end, func(batch *boughv1.EventBatch) *boughv1.WatchRunResponse {
+		return &boughv1.WatchRunResponse{Batch: batch}
+	}), nil
 }
 
 func (s *cuttingServer) ResumeRun(_ context.Context, request *boughv1.ResumeRunRequest, _ ...grpc.CallOption) (grpc.ServerStreamingClient[boughv1.ResumeRunResponse], error) {
@@ -96,6 +101,7 @@ func (s *cuttingServer) ResumeRun(_ context.Context, request *boughv1.ResumeRunR
 		s.begun[request.GetRequestId()] = begin
 	}
 	end := s.endAfter(begin)
+	s.isCurrent = false
 	s.known = max(s.known, int(end))
 	after := begin
 	if request.AfterSequence != nil {
@@ -139,7 +145,7 @@ func cutStream[T any](s *cuttingServer, after, end int64, response func(*boughv1
 	if s.random.IntN(3) > 0 {
 		stopped = min(end, after+s.random.Int64N(6))
 		stream.err = &Error{Code: codes.Unavailable}
-		if s.random.IntN(3) == 0 && stopped < end && after < stopped && s.log[stopped-1].GetRunInterrupted() == nil {
+		if s.random.IntN(3) == 0 && !s.isCurrent && stopped < end && after < stopped && s.log[stopped-1].GetRunInterrupted() == nil {
 			stream.err = io.EOF // a proxy may end a stream too
 		}
 	}
@@ -165,10 +171,14 @@ func cutStream[T any](s *cuttingServer, after, end int64, response func(*boughv1
 
 func (s *cuttingServer) read(t *testing.T, request runRequest) []int64 {
 	t.Helper()
+	s.isCurrent = false
 	client := &Client{rejoining: Rejoining{}.withDefaults(), timing: realTiming}
 	client.contact.isMade.Store(true)
 	client.timing.sleep = func(context.Context, time.Duration) error { return nil }
 	s.through = 0
+	if watch, isWatch := request.(*boughv1.WatchRunRequest); isWatch {
+		s.through = watch.GetAfterSequence()
+	}
 	var sequences []int64
 	for event, err := range newStream(t.Context(), client, newRunPosition(s, request), "").Events() {
 		if err != nil {
@@ -188,7 +198,7 @@ func (s *cuttingServer) want(after, end int64) (sequences []int64) {
 	return sequences
 }
 
-func TestARunAndItsAnswersHaveEverySequenceOnceHoweverStreamsAreCut(t *testing.T) {
+func TestARunItsAnswersAndItsWatchesHaveEverySequenceOnceHoweverStreamsAreCut(t *testing.T) {
 	for seed := range uint64(2000) {
 		random := rand.New(rand.NewPCG(seed, 7))
 		server := &cuttingServer{log: segments(), random: random, masked: seed%2 == 1, begun: map[string]int64{}}
@@ -206,6 +216,12 @@ func TestARunAndItsAnswersHaveEverySequenceOnceHoweverStreamsAreCut(t *testing.T
 				}
 				if got, want := server.read(t, request), server.want(after, end); !slices.Equal(got, want) {
 					t.Fatalf("ResumeRun of %s after %d has %v, want %v", id, after, got, want)
+				}
+				watch := &boughv1.WatchRunRequest{
+					RunId: "run", AfterSequence: random.Int64N(end), Until: boughv1.WatchUntil_WATCH_UNTIL_INTERRUPTED,
+				}
+				if got, want := server.read(t, watch), server.want(watch.AfterSequence, end); !slices.Equal(got, want) {
+					t.Fatalf("WatchRun after %d has %v, want %v", watch.AfterSequence, got, want)
 				}
 				begin = end
 			}

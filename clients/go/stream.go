@@ -203,6 +203,9 @@ func (s *Stream[E]) recoverFrom(err error) error {
 	if len(s.pending) == 0 && (s.position.isOver() || err == io.EOF && s.position.mayEnd()) {
 		return io.EOF
 	}
+	if err == io.EOF && s.position.proceed() {
+		return nil
+	}
 	failed := &Error{Code: codes.Unavailable, Message: "The stream ended before what it follows."}
 	if err != io.EOF && !errors.As(err, &failed) {
 		return err

@@ -454,6 +454,77 @@ func TestAnInterruptionEndsRunAndResumeAndItsAnswersContinueTheRun(t *testing.T)
 	}
 }
 
+// answered answers what a run waits for and follows it to its next interruption or its end.
+func answered(t *testing.T, client *bough.Client, result *bough.Result) *bough.Result {
+	t.Helper()
+	resume := &boughv1.ResumeRunRequest{RunId: result.RunID}
+	for _, request := range result.OpenRequests {
+		resume.Answers = append(resume.Answers, bough.Approve(request, ""))
+	}
+	result, err := bough.Collect(client.Resume(t.Context(), resume))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result
+}
+
+func untilInterrupted(runID string, after int64) *boughv1.WatchRunRequest {
+	return &boughv1.WatchRunRequest{RunId: runID, AfterSequence: after, Until: boughv1.WatchUntil_WATCH_UNTIL_INTERRUPTED}
+}
+
+func TestAWatchUntilAnInterruptionPassesThoseThatAreAnswered(t *testing.T) {
+	other := &boughv1.InputRequest{InputId: "ask-b"}
+	server := boughtest.NewServer(t)
+	server.Run("lead", boughtest.Ask(question), boughtest.Text("a"), boughtest.Ask(other), boughtest.Answer("done"))
+	server.Fork("lead", boughtest.Text("b"), boughtest.Answer("forked"))
+	client := server.Client(t)
+	first, err := bough.Collect(client.Run(t.Context(), lead("Why?")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	second := answered(t, client, first)
+	waiting, err := bough.Collect(client.Watch(t.Context(), untilInterrupted(first.RunID, 0)))
+	if err != nil || !waiting.Interrupted() || len(waiting.OpenRequests) != 1 || waiting.OpenRequests[0].GetInputId() != "ask-b" {
+		t.Fatalf("result %+v, %v", waiting, err)
+	}
+	if waiting.ThroughSequence != second.ThroughSequence {
+		t.Errorf("watched through %d, not %d", waiting.ThroughSequence, second.ThroughSequence)
+	}
+	fork, err := client.Fork(t.Context(), &boughv1.ForkRunRequest{RunId: first.RunID, AfterSequence: 5}).Started()
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered(t, client, second)
+	for _, id := range []string{first.RunID, fork} { // The fork shares the first interruption.
+		ended, err := bough.Collect(client.Watch(t.Context(), untilInterrupted(id, 0)))
+		if err != nil || ended.Err() != nil {
+			t.Errorf("result %+v, %v", ended, err)
+		}
+	}
+}
+
+func TestAWatchAfterAnOpenInterruptionWaitsForTheNextOne(t *testing.T) {
+	server := boughtest.NewServer(t)
+	server.Run("lead", boughtest.Ask(question), boughtest.Ask(question), boughtest.Answer("done"))
+	client := server.Client(t)
+	first, err := bough.Collect(client.Run(t.Context(), lead("Why?")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	waiting, err := bough.Collect(client.Watch(ctx, untilInterrupted(first.RunID, first.ThroughSequence)))
+	wantError(t, err, codes.DeadlineExceeded, "DEADLINE_EXCEEDED")
+	if waiting.ThroughSequence != first.ThroughSequence {
+		t.Errorf("result %+v", waiting)
+	}
+	second := answered(t, client, first)
+	next, err := bough.Collect(client.Watch(t.Context(), untilInterrupted(first.RunID, first.ThroughSequence)))
+	if err != nil || !next.Interrupted() || next.ThroughSequence != second.ThroughSequence {
+		t.Errorf("result %+v, %v", next, err)
+	}
+}
+
 func TestAWatchOfAnEndedRunEnds(t *testing.T) {
 	server := boughtest.NewServer(t)
 	server.Run("lead", boughtest.Text("a"), boughtest.Answer("a"))

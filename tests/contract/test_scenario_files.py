@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.matching import differences, event_differences, filled, found
+from tests.contract.play import plays
 from tests.contract.scenario_files import ExpectedEvent, ScenarioError, read_group, read_groups
 
 SMALLEST = """
@@ -63,6 +64,13 @@ def test_every_error_of_a_file_is_said(tmp_path: Path) -> None:
         "scenario 1.steps.0",
         "scenario 1.nme",
     ]
+
+
+def test_a_scenario_can_be_of_some_languages_only() -> None:
+    group = next(group for group in read_groups() if group.name == "waiting")
+    scenario = next(one for one in group.scenarios if list(one.languages) == ["go", "typescript"])
+    played = [parameters.values[1] for parameters in plays([group]) if parameters.values[2] == scenario]
+    assert played == ["go", "typescript"]
 
 
 def test_a_file_that_is_no_yaml_or_empty_or_repeats_a_name_is_an_error(tmp_path: Path) -> None:

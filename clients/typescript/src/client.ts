@@ -113,7 +113,13 @@ export class BoughClient implements Disposable {
     return this.#follow({ method: "forkRun", request: create(ForkRunRequestSchema, withRequestId(request)) }, options);
   }
 
-  /** Follow a run, live or ended, after a sequence. */
+  /**
+   * Follow a run, live or ended, after a sequence, to the end that `until` names. Default: to the run's last event.
+   *
+   * With `WatchUntil.INTERRUPTED` it ends at the interruption at which the run waits. It passes those that were answered
+   * before it was called, such as the ones that a fork shares with its origin, at which the server's stream would end. If
+   * `afterSequence` is the interruption at which the run waits, it waits for the next one.
+   */
   watch(request: MessageInitShape<typeof WatchRunRequestSchema>, options: StreamOptions = {}): EventStream<AgentEvent> {
     return this.#follow({ method: "watchRun", request: create(WatchRunRequestSchema, request) }, options);
   }

@@ -35,6 +35,8 @@ export interface Position<Event> {
   take(response: Response<Event>): Event[];
   /** True if a call that ended with OK has reached the end that it promised. */
   readonly isComplete: boolean;
+  /** Return whether another call follows at once one that ended with OK and is not complete, and prepare that call. */
+  proceed(): boolean;
 }
 
 /** The request of a run's stream, by the method that sends it. */
@@ -61,6 +63,9 @@ export class RunPosition implements Position<AgentEvent> {
   readonly #open = new Set<string>();
   readonly #asked = new Set<string>();
   #interruption = -1n;
+  // A watch until an interruption has every event that was recorded when it began. An interruption among those ends it
+  // only if nothing follows it, for then it is not answered.
+  #isLive = false;
 
   constructor(
     private readonly agents: Client<typeof AgentService>,
@@ -78,7 +83,7 @@ export class RunPosition implements Position<AgentEvent> {
   call(options: CallOptions): AsyncIterable<Response<AgentEvent>> {
     const { method, request } = this.start;
     if (method === "watchRun") {
-      return this.#watch(request.until, options);
+      return this.#watch(this.#isReplaying ? WatchUntil.CURRENT : request.until, options);
     }
     if (method === "run" && !this.id) {
       return this.agents.run(request, options);
@@ -120,8 +125,17 @@ export class RunPosition implements Position<AgentEvent> {
     return fresh;
   }
 
+  proceed(): boolean {
+    const isReplaying = this.#isReplaying;
+    this.#isLive ||= isReplaying;
+    return isReplaying;
+  }
+
   get isComplete(): boolean {
     const { method, request } = this.start;
+    if (this.#isReplaying) {
+      return this.isOver || this.#last?.payload.case === "runInterrupted";
+    }
     if (this.isOver || (method === "watchRun" && request.until === WatchUntil.CURRENT)) {
       return true;
     }
@@ -132,6 +146,12 @@ export class RunPosition implements Position<AgentEvent> {
     const last = this.#last.payload.case;
     // An end that this version does not know is an end. The server knows best which interruption follows the answers.
     return last === undefined || (method === "resumeRun" && last === "runInterrupted");
+  }
+
+  /** True for a watch until an interruption that has still to read what was recorded when it began. */
+  get #isReplaying(): boolean {
+    const { method, request } = this.start;
+    return method === "watchRun" && request.until === WatchUntil.INTERRUPTED && !this.#isLive;
   }
 
   #watch(until: WatchUntil, options: CallOptions): AsyncIterable<Response<AgentEvent>> {
@@ -169,7 +189,7 @@ export class RunPosition implements Position<AgentEvent> {
       return ENDS.has(payload.case);
     }
     if (this.start.method === "watchRun") {
-      return this.start.request.until === WatchUntil.INTERRUPTED;
+      return this.start.request.until === WatchUntil.INTERRUPTED && this.#isLive;
     }
     // An interruption names every open request: one that an earlier interruption named and this one does not has been
     // answered. One that none has named may not have been made yet.
@@ -234,6 +254,10 @@ export class EvaluationPosition implements Position<EvaluationEvent> {
     const through = batch?.throughSequence ?? 0n;
     this.received = through > this.received ? through : this.received;
     return fresh;
+  }
+
+  proceed(): boolean {
+    return false;
   }
 
   get isComplete(): boolean {

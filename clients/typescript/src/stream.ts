@@ -160,6 +160,9 @@ export class EventStream<Event extends { sequence: bigint }> implements AsyncIte
     if (this.position.isComplete) {
       return undefined;
     }
+    if (this.position.proceed()) {
+      return yield* this.#call(backoff);
+    }
     return new BoughError("The stream ended without an end event.", Code.Unavailable);
   }
 

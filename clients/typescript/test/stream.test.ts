@@ -5,8 +5,9 @@ import { test } from "node:test";
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { type AgentEvent, type AgentEventSchema, AgentService, WatchUntil } from "../src/bough/v1/index.js";
 import { BoughClient, type ClientOptions } from "../src/client.js";
+import { collect } from "../src/collect.js";
 import { BoughError } from "../src/errors.js";
-import { Code } from "../src/index.js";
+import { approve, Code } from "../src/index.js";
 import { answered, FakeBough, type Step } from "../src/testing.js";
 
 const QUICK = { firstDelayMs: 1, longestDelayMs: 5 };
@@ -167,6 +168,35 @@ test("a run ends its stream at a question, and resume continues behind it", asyn
     const answers = [{ inputId: "input-1", answer: { case: "valueJson" as const, value: "1" } }];
     assert.deepEqual(await sequences(client.resume({ runId: run.id, answers })), [3n, 4n]);
     assert.deepEqual(await sequences(client.resume({ runId: run.id, answers, afterSequence: 0n })), [1n, 2n]);
+  });
+});
+
+test("a watch until an interruption passes those that are answered, also those that a fork shares", async () => {
+  await withFake(async (fake, client) => {
+    const again: Step = { payload: { case: "runInterrupted", value: { requests: [{ inputId: "input-2" }] } } };
+    fake.runs("lead", [STARTED, INTERRUPTED, delta("a"), { drop: true }, again, { drop: true }, delta("b"), COMPLETED]);
+    const until = WatchUntil.INTERRUPTED;
+    const { id: runId } = await drained(client.run({ agent: "lead", input: "?" }));
+    await drained(client.resume({ runId, answers: [approve("input-1")] }));
+    const waiting = await collect(client.watch({ runId, until }));
+    const asked = waiting.openRequests.map(({ inputId }) => inputId);
+    assert.deepEqual([waiting.interrupted, asked, waiting.throughSequence], [true, ["input-2"], 4n]);
+    const { id: fork } = await drained(client.fork({ runId, afterSequence: 3n }));
+    const shared = await collect(client.watch({ runId: fork, until }));
+    assert.deepEqual([shared.interrupted, shared.throughSequence], [true, 4n]);
+    await drained(client.resume({ runId, answers: [approve("input-2")] }));
+    assert.deepEqual(await sequences(client.watch({ runId, until })), [1n, 2n, 3n, 4n, 5n, 6n]);
+  });
+});
+
+test("a watch after an open interruption waits for the next one", async () => {
+  await withFake(async (fake, client) => {
+    fake.runs("lead", [STARTED, INTERRUPTED, delta("a"), INTERRUPTED, COMPLETED]);
+    const { id: runId } = await drained(client.run({ agent: "lead", input: "?" }));
+    const after = { runId, afterSequence: 2n, until: WatchUntil.INTERRUPTED };
+    assert.equal((await failure(client.watch(after, { timeoutMs: 50 }))).code, Code.DeadlineExceeded);
+    await drained(client.resume({ runId, answers: [approve("input-1")] }));
+    assert.deepEqual(await sequences(client.watch(after)), [3n, 4n]);
   });
 });
 
