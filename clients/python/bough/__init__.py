@@ -15,6 +15,7 @@ from bough.errors import (
     CallCancelled,
     CallFailed,
     DeadlineExceeded,
+    EvaluationNotEnded,
     FieldViolation,
     ForkRefused,
     InvalidRequest,
@@ -27,6 +28,7 @@ from bough.errors import (
     RunInterruptedError,
     RunNotAnswered,
     SessionBusy,
+    SessionQueueFull,
     Unavailable,
 )
 from bough.evaluations import run_source
@@ -53,6 +55,7 @@ __all__ = [
     "Client",
     "CollectedRun",
     "DeadlineExceeded",
+    "EvaluationNotEnded",
     "EvaluationStream",
     "FieldViolation",
     "ForkRefused",
@@ -68,6 +71,7 @@ __all__ = [
     "RunNotAnswered",
     "RunStream",
     "SessionBusy",
+    "SessionQueueFull",
     "StepText",
     "SyncEvaluationStream",
     "SyncRunStream",

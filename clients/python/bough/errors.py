@@ -6,9 +6,11 @@ BoughError
 │   ├── NotFound           NOT_FOUND, also for another tenant's resource
 │   ├── AlreadyExists      ALREADY_EXISTS: the request id was used with other content, or the name or id is taken
 │   ├── SessionBusy        ABORTED: another run holds the session
+│   ├── SessionQueueFull   RESOURCE_EXHAUSTED: as many runs wait for the session as may
 │   ├── OutOfRange         OUT_OF_RANGE: the sequence is beyond the end of the log
 │   ├── AlreadyAnswered    FAILED_PRECONDITION: the input request has a different answer already
 │   ├── RunEnded           FAILED_PRECONDITION: the run has ended and accepts no answers
+│   ├── EvaluationNotEnded FAILED_PRECONDITION: the call takes an evaluation that has ended
 │   ├── ForkRefused        FAILED_PRECONDITION: the run cannot be forked there
 │   ├── AgentFixed         FAILED_PRECONDITION: the agent is defined in a file or in code
 │   ├── AgentLinked        FAILED_PRECONDITION: other agents link to the agent
@@ -132,6 +134,10 @@ class SessionBusy(CallFailed):
     """The session has a run that has not ended: `run_id`."""
 
 
+class SessionQueueFull(CallFailed):
+    """As many runs wait for the session as may; the run `run_id` holds it."""
+
+
 class OutOfRange(CallFailed):
     """The sequence is beyond the end of the log."""
 
@@ -142,6 +148,10 @@ class AlreadyAnswered(CallFailed):
 
 class RunEnded(CallFailed):
     """The run has ended and accepts no answers."""
+
+
+class EvaluationNotEnded(CallFailed):
+    """The call takes an evaluation that has ended: it has no result yet, or cannot be deleted before."""
 
 
 class ForkRefused(CallFailed):
@@ -225,7 +235,9 @@ _BY_CODE: Mapping[grpc.StatusCode, type[CallFailed]] = {
 _BY_REASON: Mapping[tuple[grpc.StatusCode, str], type[CallFailed]] = {
     (grpc.StatusCode.ABORTED, "SESSION_BUSY"): SessionBusy,
     (grpc.StatusCode.FAILED_PRECONDITION, "ALREADY_ANSWERED"): AlreadyAnswered,
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, "SESSION_QUEUE_FULL"): SessionQueueFull,
     (grpc.StatusCode.FAILED_PRECONDITION, "RUN_ENDED"): RunEnded,
+    (grpc.StatusCode.FAILED_PRECONDITION, "EVALUATION_NOT_ENDED"): EvaluationNotEnded,
     (grpc.StatusCode.FAILED_PRECONDITION, "FORK_REFUSED"): ForkRefused,
     (grpc.StatusCode.FAILED_PRECONDITION, "AGENT_FIXED"): AgentFixed,
     (grpc.StatusCode.FAILED_PRECONDITION, "AGENT_LINKED"): AgentLinked,

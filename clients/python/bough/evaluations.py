@@ -114,7 +114,7 @@ class Evaluations:
         return (await self._calls.call(self._stub.CancelEvaluation, request, timeout)).evaluation
 
     async def delete(self, evaluation_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> None:
-        """Delete an evaluation that has ended; its runs are kept. Raises NotFound or FailedPrecondition."""
+        """Delete an evaluation that has ended; its runs are kept. Raises NotFound or EvaluationNotEnded."""
         request = build(eval_service_pb2.DeleteEvaluationRequest, evaluation_id=evaluation_id)
         await self._calls.call(self._stub.DeleteEvaluation, request, timeout)
 
@@ -178,7 +178,7 @@ class Evaluations:
         allow_incomplete_baseline: bool = False,
         timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> eval_result_pb2.EvalComparison:
-        """Compare two results. Raises NotFound, or InvalidRequest for a baseline that did not succeed."""
+        """Compare two results. Raises NotFound, EvaluationNotEnded, or InvalidRequest for an incomplete baseline."""
         request = build(
             eval_service_pb2.CompareEvaluationsRequest,
             baseline=source_of("baseline", baseline),
@@ -303,7 +303,7 @@ class SyncEvaluations:
         return self._calls.call(self._stub.CancelEvaluation, request, timeout).evaluation
 
     def delete(self, evaluation_id: str, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> None:
-        """Delete an evaluation that has ended; its runs are kept. Raises NotFound or FailedPrecondition."""
+        """Delete an evaluation that has ended; its runs are kept. Raises NotFound or EvaluationNotEnded."""
         request = build(eval_service_pb2.DeleteEvaluationRequest, evaluation_id=evaluation_id)
         self._calls.call(self._stub.DeleteEvaluation, request, timeout)
 
@@ -367,7 +367,7 @@ class SyncEvaluations:
         allow_incomplete_baseline: bool = False,
         timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> eval_result_pb2.EvalComparison:
-        """Compare two results. Raises NotFound, or InvalidRequest for a baseline that did not succeed."""
+        """Compare two results. Raises NotFound, EvaluationNotEnded, or InvalidRequest for an incomplete baseline."""
         request = build(
             eval_service_pb2.CompareEvaluationsRequest,
             baseline=source_of("baseline", baseline),
