@@ -92,7 +92,7 @@ func (c *Client) Run(ctx context.Context, request *boughv1.RunRequest) *RunStrea
 //
 // With WATCH_UNTIL_INTERRUPTED it ends at the interruption at which the run waits. It passes those that were answered before it was
 // called, such as the ones that a fork shares with its origin, at which the server's stream would end. If AfterSequence is the
-// interruption at which the run waits, it waits for the next one.
+// interruption at which the run waits, it ends at once, where the server's stream would wait for the next one.
 func (c *Client) Watch(ctx context.Context, request *boughv1.WatchRunRequest) *RunStream {
 	return newStream(ctx, c, newRunPosition(c.Agents(), proto.CloneOf(request)), "")
 }

@@ -90,8 +90,10 @@ type runPosition struct {
 	// The sequence of the last run_interrupted received; 0 for none.
 	interruption int64
 	// Of a watch until an interruption: whether it has every event that was recorded when it began. An interruption among those ends
-	// it only if nothing follows it, for then it is not answered.
+	// it only if it is the last one, for then it is not answered.
 	isLive bool
+	// Whether the last event of the last response was a run_interrupted, also one that was known.
+	isInterrupted bool
 }
 
 type runRequest interface {
@@ -129,11 +131,12 @@ func (p *runPosition) open(ctx context.Context) (*call[*boughv1.AgentEvent], err
 			return runCall(p.agents.ResumeRun(ctx, p.repeated(request)))
 		}
 	case *boughv1.WatchRunRequest:
-		until := request.GetUntil()
+		watch := p.watch(request.GetUntil())
 		if p.isReplaying() {
-			until = boughv1.WatchUntil_WATCH_UNTIL_CURRENT
+			// The last event that is known may be the interruption at which the run waits: it is asked for again.
+			watch.Until, watch.AfterSequence = boughv1.WatchUntil_WATCH_UNTIL_CURRENT, max(p.received-1, 0)
 		}
-		return runCall(p.agents.WatchRun(ctx, p.watch(until)))
+		return runCall(p.agents.WatchRun(ctx, watch))
 	}
 	return runCall(p.agents.WatchRun(ctx, p.watch(boughv1.WatchUntil_WATCH_UNTIL_INTERRUPTED)))
 }
@@ -174,6 +177,9 @@ func (p *runPosition) take(events []*boughv1.AgentEvent, through int64) []*bough
 	p.accepted = true
 	if len(events) > 0 || through > 0 {
 		p.settle()
+	}
+	if count := len(events); count > 0 {
+		p.isInterrupted = events[count-1].GetRunInterrupted() != nil
 	}
 	known := p.received
 	fresh := slices.DeleteFunc(events, func(event *boughv1.AgentEvent) bool {
@@ -249,7 +255,7 @@ func (p *runPosition) proceed() bool {
 
 func (p *runPosition) mayEnd() bool {
 	if p.isReplaying() {
-		return p.over || p.last.GetRunInterrupted() != nil
+		return p.over || p.isInterrupted
 	}
 	switch request := p.request.(type) {
 	case *boughv1.WatchRunRequest:

@@ -82,11 +82,13 @@ func (s *cuttingServer) Run(_ context.Context, _ *boughv1.RunRequest, _ ...grpc.
 }
 
 func (s *cuttingServer) WatchRun(_ context.Context, request *boughv1.WatchRunRequest, _ ...grpc.CallOption) (grpc.ServerStreamingClient[boughv1.WatchRunResponse], error) {
-	if request.GetAfterSequence() != s.through {
+	isCurrent := request.GetUntil() == boughv1.WatchUntil_WATCH_UNTIL_CURRENT
+	// Until the current end it asks for its last event again.
+	if after := request.GetAfterSequence(); after != s.through && !(isCurrent && after == s.through-1) {
 		return nil, wrong(fmt.Sprintf("rejoined after %d, not after %d", request.GetAfterSequence(), s.through))
 	}
 	end := s.endAfter(request.GetAfterSequence())
-	if s.isCurrent = request.GetUntil() == boughv1.WatchUntil_WATCH_UNTIL_CURRENT; s.isCurrent {
+	if s.isCurrent = isCurrent; isCurrent {
 		end = int64(s.known)
 	}
 	return cutStream(s, request.GetAfterSequence(), end, func(batch *boughv1.EventBatch) *boughv1.WatchRunResponse {
@@ -218,7 +220,7 @@ func TestARunItsAnswersAndItsWatchesHaveEverySequenceOnceHoweverStreamsAreCut(t 
 					t.Fatalf("ResumeRun of %s after %d has %v, want %v", id, after, got, want)
 				}
 				watch := &boughv1.WatchRunRequest{
-					RunId: "run", AfterSequence: random.Int64N(end), Until: boughv1.WatchUntil_WATCH_UNTIL_INTERRUPTED,
+					RunId: "run", AfterSequence: random.Int64N(end + 1), Until: boughv1.WatchUntil_WATCH_UNTIL_INTERRUPTED,
 				}
 				if got, want := server.read(t, watch), server.want(watch.AfterSequence, end); !slices.Equal(got, want) {
 					t.Fatalf("WatchRun after %d has %v, want %v", watch.AfterSequence, got, want)

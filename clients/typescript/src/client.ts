@@ -118,7 +118,8 @@ export class BoughClient implements Disposable {
    *
    * With `WatchUntil.INTERRUPTED` it ends at the interruption at which the run waits. It passes those that were answered
    * before it was called, such as the ones that a fork shares with its origin, at which the server's stream would end. If
-   * `afterSequence` is the interruption at which the run waits, it waits for the next one.
+   * `afterSequence` is the interruption at which the run waits, it ends at once, where the server's stream would wait for
+   * the next one.
    */
   watch(request: MessageInitShape<typeof WatchRunRequestSchema>, options: StreamOptions = {}): EventStream<AgentEvent> {
     return this.#follow({ method: "watchRun", request: create(WatchRunRequestSchema, request) }, options);

@@ -64,8 +64,10 @@ export class RunPosition implements Position<AgentEvent> {
   readonly #asked = new Set<string>();
   #interruption = -1n;
   // A watch until an interruption has every event that was recorded when it began. An interruption among those ends it
-  // only if nothing follows it, for then it is not answered.
+  // only if it is the last one, for then it is not answered.
   #isLive = false;
+  // The last event of the last response was a runInterrupted, also one that was known.
+  #isInterrupted = false;
 
   constructor(
     private readonly agents: Client<typeof AgentService>,
@@ -83,7 +85,11 @@ export class RunPosition implements Position<AgentEvent> {
   call(options: CallOptions): AsyncIterable<Response<AgentEvent>> {
     const { method, request } = this.start;
     if (method === "watchRun") {
-      return this.#watch(this.#isReplaying ? WatchUntil.CURRENT : request.until, options);
+      if (this.#isReplaying) {
+        // The last event that is known may be the interruption at which the run waits: it is asked for again.
+        return this.#watch(WatchUntil.CURRENT, options, this.received && this.received - 1n);
+      }
+      return this.#watch(request.until, options);
     }
     if (method === "run" && !this.id) {
       return this.agents.run(request, options);
@@ -113,6 +119,7 @@ export class RunPosition implements Position<AgentEvent> {
     }
     const fresh: AgentEvent[] = [];
     for (const event of batch.events) {
+      this.#isInterrupted = event.payload.case === "runInterrupted";
       if (event.sequence > this.received) {
         this.received = event.sequence;
         this.id ||= event.runId;
@@ -134,7 +141,7 @@ export class RunPosition implements Position<AgentEvent> {
   get isComplete(): boolean {
     const { method, request } = this.start;
     if (this.#isReplaying) {
-      return this.isOver || this.#last?.payload.case === "runInterrupted";
+      return this.isOver || this.#isInterrupted;
     }
     if (this.isOver || (method === "watchRun" && request.until === WatchUntil.CURRENT)) {
       return true;
@@ -154,9 +161,13 @@ export class RunPosition implements Position<AgentEvent> {
     return method === "watchRun" && request.until === WatchUntil.INTERRUPTED && !this.#isLive;
   }
 
-  #watch(until: WatchUntil, options: CallOptions): AsyncIterable<Response<AgentEvent>> {
+  #watch(
+    until: WatchUntil,
+    options: CallOptions,
+    afterSequence = this.received,
+  ): AsyncIterable<Response<AgentEvent>> {
     const { follow } = this.start.request;
-    return this.agents.watchRun({ runId: this.id, afterSequence: this.received, until, follow }, options);
+    return this.agents.watchRun({ runId: this.id, afterSequence, until, follow }, options);
   }
 
   /**

@@ -9,8 +9,8 @@ import {
   ExecutionState,
   GetEvaluationResponseSchema,
   GetRunResponseSchema,
-  Verdict,
   SessionService,
+  Verdict,
 } from "../src/bough/v1/index.js";
 import { BoughClient } from "../src/client.js";
 import { collect, collectEvaluation } from "../src/collect.js";
