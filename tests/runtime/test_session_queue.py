@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, policy_pb2
-from bough_server.errors import SessionBusy
+from bough_server.errors import SessionQueueFull
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import answer_of, check_replay, having, text_of
 from tests.support.run_harness import ME, RunHarness, names
@@ -263,7 +263,7 @@ async def test_sixty_four_runs_may_wait_and_the_next_is_refused_until_one_has_le
     async with harness(tmp_path, floor) as it:
         holder = await it.start("speaker", "a")
         waiting = await queued(it, holder.session_id, *(str(number) for number in range(64)))
-        with pytest.raises(SessionBusy) as refused:
+        with pytest.raises(SessionQueueFull) as refused:
             await queued(it, holder.session_id, "too many")
         assert refused.value.details["run_id"] == holder.run_id
         await it.runs.cancel(ME, waiting[10].run_id)
