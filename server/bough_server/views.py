@@ -50,7 +50,7 @@ RUN_EVENT_NAMES: Final = EventNames(
 EVALUATION_EVENT_NAMES: Final = EventNames(
     name_of_kind=evaluation_events.NAME_OF_KIND,
     kind_of_field=evaluation_events.KIND_OF_FIELD,
-    always=evaluation_events.TERMINAL_KINDS,
+    always=evaluation_events.TERMINAL_KINDS | {evaluation_events.EVALUATION_TOTALED},
 )
 
 

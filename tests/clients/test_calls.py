@@ -56,7 +56,7 @@ async def test_a_list_of_runs_has_its_filters_on_every_page() -> None:
             evaluation_id="e",
             case_id="oslo",
             evaluation_role=evaluation_ref_pb2.EVALUATION_ROLE_JUDGE,
-            include_evaluations=True,
+            include_evaluation_runs=True,
             page_size=3,
         )
         assert len([run async for run in runs]) == 5
@@ -70,7 +70,7 @@ async def test_a_list_of_runs_has_its_filters_on_every_page() -> None:
         evaluation_id="e",
         case_id="oslo",
         evaluation_role=evaluation_ref_pb2.EVALUATION_ROLE_JUDGE,
-        include_evaluations=True,
+        include_evaluation_runs=True,
     )
     assert service.listed == [
         agent_service_pb2.ListRunsRequest(page_size=3, filter=wanted),

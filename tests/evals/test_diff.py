@@ -314,3 +314,14 @@ def test_many_agents_with_long_lists_of_calls_are_compared_in_seconds() -> None:
         for side in "lr"
     )
     assert len(diff(left, right).call_differences) == 200
+
+
+def test_differences_of_calls_are_left_out_that_a_client_would_not_receive() -> None:
+    texts = ["x" * 100_000] * 4
+    calls = [
+        Call(name=f"{number}" + "n" * 5_000, arguments_json=texts[0], result_json=texts[1]) for number in range(200)
+    ]
+    deep = agent("a" * 5_000, *(agent(f"{number}" + "b" * 5_000, calls=calls) for number in range(2)))
+    found = diff(invocation(), invocation(deep))
+    assert (found.same, 0 < len(found.call_differences) <= 200) == (False, True)
+    assert found.ByteSize() <= 3_900_000

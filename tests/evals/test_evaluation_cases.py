@@ -196,6 +196,8 @@ async def test_a_case_that_begins_with_a_fork_runs_only_what_follows(tmp_path: P
         log = await evaluated(server, eval_set(one, gone, beyond, changed, agent="clerk"))
         runs = await runs_of(server, log.evaluation_id)
     check_log(log.events)
+    # Each fork has a session that its run names.
+    assert {event.case_trial_started.session_id for event in log.events if event.HasField("case_trial_started")} == {""}
     assert log.result("one").verdict == PASSED, log.result("one")
     assert log.result("changed").verdict == PASSED, log.result("changed")
     assert [CALLED[f"fork-{name}"] for name in "abcd"] == [1, 2, 1, 1]

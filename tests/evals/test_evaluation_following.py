@@ -14,22 +14,22 @@ from tests.evals.test_judges import broken, judge, judged_by, set_of
 from tests.evals.test_judges import case as judged_case
 
 CURRENT = follow_pb2.WATCH_UNTIL_CURRENT
-SCORED, COMPLETED = "case_trial_scored", "evaluation_completed"
+SCORED, TOTALED, COMPLETED = "case_trial_scored", "evaluation_totaled", "evaluation_completed"
 
 
 @pytest.mark.parametrize(
     ("names", "kinds"),
     [
-        (["evaluation.trial.scored"], [SCORED, SCORED, COMPLETED]),
-        (["case_trial_scored", "evaluation.completed"], [SCORED, SCORED, COMPLETED]),
+        (["evaluation.trial.scored"], [SCORED, SCORED, TOTALED, COMPLETED]),
+        (["case_trial_scored", "evaluation.completed"], [SCORED, SCORED, TOTALED, COMPLETED]),
         (
             ["evaluation.case.*", "evaluation_totaled"],
-            ["case_planned", "case_planned", "evaluation_totaled", COMPLETED],
+            ["case_planned", "case_planned", TOTALED, COMPLETED],
         ),
-        (["evaluation.cancel_requested"], [COMPLETED]),
+        (["evaluation.cancel_requested"], [TOTALED, COMPLETED]),
     ],
 )
-async def test_a_stream_has_the_events_that_it_asks_for_and_the_last_one(
+async def test_a_stream_has_the_events_that_it_asks_for_and_those_of_the_end(
     tmp_path: Path, names: list[str], kinds: list[str]
 ) -> None:
     async with evaluating(tmp_path) as server:

@@ -105,7 +105,7 @@ async def test_the_turns_of_a_trial_share_a_session_that_no_other_has(tmp_path: 
         begun = {run.run_id: await run_started(server, run.run_id) for run in runs}
         listed_runs = await server.agents.ListRuns(agent_service_pb2.ListRunsRequest())
         everything = await server.agents.ListRuns(
-            agent_service_pb2.ListRunsRequest(filter=run_pb2.RunFilter(include_evaluations=True))
+            agent_service_pb2.ListRunsRequest(filter=run_pb2.RunFilter(include_evaluation_runs=True))
         )
         listed = await server.trees.ListEvaluations(eval_service_pb2.ListEvaluationsRequest())
     check_log(log.events)
@@ -195,7 +195,7 @@ async def test_what_is_known_so_far_of_an_evaluation_that_goes_on(tmp_path: Path
         await log.to_the_end()
     totals = found.result.totals
     assert (totals.cases, totals.cases_passed, totals.trials, totals.trials_ended) == (2, 1, 2, 1)
-    assert [one.verdict for one in found.result.cases] == [PASSED, NOT_EVALUATED]
+    assert [one.verdict for one in found.result.cases] == [PASSED, eval_result_pb2.VERDICT_UNSPECIFIED]
     assert found.result.verdict == eval_result_pb2.VERDICT_UNSPECIFIED
     assert not found.result.HasField("end_time")
 

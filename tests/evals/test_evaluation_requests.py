@@ -64,7 +64,7 @@ async def refusal(server: Served, made: eval_set_pb2.EvalSet, **fields: Any) -> 
 async def nothing_written(server: Served) -> None:
     """Check that the store is empty."""
     assert not (await server.trees.ListEvaluations(eval_service_pb2.ListEvaluationsRequest())).evaluations
-    everything = agent_service_pb2.ListRunsRequest(filter=run_pb2.RunFilter(include_evaluations=True))
+    everything = agent_service_pb2.ListRunsRequest(filter=run_pb2.RunFilter(include_evaluation_runs=True))
     assert not (await server.agents.ListRuns(everything)).runs
 
 
@@ -116,6 +116,25 @@ def nested(depth: int) -> eval_set_pb2.EvalSet:
             {"baseline": {"result": {"state": "EXECUTION_STATE_SUCCEEDED"}}, "gates": ["regressions == 0"]},
             ["baseline.result.cases"],
         ),
+        (
+            eval_set(case("a", "x")),
+            {
+                "baseline": {
+                    "result": {
+                        "state": "EXECUTION_STATE_SUCCEEDED",
+                        "totals": {"cases": 2},
+                        "cases": [{"case_id": "one of two"}],
+                    }
+                }
+            },
+            ["baseline.result.cases"],
+        ),
+        (
+            eval_set({"id": "a", "turns": [{"recorded": {"run": {"run_id": "x" * 65, "as_of_sequence": -5}}}]}),
+            {},
+            [f"eval_set.cases[0].turns[0].recorded.run.{name}" for name in ("run_id", "as_of_sequence")],
+        ),
+        (eval_set(case("a", "x")), {"baseline": {"evaluation_id": "x" * 65}}, ["baseline.evaluation_id"]),
     ],
 )
 async def test_a_request_that_cannot_be_evaluated_is_refused_and_nothing_is_written(
@@ -258,7 +277,8 @@ async def test_ten_thousand_cases_are_planned_and_more_are_refused(server: Serve
     assert log.kinds[-1] == "evaluation_cancelled"
     found = await evaluation(server, log.evaluation_id)
     assert len(found.result.cases) == 10_000
-    assert found.result.totals.cases_not_evaluated == 10_000
+    assert found.result.totals.cases_not_evaluated == 0
+    assert {case.verdict for case in found.result.cases} == {eval_result_pb2.VERDICT_UNSPECIFIED}
     assert (await watch(server, log.evaluation_id).to_the_end()).events == log.events
 
 

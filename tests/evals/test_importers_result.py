@@ -8,6 +8,7 @@ from typer import Typer
 from typer.testing import CliRunner, Result
 
 from bough.v1 import eval_result_pb2, eval_set_pb2
+from bough.v1.execution_pb2 import EXECUTION_STATE_SUCCEEDED
 from bough_server.cli.commands import command
 from bough_server.cli.eval_import import export, import_
 from bough_server.evals.importers.files import import_values
@@ -294,7 +295,9 @@ def test_import_of_a_file_that_is_none_exits_with_2_and_writes_nothing(tmp_path:
 
 def test_export_writes_a_result_file(tmp_path: Path) -> None:
     source, to = tmp_path / "result.json", tmp_path / "math.evalset_result.json"
-    source.write_text(json_format.MessageToJson(result_of(RESULT)))
+    kept = result_of(RESULT)
+    kept.state = EXECUTION_STATE_SUCCEEDED
+    source.write_text(json_format.MessageToJson(kept))
     found = called("export", source, "--to", to, "--format", "trpc")
     assert (found.exit_code, found.stderr) == (0, f"wrote {to}\n")
     assert json.loads(to.read_text()) == trpc_result(result_of(RESULT))

@@ -111,7 +111,7 @@ async def test_the_run_of_a_judge_of_one_rubric_names_it_and_what_it_judges(tmp_
         )
         (newest, _) = await judges_runs(server)
         assert newest.evaluation == evaluation_ref_pb2.EvaluationRef(
-            turn=0, role=JUDGE, metric="manners", rubric_id="polite", judged_run_id=given.run_id
+            turn=0, role=JUDGE, metric="manners", rubric_id="polite"
         )
 
 

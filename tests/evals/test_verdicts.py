@@ -73,10 +73,11 @@ def test_a_single_trial_is_spoken_of_as_the_trial() -> None:
     assert case_of("a", unscored(reason="")).reason == "The trial could not be scored."
 
 
-def test_a_case_of_which_not_every_trial_was_run_is_not_scored() -> None:
+def test_a_case_of_which_trials_are_missing_has_no_verdict_unless_one_decides() -> None:
     case = verdicts.case_result(planned_case("a", 5), [scored(answer=1), scored(1, answer=1)])
-    assert (case.verdict, case.reason) == (NOT_EVALUATED, "3 of 5 trials were not run.")
-    assert verdicts.case_result(planned_case("a", 5), []).verdict == NOT_EVALUATED
+    assert (case.verdict, case.reason) == (verdicts.UNKNOWN, "3 of 5 trials have not ended.")
+    assert verdicts.case_result(planned_case("a", 5), []).verdict == verdicts.UNKNOWN
+    assert verdicts.case_result(planned_case("a", 5), [crashed()]).verdict == FAILED
 
 
 def test_a_case_without_metrics_passes_if_its_trials_succeed() -> None:

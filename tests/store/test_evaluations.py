@@ -296,15 +296,15 @@ async def test_runs_know_the_evaluation_that_they_belong_to(store: Store) -> Non
         return [numbers[run.run_id] for run in found]
 
     assert await listed() == await listed(agent="lead") == [4, 2]
-    assert await listed(include_evaluations=True) == [4, 3, 2, 1]
+    assert await listed(include_evaluation_runs=True) == [4, 3, 2, 1]
     assert await listed(session_id=started.session_id) == [1]
     assert await listed(evaluation_id="e1") == [3, 1]
     assert await listed(case_id="one") == await listed(evaluation_role=TURN) == [1]
     assert await listed(evaluation_id="e1", evaluation_role=JUDGE) == [3]
-    assert await listed(states=[RUNNING], include_evaluations=True) == [4, 3, 2, 1]
+    assert await listed(states=[RUNNING], include_evaluation_runs=True) == [4, 3, 2, 1]
     pages, token = [], ""
     while not pages or token:
-        page, token = await store.runs.list(ANNE, RunFilter(include_evaluations=True), Page(size=1, token=token))
+        page, token = await store.runs.list(ANNE, RunFilter(include_evaluation_runs=True), Page(size=1, token=token))
         pages += [numbers[run.run_id] for run in page]
     assert pages == [4, 3, 2, 1]
     listed_first, _ = await store.runs.list(ANNE, RunFilter(evaluation_id="e1"), Page(size=9))

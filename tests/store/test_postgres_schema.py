@@ -216,7 +216,7 @@ async def test_lists_and_look_ups_use_their_indexes_once_there_are_many_runs(pos
         "runs_of_agent": RunFilter(agent="rare", states=frozenset({_SUCCEEDED})),
         "runs_by_state": RunFilter(states=one),
         "runs_of_evaluation": RunFilter(evaluation_id="e10", states=several),
-        "runs_of_evaluations": RunFilter(include_evaluations=True),
+        "runs_of_evaluations": RunFilter(include_evaluation_runs=True),
     }
     async with open_store(postgres_url) as store:
         with seen_statements() as seen:

@@ -38,6 +38,19 @@ async def test_a_session_is_as_it_was_made(store: Store) -> None:
     assert (await store.sessions.cut(ANNE, session_id(1))).position == 0
 
 
+async def test_sessions_of_evaluations_are_listed_only_if_they_are_asked_for(store: Store) -> None:
+    for number, name in enumerate(("mine", "bough/1", "BOUGH/2", "boughs")):
+        await store.sessions.create(ANNE, session_id=name, labels={}, now_ns=START_NS + number)
+
+    async def listed(**asked: bool) -> list[str]:
+        found, token = await store.sessions.list(ANNE, labels={}, page=Page(size=2), **asked)
+        rest, _ = await store.sessions.list(ANNE, labels={}, page=Page(size=2, token=token), **asked)
+        return [session.session_id for session in (*found, *rest)]
+
+    assert await listed() == ["boughs", "BOUGH/2", "mine"]
+    assert await listed(include_evaluations=True) == ["boughs", "BOUGH/2", "bough/1", "mine"]
+
+
 async def test_nothing_of_another_tenant_exists(store: Store) -> None:
     run = Made()
     await _run_through(store, run)

@@ -110,17 +110,19 @@ def test_a_comparison_lists_what_changed_and_counts() -> None:
     ]
 
 
-@pytest.mark.parametrize("old", [{"setName": "desk"}, {"set_name": "desk"}, {"startTime": "2026-01-31T12:00:00Z"}])
+@pytest.mark.parametrize("old", [{"setName": "desk"}, {}], ids=["of an evaluation", "of scored runs"])
 def test_a_result_file_of_version_0_1_is_refused_with_what_to_do(tmp_path: Path, old: dict[str, str]) -> None:
-    kept, baseline = pb.EvalResult(eval_set_name="desk", cases=[pb.CaseResult(case_id="a")]), tmp_path / "baseline.json"
+    kept = pb.EvalResult(
+        eval_set_name="desk", state=execution_pb2.EXECUTION_STATE_SUCCEEDED, cases=[pb.CaseResult(case_id="a")]
+    )
+    baseline = tmp_path / "baseline.json"
     baseline.write_text(json_format.MessageToJson(kept))
     assert result_in(baseline) == kept
     baseline.write_text(json.dumps({**old, "status": "METRIC_STATUS_PASSED", "cases": [{"caseId": "a", "runs": [{}]}]}))
     with pytest.raises(ConfigurationError) as refused:
         result_in(baseline)
     assert refused.value.message == (
-        f"{baseline}: The file was written by version 0.1, whose results have other members: make a new one with "
-        "`bough eval run --json`."
+        f"{baseline}: The result has no `state`, as those of version 0.1: make a new one with `bough eval run --json`."
     )
 
 

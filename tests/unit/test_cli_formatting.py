@@ -51,7 +51,7 @@ async def test_the_last_run_is_no_part_of_an_evaluation_but_an_end_of_an_id_may_
     service = LoopbackService([], runs=["0193d6b4-aaaaaa"])
     async with connected(service) as client:
         assert {await resolve_run(client, text) for text in ("last", "b4-aaaaaa")} == {"0193d6b4-aaaaaa"}
-    assert [request.filter.include_evaluations for request in service.listed] == [False, True]
+    assert [request.filter.include_evaluation_runs for request in service.listed] == [False, True]
 
 
 async def test_a_full_id_needs_no_call() -> None:

@@ -26,9 +26,10 @@ def completed(*parts: message_pb2.Part, invocation_id: str = "R", call: message_
     )
 
 
-def asked(call: message_pb2.ToolCall = CALL) -> AgentEvent:
-    """A request to approve a call."""
-    request = input_pb2.InputRequest(input_id="i", kind=input_pb2.INPUT_KIND_APPROVAL, call_id=call.call_id)
+def asked(call: message_pb2.ToolCall = CALL, kind: str = "APPROVAL") -> AgentEvent:
+    """A request about a call."""
+    of_kind = input_pb2.InputKind.Value(f"INPUT_KIND_{kind}")
+    request = input_pb2.InputRequest(input_id="i", kind=of_kind, call_id=call.call_id)
     request.call.name, request.call.arguments_json = call.name, call.arguments_json
     return AgentEvent(invocation_id="R", agent="r", input_requested=event_pb2.InputRequested(request=request))
 
@@ -169,6 +170,8 @@ def test_arguments_that_an_approver_edited_are_beside_those_that_the_model_wrote
         (tool,) = tools_of(asked(), started(call=other), *ends)
         assert (tool.arguments_json, tool.executed_arguments_json) == (CALL.arguments_json, other.arguments_json)
         assert not tool.executed_arguments_truncated
+    (tool,) = tools_of(asked(), asked(call=other, kind="CLIENT_TOOL"), completed(text("x"), call=other))
+    assert tool.executed_arguments_json == other.arguments_json
 
 
 def test_arguments_that_are_not_edited_have_no_other_ones_beside_them() -> None:
@@ -179,6 +182,7 @@ def test_arguments_that_are_not_edited_have_no_other_ones_beside_them() -> None:
         (asked(), failed(failure(error_pb2.ERROR_REASON_NOT_APPROVED))),
         (asked(call=long), started(call=long), completed(call=long)),
         (output, started(), started(attempt=2), completed()),
+        (asked(), started(call=edited('{"q": "e"}')), started(attempt=2), completed()),
     ):
         (tool,) = tools_of(*log)
         assert tool.arguments_json

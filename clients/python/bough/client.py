@@ -287,7 +287,7 @@ class AsyncClient:
         evaluation_id: str = "",
         case_id: str = "",
         evaluation_role: EvaluationRole = evaluation_ref_pb2.EVALUATION_ROLE_UNSPECIFIED,
-        include_evaluations: bool = False,
+        include_evaluation_runs: bool = False,
         page_size: int = PAGE_SIZE,
         timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> AsyncIterator[run_pb2.Run]:
@@ -295,7 +295,7 @@ class AsyncClient:
 
         `create_time_from` is inclusive, `create_time_before` exclusive; a time without a zone is local time.
         Runs of evaluations are left out unless a filter asks for their session, evaluation, case or role, or
-        `include_evaluations` is set.
+        `include_evaluation_runs` is set.
         """
         wanted = requests.run_filter(
             session_id=session_id,
@@ -307,7 +307,7 @@ class AsyncClient:
             evaluation_id=evaluation_id,
             case_id=case_id,
             evaluation_role=evaluation_role,
-            include_evaluations=include_evaluations,
+            include_evaluation_runs=include_evaluation_runs,
         )
         request = build(agent_service_pb2.ListRunsRequest, page_size=page_size, filter=wanted)
         return self._calls.pages(self._agents.ListRuns, request, lambda response: response.runs, timeout=timeout)

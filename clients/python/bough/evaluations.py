@@ -127,10 +127,11 @@ class Evaluations:
         self, evaluation_id: str, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> eval_result_pb2.EvalResult:
         """Return everything that an evaluation found so far. Raises NotFound."""
-        cases = [case async for case in self.cases(evaluation_id, page_size=page_size, timeout=timeout)]
         request = build(eval_service_pb2.GetEvaluationRequest, evaluation_id=evaluation_id)
-        result = (await self._calls.call(self._stub.GetEvaluation, request, timeout)).result
-        result.cases.extend(cases)
+        result = (
+            await self._calls.call(self._stub.GetEvaluation, request, timeout)
+        ).result  # first: see EvalResult.cases
+        result.cases.extend([case async for case in self.cases(evaluation_id, page_size=page_size, timeout=timeout)])
         return result
 
     def cases(
@@ -316,10 +317,10 @@ class SyncEvaluations:
         self, evaluation_id: str, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> eval_result_pb2.EvalResult:
         """Return everything that an evaluation found so far. Raises NotFound."""
-        cases = [*self.cases(evaluation_id, page_size=page_size, timeout=timeout)]
         request = build(eval_service_pb2.GetEvaluationRequest, evaluation_id=evaluation_id)
+        # First: what it says of the end has to hold for the cases.
         result = self._calls.call(self._stub.GetEvaluation, request, timeout).result
-        result.cases.extend(cases)
+        result.cases.extend(self.cases(evaluation_id, page_size=page_size, timeout=timeout))
         return result
 
     def cases(

@@ -168,7 +168,7 @@ def run_filter(
     evaluation_id: str = "",
     case_id: str = "",
     evaluation_role: EvaluationRole = evaluation_ref_pb2.EVALUATION_ROLE_UNSPECIFIED,
-    include_evaluations: bool = False,
+    include_evaluation_runs: bool = False,
 ) -> run_pb2.RunFilter:
     """Build the filter of ListRuns. A time without a zone is local time."""
     return build(
@@ -182,7 +182,7 @@ def run_filter(
         evaluation_id=evaluation_id,
         case_id=case_id,
         evaluation_role=evaluation_role,
-        include_evaluations=include_evaluations,
+        include_evaluation_runs=include_evaluation_runs,
     )
 
 
@@ -206,13 +206,14 @@ def create_session_request(
 
 
 def list_sessions_request(
-    *, labels: Mapping[str, str] | None = None, page_size: int
+    *, labels: Mapping[str, str] | None = None, include_evaluation_sessions: bool = False, page_size: int
 ) -> session_service_pb2.ListSessionsRequest:
     """Build a ListSessions of the sessions that have all these labels."""
+    wanted = build(session_pb2.SessionFilter, labels=labels, include_evaluation_sessions=include_evaluation_sessions)
     return build(
         session_service_pb2.ListSessionsRequest,
         page_size=page_size,
-        filter=build(session_pb2.SessionFilter, labels=labels) if labels else None,
+        filter=wanted if labels or include_evaluation_sessions else None,
     )
 
 

@@ -44,11 +44,14 @@ class Sessions:
         self,
         *,
         labels: Mapping[str, str] | None = None,
+        include_evaluation_sessions: bool = False,
         page_size: int = PAGE_SIZE,
         timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> AsyncIterator[session_pb2.Session]:
-        """List the sessions that have all these labels, newest first."""
-        request = requests.list_sessions_request(labels=labels, page_size=page_size)
+        """List the sessions that have all these labels, newest first; those of evaluations only if included."""
+        request = requests.list_sessions_request(
+            labels=labels, include_evaluation_sessions=include_evaluation_sessions, page_size=page_size
+        )
         return self._calls.pages(self._stub.ListSessions, request, lambda response: response.sessions, timeout=timeout)
 
     async def update(
@@ -130,11 +133,14 @@ class SyncSessions:
         self,
         *,
         labels: Mapping[str, str] | None = None,
+        include_evaluation_sessions: bool = False,
         page_size: int = PAGE_SIZE,
         timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> Iterator[session_pb2.Session]:
-        """List the sessions that have all these labels, newest first."""
-        request = requests.list_sessions_request(labels=labels, page_size=page_size)
+        """List the sessions that have all these labels, newest first; those of evaluations only if included."""
+        request = requests.list_sessions_request(
+            labels=labels, include_evaluation_sessions=include_evaluation_sessions, page_size=page_size
+        )
         return self._calls.pages(self._stub.ListSessions, request, lambda response: response.sessions, timeout=timeout)
 
     def update(

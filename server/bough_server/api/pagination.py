@@ -43,7 +43,7 @@ def run_filter(asked: run_pb2.RunFilter) -> RunFilter:
         evaluation_id=asked.evaluation_id,
         case_id=asked.case_id,
         evaluation_role=asked.evaluation_role,
-        include_evaluations=asked.include_evaluations,
+        include_evaluation_runs=asked.include_evaluation_runs,
     )
 
 

@@ -65,8 +65,9 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
     ) -> pb.ListSessionsResponse:
         """List sessions, newest first."""
         principal, labels = self._principal(), dict(request.filter.labels)
+        include = request.filter.include_evaluation_sessions
         sessions, token = await read_within(
-            lambda page: self._sessions.list(principal, labels=labels, page=page),
+            lambda page: self._sessions.list(principal, labels=labels, include_evaluations=include, page=page),
             page_of(request.page_size, request.page_token),
         )
         return pb.ListSessionsResponse(sessions=sessions, next_page_token=token)

@@ -256,7 +256,7 @@ async def resolve_run(client: AsyncClient, text: str) -> str:
             f"{text!r} is too short to name a run: use its id, `last`, or at least the last 6 characters of its id."
         )
     suffix = text.lower()
-    every = client.list_runs(include_evaluations=True, page_size=_PAGE_SIZE)
+    every = client.list_runs(include_evaluation_runs=True, page_size=_PAGE_SIZE)
     found = [run.run_id async for run in every if run.run_id.endswith(suffix)]
     if not found:
         raise ConfigurationError(f"There is no run whose id ends in {text!r}: `bough runs` lists runs.")
@@ -280,7 +280,10 @@ async def resolve_session(client: AsyncClient, text: str) -> str:
         return text
     with suppress(NotFound):
         return (await client.sessions.get(text)).session_id
-    ids = [session.session_id async for session in client.sessions.list(page_size=_PAGE_SIZE)]
+    ids = [
+        session.session_id
+        async for session in client.sessions.list(include_evaluation_sessions=True, page_size=_PAGE_SIZE)
+    ]
     found = [each for each in ids if each.endswith(text)]
     if not found:
         raise ConfigurationError(

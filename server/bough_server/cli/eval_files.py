@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 MAX_RESULT_BYTES: Final = 256 * 1024 * 1024
 
-_OLD_MEMBERS: Final = frozenset({"setName", "set_name", "startTime", "start_time"})
-"""Members of results that version 0.1 wrote, and later ones do not."""
-
 
 class Content(StrEnum):
     """How much of texts, arguments and results files hold."""
@@ -156,10 +153,10 @@ def result_in(path: Path) -> "eval_result_pb2.EvalResult":
             raise ConfigurationError(f"{path}: The file is larger than {MAX_RESULT_BYTES >> 20} MiB.")
         # A later version may have written fields that this one does not know.
         document = json.loads(path.read_bytes())
-        if isinstance(document, dict) and not _OLD_MEMBERS.isdisjoint(document):
+        if isinstance(document, dict) and "cases" in document and "state" not in document:
             raise ConfigurationError(
-                f"{path}: The file was written by version 0.1, whose results have other members: make a new one with "
-                "`bough eval run --json`."
+                f"{path}: The result has no `state`, as those of version 0.1: make a new one with"
+                " `bough eval run --json`."
             )
         result = json_format.ParseDict(document, eval_result_pb2.EvalResult(), ignore_unknown_fields=True)
     except OSError as error:

@@ -83,7 +83,7 @@ async def _prune_evaluations(client: "AsyncClient", before_ns: int, *, is_dry: b
 
 
 async def _quiet_since(client: "AsyncClient", before_ns: int) -> "AsyncIterator[session_pb2.Session]":
-    async for session in client.sessions.list(page_size=1000):
+    async for session in client.sessions.list(include_evaluation_sessions=True, page_size=1000):
         used = session.last_run_time if session.HasField("last_run_time") else session.create_time
         if not session.current_run_id and used.ToNanoseconds() < before_ns:
             yield session

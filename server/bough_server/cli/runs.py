@@ -88,7 +88,7 @@ async def _runs(
             session_id=session_id,
             states=states,
             evaluation_id=evaluation_id,
-            include_evaluations=everything,
+            include_evaluation_runs=everything,
             page_size=min(limit, 1000),
         )
         async for run in listed:

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from google.protobuf.duration_pb2 import Duration
 
-from bough.v1 import eval_result_pb2, invocation_pb2
+from bough.v1 import error_pb2, eval_result_pb2, invocation_pb2
 from bough_server.evals.agent_tree import AgentNode, agent_tree, path_of
 from bough_server.messages import executed_arguments
 from bough_server.truncation import cut_text
@@ -20,6 +20,8 @@ MAX_AGENTS: Final = 500
 """The most differences of agents in a diff."""
 MAX_CALLS: Final = 200
 """The most differences of calls in a diff."""
+MAX_BYTES: Final = 3_900_000
+"""The most bytes of a diff, as far as leaving out differences of calls makes it smaller: clients accept 4 MiB."""
 MAX_TEXT_BYTES: Final = 2_000
 """The most bytes of a call's arguments, and of its result."""
 
@@ -49,7 +51,7 @@ def diff(left: invocation_pb2.Invocation, right: invocation_pb2.Invocation) -> e
     agents = list(_agent_differences(before, after, matching))
     calls = list(_call_differences(before, after, matching, is_swapped=is_swapped))
     same_answer = _answer(left) == _answer(right)
-    return eval_result_pb2.InvocationDiff(
+    result = eval_result_pb2.InvocationDiff(
         agent_differences=agents[:MAX_AGENTS],
         call_differences=islice((call.difference() for call in calls), MAX_CALLS),
         usage_before=left.tree_usage if left.HasField("tree_usage") else None,
@@ -59,6 +61,10 @@ def diff(left: invocation_pb2.Invocation, right: invocation_pb2.Invocation) -> e
         same_answer=same_answer,
         same=same_answer and not agents and not calls,
     )
+    size = result.ByteSize()
+    while size > MAX_BYTES and result.call_differences:
+        size -= result.call_differences.pop().ByteSize()
+    return result
 
 
 class _Side:
@@ -305,8 +311,12 @@ def _result_call(call: _Call) -> eval_result_pb2.EvalCall:
         executed_arguments_json=cut_text(call.executed_arguments_json, MAX_TEXT_BYTES),
         result_json=cut_text(call.result_json, MAX_TEXT_BYTES),
         state=call.state,
-        error=call.error if call.HasField("error") else None,
+        error=_cut_error(call.error) if call.HasField("error") else None,
     )
+
+
+def _cut_error(error: error_pb2.AgentError) -> error_pb2.AgentError:
+    return error_pb2.AgentError(reason=error.reason, message=cut_text(error.message, MAX_TEXT_BYTES))
 
 
 def _answer(record: invocation_pb2.Invocation) -> list[bytes]:

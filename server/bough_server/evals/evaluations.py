@@ -208,9 +208,15 @@ class Evaluations:
     ) -> eval_result_pb2.EvalResult:
         """Return a result, without its turns if it is stored, that a request names or brings in a field.
 
-        Raises NotFound and EvaluationNotEnded.
+        Raises NotFound, EvaluationNotEnded, and InvalidRequest for a given result that lacks cases.
         """
         if source.WhichOneof("source") != "evaluation_id":
+            if len(source.result.cases) < source.result.totals.cases:
+                description = (
+                    f"has {len(source.result.cases):,} of the result's {source.result.totals.cases:,} cases:"
+                    " ListCaseResults returns all of them"
+                )
+                raise InvalidRequest([FieldViolation(field=f"{field}.result.cases", description=description)])
             return source.result
         evaluation_id = source.evaluation_id
         await self.get(principal, evaluation_id)

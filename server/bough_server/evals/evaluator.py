@@ -182,7 +182,8 @@ class LiveEvaluation:
         if (case.id, trial) not in self._fold.started:
             event = evaluation_pb2.EvaluationEvent()
             event.case_trial_started.case_id, event.case_trial_started.trial = case.id, trial
-            event.case_trial_started.session_id = "" if is_recorded(case) else named.session_id
+            has_session = not (is_recorded(case) or case.HasField("origin"))
+            event.case_trial_started.session_id = named.session_id if has_session else ""
             await self._recorder.record(event)
         result = await self._score_trial(planned, trial)
         if result is not None and self._fold.cancel is None:
@@ -198,7 +199,12 @@ class LiveEvaluation:
         case = planned.eval_case
         try:
             invocations = await self._run_turns(planned, trial)
-            judging = judge_trial(self._dependencies, case, invocations, trial=trial, judges=self._judges)
+            run_ids = [invocation.run_id for invocation in invocations]
+            if is_recorded(case):
+                run_ids = [turn.recorded.run.run_id for turn in case.turns]
+            judging = judge_trial(
+                self._dependencies, case, invocations, trial=trial, run_ids=run_ids, judges=self._judges
+            )
             return await self._unless_cancelled(judging)
         except NotJudged as error:
             return not_evaluated(case, trial, error.reason, invocations=error.invocations, unanswered=error.unanswered)

@@ -6,7 +6,7 @@ from typing import Final
 
 from bough.v1 import eval_result_pb2
 from bough_server.evals import statistics
-from bough_server.evals.verdicts import FAILED, NOT_EVALUATED, has_unjudged, is_judged, total_cost
+from bough_server.evals.verdicts import FAILED, NOT_EVALUATED, PASSED, has_unjudged, is_judged, total_cost
 from bough_server.usage import has_whole_cost
 
 _NANOS: Final = 1_000_000_000
@@ -134,9 +134,9 @@ def regressions(comparison: eval_result_pb2.EvalComparison | None) -> Measured:
     unjudged_before = [
         case.case_id
         for case in comparison.cases
-        if case.verdict_baseline == NOT_EVALUATED
+        if case.verdict_baseline not in (PASSED, FAILED)
         and case.verdict_candidate == FAILED
-        and case.change != eval_result_pb2.CASE_CHANGE_WORSE
+        and case.change not in (eval_result_pb2.CASE_CHANGE_WORSE, eval_result_pb2.CASE_CHANGE_ADDED)
     ]
     sentences = [
         f"Could not be scored, and passed in the baseline: {named(unjudged_now)}." if unjudged_now else "",

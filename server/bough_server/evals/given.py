@@ -47,7 +47,9 @@ async def score_invocations(
     for number, source in enumerate(request.invocations):
         invocation = await read_source(dependencies.runs, dependencies.store.log, principal, source)
         case.id = found.case_id(invocation, number)
-        result = await judge_trial(dependencies, case, [invocation], trial=0, judges=judges)
+        result = await judge_trial(
+            dependencies, case, [invocation], trial=0, run_ids=[source.run.run_id], judges=judges
+        )
         await asyncio.to_thread(found.add, case, result)
     return await asyncio.to_thread(found.result)
 

@@ -73,6 +73,7 @@ class Judges:
         invocations: Sequence[invocation_pb2.Invocation],
         *,
         trial: int,
+        run_ids: Sequence[str],
         used: Sums,
     ) -> eval_result_pb2.MetricScore:
         """Return a metric's score, and add to `used` what its judges used and no result has counted.
@@ -84,7 +85,9 @@ class Judges:
             asked = await asyncio.to_thread(_questions, metric, case, invocations)
         except RunError as error:
             return llm_judge.score(metric, (), problem=f"The judge was not asked: {error.message}")
-        refs = [self._ref(metric, case, question, judged=invocations[question.turn], trial=trial) for question in asked]
+        refs = [
+            self._ref(metric, case, question, judged_run_id=run_ids[question.turn], trial=trial) for question in asked
+        ]
         answers = await asyncio.gather(
             *(self._answer(question, ref, used) for question, ref in zip(asked, refs, strict=True)),
             return_exceptions=True,
@@ -106,7 +109,7 @@ class Judges:
         case: eval_set_pb2.EvalCase,
         question: llm_judge.Question,
         *,
-        judged: invocation_pb2.Invocation,
+        judged_run_id: str,
         trial: int,
     ) -> evaluation_ref_pb2.EvaluationRef:
         """Return what the run of a question is in the evaluation, or in a call that scores given records."""
@@ -119,7 +122,7 @@ class Judges:
             role=evaluation_ref_pb2.EVALUATION_ROLE_JUDGE,
             metric=name_of(metric),
             rubric_id=rubrics[0].id if len(rubrics) == 1 else "",
-            judged_run_id=judged.run_id,
+            judged_run_id=judged_run_id,
         )
 
     async def _answer(

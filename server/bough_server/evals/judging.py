@@ -19,11 +19,13 @@ async def judge_trial(
     invocations: Sequence[invocation_pb2.Invocation],
     *,
     trial: int,
+    run_ids: Sequence[str],
     judges: Judges,
 ) -> eval_result_pb2.CaseTrialResult:
     """Return the result of a trial from the records of its turns. Raises ServerStopping and StorageFailed.
 
-    `judges` are those of the evaluation, which count the usage of each of them once. What computes runs in a thread: a
+    `run_ids` are the stored runs of the records, each empty for a record that a caller gave. `judges` are those of the
+    evaluation, which count the usage of each of them once. What computes runs in a thread: a
     tree of a thousand agents takes a tenth of a second.
     """
     scores: dict[str, eval_result_pb2.MetricScore] = {}
@@ -35,7 +37,9 @@ async def judge_trial(
             if metric.HasField("custom"):
                 scores[metric.name] = await _custom(dependencies, metric, case, invocations)
             else:
-                scores[metric.name] = await judges.score(metric, case, invocations, trial=trial, used=used)
+                scores[metric.name] = await judges.score(
+                    metric, case, invocations, trial=trial, run_ids=run_ids, used=used
+                )
     result = await asyncio.to_thread(_scored, case, invocations, trial=trial, extra_scores=scores)
     if used.numbers:
         result.judge_usage.CopyFrom(used.usage())

@@ -20,6 +20,7 @@ Status: TypeAlias = eval_result_pb2.Verdict.ValueType
 PASSED: Final = eval_result_pb2.VERDICT_PASSED
 FAILED: Final = eval_result_pb2.VERDICT_FAILED
 NOT_EVALUATED: Final = eval_result_pb2.VERDICT_NOT_EVALUATED
+UNKNOWN: Final = eval_result_pb2.VERDICT_UNSPECIFIED
 
 MAX_FLAKY: Final = 1_000
 """The most flaky cases that totals name: they are part of an event and of every page of a result."""
@@ -49,7 +50,7 @@ def case_result(
     """Return what is known about a case from the results of its trials, in any order.
 
     FAILED if a trial crashed, or if the mean of a metric over the trials that have a score of it misses its threshold;
-    else NOT_EVALUATED if a trial is missing or could not be scored, in whole or by one of the metrics; else PASSED. One
+    else NOT_EVALUATED if a trial could not be scored, in whole or by one of the metrics; else PASSED. One
     crashed and one passed trial are therefore a failure, and so are one failed trial and one that could not be scored.
 
     The statistics count the scored trials, crashed ones among them. Raises ConfigurationError if scipy is not
@@ -130,7 +131,7 @@ def _case_verdict(
     if unjudged := [trial for trial in trials if not is_judged(trial)]:
         return NOT_EVALUATED, _of_trials(unjudged, total, "could not be scored")
     if len(trials) < total or not trials:
-        return NOT_EVALUATED, f"{total - len(trials)} of {total} trials were not run."
+        return UNKNOWN, f"{total - len(trials)} of {total} trials have not ended."
     if unknown := next((metric for metric in metrics if metric.status != PASSED), None):
         return NOT_EVALUATED, f"{unknown.name} could not be scored in {unknown.missing} of {total} trials."
     return PASSED, ""

@@ -274,7 +274,7 @@ class RunFilter:
     evaluation_id: str = ""
     case_id: str = ""
     evaluation_role: int = 0  # an EvaluationRole
-    include_evaluations: bool = False
+    include_evaluation_runs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,9 +384,9 @@ class Sessions(Protocol):
         ...
 
     async def list(
-        self, principal: Principal, *, labels: Mapping[str, str], page: Page
+        self, principal: Principal, *, labels: Mapping[str, str], page: Page, include_evaluations: bool = False
     ) -> tuple[Sequence[session_pb2.Session], str]:
-        """Return a page of the tenant's sessions that have these labels, newest first, and the next page's token."""
+        """Return a page of the tenant's sessions with these labels, newest first, and the next page's token."""
         ...
 
     async def set_labels(self, principal: Principal, session_id: str, labels: Mapping[str, str]) -> session_pb2.Session:

@@ -37,14 +37,8 @@ class ToolCalls:
         call = event.tool_started.call
         is_new = self._expect(call, event, sequence)
         known = self._calls[event.invocation_id, call.call_id]
-        if known is not None:
-            if not known.HasField("start_time") and event.HasField("record_time"):
-                known.start_time.CopyFrom(event.record_time)
-            if not known.name:  # the call was first heard of by its output
-                self._describe(known, call)
-                self._written[event.invocation_id, call.call_id] = hash(call.arguments_json)
-            elif self._written.get((event.invocation_id, call.call_id)) != hash(call.arguments_json):
-                self._describe_executed(known, call)
+        if known is not None and not known.HasField("start_time") and event.HasField("record_time"):
+            known.start_time.CopyFrom(event.record_time)
         return is_new
 
     def ask(self, event: event_pb2.AgentEvent, sequence: int) -> bool:
@@ -100,6 +94,8 @@ class ToolCalls:
         if is_reused or key not in self._calls:
             self._ended.discard(key)
             self._open(key, call, event, sequence)
+        elif (known := self._calls[key]) is not None:
+            self._update_arguments(known, key, call)
         return not is_reused
 
     def _open(self, key: CallKey, call: message_pb2.ToolCall, event: event_pb2.AgentEvent, sequence: int) -> None:
@@ -124,9 +120,14 @@ class ToolCalls:
         opened.name = call.name
         opened.arguments_json, opened.arguments_truncated = head(call.arguments_json, self._bounds.max_tool_args_bytes)
 
-    def _describe_executed(self, known: invocation_pb2.ToolInvocation, call: message_pb2.ToolCall) -> None:
-        """Add the arguments that the tool ran with: an approver edited those that the model wrote."""
-        text, is_cut = head(call.arguments_json, self._bounds.max_tool_args_bytes)
+    def _update_arguments(self, known: invocation_pb2.ToolInvocation, key: CallKey, call: message_pb2.ToolCall) -> None:
+        """Apply the arguments of a later event of a call: an approver may have edited those that the model wrote."""
+        if not known.name:  # the call was first heard of by its output
+            self._describe(known, call)
+            self._written[key] = hash(call.arguments_json)
+            return
+        is_edited = self._written[key] != hash(call.arguments_json)
+        text, is_cut = head(call.arguments_json, self._bounds.max_tool_args_bytes) if is_edited else ("", False)
         known.executed_arguments_json, known.executed_arguments_truncated = text, is_cut
 
 

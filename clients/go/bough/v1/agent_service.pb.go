@@ -81,7 +81,7 @@ func (MissingSessionPolicy) EnumDescriptor() ([]byte, []int) {
 // Field 8 (parent) is reserved for a later version.
 type RunRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The caller's name for this request, in visible ASCII characters, unique to its tenant and user and kept as long as the run: the
+	// The caller's name for this request, in visible ASCII characters, not beginning with "bough/", unique to its tenant and user and kept as long as the run: the
 	// same name with the same content follows the run that it started; with different content it is ALREADY_EXISTS
 	// (REQUEST_ID_REUSED). Empty for none.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -91,7 +91,8 @@ type RunRequest struct {
 	// is stored. They are checked together with what they can reach; every error is INVALID_ARGUMENT with its field path, such as
 	// "definitions[0].llm.model". They are kept as long as the run, and no other run sees them.
 	Definitions []*AgentDefinition `protobuf:"bytes,3,rep,name=definitions,proto3" json:"definitions,omitempty"`
-	// The session to continue; empty for a new one with an id that the server chooses.
+	// The session to continue; empty for a new one with an id that the server chooses. Ids that begin with "bough/" are those of
+	// evaluations: their runs can be forked, and not be continued.
 	SessionId string `protobuf:"bytes,4,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// What the user says: at least one part that is not empty, no tool calls, tool results or reasoning, 256 KiB in all, metadata
 	// included, and beside them the data of files: 16 MiB in all, unless the server is configured otherwise. Of the message only the
@@ -374,7 +375,7 @@ type ResumeRunRequest struct {
 	RunId string `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	// The answers, at most one for each request.
 	Answers []*InputAnswer `protobuf:"bytes,2,rep,name=answers,proto3" json:"answers,omitempty"`
-	// The caller's name for this request, in visible ASCII characters, unique to the run: the same name with the same content changes
+	// The caller's name for this request, in visible ASCII characters, not beginning with "bough/", unique to the run: the same name with the same content changes
 	// nothing and follows from the same place; with different content it is ALREADY_EXISTS (REQUEST_ID_REUSED). Empty for none.
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// How this stream follows the run; unset for every event, without heartbeats.

@@ -27,15 +27,16 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Whether something that is expected holds: of a score, a trial, a case, a gate, or an evaluation as a whole.
+// Whether something that is expected holds: of a score, a trial, a case, a gate, or an evaluation as a whole. The field says what it
+// depends on: a case can pass although a trial of it failed, and an evaluation with gates although a case did.
 type Verdict int32
 
 const (
 	// Not known yet: what it is about has not been scored. A result of an evaluation that succeeded never has it.
 	Verdict_VERDICT_UNSPECIFIED Verdict = 0
-	// Everything that is expected holds, and every score reaches its threshold.
+	// What is expected holds.
 	Verdict_VERDICT_PASSED Verdict = 1
-	// Something that is expected does not hold, a score misses its threshold, or a trial crashed.
+	// What is expected does not hold. A trial that crashed has failed.
 	Verdict_VERDICT_FAILED Verdict = 2
 	// It could not be scored, and the reason beside the verdict says why. This never counts as passed.
 	Verdict_VERDICT_NOT_EVALUATED Verdict = 3
@@ -485,7 +486,8 @@ type EvalSource_EvaluationId struct {
 }
 
 type EvalSource_Result struct {
-	// A result with all of its cases, such as a kept file; at most 8 MiB with the rest of the call.
+	// A result with all of its cases, such as a kept file, and so not the answer of GetEvaluation alone; at most 8 MiB with the rest of
+	// the call.
 	Result *EvalResult `protobuf:"bytes,2,opt,name=result,proto3,oneof"`
 }
 
@@ -500,7 +502,7 @@ type EvalResult struct {
 	EvaluationId string `protobuf:"bytes,1,opt,name=evaluation_id,json=evaluationId,proto3" json:"evaluation_id,omitempty"`
 	// EvalSet.name of the set; empty in the result of ScoreInvocations.
 	EvalSetName string `protobuf:"bytes,2,opt,name=eval_set_name,json=evalSetName,proto3" json:"eval_set_name,omitempty"`
-	// What the result depended on: equal pins mean that only chance can make two results differ.
+	// What the result depended on, as far as it has a name and a content.
 	Pins *EvalPins `protobuf:"bytes,3,opt,name=pins,proto3" json:"pins,omitempty"`
 	// The verdict: that of the gates if there are any, else FAILED if a case failed. FAILED over NOT_EVALUATED over PASSED. It is FAILED too
 	// if a trial crashed and no gate is on a number that counts crashed trials: a pass rate, pass^K or the mean of a metric. Unspecified
@@ -509,9 +511,9 @@ type EvalResult struct {
 	// Numbers over all cases, also over those that `cases` does not have.
 	Totals *EvalTotals `protobuf:"bytes,5,opt,name=totals,proto3" json:"totals,omitempty"`
 	// The cases, in the order of the set. Empty in the answer of GetEvaluation: ListCaseResults returns them page by page, and clients
-	// put both together to the result that is kept as a file.
+	// put both together to the result that is kept as a file: GetEvaluation first, so that what it says of the end holds for the cases.
 	Cases []*CaseResult `protobuf:"bytes,6,rep,name=cases,proto3" json:"cases,omitempty"`
-	// The gates, in the order of the request.
+	// The gates, in the order of the request; empty until the evaluation has SUCCEEDED.
 	Gates []*GateResult `protobuf:"bytes,7,rep,name=gates,proto3" json:"gates,omitempty"`
 	// When the server accepted the evaluation; unset in the result of ScoreInvocations.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
@@ -523,10 +525,10 @@ type EvalResult struct {
 	// request allows it. The result of ScoreInvocations has SUCCEEDED.
 	State ExecutionState `protobuf:"varint,11,opt,name=state,proto3,enum=bough.v1.ExecutionState" json:"state,omitempty"`
 	// Why the evaluation failed or was cancelled; unset in any other state.
-	Error *AgentError `protobuf:"bytes,13,opt,name=error,proto3" json:"error,omitempty"`
+	Error *AgentError `protobuf:"bytes,12,opt,name=error,proto3" json:"error,omitempty"`
 	// Why it did not pass, in sentences, as far as neither a case nor a gate says so: trials that crashed and that no gate counts, cases that
 	// were removed, trials that could not be scored although all gates hold. Empty if they say all.
-	Reason        string `protobuf:"bytes,12,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason        string `protobuf:"bytes,13,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -652,7 +654,8 @@ func (x *EvalResult) GetReason() string {
 	return ""
 }
 
-// What a result depended on, by content hash where it has a content. Opaque: compare, never parse.
+// What a result depended on, by content hash where it has a content. Opaque: compare, never parse. The code of tools and of metrics
+// is not in it, nor are the number of trials, the budget, and stored runs that were scored.
 type EvalPins struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The digest of the set, its cases included.
@@ -834,7 +837,7 @@ type EvalTotals struct {
 	CasesPassed int32 `protobuf:"varint,2,opt,name=cases_passed,json=casesPassed,proto3" json:"cases_passed,omitempty"`
 	// How many of them failed; final once every trial is scored.
 	CasesFailed int32 `protobuf:"varint,3,opt,name=cases_failed,json=casesFailed,proto3" json:"cases_failed,omitempty"`
-	// How many of them could not be scored. While the evaluation runs, these include cases of which no trial has ended.
+	// How many of them could not be scored; final once every trial is scored.
 	CasesNotEvaluated int32 `protobuf:"varint,4,opt,name=cases_not_evaluated,json=casesNotEvaluated,proto3" json:"cases_not_evaluated,omitempty"`
 	// How many trials of all cases are planned.
 	Trials int32 `protobuf:"varint,5,opt,name=trials,proto3" json:"trials,omitempty"`
@@ -989,6 +992,7 @@ type CaseResult struct {
 	// What the user says and what is expected, without recorded invocations.
 	Turns []*EvalTurn `protobuf:"bytes,3,rep,name=turns,proto3" json:"turns,omitempty"`
 	// The verdict: PASSED if no trial crashed, every trial is scored, and the mean of every metric over the trials reaches its threshold.
+	// Unspecified while trials are missing and none decides; a FAILED that no crash caused can become PASSED until then.
 	Verdict Verdict `protobuf:"varint,4,opt,name=verdict,proto3,enum=bough.v1.Verdict" json:"verdict,omitempty"`
 	// Why the case did not pass, in a sentence; empty if it passed.
 	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -2843,8 +2847,8 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x06labels\x18\n" +
 	" \x03(\v2 .bough.v1.EvalResult.LabelsEntryR\x06labels\x12.\n" +
 	"\x05state\x18\v \x01(\x0e2\x18.bough.v1.ExecutionStateR\x05state\x12*\n" +
-	"\x05error\x18\r \x01(\v2\x14.bough.v1.AgentErrorR\x05error\x12\x16\n" +
-	"\x06reason\x18\f \x01(\tR\x06reason\x1a9\n" +
+	"\x05error\x18\f \x01(\v2\x14.bough.v1.AgentErrorR\x05error\x12\x16\n" +
+	"\x06reason\x18\r \x01(\tR\x06reason\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcf\x04\n" +

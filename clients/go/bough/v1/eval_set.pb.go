@@ -1394,7 +1394,7 @@ type EvalAnswer struct {
 	//	*EvalAnswer_Tool
 	//	*EvalAnswer_Question
 	About isEvalAnswer_About `protobuf_oneof:"about"`
-	// Exactly one is set, as InputAnswer has them; an answer that does not fit a request does not match it.
+	// Exactly one is set, as InputAnswer has them; an answer that does not fit the kind of a request does not match it.
 	//
 	// Types that are valid to be assigned to Answer:
 	//
@@ -1525,7 +1525,7 @@ type isEvalAnswer_Answer interface {
 }
 
 type EvalAnswer_Approval struct {
-	// Of an approval: whether the call may run, and with which arguments.
+	// Of an approval, or of a tool that may have run when its server died: whether the call may run, and with which arguments.
 	Approval *ApprovalDecision `protobuf:"bytes,4,opt,name=approval,proto3,oneof"`
 }
 
@@ -1535,7 +1535,7 @@ type EvalAnswer_ValueJson struct {
 }
 
 type EvalAnswer_ToolOutcome struct {
-	// Of a tool that the client runs: its outcome.
+	// Of a tool that the client runs, or of one that may have run when its server died: its outcome.
 	ToolOutcome *ToolOutcome `protobuf:"bytes,6,opt,name=tool_outcome,json=toolOutcome,proto3,oneof"`
 }
 

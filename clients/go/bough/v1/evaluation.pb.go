@@ -246,8 +246,8 @@ func (x *EvaluationFilter) GetLabels() map[string]string {
 // Selects the cases of an evaluation. Every filter that is set must match.
 type CaseResultFilter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only cases with one of these verdicts; empty for any. A case that has not failed has NOT_EVALUATED until all
-	// of its trials are scored.
+	// Only cases with one of these verdicts; empty for any. VERDICT_UNSPECIFIED is that of cases of which
+	// trials are missing.
 	Verdicts []Verdict `protobuf:"varint,1,rep,packed,name=verdicts,proto3,enum=bough.v1.Verdict" json:"verdicts,omitempty"`
 	// Only cases that have all of these labels.
 	Labels map[string]string `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -814,7 +814,7 @@ type CaseTrialStarted struct {
 	CaseId string `protobuf:"bytes,1,opt,name=case_id,json=caseId,proto3" json:"case_id,omitempty"`
 	// The number of the trial in its case, from 0.
 	Trial int32 `protobuf:"varint,2,opt,name=trial,proto3" json:"trial,omitempty"`
-	// The session of its turns; empty if nothing runs.
+	// The session of its turns; empty if nothing runs, and for a case with an origin: its fork gets a session that its run names.
 	SessionId     string `protobuf:"bytes,3,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

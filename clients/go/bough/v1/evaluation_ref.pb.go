@@ -97,7 +97,7 @@ type EvaluationRef struct {
 	Metric string `protobuf:"bytes,6,opt,name=metric,proto3" json:"metric,omitempty"`
 	// Of a judge that is asked about one rubric, JudgeRubric.id of it; empty for several, and for any other role.
 	RubricId string `protobuf:"bytes,7,opt,name=rubric_id,json=rubricId,proto3" json:"rubric_id,omitempty"`
-	// Of a judge, the run that is judged; empty for a record without a run, and for any other role.
+	// Of a judge, the run of this server that is judged; empty for a record that a caller gave, and for any other role.
 	JudgedRunId   string `protobuf:"bytes,8,opt,name=judged_run_id,json=judgedRunId,proto3" json:"judged_run_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

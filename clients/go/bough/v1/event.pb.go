@@ -1219,7 +1219,7 @@ type RunStarted struct {
 	// What tools answer instead of being run, as the case says; unset for nothing. The events of a call that a mock answers are those
 	// of a call that a tool answers.
 	Mocks *ToolMocks `protobuf:"bytes,21,opt,name=mocks,proto3" json:"mocks,omitempty"`
-	// What the run is in the evaluation that started it; unset if none did.
+	// What the run is in the evaluation, or in the call of ScoreInvocations, that started it; unset if none did.
 	Evaluation    *EvaluationRef `protobuf:"bytes,22,opt,name=evaluation,proto3" json:"evaluation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -78,13 +78,13 @@ func (EventView) EnumDescriptor() ([]byte, []int) {
 	return file_bough_v1_follow_proto_rawDescGZIP(), []int{0}
 }
 
-// When WatchRun ends.
+// When a stream that follows a run or an evaluation ends.
 type WatchUntil int32
 
 const (
 	// TERMINAL.
 	WatchUntil_WATCH_UNTIL_UNSPECIFIED WatchUntil = 0
-	// After the run's last event.
+	// After the last event of the log.
 	WatchUntil_WATCH_UNTIL_TERMINAL WatchUntil = 1
 	// After the first run_interrupted that follows `after_sequence`, or after the run's last event. A caller whose `after_sequence` is
 	// that of an interruption waits for the next one, and the log of a fork can begin with interruptions that were answered long ago:
@@ -209,7 +209,8 @@ type EvaluationFollowOptions struct {
 	// If nothing was sent for this long, a response without events is sent. From 100 ms to one hour; absent for none.
 	HeartbeatInterval *durationpb.Duration `protobuf:"bytes,1,opt,name=heartbeat_interval,json=heartbeatInterval,proto3" json:"heartbeat_interval,omitempty"`
 	// The events wanted: by dotted name as "evaluation.trial.scored", by payload field as "case_trial_scored", or by group as
-	// "evaluation.trial.*"; empty for all. The last event of a log is always sent. A name that does not exist is INVALID_ARGUMENT,
+	// "evaluation.trial.*"; empty for all. evaluation_totaled and the last
+	// event of a log are always sent. A name that does not exist is INVALID_ARGUMENT,
 	// with the nearest one.
 	EventNames []string `protobuf:"bytes,2,rep,name=event_names,json=eventNames,proto3" json:"event_names,omitempty"`
 	// Whether agents, calls, answers, and the details of scores are left out of case_trial_scored events. ListCaseResults has them.

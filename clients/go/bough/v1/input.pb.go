@@ -154,7 +154,8 @@ type InputRequest struct {
 	CallId string `protobuf:"bytes,3,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
 	// What kind of input is asked for.
 	Kind InputKind `protobuf:"varint,4,opt,name=kind,proto3,enum=bough.v1.InputKind" json:"kind,omitempty"`
-	// The call as the model or the agent's code made it; unset for a question.
+	// The call as the model or the agent's code made it, but of a tool that the client runs with the arguments that an approver edited,
+	// if one did; unset for a question.
 	Call *ToolCall `protobuf:"bytes,5,opt,name=call,proto3" json:"call,omitempty"`
 	// A sentence for the person who answers.
 	Prompt string `protobuf:"bytes,6,opt,name=prompt,proto3" json:"prompt,omitempty"`

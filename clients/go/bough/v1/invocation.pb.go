@@ -910,7 +910,8 @@ func (x *AgentInvocation) GetSettings() *ModelSettings {
 	return nil
 }
 
-// A run of this server, up to a sequence.
+// A run of this server, up to a sequence. What a call that names one says of a run that is not there, or of a sequence beyond its
+// log, holds for the call itself; in a case of an evaluation it makes the trial not scored.
 type RunRef struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The run. Unknown, or another tenant's: NOT_FOUND.
@@ -1044,8 +1045,8 @@ type InvocationSource_Run struct {
 }
 
 type InvocationSource_Invocation struct {
-	// A record, of any system. One that was cut, has anomalies, has not ended, or has several agents with the same invocation_id is
-	// not scored.
+	// A record, of any system. If it was cut, has anomalies, has not ended, or has several agents with the same invocation_id, it
+	// cannot be scored.
 	Invocation *Invocation `protobuf:"bytes,2,opt,name=invocation,proto3,oneof"`
 }
 

@@ -68,7 +68,7 @@ type Run struct {
 	// Why no server executes it although it is RUNNING: what it started with and this server does not have. Empty otherwise. Streams
 	// that follow it end with UNAVAILABLE (RUN_PARKED) and this reason, after every recorded event.
 	ParkedReason string `protobuf:"bytes,17,opt,name=parked_reason,json=parkedReason,proto3" json:"parked_reason,omitempty"`
-	// What it is in the evaluation that started it; unset if none did.
+	// What it is in the evaluation, or in the call of ScoreInvocations, that started it; unset if none did.
 	Evaluation    *EvaluationRef `protobuf:"bytes,22,opt,name=evaluation,proto3" json:"evaluation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -253,9 +253,9 @@ type RunFilter struct {
 	// Only runs that evaluations started for this; unspecified for any.
 	EvaluationRole EvaluationRole `protobuf:"varint,9,opt,name=evaluation_role,json=evaluationRole,proto3,enum=bough.v1.EvaluationRole" json:"evaluation_role,omitempty"`
 	// Whether runs of evaluations are listed among all others.
-	IncludeEvaluations bool `protobuf:"varint,10,opt,name=include_evaluations,json=includeEvaluations,proto3" json:"include_evaluations,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	IncludeEvaluationRuns bool `protobuf:"varint,10,opt,name=include_evaluation_runs,json=includeEvaluationRuns,proto3" json:"include_evaluation_runs,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
 func (x *RunFilter) Reset() {
@@ -351,9 +351,9 @@ func (x *RunFilter) GetEvaluationRole() EvaluationRole {
 	return EvaluationRole_EVALUATION_ROLE_UNSPECIFIED
 }
 
-func (x *RunFilter) GetIncludeEvaluations() bool {
+func (x *RunFilter) GetIncludeEvaluationRuns() bool {
 	if x != nil {
-		return x.IncludeEvaluations
+		return x.IncludeEvaluationRuns
 	}
 	return false
 }
@@ -392,7 +392,7 @@ const file_bough_v1_run_proto_rawDesc = "" +
 	"evaluation\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x14\x10\x15J\x04\b\x15\x10\x16\"\xa8\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x14\x10\x15J\x04\b\x15\x10\x16\"\xaf\x04\n" +
 	"\tRunFilter\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
@@ -403,9 +403,9 @@ const file_bough_v1_run_proto_rawDesc = "" +
 	"\x12create_time_before\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x10createTimeBefore\x12#\n" +
 	"\revaluation_id\x18\a \x01(\tR\fevaluationId\x12\x17\n" +
 	"\acase_id\x18\b \x01(\tR\x06caseId\x12A\n" +
-	"\x0fevaluation_role\x18\t \x01(\x0e2\x18.bough.v1.EvaluationRoleR\x0eevaluationRole\x12/\n" +
-	"\x13include_evaluations\x18\n" +
-	" \x01(\bR\x12includeEvaluations\x1a9\n" +
+	"\x0fevaluation_role\x18\t \x01(\x0e2\x18.bough.v1.EvaluationRoleR\x0eevaluationRole\x126\n" +
+	"\x17include_evaluation_runs\x18\n" +
+	" \x01(\bR\x15includeEvaluationRuns\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01BR\n" +

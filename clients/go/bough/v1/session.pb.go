@@ -115,13 +115,15 @@ func (x *Session) GetCurrentRunId() string {
 	return ""
 }
 
-// Selects sessions. Every filter that is set must match.
+// Selects sessions. Every filter that is set must match. Those of evaluations are left out, unless they are asked for.
 type SessionFilter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only sessions that have all of these labels, reserved ones included.
-	Labels        map[string]string `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Labels map[string]string `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Whether sessions of evaluations are listed among all others: those with an id that begins with "bough/".
+	IncludeEvaluationSessions bool `protobuf:"varint,2,opt,name=include_evaluation_sessions,json=includeEvaluationSessions,proto3" json:"include_evaluation_sessions,omitempty"`
+	unknownFields             protoimpl.UnknownFields
+	sizeCache                 protoimpl.SizeCache
 }
 
 func (x *SessionFilter) Reset() {
@@ -159,6 +161,13 @@ func (x *SessionFilter) GetLabels() map[string]string {
 		return x.Labels
 	}
 	return nil
+}
+
+func (x *SessionFilter) GetIncludeEvaluationSessions() bool {
+	if x != nil {
+		return x.IncludeEvaluationSessions
+	}
+	return false
 }
 
 // One change to the values that a session's runs share.
@@ -232,9 +241,10 @@ const file_bough_v1_session_proto_rawDesc = "" +
 	"\x0ecurrent_run_id\x18\x06 \x01(\tR\fcurrentRunId\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x87\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc7\x01\n" +
 	"\rSessionFilter\x12;\n" +
-	"\x06labels\x18\x01 \x03(\v2#.bough.v1.SessionFilter.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\x01 \x03(\v2#.bough.v1.SessionFilter.LabelsEntryR\x06labels\x12>\n" +
+	"\x1binclude_evaluation_sessions\x18\x02 \x01(\bR\x19includeEvaluationSessions\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Y\n" +

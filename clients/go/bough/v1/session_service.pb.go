@@ -28,10 +28,10 @@ type CreateSessionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Labels, to find the session by: at most 64. Keys that begin with "bough/" are reserved.
 	Labels map[string]string `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// The id of the session, in visible ASCII characters; empty for one that the server chooses. One in use in the tenant is
+	// The id of the session, in visible ASCII characters, not beginning with "bough/"; empty for one that the server chooses. One in use in the tenant is
 	// ALREADY_EXISTS (SESSION_EXISTS).
 	SessionId string `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	// The caller's name for this request, in visible ASCII characters, unique to its tenant and user and kept as long as the session:
+	// The caller's name for this request, in visible ASCII characters, not beginning with "bough/", unique to its tenant and user and kept as long as the session:
 	// the same name with the same content returns the session that it created; with different content it is ALREADY_EXISTS
 	// (REQUEST_ID_REUSED). Empty for none.
 	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`

@@ -89,14 +89,16 @@ class RunRequest(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     ON_MISSING_SESSION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The caller's name for this request, in visible ASCII characters, unique to its tenant and user and kept as long as the run: the
+    """The caller's name for this request, in visible ASCII characters, not beginning with "bough/", unique to its tenant and user and kept as long as the run: the
     same name with the same content follows the run that it started; with different content it is ALREADY_EXISTS
     (REQUEST_ID_REUSED). Empty for none.
     """
     agent: _builtins.str
     """The name of the agent to run. Unknown: NOT_FOUND (UNKNOWN_AGENT)."""
     session_id: _builtins.str
-    """The session to continue; empty for a new one with an id that the server chooses."""
+    """The session to continue; empty for a new one with an id that the server chooses. Ids that begin with "bough/" are those of
+    evaluations: their runs can be forked, and not be continued.
+    """
     on_missing_session: Global___MissingSessionPolicy.ValueType
     """What happens if there is no session of that session_id."""
     @_builtins.property
@@ -244,7 +246,7 @@ class ResumeRunRequest(_message.Message):
     run_id: _builtins.str
     """The run. Unknown, or another tenant's: NOT_FOUND."""
     request_id: _builtins.str
-    """The caller's name for this request, in visible ASCII characters, unique to the run: the same name with the same content changes
+    """The caller's name for this request, in visible ASCII characters, not beginning with "bough/", unique to the run: the same name with the same content changes
     nothing and follows from the same place; with different content it is ALREADY_EXISTS (REQUEST_ID_REUSED). Empty for none.
     """
     after_sequence: _builtins.int

@@ -38,21 +38,23 @@ class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verdict.Value
     VERDICT_UNSPECIFIED: _Verdict.ValueType  # 0
     """Not known yet: what it is about has not been scored. A result of an evaluation that succeeded never has it."""
     VERDICT_PASSED: _Verdict.ValueType  # 1
-    """Everything that is expected holds, and every score reaches its threshold."""
+    """What is expected holds."""
     VERDICT_FAILED: _Verdict.ValueType  # 2
-    """Something that is expected does not hold, a score misses its threshold, or a trial crashed."""
+    """What is expected does not hold. A trial that crashed has failed."""
     VERDICT_NOT_EVALUATED: _Verdict.ValueType  # 3
     """It could not be scored, and the reason beside the verdict says why. This never counts as passed."""
 
 class Verdict(_Verdict, metaclass=_VerdictEnumTypeWrapper):
-    """Whether something that is expected holds: of a score, a trial, a case, a gate, or an evaluation as a whole."""
+    """Whether something that is expected holds: of a score, a trial, a case, a gate, or an evaluation as a whole. The field says what it
+    depends on: a case can pass although a trial of it failed, and an evaluation with gates although a case did.
+    """
 
 VERDICT_UNSPECIFIED: Verdict.ValueType  # 0
 """Not known yet: what it is about has not been scored. A result of an evaluation that succeeded never has it."""
 VERDICT_PASSED: Verdict.ValueType  # 1
-"""Everything that is expected holds, and every score reaches its threshold."""
+"""What is expected holds."""
 VERDICT_FAILED: Verdict.ValueType  # 2
-"""Something that is expected does not hold, a score misses its threshold, or a trial crashed."""
+"""What is expected does not hold. A trial that crashed has failed."""
 VERDICT_NOT_EVALUATED: Verdict.ValueType  # 3
 """It could not be scored, and the reason beside the verdict says why. This never counts as passed."""
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
@@ -247,7 +249,9 @@ class EvalSource(_message.Message):
     """
     @_builtins.property
     def result(self) -> Global___EvalResult:
-        """A result with all of its cases, such as a kept file; at most 8 MiB with the rest of the call."""
+        """A result with all of its cases, such as a kept file, and so not the answer of GetEvaluation alone; at most 8 MiB with the rest of
+        the call.
+        """
 
     def __init__(
         self,
@@ -323,7 +327,7 @@ class EvalResult(_message.Message):
     """
     @_builtins.property
     def pins(self) -> Global___EvalPins:
-        """What the result depended on: equal pins mean that only chance can make two results differ."""
+        """What the result depended on, as far as it has a name and a content."""
 
     @_builtins.property
     def totals(self) -> Global___EvalTotals:
@@ -332,12 +336,12 @@ class EvalResult(_message.Message):
     @_builtins.property
     def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___CaseResult]:
         """The cases, in the order of the set. Empty in the answer of GetEvaluation: ListCaseResults returns them page by page, and clients
-        put both together to the result that is kept as a file.
+        put both together to the result that is kept as a file: GetEvaluation first, so that what it says of the end holds for the cases.
         """
 
     @_builtins.property
     def gates(self) -> _containers.RepeatedCompositeFieldContainer[Global___GateResult]:
-        """The gates, in the order of the request."""
+        """The gates, in the order of the request; empty until the evaluation has SUCCEEDED."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -382,7 +386,9 @@ Global___EvalResult: _TypeAlias = EvalResult  # noqa: Y015
 
 @_typing.final
 class EvalPins(_message.Message):
-    """What a result depended on, by content hash where it has a content. Opaque: compare, never parse."""
+    """What a result depended on, by content hash where it has a content. Opaque: compare, never parse. The code of tools and of metrics
+    is not in it, nor are the number of trials, the budget, and stored runs that were scored.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -594,7 +600,7 @@ class EvalTotals(_message.Message):
     cases_failed: _builtins.int
     """How many of them failed; final once every trial is scored."""
     cases_not_evaluated: _builtins.int
-    """How many of them could not be scored. While the evaluation runs, these include cases of which no trial has ended."""
+    """How many of them could not be scored; final once every trial is scored."""
     trials: _builtins.int
     """How many trials of all cases are planned."""
     trials_ended: _builtins.int
@@ -687,7 +693,9 @@ class CaseResult(_message.Message):
     case_id: _builtins.str
     """EvalCase.id; of ScoreInvocations as ScoreInvocationsResponse.result says. Unique in the result, but in files of other systems."""
     verdict: Global___Verdict.ValueType
-    """The verdict: PASSED if no trial crashed, every trial is scored, and the mean of every metric over the trials reaches its threshold."""
+    """The verdict: PASSED if no trial crashed, every trial is scored, and the mean of every metric over the trials reaches its threshold.
+    Unspecified while trials are missing and none decides; a FAILED that no crash caused can become PASSED until then.
+    """
     reason: _builtins.str
     """Why the case did not pass, in a sentence; empty if it passed."""
     @_builtins.property

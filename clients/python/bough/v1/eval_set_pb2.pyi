@@ -773,11 +773,11 @@ class EvalAnswer(_message.Message):
     """Of a question: its answer, as JSON."""
     @_builtins.property
     def approval(self) -> _input_pb2.ApprovalDecision:
-        """Of an approval: whether the call may run, and with which arguments."""
+        """Of an approval, or of a tool that may have run when its server died: whether the call may run, and with which arguments."""
 
     @_builtins.property
     def tool_outcome(self) -> _message_pb2.ToolOutcome:
-        """Of a tool that the client runs: its outcome."""
+        """Of a tool that the client runs, or of one that may have run when its server died: its outcome."""
 
     def __init__(
         self,

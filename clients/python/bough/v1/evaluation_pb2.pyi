@@ -212,8 +212,8 @@ class CaseResultFilter(_message.Message):
     CASE_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedScalarFieldContainer[_eval_result_pb2.Verdict.ValueType]:
-        """Only cases with one of these verdicts; empty for any. A case that has not failed has NOT_EVALUATED until all
-        of its trials are scored.
+        """Only cases with one of these verdicts; empty for any. VERDICT_UNSPECIFIED is that of cases of which
+        trials are missing.
         """
 
     @_builtins.property
@@ -502,7 +502,7 @@ class CaseTrialStarted(_message.Message):
     trial: _builtins.int
     """The number of the trial in its case, from 0."""
     session_id: _builtins.str
-    """The session of its turns; empty if nothing runs."""
+    """The session of its turns; empty if nothing runs, and for a case with an origin: its fork gets a session that its run names."""
     def __init__(
         self,
         *,

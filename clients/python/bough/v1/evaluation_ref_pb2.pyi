@@ -74,7 +74,7 @@ class EvaluationRef(_message.Message):
     rubric_id: _builtins.str
     """Of a judge that is asked about one rubric, JudgeRubric.id of it; empty for several, and for any other role."""
     judged_run_id: _builtins.str
-    """Of a judge, the run that is judged; empty for a record without a run, and for any other role."""
+    """Of a judge, the run of this server that is judged; empty for a record that a caller gave, and for any other role."""
     def __init__(
         self,
         *,

@@ -697,7 +697,7 @@ class RunStarted(_message.Message):
 
     @_builtins.property
     def evaluation(self) -> _evaluation_ref_pb2.EvaluationRef:
-        """What the run is in the evaluation that started it; unset if none did."""
+        """What the run is in the evaluation, or in the call of ScoreInvocations, that started it; unset if none did."""
 
     def __init__(
         self,

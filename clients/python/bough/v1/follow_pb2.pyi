@@ -58,7 +58,7 @@ class _WatchUntilEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WatchUntil
     WATCH_UNTIL_UNSPECIFIED: _WatchUntil.ValueType  # 0
     """TERMINAL."""
     WATCH_UNTIL_TERMINAL: _WatchUntil.ValueType  # 1
-    """After the run's last event."""
+    """After the last event of the log."""
     WATCH_UNTIL_INTERRUPTED: _WatchUntil.ValueType  # 2
     """After the first run_interrupted that follows `after_sequence`, or after the run's last event. A caller whose `after_sequence` is
     that of an interruption waits for the next one, and the log of a fork can begin with interruptions that were answered long ago:
@@ -68,12 +68,12 @@ class _WatchUntilEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WatchUntil
     """After every event that was in the log when the call began."""
 
 class WatchUntil(_WatchUntil, metaclass=_WatchUntilEnumTypeWrapper):
-    """When WatchRun ends."""
+    """When a stream that follows a run or an evaluation ends."""
 
 WATCH_UNTIL_UNSPECIFIED: WatchUntil.ValueType  # 0
 """TERMINAL."""
 WATCH_UNTIL_TERMINAL: WatchUntil.ValueType  # 1
-"""After the run's last event."""
+"""After the last event of the log."""
 WATCH_UNTIL_INTERRUPTED: WatchUntil.ValueType  # 2
 """After the first run_interrupted that follows `after_sequence`, or after the run's last event. A caller whose `after_sequence` is
 that of an interruption waits for the next one, and the log of a fork can begin with interruptions that were answered long ago:
@@ -141,7 +141,8 @@ class EvaluationFollowOptions(_message.Message):
     @_builtins.property
     def event_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The events wanted: by dotted name as "evaluation.trial.scored", by payload field as "case_trial_scored", or by group as
-        "evaluation.trial.*"; empty for all. The last event of a log is always sent. A name that does not exist is INVALID_ARGUMENT,
+        "evaluation.trial.*"; empty for all. evaluation_totaled and the last
+        event of a log are always sent. A name that does not exist is INVALID_ARGUMENT,
         with the nearest one.
         """
 

@@ -117,7 +117,9 @@ class InputRequest(_message.Message):
     """JSON Schema of `value_json`, or of an approval's edited arguments; empty if any JSON will do."""
     @_builtins.property
     def call(self) -> _message_pb2.ToolCall:
-        """The call as the model or the agent's code made it; unset for a question."""
+        """The call as the model or the agent's code made it, but of a tool that the client runs with the arguments that an approver edited,
+        if one did; unset for a question.
+        """
 
     @_builtins.property
     def agent_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -532,7 +532,9 @@ Global___AgentInvocation: _TypeAlias = AgentInvocation  # noqa: Y015
 
 @_typing.final
 class RunRef(_message.Message):
-    """A run of this server, up to a sequence."""
+    """A run of this server, up to a sequence. What a call that names one says of a run that is not there, or of a sequence beyond its
+    log, holds for the call itself; in a case of an evaluation it makes the trial not scored.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -570,8 +572,8 @@ class InvocationSource(_message.Message):
 
     @_builtins.property
     def invocation(self) -> Global___Invocation:
-        """A record, of any system. One that was cut, has anomalies, has not ended, or has several agents with the same invocation_id is
-        not scored.
+        """A record, of any system. If it was cut, has anomalies, has not ended, or has several agents with the same invocation_id, it
+        cannot be scored.
         """
 
     def __init__(

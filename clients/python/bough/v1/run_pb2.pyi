@@ -135,7 +135,7 @@ class Run(_message.Message):
 
     @_builtins.property
     def evaluation(self) -> _evaluation_ref_pb2.EvaluationRef:
-        """What it is in the evaluation that started it; unset if none did."""
+        """What it is in the evaluation, or in the call of ScoreInvocations, that started it; unset if none did."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class RunFilter(_message.Message):
     EVALUATION_ID_FIELD_NUMBER: _builtins.int
     CASE_ID_FIELD_NUMBER: _builtins.int
     EVALUATION_ROLE_FIELD_NUMBER: _builtins.int
-    INCLUDE_EVALUATIONS_FIELD_NUMBER: _builtins.int
+    INCLUDE_EVALUATION_RUNS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Only runs of this session."""
     agent: _builtins.str
@@ -215,7 +215,7 @@ class RunFilter(_message.Message):
     """Only runs of cases with this id, those of their judges too."""
     evaluation_role: _evaluation_ref_pb2.EvaluationRole.ValueType
     """Only runs that evaluations started for this; unspecified for any."""
-    include_evaluations: _builtins.bool
+    include_evaluation_runs: _builtins.bool
     """Whether runs of evaluations are listed among all others."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_execution_pb2.ExecutionState.ValueType]:
@@ -245,11 +245,11 @@ class RunFilter(_message.Message):
         evaluation_id: _builtins.str = ...,
         case_id: _builtins.str = ...,
         evaluation_role: _evaluation_ref_pb2.EvaluationRole.ValueType = ...,
-        include_evaluations: _builtins.bool = ...,
+        include_evaluation_runs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time_before", b"create_time_before", "create_time_from", b"create_time_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "case_id", b"case_id", "create_time_before", b"create_time_before", "create_time_from", b"create_time_from", "evaluation_id", b"evaluation_id", "evaluation_role", b"evaluation_role", "include_evaluations", b"include_evaluations", "labels", b"labels", "session_id", b"session_id", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "case_id", b"case_id", "create_time_before", b"create_time_before", "create_time_from", b"create_time_from", "evaluation_id", b"evaluation_id", "evaluation_role", b"evaluation_role", "include_evaluation_runs", b"include_evaluation_runs", "labels", b"labels", "session_id", b"session_id", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62ough/v1/session.proto\x12\x08\x62ough.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd6\x02\n\x07Session\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\x12\x17\n\x07user_id\x18\x02 \x01(\tR\x06userId\x12\x35\n\x06labels\x18\x03 \x03(\x0b\x32\x1d.bough.v1.Session.LabelsEntryR\x06labels\x12;\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\ncreateTime\x12>\n\rlast_run_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x0blastRunTime\x12$\n\x0e\x63urrent_run_id\x18\x06 \x01(\tR\x0c\x63urrentRunId\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"\x87\x01\n\rSessionFilter\x12;\n\x06labels\x18\x01 \x03(\x0b\x32#.bough.v1.SessionFilter.LabelsEntryR\x06labels\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"Y\n\x12SessionStateChange\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\"\n\nvalue_json\x18\x02 \x01(\tH\x00R\tvalueJson\x88\x01\x01\x42\r\n\x0b_value_jsonBV\n\x0c\x64\x65v.bough.v1B\x0cSessionProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62ough/v1/session.proto\x12\x08\x62ough.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd6\x02\n\x07Session\x12\x1d\n\nsession_id\x18\x01 \x01(\tR\tsessionId\x12\x17\n\x07user_id\x18\x02 \x01(\tR\x06userId\x12\x35\n\x06labels\x18\x03 \x03(\x0b\x32\x1d.bough.v1.Session.LabelsEntryR\x06labels\x12;\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\ncreateTime\x12>\n\rlast_run_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x0blastRunTime\x12$\n\x0e\x63urrent_run_id\x18\x06 \x01(\tR\x0c\x63urrentRunId\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"\xc7\x01\n\rSessionFilter\x12;\n\x06labels\x18\x01 \x03(\x0b\x32#.bough.v1.SessionFilter.LabelsEntryR\x06labels\x12>\n\x1binclude_evaluation_sessions\x18\x02 \x01(\x08R\x19includeEvaluationSessions\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"Y\n\x12SessionStateChange\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\"\n\nvalue_json\x18\x02 \x01(\tH\x00R\tvalueJson\x88\x01\x01\x42\r\n\x0b_value_jsonBV\n\x0c\x64\x65v.bough.v1B\x0cSessionProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,9 +42,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SESSION_LABELSENTRY']._serialized_start=355
   _globals['_SESSION_LABELSENTRY']._serialized_end=412
   _globals['_SESSIONFILTER']._serialized_start=415
-  _globals['_SESSIONFILTER']._serialized_end=550
+  _globals['_SESSIONFILTER']._serialized_end=614
   _globals['_SESSIONFILTER_LABELSENTRY']._serialized_start=355
   _globals['_SESSIONFILTER_LABELSENTRY']._serialized_end=412
-  _globals['_SESSIONSTATECHANGE']._serialized_start=552
-  _globals['_SESSIONSTATECHANGE']._serialized_end=641
+  _globals['_SESSIONSTATECHANGE']._serialized_start=616
+  _globals['_SESSIONSTATECHANGE']._serialized_end=705
 # @@protoc_insertion_point(module_scope)

@@ -89,7 +89,7 @@ Global___Session: _TypeAlias = Session  # noqa: Y015
 
 @_typing.final
 class SessionFilter(_message.Message):
-    """Selects sessions. Every filter that is set must match."""
+    """Selects sessions. Every filter that is set must match. Those of evaluations are left out, unless they are asked for."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -114,6 +114,9 @@ class SessionFilter(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     LABELS_FIELD_NUMBER: _builtins.int
+    INCLUDE_EVALUATION_SESSIONS_FIELD_NUMBER: _builtins.int
+    include_evaluation_sessions: _builtins.bool
+    """Whether sessions of evaluations are listed among all others: those with an id that begins with "bough/"."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Only sessions that have all of these labels, reserved ones included."""
@@ -122,10 +125,11 @@ class SessionFilter(_message.Message):
         self,
         *,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        include_evaluation_sessions: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_evaluation_sessions", b"include_evaluation_sessions", "labels", b"labels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,11 +50,11 @@ class CreateSessionRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The id of the session, in visible ASCII characters; empty for one that the server chooses. One in use in the tenant is
+    """The id of the session, in visible ASCII characters, not beginning with "bough/"; empty for one that the server chooses. One in use in the tenant is
     ALREADY_EXISTS (SESSION_EXISTS).
     """
     request_id: _builtins.str
-    """The caller's name for this request, in visible ASCII characters, unique to its tenant and user and kept as long as the session:
+    """The caller's name for this request, in visible ASCII characters, not beginning with "bough/", unique to its tenant and user and kept as long as the session:
     the same name with the same content returns the session that it created; with different content it is ALREADY_EXISTS
     (REQUEST_ID_REUSED). Empty for none.
     """

@@ -97,7 +97,7 @@ def _verdict(result: eval_result_pb2.EvalResult) -> str:
         return "cancelled"
     if result.state == execution_pb2.EXECUTION_STATE_FAILED:
         return "ended without a verdict"
-    return verdict_text(result.verdict)
+    return verdict_text(result.verdict) if result.verdict else "running"
 
 
 def comparison_lines(comparison: eval_result_pb2.EvalComparison, *, width: int) -> list[Text]:

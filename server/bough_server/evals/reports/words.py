@@ -29,8 +29,8 @@ def compared_text(comparison: eval_result_pb2.EvalComparison) -> str:
 
 
 def verdict_text(status: eval_result_pb2.Verdict.ValueType) -> str:
-    """Return a status in words; "running" for one that is not known yet."""
-    return STATUS.get(status, "running")
+    """Return a verdict in words; "pending" for one that is not known yet."""
+    return STATUS.get(status, "pending")
 
 
 def reasons_of(case: eval_result_pb2.CaseResult) -> list[str]:

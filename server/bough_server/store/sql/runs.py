@@ -103,7 +103,7 @@ def _all(connection: Connection, *, statement: Select[Any], parameters: dict[str
 def _size(row: Row[Any]) -> int:
     """Return the bytes of those columns of a run's row whose size depends on its caller."""
     texts = len(row.labels.encode()) + len(row.input_excerpt.encode())
-    return texts + sum(len(data) for data in (row.error, row.open_requests) if data is not None)
+    return texts + sum(len(data) for data in (row.error, row.open_requests, row.evaluation) if data is not None)
 
 
 def _filter_values(run_filter: RunFilter) -> list[object]:
@@ -117,7 +117,7 @@ def _filter_values(run_filter: RunFilter) -> list[object]:
         run_filter.evaluation_id,
         run_filter.case_id,
         run_filter.evaluation_role,
-        run_filter.include_evaluations,
+        run_filter.include_evaluation_runs,
     ]
 
 
@@ -146,7 +146,7 @@ def _conditions(run_filter: RunFilter) -> list[ColumnElement[bool]]:
 def _excludes_evaluations(run_filter: RunFilter) -> bool:
     """Return whether runs of evaluations are not listed: no condition asks for any."""
     is_asked = run_filter.session_id or run_filter.evaluation_id or run_filter.case_id or run_filter.evaluation_role
-    return not (is_asked or run_filter.include_evaluations)
+    return not (is_asked or run_filter.include_evaluation_runs)
 
 
 def _branches(run_filter: RunFilter) -> list[ColumnElement[bool]]:

@@ -5,7 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, bindparam, delete, exists, insert, literal_column, select, update
+from sqlalchemy import (
+    Connection,
+    Row,
+    Select,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    literal_column,
+    select,
+    update,
+)
 
 from bough.v1 import message_pb2, session_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, RequestIdReused, SessionExists
@@ -67,6 +79,8 @@ _DROP_UNNAMED: Final = delete(tables.definitions).where(
     ~exists().where(_named.revision == _definitions.revision),
 )
 
+_IS_OF_CALLER: Final = func.substr(_sessions.session_id, 1, 6) != "bough/"
+
 
 class SqlSessions:
     """Sessions on SQL."""
@@ -107,14 +121,15 @@ class SqlSessions:
         return _session(await self._row(principal, session_id))
 
     async def list(
-        self, principal: Principal, *, labels: Mapping[str, str], page: Page
+        self, principal: Principal, *, labels: Mapping[str, str], page: Page, include_evaluations: bool = False
     ) -> tuple[Sequence[session_pb2.Session], str]:
         """See Sessions."""
-        filters = ["sessions", principal.tenant_id, dict(labels)]
+        filters = ["sessions", principal.tenant_id, dict(labels), include_evaluations]
         listing = Listing(
             table=tables.sessions,
             name=_sessions.session_id,
             scope=[_sessions.tenant_id == principal.tenant_id],
+            common=[] if include_evaluations else [_IS_OF_CALLER],
             labels=labels,
             after=key_of(page.token, filters),
             columns=_SHOWN,

@@ -37,7 +37,7 @@ export const file_bough_v1_agent_service: GenFile = /*@__PURE__*/
  */
 export type RunRequest = Message<"bough.v1.RunRequest"> & {
   /**
-   * The caller's name for this request, in visible ASCII characters, unique to its tenant and user and kept as long as the run: the
+   * The caller's name for this request, in visible ASCII characters, not beginning with "bough/", unique to its tenant and user and kept as long as the run: the
    * same name with the same content follows the run that it started; with different content it is ALREADY_EXISTS
    * (REQUEST_ID_REUSED). Empty for none.
    *
@@ -62,7 +62,8 @@ export type RunRequest = Message<"bough.v1.RunRequest"> & {
   definitions: AgentDefinition[];
 
   /**
-   * The session to continue; empty for a new one with an id that the server chooses.
+   * The session to continue; empty for a new one with an id that the server chooses. Ids that begin with "bough/" are those of
+   * evaluations: their runs can be forked, and not be continued.
    *
    * @generated from field: string session_id = 4;
    */
@@ -218,7 +219,7 @@ export type ResumeRunRequest = Message<"bough.v1.ResumeRunRequest"> & {
   answers: InputAnswer[];
 
   /**
-   * The caller's name for this request, in visible ASCII characters, unique to the run: the same name with the same content changes
+   * The caller's name for this request, in visible ASCII characters, not beginning with "bough/", unique to the run: the same name with the same content changes
    * nothing and follows from the same place; with different content it is ALREADY_EXISTS (REQUEST_ID_REUSED). Empty for none.
    *
    * @generated from field: string request_id = 3;

@@ -194,9 +194,10 @@ export type EvaluateRequest = Message<"bough.v1.EvaluateRequest"> & {
    *              | "pass_rate"             (the mean of the cases' pass rates, 0 to 1)
    *              | "pass_rate.lower"       (the lower bound of its interval, 0 to 1)
    *              | "pass^" k               (the mean probability that k trials of a case all pass, 0 to 1)
-   *              | metric ".mean"          (the mean of a metric over the cases, in the metric's unit: 0 to 1, but of functions)
+   *              | metric ".mean"          (the mean of a metric over the cases, in the metric's unit: 0 to 1, but of functions;
+   *                                         a crashed trial counts as 0, or as the lowest score if that is less)
    *              | "cost.total"            (the cost of runs and judges, in units of the currency of the prices)
-   *              | "regressions"           (how many cases are worse than in the baseline)
+   *              | "regressions"           (how many cases are worse than in the baseline, and could be scored)
    *              | "removed"               (how many cases of the baseline the set does not have)
    *     k        = a whole number from 1
    *     metric   = the name of a metric of the set
@@ -756,7 +757,7 @@ export const DiffInvocationsRequestSchema: GenMessage<DiffInvocationsRequest> = 
  */
 export type DiffInvocationsResponse = Message<"bough.v1.DiffInvocationsResponse"> & {
   /**
-   * The differences, as far as 4 MiB hold them.
+   * The differences; of those of calls, as many as 4 MiB hold.
    *
    * @generated from field: bough.v1.InvocationDiff diff = 1;
    */

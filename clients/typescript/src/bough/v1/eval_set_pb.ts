@@ -759,13 +759,13 @@ export type EvalAnswer = Message<"bough.v1.EvalAnswer"> & {
   } | { case: undefined; value?: undefined };
 
   /**
-   * Exactly one is set, as InputAnswer has them; an answer that does not fit a request does not match it.
+   * Exactly one is set, as InputAnswer has them; an answer that does not fit the kind of a request does not match it.
    *
    * @generated from oneof bough.v1.EvalAnswer.answer
    */
   answer: {
     /**
-     * Of an approval: whether the call may run, and with which arguments.
+     * Of an approval, or of a tool that may have run when its server died: whether the call may run, and with which arguments.
      *
      * @generated from field: bough.v1.ApprovalDecision approval = 4;
      */
@@ -781,7 +781,7 @@ export type EvalAnswer = Message<"bough.v1.EvalAnswer"> & {
     case: "valueJson";
   } | {
     /**
-     * Of a tool that the client runs: its outcome.
+     * Of a tool that the client runs, or of one that may have run when its server died: its outcome.
      *
      * @generated from field: bough.v1.ToolOutcome tool_outcome = 6;
      */

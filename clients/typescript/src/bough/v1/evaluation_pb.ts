@@ -177,8 +177,8 @@ export const EvaluationFilterSchema: GenMessage<EvaluationFilter> = /*@__PURE__*
  */
 export type CaseResultFilter = Message<"bough.v1.CaseResultFilter"> & {
   /**
-   * Only cases with one of these verdicts; empty for any. A case that has not failed has NOT_EVALUATED until all
-   * of its trials are scored.
+   * Only cases with one of these verdicts; empty for any. VERDICT_UNSPECIFIED is that of cases of which
+   * trials are missing.
    *
    * @generated from field: repeated bough.v1.Verdict verdicts = 1;
    */
@@ -514,7 +514,7 @@ export type CaseTrialStarted = Message<"bough.v1.CaseTrialStarted"> & {
   trial: number;
 
   /**
-   * The session of its turns; empty if nothing runs.
+   * The session of its turns; empty if nothing runs, and for a case with an origin: its fork gets a session that its run names.
    *
    * @generated from field: string session_id = 3;
    */

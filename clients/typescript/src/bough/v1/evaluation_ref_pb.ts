@@ -70,7 +70,7 @@ export type EvaluationRef = Message<"bough.v1.EvaluationRef"> & {
   rubricId: string;
 
   /**
-   * Of a judge, the run that is judged; empty for a record without a run, and for any other role.
+   * Of a judge, the run of this server that is judged; empty for a record that a caller gave, and for any other role.
    *
    * @generated from field: string judged_run_id = 8;
    */

@@ -692,7 +692,7 @@ export type RunStarted = Message<"bough.v1.RunStarted"> & {
   mocks?: ToolMocks | undefined;
 
   /**
-   * What the run is in the evaluation that started it; unset if none did.
+   * What the run is in the evaluation, or in the call of ScoreInvocations, that started it; unset if none did.
    *
    * @generated from field: bough.v1.EvaluationRef evaluation = 22;
    */

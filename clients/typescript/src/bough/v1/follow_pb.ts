@@ -70,7 +70,8 @@ export type EvaluationFollowOptions = Message<"bough.v1.EvaluationFollowOptions"
 
   /**
    * The events wanted: by dotted name as "evaluation.trial.scored", by payload field as "case_trial_scored", or by group as
-   * "evaluation.trial.*"; empty for all. The last event of a log is always sent. A name that does not exist is INVALID_ARGUMENT,
+   * "evaluation.trial.*"; empty for all. evaluation_totaled and the last
+   * event of a log are always sent. A name that does not exist is INVALID_ARGUMENT,
    * with the nearest one.
    *
    * @generated from field: repeated string event_names = 2;
@@ -163,7 +164,7 @@ export const EventViewSchema: GenEnum<EventView> = /*@__PURE__*/
   enumDesc(file_bough_v1_follow, 0);
 
 /**
- * When WatchRun ends.
+ * When a stream that follows a run or an evaluation ends.
  *
  * @generated from enum bough.v1.WatchUntil
  */
@@ -176,7 +177,7 @@ export enum WatchUntil {
   UNSPECIFIED = 0,
 
   /**
-   * After the run's last event.
+   * After the last event of the log.
    *
    * @generated from enum value: WATCH_UNTIL_TERMINAL = 1;
    */

@@ -53,7 +53,8 @@ export type InputRequest = Message<"bough.v1.InputRequest"> & {
   kind: InputKind;
 
   /**
-   * The call as the model or the agent's code made it; unset for a question.
+   * The call as the model or the agent's code made it, but of a tool that the client runs with the arguments that an approver edited,
+   * if one did; unset for a question.
    *
    * @generated from field: bough.v1.ToolCall call = 5;
    */

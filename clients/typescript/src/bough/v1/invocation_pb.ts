@@ -596,7 +596,8 @@ export const AgentInvocationSchema: GenMessage<AgentInvocation> = /*@__PURE__*/
   messageDesc(file_bough_v1_invocation, 3);
 
 /**
- * A run of this server, up to a sequence.
+ * A run of this server, up to a sequence. What a call that names one says of a run that is not there, or of a sequence beyond its
+ * log, holds for the call itself; in a case of an evaluation it makes the trial not scored.
  *
  * @generated from message bough.v1.RunRef
  */
@@ -644,8 +645,8 @@ export type InvocationSource = Message<"bough.v1.InvocationSource"> & {
     case: "run";
   } | {
     /**
-     * A record, of any system. One that was cut, has anomalies, has not ended, or has several agents with the same invocation_id is
-     * not scored.
+     * A record, of any system. If it was cut, has anomalies, has not ended, or has several agents with the same invocation_id, it
+     * cannot be scored.
      *
      * @generated from field: bough.v1.Invocation invocation = 2;
      */

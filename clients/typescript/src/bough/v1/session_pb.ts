@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/session.proto.
  */
 export const file_bough_v1_session: GenFile = /*@__PURE__*/
-  fileDesc("ChZib3VnaC92MS9zZXNzaW9uLnByb3RvEghib3VnaC52MSKIAgoHU2Vzc2lvbhISCgpzZXNzaW9uX2lkGAEgASgJEg8KB3VzZXJfaWQYAiABKAkSLQoGbGFiZWxzGAMgAygLMh0uYm91Z2gudjEuU2Vzc2lvbi5MYWJlbHNFbnRyeRIvCgtjcmVhdGVfdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASMQoNbGFzdF9ydW5fdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFgoOY3VycmVudF9ydW5faWQYBiABKAkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASJzCg1TZXNzaW9uRmlsdGVyEjMKBmxhYmVscxgBIAMoCzIjLmJvdWdoLnYxLlNlc3Npb25GaWx0ZXIuTGFiZWxzRW50cnkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASJJChJTZXNzaW9uU3RhdGVDaGFuZ2USCwoDa2V5GAEgASgJEhcKCnZhbHVlX2pzb24YAiABKAlIAIgBAUINCgtfdmFsdWVfanNvbkJWCgxkZXYuYm91Z2gudjFCDFNlc3Npb25Qcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_google_protobuf_timestamp]);
+  fileDesc("ChZib3VnaC92MS9zZXNzaW9uLnByb3RvEghib3VnaC52MSKIAgoHU2Vzc2lvbhISCgpzZXNzaW9uX2lkGAEgASgJEg8KB3VzZXJfaWQYAiABKAkSLQoGbGFiZWxzGAMgAygLMh0uYm91Z2gudjEuU2Vzc2lvbi5MYWJlbHNFbnRyeRIvCgtjcmVhdGVfdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASMQoNbGFzdF9ydW5fdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFgoOY3VycmVudF9ydW5faWQYBiABKAkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASKYAQoNU2Vzc2lvbkZpbHRlchIzCgZsYWJlbHMYASADKAsyIy5ib3VnaC52MS5TZXNzaW9uRmlsdGVyLkxhYmVsc0VudHJ5EiMKG2luY2x1ZGVfZXZhbHVhdGlvbl9zZXNzaW9ucxgCIAEoCBotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIkkKElNlc3Npb25TdGF0ZUNoYW5nZRILCgNrZXkYASABKAkSFwoKdmFsdWVfanNvbhgCIAEoCUgAiAEBQg0KC192YWx1ZV9qc29uQlYKDGRldi5ib3VnaC52MUIMU2Vzc2lvblByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_google_protobuf_timestamp]);
 
 /**
  * A conversation: its runs, their messages, and the values that the runs share.
@@ -73,7 +73,7 @@ export const SessionSchema: GenMessage<Session> = /*@__PURE__*/
   messageDesc(file_bough_v1_session, 0);
 
 /**
- * Selects sessions. Every filter that is set must match.
+ * Selects sessions. Every filter that is set must match. Those of evaluations are left out, unless they are asked for.
  *
  * @generated from message bough.v1.SessionFilter
  */
@@ -84,6 +84,13 @@ export type SessionFilter = Message<"bough.v1.SessionFilter"> & {
    * @generated from field: map<string, string> labels = 1;
    */
   labels: { [key: string]: string };
+
+  /**
+   * Whether sessions of evaluations are listed among all others: those with an id that begins with "bough/".
+   *
+   * @generated from field: bool include_evaluation_sessions = 2;
+   */
+  includeEvaluationSessions: boolean;
 };
 
 /**

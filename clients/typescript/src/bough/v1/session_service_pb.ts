@@ -32,7 +32,7 @@ export type CreateSessionRequest = Message<"bough.v1.CreateSessionRequest"> & {
   labels: { [key: string]: string };
 
   /**
-   * The id of the session, in visible ASCII characters; empty for one that the server chooses. One in use in the tenant is
+   * The id of the session, in visible ASCII characters, not beginning with "bough/"; empty for one that the server chooses. One in use in the tenant is
    * ALREADY_EXISTS (SESSION_EXISTS).
    *
    * @generated from field: string session_id = 2;
@@ -40,7 +40,7 @@ export type CreateSessionRequest = Message<"bough.v1.CreateSessionRequest"> & {
   sessionId: string;
 
   /**
-   * The caller's name for this request, in visible ASCII characters, unique to its tenant and user and kept as long as the session:
+   * The caller's name for this request, in visible ASCII characters, not beginning with "bough/", unique to its tenant and user and kept as long as the session:
    * the same name with the same content returns the session that it created; with different content it is ALREADY_EXISTS
    * (REQUEST_ID_REUSED). Empty for none.
    *
