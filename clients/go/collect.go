@@ -8,7 +8,7 @@ import (
 type Result struct {
 	// RunID and SessionID are the ids; empty if there was no event.
 	RunID, SessionID string
-	// State is the state of the run after the last event.
+	// State is the state of the run after the last event of a kind that this version knows.
 	State boughv1.ExecutionState
 	// Answer is the final answer; nil unless the run has succeeded.
 	Answer *boughv1.Message

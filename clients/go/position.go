@@ -271,7 +271,7 @@ func (p *runPosition) mayEnd() bool {
 		// The answers may have been received although no event showed it.
 		return p.over || p.last == nil || p.last.GetPayload() == nil || p.last.GetRunInterrupted() != nil
 	}
-	// An end that this version does not know is an end.
+	// A later version may end streams at events that are not known yet, such as a pause.
 	return p.over || p.last != nil && p.last.GetPayload() == nil
 }
 

@@ -43,6 +43,9 @@ type EvaluationStream = Stream[*boughv1.EvaluationEvent]
 // restarted, it rejoins after its last event: every event comes once, in order, until the event at which the first call would have
 // ended. It has no events but those of the response that is being read.
 //
+// A call that ends with OK after an event of a kind that this version does not know ends the stream too, such as a pause of a later
+// version: what it follows has not ended then, and [Result.Err] is not nil.
+//
 // The stream ends the call, and nothing else, if it is closed or its context is done: use CancelRun and CancelEvaluation of
 // [Client.Agents] and [Client.Evals] to end what it follows. It is closed when it has ended, and when a loop over [Stream.Events]
 // is left. One goroutine reads it; any may close it.

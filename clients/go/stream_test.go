@@ -564,11 +564,16 @@ func TestAWatchOfWhatIsThereEndsInTheMiddleOfARun(t *testing.T) {
 	}
 }
 
+// unknown records an event with a payload of a later version.
+func unknown() boughtest.Step {
+	event := &boughv1.AgentEvent{}
+	event.ProtoReflect().SetUnknown([]byte{0xba, 0x3f, 0x00}) // field 1015, no bytes
+	return boughtest.Event(event)
+}
+
 func TestAnUnknownPayloadIsPassedOnWithItsSequence(t *testing.T) {
 	server := boughtest.NewServer(t)
-	unknown := &boughv1.AgentEvent{}
-	unknown.ProtoReflect().SetUnknown([]byte{0xba, 0x3f, 0x00}) // field 1015, no bytes
-	server.Run("lead", boughtest.Event(unknown), boughtest.Drop(), boughtest.Answer("yes"))
+	server.Run("lead", unknown(), boughtest.Drop(), boughtest.Answer("yes"))
 	var kinds []string
 	for event, err := range server.Client(t).Run(t.Context(), lead("Why?")).Events() {
 		if err != nil {
@@ -579,6 +584,37 @@ func TestAnUnknownPayloadIsPassedOnWithItsSequence(t *testing.T) {
 	if want := "2 <nil> ba3f00"; len(kinds) != 3 || kinds[1] != want {
 		t.Errorf("events %q, want %q second", kinds, want)
 	}
+}
+
+func TestAStreamThatEndsWithOKAtAnUnknownPayloadHasEndedAndItsRunHasNot(t *testing.T) {
+	request := &boughv1.InputRequest{InputId: "input-1", Kind: boughv1.InputKind_INPUT_KIND_APPROVAL}
+	server := boughtest.NewServer(t)
+	server.Run("lead", unknown(), boughtest.End(), boughtest.End(), boughtest.Ask(request), unknown(), boughtest.End(),
+		boughtest.Answer("yes"))
+	client := server.Client(t)
+	stream := client.Run(t.Context(), lead("Why?"))
+	run, err := bough.Collect(stream)
+	if err != nil || stream.Rejoins() != 0 || run.ThroughSequence != 2 {
+		t.Fatalf("%d rejoins, %+v, %v", stream.Rejoins(), run, err)
+	}
+	if text := "bough: run run-1 has no answer: running"; run.Err() == nil || run.Err().Error() != text || run.Interrupted() {
+		t.Errorf("%v, want %q", run.Err(), text)
+	}
+	sequences, err := read(client.Watch(t.Context(), &boughv1.WatchRunRequest{RunId: run.RunID}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantSequences(t, sequences, 1, 2)
+	if _, err := read(client.Watch(t.Context(), untilInterrupted(run.RunID, 2))); err != nil {
+		t.Fatal(err)
+	}
+	sequences, err = read(client.Resume(t.Context(), &boughv1.ResumeRunRequest{
+		RunId: run.RunID, Answers: []*boughv1.InputAnswer{bough.Approve(request, "")},
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantSequences(t, sequences, 4, 6)
 }
 
 func TestAnEvaluationIsFollowedOverDrops(t *testing.T) {

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bough import AsyncClient, Client, Unavailable, collect, collect_sync, rejoining, reply
+from bough import AsyncClient, Client, RunNotAnswered, Unavailable, answer_of, collect, collect_sync, rejoining, reply
 from bough.errors import Status, from_status
+from bough.position import RunPosition
 from bough.v1 import agent_service_pb2 as pb
-from bough.v1 import follow_pb2
+from bough.v1 import event_pb2, execution_pb2, follow_pb2, run_pb2
 from tests.clients.durable_server import FORK_ID, Drop, Logs, Moment, durable_server
 from tests.clients.question_events import asking, forked, question
 from tests.clients.run_events import RUN_ID, AgentEvent, desk
@@ -102,6 +103,43 @@ async def test_a_server_that_ends_every_stream_of_a_run_early_is_given_up() -> N
     ):
         with pytest.raises(Unavailable, match="ended the stream before the end of the run"):
             await collect(client.run("lead", "hi"))
+
+
+def of_a_later_version(sequence: int) -> AgentEvent:
+    """Return an event whose payload has a number that this version does not have."""
+    known = AgentEvent(run_id=RUN_ID, sequence=sequence)
+    return AgentEvent.FromString(known.SerializeToString() + b"\xba\x3f\x00")
+
+
+async def test_a_stream_that_ends_without_an_error_at_an_unknown_event_has_ended_and_its_run_has_not() -> None:
+    paused = [*desk()[:2], of_a_later_version(3)]
+    resumed = [AgentEvent(run_id=RUN_ID, sequence=4, run_resumed=event_pb2.RunResumed()), of_a_later_version(5)]
+    logs, ends = Logs(segments=[paused, resumed]), Drop(events=99, is_silent=True)
+    watches = [{}, {"after_sequence": 4}, {"until": follow_pb2.WATCH_UNTIL_INTERRUPTED, "after_sequence": 4}]
+    async with durable_server(logs, [ends] * 6) as address, client_of(address) as client:
+        run = await collect(client.run("lead", "hi"))
+        assert run.events == tuple(paused)
+        with pytest.raises(RunNotAnswered, match="has not ended"):
+            answer_of(run)
+        assert (await collect(client.resume(RUN_ID, [reply("a", "a")]))).events == tuple(resumed)
+        watched = [(await collect(client.watch(RUN_ID, **watch))).last_sequence for watch in watches]
+        with Client(address, rejoining=AT_ONCE, options=QUICK) as sync_client:
+            events = await asyncio.to_thread(lambda: list(sync_client.watch(RUN_ID)))
+    assert (watched, events, len(logs.asked)) == ([5, 5, 5], [*paused, *resumed], 6)
+
+
+async def test_an_error_after_an_unknown_event_is_rejoined() -> None:
+    logs = Logs(segments=[[*desk()[:2], of_a_later_version(3), *desk()[3:]]])
+    async with durable_server(logs, [Drop(events=3)]) as address, client_of(address) as client:
+        assert (await collect(client.run("lead", "hi"))).events == tuple(logs.by_run[RUN_ID])
+    assert len(logs.asked) == 2
+
+
+@pytest.mark.parametrize("until", [follow_pb2.WATCH_UNTIL_TERMINAL, follow_pb2.WATCH_UNTIL_INTERRUPTED])
+def test_a_run_in_an_unknown_state_has_not_ended(until: follow_pb2.WatchUntil.ValueType) -> None:
+    position = RunPosition(pb.WatchRunRequest(run_id=RUN_ID, after_sequence=3, until=until))
+    unknown = execution_pb2.ExecutionState.ValueType(99)
+    assert not position.is_at_end_of(run_pb2.Run(run_id=RUN_ID, state=unknown, last_sequence=3))
 
 
 async def test_answers_are_sent_again_under_one_request_id_until_something_came_and_then_the_run_is_watched() -> None:

@@ -38,12 +38,14 @@ def _pool() -> descriptor_pool.DescriptorPool:
     schema = descriptor_pb2.FileDescriptorSet.FromString(SCHEMA.read_bytes())
     files = {file.name.rpartition("/")[2]: file for file in schema.file}
     _add_kind(files["event.proto"], "AgentEvent", "agent_dreamed", 170)
+    _add_kind(files["event.proto"], "AgentEvent", "run_paused", 171)
     _add_kind(files["evaluation.proto"], "EvaluationEvent", "evaluation_dreamed", 270)
     _add_text(files["event.proto"], "AgentEvent", "mood")
     _add_text(files["event.proto"], "RunCompleted", "epilogue")
     _add_text(files["invocation.proto"], "AgentInvocation", "mood")
     _add_value(files["execution.proto"], "EndReason", "END_REASON_BORED")
     _add_value(files["execution.proto"], "AgentKind", "AGENT_KIND_ORACLE")
+    _add_value(files["execution.proto"], "ExecutionState", "EXECUTION_STATE_PAUSED")
     _add_value(files["eval_result.proto"], "Verdict", "VERDICT_DOUBTED")
     return pool_of(schema.SerializeToString())
 

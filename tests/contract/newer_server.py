@@ -40,6 +40,7 @@ class _Services:
         return {
             "Run": _streamed(follow("bough.v1.RunResponse"), v1.RunRequest.FromString),
             "WatchRun": _streamed(follow("bough.v1.WatchRunResponse"), v1.WatchRunRequest.FromString),
+            "GetRun": _answered(self._get_run, v1.GetRunRequest.FromString),
         }
 
     def eval_handlers(self) -> dict[str, grpc.RpcMethodHandler]:
@@ -48,11 +49,7 @@ class _Services:
         return {
             "Evaluate": _streamed(follow("bough.v1.EvaluateResponse"), v1.EvaluateRequest.FromString),
             "WatchEvaluation": _streamed(watch, v1.WatchEvaluationRequest.FromString),
-            "GetInvocation": grpc.unary_unary_rpc_method_handler(
-                self._get_invocation,
-                request_deserializer=v1.GetInvocationRequest.FromString,
-                response_serializer=_written,
-            ),
+            "GetInvocation": _answered(self._get_invocation, v1.GetInvocationRequest.FromString),
         }
 
     def _streaming(self, key: str, value: str, log: Sequence[Message]) -> Callable[[str], Any]:
@@ -72,6 +69,10 @@ class _Services:
 
         return responding
 
+    async def _get_run(self, request: v1.GetRunRequest, context: Any) -> Message:
+        run = {"runId": self._served.run_id, "state": self._served.state, "lastSequence": len(self._log)}
+        return json_format.ParseDict({"run": run}, newer_type("bough.v1.GetRunResponse")())
+
     async def _get_invocation(self, request: v1.GetInvocationRequest, context: Any) -> Message:
         answer = {"invocation": self._served.invocation}
         return json_format.ParseDict(answer, newer_type("bough.v1.GetInvocationResponse")())
@@ -79,6 +80,10 @@ class _Services:
 
 def _streamed(behavior: Any, reads: Callable[[bytes], Message]) -> grpc.RpcMethodHandler:
     return grpc.unary_stream_rpc_method_handler(behavior, request_deserializer=reads, response_serializer=_written)
+
+
+def _answered(behavior: Any, reads: Callable[[bytes], Message]) -> grpc.RpcMethodHandler:
+    return grpc.unary_unary_rpc_method_handler(behavior, request_deserializer=reads, response_serializer=_written)
 
 
 def _written(message: Message) -> bytes:

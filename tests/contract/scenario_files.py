@@ -168,14 +168,16 @@ class Scenario(_Strict):
 class NewerServer(_Strict):
     """What a server of a newer schema serves, as it is; see newer_server.py.
 
-    Every stream stops before its last event until the gate is open, as the tool `hold` does.
+    Every stream stops before its last event until the gate is open, as the tool `hold` does, and ends with OK after it.
     """
 
     run_id: str
     log: Sequence[Mapping[str, Any]]
-    evaluation_id: str
-    evaluation_log: Sequence[Mapping[str, Any]]
+    state: str = "EXECUTION_STATE_SUCCEEDED"
+    """That of the run."""
     invocation: Mapping[str, Any]
+    evaluation_id: str = ""
+    evaluation_log: Sequence[Mapping[str, Any]] = ()
 
 
 class Server(_Strict):

@@ -16,6 +16,8 @@ import pytest
 from grpc import aio
 
 from bough.v1 import agent_service_pb2, agent_service_pb2_grpc, event_pb2, follow_pb2
+from tests.contract.newer_server import serving_newer
+from tests.contract.scenario_files import FOLDER, read_group
 from tests.languages.java_programs import DRIVER, FOLLOW_RUN, java_program
 from tests.support.processes import PATIENCE_SECONDS, serving
 from tests.support.projects import llm, write_project
@@ -171,12 +173,20 @@ async def test_a_stream_rejoins_whatever_ends_it_before_its_end() -> None:
     assert service.asked == ["Run", "Run", "WatchRun 1", "WatchRun 1"]
 
 
-async def test_an_end_that_this_version_does_not_know_is_an_end() -> None:
-    service = _Ending((grpc.StatusCode.OK, [_batch(1, run_started=event_pb2.RunStarted()), _batch(2)]))
-    async with _answering(service) as address:
-        _, printed, _ = await _driven(address, {"call": "AgentService.Run", "request": {"agent": "alone"}})
-    assert printed[-1] == {"end": {"code": "OK", "rejoins": 0}}
-    assert service.asked == ["Run"]
+async def test_the_program_ends_with_a_stream_that_ended_at_an_event_that_it_does_not_know() -> None:
+    paused = read_group(FOLDER / "newer_pause.yaml").server.newer
+    assert paused is not None
+    async with standing_gate() as gate, serving_newer(paused, gate) as server:
+        gate.open()
+        async with _program(FOLLOW_RUN, server.address, "lead", "Count.") as process:
+            code, lines, errors = await _finished(process)
+    assert (code, errors) == (1, "")
+    assert [line.split(": ")[-1] for line in lines] == [
+        "run_started",
+        "One",
+        "something that this program does not know",
+        "lead RUNNING",
+    ]
 
 
 async def test_the_driver_performs_calls_of_every_kind(tmp_path: Path) -> None:

@@ -236,7 +236,8 @@ class AsyncClient:
     ) -> str:
         """Start a run, follow it to its end and return its final answer as text; the arguments are those of `run`.
 
-        Raises RunFailedError, RunCancelledError or RunInterruptedError if there is none.
+        Raises RunFailedError, RunCancelledError or RunInterruptedError if there is none, or RunNotAnswered if the
+        run has not ended.
         """
         stream = self.run(
             agent,

@@ -14,10 +14,11 @@ from bough.v1 import error_pb2, event_pb2, execution_pb2, input_pb2, message_pb2
 class CollectedRun:
     """A run as far as its events show it; `events` are those that were streamed.
 
-    `message` is the final answer and `answer` its text; both are empty unless the run has succeeded. `steps` are those
-    of all agents in the view, in the order in which they ended, `root_steps` those of the root. `texts` are in the
-    order of their first deltas. `open_requests` are the input requests without an answer; an ended run has none.
-    `cancel_reason` is unspecified unless the run was cancelled.
+    `state` is that after the last event of a kind that this version knows: a run whose stream ended at another one,
+    such as a pause of a later version, has not ended. `message` is the final answer and `answer` its text; both are
+    empty unless the run has succeeded. `steps` are those of all agents in the view, in the order in which they ended,
+    `root_steps` those of the root. `texts` are in the order of their first deltas. `open_requests` are the input
+    requests without an answer; an ended run has none. `cancel_reason` is unspecified unless the run was cancelled.
     """
 
     run_id: str

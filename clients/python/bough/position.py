@@ -127,6 +127,8 @@ class RunPosition(LogPosition[RunStreamRequest, RunStreamResponse, event_pb2.Age
         # The sequence of the last run_interrupted received; of a watch until an interruption, where it began.
         self._interruption: int | None = None
         self._repeats_interruption = False
+        # Whether the payload of the last event is of a kind that this version does not know.
+        self._is_unknown = False
         # The sequence that the last request begins after.
         self._after = 0
         # Whether the stream ends when the run waits for answers, and not at each interruption.
@@ -143,14 +145,17 @@ class RunPosition(LogPosition[RunStreamRequest, RunStreamResponse, event_pb2.Age
     @property
     def ends_with_call(self) -> bool:
         """True if a call that ends without an error here ends the stream."""
+        if self.is_over or self._is_unknown:
+            # A later version may end streams at events that are not known yet, such as a pause.
+            return True
         match self._request:
             case agent_service_pb2.WatchRunRequest():
-                return self.is_over or self._request.until == follow_pb2.WATCH_UNTIL_CURRENT
+                return self._request.until == follow_pb2.WATCH_UNTIL_CURRENT
             case agent_service_pb2.ResumeRunRequest():
                 # The server alone may know that this is the interruption after the answers: it said so if it ended the
                 # call that asked for just that event again.
-                return self.is_over or self._repeats_interruption
-        return self.is_over
+                return self._repeats_interruption
+        return False
 
     @property
     def is_at_possible_end(self) -> bool:
@@ -230,6 +235,7 @@ class RunPosition(LogPosition[RunStreamRequest, RunStreamResponse, event_pb2.Age
 
     def _ends(self, event: event_pb2.AgentEvent) -> bool:
         kind = event.WhichOneof("payload")
+        self._is_unknown = kind is None
         if kind == "input_received":
             self._open.discard(event.input_received.answer.input_id)
         if kind != "run_interrupted":

@@ -217,6 +217,9 @@ class RunStream(LogStream[RunStreamRequest, RunStreamResponse, event_pb2.AgentEv
     """Events of a run, as they arrive.
 
     `LogStream` says when its call is sent, and how it survives dropped connections.
+
+    A call that ends without an error after an event of a kind that this version does not know, such as a pause of a
+    later one, ends the stream too: the run has not ended then, and `answer_of` raises RunNotAnswered.
     """
 
     def __init__(

@@ -199,6 +199,9 @@ class SyncRunStream(SyncLogStream[RunStreamRequest, RunStreamResponse, event_pb2
     """Events of a run, as they arrive, for one thread; any other thread may close the stream.
 
     `SyncLogStream` says when its call is sent, and how it survives dropped connections.
+
+    A call that ends without an error after an event of a kind that this version does not know, such as a pause of a
+    later one, ends the stream too: the run has not ended then, and `answer_of` raises RunNotAnswered.
     """
 
     def __init__(

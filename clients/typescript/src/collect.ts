@@ -17,6 +17,7 @@ import { textOf } from "./messages.js";
 export interface CollectedRun {
   runId: string;
   sessionId: string;
+  /** State after the last event of a kind that this version knows; a run whose stream ended at another one has not ended. */
   state: ExecutionState;
   /** Text of the final answer; empty unless the run has succeeded. */
   text: string;

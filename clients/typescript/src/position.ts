@@ -151,7 +151,8 @@ export class RunPosition implements Position<AgentEvent> {
       return method === "watchRun" || method === "resumeRun";
     }
     const last = this.#last.payload.case;
-    // An end that this version does not know is an end. The server knows best which interruption follows the answers.
+    // A later version may end streams at events that are not known yet, such as a pause. The server knows best which
+    // interruption follows the answers.
     return last === undefined || (method === "resumeRun" && last === "runInterrupted");
   }
 

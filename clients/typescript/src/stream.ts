@@ -15,7 +15,8 @@ const LONGEST_TIMEOUT_MS = 99_999_999;
  * yet is repeated under the same request id. The stream ends at the event at which the first call would have ended.
  * Leaving the loop ends the call, not the run: use `client.agents.cancelRun` for that.
  *
- * Errors are {@link BoughError}s. An event whose payload this version does not know has `payload.case === undefined`.
+ * Errors are {@link BoughError}s. An event whose payload this version does not know has `payload.case === undefined`. If a
+ * call ends with OK after such an event, the stream ends too: what it follows has not ended then, but was paused, say.
  */
 export class EventStream<Event extends { sequence: bigint }> implements AsyncIterableIterator<Event>, AsyncDisposable {
   readonly #events: AsyncGenerator<Event, undefined>;

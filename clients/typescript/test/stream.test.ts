@@ -2,8 +2,8 @@ import assert from "node:assert/strict";
 import { once } from "node:events";
 import * as net from "node:net";
 import { test } from "node:test";
-import type { MessageInitShape } from "@bufbuild/protobuf";
-import { type AgentEvent, type AgentEventSchema, AgentService, WatchUntil } from "../src/bough/v1/index.js";
+import { create, type MessageInitShape } from "@bufbuild/protobuf";
+import { type AgentEvent, AgentEventSchema, AgentService, ExecutionState, WatchUntil } from "../src/bough/v1/index.js";
 import { BoughClient, type ClientOptions } from "../src/client.js";
 import { collect } from "../src/collect.js";
 import { BoughError } from "../src/errors.js";
@@ -146,6 +146,44 @@ test("a rejoin that ends with OK and has no event is a drop too", async () => {
   assert.deepEqual([await sequences(stream), watches, stream.rejoins], [[1n, 2n], 3, 3]);
   client.close();
   await fake.close();
+});
+
+test("a stream that ends with OK at an unknown payload has ended, and its run has not", async () => {
+  const payload = { no: 1015, wireType: 2, data: new Uint8Array(1) };
+  const unknown = Object.assign(create(AgentEventSchema, { runId: "run-1", sequence: 2n }), { $unknown: [payload] });
+  const paused = async function* () {
+    yield response(1n, { case: "runStarted", value: {} });
+    yield { batch: { events: [unknown], throughSequence: 2n } };
+  };
+  const fake = await FakeBough.start({
+    routes: (router) => {
+      router.rpc(AgentService.method.run, paused);
+      router.rpc(AgentService.method.resumeRun, paused);
+      router.rpc(AgentService.method.watchRun, paused);
+    },
+  });
+  const client = new BoughClient(fake.address, { rejoining: QUICK });
+  const answers = [approve("input-1")];
+  for (const stream of [
+    client.run({ agent: "lead", input: "?" }),
+    client.resume({ runId: "run-1", answers }),
+    client.watch({ runId: "run-1" }),
+    client.watch({ runId: "run-1", until: WatchUntil.INTERRUPTED }),
+  ]) {
+    const { state, interrupted, text, throughSequence } = await collect(stream);
+    assert.deepEqual([state, interrupted, text, throughSequence], [ExecutionState.RUNNING, false, "", 2n]);
+    assert.equal(stream.rejoins, 0);
+  }
+  client.close();
+  await fake.close();
+});
+
+test("an error after an unknown payload is rejoined", async () => {
+  await withFake(async (fake, client) => {
+    fake.runs("lead", [STARTED, {}, { drop: true }, COMPLETED]);
+    const stream = client.run({ agent: "lead", input: "?" });
+    assert.deepEqual([await sequences(stream), stream.rejoins], [[1n, 2n, 3n], 1]);
+  });
 });
 
 test("a stream of a run that had ended is empty", async () => {

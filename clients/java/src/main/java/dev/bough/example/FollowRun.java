@@ -38,7 +38,6 @@ public final class FollowRun {
       new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
   private String runId = "";
   private List<InputRequest> open = List.of();
-  private boolean isEnded;
   private boolean isSucceeded;
 
   private FollowRun(ManagedChannel channel) {
@@ -68,9 +67,10 @@ public final class FollowRun {
     var background = RunPolicy.newBuilder().setBackground(true); // the run has no deadline, and outlives this program
     var request = RunRequest.newBuilder().setAgent(agent).setInput(message(text)).setPolicy(background).build();
     follow(EventStream.run(Following.over(channel), request));
-    while (!isEnded) {
+    while (!open.isEmpty()) {
       var answers = ResumeRunRequest.newBuilder().setRunId(runId);
       open.forEach(asked -> answers.addAnswers(answer(asked)));
+      open = List.of();
       follow(EventStream.resume(Following.over(channel), answers.build()));
     }
     printTree();
@@ -100,10 +100,7 @@ public final class FollowRun {
     System.out.printf("%4d %s: %s%n", event.getSequence(), event.getBranch(), words.strip());
     switch (event.getPayloadCase()) {
       case RUN_INTERRUPTED -> open = event.getRunInterrupted().getRequestsList();
-      case RUN_COMPLETED, RUN_FAILED, RUN_CANCELLED -> {
-        isEnded = true;
-        isSucceeded = event.hasRunCompleted();
-      }
+      case RUN_COMPLETED -> isSucceeded = true;
       default -> {}
     }
   }

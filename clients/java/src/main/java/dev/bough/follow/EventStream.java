@@ -29,8 +29,9 @@ import java.util.concurrent.atomic.AtomicReference;
  *
  * <p>The call is made when the first event is asked for. If the connection breaks, the stream continues by the last {@code
  * through_sequence}; a call that was not answered is repeated under its request id, so that nothing starts twice. An error that
- * ends the stream is thrown as a {@link StatusRuntimeException}; {@link ErrorDetails} reads it. Closing a stream ends the call, not
- * the run. Nothing is kept but one response.
+ * ends the stream is thrown as a {@link StatusRuntimeException}; {@link ErrorDetails} reads it. A call that ends with OK after an
+ * event of a kind that this version does not know ends the stream too, such as a pause of a later version: the run has not ended
+ * then. Closing a stream ends the call, not the run. Nothing is kept but one response.
  */
 public final class EventStream<E> implements Iterator<E>, AutoCloseable {
   private final ManagedChannel channel;

@@ -184,7 +184,8 @@ final class RunLog implements Log<AgentEvent> {
       // A run that had ended has no further event, and a mask can hide that answers were received.
       return request instanceof WatchRunRequest || request instanceof ResumeRunRequest;
     }
-    // An end that this version does not know is an end. The server knows best which interruption follows the answers.
+    // A later version may end streams at events that are not known yet, such as a pause. The server knows best which interruption
+    // follows the answers.
     var isInterruption = request instanceof ResumeRunRequest && last.hasRunInterrupted();
     return isOver || isInterruption || last.getPayloadCase() == AgentEvent.PayloadCase.PAYLOAD_NOT_SET;
   }
