@@ -67,7 +67,7 @@ async def test_show_and_watch_print_what_run_printed_with_its_exit_code(port: in
     assert sorted(watched.err.splitlines())[-1] == "oslo passed"
 
 
-async def test_the_runs_of_an_evaluation_are_listed_apart(tmp_path: Path) -> None:
+async def test_the_runs_and_sessions_of_an_evaluation_are_listed_apart(tmp_path: Path) -> None:
     embedded = ("--config", str(write_team(tmp_path)), "--embedded")
     ended = await bough(*embedded, "eval", "run", write_set(tmp_path))
     await bough(*embedded, "run", "guide", "What shall I do in Oslo?")
@@ -80,6 +80,11 @@ async def test_the_runs_of_an_evaluation_are_listed_apart(tmp_path: Path) -> Non
     ]
     others = await bough(*embedded, "runs", "--json")
     assert ["evaluation" in json.loads(line) for line in others.out.splitlines()] == [False]
+    counts = {
+        " ".join(listing): len((await bough(*embedded, *listing, "--json")).out.splitlines())
+        for listing in (("runs", "--all"), ("sessions", "list"), ("sessions", "list", "--all"))
+    }
+    assert counts == {"runs --all": 3, "sessions list": 1, "sessions list --all": 3}
     tree = await bough(*embedded, "tree", found[0]["runId"][-8:])
     assert (tree.code, tree.err) == (0, "")
     unknown = await bough(*embedded, "runs", "--evaluation", "zzzzzz")

@@ -33,9 +33,14 @@ sessions = typer.Typer(help="List and show sessions, their messages and their st
 
 
 @command(sessions, "list")
-def list_sessions(context: typer.Context, limit: LimitOption = 20, json: JsonOption = False) -> None:
-    """List sessions, newest first."""
-    finish(_list(target_of(context), limit=limit, json=json))
+def list_sessions(
+    context: typer.Context,
+    everything: Annotated[bool, typer.Option("--all", help="Also the sessions of evaluations' trials.")] = False,
+    limit: LimitOption = 20,
+    json: JsonOption = False,
+) -> None:
+    """List sessions, newest first; those of evaluations' trials with --all only."""
+    finish(_list(target_of(context), everything=everything, limit=limit, json=json))
 
 
 @command(sessions, "show")
@@ -128,14 +133,15 @@ async def _whole_hash(client: "AsyncClient", session_id: str, sha256: str) -> st
     return found[0]
 
 
-async def _list(target: Target, *, limit: int, json: bool) -> ExitCode:
+async def _list(target: Target, *, everything: bool, limit: int, json: bool) -> ExitCode:
     from bough_server.cli.connection import connected
     from bough_server.cli.output import print_table
     from bough_server.cli.render.tables import sessions_table
 
     found = []
     async with connected(target, is_reading=True) as connection:
-        async for session in connection.client.sessions.list(page_size=min(limit, 1000)):
+        listed = connection.client.sessions.list(include_evaluation_sessions=everything, page_size=min(limit, 1000))
+        async for session in listed:
             found.append(session)
             if len(found) == limit:
                 break
