@@ -271,7 +271,7 @@ async def test_gates_and_options_that_make_no_sense_are_named(port: int, tmp_pat
         (("--request-id", "bough/x"), "--request-id: "),
         (("--baseline", str(tmp_path / "none.json")), f"{tmp_path}/none.json: The file cannot be read: "),
         (("--baseline", path), f"{path}: The file is no result of an evaluation: "),
-        (("--baseline", str(old)), f"{old}: The file was written by version 0.1, whose results have other members: "),
+        (("--baseline", str(old)), f"{old}: The result has no `state`, as those of version 0.1: "),
         (("--baseline", "01970000-0000-7000-8000-000000000000"), "There is no evaluation"),
         (("--json", str(tmp_path)), f"{tmp_path}: This is a folder."),
         (
