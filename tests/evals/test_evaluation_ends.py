@@ -130,6 +130,34 @@ async def test_a_trial_that_begins_while_the_evaluation_is_cancelled_is_cancelle
             assert {run.state for run in await runs_of(server, log.evaluation_id)} <= {CANCELLED}
 
 
+async def test_no_trial_begins_after_the_event_of_a_cancellation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = asyncio.Event()
+    async with evaluating(tmp_path) as server:
+        append = server.app.store.log.append
+
+        async def appending(*arguments: Any, records: Any, **options: Any) -> None:
+            await append(*arguments, records=records, **options)
+            if any("evaluation_cancel_requested" in str(record.event) for record in records):
+                await may_go_on.wait()
+
+        monkeypatch.setattr(server.app.store.log, "append", appending)
+        log = await begin(server, eval_set(*waiting("after", 3), agent="gated"), max_concurrency=1).until(
+            "case_trial_started"
+        )
+        cancelling = asyncio.create_task(cancel(server, log.evaluation_id))
+        await log.until("evaluation_cancel_requested")
+        for number in range(3):
+            GATES[f"after{number}"].set()
+        await log.until("case_trial_scored")
+        may_go_on.set()
+        await cancelling
+        await asyncio.wait_for(log.to_the_end(), 20)
+    assert log.kinds[-1] == "evaluation_cancelled"
+    assert log.kinds.count("case_trial_started") == 1
+
+
 async def test_a_run_that_was_being_created_when_the_evaluation_was_cancelled_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

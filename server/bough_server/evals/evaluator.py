@@ -163,6 +163,8 @@ class LiveEvaluation:
             canceller = group.create_task(self._cancel_runs())
             workers = [group.create_task(self._work(remaining)) for _ in range(self._fold.planned.max_concurrency)]
             await asyncio.wait(workers)
+            if self._cancelling is not None:  # what ended the workers may not be in the log yet
+                await asyncio.wait((self._cancelling,))
             if self._fold.cancel is None:
                 canceller.cancel()
         await self._end()
@@ -170,7 +172,7 @@ class LiveEvaluation:
     async def _work(self, remaining: "Iterator[tuple[evaluation_pb2.CasePlanned, int]]") -> None:
         """Take trials from the iterator that all workers share, until it is empty or the evaluation stops."""
         for planned, trial in remaining:
-            if self._fold.cancel is not None:
+            if self._cancelling is not None or self._fold.cancel is not None:
                 return
             await self._execute_trial(planned, trial)
 
