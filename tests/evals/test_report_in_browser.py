@@ -77,13 +77,13 @@ def test_a_case_a_trial_and_a_call_unfold_by_clicks(browser: "Browser", tmp_path
     opened = _Opened(browser, tmp_path)
     page = opened.page
     case = page.locator("details.case", has_text="easy-0")
-    run = case.locator("details", has_text="run 1").first
+    trial = case.locator("details", has_text="trial 1").first
     call = case.get_by_text("call_researcher")
-    assert not run.is_visible()
+    assert not trial.is_visible()
     case.locator("> summary").click()
-    assert run.is_visible()
+    assert trial.is_visible()
     assert not call.is_visible()
-    run.locator("> summary").click()
+    trial.locator("> summary").click()
     call.click()
     assert case.get_by_text('"topic": "leaves"').first.is_visible()
     assert case.get_by_text("Let me ask the researcher.").is_visible()

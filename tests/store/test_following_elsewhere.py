@@ -168,7 +168,7 @@ async def test_a_log_that_nobody_follows_is_not_read(stores: tuple[Store, Store]
         await _write(one, run, 5)
         await _write(one, followed, 0)
         await readers[0]
-    read = [parameters for text, parameters in statements if "unnest" in text and "FROM events" in text]
+    read = [parameters for text, parameters in statements if "FROM events" in text]
     assert read
     assert all(run.run_id not in str(parameters) for parameters in read)
 
