@@ -12,9 +12,9 @@ from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import error_pb2, event_pb2
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import having
-from tests.support.processes import Serving, serving
+from tests.support.processes import EndedBeforeServing, Serving, serving, starting
 from tests.support.projects import llm, write_project
-from tests.support.wire_client import Remote, connected
+from tests.support.wire_client import connected
 
 CODE = ["tests.durability.hostile_code"]
 
@@ -67,8 +67,8 @@ async def test_one_run_that_kills_its_servers_ends_and_takes_no_other_with_it(tm
         assert await server.end() == 9
         killing.call.cancel()
     for _ in range(12):
-        async with serving(config) as server, connected(server.address) as remote:
-            logs = await _ended(remote, server, runs)
+        async with starting(config) as server:
+            logs = await _ended(server, runs)
             if logs is not None:
                 break
     else:
@@ -79,12 +79,14 @@ async def test_one_run_that_kills_its_servers_ends_and_takes_no_other_with_it(tm
     assert logs[-1][-1].run_failed.error.reason == error_pb2.ERROR_REASON_RECOVERY_LIMIT
 
 
-async def _ended(remote: Remote, server: Serving, first: Sequence[str]) -> list[list[event_pb2.AgentEvent]] | None:
+async def _ended(server: Serving, first: Sequence[str]) -> list[list[event_pb2.AgentEvent]] | None:
     """Return the logs of all runs, some of them first, once all have ended; None if the server has ended before."""
     try:
-        listed = (await remote.agents.ListRuns(pb.ListRunsRequest())).runs
-        others = [run.run_id for run in listed if run.run_id not in first]
-        return [await remote.log(run_id) for run_id in (*first, *others)]
-    except aio.AioRpcError:
+        await server.serves()
+        async with connected(server.address) as remote:
+            listed = (await remote.agents.ListRuns(pb.ListRunsRequest())).runs
+            others = [run.run_id for run in listed if run.run_id not in first]
+            return [await remote.log(run_id) for run_id in (*first, *others)]
+    except (EndedBeforeServing, aio.AioRpcError):
         assert await server.end() == 9
         return None

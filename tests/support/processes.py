@@ -11,7 +11,7 @@ import subprocess
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -170,6 +170,10 @@ async def _reader(descriptor: int) -> asyncio.StreamReader:
     return reader
 
 
+class EndedBeforeServing(Exception):
+    """A server that has ended before it served; the message is its standard error."""
+
+
 class Serving:
     """A `bough serve`."""
 
@@ -189,11 +193,15 @@ class Serving:
         return self._errors.read_text(encoding="utf-8")
 
     async def serves(self) -> None:
-        """Waits until it serves, which it says on its standard output; its ready file is there by then."""
+        """Waits until it serves, which it says on its standard output; its ready file is there by then.
+
+        Raises EndedBeforeServing.
+        """
         assert self._process.stdout is not None
         async with asyncio.timeout(PATIENCE_SECONDS):
             line = (await self._process.stdout.readline()).decode()
-        assert line.startswith("serving "), f"it ended before it served: {self.said}"
+        if not line.startswith("serving "):
+            raise EndedBeforeServing(self.said)
         self.address = line.removeprefix("serving ").strip()
 
     def resident_bytes(self) -> int:
@@ -228,7 +236,8 @@ class Serving:
         """Ends it by SIGTERM, or as it can be ended; nothing where it has ended."""
         if self._process.returncode is not None:
             return
-        self.send(signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has ended, and its end is about to be noticed
+            self.send(signal.SIGTERM)
         try:
             await self.end()
         except TimeoutError:
