@@ -218,6 +218,12 @@ async def test_files_hold_as_much_of_what_was_said_as_is_asked_for_and_never_wha
     recorded = tmp_path / "recorded.yaml"
     found = written(tmp_path / "full.json")
     run_id = found.cases[0].trials[0].turns[0].run_id
+    other = tmp_path / "walker.yaml"
+    other.write_text("name: guide\ndescription: Plans.\nllm: {instruction: Walk.}\n", encoding="utf-8")
+    embedded = ("--config", str(config), "--embedded")
+    await bough(*embedded, "run", "guide", "Hm", "--definitions", str(other))
+    ended = await bough(*embedded, "eval", "diff", run_id, "last", "--json")
+    assert (ended.code, "oslo" in ended.out, "[redacted]" in ended.out) == (1, False, True)
     ended = await bough("--config", str(config), "--embedded", "eval", "record", run_id, "--set", str(recorded))
     assert (ended.code, "'[redacted]' in the case" in ended.err) == (0, True)
     assert "islands" not in recorded.read_text(encoding="utf-8")

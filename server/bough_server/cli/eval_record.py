@@ -103,12 +103,12 @@ async def _case(
 
 def _redacted(case: "eval_set_pb2.EvalCase", redact: "RedactSection") -> "eval_set_pb2.EvalCase":
     """Return a case without secrets; say on standard error that it differs from the run."""
-    from bough_server.evals.content import case_without_secrets
+    from bough_server.evals.content import remove_secrets
     from bough_server.evals.secrets import REDACTED
 
     if not redact.fields and not redact.patterns:
         return case
-    shown = case_without_secrets(case, fields=redact.fields, patterns=redact.patterns)
+    shown = remove_secrets(case, fields=redact.fields, patterns=redact.patterns)
     if REDACTED in str(shown):
         print_stderr(
             f"{case.id}: What evaluation.redact names is {REDACTED!r} in the case: say there what is expected instead."

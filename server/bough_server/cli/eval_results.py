@@ -265,11 +265,15 @@ async def _diff(target: Target, left: str, right: str, *, json: bool) -> ExitCod
     from bough_server.cli.connection import connected, resolve_run
     from bough_server.cli.output import json_text, print_line, print_lines, whole_width
     from bough_server.cli.render.evaluations import diff_lines
+    from bough_server.evals.content import remove_secrets
+    from bough_server.settings import Settings
 
     async with connected(target, is_silent=True, is_reading=True) as connection:
         client = connection.client
         sides = [run_source(await resolve_run(client, each)) for each in (left, right)]
         found = await client.evaluations.diff(*sides)
+    redact = Settings.load(target.config).evaluation.redact
+    found = remove_secrets(found, fields=redact.fields, patterns=redact.patterns)
     if json:
         print_line(json_text(found))
     else:

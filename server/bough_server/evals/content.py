@@ -1,12 +1,12 @@
 """Reduce what a result quotes of conversations: cut texts, leave them out, and remove secrets."""
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from bough.v1 import eval_result_pb2, eval_set_pb2
+from bough.v1 import eval_result_pb2
 from bough_server.evals.secrets import Redactor
 from bough_server.messages import copy_of
 
@@ -19,6 +19,8 @@ _IDS: Final = frozenset(
         "run_id",
         "trace_id",
         "invocation_id",
+        "invocation_id_before",
+        "invocation_id_after",
         "eval_set_digest",
         "prices",
         "server_version",
@@ -46,6 +48,8 @@ _NAMES: Final = frozenset(
     }
 )
 """Fields that name things. They are left if the content is left out, as ids are; patterns are searched in them."""
+
+_Message = TypeVar("_Message", bound=Message)
 
 _Change: TypeAlias = Callable[[FieldDescriptor, bool, str], str]
 """Takes a field, whether its message is about names only, and the text; returns the text that is shown."""
@@ -76,14 +80,12 @@ def reduced(
     return shown, compared
 
 
-def case_without_secrets(
-    case: eval_set_pb2.EvalCase, *, fields: Sequence[str] = (), patterns: Sequence[str] = ()
-) -> eval_set_pb2.EvalCase:
-    """Return a copy of a case in which values and matches are "[redacted]", as in `reduced`; files are not searched.
+def remove_secrets(message: _Message, *, fields: Sequence[str] = (), patterns: Sequence[str] = ()) -> _Message:
+    """Return a copy of a message in which values and matches are "[redacted]", as in `reduced`; files are not searched.
 
     Raises ConfigurationError for a pattern that is no regular expression.
     """
-    shown = copy_of(case)
+    shown = copy_of(message)
     _reduce_all([shown], "full", Redactor(fields=fields, patterns=patterns), keeps_files=True)
     return shown
 
