@@ -84,7 +84,7 @@ check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	@echo "docs diff: the generated reference and JSON Schemas are what 'make docs' makes"
 	@$(BIN)/python -m docs.generate --check
 
-fmt: $(STAMP) ## everything formatted, and what lint can mend mended
+fmt: $(STAMP) ## format all code, and fix what the linter can fix
 	@$(BIN)/ruff check --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
 	@$(BIN)/buf format --write proto

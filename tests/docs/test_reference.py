@@ -1,4 +1,4 @@
-"""The generated reference: it has every field and every setting, and is what would be generated now."""
+"""The reference has every field and every setting, and the index every decision; what is generated is current."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -145,3 +145,11 @@ def section(page: str, heading: str) -> str:
     found = re.search(rf"^##+ {heading}$(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL)
     assert found is not None
     return found[1]
+
+
+def test_every_decision_is_in_the_index_once_by_its_title() -> None:
+    folder = ROOT / "docs" / "decisions"
+    pages = [page for page in sorted(folder.glob("*.md")) if page.name != "README.md"]
+    titles = {page.name: page.read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ") for page in pages}
+    listed = re.findall(r"- \[(.*)\]\((.*)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    assert sorted((name, title) for title, name in listed) == list(titles.items())

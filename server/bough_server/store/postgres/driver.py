@@ -146,7 +146,7 @@ def _free_locks(connection: Connection, error: Exception) -> None:
         ended = connection.execute(_END_STUCK).all()
         connection.commit()
         if ended:
-            _log.warning("ended transactions of servers that do not go on with them", transactions=len(ended))
+            _log.warning("rolled back abandoned transactions of other servers", transactions=len(ended))
 
 
 def _cause(error: Exception) -> BaseException | None:
