@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from tests.durability.torture_clients import Faults
 from tests.support.postgres import Cluster
-from tests.support.processes import Serving
+from tests.support.processes import EndedBeforeServing, Serving
 
 _WHILE_STARTING: Final = 0.2
 """How many of the kills hit a server that does not serve yet."""
@@ -133,7 +133,7 @@ async def serving_again(start: Start) -> AsyncIterator[Serving]:
         async with start() as server:
             try:
                 await server.serves()
-            except AssertionError:
+            except EndedBeforeServing:
                 if await server.end() != _NO_DATABASE or "postgresql" not in server.said:
                     raise
                 continue
