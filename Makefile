@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Run pip, print a line for each package as it comes, and end with pip's exit code.
 shown = { { { PYTHONUNBUFFERED=1 $(PIP) $(1); echo $$? >&3; } | \
 	sed -nE 's/^ *((Collecting|Downloading|Building|Installing) .*)/  \1/p' >&4; } 3>&1 | { read code; exit $$code; }; } 4>&1
-SOURCES := server clients tests examples proto docs
+SOURCES := server clients tests bench examples proto docs
 
 .DEFAULT_GOAL := help
 .PHONY: help venv run test wheel check fmt proto descriptors docs grpcurl bench bench-peers bench-docs torture clean
@@ -100,14 +100,14 @@ docs: $(STAMP) ## the generated pages of docs/reference and the JSON Schemas for
 	@$(BIN)/python -m docs.generate
 
 bench: $(STAMP) ## what Bough costs, beside floors measured in the same run; ARGS="desk append" selects
-	@$(BIN)/python -m tests.bench $(ARGS)
+	@$(BIN)/python -m bench $(ARGS)
 
 bench-peers: $(STAMP) ## Bough beside other frameworks, installed apart in .bench/; ARGS="langgraph" selects
-	@$(BIN)/python -m tests.bench.peers $(ARGS)
+	@$(BIN)/python -m bench.peers $(ARGS)
 
 bench-docs: $(STAMP) ## the tables of the last bench and bench-peers, put into docs/explanation/benchmarks.md
-	@$(BIN)/python -m tests.bench --docs
-	@$(BIN)/python -m tests.bench.peers --docs
+	@$(BIN)/python -m bench --docs
+	@$(BIN)/python -m bench.peers --docs
 
 # On PostgreSQL servers are killed under clients only, and the database is restarted.
 torture: $(STAMP) ## runs cut after every event, then servers killed under clients and under an evaluation; ARGS="--seed N"

@@ -15,7 +15,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 SERVER: Final = ROOT / "server" / "bough_server"
-TESTS: Final = ROOT / "tests"
+TESTS: Final = (ROOT / "tests", ROOT / "bench")
 
 OWN: Final = ("bough_server", "bough")
 """The project's packages."""
@@ -146,7 +146,7 @@ def main() -> int:
     sources = {str(path.relative_to(SERVER)): path.read_text(encoding="utf-8") for path in sorted(SERVER.rglob("*.py"))}
     found = [line for path, source in sources.items() for line in problems(path, source)]
     found += repeated_classes(sources)
-    tests = sorted(TESTS.rglob("*.py"))
+    tests = sorted(path for folder in TESTS for path in folder.rglob("*.py"))
     for path in tests:
         found += private_access(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
     print("\n".join(found) or f"structure: {len(sources)} modules and {len(tests)} of tests are sound")

@@ -91,6 +91,7 @@ FILES: Final[Mapping[str, Callable[[str], Iterator[Text]]]] = {
     "proto/*.py": lambda source: python_texts(source, has_messages=True),
     # The strings of tests are data.
     "tests/**/*.py": lambda source: python_texts(source, has_messages=False),
+    "bench/**/*.py": lambda source: python_texts(source, has_messages=False),
     "proto/bough/**/*.proto": proto_texts,
     "examples/**/*.yaml": yaml_texts,
     "examples/**/*.md": page_texts,

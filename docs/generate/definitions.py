@@ -9,7 +9,7 @@ from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
 import bough_server
-from bough_server.message_documents import document_names, map_value, short_enum_name
+from bough_server.documents.messages import document_names, map_value, short_enum_name
 
 SCHEMA: Final = Path(bough_server.__file__).parent / "bough.binpb"
 

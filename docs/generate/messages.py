@@ -5,8 +5,8 @@ from itertools import groupby
 from typing import Final
 
 from bough.v1 import input_pb2
-from bough_server.documents import DURATION
-from bough_server.message_documents import DECISIONS, SHORTHANDS
+from bough_server.documents.messages import DECISIONS, SHORTHANDS
+from bough_server.documents.yaml import DURATION
 from docs.generate.definitions import Definitions, Enum, Field, Message
 from docs.generate.text import Json, anchor, cell
 

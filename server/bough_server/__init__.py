@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from bough.v1.message_pb2 import Message, Part
     from bough_server.agents.function import agent
     from bough_server.app import serve
-    from bough_server.blobs import file_part
     from bough_server.errors import RunError
     from bough_server.evals.metrics.custom import metric
     from bough_server.functions import Snapshot, condition, input_builder, rewriter
+    from bough_server.log.blobs import file_part
     from bough_server.messages import text_of
     from bough_server.models.model import ModelRequest
     from bough_server.runtime.agent import Context, Outcome
@@ -50,7 +50,7 @@ _HOMES = {
     "ToolContext": "bough_server.tools.tool",
     "agent": "bough_server.agents.function",
     "condition": "bough_server.functions",
-    "file_part": "bough_server.blobs",
+    "file_part": "bough_server.log.blobs",
     "input_builder": "bough_server.functions",
     "metric": "bough_server.evals.metrics.custom",
     "rewriter": "bough_server.functions",

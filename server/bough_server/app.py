@@ -30,16 +30,17 @@ from bough_server.api.session_service import SessionService
 from bough_server.clock import Clock, SystemClock
 from bough_server.distribution import version
 from bough_server.errors import ConfigurationError
-from bough_server.evals.dependencies import EvaluationDependencies
-from bough_server.evals.evaluations import Evaluations
+from bough_server.evals.job.dependencies import EvaluationDependencies
+from bough_server.evals.job.evaluations import Evaluations
 from bough_server.evals.metrics.custom import load_metrics
 from bough_server.ids import new_uuid7
 from bough_server.interceptors.auth import current_principal
 from bough_server.interceptors.chain import interceptors
 from bough_server.interceptors.request_limits import most_bytes
-from bough_server.logs import configure_logging
-from bough_server.metrics import Metrics, open_metrics
 from bough_server.models.registry import ConfiguredModels, build_models
+from bough_server.observability.logs import configure_logging
+from bough_server.observability.metrics import Metrics, open_metrics
+from bough_server.observability.tracing import Tracing, make_provider
 from bough_server.process.loop import ServerRunner
 from bough_server.process.stop_signals import StopSignals
 from bough_server.process.watchdog import Watchdog
@@ -50,7 +51,6 @@ from bough_server.settings import Settings
 from bough_server.settings_sections import ServerSection
 from bough_server.store.opening import open_store, shown_database
 from bough_server.store.sql.store import Store
-from bough_server.telemetry import Tracing, make_provider
 
 CLOSE_SECONDS: Final = 1.0
 """Seconds that streams have to send their last messages after the runs have ended."""

@@ -50,3 +50,8 @@ def message_id(root: str, effect_key: str, kind: str) -> str:
     origin derive the same effect keys, but their messages under one key may differ.
     """
     return derived_id(root, f"{effect_key}/{kind}")
+
+
+def agent_chain(parent: str, name: str) -> str:
+    """Return a SHA-256 hex digest of the agents' names from the root down to `name`; at the root, `parent` is empty."""
+    return hashlib.sha256((f"{parent}/{name}" if parent else name).encode()).hexdigest()

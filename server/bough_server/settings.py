@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from bough_server.documents import Document, FieldPath, Value, raise_problems, read_documents
+from bough_server.documents.yaml import Document, FieldPath, Value, raise_problems, read_documents
 from bough_server.errors import ConfigurationError, Problem
 from bough_server.models.config import ModelSection, model_problems
 from bough_server.models.model import DEFAULT_CURRENCY

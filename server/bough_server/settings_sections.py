@@ -9,8 +9,8 @@ from google.protobuf.duration_pb2 import Duration
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from bough.v1 import policy_pb2
-from bough_server.blobs import MAX_FILES_BYTES
-from bough_server.documents import DURATION, FieldPath, parse_duration, suggestion
+from bough_server.documents.yaml import DURATION, FieldPath, parse_duration, suggestion
+from bough_server.log.blobs import MAX_FILES_BYTES
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["text", "json"]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from bough.v1 import error_pb2
 from bough_server.errors import RunError
-from bough_server.session_state import is_path, json_text, value_at
+from bough_server.log.session_state import is_path, json_text, value_at
 from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
 # Possessive quantifiers do not backtrack, so matching takes time linear in the text.

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tests.bench.desk import Shape
-from tests.bench.first_piece import measure
+from bench.desk import Shape
+from bench.first_piece import measure
 
 
 async def test_the_first_piece_is_timed_from_the_models_socket_to_the_client(tmp_path: Path) -> None:

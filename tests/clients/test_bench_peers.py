@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.peers import environments
-from tests.bench.peers.contestants import BOUGH, PEERS, RAW, Ground, Runner
-from tests.bench.peers.race import race, shapes
+from bench.peers import environments
+from bench.peers.contestants import BOUGH, PEERS, RAW, Ground, Runner
+from bench.peers.race import race, shapes
 
 
 async def test_bough_and_a_bare_loop_run_the_same_desk_and_every_turn_is_measured(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tests.bench.desk import Shape
-from tests.bench.desk_postgres import measure
+from bench.desk import Shape
+from bench.desk_postgres import measure
 from tests.support.postgres import programs
 from tests.support.toolchains import skip_or_fail
 

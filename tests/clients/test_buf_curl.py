@@ -11,7 +11,7 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from bough.v1 import agent_service_pb2, eval_result_pb2, eval_service_pb2, event_pb2
-from bough_server.evals.eval_set import parse_eval_set
+from bough_server.evals.sets.eval_set import parse_eval_set
 from tests.support.log_laws import check_laws
 from tests.support.processes import serving
 from tests.support.projects import llm, write_project

@@ -9,7 +9,7 @@ import pytest
 
 from bough import CollectedRun, collect_sync, text_of
 from bough.v1 import event_pb2, execution_pb2, follow_pb2, step_pb2
-from bough_server.views import Selection
+from bough_server.log.views import Selection
 from tests.durability.prefixes.recovery import record
 from tests.durability.prefixes.scenario import Scenario
 from tests.support.agent_kinds import KINDS

@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 
 from bough import AsyncClient, Rejoining, collect, user_message
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2
-from bough_server import events
+from bough_server.log import events
 from tests.rpc.agents import GATES
 from tests.rpc.run_server import served, settings
 from tests.support.cutting_proxy import proxying

@@ -8,7 +8,7 @@ import pytest
 from bough import Rejoining
 from bough.v1 import error_pb2, eval_service_pb2, evaluation_pb2
 from bough_server.cli.connection import Connection
-from bough_server.cli.eval_follow import Following
+from bough_server.cli.eval.follow import Following
 from bough_server.cli.follow import ConnectionLost
 from tests.clients.cli_process import bough, started
 from tests.clients.durable_server import Drop, Moment

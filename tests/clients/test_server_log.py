@@ -173,7 +173,7 @@ async def test_a_run_that_waits_is_logged_so_and_so_is_its_end_by_a_call(tmp_pat
 LIBRARY = """
 import logging
 
-from bough_server.logs import configure_logging
+from bough_server.observability.logs import configure_logging
 
 configure_logging("info", "json")
 logging.getLogger("library").warning("slow: %s", "disk")

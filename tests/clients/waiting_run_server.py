@@ -15,7 +15,7 @@ from bough.v1 import (
     message_pb2,
     run_pb2,
 )
-from bough_server.events import name_of
+from bough_server.log.events import name_of
 from tests.clients.run_events import RUN_ID, AgentEvent, Turn, batch_of
 from tests.clients.stream_server import LoopbackService
 

@@ -23,7 +23,7 @@ from bough.v1 import (
     eval_service_pb2,
     session_service_pb2,
 )
-from bough_server.message_documents import map_value
+from bough_server.documents.messages import map_value
 from tests.contract.newer_schema import ADDED_VALUE, newer_type
 
 FOLDER: Final = Path(__file__).with_name("wire")

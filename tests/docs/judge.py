@@ -8,11 +8,11 @@ from pathlib import Path
 
 from bough_server.agents.loading import load_python, load_sources
 from bough_server.agents.registry import Registry
-from bough_server.documents import raise_problems
+from bough_server.documents.yaml import raise_problems
 from bough_server.errors import ConfigurationError
-from bough_server.evals.eval_set import parse_eval_set
-from bough_server.evals.expectation_validation import KnownNames
-from bough_server.evals.validation import set_problems
+from bough_server.evals.sets.eval_set import parse_eval_set
+from bough_server.evals.sets.expectation_validation import KnownNames
+from bough_server.evals.sets.validation import set_problems
 from bough_server.models.config import ModelSection
 from bough_server.models.registry import build_models
 from bough_server.models.scripted.script import read_script

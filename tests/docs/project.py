@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 
 from bough.v1 import error_pb2, event_pb2
-from bough_server import events
+from bough_server.log import events
 from tests.docs import commands, pages
 from tests.docs.pages import Block, Page
 from tests.support import cli_forwarder, processes

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from bough.v1 import event_pb2, execution_pb2, message_pb2, run_pb2
-from bough_server import events
 from bough_server.agents.function import FunctionAgent, agent
+from bough_server.log import events
 from bough_server.runs.runs import Runs
 from bough_server.runtime.agent import Context
 from bough_server.store.sql.writer import CommitHooks

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Final
 
 from bough.v1 import event_pb2
-from bough_server import events
 from bough_server.cli.definitions import registry_of
 from bough_server.clock import SystemClock
 from bough_server.interceptors.auth import LOCAL
+from bough_server.log import events
+from bough_server.observability.tracing import Tracing, make_provider
 from bough_server.runs.replay import offline_resolver, replay
 from bough_server.settings import Settings
 from bough_server.store.opening import open_store, rebuild_projections
 from bough_server.store.sqlite.database_path import is_postgres
-from bough_server.telemetry import Tracing, make_provider
 from tests.durability.torture_clients import Events, Faults, Seen
 from tests.durability.torture_team import Asked
 from tests.store.sql import execute

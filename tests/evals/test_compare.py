@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import eval_result_pb2, execution_pb2, usage_pb2
-from bough_server.evals.compare import ADDED, BETTER, REMOVED, SAME, WORSE, baseline_of, compare, fitted
-from bough_server.evals.verdicts import FAILED, NOT_EVALUATED, PASSED
+from bough_server.evals.results.compare import ADDED, BETTER, REMOVED, SAME, WORSE, baseline_of, compare, fitted
+from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED
 from tests.support.eval_results import CASES, case_of, crashed, passing, result_of, scored, unscored
 
 CaseComparison = eval_result_pb2.CaseComparison

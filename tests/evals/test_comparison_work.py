@@ -7,14 +7,14 @@ import pytest
 
 from bough.v1 import error_pb2, eval_set_pb2, execution_pb2, invocation_pb2, message_pb2
 from bough.v1.eval_set_pb2 import EvalExpectation, ExpectedAgent, ExpectedTool, ValueMatcher
-from bough_server.comparison_work import TooMuchWork, bounded_work, spend
 from bough_server.errors import RunError
-from bough_server.evals.expectation_validation import KnownNames
-from bough_server.evals.scoring import score_trial
-from bough_server.evals.validation import problems_of
-from bough_server.evals.verdicts import NOT_EVALUATED, PASSED
+from bough_server.evals.metrics.scoring import score_trial
+from bough_server.evals.results.verdicts import NOT_EVALUATED, PASSED
+from bough_server.evals.sets.expectation_validation import KnownNames
+from bough_server.evals.sets.validation import problems_of
+from bough_server.matching.values import check_matcher, mismatch
+from bough_server.matching.work import TooMuchWork, bounded_work, spend
 from bough_server.runtime.tool_mocks import is_replaced, mock_of
-from bough_server.value_matcher import check_matcher, mismatch
 
 SUCCEEDED = execution_pb2.EXECUTION_STATE_SUCCEEDED
 ANY_ORDER = eval_set_pb2.EvalMetric(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import eval_result_pb2, execution_pb2, invocation_pb2, usage_pb2
-from bough_server.evals.diff import diff
+from bough_server.evals.trees.diff import diff
 from tests.evals.invocations import Agent, Call, agent, invocation
 from tests.support.examples import examples
 

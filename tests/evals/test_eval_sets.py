@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from bough.v1 import agent_pb2, eval_set_pb2, input_pb2, invocation_pb2, message_pb2, policy_pb2, usage_pb2
 from bough.v1.invocation_pb2 import InvocationSource
 from bough_server.agents.definition import definition_yaml, parse_definition
-from bough_server.documents import parse_documents, parse_json
+from bough_server.documents.messages import read_message
+from bough_server.documents.yaml import parse_documents, parse_json
 from bough_server.errors import ConfigurationError
-from bough_server.evals.eval_set import (
+from bough_server.evals.sets.eval_set import (
     SetSource,
     eval_set_yaml,
     parse_eval_set,
@@ -22,7 +23,6 @@ from bough_server.evals.eval_set import (
     read_eval_set,
     set_digest,
 )
-from bough_server.message_documents import read_message
 from tests.support.random_messages import messages
 
 DESK = """

@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 
 from bough.v1 import error_pb2, eval_result_pb2, eval_service_pb2, execution_pb2, policy_pb2
-from bough_server.evals import evaluator
+from bough_server.evals.job import evaluator
 from tests.evals.job_server import (
     ARRIVED,
     AT_ONCE,

@@ -15,14 +15,14 @@ from structlog.testing import capture_logs
 from bough.v1 import eval_result_pb2, eval_service_pb2, execution_pb2
 from bough.v1.policy_pb2 import Limits
 from bough_server.errors import NotFound, StorageFailed
-from bough_server.evals import evaluator
-from bough_server.evals.evaluations import Evaluations
-from bough_server.evals.judging import judge_trial
+from bough_server.evals.job import evaluator
+from bough_server.evals.job.evaluations import Evaluations
+from bough_server.evals.job.judging import judge_trial
+from bough_server.observability.tracing import Parent
 from bough_server.store.evaluation_ports import EvaluationRecord
 from bough_server.store.ports import Principal
 from bough_server.store.sql.evaluations import SqlEvaluations
 from bough_server.store.worker_ports import RunStore
-from bough_server.telemetry import Parent
 from tests.evals.job_server import (
     ARRIVED,
     CALLED,

@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2, execution_pb2
 from bough_server import app
-from bough_server.evals import evaluations, result_pages
-from bough_server.evals.evaluation_log import EvaluationState
+from bough_server.evals.job import evaluations, result_pages
+from bough_server.evals.job.evaluation_log import EvaluationState
 from bough_server.runs import recovery
 from bough_server.store.opening import open_store
 from bough_server.store.ports import StoredEvent

@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, evaluation_pb2, usage_pb2
-from bough_server.evals import gates, statistics, verdicts
-from bough_server.evals.compare import compare
-from bough_server.evals.gates import Gate, GateNumber, parse_gate, unreachable
-from bough_server.evals.verdicts import FAILED, NOT_EVALUATED, PASSED
+from bough_server.evals.metrics import statistics
+from bough_server.evals.results import gates, verdicts
+from bough_server.evals.results.compare import compare
+from bough_server.evals.results.gates import Gate, GateNumber, parse_gate, unreachable
+from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED
 from tests.support.eval_results import (
     TRIALS,
     case_of,

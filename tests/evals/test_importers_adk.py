@@ -8,10 +8,10 @@ from google.protobuf import json_format
 
 from bough.v1 import eval_set_pb2
 from bough_server.errors import ConfigurationError
-from bough_server.evals.expectation_validation import KnownNames
 from bough_server.evals.importers.files import import_files, import_values
 from bough_server.evals.importers.values import JsonValue
-from bough_server.evals.validation import problems_of
+from bough_server.evals.sets.expectation_validation import KnownNames
+from bough_server.evals.sets.validation import problems_of
 
 FILES = Path(__file__).parents[1] / "golden" / "imports"
 PATH = Path("basic.test.json")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from bough.v1 import eval_result_pb2, eval_set_pb2
 from bough.v1.execution_pb2 import EXECUTION_STATE_SUCCEEDED
 from bough_server.cli.commands import command
-from bough_server.cli.eval_import import export, import_
+from bough_server.cli.eval.import_ import export, import_
 from bough_server.evals.importers.files import import_values
 from bough_server.evals.importers.trpc_result import trpc_result
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml
 
 from bough.v1 import eval_result_pb2
-from bough_server.cli.eval_files import why_unwritable, write_whole
+from bough_server.cli.eval.files import why_unwritable, write_whole
 from bough_server.evals.reports.html import html_page
 from bough_server.evals.reports.junit import junit_text
 from bough_server.evals.reports.markdown import markdown_text

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import eval_result_pb2
-from bough_server.cli.eval_files import Content, Files
+from bough_server.cli.eval.files import Content, Files
 from bough_server.errors import ConfigurationError
-from bough_server.evals.content import reduced
+from bough_server.evals.results.content import reduced
 from bough_server.settings_sections import RedactSection
 from tests.evals.report_results import comparison, example, fill, messages
 

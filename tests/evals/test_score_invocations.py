@@ -21,8 +21,8 @@ from bough.v1.eval_result_pb2 import EvalSource
 from bough.v1.eval_service_pb2 import CompareEvaluationsRequest, DiffInvocationsRequest, ScoreInvocationsRequest
 from bough.v1.invocation_pb2 import InvocationSource, RunRef
 from bough_server import app
-from bough_server.evals import given as given_records
-from bough_server.evals import judging
+from bough_server.evals.job import given as given_records
+from bough_server.evals.job import judging
 from bough_server.store.ports import Principal
 from tests.evals.invocations import agent, invocation
 from tests.evals.test_judges import broken, case, evaluated, judge, judged_by, set_of

@@ -27,12 +27,12 @@ from bough.v1.eval_set_pb2 import (
 from bough.v1.invocation_pb2 import Invocation
 from bough.v1.policy_pb2 import Limits
 from bough.v1.usage_pb2 import Usage
-from bough_server.evals.folding import UNLIMITED
+from bough_server.evals.metrics.scoring import applicable_metrics, not_evaluated, score_trial
 from bough_server.evals.metrics.turn import name_of
-from bough_server.evals.scoring import applicable_metrics, not_evaluated, score_trial
-from bough_server.evals.turn_result import MAX_BYTES, turn_result
+from bough_server.evals.metrics.turn_result import MAX_BYTES, turn_result
+from bough_server.evals.trees.folding import UNLIMITED
+from bough_server.log.views import Selection
 from bough_server.tree.fold import fold, fold_stored
-from bough_server.views import Selection
 from tests.evals.records import FAILED, SUCCEEDED, WHOLE, case_of, did, node, record, trajectory, wants
 from tests.support.logs import LOOK, RUN_ID, SESSION_ID, desk, stored
 

@@ -7,8 +7,8 @@ from typing import Any
 from google.protobuf import json_format
 
 from bough.v1 import eval_set_pb2
-from bough_server.evals.expectation_validation import KnownNames
-from bough_server.evals.validation import MAX_TRIALS, problems_of
+from bough_server.evals.sets.expectation_validation import KnownNames
+from bough_server.evals.sets.validation import MAX_TRIALS, problems_of
 
 KNOWN = KnownNames(agents=frozenset({"lead", "writer"}), models=frozenset({"default"}), metrics=frozenset({"polite"}))
 MIB = 1024 * 1024

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bough.v1 import eval_result_pb2
 from bough_server.errors import ConfigurationError
-from bough_server.evals import statistics
+from bough_server.evals.metrics import statistics
 from tests.support.examples import examples
 
 ConfidenceInterval = eval_result_pb2.ConfidenceInterval

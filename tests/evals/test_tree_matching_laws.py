@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import eval_set_pb2
-from bough_server.evals.agent_tree import agent_tree
 from bough_server.evals.metrics.agent_trajectory import compare_trees
 from bough_server.evals.metrics.alignment import Pairs, Row, best_in_any_order, best_in_order
 from bough_server.evals.metrics.tree_matching import Match, best_matching, expected_tree
+from bough_server.evals.trees.agent_tree import agent_tree
 from tests.evals.invocations import Agent, agent, expected, invocation
 from tests.support.examples import examples
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1.eval_set_pb2 import ExpectedAnswer, ValueMatcher
-from bough_server.value_matcher import MAX_SENTENCE, answer_mismatch, check_answer, check_matcher, mismatch
+from bough_server.matching.values import MAX_SENTENCE, answer_mismatch, check_answer, check_matcher, mismatch
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, usage_pb2
 from bough.v1.invocation_pb2 import InvocationSource, RunRef
-from bough_server.evals import statistics, verdicts
-from bough_server.evals.verdicts import FAILED, NOT_EVALUATED, PASSED
+from bough_server.evals.metrics import statistics
+from bough_server.evals.results import verdicts
+from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED
 from tests.support.eval_results import CASES, case_of, crashed, passing, planned_case, scored, totals_of, unscored
 
 Trial = eval_result_pb2.CaseTrialResult

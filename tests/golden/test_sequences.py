@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, follow_pb2, message_pb2, policy_pb2, usage_pb2
-from bough_server import events
-from bough_server.views import Selection
+from bough_server.log import events
+from bough_server.log.views import Selection
 from tests.support.log_readings import check_replay, text_of
 from tests.support.run_harness import ME, names
 from tests.support.teams import llm, open_team

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import event_pb2, session_pb2
+from bough_server.log.session_state_fold import StateFold
 from bough_server.runtime.state import LaneState
-from bough_server.session_state_fold import StateFold
 
 Plan: TypeAlias = "Sequence[Write | Lanes | Calls | Child]"
 Lane: TypeAlias = Iterator[event_pb2.AgentEvent]

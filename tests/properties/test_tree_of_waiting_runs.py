@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import event_pb2, execution_pb2, follow_pb2, invocation_pb2
+from bough_server.log.views import Selection
 from bough_server.tree.fold import Tree, fold, fold_stored
-from bough_server.views import Selection
 from tests.support.event_strategies import called, gave, request, told_logs, waiting
 from tests.support.logs import RUN_ID, SESSION_ID, AgentEvent, desk, numbered, stamped, stored
 from tests.support.waiting_run_log import DELEGATE, asking_desk, clerk, lead

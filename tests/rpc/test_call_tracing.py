@@ -17,7 +17,7 @@ from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import run_pb2
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from bough_server import errors
-from bough_server.telemetry import Parent, Tracing, make_provider
+from bough_server.observability.tracing import Parent, Tracing, make_provider
 from tests.rpc.interceptor_server import Method, behaving
 
 _CALLERS_TRACE = "0af7651916cd43dd8448eb211c80319c"

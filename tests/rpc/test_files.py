@@ -13,7 +13,7 @@ from grpc import aio
 
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import fork_pb2, input_pb2, message_pb2, session_service_pb2
-from bough_server.blobs import MAX_FILES_BYTES, file_part
+from bough_server.log.blobs import MAX_FILES_BYTES, file_part
 from tests.rpc.interceptor_server import status_details
 from tests.rpc.run_server import Served, Turn, served, settings
 from tests.runtime.test_files import kept, sha

@@ -10,7 +10,7 @@ import pytest
 
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import event_pb2
-from bough_server.events import DELTA_KINDS, kind_of
+from bough_server.log.events import DELTA_KINDS, kind_of
 from bough_server.settings import Settings
 from tests.rpc.run_server import Served, said, served, settings
 from tests.support.log_readings import failures

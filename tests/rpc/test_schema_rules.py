@@ -19,8 +19,8 @@ from bough.v1 import (
     eval_set_pb2,
     session_service_pb2,
 )
-from bough_server.evals.expectation_validation import KnownNames
-from bough_server.evals.validation import request_problems
+from bough_server.evals.sets.expectation_validation import KnownNames
+from bough_server.evals.sets.validation import request_problems
 from bough_server.interceptors.validation import violations
 from bough_server.schema_rules import schema
 

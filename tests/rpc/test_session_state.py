@@ -14,7 +14,7 @@ from grpc import aio
 from bough.v1 import agent_service_pb2, policy_pb2
 from bough.v1 import session_service_pb2 as pb
 from bough.v1.session_pb2 import SessionStateChange
-from bough_server.session_state import MAX_STATE_BYTES
+from bough_server.log.session_state import MAX_STATE_BYTES
 from tests.rpc.interceptor_server import status_details
 from tests.rpc.run_server import Served, Turn, begin, served, settings
 from tests.rpc.state_agents import DOORS

@@ -13,10 +13,10 @@ from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import event_pb2, follow_pb2
 from bough_server.api.streaming import StreamPosition, responses
 from bough_server.clock import SystemClock
-from bough_server.events import kind_of, stamp
+from bough_server.log.events import kind_of, stamp
+from bough_server.log.views import Selection
 from bough_server.store.ports import StoredEvent
 from bough_server.store.window import SharedPage
-from bough_server.views import Selection
 
 _RUN, _SESSION = "run", "session"
 _CLOCK = SystemClock()

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import follow_pb2
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
-from bough_server.telemetry import make_provider
+from bough_server.observability.tracing import make_provider
 from tests.rpc.interceptor_server import behaving
 
 _REQUEST = pb.WatchRunRequest(run_id="r")

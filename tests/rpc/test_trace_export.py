@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bough_server import events
+from bough_server.log import events
 from bough_server.settings import Settings
 from tests.rpc.run_server import begin, served
 from tests.support.otlp_sink import SentSpan, serving_sink

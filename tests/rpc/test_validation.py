@@ -31,8 +31,8 @@ from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceSe
 from bough.v1.eval_service_pb2_grpc import EvalServiceStub, add_EvalServiceServicer_to_server
 from bough_server import ids
 from bough_server.errors import InvalidRequest
-from bough_server.events import NAME_OF_KIND
 from bough_server.interceptors.validation import violations
+from bough_server.log.events import NAME_OF_KIND
 from bough_server.runs.admission import check_input, spoken_by_user
 from tests.rpc.interceptor_server import behaving, outcome, status_details
 

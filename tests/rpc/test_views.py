@@ -10,7 +10,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from bough.v1 import event_pb2, follow_pb2, policy_pb2
-from bough_server.views import Selection
+from bough_server.log.views import Selection
 from tests.rpc.run_server import Turn
 from tests.support.log_laws import check_laws
 from tests.support.processes import serving

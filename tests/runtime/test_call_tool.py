@@ -11,8 +11,8 @@ from bough import approve, refuse, tool_outcome
 from bough.v1 import agent_pb2, error_pb2, execution_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server import Context, ModelRequest, RunError, ToolContext, agent, text_of, tool
 from bough_server.agents.function import FunctionAgent
-from bough_server.session_state import json_of
-from bough_server.session_state_fold import StateFold
+from bough_server.log.session_state import json_of
+from bough_server.log.session_state_fold import StateFold
 from tests.support.fork_agents import edited, place, run_of
 from tests.support.log_readings import answer_of, check_replay, having, results_of
 from tests.support.payment_agents import waiting, whole

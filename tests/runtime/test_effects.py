@@ -9,9 +9,9 @@ from typing import NoReturn
 import pytest
 
 from bough.v1 import error_pb2, execution_pb2, message_pb2, model_pb2
-from bough_server import events
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunError
+from bough_server.log import events
 from bough_server.runtime.agent import Context
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import check_replay

@@ -10,13 +10,13 @@ import pytest
 from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2
 from bough_server import Context, Message, file_part, tool
 from bough_server.agents.function import agent
-from bough_server.blobs import blobs_anywhere
 from bough_server.engine.event_writer import same_event
 from bough_server.engine.files import FileCache, SessionFiles
 from bough_server.errors import AlreadyAnswered, InvalidRequest, NotFound, RunError
+from bough_server.log.blobs import blobs_anywhere
 from bough_server.models.model import ModelRequest
+from bough_server.observability.tracing import Parent
 from bough_server.store.ports import BlobPiece, Principal
-from bough_server.telemetry import Parent
 from bough_server.tools.tool import Tool
 from tests.support.run_harness import ME, RunHarness
 from tests.support.teams import call, calls, llm, open_team, script

@@ -8,6 +8,7 @@ from typing import Final, NoReturn
 import pytest
 
 from bough.v1 import agent_pb2, event_pb2, follow_pb2, message_pb2, model_pb2, step_pb2, usage_pb2
+from bough_server.log.views import Selection
 from bough_server.models.model import (
     AttemptMeter,
     Deltas,
@@ -20,7 +21,6 @@ from bough_server.models.model import (
 )
 from bough_server.models.tokens import request_tokens
 from bough_server.runtime.visible_history import VisibleHistory
-from bough_server.views import Selection
 from tests.support.log_readings import answer_of, check_replay, having, text_of
 from tests.support.run_harness import open_harness
 from tests.support.teams import llm

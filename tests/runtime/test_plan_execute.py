@@ -8,9 +8,9 @@ import pytest
 from bough import reply
 from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, fork_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
+from bough_server.log.session_state import MAX_STATE_BYTES
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context
-from bough_server.session_state import MAX_STATE_BYTES
 from tests.runtime.test_flows import EXIT, FAILS, ends, keys_of_children
 from tests.runtime.test_supervisors import shown_to
 from tests.runtime.test_transfers import to, transfer

@@ -10,10 +10,10 @@ import pytest
 from bough.v1 import agent_pb2, error_pb2, event_pb2, invocation_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import RunError
+from bough_server.log.session_state import MAX_STATE_BYTES
+from bough_server.log.session_state_fold import StateFold
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context
-from bough_server.session_state import MAX_STATE_BYTES
-from bough_server.session_state_fold import StateFold
 from bough_server.tools.tool import ToolContext, tool
 from tests.support.composite_agents import parallel, sequence
 from tests.support.databases import in_each_database

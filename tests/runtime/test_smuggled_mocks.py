@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bough.v1 import agent_service_pb2, eval_set_pb2, event_pb2, fork_pb2, message_pb2, policy_pb2
-from bough_server.telemetry import Parent
+from bough_server.observability.tracing import Parent
 from tests.support.examples import examples
 from tests.support.fork_agents import World, open_forked, run_of
 from tests.support.log_readings import having

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from bough.v1 import agent_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
+from bough_server.log.session_state_fold import StateFold
 from bough_server.runtime.agent import Context
-from bough_server.session_state_fold import StateFold
 from tests.support.examples import examples
 from tests.support.log_readings import answer_of, check_replay
 from tests.support.run_harness import ME

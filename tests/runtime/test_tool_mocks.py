@@ -8,8 +8,8 @@ import pytest
 from bough import approve, tool_outcome
 from bough.v1 import agent_pb2, error_pb2, eval_set_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2
 from bough_server import Context, RunError, agent, file_part, tool
-from bough_server.blobs import blobs_anywhere
 from bough_server.errors import InvalidRequest
+from bough_server.log.blobs import blobs_anywhere
 from bough_server.models.model import ModelRequest
 from bough_server.runs.admission import EvaluationRun
 from bough_server.store.ports import Page, RunFilter

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import action_pb2, agent_pb2, error_pb2, event_pb2, execution_pb2, follow_pb2, policy_pb2
+from bough_server.log.views import Selection
 from bough_server.models.model import ModelRequest
-from bough_server.views import Selection
 from tests.runtime.test_flows import EXIT, FAILS, ends, heard_by, keys_of_children, look, paths
 from tests.support.composite_agents import sequence
 from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import agent_pb2, event_pb2, follow_pb2, message_pb2, policy_pb2
+from bough_server.log.views import Selection
 from bough_server.models.model import ModelRequest
 from bough_server.runs.admission import RunDefaults
 from bough_server.tools.tool import tool
-from bough_server.views import Selection
 from tests.support.log_readings import check_replay, having, masked, text_of
 from tests.support.teams import call, calls, llm, open_team, script
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bough_server.blobs import StoredBlob
 from bough_server.errors import InvalidRequest, NotFound, StorageFailed
+from bough_server.log.blobs import StoredBlob
 from bough_server.store.opening import Store, open_store, rebuild_projections, upgrade_database
 from bough_server.store.ports import BlobPiece, Record
 from bough_server.store.sql.blobs import DELETIONS

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sqlalchemy import Boolean, Column, Integer, LargeBinary, Table, insert
 
 from bough.v1 import event_pb2
-from bough_server.blobs import StoredBlob
 from bough_server.errors import ConfigurationError
+from bough_server.log.blobs import StoredBlob
 from bough_server.store.opening import copy_database, database_status, open_store, upgrade_database
 from bough_server.store.postgres.database import shown
 from bough_server.store.sql.database_copy import BATCH_ROWS

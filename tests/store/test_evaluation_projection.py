@@ -3,7 +3,7 @@
 import pytest
 
 from bough.v1 import error_pb2, eval_result_pb2, evaluation_pb2, execution_pb2, usage_pb2
-from bough_server.evaluation_events import EvaluationEvent
+from bough_server.log.evaluation_events import EvaluationEvent
 from bough_server.store.evaluation_projection import EvaluationFold
 from bough_server.store.projected import NOTHING
 from bough_server.store.sql.store import Store

@@ -8,8 +8,8 @@ import pytest
 
 from bough.v1 import evaluation_ref_pb2, event_pb2, execution_pb2
 from bough.v1.evaluation_ref_pb2 import EvaluationRef
-from bough_server import evaluation_events
 from bough_server.errors import Fenced, NotFound, StorageFailed
+from bough_server.log import evaluation_events
 from bough_server.store.opening import Store, open_store, rebuild_projections
 from bough_server.store.ports import LogRecord, Page, RequestIdTaken, RunFilter, RunMoved
 from bough_server.store.worker_ports import RunCommand

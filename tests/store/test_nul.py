@@ -8,9 +8,9 @@ from google.protobuf.message import Message
 
 from bough.v1 import event_pb2, usage_pb2
 from bough.v1.evaluation_ref_pb2 import EvaluationRef
-from bough_server import events
-from bough_server.blobs import StoredBlob
 from bough_server.errors import InvalidRequest, NotFound
+from bough_server.log import events
+from bough_server.log.blobs import StoredBlob
 from bough_server.store.opening import open_store, rebuild_projections
 from bough_server.store.ports import Page, RunFilter
 from bough_server.store.sql.store import Store

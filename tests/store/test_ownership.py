@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from bough.v1 import event_pb2, input_pb2
-from bough_server import events
 from bough_server.errors import Fenced
+from bough_server.log import events
 from bough_server.store.opening import Store, open_store
 from bough_server.store.ports import Record, RunMoved, StoredEvent
 from bough_server.store.sql.writer import CommitHooks

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import error_pb2, eval_result_pb2, event_pb2, message_pb2, session_pb2, usage_pb2
-from bough_server import events
 from bough_server.errors import ConfigurationError
-from bough_server.evaluation_events import EvaluationEvent
+from bough_server.log import events
+from bough_server.log.evaluation_events import EvaluationEvent
 from bough_server.messages import copy_of
 from bough_server.store.opening import Store, open_store, rebuild_projections
 from bough_server.store.ports import SessionCut

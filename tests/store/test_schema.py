@@ -13,8 +13,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from bough_server.blobs import StoredBlob
 from bough_server.errors import ConfigurationError, NotFound
+from bough_server.log.blobs import StoredBlob
 from bough_server.store.evaluation_ports import EvaluationFilter
 from bough_server.store.opening import database_status, open_store, rebuild_projections, upgrade_database
 from bough_server.store.ports import Page, RequestIdTaken, RunFilter

@@ -4,7 +4,7 @@ import pytest
 
 from bough.v1 import event_pb2, session_pb2
 from bough_server.errors import InvalidRequest, NotFound, SessionBusy
-from bough_server.session_state import MAX_STATE_BYTES
+from bough_server.log.session_state import MAX_STATE_BYTES
 from bough_server.store.opening import Store, open_store, rebuild_projections
 from bough_server.store.ports import SessionMoved
 from tests.store.fork_logs import Fork

@@ -17,8 +17,8 @@ import psycopg
 import pytest
 
 from bough.v1 import agent_pb2, event_pb2, session_pb2
-from bough_server.blobs import StoredBlob
 from bough_server.errors import Fenced, NotFound, SessionBusy, SessionExists
+from bough_server.log.blobs import StoredBlob
 from bough_server.store.opening import open_store
 from bough_server.store.ports import NewRun, Principal, RequestIdTaken, RunMoved, SessionMoved
 from bough_server.store.sql.store import Store

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from bough.v1 import event_pb2, execution_pb2
-from bough_server import events
 from bough_server.engine import keys
+from bough_server.log import events
 
 _STARTS = {events.RUN_STARTED, events.SUB_AGENT_STARTED}
 _CHILD_ENDS = {events.SUB_AGENT_COMPLETED, events.SUB_AGENT_FAILED}

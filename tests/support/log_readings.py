@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from google.protobuf.message import Message
 
 from bough.v1 import event_pb2, message_pb2
-from bough_server import events
+from bough_server.log import events
 from tests.support.log_laws import check_laws
 from tests.support.run_harness import RunHarness
 

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, NumberDataPoint
 
-from bough_server.metrics import Metrics, make_metrics
+from bough_server.observability.metrics import Metrics, make_metrics
 
 Point: TypeAlias = NumberDataPoint | HistogramDataPoint
 

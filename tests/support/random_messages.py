@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import strategies as st
 
-from bough_server.message_documents import map_value
+from bough_server.documents.messages import map_value
 
 M = TypeVar("M", bound=Message)
 

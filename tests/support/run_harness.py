@@ -22,13 +22,14 @@ from bough.v1 import (
     policy_pb2,
     run_pb2,
 )
-from bough_server import events
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.agents.registry import ListedModels, Registry
 from bough_server.clock import Clock, SystemClock
 from bough_server.engine.files import FileCache, SessionFiles
 from bough_server.functions import Function
-from bough_server.metrics import Metrics
+from bough_server.log import events
+from bough_server.observability.metrics import Metrics
+from bough_server.observability.tracing import Parent, Tracing, make_provider
 from bough_server.runs.admission import EvaluationRun, RunDefaults
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
@@ -40,7 +41,6 @@ from bough_server.store.opening import Store, open_store, upgrade_database
 from bough_server.store.ports import Principal, RunRecord, StoredEvent, StoredMessage
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.sqlite.database_path import database_path, is_postgres
-from bough_server.telemetry import Parent, Tracing, make_provider
 from bough_server.tools.tool import Tool
 from bough_server.tree.fold import fold_stored
 from tests.support.databases import database_in

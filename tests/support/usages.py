@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from bough.v1 import usage_pb2
-from bough_server.usage import Sums
+from bough_server.log.usage import Sums
 
 
 def summed(parts: Iterable[usage_pb2.Usage]) -> usage_pb2.Usage:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.bench.figures import Aim, Figure, Report
-from tests.bench.table import BEGIN, END, rewritten
+from bench.figures import Aim, Figure, Report
+from bench.table import BEGIN, END, rewritten
 
 
 def figure(*rounds: float, floor: tuple[float, ...] = (), aim: Aim | None = None) -> Figure:

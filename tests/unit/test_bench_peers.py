@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.peers import environments
-from tests.bench.peers.__main__ import has_failed
-from tests.bench.peers.adk_client import take
-from tests.bench.peers.contestants import ALL, BOUGH
-from tests.bench.peers.desk_turns import Turn, run
-from tests.bench.peers.race import Laps, PeersReport, Result
-from tests.bench.peers.table import BEGIN, END, markdown, rewritten
+from bench.peers import environments
+from bench.peers.__main__ import has_failed
+from bench.peers.adk_client import take
+from bench.peers.contestants import ALL, BOUGH
+from bench.peers.desk_turns import Turn, run
+from bench.peers.race import Laps, PeersReport, Result
+from bench.peers.table import BEGIN, END, markdown, rewritten
 from tests.support.model_scenarios import TEXT
 
 

@@ -8,8 +8,7 @@ from bough.v1 import agent_pb2
 from bough_server.agents.catalog import refuse
 from bough_server.agents.validation import Known
 from bough_server.errors import InvalidRequest
-from bough_server.tools.arguments import schema_mistakes
-from bough_server.tools.bounded_schemas import caller_pattern_problem
+from bough_server.matching.schemas import caller_pattern_problem, schema_mistakes
 
 SLOW = "(x+x+)+y"
 

@@ -8,7 +8,7 @@ from google.protobuf import json_format
 
 from bough.v1 import eval_result_pb2 as pb
 from bough.v1 import evaluation_pb2, execution_pb2
-from bough_server.cli.eval_files import result_in
+from bough_server.cli.eval.files import result_in
 from bough_server.cli.render.evaluations import comparison_lines, evaluations_table, result_lines
 from bough_server.errors import ConfigurationError
 

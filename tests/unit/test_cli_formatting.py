@@ -34,7 +34,7 @@ from bough_server.cli.render.tables import (
     session_lines,
     sessions_table,
 )
-from bough_server.documents import parse_documents
+from bough_server.documents.yaml import parse_documents
 from bough_server.errors import ConfigurationError
 from tests.clients.stream_server import LoopbackService, connected
 from tests.clients.waiting_run_server import approval, question

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bough.v1 import input_pb2, message_pb2
 from bough_server.cli.prompts import answer_of, answers_of, ask_all, outcome_of, request_named, value_of
 from bough_server.errors import ConfigurationError
-from bough_server.tools.arguments import schema_mistakes
+from bough_server.matching.schemas import schema_mistakes
 from tests.clients.waiting_run_server import APPROVAL_ID, CARD_ID, QUESTION_ID, approval, card, question
 
 

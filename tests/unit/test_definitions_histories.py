@@ -6,7 +6,7 @@ from bough.v1 import agent_pb2, message_pb2
 from bough_server.agents.definition import parse_definition
 from bough_server.agents.validation import Known, validate_code_agent, violations
 from bough_server.agents.validation_bounds import models_of
-from bough_server.documents import parse_documents
+from bough_server.documents.yaml import parse_documents
 from tests.support.teams import llm
 
 KNOWN = Known(models=["default", "small"])

@@ -7,7 +7,7 @@ from bough_server.agents.definition import definition_yaml, parse_definition
 from bough_server.agents.function import agent
 from bough_server.agents.validation import Known, validate_code_agent, violations
 from bough_server.agents.validation_links import functions_named
-from bough_server.documents import parse_documents
+from bough_server.documents.yaml import parse_documents
 from bough_server.runtime.agent import Context
 from tests.support.composite_agents import composite, loop, parallel, sequence, supervisor, swarm
 from tests.support.teams import llm

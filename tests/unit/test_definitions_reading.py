@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bough.v1 import agent_pb2, message_pb2, model_pb2, policy_pb2
 from bough_server.agents.definition import Source, definition_yaml, parse_definition, revision
-from bough_server.documents import parse_documents
+from bough_server.documents.yaml import parse_documents
 
 LEAD = """
 name: lead

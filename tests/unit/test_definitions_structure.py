@@ -6,7 +6,7 @@ from bough.v1 import agent_pb2
 from bough_server.agents.definition import definition_yaml, parse_definition
 from bough_server.agents.validation import Known, violations
 from bough_server.agents.validation_links import cycles
-from bough_server.documents import parse_documents
+from bough_server.documents.yaml import parse_documents
 from tests.support.composite_agents import composite, loop, parallel, plan_execute, sequence, supervisor, swarm
 from tests.support.teams import llm
 

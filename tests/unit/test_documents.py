@@ -8,7 +8,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bough_server.documents import DEFAULT_BOUNDS, DocumentBounds, parse_documents, parse_json, read_documents
+from bough_server.documents.yaml import DEFAULT_BOUNDS, DocumentBounds, parse_documents, parse_json, read_documents
 from bough_server.errors import ConfigurationError
 
 JSON = st.recursive(

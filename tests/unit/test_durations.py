@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough_server.documents import parse_duration
+from bough_server.documents.yaml import parse_duration
 
 
 @pytest.mark.parametrize(

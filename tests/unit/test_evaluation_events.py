@@ -1,7 +1,7 @@
 """Events of evaluations: their kinds and their bytes."""
 
-from bough_server import evaluation_events, events
-from bough_server.evaluation_events import EvaluationEvent
+from bough_server.log import evaluation_events, events
+from bough_server.log.evaluation_events import EvaluationEvent
 
 
 def test_a_kind_says_which_message_an_event_is() -> None:

@@ -8,7 +8,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescript
 from google.protobuf.message import Message
 
 from bough.v1 import agent_service_pb2, event_pb2, follow_pb2
-from bough_server import events
+from bough_server.log import events
 from tests.support.logs import RUN_ID, SESSION_ID, AgentEvent, at, desk, stamped, stored
 
 TAGS_OF_GROUP = {

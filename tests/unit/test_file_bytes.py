@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import fork_pb2, input_pb2, message_pb2
-from bough_server.blobs import blobs_anywhere
 from bough_server.interceptors.file_bytes import REQUESTS, file_bytes
+from bough_server.log.blobs import blobs_anywhere
 
 Request = pb.RunRequest | pb.ResumeRunRequest | pb.ForkRunRequest
 

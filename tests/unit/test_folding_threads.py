@@ -8,7 +8,7 @@ import pytest
 
 from bough.v1 import event_pb2, message_pb2
 from bough_server.errors import InvalidRequest
-from bough_server.evals.folding import TreeBuilder
+from bough_server.evals.trees.folding import TreeBuilder
 from bough_server.store.ports import StoredEvent
 from bough_server.tree.fold import Tree, fold
 from tests.support.logs import AgentEvent, desk, stored
@@ -63,7 +63,7 @@ async def test_many_small_events_are_folded_beside_the_loop() -> None:
 
 
 async def test_events_of_more_items_than_are_worth_their_bytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bough_server.evals.folding.MAX_ITEMS", 50_000)
+    monkeypatch.setattr("bough_server.evals.trees.folding.MAX_ITEMS", 50_000)
     builder, event = TreeBuilder(Tree()), of_many_parts()
     await builder.add([event], size=event.ByteSize())
     with pytest.raises(InvalidRequest) as refused:

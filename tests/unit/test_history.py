@@ -5,7 +5,7 @@ import pytest
 from bough.v1 import error_pb2, message_pb2
 from bough_server.history.rewrite import as_context, result_without_files
 from bough_server.history.transcript import HistoryEntry, Transcript
-from bough_server.store.projection import agent_chain
+from bough_server.ids import agent_chain
 from tests.support.visible import build
 
 SESSION = message_pb2.HISTORY_SCOPE_SESSION

@@ -12,9 +12,9 @@ import pytest
 from jsonschema import Draft7Validator
 
 from bough_server.agents.definition import parse_definition
-from bough_server.documents import Document, Value, parse_documents, read_documents
+from bough_server.documents.yaml import Document, Value, parse_documents, read_documents
 from bough_server.errors import ConfigurationError
-from bough_server.evals.eval_set import read_eval_set
+from bough_server.evals.sets.eval_set import read_eval_set
 from bough_server.settings import Settings
 
 ROOT = Path(__file__).parents[2]

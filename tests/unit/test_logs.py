@@ -9,7 +9,7 @@ import pytest
 PROGRAM = """
 import logging, sys
 import structlog
-from bough_server.logs import configure_logging
+from bough_server.observability.logs import configure_logging
 
 configure_logging("info", sys.argv[1])
 try:

@@ -1,7 +1,7 @@
 """Metrics: few names, a queue entry for each event, and all of them visible when metrics are collected."""
 
 from bough.v1 import usage_pb2
-from bough_server.metrics import MAX_NAMES, OTHER, BoundedNames, Metrics, ModelCalled
+from bough_server.observability.metrics import MAX_NAMES, OTHER, BoundedNames, Metrics, ModelCalled
 from tests.support.metric_values import Counted
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bough_server.cli.eval_files import Files
+from bough_server.cli.eval.files import Files
 from bough_server.errors import ConfigurationError, NotInstalled
-from bough_server.evals.planning import require_extra
+from bough_server.evals.job.planning import require_extra
 from bough_server.settings_sections import RedactSection
 from bough_server.store import opening
 

@@ -49,7 +49,7 @@ def test_authors_find_what_they_need_and_nothing_else() -> None:
         "ToolContext": "bough_server.tools.tool",
         "agent": "bough_server.agents.function",
         "condition": "bough_server.functions",
-        "file_part": "bough_server.blobs",
+        "file_part": "bough_server.log.blobs",
         "input_builder": "bough_server.functions",
         "metric": "bough_server.evals.metrics.custom",
         "rewriter": "bough_server.functions",

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bough_server.agents.plan_execute import EMPTY_BYTES, ROOM, ExecutedStep, Progress, SavedProgress
 from bough_server.errors import MAX_DETAILS_BYTES
-from bough_server.session_state import json_text
+from bough_server.log.session_state import json_text
 
 TEXTS = st.one_of(st.text(max_size=20), st.text(max_size=9).map(lambda text: text * 9_000), st.just("\x01" * 9_000))
 

@@ -2,7 +2,7 @@
 
 from bough.v1 import eval_set_pb2 as sets
 from bough.v1 import event_pb2, input_pb2, invocation_pb2, message_pb2
-from bough_server.evals.recording import case_of, recorded_answers
+from bough_server.evals.sets.cases_from_runs import case_of, recorded_answers
 
 Part = message_pb2.Part
 ALL = ("agents", "tools", "answer")

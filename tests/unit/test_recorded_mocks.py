@@ -6,7 +6,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from bough.v1 import error_pb2, eval_set_pb2, execution_pb2, invocation_pb2, message_pb2
 from bough_server import tool
-from bough_server.evals.recording import mocks_of, recorded_mocks
+from bough_server.evals.sets.cases_from_runs import mocks_of, recorded_mocks
 from bough_server.runs.admission import EvaluationRun
 from tests.support.log_readings import masked
 from tests.support.teams import call, calls, llm, open_team, script

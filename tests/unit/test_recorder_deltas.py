@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import event_pb2
-from bough_server import events
 from bough_server.clock import SystemClock
 from bough_server.engine.recorder import DeltaChunk, DeltaCoalescing, Recorder
+from bough_server.log import events
 from bough_server.store.ports import EventLog, Record
 
 EFFECT = "0/llm"

@@ -9,7 +9,7 @@ from google.rpc import code_pb2
 from bough.v1 import error_pb2
 from bough.v1.event_pb2 import AgentEvent
 from bough_server.errors import CallError
-from bough_server.events import NAME_OF_KIND
+from bough_server.log.events import NAME_OF_KIND
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")

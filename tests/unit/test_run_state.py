@@ -1,7 +1,7 @@
 """The deadline in force of a run, as it follows from its log."""
 
 from bough.v1 import event_pb2
-from bough_server.run_state import RunStateFold, folded
+from bough_server.log.run_state import RunStateFold, folded
 from tests.support.logs import AgentEvent, at
 
 STARTED = AgentEvent(run_started=event_pb2.RunStarted(deadline_time=at(10)))

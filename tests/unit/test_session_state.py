@@ -7,18 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import event_pb2, invocation_pb2, session_pb2
-from bough_server import events
-from bough_server.session_state import (
-    MAX_STATE_BYTES,
-    Write,
-    changed,
-    fits,
-    is_key,
-    is_value,
-    json_of,
-    values_of,
-)
-from bough_server.session_state_fold import Conflicts, StateFold
+from bough_server.log import events
+from bough_server.log.session_state import MAX_STATE_BYTES, Write, changed, fits, is_key, is_value, json_of, values_of
+from bough_server.log.session_state_fold import Conflicts, StateFold
 from bough_server.tree.fold import fold, fold_stored
 from tests.support.logs import stored
 

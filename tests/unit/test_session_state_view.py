@@ -7,8 +7,8 @@ import pytest
 
 from bough.v1 import session_pb2
 from bough_server.errors import RunError
+from bough_server.log.session_state import MAX_DEPTH, MAX_STATE_BYTES, is_value, json_of, values_of
 from bough_server.runtime.state import LaneState, StateView
-from bough_server.session_state import MAX_DEPTH, MAX_STATE_BYTES, is_value, json_of, values_of
 
 
 def nested(depth: int) -> object:

@@ -37,7 +37,7 @@ def late(name: str) -> None:
     from . import live
     from .queue import Queue
     import bough.v1
-    importlib.import_module("bough_server.events")
+    importlib.import_module("bough_server.log.events")
     import_module(f"bough_server.runs.{name}")
     import_module(".live", __package__)
     import_module(__name__ + ".live")
@@ -53,7 +53,7 @@ def test_relative_and_computed_imports_are_reported_and_modules_of_operators_are
     assert sorted(reported) == [
         "runs/live.py:10: imports .queue",
         "runs/live.py:11: imports bough.v1",
-        "runs/live.py:12: imports 'bough_server.events'",
+        "runs/live.py:12: imports 'bough_server.log.events'",
         "runs/live.py:13: imports f'bough_server.runs.{name}'",
         "runs/live.py:14: imports '.live'",
         "runs/live.py:15: imports __name__ + '.live'",

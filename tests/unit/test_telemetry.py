@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from bough.v1 import error_pb2, message_pb2, model_pb2, step_pb2, usage_pb2
-from bough_server.telemetry import Parent, Traced, Tracing, make_provider
+from bough_server.observability.tracing import Parent, Traced, Tracing, make_provider
 from tests.support.otlp_sink import SentSpan, serving_sink
 
 _NOWHERE = Parent(Context())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bough.v1 import error_pb2
 from bough_server.errors import RunError
-from bough_server.session_state import is_path, value_at
+from bough_server.log.session_state import is_path, value_at
 from bough_server.templates import names_in, render, template_mistake
 from bough_server.truncation import MAX_TEXT_BYTES
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import usage_pb2
+from bough_server.log.usage import ONE_TOOL_CALL, Sums, has_whole_cost
 from bough_server.models.anthropic.message import usage_of
-from bough_server.usage import ONE_TOOL_CALL, Sums, has_whole_cost
 from tests.support.usages import summed
 
 Usage = usage_pb2.Usage

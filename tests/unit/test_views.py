@@ -3,8 +3,8 @@
 import pytest
 
 from bough.v1 import event_pb2, follow_pb2
-from bough_server import events
-from bough_server.views import Selection
+from bough_server.log import events
+from bough_server.log.views import Selection
 from tests.support.logs import AgentEvent, desk, stamped
 from tests.support.waiting_run_log import asking_desk
 

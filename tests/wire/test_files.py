@@ -10,7 +10,7 @@ import pytest
 
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import event_pb2, message_pb2, session_service_pb2
-from bough_server.blobs import blobs_anywhere, file_part
+from bough_server.log.blobs import blobs_anywhere, file_part
 from tests.rpc.run_server import Served, Turn, served, settings
 from tests.support import anthropic_rules, chat_rules, gemini_rules
 from tests.support.file_tools import DRAWING

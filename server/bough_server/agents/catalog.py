@@ -16,9 +16,9 @@ from bough_server.agents.definition import received
 from bough_server.agents.registry import Registry, VersionHashes, checked_versions, overlaid, shown
 from bough_server.agents.validation import Known, validate, validate_reached, violations
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, UnknownAgent
+from bough_server.matching.schemas import caller_pattern_problem
 from bough_server.runtime.agent import Agent, Resolver
 from bough_server.store.worker_ports import AgentStore, StoredAgents
-from bough_server.tools.bounded_schemas import caller_pattern_problem
 
 HELD_BYTES: Final = 64 * 1024 * 1024
 """The most bytes of stored agents kept in memory, over all tenants."""

@@ -7,9 +7,9 @@ import hashlib
 from dataclasses import dataclass
 
 from bough.v1 import agent_pb2, execution_pb2
-from bough_server.documents import Document
+from bough_server.documents.messages import FieldLines, message_yaml, read_message
+from bough_server.documents.yaml import Document
 from bough_server.errors import Problem
-from bough_server.message_documents import FieldLines, message_yaml, read_message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,13 @@ from bough.v1 import action_pb2, agent_pb2, error_pb2, execution_pb2, message_pb
 from bough_server.agents.definition import revision
 from bough_server.errors import RunError
 from bough_server.functions import Condition, Values
+from bough_server.log.session_state import value_at
 from bough_server.runtime.agent import Context, Outcome
 from bough_server.runtime.child_input import snapshot_of
 from bough_server.runtime.children import Child, begin_iteration, run_child, run_lanes
 from bough_server.runtime.context import lane_of
 from bough_server.runtime.dispatch import DispatchResult
 from bough_server.runtime.lane import Lane
-from bough_server.session_state import value_at
 from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
 _BLANK_LINE: Final = "\n\n"

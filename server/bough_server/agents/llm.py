@@ -9,6 +9,8 @@ from typing import Final, NoReturn
 from bough.v1 import action_pb2, agent_pb2, error_pb2, execution_pb2, message_pb2
 from bough_server.agents.definition import revision
 from bough_server.errors import RunError
+from bough_server.log.session_state import json_text
+from bough_server.matching.schemas import schema_mistakes
 from bough_server.messages import calls_of, text_of, user
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context, Outcome, llm_of
@@ -16,9 +18,7 @@ from bough_server.runtime.children import run_transfer
 from bough_server.runtime.context import lane_of
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.toolset import Toolset
-from bough_server.session_state import json_text
 from bough_server.templates import render
-from bough_server.tools.arguments import schema_mistakes
 from bough_server.tools.builtin import PLAN, RESPOND, action_of, closing_output
 
 OnTransfer = Callable[[Lane, action_pb2.TransferAction, str], Awaitable[Outcome | None]]

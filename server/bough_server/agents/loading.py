@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar, get_args
 from bough.v1 import agent_pb2
 from bough_server.agents.definition import Source, parse_definition
 from bough_server.agents.validation import Known, validate
-from bough_server.documents import raise_problems, read_documents
+from bough_server.documents.yaml import raise_problems, read_documents
 from bough_server.errors import ConfigurationError, Problem
 from bough_server.functions import Function
 from bough_server.runtime.agent import Agent

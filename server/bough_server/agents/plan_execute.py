@@ -9,6 +9,7 @@ from bough.v1 import agent_pb2, error_pb2, execution_pb2, message_pb2, policy_pb
 from bough_server.agents.definition import revision
 from bough_server.agents.flow import failure, passed_on
 from bough_server.errors import MAX_DETAILS_BYTES, RunError
+from bough_server.log.session_state import MAX_STATE_BYTES, applied, json_text, state_size, value_size, write_of
 from bough_server.models.model import ToolSpec
 from bough_server.models.structured_output import as_text
 from bough_server.runtime.agent import Context, Outcome
@@ -16,7 +17,6 @@ from bough_server.runtime.children import Child, begin_plan, run_child
 from bough_server.runtime.context import lane_of
 from bough_server.runtime.dispatch import DispatchResult
 from bough_server.runtime.lane import Lane
-from bough_server.session_state import MAX_STATE_BYTES, applied, json_text, state_size, value_size, write_of
 from bough_server.tools.arguments import parse_arguments
 from bough_server.tools.builtin import PLAN, PLAN_SPEC, RESPOND, RESPOND_SPEC
 from bough_server.truncation import cut_text, fit_texts, size_of

@@ -21,12 +21,12 @@ from bough_server.agents.team import SupervisorAgent, SwarmAgent
 from bough_server.agents.validation import Known, validate_code_agent
 from bough_server.agents.validation_bounds import models_of
 from bough_server.agents.validation_links import functions_gone
-from bough_server.documents import raise_problems
+from bough_server.documents.yaml import raise_problems
 from bough_server.errors import AgentUnusable, ConfigurationError, Problem
 from bough_server.functions import Function
+from bough_server.log.session_state import is_key
 from bough_server.models.model import Model, ToolSpec
 from bough_server.runtime.agent import Agent, Models, Resolver
-from bough_server.session_state import is_key
 from bough_server.tools.builtin import RESERVED, SPECS
 from bough_server.tools.tool import Tool, spec
 

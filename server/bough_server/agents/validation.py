@@ -16,7 +16,7 @@ from bough_server.agents.validation_bounds import (
     unknown_models,
 )
 from bough_server.agents.validation_links import naming_problems, rule_circles, structure_problems
-from bough_server.documents import suggestion
+from bough_server.documents.yaml import suggestion
 from bough_server.errors import Reason
 from bough_server.ids import AGENT_NAME
 from bough_server.runtime.agent import llm_of

@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from bough.v1 import agent_pb2, policy_pb2
-from bough_server.documents import suggestion
+from bough_server.documents.yaml import suggestion
 from bough_server.runtime.agent import llm_of
 
 FieldProblem: TypeAlias = tuple[str, str]

@@ -6,11 +6,11 @@ from typing import Final, TypeAlias
 
 from bough.v1 import agent_pb2, error_pb2
 from bough_server.agents.validation_bounds import FieldProblem
-from bough_server.documents import suggestion
+from bough_server.documents.yaml import suggestion
 from bough_server.errors import Reason
 from bough_server.functions import Condition, Function, InputBuilder, Rewriter
+from bough_server.log.session_state import is_key, is_path
 from bough_server.runtime.agent import llm_of
-from bough_server.session_state import is_key, is_path
 from bough_server.templates import template_mistake
 
 _MOST_ITERATIONS: Final = 10_000

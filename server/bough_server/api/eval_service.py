@@ -10,22 +10,22 @@ from grpc import aio
 
 from bough.v1 import eval_service_pb2 as pb
 from bough.v1 import eval_service_pb2_grpc, follow_pb2
-from bough_server import evaluation_events
 from bough_server.api.pagination import PAGE_BYTES, page_of, position_of, read_within, token_of
 from bough_server.api.streaming import StreamPosition, streamed
 from bough_server.clock import Clock
 from bough_server.errors import FieldViolation, InvalidRequest
-from bough_server.evals.compare import compare, fitted
-from bough_server.evals.evaluations import Evaluations
-from bough_server.evals.folding import TreeBuilder, read_record
-from bough_server.evals.given import diff_invocations, score_invocations
-from bough_server.evals.result_pages import CaseFilter, ResultPages
+from bough_server.evals.job.evaluations import Evaluations
+from bough_server.evals.job.given import diff_invocations, score_invocations
+from bough_server.evals.job.result_pages import CaseFilter, ResultPages
+from bough_server.evals.results.compare import compare, fitted
+from bough_server.evals.trees.folding import TreeBuilder, read_record
+from bough_server.log import evaluation_events
+from bough_server.log.views import EvaluationSelection
+from bough_server.observability.tracing import Parent
 from bough_server.runs.runs import Runs
 from bough_server.store.evaluation_ports import EvaluationFilter
 from bough_server.store.ports import EventLog, Principal
-from bough_server.telemetry import Parent
 from bough_server.tree.fold import Tree
-from bough_server.views import EvaluationSelection
 
 EVALUATION_ID_KEY: Final = "bough-evaluation-id"
 """Initial metadata of the streams of evaluations: the evaluation, before its first event."""

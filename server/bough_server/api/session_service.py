@@ -12,8 +12,8 @@ from bough_server.api.pagination import page_of, read_within
 from bough_server.clock import Clock
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.ids import new_uuid7
+from bough_server.log.session_state import KEY, MAX_DEPTH, is_key, is_value
 from bough_server.runs.dependencies import SessionLocks
-from bough_server.session_state import KEY, MAX_DEPTH, is_key, is_value
 from bough_server.store.ports import Blobs, Principal, Sessions
 
 PIECE_BYTES: Final = 1024 * 1024

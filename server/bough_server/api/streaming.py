@@ -14,9 +14,9 @@ from grpc import aio
 
 from bough_server.clock import Clock
 from bough_server.errors import SequenceOutOfRange
+from bough_server.log.views import EvaluationSelection, Selection
 from bough_server.store.ports import StoredEvent
 from bough_server.store.window import SharedPage, data_of
-from bough_server.views import EvaluationSelection, Selection
 
 LAST_SEQUENCE_KEY: Final = "bough-last-sequence"
 """Trailing metadata of every stream: the through_sequence of the last response."""

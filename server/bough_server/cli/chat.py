@@ -71,7 +71,7 @@ async def _chat(
     target: Target, display: Display, *, agent: str, session: str, model: str, default_model: str | None
 ) -> ExitCode:
     from bough_server.cli.connection import connected, resolve_session
-    from bough_server.cli.model_override import with_model
+    from bough_server.cli.definitions import with_model
 
     async with connected(target, default_model=default_model) as connection:
         client = connection.client

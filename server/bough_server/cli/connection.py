@@ -221,7 +221,7 @@ async def _to_embedded(
     stack: AsyncExitStack, target: Target, default_model: str | None, *, recover: bool, creates: bool
 ) -> Connection:
     from bough_server.app import serving
-    from bough_server.logs import configure_logging
+    from bough_server.observability.logs import configure_logging
 
     # A free port on loopback: a `bough serve` with the same configuration may use the configured one.
     settings = Settings.load(target.config, host="127.0.0.1", port=0, default_model=default_model)

@@ -3,7 +3,7 @@
 from bough.v1 import execution_pb2, follow_pb2, policy_pb2
 from bough_server.cli.options import Delta, OnBusy, OnDisconnect, View
 from bough_server.errors import ConfigurationError
-from bough_server.events import KIND_OF_FIELD, NAME_OF_KIND
+from bough_server.log.events import KIND_OF_FIELD, NAME_OF_KIND
 
 
 def view_of(view: View) -> follow_pb2.EventView.ValueType:
@@ -47,7 +47,7 @@ def event_names_of(text: str) -> tuple[str, ...]:
     patterns = tuple(_dotted(name.strip().lower()) for name in text.split(",") if name.strip())
     for pattern in patterns:
         if not any(is_named(known, (pattern,)) for known in NAME_OF_KIND.values()):
-            from bough_server.documents import suggestion
+            from bough_server.documents.yaml import suggestion
 
             raise ConfigurationError(f"There is no event {pattern!r}.{suggestion(pattern, NAME_OF_KIND.values())}")
     return patterns

@@ -1,11 +1,12 @@
 """Definition files named on the command line, and a project's catalog without a server."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from bough import InvalidRequest
+from bough import AsyncClient, InvalidRequest, NotFound
+from bough.v1 import agent_pb2
 from bough_server.agents.definition import Source
 from bough_server.agents.loading import definition_files, load_python, load_sources, read_sources
 from bough_server.agents.registry import Registry
@@ -89,3 +90,48 @@ def registry_of(settings: Settings) -> Registry:
         tools=python.tools,
         functions=python.functions,
     )
+
+
+async def with_model(
+    client: AsyncClient, agent: str, model: str, definitions: Sequence[agent_pb2.AgentDefinition] = ()
+) -> list[agent_pb2.AgentDefinition]:
+    """Return the definitions to send with a run of `agent` so that every agent that it can reach uses a model.
+
+    `definitions` are those that are sent anyway. Agents that call no model by their definition, such as those in code,
+    keep the catalog's. Raises ConfigurationError if no agent would change.
+    """
+    sent = {each.name: each for each in definitions}
+    reached = await _reached(client, agent, sent)
+    changed = {each.name: other for each in reached if (other := _changed(each, model)) is not None}
+    if not changed:
+        raise ConfigurationError(f"No agent that {agent!r} reaches names a model: omit --model.")
+    return list({**sent, **changed}.values())
+
+
+async def _reached(
+    client: AsyncClient, agent: str, sent: dict[str, agent_pb2.AgentDefinition]
+) -> Iterable[agent_pb2.AgentDefinition]:
+    found: dict[str, agent_pb2.AgentDefinition] = {}
+    pending = [agent]
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        try:
+            found[name] = sent[name] if name in sent else (await client.catalog.get_agent(name)).definition
+        except NotFound:
+            continue  # the server refuses the run and says so better
+        pending += [link.agent for link in found[name].sub_agents]
+    return found.values()
+
+
+def _changed(definition: agent_pb2.AgentDefinition, model: str) -> agent_pb2.AgentDefinition | None:
+    changed = agent_pb2.AgentDefinition()
+    changed.CopyFrom(definition)
+    if changed.HasField("llm"):
+        changed.llm.model = model
+    elif changed.HasField("supervisor"):
+        changed.supervisor.llm.model = model
+    else:
+        return None
+    return changed

@@ -108,7 +108,7 @@ def _configuration(settings: "Settings") -> Finding:
 def _agents(settings: "Settings") -> Finding:
     from bough_server.agents.loading import definition_files, load_sources, source_problems
     from bough_server.cli.definitions import known_to
-    from bough_server.documents import raise_problems
+    from bough_server.documents.yaml import raise_problems
 
     files = definition_files(settings.agents, settings.folder)
     sources = load_sources(files)

@@ -95,7 +95,7 @@ def target_of(context: typer.Context) -> Target:
 
 def seconds(text: str) -> float:
     """Parse a duration such as 10m into seconds, for an option. Raises typer.BadParameter."""
-    from bough_server.documents import parse_duration
+    from bough_server.documents.yaml import parse_duration
 
     try:
         nanoseconds = parse_duration(text)

@@ -30,7 +30,7 @@ _COMMANDS: Final = {
     "schema": "schema",
     "agents": "agents",
     "models": "agents",
-    "eval": "eval",
+    "eval": "eval.program",
     "sessions": "sessions",
     "db": "db",
 }

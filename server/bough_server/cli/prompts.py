@@ -183,7 +183,7 @@ def value_of(typed: str, request: input_pb2.InputRequest) -> tuple[str, list[str
 def _problems(request: input_pb2.InputRequest, value: object) -> list[str]:
     if not request.answer_schema_json:
         return []
-    from bough_server.tools.arguments import schema_mistakes
+    from bough_server.matching.schemas import schema_mistakes
 
     return schema_mistakes(value, request.answer_schema_json)
 

@@ -39,10 +39,10 @@ async def _replay(target: Target, text: str, *, is_forced: bool) -> ExitCode:
     from bough_server.cli.output import print_line
     from bough_server.cli.render.format import counted
     from bough_server.clock import SystemClock
+    from bough_server.observability.tracing import Tracing, make_provider
     from bough_server.runs.replay import offline_resolver
     from bough_server.runs.replay import replay as replay_log
     from bough_server.settings import Settings
-    from bough_server.telemetry import Tracing, make_provider
 
     async with connected(target, is_reading=True) as connection:
         run_id = await resolve_run(connection.client, text)
@@ -70,7 +70,7 @@ async def _replay(target: Target, text: str, *, is_forced: bool) -> ExitCode:
 async def _log(client: "AsyncClient", run_id: str) -> "Sequence[event_pb2.AgentEvent]":
     """Read the log of a run that has ended or waits for input. Raises ConfigurationError if it is still running."""
     from bough_server.errors import ConfigurationError
-    from bough_server.events import RUN_INTERRUPTED, TERMINAL_KINDS, kind_of
+    from bough_server.log.events import RUN_INTERRUPTED, TERMINAL_KINDS, kind_of
 
     log = await _events(client, run_id)
     if not log or kind_of(log[-1]) not in {*TERMINAL_KINDS, RUN_INTERRUPTED}:
@@ -149,7 +149,7 @@ async def _said_in(
     `listed` are its messages, newest first; they are used alone if a fork outlived the run.
     """
     from bough import NotFound
-    from bough_server.events import kind_of
+    from bough_server.log.events import kind_of
     from bough_server.store.ports import Record, StoredMessage
     from bough_server.store.projected import LogAddress
     from bough_server.store.projection import RunFold

@@ -190,7 +190,7 @@ async def _definitions(
     definitions = [source.definition for source in sources]
     if not arguments.model:
         return definitions
-    from bough_server.cli.model_override import with_model
+    from bough_server.cli.definitions import with_model
 
     return await with_model(client, arguments.agent, arguments.model, definitions)
 

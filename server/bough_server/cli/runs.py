@@ -74,7 +74,7 @@ async def _runs(
 ) -> ExitCode:
     from bough_server.cli.connection import connected, resolve_session
     from bough_server.cli.conversions import state_of
-    from bough_server.cli.eval_follow import resolve_evaluation
+    from bough_server.cli.eval.follow import resolve_evaluation
     from bough_server.cli.output import print_table
     from bough_server.cli.render.tables import runs_table
 

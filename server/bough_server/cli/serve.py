@@ -62,7 +62,7 @@ async def _serve(
 ) -> ExitCode:
     from bough_server.app import App
     from bough_server.cli.output import print_line
-    from bough_server.logs import configure_logging
+    from bough_server.observability.logs import configure_logging
     from bough_server.settings import Settings
 
     settings = Settings.load(

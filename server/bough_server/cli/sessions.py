@@ -116,8 +116,8 @@ async def _read_file(target: Target, text: str, sha256: str, *, output: Path | N
 
 async def _whole_hash(client: "AsyncClient", session_id: str, sha256: str) -> str:
     """Return the hash that begins like this among those of a session's messages; a whole one as it is."""
-    from bough_server.blobs import blobs_in
     from bough_server.errors import ConfigurationError
+    from bough_server.log.blobs import blobs_in
 
     if len(sha256) == _HASH_DIGITS:
         return sha256
@@ -238,8 +238,8 @@ def _add(changes: dict[str, str | None], name: str, value: str | None) -> None:
 
 def _print_state(state_json: str, *, json: bool) -> None:
     from bough_server.cli.output import print_line
+    from bough_server.log.session_state import values_of
     from bough_server.plain_text import printable
-    from bough_server.session_state import values_of
 
     if json:
         print_line(state_json)

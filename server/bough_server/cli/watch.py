@@ -95,7 +95,7 @@ async def _events(target: Target, text: str, *, json: bool, after: int, view: Vi
     from bough_server.cli.conversions import event_names_of, is_named, view_of
     from bough_server.cli.follow import JsonLines, PlainLines
     from bough_server.cli.output import forgive_encoding
-    from bough_server.events import name_of
+    from bough_server.log.events import name_of
 
     forgive_encoding()
     names = event_names_of(types)

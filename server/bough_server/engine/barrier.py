@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from bough.v1 import event_pb2
-from bough_server import events
 from bough_server.engine.journal import Journal
 from bough_server.engine.scheduler import Scheduler, Waiter
 from bough_server.errors import NonDeterministic
+from bough_server.log import events
 
 
 class ReplayBarrier:

@@ -7,13 +7,13 @@ import asyncio
 from collections.abc import Sequence
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2
-from bough_server import events
 from bough_server.clock import Clock
 from bough_server.engine import keys
 from bough_server.engine.event_writer import EventWriter
 from bough_server.engine.open_invocations import Invocations, OpenInvocation, duration
 from bough_server.engine.scheduler import Scheduler
-from bough_server.telemetry import Traced
+from bough_server.log import events
+from bough_server.observability.tracing import Traced
 
 
 def closing(

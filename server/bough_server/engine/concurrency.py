@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from bough.v1 import event_pb2
-from bough_server import events
 from bough_server.engine.limits import Budget
 from bough_server.engine.scheduler import Scheduler, Waiter
+from bough_server.log import events
 
 
 class ConcurrencyLimiter:

@@ -12,16 +12,16 @@ from typing import Any, Final, Literal
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from bough.v1 import event_pb2
-from bough_server import events
-from bough_server.blobs import StoredBlob, event_by_reference
 from bough_server.engine import keys
 from bough_server.engine.journal import EventIdentity, Journal, identity_of
 from bough_server.engine.open_invocations import Invocations, OpenStep
 from bough_server.engine.recorder import DeltaChunk, DeltaCoalescing, Recorder
 from bough_server.engine.run_metrics import RunMetrics
 from bough_server.errors import NonDeterministic
+from bough_server.log import events
+from bough_server.log.blobs import StoredBlob, event_by_reference
 from bough_server.messages import copy_of
-from bough_server.metrics import Metrics
+from bough_server.observability.metrics import Metrics
 
 _ENVELOPE: Final[Sequence[Literal["run_id", "session_id", "sequence", "record_time", "trace_id", "span_id"]]] = (
     "run_id",

@@ -10,7 +10,6 @@ from weakref import WeakMethod
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server import ids
-from bough_server.blobs import MAX_FILES_BYTES, data_size, take_data
 from bough_server.clock import Clock
 from bough_server.engine import keys
 from bough_server.engine.barrier import ReplayBarrier
@@ -24,10 +23,11 @@ from bough_server.engine.keys import RunInfo
 from bough_server.engine.recorder import Recorder
 from bough_server.engine.scheduler import Scheduler
 from bough_server.errors import NonDeterministic, RunError, ServerStopping, text_of_error
+from bough_server.log.blobs import MAX_FILES_BYTES, data_size, take_data
 from bough_server.messages import copy_of
-from bough_server.metrics import Metrics
+from bough_server.observability.metrics import Metrics
+from bough_server.observability.tracing import Traced, Tracing
 from bough_server.tasks import AbandonedTasks
-from bough_server.telemetry import Traced, Tracing
 
 P = ParamSpec("P")
 

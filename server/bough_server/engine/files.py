@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from bough.v1 import error_pb2, message_pb2
-from bough_server.blobs import MAX_FILES_BYTES, StoredBlob, blobs_in, data_size, take_data
 from bough_server.errors import RunError
+from bough_server.log.blobs import MAX_FILES_BYTES, StoredBlob, blobs_in, data_size, take_data
 from bough_server.messages import copy_of
 from bough_server.store.ports import Blobs, Principal
 

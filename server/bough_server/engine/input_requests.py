@@ -5,11 +5,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2
-from bough_server import events
 from bough_server.engine.scheduler import Scheduler, Waiter
 from bough_server.errors import RunError
+from bough_server.log import events
+from bough_server.matching.schemas import schema_mistakes
 from bough_server.messages import copy_of
-from bough_server.tools.arguments import parse_arguments, schema_mistakes
+from bough_server.tools.arguments import parse_arguments
 
 _ALLOWED: Final = {
     input_pb2.INPUT_KIND_APPROVAL: ("approval",),

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import error_pb2, eval_set_pb2, event_pb2, execution_pb2, input_pb2, message_pb2, policy_pb2
-from bough_server import events
 from bough_server.engine import keys
 from bough_server.errors import NonDeterministic
+from bough_server.log import events
 
 _RESULTS: Final = frozenset(
     {

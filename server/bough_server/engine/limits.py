@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2, usage_pb2
-from bough_server import usage
 from bough_server.errors import RunError
+from bough_server.log import usage
 from bough_server.models.model import Model, ModelRequest, cost_of
 from bough_server.models.tokens import request_tokens
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from google.protobuf import duration_pb2
 
 from bough.v1 import action_pb2, error_pb2, event_pb2, execution_pb2, message_pb2, step_pb2, usage_pb2
-from bough_server import events, ids
+from bough_server import ids
 from bough_server.engine import keys
 from bough_server.engine.limits import Budget
+from bough_server.log import events
+from bough_server.log.usage import ONE_TOOL_CALL, Sums
 from bough_server.messages import copy_of
 from bough_server.truncation import cut_results, without_raw
-from bough_server.usage import ONE_TOOL_CALL, Sums
 
 
 @dataclass(slots=True)

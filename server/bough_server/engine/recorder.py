@@ -11,10 +11,10 @@ from functools import partial
 from typing import Final
 
 from bough.v1 import event_pb2
-from bough_server import events
-from bough_server.blobs import StoredBlob
 from bough_server.clock import Clock
 from bough_server.engine.run_log import log_events
+from bough_server.log import events
+from bough_server.log.blobs import StoredBlob
 from bough_server.store.ports import EventLog, Record
 
 MAX_PENDING_BYTES: Final = 1024 * 1024

@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2
-from bough_server import events
+from bough_server.log import events
 
 _log = structlog.get_logger(__name__)
 

@@ -6,10 +6,10 @@ from typing import Final
 from google.protobuf.duration_pb2 import Duration
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2
-from bough_server import events
 from bough_server.engine.journal import Journal
 from bough_server.engine.open_invocations import Invocations, OpenInvocation
-from bough_server.metrics import Metrics, ModelCalled
+from bough_server.log import events
+from bough_server.observability.metrics import Metrics, ModelCalled
 
 _KINDS: Final[Mapping[int, str]] = {
     number: name.removeprefix("AGENT_KIND_").lower() for name, number in execution_pb2.AgentKind.items()

@@ -10,14 +10,14 @@ from opentelemetry.instrumentation.grpc import aio_server_interceptor
 from opentelemetry.sdk.trace import TracerProvider
 from structlog import contextvars
 
-from bough_server.blobs import MAX_FILES_BYTES
 from bough_server.interceptors.auth import Authentication
 from bough_server.interceptors.errors import Errors
 from bough_server.interceptors.handlers import Continuation, Handler, is_ours
 from bough_server.interceptors.parsing import Parsing
 from bough_server.interceptors.streams import StreamOwner, StreamWriter
 from bough_server.interceptors.validation import Validation
-from bough_server.telemetry import Parent
+from bough_server.log.blobs import MAX_FILES_BYTES
+from bough_server.observability.tracing import Parent
 
 _LOGGED: Final = ("x-request-id", "bough-client")
 """The metadata that lines of the log name; any other may be secret, and there may be any number of them."""

@@ -10,9 +10,9 @@ from typing import Final
 
 from google.protobuf.message import Message
 
-from bough_server.blobs import blobs_anywhere
 from bough_server.errors import FieldViolation
 from bough_server.interceptors.file_bytes import REQUESTS, file_bytes
+from bough_server.log.blobs import blobs_anywhere
 
 MAX_ITEMS: Final = 1_000
 """The most items of one list or map of a request; a field's own rules may allow fewer."""

@@ -12,7 +12,6 @@ from grpc import aio
 from bough.v1 import agent_pb2, event_pb2
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import eval_service_pb2 as eval_pb
-from bough_server.blobs import blobs_in, data_size, parts_of_request
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.interceptors.handlers import (
     Context,
@@ -27,9 +26,10 @@ from bough_server.interceptors.handlers import (
 from bough_server.interceptors.parsing import Unparsed
 from bough_server.interceptors.request_limits import TooLarge, bounded, excess
 from bough_server.interceptors.stored_texts import unstorable_texts
+from bough_server.log.blobs import blobs_in, data_size, parts_of_request
+from bough_server.log.views import EVALUATION_EVENT_NAMES, RUN_EVENT_NAMES
 from bough_server.messages import copy_of
 from bough_server.schema_rules import broken_rules
-from bough_server.views import EVALUATION_EVENT_NAMES, RUN_EVENT_NAMES
 
 _NOT_JUDGED: Final = frozenset({event_pb2.AgentEvent.DESCRIPTOR, agent_pb2.AgentDefinition.DESCRIPTOR})
 """Messages that are not checked here: recorded events are read as they are, and definitions are validated by the

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
-from bough_server.documents import FieldPath, suggestion
+from bough_server.documents.yaml import FieldPath, suggestion
 from bough_server.models.openai.chat_request import ChatDialect, MaxTokensField, SentReasoning, ToolChoice
 from bough_server.models.presets import PRESETS, Preset
 from bough_server.settings_sections import Count, Flag, Seconds, Section

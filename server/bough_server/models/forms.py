@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Final
 
 from bough.v1 import message_pb2
-from bough_server.blobs import blobs_in
+from bough_server.log.blobs import blobs_in
 
 _MOST_FORMATS: Final = 2
 """The most formats that are kept: a message is usually sent to one model, or to it and its fallback."""

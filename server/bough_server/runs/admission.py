@@ -19,12 +19,13 @@ from bough.v1 import (
     policy_pb2,
     run_pb2,
 )
-from bough_server import events, ids
+from bough_server import ids
 from bough_server.agents.pinned import REPLAY_VERSION
 from bough_server.agents.registry import VersionHashes, reachable
-from bough_server.blobs import StoredBlob, referenced
 from bough_server.engine.input_requests import is_json_object, part_of_caller
 from bough_server.errors import FieldViolation, InvalidRequest, RequestIdReused
+from bough_server.log import events
+from bough_server.log.blobs import StoredBlob, referenced
 from bough_server.messages import copy_of
 from bough_server.runtime.agent import Agent, Resolver
 from bough_server.runtime.tool_mocks import mock_mistakes

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, policy_pb2
-from bough_server import events
-from bough_server.blobs import StoredBlob
 from bough_server.engine.cancellation import closing
 from bough_server.engine.journal import Journal
 from bough_server.engine.open_invocations import Invocations
 from bough_server.engine.run_log import log_events
 from bough_server.engine.run_metrics import RunMetrics
 from bough_server.errors import RunError
+from bough_server.log import events
+from bough_server.log.blobs import StoredBlob
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.store.ports import Catalog, EventLog, Record, RunRecord
 

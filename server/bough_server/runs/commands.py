@@ -9,8 +9,8 @@ from typing import Final, cast
 import structlog
 
 from bough.v1 import agent_service_pb2, event_pb2
-from bough_server import events
 from bough_server.errors import CallError, Fenced, ServerStopping, StorageFailed
+from bough_server.log import events
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.follow import Pages
 from bough_server.runs.recovery import retry_until_stored

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from bough_server.agents.catalog import AgentCatalog
-from bough_server.blobs import MAX_FILES_BYTES
 from bough_server.clock import Clock
 from bough_server.engine.files import FileCache
 from bough_server.history.session import SessionHistories, SessionHistory
-from bough_server.metrics import Metrics
+from bough_server.log.blobs import MAX_FILES_BYTES
+from bough_server.observability.metrics import Metrics
+from bough_server.observability.tracing import Tracing
 from bough_server.runs.admission import RunDefaults
 from bough_server.runtime.agent import Resolver
 from bough_server.store.ports import Principal
 from bough_server.store.worker_ports import RunStore
 from bough_server.tasks import AbandonedTasks
-from bough_server.telemetry import Tracing
 
 
 class SessionLocks:

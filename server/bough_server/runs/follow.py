@@ -5,8 +5,8 @@ from contextlib import aclosing
 from typing import Final, TypeAlias, cast
 
 from bough.v1 import follow_pb2
-from bough_server import events
 from bough_server.errors import SequenceOutOfRange
+from bough_server.log import events
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.registry import RunRegistry
 from bough_server.store.ports import Principal, StoredEvent

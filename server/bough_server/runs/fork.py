@@ -15,14 +15,15 @@ from bough.v1 import (
     policy_pb2,
     run_pb2,
 )
-from bough_server import events, ids
+from bough_server import ids
 from bough_server.agents.definition import revision
 from bough_server.agents.pinned import MissingVersion
-from bough_server.blobs import StoredBlob
 from bough_server.engine import keys
 from bough_server.engine.input_requests import outcome_of_caller
 from bough_server.engine.journal import Journal
 from bough_server.errors import FieldViolation, ForkRefused, InvalidRequest, SequenceOutOfRange
+from bough_server.log import events
+from bough_server.log.blobs import StoredBlob
 from bough_server.messages import copy_of
 from bough_server.runs.admission import EvaluationRun, check_input, effective_policy, set_evaluation, spoken_by_user
 from bough_server.runs.close import as_records, policy_of, read_log

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bough.v1 import event_pb2, execution_pb2, policy_pb2
-from bough_server import events
 from bough_server.engine import keys
+from bough_server.log import events
 from bough_server.runs.close import policy_of
 
 

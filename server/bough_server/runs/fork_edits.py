@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from bough.v1 import event_pb2, fork_pb2, message_pb2
-from bough_server import events
 from bough_server.engine import keys
 from bough_server.engine.input_requests import outcome_mistakes, result_of
 from bough_server.errors import FieldViolation, InvalidRequest
+from bough_server.log import events
 from bough_server.messages import copy_of
 from bough_server.truncation import MAX_RESULT_BYTES, MAX_TEXT_BYTES, size_of
 

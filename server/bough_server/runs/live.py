@@ -11,7 +11,7 @@ from bough.v1 import agent_pb2, event_pb2, execution_pb2, policy_pb2
 from bough_server.engine.execution import Execution
 from bough_server.errors import Fenced, NonDeterministic, ServerStopping, StorageFailed
 from bough_server.history.session import SessionHistory
-from bough_server.metrics import Metrics
+from bough_server.observability.metrics import Metrics
 from bough_server.runs.close import Bound, wall_owner, why_ended
 from bough_server.runtime.agent import Resolver
 from bough_server.runtime.context import LaneContext

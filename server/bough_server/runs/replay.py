@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
 from bough.v1 import agent_pb2, event_pb2
-from bough_server import events
 from bough_server.agents.pinned import REPLAY_VERSION
 from bough_server.agents.registry import agent_of
 from bough_server.clock import Clock
@@ -16,12 +15,13 @@ from bough_server.engine.journal import Journal
 from bough_server.engine.keys import RunInfo
 from bough_server.errors import ConfigurationError, NonDeterministic
 from bough_server.history.session import SessionHistory
+from bough_server.log import events
+from bough_server.observability.tracing import Parent, Tracing
 from bough_server.runs.fork import changed_definitions
 from bough_server.runtime.agent import Agent, Resolver, llm_of
 from bough_server.runtime.context import LaneContext
 from bough_server.runtime.dispatcher import dispatch_root
 from bough_server.store.ports import StoredMessage
-from bough_server.telemetry import Parent, Tracing
 from bough_server.tools.builtin import SPECS
 from bough_server.tools.tool import Tool
 

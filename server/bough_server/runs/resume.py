@@ -4,9 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bough.v1 import agent_service_pb2, event_pb2, input_pb2
-from bough_server import events
 from bough_server.agents.pinned import MissingVersion
-from bough_server.blobs import UNKNOWN, StoredBlob, referenced
 from bough_server.engine.input_requests import mistakes, received, same_answer
 from bough_server.engine.journal import Journal
 from bough_server.errors import (
@@ -20,6 +18,8 @@ from bough_server.errors import (
     SequenceOutOfRange,
     SessionBusy,
 )
+from bough_server.log import events
+from bough_server.log.blobs import UNKNOWN, StoredBlob, referenced
 from bough_server.messages import copy_of
 from bough_server.runs.admission import request_digest
 from bough_server.runs.close import policy_of, read_log

@@ -7,9 +7,11 @@ from contextlib import suppress
 import structlog
 
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, follow_pb2, message_pb2, run_pb2
-from bough_server import events, ids
-from bough_server.blobs import StoredBlob, referenced
+from bough_server import ids
 from bough_server.errors import Fenced, ServerStopping, StorageFailed
+from bough_server.log import events
+from bough_server.log.blobs import StoredBlob, referenced
+from bough_server.observability.tracing import Parent
 from bough_server.runs.admission import (
     Admission,
     EvaluationRun,
@@ -30,7 +32,6 @@ from bough_server.runs.start import RunStarter
 from bough_server.runs.supervisor import RunSupervisor
 from bough_server.store.ports import Page, Principal, RequestIdTaken, RunFilter, RunRecord
 from bough_server.store.worker_ports import RunCommand, Topic
-from bough_server.telemetry import Parent
 
 _log = structlog.get_logger(__name__)
 

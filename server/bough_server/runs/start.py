@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, policy_pb2
-from bough_server import events, ids
-from bough_server.blobs import StoredBlob
+from bough_server import ids
 from bough_server.errors import Fenced, NotFound, SessionBusy
 from bough_server.history.session import SessionHistory
+from bough_server.log import events
+from bough_server.log.blobs import StoredBlob
+from bough_server.observability.tracing import Parent, Traced
 from bough_server.runs.admission import Admission, record_of, run_queued, run_started, stored_definitions
 from bough_server.runs.close import close_reason, close_run
 from bough_server.runs.dependencies import RunDependencies
@@ -26,7 +28,6 @@ from bough_server.store.ports import (
     SessionMoved,
 )
 from bough_server.store.worker_ports import Topic
-from bough_server.telemetry import Parent, Traced
 
 _TRIES: Final = 5
 

@@ -10,10 +10,10 @@ import structlog
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2
 from bough_server.agents.pinned import MissingVersion
-from bough_server.blobs import StoredBlob
 from bough_server.engine.input_requests import expired, received
 from bough_server.engine.journal import Journal
 from bough_server.errors import Fenced, NonDeterministic, NotFound, RunError, RunParked, ServerStopping, StorageFailed
+from bough_server.log.blobs import StoredBlob
 from bough_server.runs.close import CloseReason, close_run, failed, read_log
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.follow import Pages

@@ -3,9 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2
-from bough_server import events
 from bough_server.agents.pinned import MissingVersion, pinned
-from bough_server.blobs import StoredBlob
 from bough_server.engine.execution import Execution
 from bough_server.engine.files import SessionFiles
 from bough_server.engine.journal import Journal
@@ -14,8 +12,11 @@ from bough_server.engine.recorder import Recorder
 from bough_server.engine.run_log import log_start
 from bough_server.errors import RunError
 from bough_server.history.session import SessionHistory
+from bough_server.log import events
+from bough_server.log.blobs import StoredBlob
+from bough_server.log.run_state import folded
 from bough_server.messages import copy_of
-from bough_server.run_state import folded
+from bough_server.observability.tracing import Parent, Traced
 from bough_server.runs.close import (
     Bound,
     CloseReason,
@@ -33,7 +34,6 @@ from bough_server.runs.live import LiveRun
 from bough_server.runs.registry import RunRegistry
 from bough_server.runtime.agent import Resolver
 from bough_server.store.ports import RunRecord
-from bough_server.telemetry import Parent, Traced
 
 OnEnd = Callable[[LiveRun, BaseException | None], None]
 

@@ -9,9 +9,9 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from bough.v1 import action_pb2, agent_pb2, execution_pb2, message_pb2, step_pb2
 from bough_server.functions import Function
 from bough_server.history.transcript import Transcript
+from bough_server.log.session_state import json_text
 from bough_server.messages import text_of
 from bough_server.models.model import Model, ModelRequest, ToolSpec
-from bough_server.session_state import json_text
 from bough_server.tools.tool import Tool
 
 Item = TypeVar("Item")

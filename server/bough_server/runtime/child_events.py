@@ -3,20 +3,21 @@
 import asyncio
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, message_pb2
-from bough_server import events, ids
+from bough_server import ids
 from bough_server.engine import keys
 from bough_server.engine.cancellation import failure_of_child
 from bough_server.engine.execution import Execution, as_run_error
 from bough_server.engine.open_invocations import OpenInvocation, duration
 from bough_server.engine.scheduler import STOP_SECONDS
 from bough_server.errors import RunError
+from bough_server.log import events
 from bough_server.messages import copy_of
+from bough_server.observability.tracing import Traced
 from bough_server.runtime.agent import Agent, Outcome
 from bough_server.runtime.dispatch import Dispatch, Transfer
 from bough_server.runtime.failure_log import log_failure
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.running_agent import CallSite, RunningAgent, branch_below, run_path_below
-from bough_server.telemetry import Traced
 
 
 def outcome_of(

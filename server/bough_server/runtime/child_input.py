@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any, Final
 
 from bough.v1 import error_pb2, message_pb2
-from bough_server import events
 from bough_server.errors import RunError
 from bough_server.functions import InputBuilder, Snapshot, Values
 from bough_server.history.rewrite import as_context
+from bough_server.log import events
 from bough_server.messages import copy_of, text_of
 from bough_server.runtime.dispatch import Dispatch, said_by
 from bough_server.runtime.lane import Lane

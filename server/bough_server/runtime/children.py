@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bough.v1 import action_pb2, agent_pb2, error_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2
-from bough_server import events
 from bough_server.engine import keys
 from bough_server.errors import RunError
+from bough_server.log import events
 from bough_server.models.model import ToolSpec
 from bough_server.runtime.child_events import end_others
 from bough_server.runtime.dispatch import Dispatch, DispatchResult, Transfer

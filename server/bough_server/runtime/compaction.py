@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from bough.v1 import event_pb2, message_pb2, step_pb2
-from bough_server import events
 from bough_server.engine import keys
 from bough_server.errors import RunError
 from bough_server.history.overflow import Plan, Unit, summary_of, summary_request, to_be_summarized, window
+from bough_server.log import events
 from bough_server.messages import text_of
 from bough_server.models.model import Model, ModelRequest
 from bough_server.models.tokens import BYTES_PER_TOKEN, counted, form_tokens, request_tokens

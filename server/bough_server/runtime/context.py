@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, step_pb2
-from bough_server import events, ids
+from bough_server import ids
 from bough_server.engine import keys
 from bough_server.engine.execution import as_run_error
 from bough_server.errors import RunError
+from bough_server.log import events
 from bough_server.messages import calls_of, copy_of, text_of
 from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.runtime.agent import NO_DEFAULT, Answered, Context, Work, value_of

@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, message_pb2
-from bough_server import events, ids
+from bough_server import ids
 from bough_server.engine.execution import Execution
 from bough_server.errors import RunError
 from bough_server.history.transcript import Transcript
+from bough_server.log import events
 from bough_server.models.model import ToolSpec
 from bough_server.runtime.agent import Outcome
 from bough_server.runtime.running_agent import RunningAgent

@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, policy_pb2
-from bough_server.blobs import data_size
 from bough_server.engine import keys
 from bough_server.engine.execution import Execution, as_run_error
 from bough_server.engine.limits import check_hops
 from bough_server.errors import RunError
+from bough_server.log.blobs import data_size
 from bough_server.messages import constant_in, text_of
 from bough_server.runtime.agent import Agent, Context, Outcome, Resolver, value_of
 from bough_server.runtime.child_events import (

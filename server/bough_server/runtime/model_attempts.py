@@ -10,11 +10,12 @@ from typing import Final, cast
 from google.protobuf import duration_pb2
 
 from bough.v1 import error_pb2, event_pb2, step_pb2, usage_pb2
-from bough_server import events, ids, usage
+from bough_server import ids
 from bough_server.engine import keys
 from bough_server.engine.execution import Execution
 from bough_server.engine.recorder import DeltaChunk
 from bough_server.errors import ModelError, RunError
+from bough_server.log import events, usage
 from bough_server.models.model import (
     AttemptMeter,
     Delta,
@@ -25,9 +26,9 @@ from bough_server.models.model import (
     ToolCallDelta,
     cost_of,
 )
+from bough_server.observability.tracing import Traced
 from bough_server.runtime.agent import Resolver
 from bough_server.runtime.running_agent import RunningAgent
-from bough_server.telemetry import Traced
 from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
-from bough_server import events
 from bough_server.engine import keys
 from bough_server.engine.execution import Execution, as_run_error
 from bough_server.engine.limits import Amount, estimated
 from bough_server.errors import RunError
+from bough_server.log import events
 from bough_server.messages import calls_of, copy_of
 from bough_server.models.model import Model, ModelRequest, forms_of
 from bough_server.runtime.lane import Lane

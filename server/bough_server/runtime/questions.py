@@ -13,12 +13,13 @@ from bough_server import ids
 from bough_server.engine import keys
 from bough_server.engine.input_requests import result_of
 from bough_server.errors import RunError
+from bough_server.matching.schemas import schema_mistakes, value_schema_problem
 from bough_server.messages import copy_of
 from bough_server.runtime.agent import NO_DEFAULT
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.running_agent import RunningAgent
 from bough_server.runtime.toolset import ToolOffer
-from bough_server.tools.arguments import parse_arguments, schema_mistakes, value_schema_problem
+from bough_server.tools.arguments import parse_arguments
 from bough_server.tools.execution import needs_approval
 from bough_server.truncation import MAX_TEXT_BYTES, size_of
 

@@ -13,13 +13,13 @@ from bough_server.engine.recorder import DeltaCoalescing
 from bough_server.errors import RunError
 from bough_server.history.transcript import Transcript
 from bough_server.history.visible import policy_of
+from bough_server.ids import agent_chain
+from bough_server.log.session_state import values_of
 from bough_server.models.model import ToolSpec
+from bough_server.observability.tracing import Traced
 from bough_server.runtime.agent import Agent, Resolver, llm_of
 from bough_server.runtime.state import LaneState
 from bough_server.runtime.toolset import Toolset, toolset
-from bough_server.session_state import values_of
-from bough_server.store.projection import agent_chain
-from bough_server.telemetry import Traced
 
 MAX_BRANCH_BYTES: Final = 256
 MAX_RUN_PATH: Final = 32

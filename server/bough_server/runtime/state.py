@@ -10,7 +10,7 @@ from typing import Any
 
 from bough.v1 import error_pb2, session_pb2
 from bough_server.errors import RunError
-from bough_server.session_state import (
+from bough_server.log.session_state import (
     KEY,
     LIMITS,
     MAX_STATE_BYTES,
@@ -22,7 +22,7 @@ from bough_server.session_state import (
     value_text,
     write_of,
 )
-from bough_server.session_state_fold import Writes
+from bough_server.log.session_state_fold import Writes
 
 
 class LaneState:

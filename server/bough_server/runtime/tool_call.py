@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import error_pb2, eval_set_pb2, event_pb2, message_pb2, session_pb2
-from bough_server import events, ids
+from bough_server import ids
 from bough_server.engine import keys
 from bough_server.engine.execution import as_run_error
 from bough_server.engine.files import SessionFiles
@@ -18,13 +18,14 @@ from bough_server.engine.open_invocations import duration
 from bough_server.engine.recorder import DeltaChunk
 from bough_server.engine.scheduler import Waiter
 from bough_server.errors import RunError
+from bough_server.log import events
 from bough_server.messages import text_of
+from bough_server.observability.tracing import Traced
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.questions import ToolQuestions
 from bough_server.runtime.state import LaneState, StateView
 from bough_server.runtime.tool_mocks import mock_of, mocked_result
 from bough_server.runtime.toolset import ToolOffer
-from bough_server.telemetry import Traced
 from bough_server.tools import builtin
 from bough_server.tools import execution as tool_execution
 from bough_server.tools.arguments import parse_arguments

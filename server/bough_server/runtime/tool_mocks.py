@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from bough.v1 import error_pb2, eval_set_pb2, message_pb2
-from bough_server.comparison_work import TooMuchWork, bounded_work
 from bough_server.engine.input_requests import outcome_mistakes, result_of, value_mistakes
 from bough_server.errors import RunError
+from bough_server.matching.values import check_matcher, mismatch
+from bough_server.matching.work import TooMuchWork, bounded_work
 from bough_server.tools.builtin import RESERVED
 from bough_server.tools.output import result_parts
 from bough_server.truncation import cut_text
-from bough_server.value_matcher import check_matcher, mismatch
 
 MAX_MOCKS_BYTES: Final = 1024 * 1024
 """The most bytes of all mocks of a run: an event has to hold them beside the input and the session's values."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from bough.v1 import agent_pb2, evaluation_pb2, event_pb2, execution_pb2, message_pb2, run_pb2, session_pb2, usage_pb2
-from bough_server.blobs import StoredBlob
+from bough_server.log.blobs import StoredBlob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bough.v1.evaluation_ref_pb2 import EvaluationRef
-from bough_server.run_state import RunState
+from bough_server.log.run_state import RunState
 from bough_server.store.ports import StoredCall, StoredMessage, UsageEntry
 
 

@@ -3,7 +3,6 @@
 A message is stored in the session if its event gave it a kind; that decision is made before it is recorded.
 """
 
-import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,16 +12,17 @@ from typing import Final
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from bough.v1 import event_pb2, execution_pb2, message_pb2
-from bough_server import events, ids
+from bough_server import ids
+from bough_server.log import events
+from bough_server.log.run_state import RunStateFold
+from bough_server.log.session_state import json_of
+from bough_server.log.session_state_fold import StateFold
+from bough_server.log.usage import Sums
 from bough_server.messages import calls_of, copy_of
-from bough_server.run_state import RunStateFold
-from bough_server.session_state import json_of
-from bough_server.session_state_fold import StateFold
 from bough_server.store.linked_calls import LinkedCalls
 from bough_server.store.ports import Record, StoredCall, StoredMessage, UsageEntry
 from bough_server.store.projected import NOTHING, LogAddress, Projected, RunEnd, RunStart
 from bough_server.store.usage_so_far import COUNTED, UsageSoFar
-from bough_server.usage import Sums
 
 _STATES: Final = {
     events.RUN_COMPLETED: execution_pb2.EXECUTION_STATE_SUCCEEDED,
@@ -36,11 +36,6 @@ MAX_EXCERPT: Final = 200
 
 _WORD: Final = re.compile(r"\S+")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-
-
-def agent_chain(parent: str, name: str) -> str:
-    """Return a SHA-256 hex digest of the agents' names from the root down to `name`; at the root, `parent` is empty."""
-    return hashlib.sha256((f"{parent}/{name}" if parent else name).encode()).hexdigest()
 
 
 class RunFold:
@@ -135,7 +130,7 @@ class RunFold:
         self._message_root = started.key_root
         self._position = self._session_cut = started.session_cut
         self._state.apply(event)
-        self._chains[event.invocation_id] = (started.agent, agent_chain("", started.agent))
+        self._chains[event.invocation_id] = (started.agent, ids.agent_chain("", started.agent))
         self._run_state.apply(event)
         self._start = self._begun = RunStart(
             agent=started.agent,
@@ -192,7 +187,7 @@ class RunFold:
 
     def _sub_agent_started(self, event: event_pb2.AgentEvent) -> None:
         _, above = self._chains.get(event.parent_invocation_id, ("", ""))
-        self._chains[event.invocation_id] = (event.agent, agent_chain(above, event.agent))
+        self._chains[event.invocation_id] = (event.agent, ids.agent_chain(above, event.agent))
         self._linked_calls.apply_start(event)
         self._store(event, event.sub_agent_started.input)
 

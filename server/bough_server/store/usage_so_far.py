@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from bough.v1 import event_pb2, usage_pb2
-from bough_server import events
-from bough_server.usage import ONE_TOOL_CALL, Sums
+from bough_server.log import events
+from bough_server.log.usage import ONE_TOOL_CALL, Sums
 
 
 class UsageSoFar:

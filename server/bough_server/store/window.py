@@ -12,7 +12,7 @@ from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple, overload
 from weakref import WeakValueDictionary, ref
 
-from bough_server import evaluation_events, events
+from bough_server.log import evaluation_events, events
 from bough_server.store.ports import LogRecord, StoredEvent
 
 PAGE_EVENTS: Final = 256

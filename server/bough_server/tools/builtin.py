@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol
 
 from bough.v1 import action_pb2, error_pb2, message_pb2
 from bough_server.errors import RunError
+from bough_server.log.session_state import KEY, json_of, values_of
 from bough_server.models.model import ToolSpec
-from bough_server.session_state import KEY, json_of, values_of
 
 FINAL_ANSWER: Final = "final_answer"
 """Name of the tool whose argument is the final answer."""

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from bough.v1 import error_pb2, message_pb2
 from bough_server.errors import RunError, text_of_error
+from bough_server.matching.schemas import value_path
 from bough_server.tasks import AbandonedTasks, is_collected
-from bough_server.tools.arguments import bad_arguments, parse_arguments, value_path
+from bough_server.tools.arguments import bad_arguments, parse_arguments
 from bough_server.tools.output import Excerpt, result_parts
 from bough_server.tools.threads import ThreadLimit, pull
 from bough_server.tools.tool import Tool, ToolContext

@@ -9,14 +9,14 @@ from typing import Final, TypeAlias
 from google.protobuf import timestamp_pb2
 
 from bough.v1 import event_pb2, invocation_pb2, message_pb2, step_pb2
-from bough_server import events
+from bough_server.log import events
+from bough_server.log.session_state_fold import CONCERNED, Conflicts
+from bough_server.log.usage import ONE_TOOL_CALL, Sums
 from bough_server.messages import copy_of
-from bough_server.session_state_fold import CONCERNED, Conflicts
 from bough_server.tree.bounds import Bounds
 from bough_server.tree.nodes import End, Node
 from bough_server.tree.run import Run
 from bough_server.tree.tools import ToolCalls
-from bough_server.usage import ONE_TOOL_CALL, Sums
 
 
 class TreeState:

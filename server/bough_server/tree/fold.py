@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from bough.v1 import event_pb2, invocation_pb2
-from bough_server import events
+from bough_server.log import events
 from bough_server.tree.bounds import Bounds
 from bough_server.tree.facts import TreeState
 from bough_server.tree.nodes import anomaly

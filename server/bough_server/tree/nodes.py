@@ -10,9 +10,9 @@ from typing import Final, TypeAlias
 from google.protobuf import timestamp_pb2
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, invocation_pb2, message_pb2, model_pb2
-from bough_server import events
+from bough_server.log import events
+from bough_server.log.usage import Sums
 from bough_server.messages import copy_of
-from bough_server.usage import Sums
 
 _NOT_AGENTS: Final = frozenset({"", "user", "graph-node", "graph-pregel", "graph-executor"})
 """Authors that are not agents and so do not name an invocation."""

@@ -10,12 +10,12 @@ from typing import Final
 from bough.v1 import execution_pb2, invocation_pb2, step_pb2
 from bough.v1.invocation_pb2 import ANOMALY_KIND_MISSING_PARENT as MISSING_PARENT
 from bough.v1.invocation_pb2 import ANOMALY_KIND_PARENT_CYCLE as PARENT_CYCLE
+from bough_server.log.usage import Sums
 from bough_server.messages import copy_of
 from bough_server.tree.bounds import Bounds, fit
 from bough_server.tree.facts import TreeState
 from bough_server.tree.nodes import anomaly
 from bough_server.tree.run import Run
-from bough_server.usage import Sums
 
 _MAX_CONFLICTS: Final = 16
 """The most conflicting values that are named."""

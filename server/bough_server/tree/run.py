@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from operator import itemgetter
 
 from bough.v1 import event_pb2, fork_pb2, invocation_pb2, message_pb2
+from bough_server.log.run_state import RunStateFold
+from bough_server.log.usage import Sums
 from bough_server.messages import copy_of
-from bough_server.run_state import RunStateFold
 from bough_server.tree.nodes import End, Node, anomaly
-from bough_server.usage import Sums
 
 
 class Run:

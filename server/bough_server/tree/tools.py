@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, invocation_pb2, message_pb2
-from bough_server import events
-from bough_server.blobs import file_text
+from bough_server.log import events
+from bough_server.log.blobs import file_text
+from bough_server.log.run_state import CallKey
 from bough_server.messages import copy_of
-from bough_server.run_state import CallKey
 from bough_server.tree.bounds import Bounds, head
 
 _CUT_IN_STEPS: Final = 64 * 1024

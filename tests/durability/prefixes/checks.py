@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, invocation_pb2, message_pb2, usage_pb2
-from bough_server import events
 from bough_server.engine import keys
-from bough_server.session_state import json_of
-from bough_server.session_state_fold import StateFold
+from bough_server.log import events
+from bough_server.log.session_state import json_of
+from bough_server.log.session_state_fold import StateFold
+from bough_server.log.usage import Sums
 from bough_server.tools.builtin import RESERVED
-from bough_server.usage import Sums
 from tests.durability.prefixes.recovery import Finished
 from tests.durability.prefixes.scenario import name_of
 from tests.support.log_laws import check_laws

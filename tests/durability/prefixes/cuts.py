@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bough.v1 import event_pb2
-from bough_server import events
+from bough_server.log import events
 from tests.durability.prefixes.recovery import Finished, recover
 
 T = TypeVar("T")

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from bough import text_of
 from bough.v1 import invocation_pb2, message_pb2, step_pb2
-from bough_server.blobs import file_text
 from bough_server.cli.render.format import (
     between,
     cost_text,
@@ -18,6 +17,7 @@ from bough_server.cli.render.format import (
 from bough_server.cli.render.notes import finish_text
 from bough_server.cli.render.tree import kind_and_end, origin_parts, totals
 from bough_server.evals.reports.page import Block, Call, Note, Step, TreeNode, indented_json, render
+from bough_server.log.blobs import file_text
 from bough_server.plain_text import one_line
 
 

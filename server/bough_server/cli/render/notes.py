@@ -6,8 +6,8 @@ from typing import Final
 
 from bough import text_of
 from bough.v1 import event_pb2, execution_pb2, fork_pb2, input_pb2, message_pb2, session_pb2, step_pb2
-from bough_server.blobs import file_text
 from bough_server.cli.render.format import counted, enum_text, error_text, time_text
+from bough_server.log.blobs import file_text
 from bough_server.plain_text import one_line
 
 _RESUMED: Final = {

@@ -26,7 +26,7 @@ from bough_server.cli.render.notes import (
     shown_result,
     steps_text,
 )
-from bough_server.events import name_of
+from bough_server.log.events import name_of
 from bough_server.plain_text import one_line
 
 AgentEvent = event_pb2.AgentEvent

@@ -7,7 +7,6 @@ from rich.text import Text
 
 from bough import text_of
 from bough.v1 import agent_pb2, execution_pb2, message_pb2, model_pb2, run_pb2, session_pb2, usage_pb2
-from bough_server.blobs import blobs_in, file_text
 from bough_server.cli.render.format import (
     clip,
     cost_text,
@@ -20,6 +19,7 @@ from bough_server.cli.render.format import (
 )
 from bough_server.cli.render.notes import shown_result
 from bough_server.cli.render.questions import open_request_lines, origin_lines
+from bough_server.log.blobs import blobs_in, file_text
 from bough_server.plain_text import one_line, printable
 
 _BELOW: Final = "magenta"

@@ -28,7 +28,7 @@ from bough_server.errors import ConfigurationError
 from bough_server.evals.importers.conversations import Exchange, ImportedCall
 from bough_server.evals.importers.unplaced import unplaced_metric
 from bough_server.evals.importers.values import JsonObject, JsonValue, Notes, as_json
-from bough_server.session_state import is_key
+from bough_server.log.session_state import is_key
 
 _Expected = TypeVar("_Expected")
 

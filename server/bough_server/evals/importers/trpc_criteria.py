@@ -22,7 +22,7 @@ from bough_server.evals.importers.assembly import ComparesAnswers, ComparesTools
 from bough_server.evals.importers.conversations import ImportedCall
 from bough_server.evals.importers.values import JsonObject, JsonValue, Notes, as_json, object_of
 from bough_server.evals.metrics.tool_names import ANY
-from bough_server.regexes import RegexProblem, check_pattern, escaped
+from bough_server.matching.regexes import RegexProblem, check_pattern, escaped
 
 NUMBER_TOLERANCE: Final = 1e-6
 """How far numbers may be apart if the criterion does not say."""

@@ -23,9 +23,9 @@ from bough.v1.eval_result_pb2 import (
 )
 from bough.v1.eval_set_pb2 import EvalTurn, ExpectedTool
 from bough_server.evals.importers.values import JsonValue
-from bough_server.evals.statistics import reaches
+from bough_server.evals.metrics.statistics import reaches
+from bough_server.matching.values import parse_json
 from bough_server.messages import executed_arguments
-from bough_server.value_matcher import parse_json
 
 _STATUSES: Final[Mapping[Verdict.ValueType, str]] = {
     VERDICT_PASSED: "passed",

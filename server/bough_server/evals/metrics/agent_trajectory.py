@@ -6,11 +6,11 @@ from itertools import chain, islice
 from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, invocation_pb2
-from bough_server.comparison_work import spend
-from bough_server.evals.agent_tree import AgentNode, agent_tree
 from bough_server.evals.metrics import tool_trajectory
 from bough_server.evals.metrics.tree_matching import ANY, ExpectedNode, Match, best_matching, expected_tree
 from bough_server.evals.metrics.tree_words import MAX_DIFFERENCES, TreeDifferences
+from bough_server.evals.trees.agent_tree import AgentNode, agent_tree
+from bough_server.matching.work import spend
 
 TRANSPARENT: Final = frozenset(
     {

@@ -9,7 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, usage_pb2
 from bough.v1.invocation_pb2 import AgentInvocation, Invocation, ToolInvocation
 from bough_server.evals.metrics.turn import Turn, no_score, with_score
-from bough_server.usage import Sums, has_whole_cost
+from bough_server.log.usage import Sums, has_whole_cost
 
 _BOUNDS: Final[Mapping[str, str]] = {
     "model_calls": "model calls",

@@ -17,8 +17,8 @@ from bough_server.agents.loading import load_values
 from bough_server.errors import text_of_error
 from bough_server.evals.metrics.turn import TurnScore, mean_score, no_score, not_judged
 from bough_server.functions import NAME
+from bough_server.matching.values import parse_json
 from bough_server.messages import copy_of
-from bough_server.value_matcher import parse_json
 
 Judgment: TypeAlias = float | bool | tuple[float | bool, str]
 """A score, or a score and the reason for it. True is 1, False is 0."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, invocation_pb2, message_pb2
 from bough_server.evals.metrics.turn import Turn, TurnScore, judged, mean_score, not_judged
+from bough_server.matching.values import answer_mismatch
 from bough_server.messages import text_of
-from bough_server.value_matcher import answer_mismatch
 
 
 def score(

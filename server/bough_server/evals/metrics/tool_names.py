@@ -3,7 +3,7 @@
 from typing import Final
 
 from bough.v1.eval_set_pb2 import ExpectedTool
-from bough_server.regexes import RegexProblem, is_found
+from bough_server.matching.regexes import RegexProblem, is_found
 
 ANY: Final = "*"
 """The name of an expected call that every tool has."""

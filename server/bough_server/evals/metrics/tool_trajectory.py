@@ -15,13 +15,13 @@ from bough.v1.eval_set_pb2 import (
     ValueMatcher,
 )
 from bough.v1.invocation_pb2 import AgentInvocation, ToolInvocation
-from bough_server import value_matcher
-from bough_server.comparison_work import spend
 from bough_server.distribution import install_command
 from bough_server.errors import ConfigurationError
 from bough_server.evals.metrics.tool_names import fits_name, is_named, name_words
 from bough_server.evals.metrics.turn import Turn, TurnScore, is_configured, judged, mean_score, not_judged
 from bough_server.history.visible import CALL_PREFIX
+from bough_server.matching import values
+from bough_server.matching.work import spend
 from bough_server.messages import executed_arguments, has_cut_arguments
 from bough_server.tools.builtin import RESERVED
 
@@ -195,12 +195,12 @@ def _difference(tool: ExpectedTool, call: ToolInvocation, number: int) -> str:
         return f"call {number} is {_label(call)}, expected {name_words(tool)}"
     arguments = executed_arguments(call).strip() or "{}"  # no text means no arguments
     for matcher in _arguments_matchers(tool):
-        if wrong := value_matcher.mismatch(matcher, arguments):
+        if wrong := values.mismatch(matcher, arguments):
             return f"call {number}, {_label(call)}: the arguments differ: {wrong}"
     for matcher in _result_matchers(tool):
         if call.state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
             return f"call {number}, {_label(call)}, has no result"
-        if wrong := value_matcher.mismatch(matcher, call.result_json):
+        if wrong := values.mismatch(matcher, call.result_json):
             return f"call {number}, {_label(call)}: the result differs: {wrong}"
     return ""
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bough.v1 import eval_set_pb2
-from bough_server.comparison_work import spend
-from bough_server.evals.agent_tree import AgentNode
 from bough_server.evals.metrics.alignment import MAX_SUM, Pairs, Row, best_in_any_order, best_in_order
+from bough_server.evals.trees.agent_tree import AgentNode
+from bough_server.matching.work import spend
 
 ANY: Final = "*"
 """The name of an expected agent that any agent matches."""

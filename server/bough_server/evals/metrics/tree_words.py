@@ -6,8 +6,8 @@ from itertools import islice
 from typing import Final
 
 from bough.v1 import eval_result_pb2
-from bough_server.evals.agent_tree import AgentNode, joined_path, path_of
 from bough_server.evals.metrics.tree_matching import ANY, ExpectedNode, Match
+from bough_server.evals.trees.agent_tree import AgentNode, joined_path, path_of
 from bough_server.truncation import cut_text
 
 MAX_DIFFERENCES: Final = 100

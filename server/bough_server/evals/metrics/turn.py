@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, invocation_pb2
-from bough_server.evals.statistics import reaches
+from bough_server.evals.metrics.statistics import reaches
 
 MAX_REASON: Final = 2_000
 """The most characters of a score's reason."""

@@ -43,7 +43,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, V
 from pydantic_core import ErrorDetails
 
 from bough.v1 import message_pb2, usage_pb2
-from bough_server.documents import Document, parse_documents, read_documents, suggestion
+from bough_server.documents.yaml import Document, parse_documents, read_documents, suggestion
 from bough_server.errors import ConfigurationError, Problem
 from bough_server.models.model import ModelRequest
 

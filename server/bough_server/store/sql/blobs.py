@@ -10,8 +10,8 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, case, delete, exists, func, insert, or_, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from bough_server.blobs import UNKNOWN
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound
+from bough_server.log.blobs import UNKNOWN
 from bough_server.store.ports import BlobPiece, LogRecord, Principal, Record
 from bough_server.store.sql import tables
 from bough_server.store.sql.readers import Readers

@@ -4,7 +4,7 @@ from typing import Final
 
 from sqlalchemy import Connection
 
-from bough_server import evaluation_events
+from bough_server.log import evaluation_events
 from bough_server.store.evaluation_projection import EvaluationFold
 from bough_server.store.ports import NewEvaluation
 from bough_server.store.projected import LogAddress, Projected

@@ -10,8 +10,8 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, case, insert, or_, select
 
-from bough_server import events
 from bough_server.errors import ForkRefused, NotFound
+from bough_server.log import events
 from bough_server.store.ports import NewFork, Record
 from bough_server.store.projected import LogAddress, Projected
 from bough_server.store.projection import RunFold

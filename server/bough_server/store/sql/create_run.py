@@ -9,8 +9,8 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough.v1 import agent_pb2, execution_pb2
 from bough.v1.evaluation_ref_pb2 import EvaluationRef
-from bough_server import events
 from bough_server.errors import NotFound, SessionBusy, SessionQueueFull
+from bough_server.log import events
 from bough_server.store.ports import LogRecord, NewRun, Principal, Record, RequestIdTaken, SessionMoved
 from bough_server.store.projected import LogAddress, Projected, RunStart
 from bough_server.store.projection import RunFold

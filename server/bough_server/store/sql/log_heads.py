@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, select
 
-from bough_server import evaluation_events, events
 from bough_server.errors import Fenced
+from bough_server.log import evaluation_events, events
 from bough_server.store.evaluation_projection import EvaluationFold
 from bough_server.store.ports import EvaluationFact, Record
 from bough_server.store.projected import LogAddress

@@ -11,8 +11,8 @@ import structlog
 from sqlalchemy import Connection, Engine, Select, bindparam, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from bough_server import events
 from bough_server.errors import NotFound, ServerStopping, StorageFailed
+from bough_server.log import events
 from bough_server.store.ports import StoredEvent
 from bough_server.store.sql import tables
 from bough_server.store.sql.failure_log import FailureLog, is_outage

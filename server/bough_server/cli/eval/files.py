@@ -1,0 +1,169 @@
+"""Files that evaluations write and read: results, reports, baselines."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import util
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from bough_server.cli.exit_codes import print_stderr
+from bough_server.distribution import install_command
+
+if TYPE_CHECKING:
+    from bough.v1 import eval_result_pb2
+    from bough_server.settings_sections import RedactSection
+
+MAX_RESULT_BYTES: Final = 256 * 1024 * 1024
+
+
+class Content(StrEnum):
+    """How much of texts, arguments and results files hold."""
+
+    NONE = "none"
+    CUT = "cut"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """The files that a command writes a result to; None for those that it does not."""
+
+    junit: Path | None = None
+    markdown: Path | None = None
+    html: Path | None = None
+    json: Path | None = None
+    content: Content = Content.CUT
+
+    def check(self, redact: "RedactSection") -> None:
+        """Raise ConfigurationError for a file that could not be written, before anything runs."""
+        from bough.v1 import eval_result_pb2
+        from bough_server.errors import ConfigurationError
+        from bough_server.evals.results.content import reduced
+
+        paths = [path for path in (self.junit, self.markdown, self.html, self.json) if path is not None]
+        for path in paths:
+            if why := why_unwritable(path):
+                raise ConfigurationError(f"{path}: {why}")
+        if len({path.resolve() for path in paths}) < len(paths):
+            raise ConfigurationError("Two of --junit, --markdown, --html and --json name the same file.")
+        for file, package in ((self.junit, "junitparser"), (self.html, "jinja2")):
+            if file is not None and util.find_spec(package) is None:
+                raise ConfigurationError(f'{file}: This needs the extra "eval": {install_command("eval")}.')
+        reduced(eval_result_pb2.EvalResult(), None, self.content.value, fields=redact.fields, patterns=redact.patterns)
+
+    def write(
+        self,
+        result: "eval_result_pb2.EvalResult",
+        comparison: "eval_result_pb2.EvalComparison | None" = None,
+        *,
+        redact: "RedactSection",
+    ) -> None:
+        """Write every file, each whole or not at all. Raises ConfigurationError and OSError."""
+        if not any((self.junit, self.markdown, self.html, self.json)):
+            return
+        from bough_server.cli.output import json_text
+        from bough_server.evals.reports.html import html_page
+        from bough_server.evals.reports.junit import junit_text
+        from bough_server.evals.reports.markdown import markdown_text
+        from bough_server.evals.results.content import reduced
+
+        shown, compared = reduced(
+            result, comparison, self.content.value, fields=redact.fields, patterns=redact.patterns
+        )
+        writers: tuple[tuple[Path | None, Callable[[], str]], ...] = (
+            (self.json, lambda: json_text(shown) + "\n"),
+            (self.junit, lambda: junit_text(shown)),
+            (self.markdown, lambda: markdown_text(shown, compared)),
+            (self.html, lambda: html_page(shown, compared)),
+        )
+        for path, text in writers:
+            if path is not None:
+                write_whole(path, text())
+                print_stderr(f"wrote {path}")
+
+
+def redacted(
+    result: "eval_result_pb2.EvalResult",
+    comparison: "eval_result_pb2.EvalComparison | None" = None,
+    *,
+    redact: "RedactSection",
+) -> "tuple[eval_result_pb2.EvalResult, eval_result_pb2.EvalComparison | None]":
+    """Return a result and its comparison as a command prints them: whole, without secrets."""
+    if not redact.fields and not redact.patterns:
+        return result, comparison
+    from bough_server.evals.results.content import reduced
+
+    return reduced(result, comparison, Content.FULL.value, fields=redact.fields, patterns=redact.patterns)
+
+
+def why_unwritable(path: Path) -> str:
+    """Return why a file cannot be written, as a sentence; empty if it can."""
+    folder = path.resolve().parent
+    if path.is_dir():
+        return "This is a folder."
+    if _is_special(path):
+        return "" if os.access(path, os.W_OK) else "It is not writable."
+    if not folder.is_dir():
+        return f"The folder {folder} does not exist."
+    # A file is replaced as a whole, for which its folder has to be writable.
+    return "" if os.access(folder, os.W_OK) else f"The folder {folder} is not writable."
+
+
+def _is_special(path: Path) -> bool:
+    """Return whether a path is a pipe or a device, such as /dev/stdout, which must not be replaced by a file."""
+    return path.exists() and not path.is_file()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file atomically: a reader never sees part of it, and a failure leaves nothing. Raises OSError."""
+    if _is_special(path):
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()  # of a link, the file that it leads to is replaced
+    unfinished = path.with_name(f"{path.name}.part")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def baseline_of(text: str) -> "str | eval_result_pb2.EvalResult":
+    """Return the result in a file, or the id of an evaluation if there is no such file.
+
+    Raises ConfigurationError for a file that holds no result.
+    """
+    path = Path(text)
+    return result_in(path) if path.exists() or path.suffix == ".json" else text
+
+
+def result_in(path: Path) -> "eval_result_pb2.EvalResult":
+    """Return the result that a file of --json holds. Raises ConfigurationError."""
+    from google.protobuf import json_format
+
+    from bough.v1 import eval_result_pb2
+    from bough_server.errors import ConfigurationError
+
+    try:
+        if path.stat().st_size > MAX_RESULT_BYTES:
+            raise ConfigurationError(f"{path}: The file is larger than {MAX_RESULT_BYTES >> 20} MiB.")
+        # A later version may have written fields that this one does not know.
+        document = json.loads(path.read_bytes())
+        if isinstance(document, dict) and "cases" in document and "state" not in document:
+            raise ConfigurationError(
+                f"{path}: The result has no `state`, as those of version 0.1: make a new one with"
+                " `bough eval run --json`."
+            )
+        result = json_format.ParseDict(document, eval_result_pb2.EvalResult(), ignore_unknown_fields=True)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: The file cannot be read: {error.strerror}.") from error
+    except (json_format.ParseError, ValueError, RecursionError) as error:
+        why = str(error).rstrip(".")
+        raise ConfigurationError(f"{path}: The file is no result of an evaluation: {why}.") from error
+    if not result.cases:  # as of any other JSON file, whose fields are all unknown
+        raise ConfigurationError(f"{path}: The file is no result of an evaluation: it has no cases.")
+    return result

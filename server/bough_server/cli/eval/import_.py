@@ -1,0 +1,88 @@
+"""`bough eval import` and `export`: sets and results of other tools."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
+
+if TYPE_CHECKING:
+    from bough.v1 import eval_set_pb2
+
+
+class ExportFormat(StrEnum):
+    """The tools whose readers find their fields in an exported result."""
+
+    TRPC = "trpc"
+
+
+def import_(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="An eval set, test file or result of trpc-agent-go or ADK, and the file of its metrics, if any.",
+        ),
+    ],
+    to: Annotated[Path, typer.Option("--to", metavar="SET", help="The file to write: YAML, or JSON if it ends so.")],
+    agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="The agent that the cases run.")] = "",
+) -> None:
+    """Write an eval set of another tool as one of Bough's, and say what of it has no place. Needs no server.
+
+    A metrics file of the same name, or a test_config.json, beside the set is read too. Metrics without a counterpart
+    stay in the set as custom metrics, and cases that have one are not scored. Keys and secrets are left out.
+    """
+    finish(_import(files, to, agent))
+
+
+def export(
+    result: Annotated[Path, typer.Argument(metavar="RESULT", help="A result that --json wrote.")],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The file to write.")],
+    format: Annotated[ExportFormat, typer.Option("--format", help="The tool that reads it.")] = ExportFormat.TRPC,
+) -> None:
+    """Write a result in the form of another tool. Needs no server."""
+    finish(_export(result, to, format))
+
+
+async def _import(files: Sequence[Path], to: Path, agent: str) -> ExitCode:
+    from bough_server.cli.eval.files import write_whole
+    from bough_server.cli.render.format import counted
+    from bough_server.evals.importers.files import import_files
+
+    eval_set, sentences = import_files(files)
+    eval_set.agent = agent
+    text = _text_of(eval_set, to)
+    write_whole(to, text)
+    for sentence in sentences:
+        print_stderr(sentence)
+    if not agent and not all(turn.HasField("recorded") for case in eval_set.cases for turn in case.turns):
+        print_stderr("The set names no agent: write one into it, or name it by `bough eval run --agent`.")
+    print_stderr(f"wrote {to}: {counted(len(eval_set.cases), 'case')}")
+    return ExitCode.YES
+
+
+async def _export(result: Path, to: Path, format: ExportFormat) -> ExitCode:
+    import json
+
+    from bough_server.cli.eval.files import result_in, write_whole
+    from bough_server.evals.importers.trpc_result import trpc_result
+
+    match format:
+        case ExportFormat.TRPC:
+            written = trpc_result(result_in(result))
+    write_whole(to, json.dumps(written, ensure_ascii=False, indent=2) + "\n")
+    print_stderr(f"wrote {to}")
+    return ExitCode.YES
+
+
+def _text_of(eval_set: "eval_set_pb2.EvalSet", path: Path) -> str:
+    if path.suffix == ".json":
+        from bough_server.cli.output import json_text
+
+        return json_text(eval_set) + "\n"
+    from bough_server.evals.sets.eval_set import eval_set_yaml
+
+    return eval_set_yaml(eval_set)

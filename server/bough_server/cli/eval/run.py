@@ -1,0 +1,97 @@
+"""`bough eval run`: evaluate a set, follow it, and write what it found."""
+
+import typer
+
+from bough_server.cli.eval.files import Content, Files
+from bough_server.cli.eval.options import (
+    AgentOption,
+    AgentsOption,
+    AllowIncompleteOption,
+    AllowRemovedOption,
+    BaselineOption,
+    BudgetOption,
+    ContentOption,
+    EvalArguments,
+    GateOption,
+    HtmlOption,
+    JsonOption,
+    JUnitOption,
+    LabelOption,
+    MarkdownOption,
+    MaxConcurrencyOption,
+    SetArgument,
+    TrialsOption,
+)
+from bough_server.cli.exit_codes import ExitCode, finish
+from bough_server.cli.options import DefaultModelOption, RequestIdOption, Target, target_of
+
+
+def run(
+    context: typer.Context,
+    set_path: SetArgument,
+    agent: AgentOption = "",
+    trials: TrialsOption = None,
+    max_concurrency: MaxConcurrencyOption = None,
+    agents: AgentsOption = None,
+    baseline: BaselineOption = "",
+    gate: GateOption = None,
+    allow_removed: AllowRemovedOption = False,
+    allow_incomplete_baseline: AllowIncompleteOption = False,
+    budget: BudgetOption = None,
+    label: LabelOption = None,
+    junit: JUnitOption = None,
+    markdown: MarkdownOption = None,
+    html: HtmlOption = None,
+    json: JsonOption = None,
+    content: ContentOption = Content.CUT,
+    request_id: RequestIdOption = "",
+    default_model: DefaultModelOption = None,
+) -> None:
+    """Evaluate a set, follow the evaluation, and write what it found.
+
+    The first line on standard error is "evaluation ID". Ctrl-C cancels the evaluation, twice leaves at once. Exit code:
+    0 it passed, 1 it failed, 2 it could not be scored or not be run, 4 it was cancelled, 130 Ctrl-C.
+    """
+    arguments = EvalArguments(
+        set_path=set_path,
+        agent=agent,
+        trials=trials,
+        max_concurrency=max_concurrency,
+        agents=agents or (),
+        baseline=baseline,
+        gates=gate or (),
+        allow_removed=allow_removed,
+        allow_incomplete_baseline=allow_incomplete_baseline,
+        budget=budget or (),
+        labels=label or (),
+        request_id=request_id,
+        files=Files(junit=junit, markdown=markdown, html=html, json=json, content=content),
+    )
+    finish(_run(target_of(context), arguments, default_model=default_model))
+
+
+async def _run(target: Target, arguments: EvalArguments, *, default_model: str | None) -> ExitCode:
+    from bough import InvalidRequest, NotFound
+    from bough_server.cli.connection import connected
+    from bough_server.cli.eval.files import baseline_of
+    from bough_server.cli.eval.follow import Following, result_of
+    from bough_server.cli.eval.report import report
+    from bough_server.cli.eval.request import EvalRequest
+    from bough_server.evals.results.compare import compare
+    from bough_server.settings import Settings
+
+    request = EvalRequest.of(arguments)
+    baseline = baseline_of(arguments.baseline) if arguments.baseline else None
+    redact = Settings.load(target.config).evaluation.redact
+    arguments.files.check(redact)
+    async with connected(target, default_model=default_model, subject="evaluation") as connection:
+        client, following = connection.client, Following(connection, redact=redact)
+        before = await result_of(client, baseline) if baseline is not None else None
+        try:
+            await following.start(request.events(client, before))
+        except (InvalidRequest, NotFound) as error:
+            raise request.located(error) from None
+        result = await client.evaluations.result(following.evaluation_id)
+    comparison = compare(before, result) if before is not None else None
+    code = report(result, comparison, files=arguments.files, redact=redact)
+    return ExitCode.INTERRUPTED if following.is_interrupted else code

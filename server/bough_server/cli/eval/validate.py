@@ -1,0 +1,80 @@
+"""`bough eval validate`: check eval sets without a server."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
+from bough_server.cli.options import Target, target_of
+
+if TYPE_CHECKING:
+    from bough_server.errors import Problem
+    from bough_server.evals.sets.expectation_validation import KnownNames
+
+
+def validate(
+    context: typer.Context,
+    paths: Annotated[list[Path], typer.Argument(metavar="SET...", help="Files with one eval set each.")],
+) -> None:
+    """Check eval sets, their agents and models against the configuration if there is one. Needs no server.
+
+    Prints each problem as "file:line: field: message" and exits with 2; exits with 0 if there are none.
+    """
+    finish(_validate(target_of(context), paths))
+
+
+async def _validate(target: Target, paths: list[Path]) -> ExitCode:
+    from bough_server.cli.output import print_line
+    from bough_server.cli.render.format import counted
+    from bough_server.errors import ConfigurationError
+
+    known = _known(target)
+    files = list(dict.fromkeys(paths))
+    found: dict[str, None] = {}
+    case_count = 0
+    for path in files:
+        try:
+            cases, problems = _checked(path, known)
+        except ConfigurationError as error:
+            # The other files are checked all the same.
+            found |= dict.fromkeys(error.message.splitlines())
+            continue
+        case_count += cases
+        found |= dict.fromkeys(map(str, problems))
+    for problem in found:
+        print_line(problem)
+    if found:
+        print_stderr(f"{counted(len(found), 'problem')} in {counted(len(files), 'file')}.")
+        return ExitCode.IMPOSSIBLE
+    print_stderr(f"{counted(case_count, 'case')} in {counted(len(files), 'file')}: no problems found.")
+    return ExitCode.YES
+
+
+def _checked(path: Path, known: "KnownNames") -> tuple[int, list["Problem"]]:
+    """Return how many cases a set has, and every problem of its file, in the order of the lines."""
+    from bough_server.agents.loading import not_yet_reported
+    from bough_server.evals.sets.eval_set import read_eval_set
+    from bough_server.evals.sets.validation import set_problems
+
+    source, problems = read_eval_set(path)
+    if source.lines:
+        problems += not_yet_reported(set_problems(source, known), problems)
+    return len(source.set.cases), sorted(problems, key=lambda problem: problem.line)
+
+
+def _known(target: Target) -> "KnownNames":
+    """Return the names of the configuration; none are known if there is no configuration."""
+    from bough_server.cli.definitions import known_to
+    from bough_server.evals.sets.expectation_validation import KnownNames
+    from bough_server.settings import Settings
+
+    settings = Settings.load(target.config)
+    if not settings.agents and not settings.python and not settings.models:
+        print_stderr(
+            "No agents and models are configured, so names are not checked; --config names a bough.yaml that has them."
+        )
+        return KnownNames()
+    known = known_to(settings)
+    agents = frozenset(each.name for each in (*known.definitions, *known.code_agents))
+    return KnownNames(agents=agents, models=frozenset(known.models))

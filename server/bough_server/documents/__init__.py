@@ -1,0 +1,1 @@
+"""YAML, JSON and messages of the schema as texts, with their line numbers."""

@@ -1,0 +1,1 @@
+"""The job that executes an evaluation."""

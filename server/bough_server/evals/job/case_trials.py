@@ -1,0 +1,361 @@
+"""Run the turns of a trial: ordinary runs in a separate session, each of which is found again after a restart."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from bough.v1 import (
+    agent_pb2,
+    agent_service_pb2,
+    eval_set_pb2,
+    evaluation_pb2,
+    evaluation_ref_pb2,
+    execution_pb2,
+    follow_pb2,
+    input_pb2,
+    invocation_pb2,
+    policy_pb2,
+    session_pb2,
+)
+from bough_server import messages
+from bough_server.errors import CallError, NotFound, ServerStopping, SessionExists, StorageFailed
+from bough_server.evals.job.answers import answers_to
+from bough_server.evals.job.dependencies import EvaluationDependencies
+from bough_server.evals.sets.cases_from_runs import mocks_of
+from bough_server.evals.trees.folding import UNLIMITED, TreeBuilder, read_record, read_source
+from bough_server.log import events
+from bough_server.log.session_state import values_of
+from bough_server.observability.tracing import Parent
+from bough_server.runs.admission import EvaluationRun
+from bough_server.store.ports import Page, Principal, RunFilter, RunRecord, StoredEvent
+from bough_server.tree.fold import Tree
+
+_ENDED: Final = frozenset(
+    {
+        execution_pb2.EXECUTION_STATE_SUCCEEDED,
+        execution_pb2.EXECUTION_STATE_FAILED,
+        execution_pb2.EXECUTION_STATE_CANCELLED,
+    }
+)
+
+
+_OPEN: Final = tuple(
+    state
+    for state in execution_pb2.ExecutionState.values()
+    if state not in _ENDED and state != execution_pb2.EXECUTION_STATE_UNSPECIFIED
+)
+
+OF_SERVER: Final = "bough/"
+"""What the ids of requests and sessions begin with that the server chooses; callers cannot choose such ids."""
+
+_PAGE_RUNS: Final = 500
+
+_UNANSWERED: Final = "The case of an evaluation that this run belongs to does not answer what it asks."
+"""The note of a cancellation; it is read again after a restart."""
+
+_NOT_CONTINUED: Final = "The evaluation that this run belongs to could not continue it."
+
+
+class NotJudged(Exception):
+    """A trial that cannot be scored; the message is a sentence that says why.
+
+    `unanswered` is the request that no answer of the case answers, and `invocations` are the turns that were run.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        unanswered: input_pb2.InputRequest | None = None,
+        invocations: Sequence[invocation_pb2.Invocation] = (),
+    ) -> None:
+        super().__init__(reason)
+        self.reason, self.unanswered, self.invocations = reason, unanswered, tuple(invocations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseTrial:
+    """A trial of a case: the names of its session and runs derive from it."""
+
+    evaluation_id: str
+    case_id: str
+    trial: int
+
+    def _digest(self) -> str:
+        # The case's id may be longer than a request id, and have characters that one may not have.
+        return hashlib.sha256(f"{self.case_id}\0{self.trial}".encode()).hexdigest()[:24]
+
+    @property
+    def session_id(self) -> str:
+        """The session of the turns, unless the case begins with a fork."""
+        name = hashlib.sha256(f"{self.evaluation_id}\0{self._digest()}".encode()).hexdigest()[:32]
+        return f"{OF_SERVER}{name}"
+
+    def request_id(self, turn: int) -> str:
+        """Return the request id of a turn's run."""
+        return f"{OF_SERVER}turn/{self.evaluation_id}-{self._digest()}-{turn}"
+
+    def ref(self, turn: int) -> evaluation_ref_pb2.EvaluationRef:
+        """Return what a turn's run is in the evaluation."""
+        return evaluation_ref_pb2.EvaluationRef(
+            evaluation_id=self.evaluation_id,
+            case_id=self.case_id,
+            trial=self.trial,
+            turn=turn,
+            role=evaluation_ref_pb2.EVALUATION_ROLE_TURN,
+        )
+
+
+class TrialRunner:
+    """Runs the turns of the cases of one evaluation."""
+
+    def __init__(
+        self,
+        dependencies: EvaluationDependencies,
+        principal: Principal,
+        *,
+        evaluation_id: str,
+        agent: str,
+        definitions: Sequence[agent_pb2.AgentDefinition],
+        is_cancelled: Callable[[], bool],
+        trace: Parent,
+    ) -> None:
+        """`trace` is that of the evaluation's caller, whose part the runs are, except forks."""
+        self._trace = trace
+        self._dependencies, self._principal, self._is_cancelled = dependencies, principal, is_cancelled
+        self._evaluation_id, self._agent, self._definitions = evaluation_id, agent, definitions
+
+    def named(self, planned: evaluation_pb2.CasePlanned, trial: int) -> CaseTrial:
+        """Return the name of a trial."""
+        return CaseTrial(evaluation_id=self._evaluation_id, case_id=planned.eval_case.id, trial=trial)
+
+    async def recorded(self, case: eval_set_pb2.EvalCase) -> list[invocation_pb2.Invocation]:
+        """Return the records that a case has instead of runs.
+
+        Raises NotJudged if one is of a run that is not stored here, ServerStopping and StorageFailed.
+        """
+        runs, log = self._dependencies.runs, self._dependencies.store.log
+        try:
+            return [await read_source(runs, log, self._principal, turn.recorded) for turn in case.turns]
+        except (ServerStopping, StorageFailed):
+            raise
+        except CallError as error:
+            raise NotJudged(f"A recorded run cannot be read: {error.message}") from None
+
+    async def run(self, planned: evaluation_pb2.CasePlanned, trial: int) -> list[invocation_pb2.Invocation]:
+        """Run the turns of a case up to the first that fails, and return the record of each.
+
+        Turns that were run before, by this process or an earlier one, are not run again. Once the evaluation is
+        cancelled no further turn begins. Raises NotJudged, ServerStopping and StorageFailed.
+        """
+        case, named = planned.eval_case, self.named(planned, trial)
+        mocks = await self._mocks(case)
+        invocations: list[invocation_pb2.Invocation] = []
+        session_id = ""
+        for number in range(len(case.turns)):
+            if self._is_cancelled():
+                break
+            try:
+                record = await self._begin(case, named, number, session_id=session_id, mocks=mocks)
+                session_id = record.run.session_id
+                invocations.append(await self._finish(record, case))
+            except NotJudged as error:
+                raise NotJudged(error.reason, unanswered=error.unanswered, invocations=invocations) from None
+            except (ServerStopping, StorageFailed):
+                raise
+            except CallError as error:
+                raise NotJudged(f"Turn {number + 1} was not run: {error.message}", invocations=invocations) from None
+            if invocations[-1].state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
+                break
+        return invocations
+
+    async def cancel_all(self, *, note: str) -> None:
+        """Cancel every run of the evaluation that has not ended."""
+        open_runs = RunFilter(evaluation_id=self._evaluation_id, states=_OPEN)
+        token = ""
+        while True:
+            page = Page(size=_PAGE_RUNS, token=token)
+            found, token = await self._dependencies.store.runs.list(self._principal, open_runs, page)
+            for run in found:
+                await self._cancel(run.run_id, note=note)
+            if not token:
+                return
+
+    async def _cancel(self, run_id: str, *, note: str) -> None:
+        with suppress(NotFound):  # deleted meanwhile, with its session
+            await self._dependencies.runs.cancel(self._principal, run_id, note=note)
+
+    async def _begin(
+        self,
+        case: eval_set_pb2.EvalCase,
+        named: CaseTrial,
+        number: int,
+        *,
+        session_id: str,
+        mocks: eval_set_pb2.ToolMocks | None,
+    ) -> RunRecord:
+        """Start a turn, or find the run that was started for it before."""
+        if number == 0 and case.HasField("origin"):
+            record = await self._fork(case, named, mocks)
+        else:
+            if number == 0:
+                await self._prepare_session(case, named)
+            turn = case.turns[number]
+            record = await self._start(case, named, turn, session=session_id, number=number, mocks=mocks)
+        if self._is_cancelled():  # while the run was created, unseen by cancel_all
+            await self._cancel(record.run.run_id, note="")
+        return record
+
+    async def _prepare_session(self, case: eval_set_pb2.EvalCase, named: CaseTrial) -> None:
+        """Create the session of a case with the state that it begins with, unless its first turn has begun."""
+        if not case.session_state_json:
+            return
+        sessions, principal = self._dependencies.store.sessions, self._principal
+        if await self._dependencies.store.runs.find_request(principal, named.request_id(0)) is not None:
+            return
+        with suppress(SessionExists):  # an earlier server created it
+            await sessions.create(
+                principal, session_id=named.session_id, labels={}, now_ns=self._dependencies.clock.now_ns()
+            )
+        changes = [
+            session_pb2.SessionStateChange(key=key, value_json=text)
+            for key, text in values_of(case.session_state_json).items()
+        ]
+        if changes:
+            await sessions.update_state(principal, named.session_id, changes)
+
+    async def _start(
+        self,
+        case: eval_set_pb2.EvalCase,
+        named: CaseTrial,
+        turn: eval_set_pb2.EvalTurn,
+        *,
+        session: str,
+        number: int,
+        mocks: eval_set_pb2.ToolMocks | None,
+    ) -> RunRecord:
+        request = agent_service_pb2.RunRequest(
+            request_id=named.request_id(number),
+            agent=self._agent,
+            definitions=self._definitions,
+            session_id=session or named.session_id,
+            input=turn.input if turn.HasField("input") else messages.user(turn.user),
+            policy=_policy(case),
+            on_missing_session=agent_service_pb2.MISSING_SESSION_POLICY_CREATE,
+        )
+        return await self._dependencies.runs.start(
+            self._principal,
+            request,
+            deadline_time_ns=None,
+            trace=self._trace,
+            evaluation=EvaluationRun(ref=named.ref(number), mocks=mocks),
+        )
+
+    async def _fork(
+        self, case: eval_set_pb2.EvalCase, named: CaseTrial, mocks: eval_set_pb2.ToolMocks | None
+    ) -> RunRecord:
+        origin = case.origin
+        request = agent_service_pb2.ForkRunRequest(
+            request_id=named.request_id(0),
+            run_id=origin.run_id,
+            after_sequence=origin.after_sequence,
+            policy=_policy(case),
+        )
+        if origin.HasField("changes"):
+            request.changes.CopyFrom(origin.changes)
+        record, _ = await self._dependencies.runs.fork(
+            self._principal, request, deadline_time_ns=None, evaluation=EvaluationRun(ref=named.ref(0), mocks=mocks)
+        )
+        return record
+
+    async def _mocks(self, case: eval_set_pb2.EvalCase) -> eval_set_pb2.ToolMocks | None:
+        """Return the mocks of a case with those that a recorded run adds."""
+        if not case.HasField("mocks"):
+            return None
+        mocks = messages.copy_of(case.mocks)
+        if mocks.run_id:
+            try:
+                mocks.tools.extend(mocks_of(await self._record(mocks.run_id)))
+            except NotFound:
+                raise NotJudged(f"The run {mocks.run_id!r} that tools are mocked from is not stored here.") from None
+        mocks.run_id = ""
+        return mocks
+
+    async def _record(self, run_id: str) -> invocation_pb2.Invocation:
+        return await read_record(self._dependencies.runs, self._dependencies.store.log, self._principal, run_id)
+
+    async def _finish(self, record: RunRecord, case: eval_set_pb2.EvalCase) -> invocation_pb2.Invocation:
+        """Follow a run to its end, answer what it asks, and return its record. Raises NotJudged."""
+        reader = _TurnReader(record)
+        try:
+            unanswered = await self._answer_to_the_end(reader, case)
+        except (ServerStopping, StorageFailed):
+            raise
+        except CallError as error:
+            await self._cancel(record.run.run_id, note=_NOT_CONTINUED)
+            raise NotJudged(f"The run could not be continued: {error.message}") from None
+        if unanswered is not None:
+            question = unanswered.prompt or f"the call of {unanswered.call.name}"
+            raise NotJudged(f"No answer of the case answers this: {question}", unanswered=unanswered)
+        return await reader.invocation()
+
+    async def _answer_to_the_end(
+        self, reader: "_TurnReader", case: eval_set_pb2.EvalCase
+    ) -> input_pb2.InputRequest | None:
+        """Follow a run to its end; return the request that no answer of the case answers, and that ended it."""
+        runs, run_id = self._dependencies.runs, reader.run_id
+        while True:
+            pages = runs.follow(self._principal, run_id, after=reader.after, until=follow_pb2.WATCH_UNTIL_INTERRUPTED)
+            async with aclosing(pages):
+                async for page in pages:
+                    await reader.add(page)
+            run = (await runs.get(self._principal, run_id)).run
+            if run.last_sequence > reader.after:
+                continue  # resumed meanwhile, by an earlier server or by a client's own answer
+            if run.state in _ENDED:
+                return answers_to(case.answers, reader.requests)[1] if reader.ended_unanswered else None
+            if run.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
+                continue
+            answers, unanswered = answers_to(case.answers, run.open_requests)
+            if unanswered is not None:
+                await runs.cancel(self._principal, run_id, note=_UNANSWERED)
+                continue
+            request = agent_service_pb2.ResumeRunRequest(run_id=run_id, answers=answers)
+            await runs.resume(self._principal, request, deadline_time_ns=None)
+
+
+class _TurnReader:
+    """Reads the log of a turn's run."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self.run_id = record.run.run_id
+        self._builder = TreeBuilder(Tree(UNLIMITED, run_id=self.run_id, session_id=record.run.session_id))
+        self.after = 0
+        self.requests: Sequence[input_pb2.InputRequest] = ()
+        """What the run asked when it was interrupted last."""
+        self.ended_unanswered = False
+        """Whether the run was cancelled because the case does not answer it, now or by an earlier server."""
+
+    async def add(self, page: Sequence[StoredEvent]) -> None:
+        """Add the next events of the log."""
+        await self._builder.add_stored(page)
+        self.after = page[-1].sequence
+        for stored in page:
+            if stored.kind == events.RUN_INTERRUPTED:
+                self.requests = events.parse(stored.data).run_interrupted.requests
+            elif stored.kind == events.CANCEL_REQUESTED:
+                self.ended_unanswered |= events.parse(stored.data).cancel_requested.note == _UNANSWERED
+
+    async def invocation(self) -> invocation_pb2.Invocation:
+        """Return the record of what was read."""
+        invocation = await self._builder.invocation()
+        invocation.as_of_sequence = self.after
+        return invocation
+
+
+def _policy(case: eval_set_pb2.EvalCase) -> policy_pb2.RunPolicy:
+    policy = policy_pb2.RunPolicy(background=True, on_disconnect=policy_pb2.DISCONNECT_POLICY_CONTINUE)
+    policy.limits.wall_duration.CopyFrom(case.timeout)  # a planned case has one
+    return policy

@@ -1,0 +1,37 @@
+"""Dependencies shared by this package."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from bough_server.agents.catalog import AgentCatalog
+from bough_server.clock import Clock
+from bough_server.evals.metrics.custom import MetricFunction
+from bough_server.evals.sets.expectation_validation import KnownNames
+from bough_server.runs.runs import Runs
+from bough_server.store.worker_ports import RunStore
+from bough_server.tools.threads import ThreadLimit
+
+METRIC_THREADS: Final = 16
+"""The most threads of the operator's metrics; one that hangs keeps its thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationDependencies:
+    """What evaluations are executed with; `worker` is the name under which this process owns them."""
+
+    runs: Runs
+    store: RunStore
+    agents: AgentCatalog
+    clock: Clock
+    worker: str
+    models: Mapping[str, str] = field(default_factory=dict)
+    """The configured models, with the hash of each one's configuration."""
+    metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
+    """The operator's metrics, by name."""
+    threads: ThreadLimit = field(default_factory=lambda: ThreadLimit(METRIC_THREADS))
+    """Where the operator's metrics run."""
+
+    def known_names(self) -> KnownNames:
+        """Return the names that sets may refer to. Those of agents are checked with the rest of a run's start."""
+        return KnownNames(models=frozenset(self.models), metrics=frozenset(self.metrics))

@@ -1,0 +1,167 @@
+"""Fold the log of an evaluation: what is planned, what is done, and what was found so far."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from bough.v1 import error_pb2, eval_result_pb2, evaluation_pb2, execution_pb2
+from bough_server.evals.results.verdicts import case_result, totals
+from bough_server.log import evaluation_events
+from bough_server.log.usage import Sums
+from bough_server.store.ports import EvaluationFact, EventLog, StoredEvent
+
+
+def as_fact(event: evaluation_pb2.EvaluationEvent, *, sequence: int, now_ns: int) -> EvaluationFact:
+    """Return an event as it is appended; its sequence and its time are set."""
+    event.sequence = sequence
+    event.record_time.FromNanoseconds(now_ns)
+    kind = evaluation_events.kind_of(event)
+    return EvaluationFact(sequence=sequence, kind=kind, data=event.SerializeToString(), event=event)
+
+
+TrialKey: TypeAlias = tuple[str, int]
+"""A trial: the case's id, and the number of the trial, from 0."""
+
+
+@dataclass(slots=True)
+class EvaluationState:
+    """What the events of an evaluation say, in the order of their sequences.
+
+    The turns of results are dropped, and without `keeps_differences` also the details of their scores: only a result
+    that is shown needs them, and those of a thousand cases are large. See ResultPages.
+    """
+
+    keeps_differences: bool = False
+    last_sequence: int = 0
+    planned: evaluation_pb2.EvaluationPlanned = field(default_factory=evaluation_pb2.EvaluationPlanned)
+    create_time_ns: int = 0
+    cases: dict[str, evaluation_pb2.CasePlanned] = field(default_factory=dict)
+    started: dict[TrialKey, str] = field(default_factory=dict)
+    """The trials that began, and the session of each."""
+    ended: set[TrialKey] = field(default_factory=set)
+    """The trials whose turns have ended."""
+    scored: dict[TrialKey, eval_result_pb2.CaseTrialResult] = field(default_factory=dict)
+    scored_at: dict[TrialKey, int] = field(default_factory=dict)
+    """The sequence of each result in `scored`."""
+    cancel: evaluation_pb2.EvaluationCancelRequested | None = None
+    totaled: evaluation_pb2.EvaluationTotaled | None = None
+    end: evaluation_pb2.EvaluationEvent | None = None
+    spent: Sums = field(default_factory=Sums)
+    """What the runs and judges of all scored trials used together."""
+    judge_runs: set[str] = field(default_factory=set)
+    """The runs of the judgments in the results: their usage is counted."""
+
+    def apply(self, event: evaluation_pb2.EvaluationEvent) -> None:
+        """Add the next event of the log."""
+        self.last_sequence = event.sequence
+        match event.WhichOneof("payload"):
+            case "evaluation_planned":
+                self.planned = event.evaluation_planned
+                self.create_time_ns = event.record_time.ToNanoseconds()
+            case "case_planned":
+                self.cases[event.case_planned.eval_case.id] = event.case_planned
+            case "case_trial_started":
+                one = event.case_trial_started
+                self.started[one.case_id, one.trial] = one.session_id
+            case "case_trial_ended":
+                self.ended.add((event.case_trial_ended.case_id, event.case_trial_ended.trial))
+            case "case_trial_scored":
+                self._score(event.case_trial_scored.result, event.sequence)
+            case "evaluation_totaled":
+                self.totaled = event.evaluation_totaled
+            case "evaluation_cancel_requested":
+                self.cancel = event.evaluation_cancel_requested
+            case "evaluation_completed" | "evaluation_failed" | "evaluation_cancelled":
+                self.end = event
+            case _:
+                pass
+
+    def add(self, page: Sequence[StoredEvent]) -> None:
+        """Add the next events of the log, as they are stored."""
+        for stored in page:
+            self.apply(evaluation_events.parse(stored.data))
+
+    def _score(self, result: eval_result_pb2.CaseTrialResult, sequence: int) -> None:
+        self.scored_at[result.case_id, result.trial] = sequence
+        self.spent.add(Sums.of(result.usage))
+        self.spent.add(Sums.of(result.judge_usage))
+        del result.turns[:]
+        for score in result.scores:
+            self.judge_runs.update(said.run_id for said in score.judgments)
+            del score.judgments[:]
+            if not self.keeps_differences:
+                del score.tree_comparisons[:]
+        self.scored[result.case_id, result.trial] = result
+
+    @property
+    def state(self) -> execution_pb2.ExecutionState.ValueType:
+        """The state of the evaluation, as its row has it."""
+        match self.end.WhichOneof("payload") if self.end is not None else None:
+            case "evaluation_completed":
+                return execution_pb2.EXECUTION_STATE_SUCCEEDED
+            case "evaluation_failed":
+                return execution_pb2.EXECUTION_STATE_FAILED
+            case "evaluation_cancelled":
+                return execution_pb2.EXECUTION_STATE_CANCELLED
+        return execution_pb2.EXECUTION_STATE_RUNNING
+
+    @property
+    def error(self) -> error_pb2.AgentError | None:
+        """Why the evaluation failed or was cancelled."""
+        if self.end is None or self.end.HasField("evaluation_completed"):
+            return None
+        failed = self.end.HasField("evaluation_failed")
+        return self.end.evaluation_failed.error if failed else self.end.evaluation_cancelled.error
+
+    def remaining(self) -> Iterator[tuple[evaluation_pb2.CasePlanned, int]]:
+        """Yield the trials that are not scored yet, in the order of the set."""
+        for planned in self.cases.values():
+            for trial in range(planned.trials):
+                if (planned.eval_case.id, trial) not in self.scored:
+                    yield planned, trial
+
+    def results_of(self, case_id: str) -> list[eval_result_pb2.CaseTrialResult]:
+        """Return the results of a case's trials so far, by number."""
+        count = self.cases[case_id].trials
+        return [self.scored[case_id, trial] for trial in range(count) if (case_id, trial) in self.scored]
+
+    def case_results(self, case_ids: Sequence[str] | None = None) -> list[eval_result_pb2.CaseResult]:
+        """Return what is known about these cases, by default about all, in the order of the set."""
+        chosen = self.cases if case_ids is None else case_ids
+        return [case_result(self.cases[case_id], self.results_of(case_id)) for case_id in chosen]
+
+    def totals_of(self, cases: Sequence[eval_result_pb2.CaseResult]) -> eval_result_pb2.EvalTotals:
+        """Return the numbers over all cases."""
+        return totals(cases, planned_trials=self.planned.trial_count, digest=self.planned.pins.eval_set_digest)
+
+    def result(
+        self, evaluation_id: str, cases: Sequence[eval_result_pb2.CaseResult], summary: eval_result_pb2.EvalTotals
+    ) -> eval_result_pb2.EvalResult:
+        """Return the result so far with these cases and totals."""
+        result = eval_result_pb2.EvalResult(
+            evaluation_id=evaluation_id,
+            eval_set_name=self.planned.eval_set.name,
+            pins=self.planned.pins,
+            totals=summary,
+            cases=cases,
+            labels=dict(self.planned.labels),
+            state=self.state,
+        )
+        result.create_time.FromNanoseconds(self.create_time_ns)
+        if self.end is not None:
+            result.end_time.CopyFrom(self.end.record_time)
+        if (error := self.error) is not None:
+            result.error.CopyFrom(error)
+        if self.totaled is not None:
+            result.verdict, result.reason = self.totaled.verdict, self.totaled.reason
+            result.gates.extend(self.totaled.gates)
+        return result
+
+
+async def read_state(log: EventLog, evaluation_id: str, *, keeps_differences: bool = False) -> EvaluationState:
+    """Return what the committed events of an evaluation say."""
+    state = EvaluationState(keeps_differences=keeps_differences)
+    while page := await log.read(evaluation_id, after=state.last_sequence):
+        await asyncio.to_thread(state.add, page)
+    return state

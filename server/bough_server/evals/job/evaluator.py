@@ -1,0 +1,305 @@
+"""Execute one evaluation: run its cases, score them, and record what happens."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
+
+import structlog
+
+from bough.v1 import (
+    error_pb2,
+    eval_result_pb2,
+    evaluation_pb2,
+    invocation_pb2,
+    usage_pb2,
+)
+from bough_server.errors import Fenced, RunError, ServerStopping, StorageFailed
+from bough_server.evals.job.case_trials import NotJudged, TrialRunner
+from bough_server.evals.job.dependencies import EvaluationDependencies
+from bough_server.evals.job.evaluation_log import EvaluationState, as_fact
+from bough_server.evals.job.judges import Judges
+from bough_server.evals.job.judging import judge_trial
+from bough_server.evals.metrics.scoring import not_evaluated
+from bough_server.evals.results.evaluation_verdict import judged
+from bough_server.evals.sets.eval_set import is_recorded
+from bough_server.observability.tracing import Parent
+from bough_server.store.evaluation_ports import EvaluationRecord
+from bough_server.store.ports import EvaluationFact
+
+_log = structlog.get_logger(__name__)
+
+
+class EvaluationRecorder:
+    """Appends to the log of an evaluation, and folds what it appends."""
+
+    def __init__(self, dependencies: EvaluationDependencies, record: EvaluationRecord, fold: EvaluationState) -> None:
+        self._dependencies, self._record, self.fold = dependencies, record, fold
+        self._last = fold.last_sequence
+
+    async def record(self, *events: evaluation_pb2.EvaluationEvent) -> None:
+        """Append events in one transaction, and wait until they are on disk.
+
+        Raises Fenced and StorageFailed, after which this recorder cannot be used: its sequences would leave a gap.
+        """
+        now = self._dependencies.clock.now_ns()
+        records: list[EvaluationFact] = []
+        for event in events:
+            self._last += 1
+            records.append(as_fact(event, sequence=self._last, now_ns=now))
+        # No await between the sequence and the append: appends are committed in the order of the calls.
+        await self._dependencies.store.log.append(
+            self._record.evaluation.evaluation_id, epoch=self._record.epoch, records=records
+        )
+        for event in events:
+            self.fold.apply(event)
+
+
+class LiveEvaluation:
+    """An evaluation that this worker executes."""
+
+    def __init__(
+        self,
+        dependencies: EvaluationDependencies,
+        record: EvaluationRecord,
+        fold: EvaluationState,
+        *,
+        on_end: Callable[["LiveEvaluation", BaseException | None], None],
+    ) -> None:
+        self._dependencies, self.record, self._fold = dependencies, record, fold
+        self.evaluation_id = record.evaluation.evaluation_id
+        self._recorder = EvaluationRecorder(dependencies, record, fold)
+        trace = Parent.recorded(fold.planned.trace_id, fold.planned.span_id)
+        self._judges = Judges(
+            dependencies,
+            record.principal,
+            evaluation_id=self.evaluation_id,
+            counted=fold.judge_runs,
+            is_cancelled=lambda: fold.cancel is not None,
+            trace=trace,
+        )
+        self._runner = TrialRunner(
+            dependencies,
+            record.principal,
+            evaluation_id=self.evaluation_id,
+            agent=fold.planned.agent,
+            definitions=fold.planned.definitions,
+            is_cancelled=lambda: fold.cancel is not None,
+            trace=trace,
+        )
+        self._on_end = on_end
+        self._task: asyncio.Task[None] | None = None
+        self._stopped: BaseException | None = None
+        self._cancelling: asyncio.Task[None] | None = None
+        self._cancel_asked = asyncio.Event()
+
+    def launch(self) -> None:
+        """Start to execute it, in a task of this object."""
+        self._task = asyncio.create_task(self._live())
+
+    async def stop(self) -> None:
+        """Stop where it is; the next server continues it."""
+        tasks = {task for task in (self._cancelling, self._task) if task is not None}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def cancel(self, *, requested_by: str, note: str) -> None:
+        """Record that the evaluation is to stop, once, and cancel its runs. Raises Fenced and StorageFailed."""
+        if self._fold.cancel is not None or self._fold.end is not None:
+            return
+        if self._cancelling is None:  # calls that come meanwhile wait for the event of the first
+            self._cancelling = asyncio.create_task(self._request_cancel(requested_by, note))
+        await asyncio.shield(self._cancelling)
+
+    async def _request_cancel(self, requested_by: str, note: str) -> None:
+        event = evaluation_pb2.EvaluationEvent()
+        event.evaluation_cancel_requested.requested_by, event.evaluation_cancel_requested.note = requested_by, note
+        try:
+            await self._recorder.record(event)
+        except (Fenced, StorageFailed) as error:
+            self._stopped = error
+            if self._task is not None:
+                self._task.cancel()
+            raise
+        self._cancel_asked.set()
+
+    async def _live(self) -> None:
+        stopped: BaseException | None = None
+        try:
+            await self._execute()
+        except asyncio.CancelledError:
+            if self._stopped is None:
+                raise
+            stopped = self._stopped
+        except BaseExceptionGroup as group:
+            stopped = _first(group)
+        except Exception as error:
+            stopped = error
+        if stopped is not None and not isinstance(stopped, Fenced | ServerStopping | StorageFailed):
+            stopped = await self._fail(stopped)
+        self._on_end(self, stopped)
+
+    async def _fail(self, error: BaseException) -> BaseException | None:
+        """End the evaluation with an error of the server's code; return what keeps that from being recorded."""
+        _log.error("evaluation failed", evaluation_id=self.evaluation_id, exc_info=error)
+        failure = RunError(
+            "The server failed while executing this evaluation; the server's log says why.",
+            reason=error_pb2.ERROR_REASON_INTERNAL,
+        )
+        event = evaluation_pb2.EvaluationEvent()
+        event.evaluation_failed.error.CopyFrom(failure.to_agent_error())
+        try:
+            await self._recorder.record(event)
+        except Exception as unrecorded:
+            return unrecorded
+        return None
+
+    async def _execute(self) -> None:
+        if self._fold.cancel is not None:  # recovered between the request and the end
+            self._cancel_asked.set()
+        remaining = self._fold.remaining()
+        async with asyncio.TaskGroup() as group:
+            canceller = group.create_task(self._cancel_runs())
+            workers = [group.create_task(self._work(remaining)) for _ in range(self._fold.planned.max_concurrency)]
+            await asyncio.wait(workers)
+            if self._cancelling is not None:  # what ended the workers may not be in the log yet
+                await asyncio.wait((self._cancelling,))
+            if self._fold.cancel is None:
+                canceller.cancel()
+        await self._end()
+
+    async def _work(self, remaining: "Iterator[tuple[evaluation_pb2.CasePlanned, int]]") -> None:
+        """Take trials from the iterator that all workers share, until it is empty or the evaluation stops."""
+        for planned, trial in remaining:
+            if self._cancelling is not None or self._fold.cancel is not None:
+                return
+            await self._execute_trial(planned, trial)
+
+    async def _execute_trial(self, planned: evaluation_pb2.CasePlanned, trial: int) -> None:
+        case, named = planned.eval_case, self._runner.named(planned, trial)
+        if (used_up := self._used_up()) and (case.id, trial) not in self._fold.started:
+            await self._record_score(not_evaluated(case, trial, used_up))
+            return
+        if (case.id, trial) not in self._fold.started:
+            event = evaluation_pb2.EvaluationEvent()
+            event.case_trial_started.case_id, event.case_trial_started.trial = case.id, trial
+            has_session = not (is_recorded(case) or case.HasField("origin"))
+            event.case_trial_started.session_id = named.session_id if has_session else ""
+            await self._recorder.record(event)
+        result = await self._score_trial(planned, trial)
+        if result is not None and self._fold.cancel is None:
+            await self._record_score(result)
+
+    async def _score_trial(
+        self, planned: evaluation_pb2.CasePlanned, trial: int
+    ) -> eval_result_pb2.CaseTrialResult | None:
+        """Run a trial and score it; return None if the evaluation was cancelled meanwhile.
+
+        Whatever goes wrong with the trial is its own result, not the evaluation's end.
+        """
+        case = planned.eval_case
+        try:
+            invocations = await self._run_turns(planned, trial)
+            run_ids = [invocation.run_id for invocation in invocations]
+            if is_recorded(case):
+                run_ids = [turn.recorded.run.run_id for turn in case.turns]
+            judging = judge_trial(
+                self._dependencies, case, invocations, trial=trial, run_ids=run_ids, judges=self._judges
+            )
+            return await self._unless_cancelled(judging)
+        except NotJudged as error:
+            return not_evaluated(case, trial, error.reason, invocations=error.invocations, unanswered=error.unanswered)
+        except (ServerStopping, StorageFailed, Fenced):
+            raise
+        except Exception as error:
+            _log.error(
+                "trial not scored", evaluation_id=self.evaluation_id, case_id=case.id, trial=trial, exc_info=error
+            )
+            return not_evaluated(case, trial, "The server failed while scoring it; the server's log says why.")
+
+    async def _run_turns(self, planned: evaluation_pb2.CasePlanned, trial: int) -> Sequence[invocation_pb2.Invocation]:
+        """Return the records of a trial's turns, which are run unless the case has recorded ones."""
+        case = planned.eval_case
+        if is_recorded(case):
+            return await self._runner.recorded(case)
+        invocations = await self._runner.run(planned, trial)
+        if (case.id, trial) not in self._fold.ended:
+            event = evaluation_pb2.EvaluationEvent()
+            event.case_trial_ended.case_id, event.case_trial_ended.trial = case.id, trial
+            event.case_trial_ended.run_ids.extend(invocation.run_id for invocation in invocations)
+            await self._recorder.record(event)
+        return invocations
+
+    async def _unless_cancelled(
+        self, judging: Coroutine[Any, Any, eval_result_pb2.CaseTrialResult]
+    ) -> eval_result_pb2.CaseTrialResult | None:
+        """Return the result, or None as soon as the evaluation is cancelled: judges have further questions."""
+        tasks = asyncio.create_task(judging), asyncio.create_task(self._cancel_asked.wait())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        return None if tasks[0].cancelled() else tasks[0].result()
+
+    async def _record_score(self, result: eval_result_pb2.CaseTrialResult) -> None:
+        event = evaluation_pb2.EvaluationEvent()
+        event.case_trial_scored.result.CopyFrom(result)
+        await self._recorder.record(event)
+
+    async def _cancel_runs(self) -> None:
+        """Wait until the evaluation is cancelled, and cancel its runs, those of judges too."""
+        await self._cancel_asked.wait()
+        await self._runner.cancel_all(note=self._note())
+
+    def _note(self) -> str:
+        return "" if self._fold.cancel is None else self._fold.cancel.note
+
+    async def _end(self) -> None:
+        fold = self._fold
+        cases = await asyncio.to_thread(fold.case_results)
+        summary = await asyncio.to_thread(fold.totals_of, cases)
+        end = evaluation_pb2.EvaluationEvent()
+        if fold.cancel is not None:
+            await self._runner.cancel_all(note=self._note())  # what was being created when the others were cancelled
+            error = RunError("The evaluation was cancelled.", reason=error_pb2.ERROR_REASON_CANCELLED)
+            end.evaluation_cancelled.error.CopyFrom(error.to_agent_error())
+            end.evaluation_cancelled.totals.CopyFrom(summary)
+            await self._recorder.record(end)
+            return
+        result = fold.result(self.evaluation_id, cases, summary)
+        totaled = evaluation_pb2.EvaluationEvent()
+        totaled.evaluation_totaled.CopyFrom(await asyncio.to_thread(judged, fold.planned, result))
+        end.evaluation_completed.verdict = totaled.evaluation_totaled.verdict
+        await self._recorder.record(totaled, end)
+
+    def _used_up(self) -> str:
+        """Return a sentence if the budget of the evaluation is used up, else an empty text."""
+        limits, spent = self._fold.planned.budget, self._fold.spent.usage()
+        bounds = {field.name: value for field, value in limits.ListFields()}
+        for name, used in _amounts(spent):
+            if name in bounds and used >= bounds[name]:
+                return f"The budget of the evaluation is used up: {used:,} of {bounds[name]:,} {name}."
+        if limits.HasField("wall_duration"):
+            elapsed = self._dependencies.clock.now_ns() - self._fold.create_time_ns
+            if elapsed >= limits.wall_duration.ToNanoseconds():
+                return "The budget of the evaluation is used up: its wall_duration has passed."
+        return ""
+
+
+def _amounts(spent: usage_pb2.Usage) -> Iterator[tuple[str, int]]:
+    """Yield what was used by the names of limits; a number that is not known counts as nothing."""
+    yield "model_calls", spent.model_calls
+    yield "tool_calls", spent.tool_calls
+    yield "tokens", spent.total_tokens or spent.input_tokens + spent.output_tokens
+    yield "cost_nanos", spent.cost_nanos
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first exception of a group, which may be nested."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

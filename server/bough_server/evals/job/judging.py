@@ -1,0 +1,89 @@
+"""Score a trial: the metrics that compute, those of the operator, and those that ask a model."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, invocation_pb2
+from bough_server.evals.job.dependencies import EvaluationDependencies
+from bough_server.evals.job.judges import Judges
+from bough_server.evals.metrics import custom
+from bough_server.evals.metrics.scoring import applicable_metrics, can_be_judged, not_evaluated, score_trial
+from bough_server.evals.metrics.turn import no_score
+from bough_server.log.usage import Sums
+
+
+async def judge_trial(
+    dependencies: EvaluationDependencies,
+    case: eval_set_pb2.EvalCase,
+    invocations: Sequence[invocation_pb2.Invocation],
+    *,
+    trial: int,
+    run_ids: Sequence[str],
+    judges: Judges,
+) -> eval_result_pb2.CaseTrialResult:
+    """Return the result of a trial from the records of its turns. Raises ServerStopping and StorageFailed.
+
+    `run_ids` are the stored runs of the records, each empty for a record that a caller gave. `judges` are those of the
+    evaluation, which count the usage of each of them once. What computes runs in a thread: a
+    tree of a thousand agents takes a tenth of a second.
+    """
+    scores: dict[str, eval_result_pb2.MetricScore] = {}
+    used = Sums()
+    asked = [metric for metric in applicable_metrics(case) if metric.WhichOneof("kind") in ("custom", "llm_judge")]
+    can_ask = bool(asked) and await asyncio.to_thread(_can_be_asked, case, invocations)
+    if can_ask:
+        for metric in asked:
+            if metric.HasField("custom"):
+                scores[metric.name] = await _custom(dependencies, metric, case, invocations)
+            else:
+                scores[metric.name] = await judges.score(
+                    metric, case, invocations, trial=trial, run_ids=run_ids, used=used
+                )
+    result = await asyncio.to_thread(_scored, case, invocations, trial=trial, extra_scores=scores)
+    if used.numbers:
+        result.judge_usage.CopyFrom(used.usage())
+    return result
+
+
+def _can_be_asked(case: eval_set_pb2.EvalCase, invocations: Sequence[invocation_pb2.Invocation]) -> bool:
+    return not unmocked(invocations) and can_be_judged(case, invocations)
+
+
+def _scored(
+    case: eval_set_pb2.EvalCase,
+    invocations: Sequence[invocation_pb2.Invocation],
+    *,
+    trial: int,
+    extra_scores: Mapping[str, eval_result_pb2.MetricScore],
+) -> eval_result_pb2.CaseTrialResult:
+    if mistake := unmocked(invocations):
+        return not_evaluated(case, trial, mistake, invocations=invocations)
+    return score_trial(case, invocations, trial=trial, extra_scores=extra_scores)
+
+
+async def _custom(
+    dependencies: EvaluationDependencies,
+    metric: eval_set_pb2.EvalMetric,
+    case: eval_set_pb2.EvalCase,
+    invocations: Sequence[invocation_pb2.Invocation],
+) -> eval_result_pb2.MetricScore:
+    function = dependencies.metrics.get(metric.custom.name)
+    if function is None:  # one of another project's metrics, kept by an import
+        return no_score(metric, f"There is no metric {metric.custom.name!r} here.")
+    seconds = case.timeout.ToTimedelta().total_seconds()
+    work = dependencies.threads.submit(partial(custom.score_custom, metric, function, case, invocations))
+    try:
+        return (await asyncio.wait_for(work, seconds)).result()
+    except TimeoutError:
+        # Its thread cannot be stopped: it keeps its place among them until the function returns.
+        return no_score(metric, f"The metric {function.name!r} has not returned within {seconds:g} s.")
+
+
+def unmocked(invocations: Sequence[invocation_pb2.Invocation]) -> str:
+    """Return what a call that no mock answered says, if mocks are strict; else an empty text."""
+    for invocation in invocations:
+        for call in invocation.tools:
+            if call.error.reason == error_pb2.ERROR_REASON_TOOL_NOT_MOCKED:
+                return call.error.message
+    return ""

@@ -1,0 +1,199 @@
+"""Check a request for an evaluation, and build the first events of its log."""
+
+import asyncio
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import util
+from typing import Final
+
+from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2
+from bough_server.agents.definition import received
+from bough_server.agents.registry import VersionHashes, reachable
+from bough_server.distribution import install_command, version
+from bough_server.errors import FieldViolation, InvalidRequest, NotInstalled
+from bough_server.evals.job.dependencies import EvaluationDependencies
+from bough_server.evals.results.compare import baseline_of
+from bough_server.evals.results.gates import parse_gate, unreachable
+from bough_server.evals.sets.eval_set import planned_cases, set_digest
+from bough_server.evals.sets.expectation_validation import unknown_agents
+from bough_server.evals.sets.validation import request_problems
+from bough_server.messages import copy_of
+from bough_server.runtime.agent import Resolver
+from bough_server.store.ports import Principal
+
+DEFAULT_CONCURRENCY: Final = 4
+
+MAX_BASELINE_BYTES: Final = 2 * 1024 * 1024
+"""The most bytes of a baseline without its trees, which becomes part of an event."""
+
+BUDGET_FIELDS: Final = ("model_calls", "tool_calls", "tokens", "cost_nanos", "wall_duration")
+"""The bounds of Limits that an evaluation as a whole can have."""
+
+MAX_DEFINITIONS_BYTES: Final = 1024 * 1024
+"""The most bytes of a request's definitions, which become part of the same event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationPlan:
+    """The first events of an evaluation: `started`, then one for each case."""
+
+    started: evaluation_pb2.EvaluationPlanned
+    cases: Sequence[evaluation_pb2.CasePlanned]
+
+    def events(self) -> list[evaluation_pb2.EvaluationEvent]:
+        """Return the events, in order, without their sequences and times."""
+        first = evaluation_pb2.EvaluationEvent(evaluation_planned=self.started)
+        return [first, *(evaluation_pb2.EvaluationEvent(case_planned=one) for one in self.cases)]
+
+
+def request_digest(request: eval_service_pb2.EvaluateRequest) -> str:
+    """Return a SHA-256 hex digest of a request's content, without the field that only concerns following it."""
+    content = copy_of(request)
+    content.ClearField("follow")
+    return hashlib.sha256(content.SerializeToString(deterministic=True)).hexdigest()
+
+
+def require_extra() -> None:
+    """Raise NotInstalled if the packages that evaluations need are not installed."""
+    if util.find_spec("scipy") is None:
+        raise NotInstalled(f'Evaluations need the extra "eval": {install_command("eval")}.')
+
+
+async def plan(
+    dependencies: EvaluationDependencies,
+    principal: Principal,
+    request: eval_service_pb2.EvaluateRequest,
+    *,
+    baseline: eval_result_pb2.EvalResult | None,
+    digest: str,
+) -> EvaluationPlan:
+    """Check a request as a whole and plan its evaluation.
+
+    Raises NotInstalled, InvalidRequest with every problem, NotFound and AgentUnusable.
+    """
+    require_extra()
+    agent = request.agent or request.eval_set.agent
+    trials = request.trials if request.HasField("trials") else None
+    # In a thread: a set of 8 MiB takes seconds to check.
+    wrong = await asyncio.to_thread(
+        request_problems, request.eval_set, agent=request.agent, known=dependencies.known_names(), trials=trials
+    )
+    violations = [FieldViolation(field=_in_set(path), description=text) for path, text in wrong]
+    violations += [*_large_definitions(request), *_meaningless_bounds(request)]
+    if baseline is not None and not baseline.cases:
+        # Compared with nothing, nothing would be worse or gone.
+        violations.append(FieldViolation(field="baseline.result.cases", description="must have at least one case"))
+    if violations:
+        raise InvalidRequest(violations)
+    cases = await asyncio.to_thread(planned_cases, request.eval_set, trials=trials)
+    _refuse_gates(request, cases, has_baseline=baseline is not None)
+    pins = eval_result_pb2.EvalPins(eval_set_digest=set_digest(request.eval_set), server_version=version())
+    if agent:
+        resolver, versions = await dependencies.agents.for_run(principal.tenant_id, agent, request.definitions)
+        _refuse_unknown_agents(request.eval_set, resolver)
+        _pin(pins, agent, resolver, versions)
+    for planned in cases:
+        for metric in planned.eval_case.metrics:
+            if metric.HasField("llm_judge"):
+                model = metric.llm_judge.model
+                pins.judges[model] = dependencies.models.get(model, "")
+    started = _started(request, principal, agent=agent, cases=cases, pins=pins, digest=digest)
+    if baseline is not None:
+        started.baseline.CopyFrom(_kept(baseline))
+    return EvaluationPlan(started=started, cases=cases)
+
+
+def _started(
+    request: eval_service_pb2.EvaluateRequest,
+    principal: Principal,
+    *,
+    agent: str,
+    cases: Sequence[evaluation_pb2.CasePlanned],
+    pins: eval_result_pb2.EvalPins,
+    digest: str,
+) -> evaluation_pb2.EvaluationPlanned:
+    started = evaluation_pb2.EvaluationPlanned(
+        agent=agent,
+        case_count=len(cases),
+        trial_count=sum(one.trials for one in cases),
+        max_concurrency=request.max_concurrency if request.HasField("max_concurrency") else DEFAULT_CONCURRENCY,
+        gates=request.gates,
+        definitions=[received(one) for one in request.definitions],
+        pins=pins,
+        allow_removed=request.allow_removed,
+        labels=dict(request.labels),
+        request_id=request.request_id,
+        request_digest=digest if request.request_id else "",
+        user_id=principal.user_id,
+    )
+    started.eval_set.CopyFrom(request.eval_set)
+    del started.eval_set.cases[:]
+    if request.HasField("budget"):
+        started.budget.CopyFrom(request.budget)
+    return started
+
+
+def _pin(pins: eval_result_pb2.EvalPins, agent: str, resolver: Resolver, versions: VersionHashes) -> None:
+    pins.agent = agent
+    for one in reachable(resolver, agent):
+        pins.agents[one.name] = resolver.agents[one.name].revision or versions.agents.get(one.name, "")
+    pins.models.update(versions.models)
+    pins.tools.update(versions.tools)
+    pins.prices = versions.prices
+
+
+def _refuse_unknown_agents(eval_set: eval_set_pb2.EvalSet, resolver: Resolver) -> None:
+    wrong = [
+        FieldViolation(field=_in_set(path), description=text)
+        for path, text in unknown_agents(eval_set, resolver.agents)
+    ]
+    if wrong:
+        raise InvalidRequest(wrong)
+
+
+def _refuse_gates(
+    request: eval_service_pb2.EvaluateRequest, cases: Sequence[evaluation_pb2.CasePlanned], *, has_baseline: bool
+) -> None:
+    """Raise InvalidRequest for gates that cannot be read, or that no result of these cases could reach."""
+    wrong: list[FieldViolation] = []
+    for index, text in enumerate(request.gates):
+        field = f"gates[{index}]"
+        try:
+            gate = parse_gate(text)
+        except ValueError as error:
+            wrong.append(FieldViolation(field=field, description=str(error)))
+            continue
+        if gate.needs_baseline and not has_baseline:
+            wrong.append(FieldViolation(field=field, description="needs a baseline"))
+        elif why := unreachable(gate, cases):
+            wrong.append(FieldViolation(field=field, description=why))
+    if wrong:
+        raise InvalidRequest(wrong)
+
+
+def _kept(baseline: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalResult:
+    kept = baseline_of(baseline)
+    if kept.ByteSize() > MAX_BASELINE_BYTES:
+        description = f"is {kept.ByteSize():,} bytes without its trees and may be {MAX_BASELINE_BYTES:,}"
+        raise InvalidRequest([FieldViolation(field="baseline", description=description)])
+    return kept
+
+
+def _large_definitions(request: eval_service_pb2.EvaluateRequest) -> Iterator[FieldViolation]:
+    size = sum(one.ByteSize() for one in request.definitions)
+    if size > MAX_DEFINITIONS_BYTES:
+        description = f"are {size:,} bytes and may be {MAX_DEFINITIONS_BYTES:,}"
+        yield FieldViolation(field="definitions", description=description)
+
+
+def _meaningless_bounds(request: eval_service_pb2.EvaluateRequest) -> Iterator[FieldViolation]:
+    for bound, _ in request.budget.ListFields():
+        if bound.name not in BUDGET_FIELDS:
+            names = ", ".join(BUDGET_FIELDS)
+            description = f"has no meaning for all runs together; a budget may have {names}"
+            yield FieldViolation(field=f"budget.{bound.name}", description=description)
+
+
+def _in_set(path: str) -> str:
+    return f"eval_set.{path}" if path else "eval_set"

@@ -1,0 +1,248 @@
+"""Judge one trial: its metrics, its verdict, and what its result keeps of the trees."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from bough.v1 import execution_pb2, input_pb2
+from bough.v1.eval_result_pb2 import (
+    VERDICT_FAILED,
+    VERDICT_NOT_EVALUATED,
+    VERDICT_PASSED,
+    CaseTrialResult,
+    MetricScore,
+    Verdict,
+)
+from bough.v1.eval_set_pb2 import (
+    AgentTrajectoryMetric,
+    EvalCase,
+    EvalMetric,
+    FinalResponseMetric,
+    ToolTrajectoryMetric,
+)
+from bough.v1.invocation_pb2 import Invocation
+from bough_server.evals.metrics import budget, final_response, tool_trajectory, trees
+from bough_server.evals.metrics.turn import Turn, name_of, no_score
+from bough_server.evals.metrics.turn_result import MAX_BYTES, turn_result
+from bough_server.log.usage import Sums
+from bough_server.matching.work import TooMuchWork, bounded_work
+from bough_server.messages import copy_of
+
+MAX_REASON: Final = 1_000
+"""The most characters of a trial's reason."""
+
+_LONGEST_NS: Final = 315_576_000_000 * 1_000_000_000
+"""The longest duration that has a JSON form: records of other systems may have any times."""
+
+_MAX_SCORE_BYTES: Final = 512 * 1024
+"""The most bytes of all scores; the turns have the rest."""
+
+_KINDS: Final[Mapping[str, EvalMetric]] = MappingProxyType(
+    {
+        "answer": EvalMetric(final_response=FinalResponseMetric()),
+        "tools": EvalMetric(tool_trajectory=ToolTrajectoryMetric()),
+        "agents": EvalMetric(agent_trajectory=AgentTrajectoryMetric()),
+    }
+)
+"""The metric that judges each field of an expectation if the case has none for it."""
+
+_Score = Callable[[EvalMetric, EvalCase, Sequence[Turn]], MetricScore | None]
+
+_SCORES: Final[Mapping[str, _Score]] = MappingProxyType(
+    {"tool_trajectory": tool_trajectory.score, "final_response": final_response.score, "budget": budget.score}
+)
+
+_CRASHED: Final = (execution_pb2.EXECUTION_STATE_FAILED, execution_pb2.EXECUTION_STATE_CANCELLED)
+
+
+def applicable_metrics(case: EvalCase) -> list[EvalMetric]:
+    """Return the metrics of a case, and a default one for each kind of expectation that none of them judges.
+
+    All are copies that have their names.
+    """
+    metrics = [_named(metric, name_of(metric)) for metric in case.metrics]
+    taken = {metric.name for metric in metrics}
+    for field, default in _KINDS.items():
+        if _is_expected(case, field) and not any(_judges(metric, field) for metric in case.metrics):
+            kind = name_of(default)
+            metrics.append(_named(default, f"{kind}.expected" if kind in taken else kind))
+    return metrics
+
+
+def can_be_judged(case: EvalCase, invocations: Sequence[Invocation]) -> bool:
+    """Return whether a trial has scores: that it did not crash, and that its records are whole."""
+    return next(_problems(case, invocations), "") == ""
+
+
+def score_trial(
+    case: EvalCase,
+    invocations: Sequence[Invocation],
+    *,
+    trial: int,
+    extra_scores: Mapping[str, MetricScore] = MappingProxyType({}),
+) -> CaseTrialResult:
+    """Judge a trial by the records of its turns, folded with folding.UNLIMITED.
+
+    `extra_scores` are the scores of llm_judge and custom metrics, by name. Raises ConfigurationError if a metric needs
+    scipy and it is not installed.
+    """
+    if any(invocation.state in _CRASHED for invocation in invocations):
+        return _crashed(case, invocations, trial=trial)
+    if problem := next(_problems(case, invocations), ""):
+        return not_evaluated(case, trial, problem, invocations=invocations)
+    result = _unscored(case, trial, invocations)
+    turns = [
+        Turn(index=number, expect=turn.expect if turn.HasField("expect") else None, invocation=invocation)
+        for number, (turn, invocation) in enumerate(zip(case.turns, invocations, strict=True))
+    ]
+    with bounded_work():
+        marks = _add_scores(result, case, turns, extra_scores)
+    result.verdict, result.reason = _verdict(result.scores)
+    _add_turns(result, invocations, marks)
+    return result
+
+
+def not_evaluated(
+    case: EvalCase,
+    trial: int,
+    reason: str,
+    *,
+    invocations: Sequence[Invocation] = (),
+    unanswered: input_pb2.InputRequest | None = None,
+) -> CaseTrialResult:
+    """Return the result of a trial that could not be scored, with the turns that were run."""
+    result = _unscored(case, trial, invocations)
+    result.verdict, result.reason = VERDICT_NOT_EVALUATED, reason[:MAX_REASON]
+    if unanswered is not None:
+        result.unanswered.CopyFrom(unanswered)
+    _add_turns(result, invocations, {})
+    return result
+
+
+def _named(metric: EvalMetric, name: str) -> EvalMetric:
+    named = copy_of(metric)
+    named.name = name
+    return named
+
+
+def _is_expected(case: EvalCase, field: str) -> bool:
+    return any(field in (known.name for known, _ in turn.expect.ListFields()) for turn in case.turns)
+
+
+def _judges(metric: EvalMetric, field: str) -> bool:
+    """Return whether a metric judges a field of expectations: not if it has its own expectation instead."""
+    if field == "answer":
+        return metric.HasField("final_response") and not metric.final_response.HasField("answer")
+    if field == "tools":
+        return metric.HasField("tool_trajectory") and not metric.tool_trajectory.tools
+    return metric.HasField("agent_trajectory")
+
+
+def _unscored(case: EvalCase, trial: int, invocations: Sequence[Invocation]) -> CaseTrialResult:
+    """Return what is known of a trial before it is scored."""
+    result = CaseTrialResult(case_id=case.id, trial=trial)
+    used, durations = Sums(), [budget.duration_ns(invocation) for invocation in invocations]
+    for invocation in invocations:
+        used.add(budget.used_by_run(invocation))
+    if any(invocation.HasField("tree_usage") for invocation in invocations):
+        result.usage.CopyFrom(used.usage())
+    if any(duration is not None for duration in durations):
+        result.duration.FromNanoseconds(min(_LONGEST_NS, sum(filter(None, durations))))
+    return result
+
+
+def _crashed(case: EvalCase, invocations: Sequence[Invocation], *, trial: int) -> CaseTrialResult:
+    number, crash = next((at, one) for at, one in enumerate(invocations) if one.state in _CRASHED)
+    result = _unscored(case, trial, invocations)
+    ended = "was cancelled" if crash.state == execution_pb2.EXECUTION_STATE_CANCELLED else "failed"
+    why = f": {crash.error.message}" if crash.error.message else "."
+    result.reason = f"{_subject(case, number)} {ended}{why}"[:MAX_REASON]
+    result.crashed, result.verdict = True, VERDICT_FAILED
+    _add_turns(result, invocations, {})
+    return result
+
+
+def _problems(case: EvalCase, invocations: Sequence[Invocation]) -> Iterator[str]:
+    """Yield why a trial cannot be scored."""
+    for number, invocation in enumerate(invocations):
+        subject = _subject(case, number)
+        if invocation.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
+            yield f"{subject} waits for input."
+        if invocation.state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
+            yield f"{subject} has not ended."
+        if invocation.agents_total > len(invocation.agents) or invocation.tools_total > len(invocation.tools):
+            yield f"{subject} has more agents or tool calls than its record."
+        if len({agent.invocation_id for agent in invocation.agents}) < len(invocation.agents):
+            yield f"The record of {subject[:1].lower()}{subject[1:]} has several agents with the same invocation_id."
+        for anomaly in (*invocation.anomalies, *(one for agent in invocation.agents for one in agent.anomalies)):
+            yield f"The record of {subject[:1].lower()}{subject[1:]} is inconsistent: {anomaly.message}"[:MAX_REASON]
+    if len(invocations) != len(case.turns):
+        yield f"The case has {len(case.turns)} turns, and {len(invocations)} were run."
+
+
+def _subject(case: EvalCase, number: int) -> str:
+    return f"turns[{number}]" if len(case.turns) > 1 else "The run"
+
+
+def _add_scores(
+    result: CaseTrialResult, case: EvalCase, turns: Sequence[Turn], extra_scores: Mapping[str, MetricScore]
+) -> Mapping[int, trees.Marks]:
+    """Add the score of each metric, and return the marks of the first agent_trajectory by turn."""
+    marks: Mapping[int, trees.Marks] | None = None
+    for metric in applicable_metrics(case):
+        score = extra_scores.get(metric.name)
+        try:
+            if score is None and metric.HasField("agent_trajectory"):
+                judgment = trees.judge(metric, case, turns)
+                if judgment is None:
+                    continue
+                marks, score = judgment.marks if marks is None else marks, judgment.score
+            elif score is None:
+                score = _score(metric, case, turns)
+        except TooMuchWork as error:
+            score = no_score(metric, str(error))
+        if score is not None:
+            result.scores.append(score)
+    _shorten(result)
+    return marks or {}
+
+
+def _score(metric: EvalMetric, case: EvalCase, turns: Sequence[Turn]) -> MetricScore | None:
+    kind = metric.WhichOneof("kind") or ""
+    if kind in _SCORES:
+        return _SCORES[kind](metric, case, turns)
+    return no_score(metric, "It was not asked." if kind else "The metric is of no kind that this server knows.")
+
+
+def _verdict(scores: Sequence[MetricScore]) -> tuple[Verdict.ValueType, str]:
+    """Return the verdict of a trial and the reason of the first score that decides it."""
+    for status in (VERDICT_FAILED, VERDICT_NOT_EVALUATED):
+        for score in scores:
+            if score.verdict == status:
+                short = f" is {score.score:.4g}, below {score.threshold:.4g}" if score.HasField("score") else ""
+                words = f"{score.name}{short}: {score.reason}" if score.reason else f"{score.name}{short}."
+                return status, words[:MAX_REASON]
+    return VERDICT_PASSED, ""
+
+
+def _shorten(result: CaseTrialResult) -> None:
+    """Leave out differences of trees, the last ones first, until the scores fit their bound."""
+    keep = max((len(tree.differences) for score in result.scores for tree in score.tree_comparisons), default=0)
+    while keep and sum(score.ByteSize() for score in result.scores) > _MAX_SCORE_BYTES:
+        keep //= 2
+        for score in result.scores:
+            for tree in score.tree_comparisons:
+                del tree.differences[keep:]
+
+
+def _add_turns(result: CaseTrialResult, invocations: Sequence[Invocation], marks: Mapping[int, trees.Marks]) -> None:
+    """Add the trees of the turns, cut so that the whole result is within its bound."""
+    room = MAX_BYTES - result.ByteSize()
+    made = [turn_result(one, marks=marks.get(number, {}), max_bytes=room) for number, one in enumerate(invocations)]
+    if sum(turn.ByteSize() for turn in made) > room:
+        share = room // len(made)
+        for number, turn in enumerate(made):
+            if turn.ByteSize() > share:
+                turn_marks = marks.get(number, {})
+                made[number] = turn_result(invocations[number], marks=turn_marks, max_bytes=share)
+    result.turns.extend(made)

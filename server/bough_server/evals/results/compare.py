@@ -1,0 +1,236 @@
+"""Compare two results of evaluations: what they depended on, and then case by case."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from bough.v1 import eval_result_pb2, execution_pb2
+from bough_server.evals.metrics import statistics
+from bough_server.evals.results.verdicts import PASSED, total_cost
+
+Change: TypeAlias = eval_result_pb2.CaseChange.ValueType
+
+SAME: Final = eval_result_pb2.CASE_CHANGE_SAME
+BETTER: Final = eval_result_pb2.CASE_CHANGE_BETTER
+WORSE: Final = eval_result_pb2.CASE_CHANGE_WORSE
+REMOVED: Final = eval_result_pb2.CASE_CHANGE_REMOVED
+ADDED: Final = eval_result_pb2.CASE_CHANGE_ADDED
+
+MAX_BYTES: Final = 3_900_000
+"""The most bytes of a comparison that a server returns: clients accept messages of 4 MiB."""
+
+MAX_PINS: Final = 500
+"""The most sentences about what results depended on in such a comparison."""
+
+_SHOWN: Final = 20
+"""How many characters of a hash are in a sentence."""
+
+
+def compare(before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalComparison:
+    """Return how a result differs from an earlier one: what they depended on, and their cases in pairs by id.
+
+    Cases of one id, which only results of given records have, are paired in order.
+    """
+    left, right = _by_id(before.cases), _by_id(after.cases)
+    cases = [_compared(left.get(key), case) for key, case in right.items()]
+    cases += [_removed(case) for key, case in left.items() if key not in right]
+    changes = Counter(case.change for case in cases)
+    result = eval_result_pb2.EvalComparison(
+        pins_changed=_changed_pins(before, after),
+        cases=cases,
+        better=changes[BETTER],
+        worse=changes[WORSE],
+        removed=changes[REMOVED],
+        added=changes[ADDED],
+        state_baseline=before.state,
+        state_candidate=after.state,
+    )
+    if before.totals.HasField("pass_rate") and after.totals.HasField("pass_rate"):
+        result.pass_rate_change = after.totals.pass_rate - before.totals.pass_rate
+    old, new = total_cost(before.totals), total_cost(after.totals)
+    if old.HasField("cost_nanos") and new.HasField("cost_nanos") and old.currency_code == new.currency_code:
+        result.cost_nanos_change, result.cost_currency_code = new.cost_nanos - old.cost_nanos, new.currency_code
+    return result
+
+
+def incomplete(result: eval_result_pb2.EvalResult) -> str:
+    """Return why a result is no baseline unless a caller allows it, as the end of a sentence; empty if it is one."""
+    if result.state == execution_pb2.EXECUTION_STATE_SUCCEEDED:
+        return ""
+    state = execution_pb2.ExecutionState.Name(result.state).removeprefix("EXECUTION_STATE_")
+    return f"is of an evaluation that is {state}, not SUCCEEDED"
+
+
+def fitted(comparison: eval_result_pb2.EvalComparison, *, most: int = MAX_BYTES) -> eval_result_pb2.EvalComparison:
+    """Leave out what does not fit into `most` bytes, in place: from the last case on, differences, then metrics.
+
+    What remains of 10,000 cases fits. Of what the results depended on, the first MAX_PINS sentences are kept.
+    """
+    del comparison.pins_changed[MAX_PINS:]
+    size = comparison.ByteSize()
+    for name in ("differences", "metric_changes"):
+        for case in reversed(comparison.cases):
+            if size <= most:
+                return comparison
+            whole = case.ByteSize()
+            case.ClearField(name)
+            size -= whole - case.ByteSize()
+    return comparison
+
+
+def baseline_of(result: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalResult:
+    """Return what is kept of a result to compare later ones with: pins, totals, and of each case its numbers.
+
+    The cases are without runs and turns, and without the probabilities for each k, which follow from the number of
+    runs and of those that passed.
+    """
+    return eval_result_pb2.EvalResult(
+        evaluation_id=result.evaluation_id,
+        eval_set_name=result.eval_set_name,
+        pins=result.pins,
+        verdict=result.verdict,
+        state=result.state,
+        totals=result.totals,
+        cases=map(_baseline_case, result.cases),
+    )
+
+
+def _baseline_case(case: eval_result_pb2.CaseResult) -> eval_result_pb2.CaseResult:
+    kept = eval_result_pb2.CaseResult(
+        case_id=case.case_id, verdict=case.verdict, metrics=case.metrics, statistics=case.statistics
+    )
+    for name in ("pass_at_k", "pass_all_k", "pass_all_k_intervals"):
+        kept.statistics.ClearField(name)
+    return kept
+
+
+def _by_id(cases: Iterable[eval_result_pb2.CaseResult]) -> dict[tuple[str, int], eval_result_pb2.CaseResult]:
+    """Return the cases by their ids, and by how many with the same id came before."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for case in cases:
+        found[case.case_id, seen[case.case_id]] = case
+        seen[case.case_id] += 1
+    return found
+
+
+def _changed_pins(before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResult) -> Iterator[str]:
+    """Return what is not the same of what the results depended on, in sentences."""
+    left, right = before.pins, after.pins
+    yield from _changed("The name of the set", before.eval_set_name, after.eval_set_name)
+    yield from _changed("The content of the set", left.eval_set_digest, right.eval_set_digest)
+    yield from _changed("The evaluated agent", left.agent, right.agent)
+    yield from _changed_entries("agent", left.agents, right.agents)
+    yield from _changed_entries("model", left.models, right.models)
+    yield from _changed_entries("tool", left.tools, right.tools)
+    yield from _changed("The price list", left.prices, right.prices)
+    yield from _changed_entries("judge", left.judges, right.judges)
+    yield from _changed("The version of the server", left.server_version, right.server_version)
+
+
+def _changed(what: str, before: str, after: str) -> Iterator[str]:
+    if before != after:
+        old, new = before[:_SHOWN], after[:_SHOWN]
+        if old == new:
+            old, new = before, after
+        yield f"{what} has changed: {old or 'none'}, now {new or 'none'}."
+
+
+def _changed_entries(kind: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted({*before, *after}):
+        if name not in before:
+            yield f"The {kind} {name!r} was added."
+        elif name not in after:
+            yield f"The {kind} {name!r} was removed."
+        else:
+            yield from _changed(f"The {kind} {name!r}", before[name], after[name])
+
+
+def _removed(before: eval_result_pb2.CaseResult) -> eval_result_pb2.CaseComparison:
+    return eval_result_pb2.CaseComparison(
+        case_id=before.case_id, change=REMOVED, verdict_baseline=before.verdict, pass_rate_baseline=_pass_rate(before)
+    )
+
+
+def _compared(
+    before: eval_result_pb2.CaseResult | None, after: eval_result_pb2.CaseResult
+) -> eval_result_pb2.CaseComparison:
+    result = eval_result_pb2.CaseComparison(
+        case_id=after.case_id, change=ADDED, verdict_candidate=after.verdict, pass_rate_candidate=_pass_rate(after)
+    )
+    if before is not None:
+        result.change = _change(before, after)
+        result.verdict_baseline = before.verdict
+        if before.statistics.HasField("pass_rate"):
+            result.pass_rate_baseline = before.statistics.pass_rate
+        result.metric_changes.update(_metric_changes(before, after))
+        result.differences.extend(_differences(before, after, result.change))
+    return result
+
+
+def _pass_rate(case: eval_result_pb2.CaseResult) -> float | None:
+    return case.statistics.pass_rate if case.statistics.HasField("pass_rate") else None
+
+
+def _change(before: eval_result_pb2.CaseResult, after: eval_result_pb2.CaseResult) -> Change:
+    """Return what became of a case: its verdict decides, and if that is the same, how often it passed."""
+    if (before.verdict == PASSED) != (after.verdict == PASSED):
+        return BETTER if after.verdict == PASSED else WORSE
+    old, new = _pass_rate(before), _pass_rate(after)
+    if old is None or new is None or statistics.is_close(old, new):
+        return SAME
+    return BETTER if new > old else WORSE
+
+
+def _metric_changes(before: eval_result_pb2.CaseResult, after: eval_result_pb2.CaseResult) -> dict[str, float]:
+    """Return how the means of the metrics changed that both sides have."""
+    old = {metric.name: metric.mean for metric in before.metrics if metric.HasField("mean")}
+    return {
+        metric.name: metric.mean - old[metric.name]
+        for metric in after.metrics
+        if metric.HasField("mean") and metric.name in old
+    }
+
+
+def _differences(
+    before: eval_result_pb2.CaseResult, after: eval_result_pb2.CaseResult, change: Change
+) -> Sequence[eval_result_pb2.TreeDifference]:
+    """Return the differences from the expected tree behind a change, of the first two runs of one index that differ.
+
+    They are those that only the new run has; of a better case those that only the old one had. A run that the other
+    result lacks, as a kept baseline lacks all, counts as one without differences if the case is better or worse.
+    """
+    old_runs, new_runs = ({trial.trial: trial for trial in case.trials} for case in (before, after))
+    old_side, new_side = (new_runs, old_runs) if change == BETTER else (old_runs, new_runs)
+    empty = eval_result_pb2.CaseTrialResult()
+    pairs = (
+        (trial, old_side.get(index, empty))
+        for index, trial in sorted(new_side.items())
+        if index in old_side or change != SAME
+    )
+    return next(filter(None, (_only_in(trial, other) for trial, other in pairs)), [])
+
+
+def _only_in(
+    trial: eval_result_pb2.CaseTrialResult, other: eval_result_pb2.CaseTrialResult
+) -> list[eval_result_pb2.TreeDifference]:
+    """Return the differences of a run that another run has not, or not so often."""
+    left = Counter(key for key, _ in _keyed_differences(other))
+    found = []
+    for key, difference in _keyed_differences(trial):
+        if left[key]:
+            left[key] -= 1
+        else:
+            found.append(difference)
+    return found
+
+
+def _keyed_differences(
+    trial: eval_result_pb2.CaseTrialResult,
+) -> Iterator[tuple[tuple[str | int, ...], eval_result_pb2.TreeDifference]]:
+    """Return the differences of a trial, each with what it is without the ids of invocations: they are always new."""
+    for score in trial.scores:
+        for comparison in score.tree_comparisons:
+            for each in comparison.differences:
+                place = (each.expected_parent, each.actual_parent)
+                yield (score.name, comparison.turn, each.kind, each.agent, *place, each.message), each

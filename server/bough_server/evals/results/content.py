@@ -1,0 +1,178 @@
+"""Reduce what a result quotes of conversations: cut texts, leave them out, and remove secrets."""
+
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from bough.v1 import eval_result_pb2
+from bough_server.evals.results.secrets import Redactor
+from bough_server.messages import copy_of
+
+MAX_CHARACTERS: Final = 2_000
+"""The most characters of a text in a file, unless full texts are asked for."""
+
+_IDS: Final = frozenset(
+    {
+        "evaluation_id",
+        "run_id",
+        "trace_id",
+        "invocation_id",
+        "invocation_id_before",
+        "invocation_id_after",
+        "eval_set_digest",
+        "prices",
+        "server_version",
+        "currency_code",
+        "cost_currency_code",
+    }
+)
+"""Fields that this server makes: they quote nothing, and no pattern changes them."""
+
+_NAMES: Final = frozenset(
+    {
+        *(
+            "eval_set_name",
+            "case_id",
+            "name",
+            "agent",
+            "expected_parent",
+            "actual_parent",
+            "rubric_id",
+            "gate",
+            "number",
+            "forbidden",
+        ),
+        *("flaky_cases", "pins_changed", "agent_path", "input_id", "call_id", "labels"),
+    }
+)
+"""Fields that name things. They are left if the content is left out, as ids are; patterns are searched in them."""
+
+_Message = TypeVar("_Message", bound=Message)
+
+_Change: TypeAlias = Callable[[FieldDescriptor, bool, str], str]
+"""Takes a field, whether its message is about names only, and the text; returns the text that is shown."""
+
+
+def reduced(
+    result: eval_result_pb2.EvalResult,
+    comparison: eval_result_pb2.EvalComparison | None,
+    content: str,
+    *,
+    fields: Sequence[str] = (),
+    patterns: Sequence[str] = (),
+) -> tuple[eval_result_pb2.EvalResult, eval_result_pb2.EvalComparison | None]:
+    """Return copies of a result and of its comparison with less of what was said in them.
+
+    `content` is "full", "cut" (each text to MAX_CHARACTERS) or "none": then nothing that was said is left, nor any
+    sentence that may quote it; names of agents and tools, scores and the differences of trees remain. `fields` are
+    paths of members in JSON, and `patterns` regular expressions, whose values and matches become "[redacted]" in every
+    text, names included. A JSON text that was cut cannot be searched for members, so it is replaced as a whole if there
+    are `fields`. Files that users sent are left out unless all is shown.
+
+    Raises ConfigurationError for a pattern that is no regular expression.
+    """
+    redactor = Redactor(fields=fields, patterns=patterns)
+    shown, compared = copy_of(result), None if comparison is None else copy_of(comparison)
+    both = [one for one in (shown, compared) if one is not None]
+    _reduce_all(both, content, redactor, keeps_files=content == "full" and not (fields or patterns))
+    return shown, compared
+
+
+def remove_secrets(message: _Message, *, fields: Sequence[str] = (), patterns: Sequence[str] = ()) -> _Message:
+    """Return a copy of a message in which values and matches are "[redacted]", as in `reduced`; files are not searched.
+
+    Raises ConfigurationError for a pattern that is no regular expression.
+    """
+    shown = copy_of(message)
+    _reduce_all([shown], "full", Redactor(fields=fields, patterns=patterns), keeps_files=True)
+    return shown
+
+
+def _reduce_all(messages: Sequence[Message], content: str, redactor: Redactor, *, keeps_files: bool) -> None:
+    for message in _messages(messages):
+        for text in _texts(message):
+            redactor.collect(text)
+    change = _change(content, redactor)
+    for message in list(_messages(messages)):
+        _reduce(message, change, keeps_files=keeps_files)
+
+
+def _change(content: str, redactor: Redactor) -> _Change:
+    def changed(field: FieldDescriptor, is_name: bool, text: str) -> str:
+        if content == "none" and not is_name and field.name not in _NAMES:
+            return ""
+        text = redactor.redact(text, is_json=_is_json(field))
+        # After the secrets: one that is cut in two would no longer match.
+        if content == "cut" and len(text) > MAX_CHARACTERS:
+            text = text[: MAX_CHARACTERS - 1] + "…"
+        return text
+
+    return changed
+
+
+def _reduce(message: Message, change: _Change, *, keeps_files: bool) -> None:
+    """Change the texts of one message in place."""
+    is_name = _names_agents_only(message)
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_BYTES:
+            if not keeps_files:
+                message.ClearField(field.name)
+        elif _is_map(field):
+            _reduce_map(value, field, change)
+        elif not _is_text(field):
+            continue
+        elif field.is_repeated:
+            value[:] = [change(field, is_name, text) for text in value]
+        else:
+            setattr(message, field.name, change(field, is_name, value))
+
+
+def _reduce_map(values: MutableMapping[str, Any], field: FieldDescriptor, change: _Change) -> None:
+    """Change the keys of a map, which are names, and the values of labels; other values are hashes and numbers."""
+    changed = {
+        change(field, True, key): change(field, True, value) if field.name == "labels" else value
+        for key, value in values.items()
+    }
+    values.clear()
+    values.update(changed)
+
+
+def _names_agents_only(message: Message) -> bool:
+    """Return whether the texts of a message are about names: differences of tool calls quote arguments and results."""
+    return isinstance(message, eval_result_pb2.TreeDifference) and message.kind != eval_result_pb2.DIFFERENCE_KIND_TOOLS
+
+
+def _texts(message: Message) -> Iterator[str]:
+    """Yield the texts of one message."""
+    for field, value in message.ListFields():
+        if _is_map(field):
+            yield from value
+            if field.name == "labels":
+                yield from value.values()
+        elif _is_text(field):
+            yield from value if field.is_repeated else [value]
+
+
+def _is_text(field: FieldDescriptor) -> bool:
+    return field.type == FieldDescriptor.TYPE_STRING and field.name not in _IDS
+
+
+def _is_json(field: FieldDescriptor) -> bool:
+    return field.name.endswith("_json")
+
+
+def _is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def _messages(first: Sequence[Message]) -> Iterator[Message]:
+    """Yield messages and all messages in them."""
+    waiting = list(first)
+    while waiting:
+        one = waiting.pop()
+        yield one
+        for field, value in one.ListFields():
+            if field.message_type is not None and not _is_map(field):
+                waiting.extend(value if field.is_repeated else [value])

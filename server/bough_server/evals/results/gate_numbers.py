@@ -1,0 +1,163 @@
+"""The numbers that gates bound, each measured over what is known of an evaluation."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bough.v1 import eval_result_pb2
+from bough_server.evals.metrics import statistics
+from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED, has_unjudged, is_judged, total_cost
+from bough_server.log.usage import has_whole_cost
+
+_NANOS: Final = 1_000_000_000
+"""The units of cost in one of the currency."""
+_NAMED: Final = 5
+"""The most cases that a sentence names."""
+
+_UNKNOWN_COST: Final = (
+    "The cost of some model calls is not known: their models have no price, or prices in several currencies, or the"
+    " provider did not report what was used."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A number of an evaluation, over what is known."""
+
+    value: float | None
+    note: str = ""
+    """What the value is about: the worst case, what was counted as failed; a sentence, or empty."""
+    unknown: str = ""
+    """Why the value is not over everything; a sentence, empty if it is."""
+    unbounded: str = ""
+    """Why no upper bound holds, whatever the value is; a sentence, empty if one can."""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of something in words."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def unjudged(cases: Iterable[eval_result_pb2.CaseResult]) -> str:
+    """Return the sentence that names a case of which not every run is judged; empty if there is none."""
+    found = [case.case_id for case in cases if has_unjudged(case)]
+    return f"Not every trial of {counted(len(found), 'case')} could be scored, such as {found[0]!r}." if found else ""
+
+
+def worst_case(cases: Sequence[eval_result_pb2.CaseResult]) -> Measured:
+    """Return the lowest lower bound of a case's pass rate."""
+    judged = [case for case in cases if case.statistics.HasField("pass_rate_interval")]
+    if not judged:
+        return Measured(value=None, unknown=unjudged(cases) or "There is no case.")
+    case = min(judged, key=lambda each: each.statistics.pass_rate_interval.lower)
+    counts = case.statistics
+    return Measured(
+        value=counts.pass_rate_interval.lower,
+        note=f"In the case {case.case_id!r} {counts.passed} of {counted(counts.trials, 'trial')} passed.",
+        unknown=unjudged(cases),
+    )
+
+
+def pass_all_k(cases: Sequence[eval_result_pb2.CaseResult], k: int) -> Measured:
+    """Return the mean of pass^K over the cases that have so many scored trials."""
+    values = [case.statistics.pass_all_k[k - 1] for case in cases if case.statistics.trials >= k]
+    value = statistics.mean(values) if values else None
+    few = next((case.case_id for case in cases if case.statistics.trials < k), "")
+    return Measured(
+        value=value, unknown=f"The case {few!r} has fewer than {k} scored trials." if few else unjudged(cases)
+    )
+
+
+def metric_mean(cases: Sequence[eval_result_pb2.CaseResult], metric: str) -> Measured:
+    """Return the mean of a metric over the cases that have it; a case whose runs all crashed counts as one.
+
+    A crashed trial counts as 0, or as the lowest score that there is if that is less. An upper bound never holds with
+    one: it would be met by crashing.
+    """
+    found = [(case, scores) for case in cases if (scores := _scores(case, metric)) is not None]
+    worst = min([0.0, *(score for _, scores in found for score in scores if score is not None)])
+    means: list[float] = []
+    crashes = unknown = 0
+    for case, scores in found:
+        known = [worst if trial.crashed else score for trial, score in zip(case.trials, scores, strict=True)]
+        crashes += sum(trial.crashed for trial in case.trials)
+        unknown += None in known
+        if judged := [score for score in known if score is not None]:
+            means.append(statistics.mean(judged))
+    if not means:
+        return Measured(value=None, unknown=f"No trial has a score of {metric}.")
+    return Measured(
+        value=statistics.mean(means),
+        note=f"{counted(crashes, 'crashed trial')} counted as {worst:g}." if crashes else "",
+        unknown=f"{counted(unknown, 'case')} could not be scored by {metric} in every trial." if unknown else "",
+        unbounded=f"{counted(crashes, 'crashed trial')} {'has' if crashes == 1 else 'have'} no score."
+        if crashes
+        else "",
+    )
+
+
+def _scores(case: eval_result_pb2.CaseResult, metric: str) -> list[float | None] | None:
+    """Return the score of each trial, None for one that has none; None if the case has no such metric.
+
+    A run that crashed has no scores, and one that could not be scored may have none: a case with no other runs than
+    these counts for every metric.
+    """
+    named = [{score.name: score for score in trial.scores} for trial in case.trials]
+    has_metric = any(metric in scores for scores in named)
+    if not has_metric and (any(named) or any(is_judged(trial) and not trial.crashed for trial in case.trials)):
+        return None
+    return [scores[metric].score if metric in scores and scores[metric].HasField("score") else None for scores in named]
+
+
+def cost(cases: Iterable[eval_result_pb2.CaseResult], totals: eval_result_pb2.EvalTotals) -> Measured:
+    """Return what runs and judges cost, in units of the currency."""
+    used = total_cost(totals)
+    parts = [totals.usage, totals.judge_usage]
+    # A sum has a cost as soon as one of its parts has: it is whole only if each of them has.
+    parts += [usage for case in cases for trial in case.trials for usage in (trial.usage, trial.judge_usage)]
+    unknown = not all(map(has_whole_cost, parts))
+    if not used.HasField("cost_nanos"):
+        called = any(part.model_calls for part in parts)
+        return Measured(value=None if called else 0.0, unknown=_UNKNOWN_COST if called else "")
+    return Measured(
+        value=used.cost_nanos / _NANOS, note=f"In {used.currency_code}.", unknown=_UNKNOWN_COST if unknown else ""
+    )
+
+
+def regressions(comparison: eval_result_pb2.EvalComparison | None) -> Measured:
+    """Return how many cases are worse than in the baseline. One that could not be scored is not known to be."""
+    if comparison is None:
+        return _NO_BASELINE
+    worse = [case for case in comparison.cases if case.change == eval_result_pb2.CASE_CHANGE_WORSE]
+    found = [case.case_id for case in worse if case.verdict_candidate != NOT_EVALUATED]
+    unjudged_now = [case.case_id for case in worse if case.verdict_candidate == NOT_EVALUATED]
+    unjudged_before = [
+        case.case_id
+        for case in comparison.cases
+        if case.verdict_baseline not in (PASSED, FAILED)
+        and case.verdict_candidate == FAILED
+        and case.change not in (eval_result_pb2.CASE_CHANGE_WORSE, eval_result_pb2.CASE_CHANGE_ADDED)
+    ]
+    sentences = [
+        f"Could not be scored, and passed in the baseline: {named(unjudged_now)}." if unjudged_now else "",
+        f"Fails, and could not be scored in the baseline: {named(unjudged_before)}." if unjudged_before else "",
+    ]
+    return Measured(
+        value=len(found), note=f"Worse: {named(found)}." if found else "", unknown=" ".join(filter(None, sentences))
+    )
+
+
+def removed(comparison: eval_result_pb2.EvalComparison | None) -> Measured:
+    """Return how many cases of the baseline are gone."""
+    if comparison is None:
+        return _NO_BASELINE
+    found = [case.case_id for case in comparison.cases if case.change == eval_result_pb2.CASE_CHANGE_REMOVED]
+    return Measured(value=len(found), note=f"Removed: {named(found)}." if found else "")
+
+
+_NO_BASELINE: Final = Measured(value=None, unknown="The gate needs a baseline, and there is none.")
+
+
+def named(ids: Sequence[str]) -> str:
+    """Return the first of some ids, in quotes."""
+    return ", ".join(map(repr, ids[:_NAMED])) + (" and others" if len(ids) > _NAMED else "")

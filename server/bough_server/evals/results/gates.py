@@ -1,0 +1,309 @@
+"""Gates of an evaluation: numbers that have to be within bounds, such as `pass_rate >= 0.9`.
+
+A gate is read, refused before anything runs if so few trials or cases cannot reach it, and checked at the end.
+"""
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, assert_never
+
+from bough.v1 import eval_result_pb2, evaluation_pb2
+from bough_server.documents.yaml import nearest, suggestion
+from bough_server.evals.metrics import statistics
+from bough_server.evals.metrics.scoring import applicable_metrics
+from bough_server.evals.metrics.turn import name_of
+from bough_server.evals.results import gate_numbers
+from bough_server.evals.results.gate_numbers import Measured, counted
+from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED
+
+MAX_TRIALS: Final = 1_000
+"""The most trials of a case, as EvalCase.trials says."""
+MAX_CASES: Final = 10_000
+"""The most cases of a set, as EvalSet.cases says."""
+
+
+class GateNumber(StrEnum):
+    """The numbers that a gate can bound. K is a number of trials, METRIC the name of a metric."""
+
+    CASE_PASS_RATE_LOWER = "case.pass_rate.lower"
+    PASS_RATE = "pass_rate"
+    PASS_RATE_LOWER = "pass_rate.lower"
+    PASS_ALL_K = "pass^K"
+    METRIC_MEAN = "METRIC.mean"
+    COST_TOTAL = "cost.total"
+    REGRESSIONS = "regressions"
+    REMOVED = "removed"
+
+
+def _strictly(compare: Callable[[float, float], bool]) -> Callable[[float, float], bool]:
+    """Return a strict comparison that does not hold for numbers that are equal up to rounding."""
+    return lambda value, bound: compare(value, bound) and not statistics.is_close(value, bound)
+
+
+_OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = {
+    ">=": statistics.reaches,
+    "<=": lambda value, bound: statistics.reaches(bound, value),
+    "==": statistics.is_close,
+    ">": _strictly(operator.gt),
+    "<": _strictly(operator.lt),
+}
+"""The comparisons, all up to rounding; of those that begin alike the longer one first."""
+
+_WIRE_OPERATORS: Final = {
+    ">=": eval_result_pb2.GATE_OPERATOR_AT_LEAST,
+    ">": eval_result_pb2.GATE_OPERATOR_ABOVE,
+    "<=": eval_result_pb2.GATE_OPERATOR_AT_MOST,
+    "<": eval_result_pb2.GATE_OPERATOR_BELOW,
+    "==": eval_result_pb2.GATE_OPERATOR_EQUAL,
+}
+
+_GATE: Final = re.compile(rf"\s*(?P<name>[^\s<>=]+)\s*(?P<operator>{'|'.join(_OPERATORS)})\s*(?P<bound>[^\s<>=]+)\s*")
+_BOUND: Final = re.compile(r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][-+]?[0-9]{1,2})?")
+_PASS_ALL: Final = re.compile(r"pass\^(?P<k>[1-9][0-9]{0,8})")
+_METRIC_MEAN: Final = re.compile(r"(?P<metric>[A-Za-z][A-Za-z0-9._-]{0,127})\.mean")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """A number and its bound."""
+
+    text: str
+    """The gate as it was written."""
+    number: GateNumber
+    operator: str
+    bound: float
+    k: int = 0
+    """How many trials have to pass, of PASS_ALL_K."""
+    metric: str = ""
+    """The name of the metric, of METRIC_MEAN."""
+
+    @property
+    def needs_baseline(self) -> bool:
+        """Whether the number is one of a comparison."""
+        return self.number in (GateNumber.REGRESSIONS, GateNumber.REMOVED)
+
+    @property
+    def counts_crashes(self) -> bool:
+        """Whether a crashed trial makes the number worse, whatever else is known of the trial."""
+        match self.number:
+            case GateNumber.COST_TOTAL | GateNumber.REMOVED | GateNumber.REGRESSIONS:
+                return False  # a case that crashes and did not pass in the baseline is no regression
+            case (
+                GateNumber.CASE_PASS_RATE_LOWER
+                | GateNumber.PASS_RATE
+                | GateNumber.PASS_RATE_LOWER
+                | GateNumber.PASS_ALL_K
+                | GateNumber.METRIC_MEAN
+            ):
+                return True
+        assert_never(self.number)
+
+    def holds(self, value: float) -> bool:
+        """Return whether a value is within the bound."""
+        return _OPERATORS[self.operator](value, self.bound)
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether every larger value is within the bound too."""
+        return self.operator in (">=", ">")
+
+    def can_hold(self, lowest: float, highest: float) -> bool:
+        """Return whether some number from the lowest to the highest is within the bound; for == any of them may be."""
+        if self.operator == "==":
+            return statistics.reaches(self.bound, lowest) and statistics.reaches(highest, self.bound)
+        return self.holds(highest if self.is_lower_bound else lowest)
+
+
+def parse_gate(text: str) -> Gate:
+    """Return the gate that a text such as "pass_rate >= 0.9" means. Raises ValueError with a sentence."""
+    if not (match := _GATE.fullmatch(text)):
+        raise ValueError(
+            f"{text[:80]!r} is not a gate: it takes a number, one of {', '.join(_OPERATORS)}, and a bound,"
+            " in quotes on a command line, as in 'pass_rate >= 0.9'."
+        )
+    if not _BOUND.fullmatch(match["bound"]):
+        raise ValueError(f"{match['bound'][:80]!r} in the gate {text[:80]!r} is not a number such as 0.9.")
+    number, k, metric = _number(match["name"])
+    return Gate(text=text, number=number, operator=match["operator"], bound=float(match["bound"]), k=k, metric=metric)
+
+
+def _number(name: str) -> tuple[GateNumber, int, str]:
+    """Return which number a name means, with K and METRIC. Raises ValueError with a sentence."""
+    if name.startswith("pass^"):
+        if not (pass_all := _PASS_ALL.fullmatch(name)):
+            raise ValueError(f"{name[:80]!r} takes a number of trials, at least 1, after the ^, as pass^3 does.")
+        return GateNumber.PASS_ALL_K, int(pass_all["k"]), ""
+    if mean := _METRIC_MEAN.fullmatch(name):
+        return GateNumber.METRIC_MEAN, 0, mean["metric"]
+    plain = [number for number in GateNumber if number not in (GateNumber.PASS_ALL_K, GateNumber.METRIC_MEAN)]
+    if name in plain:
+        return GateNumber(name), 0, ""
+    names = [number.value for number in GateNumber]
+    hint = nearest(name, names) or f"A gate can be on {', '.join(names)}."
+    raise ValueError(f"There is no number {name[:80]!r} for a gate. {hint}")
+
+
+def unreachable(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned]) -> str:
+    """Return why no results of the planned cases, at least one, can meet a gate, and what it takes; empty if some can.
+
+    A bound on the mean of a metric that no case has is unreachable too. Whether there is a baseline is not checked.
+    """
+    fewest = min(planned, key=lambda case: case.trials)
+    if gate.number is GateNumber.METRIC_MEAN and gate.metric not in (names := _scales(planned)):
+        return (
+            f"{gate.text!r} cannot be reached: no case has the metric {gate.metric!r}.{suggestion(gate.metric, names)}"
+        )
+    if gate.number is GateNumber.PASS_ALL_K and fewest.trials < gate.k:
+        return (
+            f"{gate.text!r} cannot be reached: the case {fewest.eval_case.id!r} has {counted(fewest.trials, 'trial')}."
+            f" It takes {gate.k} trials of each case."
+        )
+    lowest, highest = _range(gate, planned)
+    if gate.can_hold(lowest, highest):
+        return ""
+    return f"{gate.text!r} cannot be reached: {_too_far(gate, planned, highest)}"
+
+
+def _range(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned]) -> tuple[float, float]:
+    """Return the lowest and the highest number that some results of the planned cases have."""
+    match gate.number:
+        case GateNumber.CASE_PASS_RATE_LOWER:
+            return 0, statistics.highest_lower(min(case.trials for case in planned))
+        case GateNumber.PASS_RATE_LOWER:
+            return 0, statistics.highest_lower(len(planned))
+        case GateNumber.PASS_RATE | GateNumber.PASS_ALL_K:
+            return 0, 1
+        case GateNumber.METRIC_MEAN:
+            return (0, 1) if _scales(planned)[gate.metric] else (-math.inf, math.inf)
+        case GateNumber.REGRESSIONS:
+            return 0, len(planned)
+        case GateNumber.COST_TOTAL | GateNumber.REMOVED:
+            return 0, math.inf
+    assert_never(gate.number)
+
+
+def _too_far(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned], highest: float) -> str:
+    """Return why a gate is out of range, and how many trials or cases it takes."""
+    of_trials = gate.number is GateNumber.CASE_PASS_RATE_LOWER
+    lowest, _ = _range(gate, planned)
+    if not (of_trials or gate.number is GateNumber.PASS_RATE_LOWER) or gate.bound <= lowest:
+        return f"{_name(gate)} is never {f'below {lowest:g}' if gate.bound <= lowest else f'above {highest:g}'}."
+    fewest = min(planned, key=lambda case: case.trials)
+    count = fewest.trials if of_trials else len(planned)
+    has = f"the case {fewest.eval_case.id!r} has" if of_trials else "the set has"
+    return (
+        f"{has} {counted(count, 'trial' if of_trials else 'case')}, and the lower bound of {count} of {count} is"
+        f" {highest:.3g}. {_takes(gate, of_trials=of_trials)}"
+    )
+
+
+def _takes(gate: Gate, *, of_trials: bool) -> str:
+    """Return how many trials or cases the gate's bound takes; all have to pass then."""
+    if statistics.reaches(gate.bound, 1):
+        return "It is below 1 for any number of them."
+    needed = statistics.trials_needed(gate.bound)
+    if not gate.holds(statistics.highest_lower(needed)):  # > of just the bound
+        needed += 1
+    most = MAX_TRIALS if of_trials else MAX_CASES
+    enough = f"It takes {needed} {'trials of each case' if of_trials else 'cases'}"
+    return f"{enough}." if needed <= most else f"{enough}, and there can be {most}."
+
+
+def _name(gate: Gate) -> str:
+    """Return the name of the number in a gate, as it is written there."""
+    match gate.number:
+        case GateNumber.PASS_ALL_K:
+            return f"pass^{gate.k}"
+        case GateNumber.METRIC_MEAN:
+            return f"{gate.metric}.mean"
+    return gate.number.value
+
+
+def _scales(planned: Sequence[evaluation_pb2.CasePlanned]) -> dict[str, bool]:
+    """Return the names of the metrics that judge some case, and whether the scores of all of that name are 0 to 1."""
+    found: dict[str, bool] = {}
+    for case in planned:
+        for metric in applicable_metrics(case.eval_case):
+            found[name_of(metric)] = found.get(name_of(metric), True) and not metric.HasField("custom")
+    return found
+
+
+def check_gate(
+    gate: Gate,
+    cases: Sequence[eval_result_pb2.CaseResult],
+    totals: eval_result_pb2.EvalTotals,
+    comparison: eval_result_pb2.EvalComparison | None,
+    *,
+    allow_removed: bool,
+) -> eval_result_pb2.GateResult:
+    """Return whether the results meet a gate; `cases` have their trials with scores, `comparison` is with the baseline.
+
+    FAILED if what is known does not meet it; else NOT_EVALUATED if something that the number is over is not known,
+    such as the pass rate of a case that could not be scored. A crashed trial is known: it did not pass, and no mean of
+    a metric is better for it. `removed` fails whenever a case is missing, unless that is allowed: then its bound
+    decides.
+    """
+    measured = _measure(gate, cases, totals, comparison)
+    result = eval_result_pb2.GateResult(
+        gate=gate.text,
+        number=_name(gate),
+        operator=_WIRE_OPERATORS[gate.operator],
+        bound=gate.bound,
+        value=measured.value,
+        verdict=PASSED,
+    )
+    if measured.value is None:
+        result.verdict, result.reason = NOT_EVALUATED, measured.unknown
+    elif gate.number is GateNumber.REMOVED and measured.value and not allow_removed:
+        result.verdict = FAILED
+        result.reason = f"Cases of the baseline may not be removed unless that is allowed. {measured.note}"
+    elif measured.unbounded and not gate.is_lower_bound:
+        result.verdict = FAILED
+        result.reason = f"{_name(gate)} has no upper bound: {measured.unbounded}"
+    elif not gate.holds(measured.value):
+        result.verdict = FAILED
+        result.reason = (
+            f"{_name(gate)} is {_shown(gate, measured.value)}, not {gate.operator} {gate.bound:.12g}. {measured.note}"
+        )
+    elif measured.unknown:
+        result.verdict, result.reason = NOT_EVALUATED, measured.unknown
+    result.reason = result.reason.rstrip()
+    return result
+
+
+def _shown(gate: Gate, value: float) -> str:
+    """Return a value in a few digits, or in all of them if few would be within the bound."""
+    text = f"{value:.6g}"
+    return repr(value) if gate.holds(float(text)) else text
+
+
+def _measure(
+    gate: Gate,
+    cases: Sequence[eval_result_pb2.CaseResult],
+    totals: eval_result_pb2.EvalTotals,
+    comparison: eval_result_pb2.EvalComparison | None,
+) -> Measured:
+    match gate.number:
+        case GateNumber.CASE_PASS_RATE_LOWER:
+            return gate_numbers.worst_case(cases)
+        case GateNumber.PASS_RATE:
+            value = totals.pass_rate if totals.HasField("pass_rate") else None
+            return Measured(value=value, unknown=gate_numbers.unjudged(cases))
+        case GateNumber.PASS_RATE_LOWER:
+            value = totals.pass_rate_interval.lower if totals.HasField("pass_rate_interval") else None
+            return Measured(value=value, unknown=gate_numbers.unjudged(cases))
+        case GateNumber.PASS_ALL_K:
+            return gate_numbers.pass_all_k(cases, gate.k)
+        case GateNumber.METRIC_MEAN:
+            return gate_numbers.metric_mean(cases, gate.metric)
+        case GateNumber.COST_TOTAL:
+            return gate_numbers.cost(cases, totals)
+        case GateNumber.REGRESSIONS:
+            return gate_numbers.regressions(comparison)
+        case GateNumber.REMOVED:
+            return gate_numbers.removed(comparison)
+    assert_never(gate.number)

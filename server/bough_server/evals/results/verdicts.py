@@ -1,0 +1,242 @@
+"""Verdicts: of a case from its trials, of an evaluation from its cases or its gates; and the numbers over all cases.
+
+A crashed trial is a failure. Other trials are not scored one by one but together: a case passes if the mean of each
+metric over them reaches the metric's threshold, so a trial that misses it can be made up for. What could not be scored
+never passes. FAILED counts over NOT_EVALUATED, and NOT_EVALUATED over PASSED.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from bough.v1 import eval_result_pb2, eval_set_pb2, evaluation_pb2, usage_pb2
+from bough_server.evals.metrics import statistics
+from bough_server.log.usage import Sums
+
+CaseResult = eval_result_pb2.CaseResult
+CaseTrialResult = eval_result_pb2.CaseTrialResult
+Status: TypeAlias = eval_result_pb2.Verdict.ValueType
+
+PASSED: Final = eval_result_pb2.VERDICT_PASSED
+FAILED: Final = eval_result_pb2.VERDICT_FAILED
+NOT_EVALUATED: Final = eval_result_pb2.VERDICT_NOT_EVALUATED
+UNKNOWN: Final = eval_result_pb2.VERDICT_UNSPECIFIED
+
+MAX_FLAKY: Final = 1_000
+"""The most flaky cases that totals name: they are part of an event and of every page of a result."""
+
+
+def worst(statuses: Iterable[Status]) -> Status:
+    """Return FAILED if a status is, else NOT_EVALUATED if one is not PASSED or there is none, else PASSED."""
+    found = set(statuses)
+    if FAILED in found:
+        return FAILED
+    return PASSED if found == {PASSED} else NOT_EVALUATED
+
+
+def is_judged(trial: eval_result_pb2.CaseTrialResult) -> bool:
+    """Return whether a trial passed or failed; one that crashed failed."""
+    return trial.verdict in (PASSED, FAILED)
+
+
+def has_passed(trial: eval_result_pb2.CaseTrialResult) -> bool:
+    """Return whether a trial passed by itself."""
+    return trial.verdict == PASSED
+
+
+def case_result(
+    planned: evaluation_pb2.CasePlanned, trials: Sequence[eval_result_pb2.CaseTrialResult]
+) -> eval_result_pb2.CaseResult:
+    """Return what is known about a case from the results of its trials, in any order.
+
+    FAILED if a trial crashed, or if the mean of a metric over the trials that have a score of it misses its threshold;
+    else NOT_EVALUATED if a trial could not be scored, in whole or by one of the metrics; else PASSED. One
+    crashed and one passed trial are therefore a failure, and so are one failed trial and one that could not be scored.
+
+    The statistics count the scored trials, crashed ones among them. Raises ConfigurationError if scipy is not
+    installed.
+    """
+    ordered = sorted(trials, key=lambda trial: trial.trial)
+    judged = [trial for trial in ordered if is_judged(trial)]
+    metrics = list(_metrics(ordered))
+    status, reason = _case_verdict(planned, ordered, metrics)
+    return CaseResult(
+        case_id=planned.eval_case.id,
+        labels=planned.eval_case.labels,
+        turns=map(_without_recorded, planned.eval_case.turns),
+        verdict=status,
+        reason=reason,
+        trials=ordered,
+        metrics=(metric.summary() for metric in metrics),
+        statistics=statistics.pass_statistics(sum(map(has_passed, judged)), len(judged)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MetricOfTrials:
+    """A metric over the trials of a case."""
+
+    name: str
+    threshold: float
+    scores: Sequence[float]
+    """Those of the trials that have one."""
+    missing: int
+    """How many trials have none."""
+    miss: str
+    """The reason of the first score that misses the threshold; empty for none."""
+
+    @property
+    def status(self) -> Status:
+        if self.scores and not statistics.reaches(statistics.mean(self.scores), self.threshold):
+            return FAILED
+        return NOT_EVALUATED if self.missing or not self.scores else PASSED
+
+    def summary(self) -> eval_result_pb2.MetricSummary:
+        mean = None if self.missing or not self.scores else statistics.mean(self.scores)
+        return eval_result_pb2.MetricSummary(name=self.name, verdict=self.status, mean=mean, threshold=self.threshold)
+
+    def failure(self) -> str:
+        runs = "1 trial" if len(self.scores) == 1 else f"{len(self.scores)} trials"
+        mean = statistics.mean(self.scores)
+        sentence = f"{self.name}: the mean over {runs} is {mean:.6g}, and has to be at least {self.threshold:.6g}."
+        return f"{sentence} {self.miss}".rstrip()
+
+
+def _metrics(trials: Sequence[eval_result_pb2.CaseTrialResult]) -> Iterator[_MetricOfTrials]:
+    """Return the metrics that some trial has an entry of, in the order in which they first come."""
+    for name in dict.fromkeys(score.name for trial in trials for score in trial.scores):
+        entries = [score for trial in trials for score in trial.scores if score.name == name]
+        known = [entry for entry in entries if entry.HasField("score")]
+        misses = (entry.reason for entry in known if not statistics.reaches(entry.score, entry.threshold))
+        yield _MetricOfTrials(
+            name=name,
+            threshold=entries[0].threshold,
+            scores=[entry.score for entry in known],
+            missing=len(trials) - len(known),
+            miss=next(misses, ""),
+        )
+
+
+def _case_verdict(
+    planned: evaluation_pb2.CasePlanned,
+    trials: Sequence[eval_result_pb2.CaseTrialResult],
+    metrics: Sequence[_MetricOfTrials],
+) -> tuple[Status, str]:
+    """Return the verdict of a case and the sentence that says why."""
+    total = max(planned.trials, len(trials))
+    if crashed := [trial for trial in trials if trial.crashed]:
+        return FAILED, _of_trials(crashed, total, "crashed")
+    if failed := next((metric for metric in metrics if metric.status == FAILED), None):
+        return FAILED, failed.failure()
+    if unjudged := [trial for trial in trials if not is_judged(trial)]:
+        return NOT_EVALUATED, _of_trials(unjudged, total, "could not be scored")
+    if len(trials) < total or not trials:
+        return UNKNOWN, f"{total - len(trials)} of {total} trials have not ended."
+    if unknown := next((metric for metric in metrics if metric.status != PASSED), None):
+        return NOT_EVALUATED, f"{unknown.name} could not be scored in {unknown.missing} of {total} trials."
+    return PASSED, ""
+
+
+def _of_trials(trials: Sequence[eval_result_pb2.CaseTrialResult], total: int, what: str) -> str:
+    """Return a sentence that counts some trials and says why it is so of the first."""
+    counted = f"{len(trials)} of {total} trials {what}" if total > 1 else f"The trial {what}"
+    first = trials[0]
+    if not first.reason:
+        return f"{counted}."
+    return f"{counted}. Trial {first.trial + 1}: {first.reason}" if total > 1 else f"{counted}: {first.reason}"
+
+
+def _without_recorded(turn: eval_set_pb2.EvalTurn) -> eval_set_pb2.EvalTurn:
+    """Return a turn without the invocation that is judged in it, which may be large and is therefore never copied."""
+    return eval_set_pb2.EvalTurn(
+        user=turn.user,
+        input=turn.input if turn.HasField("input") else None,
+        expect=turn.expect if turn.HasField("expect") else None,
+    )
+
+
+def totals(
+    cases: Sequence[eval_result_pb2.CaseResult], *, planned_trials: int, digest: str
+) -> eval_result_pb2.EvalTotals:
+    """Return the numbers over all cases; the digest of the set seeds the resampling, so the same cases have the same.
+
+    Over 1,000 cases the resampling takes tenths of a second: call it in a thread. Raises ConfigurationError if scipy
+    is not installed.
+    """
+    statuses = [case.verdict for case in cases]
+    result = eval_result_pb2.EvalTotals(
+        cases=len(cases),
+        cases_passed=statuses.count(PASSED),
+        cases_failed=statuses.count(FAILED),
+        cases_not_evaluated=statuses.count(NOT_EVALUATED),
+        trials=planned_trials,
+        trials_ended=sum(len(case.trials) for case in cases),
+        trials_passed=sum(case.statistics.passed for case in cases),
+        metric_means=_metric_means(cases),
+        usage=_sum(trial.usage for case in cases for trial in case.trials if trial.HasField("usage")),
+        judge_usage=_sum(trial.judge_usage for case in cases for trial in case.trials if trial.HasField("judge_usage")),
+        flaky_cases=[case.case_id for case in cases if case.statistics.flaky][:MAX_FLAKY],
+    )
+    if rates := [case.statistics.pass_rate for case in cases if case.statistics.HasField("pass_rate")]:
+        result.pass_rate = statistics.mean(rates)
+        result.pass_rate_interval.CopyFrom(statistics.bootstrap(rates, digest))
+    return result
+
+
+def _metric_means(cases: Sequence[eval_result_pb2.CaseResult]) -> dict[str, float]:
+    """Return the mean of each metric over the cases that have one, by its name."""
+    means: dict[str, list[float]] = {}
+    for case in cases:
+        for metric in case.metrics:
+            if metric.HasField("mean"):
+                means.setdefault(metric.name, []).append(metric.mean)
+    return {name: statistics.mean(values) for name, values in means.items()}
+
+
+def _sum(usages: Iterable[usage_pb2.Usage]) -> usage_pb2.Usage | None:
+    """Return the sum of some usages; None if there is none."""
+    sums: Sums | None = None
+    for usage in usages:
+        sums = sums or Sums()
+        sums.add(Sums.of(usage))
+    return sums.usage() if sums else None
+
+
+def total_cost(numbers: eval_result_pb2.EvalTotals) -> usage_pb2.Usage:
+    """Return what runs and judges used together; its cost is absent if it is not known at all."""
+    sums = Sums.of(numbers.usage)
+    sums.add(Sums.of(numbers.judge_usage))
+    return sums.usage()
+
+
+def verdict(
+    cases: Sequence[eval_result_pb2.CaseResult],
+    gates: Sequence[eval_result_pb2.GateResult],
+    *,
+    removed: Sequence[str],
+    counts_crashes: bool,
+) -> Status:
+    """Return the verdict of an evaluation; `removed` are the cases of the baseline that are gone and may not be.
+
+    Without gates every case has to pass. With gates they alone decide: failed cases are then as bad as the numbers of
+    the gates say. In most of them a crashed trial counts as one that did not pass; if it counts in none of them,
+    `counts_crashes` is False, and a crashed trial fails the evaluation. What could not be scored still counts, because
+    no number has it: the verdict is at best NOT_EVALUATED if a case, or a trial of one that failed, is. Removed cases
+    fail the evaluation with gates and without, and an evaluation of no case is NOT_EVALUATED.
+    """
+    statuses = [gate.verdict for gate in gates] if gates else [case.verdict for case in cases]
+    if removed or (not counts_crashes and any(map(has_crashed, cases))):
+        statuses.append(FAILED)
+    if not cases or any(map(has_unjudged, cases)):
+        statuses.append(NOT_EVALUATED)
+    return worst(statuses)
+
+
+def has_crashed(case: eval_result_pb2.CaseResult) -> bool:
+    """Return whether a trial crashed."""
+    return any(trial.crashed for trial in case.trials)
+
+
+def has_unjudged(case: eval_result_pb2.CaseResult) -> bool:
+    """Return whether a case, or a trial of it, could not be scored."""
+    return case.verdict not in (PASSED, FAILED) or not all(map(is_judged, case.trials))

@@ -1,0 +1,1 @@
+"""Eval sets: read, validated, and made from runs."""

@@ -1,0 +1,203 @@
+"""Validation of what cases expect and of how they are judged: answers, tool calls, agents and metrics."""
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from bough.v1 import eval_set_pb2
+from bough_server.documents.yaml import suggestion
+from bough_server.evals.metrics.llm_judge import template_mistake
+from bough_server.evals.sets.eval_set import metric_name
+from bough_server.matching.values import check_answer, check_matcher, regex_problem
+
+FieldProblem: TypeAlias = tuple[str, str]
+"""A field's path and the problem with it."""
+
+
+MAX_DEPTH: Final = 64
+"""The most levels of an expected tree. Parsers of protobuf read a hundred levels, and a log and a result wrap a case in
+more of them than a request does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownNames:
+    """The names that a set may refer to; None for names that are unknown, which are not checked."""
+
+    agents: frozenset[str] | None = None
+    models: frozenset[str] | None = None
+    metrics: frozenset[str] | None = None
+    """The functions that the operator registered with @metric."""
+
+
+def expectation_problems(expect: eval_set_pb2.EvalExpectation, place: str) -> Iterator[FieldProblem]:
+    """Yield every problem of an expectation, which is at `place`."""
+    if problem := check_answer(expect.answer):
+        yield f"{place}.answer", problem
+    yield from tools_problems(expect.tools, f"{place}.tools")
+    for index, agent in enumerate(expect.agents):
+        yield from _agent_problems(agent, f"{place}.agents[{index}]")
+
+
+def _agent_problems(agent: eval_set_pb2.ExpectedAgent, place: str, depth: int = 1) -> Iterator[FieldProblem]:
+    least = agent.repeat.min if agent.repeat.HasField("min") else 1
+    if agent.repeat.HasField("max") and least > agent.repeat.max:
+        yield f"{place}.repeat.max", f"must not be less than min, which is {least}."
+    yield from tools_problems(agent.tools, f"{place}.tools")
+    if agent.children and depth == MAX_DEPTH:
+        yield f"{place}.children", f"must not be set: an expected tree has at most {MAX_DEPTH} levels."
+        return
+    for index, child in enumerate(agent.children):
+        yield from _agent_problems(child, f"{place}.children[{index}]", depth + 1)
+
+
+def tools_problems(tools: Sequence[eval_set_pb2.ExpectedTool], place: str) -> Iterator[FieldProblem]:
+    """Yield every problem of expected tool calls, which are at `place`."""
+    for index, tool in enumerate(tools):
+        yield from _tool_problems(tool, f"{place}[{index}]")
+
+
+def _tool_problems(tool: eval_set_pb2.ExpectedTool, place: str) -> Iterator[FieldProblem]:
+    if not (tool.name or tool.name_regex):
+        yield f"{place}.name", "is required: the tool's name, `*` for any, or `name_regex`."
+    if tool.name and tool.name_regex:
+        yield f"{place}.name_regex", "excludes name: set one of the two."
+    if problem := regex_problem(tool.name_regex):
+        yield f"{place}.name_regex", problem
+    for name, text, matcher, is_matched in (
+        ("arguments", tool.arguments_json, tool.arguments_match, tool.HasField("arguments_match")),
+        ("result", tool.result_json, tool.result_match, tool.HasField("result_match")),
+    ):
+        if text and is_matched:
+            yield f"{place}.{name}_match", f"excludes {name}: set one of the two."
+        if problem := json_problem(text):
+            yield f"{place}.{name}_json", problem
+        if problem := check_matcher(matcher):
+            yield f"{place}.{name}_match", problem
+
+
+def json_problem(text: str, *, is_object: bool = False) -> str:
+    """Return why a text is not JSON; empty if it is, or if the text is empty."""
+    try:
+        value = json.loads(text, parse_constant=_refuse) if text else {}
+    except (ValueError, RecursionError) as error:
+        return f"must be JSON text: {error}."
+    return "must be one JSON object." if is_object and not isinstance(value, dict) else ""
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def metrics_problems(
+    metrics: Sequence[eval_set_pb2.EvalMetric], place: str, known: KnownNames
+) -> Iterator[FieldProblem]:
+    """Yield every problem of the metrics at `place`, but for what they find to judge."""
+    seen: set[str] = set()
+    for index, metric in enumerate(metrics):
+        inner, name = f"{place}[{index}]", metric_name(metric)
+        if not name:
+            yield inner, "needs a kind, such as `tool_trajectory: {}`."
+        elif name in seen:
+            field = f"{inner}.name" if metric.name else inner
+            yield field, f"There are two metrics {name!r}: give each its own `name`."
+        seen.add(name)
+        yield from _kind_problems(metric, inner, known)
+
+
+def _kind_problems(metric: eval_set_pb2.EvalMetric, place: str, known: KnownNames) -> Iterator[FieldProblem]:
+    match metric.WhichOneof("kind"):
+        case "tool_trajectory":
+            yield from tools_problems(metric.tool_trajectory.tools, f"{place}.tool_trajectory.tools")
+        case "final_response":
+            if problem := check_answer(metric.final_response.answer):
+                yield f"{place}.final_response.answer", problem
+        case "budget":
+            yield from _budget_problems(metric.budget, f"{place}.budget")
+        case "llm_judge":
+            yield from _judge_problems(metric.llm_judge, f"{place}.llm_judge", known)
+        case "custom":
+            if "." not in metric.custom.name:  # else one of another project's, which an import has kept
+                yield from unknown_name("metric", metric.custom.name, known.metrics, f"{place}.custom.name")
+            if problem := json_problem(metric.custom.config_json, is_object=True):
+                yield f"{place}.custom.config_json", problem
+
+
+def _budget_problems(budget: eval_set_pb2.BudgetMetric, place: str) -> Iterator[FieldProblem]:
+    if budget.limits.HasField("concurrency"):
+        yield f"{place}.limits.concurrency", "has no meaning here: a budget is about what a run used in all."
+    if not budget.limits.ListFields() and not budget.HasField("errors"):
+        yield place, "bounds nothing: set `limits` or `errors`."
+
+
+def _judge_problems(judge: eval_set_pb2.LlmJudgeMetric, place: str, known: KnownNames) -> Iterator[FieldProblem]:
+    yield from unknown_name("model", judge.model, known.models, f"{place}.model")
+    first: dict[str, int] = {}
+    for index, rubric in enumerate(judge.rubrics):
+        if rubric.id in first:
+            there = f"{place}.rubrics[{first[rubric.id]}]"
+            yield f"{place}.rubrics[{index}].id", f"{rubric.id!r} is also the id of {there}."
+        first.setdefault(rubric.id, index)
+    if judge.template and (problem := template_mistake(judge.template)):
+        yield f"{place}.template", problem
+    if problem := json_problem(judge.settings.extra_json, is_object=True):
+        yield f"{place}.settings.extra_json", problem
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str] | None, place: str) -> Iterator[FieldProblem]:
+    """Yield the problem of a name that is set and not known; none if `known` is None."""
+    if name and known is not None and name not in known:
+        yield place, f"There is no {kind} {name!r}.{suggestion(name, known)}"
+
+
+def unknown_agents(eval_set: eval_set_pb2.EvalSet, known: Collection[str]) -> Iterator[FieldProblem]:
+    """Yield the names that select agents and that no agent has: what they bound or forbid would hold of nothing.
+
+    An agent that is expected, or whose answer is, need not be known: a name that is wrong fails there. Nor are cases
+    checked that begin with records: other agents may be in those.
+    """
+    if any(not _begins_with_record(case) for case in eval_set.cases):
+        yield from _unknown_in_metrics(eval_set.defaults.metrics, "defaults.metrics", known)
+    for index, case in enumerate(eval_set.cases):
+        if _begins_with_record(case):
+            continue
+        place = f"cases[{index}]"
+        yield from _unknown_in_metrics(case.metrics, f"{place}.metrics", known)
+        for number, mock in enumerate(case.mocks.tools):
+            yield from unknown_name("agent", mock.agent, known, f"{place}.mocks.tools[{number}].agent")
+        for number, turn in enumerate(case.turns):
+            yield from _unknown_forbidden(turn.expect.agents, f"{place}.turns[{number}].expect.agents", known)
+
+
+def _unknown_forbidden(
+    agents: Sequence[eval_set_pb2.ExpectedAgent], place: str, known: Collection[str]
+) -> Iterator[FieldProblem]:
+    for index, agent in enumerate(agents):
+        for number, name in enumerate(agent.forbidden):
+            yield from unknown_name("agent", name, known, f"{place}[{index}].forbidden[{number}]")
+        yield from _unknown_forbidden(agent.children, f"{place}[{index}].children", known)
+
+
+def _begins_with_record(case: eval_set_pb2.EvalCase) -> bool:
+    return case.HasField("origin") or any(turn.HasField("recorded") for turn in case.turns)
+
+
+def _unknown_in_metrics(
+    metrics: Sequence[eval_set_pb2.EvalMetric], place: str, known: Collection[str]
+) -> Iterator[FieldProblem]:
+    for index, metric in enumerate(metrics):
+        for kind, name in (("tool_trajectory", metric.tool_trajectory.agent), ("budget", metric.budget.agent)):
+            yield from unknown_name("agent", name, known, f"{place}[{index}].{kind}.agent")
+
+
+def nothing_to_judge(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase) -> str:
+    """Return what a case does not expect so that the metric has nothing to judge there; empty if it has something.
+
+    A tool_trajectory without expected calls judges that there are none, and other kinds need no expectation.
+    """
+    match metric.WhichOneof("kind"):
+        case "agent_trajectory" if not any(turn.expect.agents for turn in case.turns):
+            return "agents"
+        case "final_response" if not metric.final_response.HasField("answer"):
+            return "" if any(turn.expect.HasField("answer") for turn in case.turns) else "answer"
+    return ""

@@ -1,0 +1,253 @@
+"""Validation of eval sets, with all problems at once; message_documents.py checks how they are written.
+
+The same list answers `bough eval validate` and the requests of EvalService. Rules that the schema states, such as the
+bounds of numbers, are in schema_rules.py.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from bough.v1 import eval_set_pb2, message_pb2
+from bough_server.agents.loading import not_yet_reported
+from bough_server.engine.input_requests import outcome_mistakes
+from bough_server.errors import InvalidRequest, Problem
+from bough_server.evals.sets.eval_set import MAX_SET_BYTES, SetSource, is_recorded, planned_trials
+from bough_server.evals.sets.expectation_validation import (
+    FieldProblem,
+    KnownNames,
+    expectation_problems,
+    json_problem,
+    metrics_problems,
+    nothing_to_judge,
+    unknown_agents,
+    unknown_name,
+)
+from bough_server.log.session_state import is_key
+from bough_server.matching.values import check_matcher
+from bough_server.matching.work import bounded_work
+from bough_server.runs.admission import check_input
+from bough_server.schema_rules import broken_rules
+from bough_server.tools.builtin import RESERVED
+
+MAX_TRIALS: Final = 100_000
+"""The most trials of all cases in one evaluation."""
+
+MAX_CASE_BYTES: Final = 2 * 1024 * 1024
+MAX_MOCKS_BYTES: Final = 1024 * 1024
+MAX_DEFAULTS_BYTES: Final = 256 * 1024
+MAX_MERGED_BYTES: Final = 64 * 1024 * 1024
+"""The most bytes of the cases once each has the defaults: so they are written to the log."""
+
+_USER_ROLES: Final = (message_pb2.ROLE_UNSPECIFIED, message_pb2.ROLE_USER)
+_KEY_WORDS: Final = "a letter, then up to 127 of letters, digits and _ - . :"
+
+
+def problems_of(
+    eval_set: eval_set_pb2.EvalSet, *, agent: str = "", known: KnownNames, trials: int | None = None
+) -> list[FieldProblem]:
+    """Return every problem of a set: the field's path and a sentence.
+
+    `agent` and `trials` are what the request says instead of the set.
+    """
+    with bounded_work():
+        return list(_problems(eval_set, agent, known, trials))
+
+
+def _problems(
+    eval_set: eval_set_pb2.EvalSet, agent: str, known: KnownNames, trials: int | None
+) -> Iterator[FieldProblem]:
+    yield from _set_problems(eval_set, agent, known, trials)
+    yield from metrics_problems(eval_set.defaults.metrics, "defaults.metrics", known)
+    yield from _unused_defaults(eval_set)
+    yield from _repeated_ids(eval_set)
+    if known.agents is not None:
+        yield from unknown_agents(eval_set, known.agents)
+    for index, case in enumerate(eval_set.cases):
+        yield from _case_problems(case, f"cases[{index}]", eval_set.defaults, known)
+
+
+def request_problems(
+    eval_set: eval_set_pb2.EvalSet, *, agent: str = "", known: KnownNames, trials: int | None = None
+) -> list[FieldProblem]:
+    """Return every problem of a set in a request, by the schema's rules too."""
+    problems = problems_of(eval_set, agent=agent, known=known, trials=trials)
+    reported = {field for field, _ in problems}
+    broken = [(each.field, each.description) for each in broken_rules(eval_set) if each.field not in reported]
+    return [*problems, *broken]
+
+
+def set_problems(source: SetSource, known: KnownNames) -> list[Problem]:
+    """Return every problem of a file's set, by the schema's rules too, each with its line."""
+    problems = [source.problem(field, description) for field, description in problems_of(source.set, known=known)]
+    rules = [source.problem(violation.field, violation.description) for violation in broken_rules(source.set)]
+    return [*problems, *not_yet_reported(rules, problems)]
+
+
+def _set_problems(
+    eval_set: eval_set_pb2.EvalSet, agent: str, known: KnownNames, trials: int | None
+) -> Iterator[FieldProblem]:
+    if eval_set.ByteSize() > MAX_SET_BYTES:
+        yield "", f"is larger than {MAX_SET_BYTES // 1024 // 1024} MiB."
+    defaults = eval_set.defaults.ByteSize()
+    if defaults > MAX_DEFAULTS_BYTES:
+        yield "defaults", f"are larger than {MAX_DEFAULTS_BYTES // 1024} KiB."
+    elif defaults * len(eval_set.cases) > MAX_MERGED_BYTES:
+        most = MAX_MERGED_BYTES // len(eval_set.cases)
+        yield "defaults", f"are {defaults:,} bytes, and with {len(eval_set.cases):,} cases they may be {most:,}."
+    if not eval_set.cases:
+        yield "cases", "must have at least one case."
+    named = agent or eval_set.agent
+    if not named and not all(is_recorded(case) for case in eval_set.cases):
+        yield "agent", "is required: the agent that the cases run."
+    yield from unknown_name("agent", named, known.agents, "agent")
+    planned = sum(planned_trials(case, eval_set.defaults, trials=trials) for case in eval_set.cases)
+    if planned > MAX_TRIALS:
+        yield "cases", f"have {planned:,} trials in all; an evaluation may have {MAX_TRIALS:,}."
+
+
+def _unused_defaults(eval_set: eval_set_pb2.EvalSet) -> Iterator[FieldProblem]:
+    for index, metric in enumerate(eval_set.defaults.metrics):
+        missing = {nothing_to_judge(metric, case) for case in eval_set.cases}
+        if missing and "" not in missing:
+            yield f"defaults.metrics[{index}]", f"has nothing to score: no case expects any {missing.pop()}."
+
+
+def _repeated_ids(eval_set: eval_set_pb2.EvalSet) -> Iterator[FieldProblem]:
+    first: dict[str, int] = {}
+    for index, case in enumerate(eval_set.cases):
+        if case.id in first:
+            yield f"cases[{index}].id", f"{case.id!r} is also the id of cases[{first[case.id]}]."
+        first.setdefault(case.id, index)
+
+
+def _case_problems(
+    case: eval_set_pb2.EvalCase, place: str, defaults: eval_set_pb2.EvalDefaults, known: KnownNames
+) -> Iterator[FieldProblem]:
+    if case.ByteSize() > MAX_CASE_BYTES:
+        yield place, f"is larger than {MAX_CASE_BYTES // 1024 // 1024} MiB."
+    yield from _state_problems(case.session_state_json, f"{place}.session_state_json")
+    yield from _turns_problems(case, place)
+    yield from _mocks_problems(case.mocks, f"{place}.mocks")
+    for name, changes in case.origin.changes.agents.items():
+        yield from unknown_name("model", changes.model, known.models, f'{place}.origin.changes.agents["{name}"].model')
+    for index, answer in enumerate(case.answers):
+        yield from _answer_problems(answer, f"{place}.answers[{index}]")
+    yield from metrics_problems(case.metrics, f"{place}.metrics", known)
+    for index, metric in enumerate(case.metrics):
+        if missing := nothing_to_judge(metric, case):
+            yield f"{place}.metrics[{index}]", f"has nothing to score: the case {case.id!r} expects no {missing}."
+
+
+def _state_problems(state_json: str, place: str) -> Iterator[FieldProblem]:
+    if problem := json_problem(state_json, is_object=True):
+        yield place, problem
+        return
+    for key in json.loads(state_json or "{}"):
+        if not is_key(key):
+            yield place, f"{key[:40]!r} is not a key of session state: {_KEY_WORDS}."
+
+
+def _turns_problems(case: eval_set_pb2.EvalCase, place: str) -> Iterator[FieldProblem]:
+    if not case.turns:
+        yield f"{place}.turns", "must have at least one turn."
+    for index, turn in enumerate(case.turns):
+        inner = f"{place}.turns[{index}]"
+        if is_recorded(case):
+            yield from _recorded_problems(turn, inner)
+        elif index == 0 and case.HasField("origin"):
+            if said := _said(turn):
+                yield (
+                    f"{inner}.{said[0]}",
+                    "must not be set: the first turn of a case with `origin` is what follows in it.",
+                )
+        else:
+            yield from _user_problems(turn, inner)
+        yield from expectation_problems(turn.expect, f"{inner}.expect")
+    if is_recorded(case) and case.HasField("origin"):
+        yield f"{place}.origin", "must not be set: the turns are recorded, so nothing runs."
+
+
+def _said(turn: eval_set_pb2.EvalTurn) -> list[str]:
+    """Return the names of the fields that say what the user says."""
+    return [*(["user"] if turn.user else []), *(["input"] if turn.HasField("input") else [])]
+
+
+def _recorded_problems(turn: eval_set_pb2.EvalTurn, place: str) -> Iterator[FieldProblem]:
+    if not turn.HasField("recorded"):
+        yield f"{place}.recorded", "is required: either every turn of a case has it or none."
+    elif turn.recorded.WhichOneof("source") is None:
+        yield f"{place}.recorded", "names no record: set `run` or `invocation`."
+    for name in _said(turn):
+        yield f"{place}.{name}", "must not be set: the turns are recorded, so nothing runs."
+
+
+def _user_problems(turn: eval_set_pb2.EvalTurn, place: str) -> Iterator[FieldProblem]:
+    said = _said(turn)
+    if not said:
+        yield f"{place}.user", "is required, or `input`, or in every turn `recorded`."
+    elif len(said) > 1:
+        yield f"{place}.input", "excludes `user`: set one of the two."
+    elif turn.user:
+        message = message_pb2.Message(parts=[message_pb2.Part(text=turn.user)])
+        if not turn.user.strip():
+            yield f"{place}.user", "must not be blank."
+        elif wrong := _input_problems(message, ""):
+            yield f"{place}.user", wrong[0][1]
+    else:
+        yield from _input_problems(turn.input, f"{place}.input")
+
+
+def _input_problems(message: message_pb2.Message, place: str) -> list[FieldProblem]:
+    if message.role not in _USER_ROLES:
+        return [(f"{place}.role", "must be USER, or left out.")]
+    if not any(part.text.strip() or part.data_json or part.HasField("blob") for part in message.parts):
+        return [(f"{place}.parts", "must have at least one part with text, data or a blob.")]
+    light = message_pb2.Message(metadata_json=message.metadata_json)
+    # Files have their own bound.
+    light.parts.extend(part for part in message.parts if not part.HasField("blob"))
+    try:
+        check_input(light, field=place)
+    except InvalidRequest as error:
+        return [(violation.field, violation.description) for violation in error.violations]
+    return []
+
+
+def _mocks_problems(mocks: eval_set_pb2.ToolMocks, place: str) -> Iterator[FieldProblem]:
+    if mocks.ByteSize() > MAX_MOCKS_BYTES:
+        yield place, f"are larger than {MAX_MOCKS_BYTES // 1024 // 1024} MiB."
+    for index, mock in enumerate(mocks.tools):
+        inner = f"{place}.tools[{index}]"
+        if mock.name in RESERVED:
+            yield f"{inner}.name", f"{mock.name!r} is a built-in tool, which cannot be mocked."
+        if problem := check_matcher(mock.arguments_match):
+            yield f"{inner}.arguments_match", problem
+        match mock.WhichOneof("answer"):
+            case None:
+                yield inner, "answers nothing: set `result` or `outcome`."
+            case "result_json":
+                problem = json_problem(mock.result_json) if mock.result_json else "must be JSON text."
+                yield from [(f"{inner}.result_json", problem)] if problem else []
+            case "outcome":
+                yield from ((f"{inner}.outcome", mistake) for mistake in outcome_mistakes(mock.outcome))
+
+
+def _answer_problems(answer: eval_set_pb2.EvalAnswer, place: str) -> Iterator[FieldProblem]:
+    about = answer.WhichOneof("about")
+    if about == "tool" and answer.HasField("value_json"):
+        yield place, "is about a tool, whose calls are answered by `approval` or `tool_outcome`, not by `value`."
+    if about == "question" and (answer.HasField("approval") or answer.HasField("tool_outcome")):
+        yield place, "is about a question, which is answered by `value`."
+    match answer.WhichOneof("answer"):
+        case None:
+            yield place, "answers nothing: set `approval`, `value` or `tool_outcome`."
+        case "approval":
+            if answer.approval.arguments_json and not answer.approval.approved:
+                yield f"{place}.approval.arguments_json", "is for an approval: other arguments to run the call with."
+            if problem := json_problem(answer.approval.arguments_json, is_object=True):
+                yield f"{place}.approval.arguments_json", problem
+        case "value_json":
+            problem = json_problem(answer.value_json) if answer.value_json else "must be JSON text."
+            yield from [(f"{place}.value_json", problem)] if problem else []
+        case "tool_outcome":
+            yield from ((f"{place}.tool_outcome", mistake) for mistake in outcome_mistakes(answer.tool_outcome))

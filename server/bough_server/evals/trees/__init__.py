@@ -1,0 +1,1 @@
+"""Agent trees, as they ran and as cases expect them."""

@@ -1,0 +1,1 @@
+"""Values and texts compared with expected ones, by rules that callers bring, in a bounded number of steps."""
