@@ -12,7 +12,7 @@ from bench.long_logs import NOW_NS, deltas, new_run
 from bench.sqlite_floor import BareWriter
 from bough_server import ids
 from bough_server.store.opening import open_store
-from bough_server.store.ports import EventLog, Record
+from bough_server.store.ports import EventLog, LogEvent
 from bough_server.store.sql.options import Durability
 from bough_server.store.sql.writer import CommitHooks
 
@@ -24,7 +24,7 @@ EVENTS: Final = {1: 500, MANY: 40 * MANY}
 FLOOR: Final = "bare sqlite3 thread"
 _SYNCHRONOUS: Final[dict[Durability, str]] = {"disk": "FULL", "process": "NORMAL"}
 
-Logs = dict[str, list[Record]]
+Logs = dict[str, list[LogEvent]]
 """The events to append, by run."""
 
 
@@ -113,7 +113,7 @@ async def store_round(
         accepted = commits
         return await timed(
             logs,
-            lambda run_id, record: log.append(run_id, epoch=1, records=(record,)),
+            lambda run_id, record: log.append(run_id, epoch=1, log_events=(record,)),
             commits=lambda: commits - accepted,
             database_cpu=database_cpu,
         )
@@ -135,7 +135,7 @@ async def _bare_round(path: str, durability: Durability, logs: Logs) -> Round:
 
 async def timed(
     logs: Logs,
-    append: Callable[[str, Record], Awaitable[None]],
+    append: Callable[[str, LogEvent], Awaitable[None]],
     *,
     commits: Callable[[], int],
     database_cpu: Callable[[], float] = _none,
@@ -145,7 +145,7 @@ async def timed(
     `commits` returns how many commits there were so far, `database_cpu` the seconds that the database has used.
     """
 
-    async def write(run_id: str, records: Sequence[Record]) -> None:
+    async def write(run_id: str, records: Sequence[LogEvent]) -> None:
         for record in records:
             await append(run_id, record)
 

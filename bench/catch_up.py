@@ -74,7 +74,7 @@ async def _written(path: Path) -> str:
         await store.log.create(new_run(run_id))
         records = [*deltas(run_id, EVENTS - 2), end(run_id, EVENTS)]
         for start in range(0, len(records), 1000):
-            await store.log.append(run_id, epoch=1, records=records[start : start + 1000])
+            await store.log.append(run_id, epoch=1, log_events=records[start : start + 1000])
     finally:
         await store.close()
     return run_id

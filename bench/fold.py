@@ -16,7 +16,7 @@ from bough.v1 import execution_pb2
 from bough_server.log import events
 from bough_server.store.opening import open_store
 from bough_server.store.ports import Page, RunFilter, StoredEvent
-from bough_server.tree.fold import fold_stored
+from bough_server.tree.fold import fold_log
 
 ROUNDS: Final = 9
 REPEATS: Final = 200
@@ -74,7 +74,7 @@ def _speed(log: Log, read: Callable[[Log], None]) -> float:
 
 
 def _fold(log: Log) -> None:
-    record = fold_stored(log, run_id="run", session_id="session")
+    record = fold_log(log, run_id="run", session_id="session")
     assert record.agents_total == 1 + len(SPECIALISTS), "the fold sees every agent"
 
 

@@ -7,7 +7,7 @@ from google.protobuf import timestamp_pb2
 from bough.v1 import event_pb2, execution_pb2, message_pb2
 from bough_server import ids
 from bough_server.log import events
-from bough_server.store.ports import NewRun, Principal, Record
+from bough_server.store.ports import LogEvent, NewRun, Principal
 
 PRINCIPAL = Principal(tenant_id="local", user_id="local")
 NOW_NS = 1_700_000_000_000_000_000
@@ -31,7 +31,7 @@ def new_run(run_id: str) -> NewRun:
         principal=PRINCIPAL,
         session_id=ids.new_uuid7(NOW_NS),
         new_session=True,
-        session_cut=0,
+        session_position=0,
         request_id="",
         request_digest="",
         create_time_ns=NOW_NS,
@@ -39,7 +39,7 @@ def new_run(run_id: str) -> NewRun:
     )
 
 
-def deltas(run_id: str, count: int, *, first: int = 2) -> Iterator[Record]:
+def deltas(run_id: str, count: int, *, first: int = 2) -> Iterator[LogEvent]:
     """So many pieces of a sub-agent's text."""
     invocation_id = ids.invocation_id(run_id, "s0.t0")
     for sequence in range(first, first + count):
@@ -59,7 +59,7 @@ def deltas(run_id: str, count: int, *, first: int = 2) -> Iterator[Record]:
         yield record(event)
 
 
-def end(run_id: str, sequence: int) -> Record:
+def end(run_id: str, sequence: int) -> LogEvent:
     """The run's last event."""
     event = event_pb2.AgentEvent(
         sequence=sequence,
@@ -72,9 +72,9 @@ def end(run_id: str, sequence: int) -> Record:
     return record(event)
 
 
-def record(event: event_pb2.AgentEvent) -> Record:
+def record(event: event_pb2.AgentEvent) -> LogEvent:
     """An event as the log takes it."""
-    return Record(sequence=event.sequence, kind=events.kind_of(event), data=event.SerializeToString(), event=event)
+    return LogEvent(sequence=event.sequence, kind=events.kind_of(event), data=event.SerializeToString(), event=event)
 
 
 def _time(sequence: int) -> timestamp_pb2.Timestamp:

@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="show what the committed files are not")
     parser.add_argument("--descriptors", metavar="DIR", type=Path, help="write both descriptor sets into a folder")
     options = parser.parse_args()
-    whole = compiled()
+    whole = compile_schema()
     if options.descriptors:
         write_descriptors(whole, options.descriptors)
         return 0
@@ -65,7 +65,9 @@ def main() -> int:
         if not options.check:
             replace(made, generate(whole, made, "MADE"), ROOT)
             return 0
-        differences = [each for path in generate(whole, made, "CHECKED") for each in stale(made / path, ROOT / path)]
+        differences = [
+            each for path in generate(whole, made, "CHECKED") for each in find_stale(made / path, ROOT / path)
+        ]
     for difference in differences:
         print(f"not what `make proto` makes: {difference}", file=sys.stderr)
     return 1 if differences else 0
@@ -74,9 +76,9 @@ def main() -> int:
 def generate(whole: FileDescriptorSet, made: Path, done: str) -> list[str]:
     """Make the schema and all stubs below a folder; return their paths. A language without its command is said to be
     not `done`."""
-    write(made / SCHEMA, encoded(whole))
+    write(made / SCHEMA, encode(whole))
     stripped = made / "stripped.binpb"
-    write(stripped, encoded(with_health(without_rules(whole))))
+    write(stripped, encode(with_health(without_rules(whole))))
     paths = [SCHEMA]
     for target in TARGETS:
         if shutil.which(target.command) is None:
@@ -97,9 +99,9 @@ def replace(made: Path, paths: Iterable[str], repository: Path) -> None:
         shutil.move(made / path, repository / path)
 
 
-def stale(made: Path, committed: Path) -> Iterator[str]:
+def find_stale(made: Path, committed: Path) -> Iterator[str]:
     """Return the path of each file in which two files or folders differ, with the first lines that do in a folder."""
-    right, there = contents(made), contents(committed)
+    right, there = read_contents(made), read_contents(committed)
     for name in sorted(right.keys() | there.keys()):
         if right.get(name) != there.get(name):
             before, after = (files.get(name, b"").decode(errors="replace").splitlines() for files in (there, right))
@@ -107,7 +109,7 @@ def stale(made: Path, committed: Path) -> Iterator[str]:
             yield "\n".join([str(committed / name), *islice(lines, 20)])
 
 
-def contents(path: Path) -> Mapping[str, bytes]:
+def read_contents(path: Path) -> Mapping[str, bytes]:
     """Return what a file or the files below a folder hold, by their paths below it."""
     files = path.rglob("*") if path.is_dir() else [path]
     return {
@@ -119,17 +121,17 @@ def contents(path: Path) -> Mapping[str, bytes]:
 
 def write_descriptors(whole: FileDescriptorSet, folder: Path) -> None:
     """Write both sets into a folder."""
-    write(folder / "bough.binpb", encoded(whole))
-    write(folder / "bough-stripped.binpb", encoded(without_rules(whole)))
+    write(folder / "bough.binpb", encode(whole))
+    write(folder / "bough-stripped.binpb", encode(without_rules(whole)))
 
 
-def compiled() -> FileDescriptorSet:
+def compile_schema() -> FileDescriptorSet:
     """Compile the schema with its comments; positions in the source that have none are dropped."""
     with TemporaryDirectory() as folder:
         made = Path(folder) / "all.binpb"
         includes = (f"-I{PROTO / 'vendor'}", f"-I{PROTO}", "--include_imports", "--include_source_info")
         protoc(*includes, f"--descriptor_set_out={made}", *PROTOS, ERROR_DETAILS)
-        files = parsed(made.read_bytes())
+        files = parse_set(made.read_bytes())
     for file in files.file:
         commented = [place for place in file.source_code_info.location if place.leading_comments]
         # No source_code_info at all if it would be empty: generators that read it expect every element in it.
@@ -139,7 +141,7 @@ def compiled() -> FileDescriptorSet:
     return files
 
 
-def parsed(data: bytes) -> FileDescriptorSet:
+def parse_set(data: bytes) -> FileDescriptorSet:
     """Parse a set as a message of the set's own pool: it knows the options of the rules, others do not."""
     pool = DescriptorPool()
     for file in FileDescriptorSet.FromString(data).file:
@@ -148,14 +150,14 @@ def parsed(data: bytes) -> FileDescriptorSet:
     return cast(FileDescriptorSet, made.FromString(data))
 
 
-def encoded(message: Message) -> bytes:
+def encode(message: Message) -> bytes:
     """Return the bytes of a message, always the same ones."""
     return message.SerializeToString(deterministic=True)
 
 
 def without_rules(whole: FileDescriptorSet) -> FileDescriptorSet:
     """Return a set without the validation rules and their import, which stubs can do without."""
-    files = parsed(encoded(whole))
+    files = parse_set(encode(whole))
     kept = [file for file in files.file if not file.name.startswith(RULES)]
     for file in kept:
         strip(file)
@@ -179,7 +181,7 @@ def with_health(files: FileDescriptorSet) -> FileDescriptorSet:
     """Return a set with the health service beside the schema, as grpcio-health-checking has it."""
     health = FileDescriptorProto.FromString(health_pb2.DESCRIPTOR.serialized_pb)
     health.name = HEALTH
-    added = FileDescriptorSet.FromString(encoded(files))
+    added = FileDescriptorSet.FromString(encode(files))
     added.file.append(health)
     return added
 
@@ -195,7 +197,7 @@ def make_python(stripped: Path, made: Path) -> None:
     services = [name for name in PROTOS if name.endswith("_service.proto")]
     protoc(source, grpc, f"--grpc_python_out={out}", f"--mypy_grpc_out=quiet:{out}", *services)
     files = {file.name: file for file in FileDescriptorSet.FromString(stripped.read_bytes()).file}
-    lines = exports({name: names(files[name]) for name in PROTOS})
+    lines = render_exports({name: names(files[name]) for name in PROTOS})
     write(out / "bough/v1/__init__.py", "\n".join([*lines, ""]).encode())
 
 
@@ -205,7 +207,7 @@ def names(file: FileDescriptorProto) -> list[str]:
     return sorted([*(message.name for message in file.message_type), *(enum.name for enum in file.enum_type), *values])
 
 
-def exports(files: Mapping[str, list[str]]) -> Iterator[str]:
+def render_exports(files: Mapping[str, list[str]]) -> Iterator[str]:
     """Return the lines of the module that exports every message, enum and enum value; `files` has them by file."""
     yield '"""The messages, enums and enum values of the schema; generated, as the modules beside it are."""'
     yield ""

@@ -1,5 +1,7 @@
 """Find words that the project does not use in its texts: docstrings, comments, messages, the schema and the pages.
 
+Find functions too that are named by a past participle: `_made` can mean "builds one", "handles one" or "waits for one".
+
 python -m tests.words prints each as file:line and exits with 1 if there is one.
 """
 
@@ -35,6 +37,23 @@ _PATTERN: Final = re.compile(
 
 _RULE_MESSAGE: Final = re.compile(r"\bmessage:\s*(?P<text>\"(?:[^\"\\]|\\.)*\"(?:\s*\"(?:[^\"\\]|\\.)*\")*)")
 """The text of a rule's `message:` in a schema file, which can go over several strings."""
+
+NAMED: Final = ("server/bough_server/**/*.py", "clients/python/bough/*.py", "docs/generate/*.py", "proto/*.py")
+"""The files whose functions are named by verbs."""
+
+_CLAIMS: Final = frozenset({"is", "has", "are", "was"})
+"""The first words of names that read as claims, which may have participles."""
+_PROMISED: Final = frozenset({"started"})
+"""Public methods of the client, which keep their names: `await stream.started()`."""
+_HANDLERS: Final = frozenset({"on", "if", "until"})
+"""Words before a participle that ends a name: `on_run_started`, `raise_if_cancelled`, `retry_until_stored`."""
+_PARTICIPLE: Final = re.compile(
+    r"(?!(?:need|feed|seed|speed|embed|exceed|proceed|succeed|shed)$)\w{2,}ed"
+    r"|been|begun|bought|brought|broken|built|caught|chosen|done|drawn|driven|fallen|forgotten|frozen|given|gone|grown"
+    r"|heard|held|hidden|kept|known|laid|left|lost|made|meant|met|paid|redone|rewritten|rebuilt|said|seen|sent|shown"
+    r"|sold|spent|spoken|sought|stood|stuck|taken|taught|thought|thrown|told|torn|undone|unmade|withdrawn|won|written"
+)
+"""A past participle, as a word of a name."""
 
 Text: TypeAlias = tuple[int, str]
 """A text of a file, and the line of the file where it begins."""
@@ -118,9 +137,28 @@ def findings(path: str, texts: Iterator[Text]) -> Iterator[Finding]:
             yield Finding(path=path, line=line + before, word=" ".join(match[0].split()), instead=instead)
 
 
+def participle_names(path: str, source: str) -> Iterator[Finding]:
+    """The functions of a module, properties excepted, whose name begins or ends with a past participle."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _is_participle_name(node):
+            yield Finding(path=path, line=node.lineno, word=node.name, instead="a verb that says what it does to what")
+
+
+def _is_participle_name(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    if any("property" in ast.unparse(decorator) for decorator in node.decorator_list):
+        return False
+    first, *rest = node.name.strip("_").split("_")
+    if first in _CLAIMS or node.name in _PROMISED:
+        return False
+    ends_in_one = bool(rest) and _PARTICIPLE.fullmatch(rest[-1]) and not _HANDLERS & {first, *rest}
+    return bool(_PARTICIPLE.fullmatch(first) or ends_in_one)
+
+
 def all_findings(root: Path = ROOT) -> list[Finding]:
-    """The words in all files, in the order of the files and their lines."""
+    """The words in all files and the names in Python's, in the order of the files and their lines."""
     found: set[Finding] = set()
+    for file in (file for pattern in NAMED for file in root.glob(pattern)):
+        found |= set(participle_names(str(file.relative_to(root)), file.read_text(encoding="utf-8")))
     for pattern, texts_of in FILES.items():
         for file in root.glob(pattern):
             if "node_modules" in file.relative_to(root).parts:
@@ -136,7 +174,7 @@ def main() -> int:
     for finding in found:
         print(finding)
     if found:
-        print(f"{len(found)} words that the project does not use.", file=sys.stderr)
+        print(f"{len(found)} words or names that the project does not use.", file=sys.stderr)
     return 1 if found else 0
 
 

@@ -16,8 +16,8 @@ from docs.generate.text import Json
 ROOT = Path(__file__).parents[2]
 
 
-def generated() -> dict[str, str]:
-    """The text of each generated file, by its path in the repository."""
+def generate_files() -> dict[str, str]:
+    """Return the text of each generated file, by its path in the repository."""
     return {
         "docs/reference/agent-fields.md": agents.reference(),
         "docs/reference/bough-yaml.md": settings.reference(),
@@ -28,7 +28,7 @@ def generated() -> dict[str, str]:
     }
 
 
-def stale(files: Mapping[str, str]) -> dict[str, str]:
+def find_stale(files: Mapping[str, str]) -> dict[str, str]:
     """The first differing lines of each file that is not as it would be generated."""
     differences: dict[str, str] = {}
     for path, text in files.items():
@@ -42,9 +42,9 @@ def stale(files: Mapping[str, str]) -> dict[str, str]:
 
 def main() -> int:
     """Write the files, or with --check print how they differ and return 1 if any does."""
-    files = generated()
+    files = generate_files()
     if sys.argv[1:] == ["--check"]:
-        differences = stale(files)
+        differences = find_stale(files)
         for path, lines in differences.items():
             print(f"{path} is not what `make docs` makes:\n{lines}", file=sys.stderr)
         return 1 if differences else 0

@@ -180,7 +180,7 @@ def _comments() -> dict[str, str]:
     for file in files:
         for location in file.source_code_info.location:
             for name in _names_at(file, location.path):
-                found[f"{file.package}.{name}"] = _joined(location.leading_comments)
+                found[f"{file.package}.{name}"] = _join_lines(location.leading_comments)
     return found
 
 
@@ -199,7 +199,7 @@ def _names_at(file: descriptor_pb2.FileDescriptorProto, path: Sequence[int]) -> 
             yield f"{file.enum_type[enum].name}.{file.enum_type[enum].value[value].name}"
 
 
-def _joined(comment: str) -> str:
+def _join_lines(comment: str) -> str:
     paragraphs = comment.split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs).strip()
 

@@ -22,7 +22,7 @@ _SCALARS: Final[Mapping[str, Json]] = {
     "json": {},
     "mapping": {"type": "object"},
 }
-_SHOWN: Final = {
+_VALUE_TEXTS: Final = {
     "text": "text",
     "boolean": "`true` or `false`",
     "integer": "whole number",
@@ -79,12 +79,12 @@ def _table(fields: Sequence[Field]) -> Iterator[str]:
     yield "| field | value | meaning |"
     yield "|---|---|---|"
     for field in fields:
-        yield f"| `{field.name}` | {_shown(field)} | {cell(field.comment)} |"
+        yield f"| `{field.name}` | {_describe_value(field)} | {cell(field.comment)} |"
     yield ""
 
 
-def _shown(field: Field) -> str:
-    shown = f"[{field.type}](#{anchor(field.type)})" if field.kind in ("enum", "message") else _SHOWN[field.kind]
+def _describe_value(field: Field) -> str:
+    shown = f"[{field.type}](#{anchor(field.type)})" if field.kind in ("enum", "message") else _VALUE_TEXTS[field.kind]
     if field.is_map:
         return f"mapping of texts to {shown}"
     return f"list of {shown}" if field.is_list else shown
@@ -105,13 +105,13 @@ def _message_schema(message: Message, definitions: Definitions) -> dict[str, Jso
     properties: dict[str, Json] = {}
     patterns: dict[str, Json] = {}
     for field in message.fields:
-        schema = {"description": field.comment, **_or_null(_field_schema(field, definitions))}
+        schema = {"description": field.comment, **_allow_null(_field_schema(field, definitions))}
         properties[field.name] = schema
         # As patterns, the other spellings are accepted, and editors do not offer them.
         if others := [name for name in field.names if name != field.name]:
             patterns[f"^({'|'.join(others)})$"] = schema
         if field.text_names:
-            patterns[f"^({'|'.join(field.text_names)})$"] = _or_null({"type": "string"})
+            patterns[f"^({'|'.join(field.text_names)})$"] = _allow_null({"type": "string"})
     made: dict[str, Json] = {
         "description": message.comment,
         "type": "object",
@@ -120,7 +120,7 @@ def _message_schema(message: Message, definitions: Definitions) -> dict[str, Jso
     }
     if patterns:
         made["patternProperties"] = patterns
-    if rules := [*_required(message), *_groups(message)]:
+    if rules := [*_build_required_rules(message), *_build_group_rules(message)]:
         made["allOf"] = rules
     return made
 
@@ -159,7 +159,7 @@ def _enum_schema(enum: Enum) -> Json:
     }
 
 
-def _or_null(schema: Mapping[str, Json]) -> dict[str, Json]:
+def _allow_null(schema: Mapping[str, Json]) -> dict[str, Json]:
     """The same, or nothing: a key without a value counts as a field that is not set."""
     match schema:
         case {"type": str(name)}:
@@ -170,13 +170,13 @@ def _or_null(schema: Mapping[str, Json]) -> dict[str, Json]:
             return {"anyOf": [dict(schema), {"type": "null"}]} if schema else {}
 
 
-def _required(message: Message) -> Iterator[Json]:
+def _build_required_rules(message: Message) -> Iterator[Json]:
     for field in message.fields:
         if field.is_required:
             yield _is_set(field)
 
 
-def _groups(message: Message) -> Iterator[Json]:
+def _build_group_rules(message: Message) -> Iterator[Json]:
     for group, comment in message.groups.items():
         alternatives = [_is_set(field) for field in message.fields if field.group == group]
         none: list[Json] = [] if _EXACTLY_ONE in comment else [{"not": {"anyOf": list(alternatives)}}]

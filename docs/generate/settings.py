@@ -61,14 +61,14 @@ def json_schema() -> dict[str, Json]:
     describe_fields()
     made: dict[str, Json] = Settings.model_json_schema(ref_template="#/definitions/{model}")
     sections = _mapping(made.pop("$defs"))
-    definitions: dict[str, Json] = {name: _tidied(section, sections) for name, section in sections.items()}
+    definitions: dict[str, Json] = {name: _tidy_section(section, sections) for name, section in sections.items()}
     for place in _COMPUTED_DEFAULTS:
         section, name = place.split(".")
         schema = _mapping(definitions[_reference(_mapping(_mapping(made["properties"])[section]))])
         schema["required"] = [each for each in cast("list[Json]", schema.pop("required")) if each != name] or []
-    tidied = _tidied(made, sections)
+    tidied = _tidy_section(made, sections)
     # A section without a value counts as one that is left out; inside a section it does not.
-    tidied["properties"] = {key: _or_null(_mapping(each)) for key, each in _mapping(tidied["properties"]).items()}
+    tidied["properties"] = {key: _allow_null(_mapping(each)) for key, each in _mapping(tidied["properties"]).items()}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         **tidied,
@@ -101,7 +101,7 @@ def reference() -> str:
 @cache
 def describe_fields() -> None:
     """Give the fields of all sections the docstrings below them as descriptions."""
-    models: list[type[BaseModel]] = [*_below(Section), Environment]
+    models: list[type[BaseModel]] = [*_iter_subclasses(Section), Environment]
     for model in models:
         docstrings = _docstrings(model)
         for name, field in model.model_fields.items():
@@ -110,10 +110,10 @@ def describe_fields() -> None:
     Settings.model_rebuild(force=True)  # last: it contains the others
 
 
-def _below(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+def _iter_subclasses(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
     for each in model.__subclasses__():
         yield each
-        yield from _below(each)
+        yield from _iter_subclasses(each)
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
@@ -130,15 +130,15 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     }
 
 
-def _tidied(section: Json, sections: Mapping[str, Json]) -> dict[str, Json]:
+def _tidy_section(section: Json, sections: Mapping[str, Json]) -> dict[str, Json]:
     """A section without what is of no use to an editor: titles made from names, and defaults of whole sections."""
     tidied = {key: each for key, each in _mapping(section).items() if key != "title"}
     properties = _mapping(tidied["properties"]).items()
-    tidied["properties"] = {name: _tidied_property(_mapping(each), sections) for name, each in properties}
+    tidied["properties"] = {name: _tidy_property(_mapping(each), sections) for name, each in properties}
     return tidied
 
 
-def _tidied_property(schema: Mapping[str, Json], sections: Mapping[str, Json]) -> dict[str, Json]:
+def _tidy_property(schema: Mapping[str, Json], sections: Mapping[str, Json]) -> dict[str, Json]:
     tidied = {key: each for key, each in schema.items() if key not in ("title", "format")}
     if isinstance(tidied.get("default"), dict | None):
         tidied.pop("default", None)
@@ -147,7 +147,7 @@ def _tidied_property(schema: Mapping[str, Json], sections: Mapping[str, Json]) -
     return {"description": " ".join(str(said).split()), **{k: v for k, v in tidied.items() if k != "description"}}
 
 
-def _or_null(schema: Mapping[str, Json]) -> dict[str, Json]:
+def _allow_null(schema: Mapping[str, Json]) -> dict[str, Json]:
     value = {key: each for key, each in schema.items() if key not in ("description", "default")}
     if value.get("anyOf"):
         return dict(schema)
@@ -178,7 +178,7 @@ def _rows(
         else:
             shown[reference] = key
             section = _mapping(_mapping(schema["definitions"])[reference])
-            inner = f"{key}.NAME." if "additionalProperties" in _only(field) else f"{key}."
+            inner = f"{key}.NAME." if "additionalProperties" in _first_alternative(field) else f"{key}."
             yield from _rows(_mapping(section["properties"]), inner, schema)
 
 
@@ -188,7 +188,7 @@ def _is_section(field: Mapping[str, Json]) -> bool:
 
 def _reference(field: Mapping[str, Json]) -> str:
     """The name of the section that a field holds, alone, optional or by name; empty for none."""
-    only = _only(field)
+    only = _first_alternative(field)
     inner = only.get("additionalProperties")
     held = _mapping(inner) if isinstance(inner, dict) else only
     return str(held.get("$ref", "")).removeprefix("#/definitions/")
@@ -200,7 +200,7 @@ def _alternatives(field: Mapping[str, Json]) -> list[Mapping[str, Json]]:
     return [form for form in forms if form.get("type") != "null"]
 
 
-def _only(field: Mapping[str, Json]) -> Mapping[str, Json]:
+def _first_alternative(field: Mapping[str, Json]) -> Mapping[str, Json]:
     return _alternatives(field)[0]
 
 

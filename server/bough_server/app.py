@@ -49,7 +49,7 @@ from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.runs import Runs
 from bough_server.settings import Settings
 from bough_server.settings_sections import ServerSection
-from bough_server.store.opening import open_store, shown_database
+from bough_server.store.opening import display_database_url, open_store
 from bough_server.store.sql.store import Store
 
 CLOSE_SECONDS: Final = 1.0
@@ -133,7 +133,7 @@ class App:
             dependencies = _run_dependencies(
                 settings, store=store, registry=registry, tracing=tracing, metrics=metrics, clock=clock
             )
-            watchdog = Watchdog(metrics.loop_blocked if metrics is not None else None)
+            watchdog = Watchdog(metrics.on_loop_block if metrics is not None else None)
             if is_watched:  # before runs are recovered: one of them may block the loop at once
                 stack.enter_context(watchdog)
             runs = Runs(dependencies)
@@ -163,7 +163,7 @@ class App:
             stack.push_async_callback(app.stop)
             await app.start()
             if recover or not is_embedded:  # a command that only reads ends before another one could use its server
-                store.publish(_reached_at(app.address), is_passing=is_embedded)
+                store.publish(_to_reachable_address(app.address), is_passing=is_embedded)
             yield app
 
     async def start(self) -> None:
@@ -180,7 +180,7 @@ class App:
             ) from error
         await self._server.start()
         self.address = f"{host}:{port}"
-        await self._health.serving()
+        await self._health.set_serving()
         self._watching = {
             asyncio.create_task(self.store.watch()),
             asyncio.create_task(self._health.follow(self.store.write_health.changes())),
@@ -192,7 +192,7 @@ class App:
         The address is written to `ready_file`, then passed to `announce`. By then the server is SERVING and handles
         signals.
         """
-        with StopSignals(self.watchdog.blocked_seconds) as signals:
+        with StopSignals(self.watchdog.measure_block) as signals:
             # Objects loaded for serving live to the end: exempt them from every later collection.
             gc.collect()
             gc.freeze()
@@ -215,7 +215,7 @@ class App:
             "serving",
             address=self.address,
             version=version(),
-            database=shown_database(self.settings.storage.url),
+            database=display_database_url(self.settings.storage.url),
             agents=len(self.registry.resolver.agents),
             models=", ".join(self.settings.models),
             metrics=self.metrics_address or "none",
@@ -240,14 +240,14 @@ class App:
             await asyncio.wait(self._watching)
         self.store.publish("")
         # In this order: load balancers stop sending calls, runs end, and their streams can still send the ends.
-        await self._health.stopping()
+        await self._health.set_not_serving()
         await self.evaluations.close()
         await self.runs.drain(grace)
         await self._server.stop(CLOSE_SECONDS)
 
 
 @asynccontextmanager
-async def serving(
+async def open_server(
     settings: Settings, *, clock: Clock | None = None, recover: bool = True, is_embedded: bool = False
 ) -> AsyncIterator[str]:
     """Yield the address of a server that serves while the context is open; see App.open."""
@@ -260,11 +260,11 @@ def serve(config: Path | None = None) -> None:
     settings = Settings.load(config)
     configure_logging(settings.log_level, settings.log_format)
 
-    async def until_stopped() -> None:
+    async def run_app() -> None:
         async with App.open(settings) as app:
             await app.serve()
 
-    ServerRunner().run(until_stopped())
+    ServerRunner().run(run_app())
 
 
 def _open_models(settings: Settings, stack: AsyncExitStack, clock: Clock) -> ConfiguredModels:
@@ -282,10 +282,10 @@ def _open_store(settings: Settings, metrics: Metrics | None) -> Store:
         listen_url=storage.listen_url or "",
         durability=storage.durability,
         may_upgrade=storage.upgrade_at_start,
-        report_commit=None if metrics is None else metrics.committed,
+        report_commit=None if metrics is None else metrics.on_commit,
     )
     if metrics is not None and store.followed is not None:
-        metrics.watch_followed_logs(store.followed.counted)
+        metrics.watch_followed_logs(store.followed.count_reads)
     return store
 
 
@@ -413,7 +413,7 @@ def _check_host(section: ServerSection) -> None:
         )
 
 
-def _reached_at(address: str) -> str:
+def _to_reachable_address(address: str) -> str:
     """Return the address at which a process on this machine reaches a server that listens at `address`."""
     host, _, port = address.rpartition(":")
     return f"{_LOOPBACK.get(host, host)}:{port}"

@@ -40,7 +40,7 @@ from typing import ClassVar, Final, TypeAlias
 from google.rpc import code_pb2
 
 from bough.v1 import error_pb2, event_pb2, usage_pb2
-from bough_server.truncation import cut_text, size_of
+from bough_server.truncation import size_of, truncate_text
 
 MAX_MESSAGE_BYTES: Final = 8 * 1024
 """The most bytes of an error's message in a run; its head and its tail are kept."""
@@ -69,10 +69,10 @@ class BoughError(Exception):
 
     # The default calls the class with the message alone, which most classes of the tree cannot be made from.
     def __reduce__(self) -> tuple[object, ...]:
-        return _unpickled, (type(self), *self.args), self.__dict__
+        return _unpickle, (type(self), *self.args), self.__dict__
 
 
-def _unpickled(kind: type[BaseException], *args: object) -> BaseException:
+def _unpickle(kind: type[BaseException], *args: object) -> BaseException:
     """Return an exception whose attributes are set afterwards."""
     return kind.__new__(kind, *args)
 
@@ -308,7 +308,7 @@ class RunError(BoughError):
         details_json: str = "",
         provider_status: int = 0,
     ) -> None:
-        super().__init__(cut_text(_unicode(message), MAX_MESSAGE_BYTES))
+        super().__init__(truncate_text(_unicode(message), MAX_MESSAGE_BYTES))
         details_json = _unicode(details_json)
         self.reason = _reason_of(reason) if isinstance(reason, str) else reason
         self.retryable = retryable

@@ -94,7 +94,7 @@ class Condition:
         """
         answer = _call(self, self.function, snapshot)
         if not isinstance(answer, bool):
-            raise _wrong(self, answer, "True or False")
+            raise _build_type_error(self, answer, "True or False")
         return answer
 
 
@@ -109,7 +109,7 @@ class InputBuilder:
     def __call__(self, snapshot: Snapshot) -> str | message_pb2.Message:
         return self.function(snapshot)
 
-    def built(self, snapshot: Snapshot) -> message_pb2.Message:
+    def build(self, snapshot: Snapshot) -> message_pb2.Message:
         """Return the built message, with only its parts and metadata.
 
         Raises RunError: INTERNAL, or with the reason of a RunError that the function raises.
@@ -118,9 +118,9 @@ class InputBuilder:
         if isinstance(answer, str):
             return message_pb2.Message(parts=[message_pb2.Part(text=answer.encode(errors="replace").decode())])
         if not isinstance(answer, message_pb2.Message):
-            raise _wrong(self, answer, "a text or a Message")
+            raise _build_type_error(self, answer, "a text or a Message")
         if any(part.WhichOneof("content") not in _SAYABLE for part in answer.parts):
-            raise _refused(self, "returned a Message with parts other than text, JSON and files")
+            raise _build_error(self, "returned a Message with parts other than text, JSON and files")
         return message_pb2.Message(parts=answer.parts, metadata_json=answer.metadata_json)
 
 
@@ -135,7 +135,7 @@ class Rewriter:
     def __call__(self, message: message_pb2.Message) -> list[message_pb2.Message]:
         return self.function(message)
 
-    def rewritten(self, message: message_pb2.Message) -> list[message_pb2.Message]:
+    def rewrite(self, message: message_pb2.Message) -> list[message_pb2.Message]:
         """Return the function's messages for a message without its reasoning; messages without parts are left out.
 
         Raises RunError: INTERNAL, or with the reason of a RunError that the function raises.
@@ -145,14 +145,14 @@ class Rewriter:
         given.parts.extend(part for part in message.parts if not part.HasField("reasoning"))
         answer = _call(self, self.function, given) if given.parts else []
         if not isinstance(answer, list) or not all(isinstance(one, message_pb2.Message) for one in answer):
-            raise _wrong(self, answer, "a list of Messages")
-        return [self._shown(one, message) for one in answer if one.parts]
+            raise _build_type_error(self, answer, "a list of Messages")
+        return [self._check_message(one, message) for one in answer if one.parts]
 
-    def _shown(self, made: message_pb2.Message, message: message_pb2.Message) -> message_pb2.Message:
+    def _check_message(self, made: message_pb2.Message, message: message_pb2.Message) -> message_pb2.Message:
         if any(part.WhichOneof("content") not in _SAYABLE for part in made.parts):
-            raise _refused(self, "returned a tool call or result; write it as text, or omit it")
+            raise _build_error(self, "returned a tool call or result; write it as text, or omit it")
         if made.role not in _ROLES:
-            raise _refused(self, "returned a message whose role is neither user nor assistant")
+            raise _build_error(self, "returned a message whose role is neither user nor assistant")
         shown = copy_of(made)
         shown.role = made.role or message_pb2.ROLE_USER
         shown.author = made.author or message.author
@@ -253,14 +253,14 @@ def _call(asked: Function, function: Callable[[Given], Made], given: Given) -> M
     except RunError as error:
         raise RunError(f"The {asked.kind} {asked.name!r} failed: {error.message}", reason=error.reason) from error
     except BaseException as error:  # whatever its class: a function must not end the server, or cancel its agent
-        raise _refused(asked, f"raised {type(error).__name__}: {text_of_error(error)}"[:2000]) from error
+        raise _build_error(asked, f"raised {type(error).__name__}: {text_of_error(error)}"[:2000]) from error
 
 
-def _wrong(asked: Function, answer: object, wanted: str) -> RunError:
+def _build_type_error(asked: Function, answer: object, wanted: str) -> RunError:
     if inspect.iscoroutine(answer):
         answer.close()  # else Python warns that it was never awaited
-    return _refused(asked, f"returned {type(answer).__name__}; it must return {wanted}")
+    return _build_error(asked, f"returned {type(answer).__name__}; it must return {wanted}")
 
 
-def _refused(asked: Function, what: str) -> RunError:
+def _build_error(asked: Function, what: str) -> RunError:
     return RunError(f"The {asked.kind} {asked.name!r} {what}.", reason=error_pb2.ERROR_REASON_INTERNAL)

@@ -18,7 +18,7 @@ def new_uuid7(now_ns: int) -> str:
     return str(uuid.UUID(int=value))
 
 
-def derived_id(key_root: str, name: str) -> str:
+def derive_id(key_root: str, name: str) -> str:
     """Return the UUIDv5 of a name under a run's key root (RFC 9562, 5.5); replay derives the same ids."""
     # uuid.uuid5 takes seven times as long, and a run of four agents derives fifty ids.
     hashed = hashlib.sha1(_namespace(key_root) + name.encode(), usedforsecurity=False).digest()[:16]
@@ -34,13 +34,13 @@ def _namespace(key_root: str) -> bytes:
 
 def invocation_id(key_root: str, scope: str) -> str:
     """Return the id of the invocation with this scope; the root's scope is empty, and its id is the key root."""
-    return derived_id(key_root, scope) if scope else key_root
+    return derive_id(key_root, scope) if scope else key_root
 
 
 @lru_cache(maxsize=4096)
 def step_id(invocation: str, step_key: str) -> str:
     """Return the id of an invocation's step, derived from the key that its effects begin with (keys.step)."""
-    return derived_id(invocation, step_key)
+    return derive_id(invocation, step_key)
 
 
 def message_id(root: str, effect_key: str, kind: str) -> str:
@@ -49,7 +49,7 @@ def message_id(root: str, effect_key: str, kind: str) -> str:
     `root` is the key root, except for messages that a fork records itself: there it is the fork's run id. Fork and
     origin derive the same effect keys, but their messages under one key may differ.
     """
-    return derived_id(root, f"{effect_key}/{kind}")
+    return derive_id(root, f"{effect_key}/{kind}")
 
 
 def agent_chain(parent: str, name: str) -> str:

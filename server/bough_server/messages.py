@@ -24,12 +24,12 @@ def calls_of(message: message_pb2.Message) -> list[message_pb2.ToolCall]:
     return [part.tool_call for part in message.parts if part.HasField("tool_call")]
 
 
-def executed_arguments(call: invocation_pb2.ToolInvocation | eval_result_pb2.EvalCall) -> str:
+def effective_arguments(call: invocation_pb2.ToolInvocation | eval_result_pb2.EvalCall) -> str:
     """Return the arguments that a tool ran with: those that an approver edited, else those that the model wrote."""
     return call.executed_arguments_json or call.arguments_json
 
 
-def has_cut_arguments(call: invocation_pb2.ToolInvocation) -> bool:
+def has_truncated_arguments(call: invocation_pb2.ToolInvocation) -> bool:
     """Return whether the arguments that a tool ran with were cut in the record."""
     is_edited = call.executed_arguments_json or call.executed_arguments_truncated
     return call.executed_arguments_truncated if is_edited else call.arguments_truncated

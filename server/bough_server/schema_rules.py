@@ -17,7 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 from bough_server.errors import FieldViolation
 
 
-def broken_rules(message: Message) -> list[FieldViolation]:
+def find_violations(message: Message) -> list[FieldViolation]:
     """Return every rule of the schema that a message breaks."""
     return [
         FieldViolation(field=_path(violation.proto.field), description=violation.proto.message)

@@ -29,8 +29,8 @@ from bough_server.settings_sections import (
     StorageSection,
     TelemetrySection,
     database_url,
-    known_keys,
     mistake_words,
+    suggest_key,
 )
 
 DEFAULT_FILE: Final = "bough.yaml"
@@ -229,7 +229,7 @@ class Settings(Section):
         environment = _environment()
         document = _document(config or environment.config)
         folder = Path(document.path).resolve().parent if document.lines else Path.cwd()
-        values, origins = _merged(document, environment, flags)
+        values, origins = _merge_sources(document, environment, flags)
         _resolve_database(values, origins, folder)
         telemetry = _OpenTelemetry()
         try:
@@ -247,7 +247,9 @@ class Settings(Section):
                     for each in error.errors()
                 )
             ) from None
-        raise_problems([_located(path, words, document, origins) for path, words in model_problems(settings.models)])
+        raise_problems(
+            [_locate_problem(path, words, document, origins) for path, words in model_problems(settings.models)]
+        )
         return settings
 
 
@@ -261,7 +263,7 @@ def _environment() -> Environment:
 
 def _document(config: Path | None) -> Document:
     """Return the configuration; an empty one if no file is named and none is found."""
-    path = config or _found()
+    path = config or _find_file()
     if path is None:
         return Document(path=DEFAULT_FILE, value={}, lines={})
     documents = read_documents(path)
@@ -273,7 +275,7 @@ def _document(config: Path | None) -> Document:
     return document
 
 
-def _found() -> Path | None:
+def _find_file() -> Path | None:
     """Return bough.yaml in the working directory or in the nearest folder above it; None if there is none.
 
     Raises ConfigurationError for a file above the working directory that another user owns: a configuration names code
@@ -290,11 +292,11 @@ def _found() -> Path | None:
     return path
 
 
-def _merged(
+def _merge_sources(
     document: Document, environment: Environment, flags: Flags
 ) -> tuple[dict[str, Value], dict[FieldPath, str]]:
     """Merge all three sources; return the values, and the origin of each that is not from the file."""
-    values: dict[str, Value] = _copied(document.value)
+    values: dict[str, Value] = _copy_sections(document.value)
     origins: dict[FieldPath, str] = {}
     overrides: dict[str, tuple[Value, str]] = {}
     for name, value in environment.model_dump(exclude_none=True, exclude={"config"}).items():
@@ -313,7 +315,7 @@ def _merged(
     return values, origins
 
 
-def _copied(value: Value) -> dict[str, Value]:
+def _copy_sections(value: Value) -> dict[str, Value]:
     """Copy the file's sections, since they are changed here; an empty section counts as missing."""
     sections = value if isinstance(value, dict) else {}
     return {key: dict(each) if isinstance(each, dict) else each for key, each in sections.items() if each is not None}
@@ -347,15 +349,15 @@ def _problem(
     path: FieldPath, kind: str, message: str, *, document: Document, origins: Mapping[FieldPath, str]
 ) -> Problem:
     if kind == "extra_forbidden":
-        message = f"There is no such setting.{known_keys(Settings, path)}"
-    return _located(path, message.removeprefix("Value error, "), document, origins)
+        message = f"There is no such setting.{suggest_key(Settings, path)}"
+    return _locate_problem(path, message.removeprefix("Value error, "), document, origins)
 
 
 def _words(error: ErrorDetails) -> str:
     return mistake_words(error["type"], error.get("ctx", {})) or error["msg"]
 
 
-def _located(path: FieldPath, message: str, document: Document, origins: Mapping[FieldPath, str]) -> Problem:
+def _locate_problem(path: FieldPath, message: str, document: Document, origins: Mapping[FieldPath, str]) -> Problem:
     for place, origin in origins.items():
         if path[: len(place)] == place:
             return Problem(path=origin, line=0, field="", description=message)

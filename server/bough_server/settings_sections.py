@@ -252,7 +252,7 @@ def mistake_words(kind: str, context: Mapping[str, object]) -> str:
     return _WORDS.get(kind, "").format(**context)
 
 
-def known_keys(root: type[BaseModel], path: FieldPath) -> str:
+def suggest_key(root: type[BaseModel], path: FieldPath) -> str:
     """Return a suggestion of valid keys for an unknown one."""
     section = root
     for step in path[:-1]:

@@ -21,9 +21,9 @@ class AbandonedTasks:
         """Keep a task until it ends."""
         if not task.done():
             self._tasks.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._on_end)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # mark it as retrieved: no one waits for it any more, and asyncio would log it

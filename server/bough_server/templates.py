@@ -53,29 +53,29 @@ def render(template: str, known: Mapping[str, Callable[[], str]], state: Mapping
     for found in _PLACEHOLDER.finditer(template):
         place, name, mark = found.group(), *found.groups()
         if place not in filled:
-            filled[place] = _filled(name, known, state, is_optional=bool(mark), what=what)
+            filled[place] = _fill_placeholder(name, known, state, is_optional=bool(mark), what=what)
         pieces += [template[end : found.start()], filled[place]]
         size += size_of(pieces[-1])
         end = found.end()
         if size > MAX_TEXT_BYTES:
-            raise _refused(f"{what} is longer than {MAX_TEXT_BYTES // 1024} KiB with its placeholders filled in.")
+            raise _build_error(f"{what} is longer than {MAX_TEXT_BYTES // 1024} KiB with its placeholders filled in.")
     return "".join([*pieces, template[end:]])
 
 
-def _filled(
+def _fill_placeholder(
     name: str, known: Mapping[str, Callable[[], str]], state: Mapping[str, Any], *, is_optional: bool, what: str
 ) -> str:
     if name in known:
         return known[name]()
     if not name.startswith(_STATE):
-        raise _refused(f"{what} names {{{{{name}}}}}, which is unknown there.")
+        raise _build_error(f"{what} names {{{{{name}}}}}, which is unknown there.")
     path = name.removeprefix(_STATE)
     try:
         value = value_at(state, path)
     except KeyError:
         if is_optional:
             return ""
-        raise _refused(
+        raise _build_error(
             f"{what} names {{{{{name}}}}}, and the session's state has no value {path!r}. Write {{{{{name}?}}}} if "
             "it may be missing."
         ) from None
@@ -83,5 +83,5 @@ def _filled(
     return text.encode(errors="replace").decode()  # JSON may contain unpaired surrogates, messages may not
 
 
-def _refused(message: str) -> RunError:
+def _build_error(message: str) -> RunError:
     return RunError(message, reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)

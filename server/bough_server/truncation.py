@@ -42,7 +42,7 @@ def without_raw(response: step_pb2.LlmResponse) -> step_pb2.LlmResponse:
     return plain
 
 
-def cut_text(text: str, limit: int) -> str:
+def truncate_text(text: str, limit: int) -> str:
     """Return a text's head and tail, cut between characters, if its UTF-8 form is longer than `limit` bytes."""
     data = text.encode()
     if len(data) <= limit:
@@ -62,7 +62,7 @@ def fit_texts(texts: Sequence[str], room: int) -> list[str]:
         share = left // (len(texts) - rank)
         text = texts[index]
         if size_of(text) > share:
-            text = cut_text(text, share)
+            text = truncate_text(text, share)
             if size_of(text) > share:
                 text = ""  # not even the mark fits
         fitting[index] = text
@@ -70,7 +70,7 @@ def fit_texts(texts: Sequence[str], room: int) -> list[str]:
     return fitting
 
 
-def cut_result(result: message_pb2.ToolResult, limit: int = MAX_STEP_RESULT_BYTES) -> message_pb2.ToolResult:
+def truncate_result(result: message_pb2.ToolResult, limit: int = MAX_STEP_RESULT_BYTES) -> message_pb2.ToolResult:
     """Return the result itself if it is small, else a truncated copy that is marked as such."""
     size = result.ByteSize()
     if size <= limit:
@@ -78,22 +78,22 @@ def cut_result(result: message_pb2.ToolResult, limit: int = MAX_STEP_RESULT_BYTE
     cut = copy_of(result)
     share = limit // max(1, len(cut.parts))
     for part in cut.parts:
-        _cut_part(part, share)
+        _truncate_part(part, share)
     if len(cut.call.arguments_json.encode()) > share:
-        cut.call.arguments_json = cut_text(cut.call.arguments_json, share)
+        cut.call.arguments_json = truncate_text(cut.call.arguments_json, share)
     cut.truncated = True
     cut.original_bytes = result.original_bytes or size
     return cut
 
 
-def cut_results(results: Sequence[message_pb2.ToolResult]) -> list[message_pb2.ToolResult]:
+def truncate_results(results: Sequence[message_pb2.ToolResult]) -> list[message_pb2.ToolResult]:
     """Return the results of a step, each truncated if it is large, and further if there are many."""
     if sum(min(result.ByteSize(), MAX_STEP_RESULT_BYTES) for result in results) <= MAX_STEP_BYTES:
-        return [cut_result(result) for result in results]
-    return [cut_result(result, MAX_STEP_BYTES // len(results) // 2) for result in results]
+        return [truncate_result(result) for result in results]
+    return [truncate_result(result, MAX_STEP_BYTES // len(results) // 2) for result in results]
 
 
-def _cut_part(part: message_pb2.Part, limit: int) -> None:
+def _truncate_part(part: message_pb2.Part, limit: int) -> None:
     if size_of(part.metadata_json) > limit:
         part.ClearField("metadata_json")  # truncated JSON would not parse
     content = part.WhichOneof("content")
@@ -102,7 +102,7 @@ def _cut_part(part: message_pb2.Part, limit: int) -> None:
         size = len(text.encode())
         if size > limit:
             # Truncated JSON is not JSON, so it becomes text.
-            part.text = cut_text(text, limit)
+            part.text = truncate_text(text, limit)
             part.truncated, part.original_bytes = True, part.original_bytes or size
     elif content == "blob" and len(part.blob.data) > limit:
         part.original_bytes = part.original_bytes or len(part.blob.data)

@@ -16,7 +16,7 @@ from bough.v1 import (
     policy_pb2,
 )
 from bough_server.store.opening import upgrade_database
-from bough_server.store.postgres.database import shown
+from bough_server.store.postgres.database import display_url
 from bough_server.store.sql.tables import metadata
 from tests.clients.cli_process import bough, started
 from tests.store.sql import execute
@@ -145,7 +145,9 @@ async def test_a_database_goes_to_postgresql_and_back_with_all_that_is_in_it(tmp
         copied = await bough("db", "copy", str(first), empty)
         assert (busy.code, "is in use by process" in busy.err) == (2, True)
         assert copied.code == 0, copied
-        assert copied.out.startswith(f"{sum(map(len, _rows(empty).values()))} rows copied to {shown(empty)}: agents 1,")
+        assert copied.out.startswith(
+            f"{sum(map(len, _rows(empty).values()))} rows copied to {display_url(empty)}: agents 1,"
+        )
         assert "copying events: " in copied.err
         assert _rows(empty) == _rows(str(first))
         async with (

@@ -11,7 +11,7 @@ import pytest
 
 from bough import AsyncClient, StepText, collect
 from bough.v1 import event_pb2, execution_pb2, follow_pb2, invocation_pb2
-from bough_server.app import serving
+from bough_server.app import open_server
 from bough_server.settings import Settings
 from tests.clients.cli_process import bough
 from tests.support.log_laws import check_laws
@@ -37,7 +37,7 @@ async def _team(folder: Path, fault: str) -> AsyncIterator[str]:
                 "second": openai_model(second.base_url),
             },
         )
-        async with serving(Settings.load(config, port=0)) as address:
+        async with open_server(Settings.load(config, port=0)) as address:
             yield address
         assert (first.count, second.count) == (1, 1)
 

@@ -12,7 +12,7 @@ import pytest
 
 from bough import AsyncClient, collect
 from bough.v1 import event_pb2, execution_pb2, message_pb2
-from bough_server.app import serving
+from bough_server.app import open_server
 from bough_server.settings import Settings
 from tests.support.log_laws import check_laws
 from tests.support.model_scenarios import Reply, Request, calling, chunk, ending, offered, results
@@ -76,7 +76,7 @@ async def _talk(
     config = write_project(folder, *team, models={"default": openai_model(model.base_url)})
     logs: list[Sequence[event_pb2.AgentEvent]] = []
     answers: list[str] = []
-    async with serving(Settings.load(config, port=0)) as address, AsyncClient(address, timeout=30) as client:
+    async with open_server(Settings.load(config, port=0)) as address, AsyncClient(address, timeout=30) as client:
         for turn in range(TURNS):
             said = f"Turn {turn}: what is it? {FILLER}" if turn else f"{WORD} Keep it."
             session_id = logs[0][0].session_id if logs else ""

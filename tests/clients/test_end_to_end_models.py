@@ -8,7 +8,7 @@ import pytest
 
 from bough import AsyncClient, CollectedRun, collect
 from bough.v1 import error_pb2, execution_pb2
-from bough_server.app import serving
+from bough_server.app import open_server
 from bough_server.settings import Settings
 from tests.support.log_laws import check_laws
 from tests.support.model_scenarios import TEXT
@@ -23,7 +23,7 @@ async def _asked_of(folder: Path, scenario: str, **model: object) -> AsyncIterat
     """A client of a server whose model answers by a scenario."""
     async with serving_model(scenario) as fake:
         config = write_project(folder, *TEAM, model=openai_model(fake.base_url, **model))
-        async with serving(Settings.load(config, port=0)) as address, AsyncClient(address, timeout=30) as client:
+        async with open_server(Settings.load(config, port=0)) as address, AsyncClient(address, timeout=30) as client:
             yield client, fake
 
 

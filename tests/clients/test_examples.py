@@ -10,7 +10,7 @@ from google.protobuf import json_format
 from bough import collect_sync, text_of
 from bough.v1 import event_pb2, execution_pb2, invocation_pb2
 from bough_server.cli.render.live import LiveView
-from bough_server.models.local.engine import available
+from bough_server.models.local.engine import find_problem
 from bough_server.tree.fold import fold
 from tests.clients.cli_process import bough
 from tests.support.log_readings import failures
@@ -215,7 +215,7 @@ async def test_the_definitions_are_right(tmp_path: Path) -> None:
     assert (found.code, found.out) == (0, "")
 
 
-@pytest.mark.skipif(available() is not None, reason=f"THE EMBEDDED SUPERVISOR IS NOT TESTED: {available()}")
+@pytest.mark.skipif(find_problem() is not None, reason=f"THE EMBEDDED SUPERVISOR IS NOT TESTED: {find_problem()}")
 @pytest.mark.timeout(120)
 async def test_the_embedded_model_hands_over_to_a_member_and_answers_after_it(
     turn: Callable[[str], Awaitable[Log]],

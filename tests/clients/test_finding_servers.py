@@ -13,8 +13,8 @@ import pytest
 
 from bough import NO_REJOINING, Rejoining, collect
 from bough_server.cli.connection import Connection
-from bough_server.cli.follow import ConnectionLost, PlainLines, follow, rejoinable
-from bough_server.store.sqlite.file_lock import serving_owner
+from bough_server.cli.follow import ConnectionLost, PlainLines, explain_connection_loss, follow
+from bough_server.store.sqlite.file_lock import find_serving_owner
 from tests.clients.cli_process import Finished, bough, started
 from tests.clients.run_events import RUN_ID, desk
 from tests.clients.stream_server import Call, LoopbackService, client_of, listening
@@ -102,14 +102,14 @@ async def test_the_address_of_a_killed_server_is_not_used_although_another_serve
 async def test_the_lock_names_the_address_while_it_is_served_and_no_longer(tmp_path: Path) -> None:
     config = project(tmp_path)
     database = tmp_path / "bough.db"
-    assert serving_owner(database) is None
+    assert find_serving_owner(database) is None
     async with serving(config) as server:
-        owner = serving_owner(database)
+        owner = find_serving_owner(database)
         assert owner is not None
         assert (owner.process, owner.address, owner.is_passing) == (str(server.pid), server.address, False)
         server.send(signal.SIGTERM)
         await server.end()
-    assert serving_owner(database) is None
+    assert find_serving_owner(database) is None
     assert server.address not in (tmp_path / "bough.db.lock").read_text()
 
 
@@ -182,7 +182,7 @@ async def test_a_connection_that_stays_lost_names_the_run_and_the_command_that_r
     async with listening(service) as port, client_of(port, NO_REJOINING) as client:
         connection = Connection(client=client, command=f"bough --address 127.0.0.1:{port}")
         stream = client.run("lead", "hi")
-        with pytest.raises(ConnectionLost) as lost, rejoinable(connection, stream):
+        with pytest.raises(ConnectionLost) as lost, explain_connection_loss(connection, stream):
             await follow(stream, PlainLines())
     assert lost.value.message.splitlines() == [
         "The connection to the server was lost, and it did not come back.",

@@ -8,7 +8,7 @@ from google.protobuf import descriptor_pb2
 
 import bough.v1
 from bough_server import __file__ as server_package
-from proto.generate import exports, names, replace, stale
+from proto.generate import find_stale, names, render_exports, replace
 
 ROOT = Path(__file__).parents[2]
 WHOLE = Path(server_package).with_name("bough.binpb")
@@ -66,7 +66,7 @@ def test_stubs_made_without_the_rules_are_used_without_any_package_named_buf(tmp
     (out / "bough" / "v1").mkdir(parents=True)
     (out / "bough" / "__init__.py").touch()
     run("-m", "grpc_tools.protoc", f"--descriptor_set_in={stripped}", f"--python_out={out}", *protos)
-    lines = exports({file.name: names(file) for file in files_of(stripped) if file.package == "bough.v1"})
+    lines = render_exports({file.name: names(file) for file in files_of(stripped) if file.package == "bough.v1"})
     (out / "bough" / "v1" / "__init__.py").write_text("\n".join(lines), encoding="utf-8")
     assert "bough/v1/agent_service.proto" in protos
     run("-c", USES_STUBS, out, *protos, env={"PYTHONPATH": str(out)}, cwd=tmp_path)
@@ -122,7 +122,7 @@ def test_what_is_changed_missing_or_too_much_in_a_committed_folder_is_shown(tmp_
         for name, text in texts.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
-    changed, old, missing = stale(made, committed)
+    changed, old, missing = find_stale(made, committed)
     assert changed.splitlines()[:1] + changed.splitlines()[-2:] == [str(committed / "changed"), "-old", "+new"]
     assert missing.splitlines()[:1] == [str(committed / "v1/missing")]
     assert old.splitlines()[:1] == [str(committed / "old")]

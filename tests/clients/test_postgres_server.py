@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bough.v1 import event_pb2
-from bough_server.store.postgres.database import shown
+from bough_server.store.postgres.database import display_url
 from tests.clients.cli_process import bough
 from tests.support import postgres
 from tests.support.processes import serving
@@ -61,13 +61,13 @@ async def test_commands_tell_of_the_database_and_keep_its_password(tmp_path: Pat
     assert "has no tables yet: run `bough db upgrade`" in refused.err
     examined = await bough("--config", str(config), "doctor")
     assert examined.code == 1
-    assert f"!!  database: {shown(empty)} has no tables yet; run `bough" in examined.out
+    assert f"!!  database: {display_url(empty)} has no tables yet; run `bough" in examined.out
     bare = await bough("--config", str(config), "db", "status")
     assert (bare.code, "has no tables yet" in bare.out) == (1, True)
     assert (await bough("--config", str(config), "db", "upgrade")).code == 0
     status = await bough("--config", str(config), "db", "status", "--json")
     found = json.loads(status.out)
-    assert (status.code, found["url"], found["revision"]) == (0, shown(empty), found["head"])
+    assert (status.code, found["url"], found["revision"]) == (0, display_url(empty), found["head"])
     assert (found["servers"], found["open_runs"], found["leases"]) == (0, 0, [])
     ran = await bough("--config", str(config), "run", "alone", "Hello?")
     assert ran.code == 0, ran
@@ -80,7 +80,7 @@ async def test_commands_tell_of_the_database_and_keep_its_password(tmp_path: Pat
         told = (config.parent / "serve.stderr").read_text()
     assert "1 run rebuilt" in (await bough("--config", str(config), "db", "rebuild")).out
     doctor = await bough("--config", str(config), "doctor")
-    assert shown(empty) in doctor.out
+    assert display_url(empty) in doctor.out
     for text in (refused.err, status.out, ran.out, ran.err, busy.err, doctor.out, told):
         assert "hunter2" not in text
 

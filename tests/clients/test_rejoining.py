@@ -300,7 +300,7 @@ def test_a_server_that_answers_and_cannot_go_on_with_the_run_is_given_up_after_t
     def come_back_often() -> None:
         for _ in range(20):
             backoff.delay_after(failed)
-            backoff.answered()
+            backoff.note_answer()
 
     with pytest.raises(Unavailable, match="The code is missing"):
         come_back_often()

@@ -20,7 +20,7 @@ from bough_server.settings_sections import (
     StorageSection,
     TelemetrySection,
 )
-from docs.generate.__main__ import generated, stale
+from docs.generate.__main__ import find_stale, generate_files
 from docs.generate.settings import describe_fields
 
 ROOT = Path(__file__).parents[2]
@@ -41,14 +41,14 @@ SECTIONS: tuple[type[BaseModel], ...] = (
 
 
 def test_what_is_committed_is_what_would_be_generated() -> None:
-    assert stale(generated()) == {}
+    assert find_stale(generate_files()) == {}
 
 
 def test_a_file_that_differs_or_is_missing_is_reported_with_its_lines() -> None:
-    files = generated()
+    files = generate_files()
     changed = files["docs/reference/bough-yaml.md"].replace("# bough.yaml", "# Settings", 1)
 
-    differences = stale({"docs/reference/bough-yaml.md": changed, "docs/reference/missing.md": "# Missing\n"})
+    differences = find_stale({"docs/reference/bough-yaml.md": changed, "docs/reference/missing.md": "# Missing\n"})
 
     assert differences["docs/reference/bough-yaml.md"].splitlines()[3:5] == ["-# bough.yaml", "+# Settings"]
     assert differences["docs/reference/missing.md"].endswith("+# Missing")

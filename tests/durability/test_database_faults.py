@@ -21,7 +21,7 @@ from psycopg import sql
 
 from bough import AsyncClient
 from bough.v1 import event_pb2, policy_pb2
-from bough_server.runs.leases import LOST_SECONDS
+from bough_server.runs.leases import DECLARE_DEAD_SECONDS
 from bough_server.store.opening import open_store
 from tests.durability.storage_agents import noise
 from tests.durability.torture_clients import REJOINING
@@ -174,7 +174,7 @@ async def test_servers_of_a_database_that_stands_still_refuse_runs_and_go_on_wit
                     await _refuses(server)
                     await _refuses(server, session_id=session_id)
                     await _refuses(server, request_id="once")
-                await asyncio.sleep(LOST_SECONDS + 1)  # longer than the lease of a server that is lost lasts
+                await asyncio.sleep(DECLARE_DEAD_SECONDS + 1)  # longer than the lease of a server that is lost lasts
             for server in (one, other):
                 await _until_health(server, SERVING)
             async with asyncio.timeout(PATIENCE_SECONDS):

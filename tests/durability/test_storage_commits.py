@@ -68,7 +68,7 @@ async def test_while_a_commit_is_held_no_reader_sees_the_event(path: Path) -> No
         tail = store.log.tail(run.run_id)
         await anext(tail)
         gate.hold()
-        append = asyncio.ensure_future(store.log.append(run.run_id, epoch=1, records=run.next(completed())))
+        append = asyncio.ensure_future(store.log.append(run.run_id, epoch=1, log_events=run.next(completed())))
         waiting = asyncio.ensure_future(next_page(tail))
         await asyncio.to_thread(gate.reached.wait)
         assert await _committed_of(store, run) == [1]
@@ -92,14 +92,14 @@ async def test_an_event_whose_commit_fails_is_never_seen_and_ends_the_writing_of
         waiting = asyncio.ensure_future(next_page(tail))
         gate.errors = [_broken() for _ in range(3)]
         with pytest.raises(StorageFailed):
-            await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
+            await store.log.append(run.run_id, epoch=1, log_events=run.next(delta()))
         with pytest.raises(StorageFailed):
             await waiting
         with pytest.raises(StorageFailed):
-            await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
+            await store.log.append(run.run_id, epoch=1, log_events=run.next(delta()))
         with pytest.raises(StorageFailed):
             await everything(store.log, run.run_id)
-        await store.log.append(other.run_id, epoch=1, records=other.next(completed()))
+        await store.log.append(other.run_id, epoch=1, log_events=other.next(completed()))
         assert await _committed_of(store, run) == [1]
         assert (await store.runs.get(ANNE, run.run_id)).run.state == execution_pb2.EXECUTION_STATE_RUNNING
 
@@ -110,13 +110,13 @@ async def test_a_run_whose_storage_failed_goes_on_under_its_next_owner(path: Pat
         await store.log.create(run.new())
         gate.errors = [_broken() for _ in range(3)]
         with pytest.raises(StorageFailed):
-            await store.log.append(run.run_id, epoch=1, records=run.next(completed(text("Lost.", "ASSISTANT"))))
+            await store.log.append(run.run_id, epoch=1, log_events=run.next(completed(text("Lost.", "ASSISTANT"))))
         run.last_sequence = 1
-        await store.log.take_over(run.run_id, epoch=2, owner="next", records=[])
+        await store.log.take_over(run.run_id, epoch=2, owner="next", log_events=[])
         reader = asyncio.ensure_future(everything(store.log, run.run_id, after=1))
         await asyncio.sleep(0)
         made = run.next(completed(text("Found.", "ASSISTANT")))
-        await store.log.append(run.run_id, epoch=2, records=made)
+        await store.log.append(run.run_id, epoch=2, log_events=made)
         assert await reader == as_stored(made)
         stored = await store.sessions.messages(ANNE, run.session_id, through=9)
         assert [one.message.parts[0].text for one in stored] == ["?", "Found."]
@@ -128,7 +128,7 @@ async def test_a_failing_commit_is_tried_again_in_place(path: Path) -> None:
         await store.log.create(run.new())
         gate.errors = [_broken(), _broken()]
         made = run.next(delta(), completed(text("So.", "ASSISTANT")))
-        await store.log.append(run.run_id, epoch=1, records=made)
+        await store.log.append(run.run_id, epoch=1, log_events=made)
         assert await everything(store.log, run.run_id, after=1) == as_stored(made)
         assert len(await store.sessions.messages(ANNE, run.session_id, through=9)) == 2
 
@@ -138,7 +138,7 @@ async def test_a_run_that_was_accepted_although_its_commit_failed_is_accepted_on
     async with _open(path, after=after) as store:
         after.errors = [_broken()]
         await store.log.create(run.new())
-        await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+        await store.log.append(run.run_id, epoch=1, log_events=run.next(completed()))
         assert await _committed_of(store, run) == [1, 2]
         assert len(await store.sessions.messages(ANNE, run.session_id, through=9)) == 1
 
@@ -149,7 +149,7 @@ async def test_an_append_that_was_committed_although_its_commit_failed_is_a_succ
         await store.log.create(run.new())
         after.errors = [_broken()]
         made = [run.next(delta()), run.next(completed(text("So.", "ASSISTANT")))]
-        await asyncio.gather(*(store.log.append(run.run_id, epoch=1, records=one) for one in made))
+        await asyncio.gather(*(store.log.append(run.run_id, epoch=1, log_events=one) for one in made))
         assert await everything(store.log, run.run_id, after=1) == as_stored([one for (one,) in made])
         assert len(await store.sessions.messages(ANNE, run.session_id, through=9)) == 2
 
@@ -167,7 +167,7 @@ async def test_an_append_of_unknown_outcome_is_fenced_where_another_owner_came_i
         await store.log.create(run.new())
         after.errors, after.before_error = [_broken()], take_over_elsewhere
         with pytest.raises(Fenced):
-            await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
+            await store.log.append(run.run_id, epoch=1, log_events=run.next(delta()))
 
 
 async def test_a_commit_carries_the_appends_of_many_runs(path: Path) -> None:
@@ -178,7 +178,7 @@ async def test_a_commit_carries_the_appends_of_many_runs(path: Path) -> None:
 
         async def go_through(run: Made) -> None:
             for _ in range(5):
-                await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
+                await store.log.append(run.run_id, epoch=1, log_events=run.next(delta()))
 
         await asyncio.gather(*(go_through(run) for run in runs))
         assert gate.calls < 128 * 5 / 16

@@ -68,8 +68,8 @@ async def test_a_full_disk_stops_the_run_that_needs_room_and_leaves_its_log_whol
         await _limit(store, 4)
         made = [large.next(delta("x" * 100_000), completed()), small.next(delta("y"))]
         outcomes = await asyncio.gather(
-            store.log.append(large.run_id, epoch=1, records=made[0]),
-            store.log.append(small.run_id, epoch=1, records=made[1]),
+            store.log.append(large.run_id, epoch=1, log_events=made[0]),
+            store.log.append(small.run_id, epoch=1, log_events=made[1]),
             return_exceptions=True,
         )
         assert [type(outcome) for outcome in outcomes] == [StorageFailed, type(None)]
@@ -77,8 +77,8 @@ async def test_a_full_disk_stops_the_run_that_needs_room_and_leaves_its_log_whol
         assert list(await store.log.read(large.run_id)) == as_stored([large.new().first])
         assert list(await store.log.read(small.run_id, after=1)) == as_stored(made[1])
     async with open_store(str(path)) as store:
-        await store.log.take_over(large.run_id, epoch=2, owner="next", records=[])
-        await store.log.append(large.run_id, epoch=2, records=made[0])
+        await store.log.take_over(large.run_id, epoch=2, owner="next", log_events=[])
+        await store.log.append(large.run_id, epoch=2, log_events=made[0])
         assert (await everything(store.log, large.run_id))[1:] == as_stored(made[0])
 
 
@@ -101,11 +101,11 @@ async def test_a_database_that_another_program_locks_is_waited_for_and_then_give
         intruder = sqlite3.connect(path, isolation_level=None)
         intruder.execute("BEGIN IMMEDIATE")
         with pytest.raises(StorageFailed):
-            await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
+            await store.log.append(run.run_id, epoch=1, log_events=run.next(delta()))
         assert await store.log.last_sequence(run.run_id) == 1, "reading goes on"
         intruder.execute("ROLLBACK")
         intruder.close()
-        await store.log.append(other.run_id, epoch=1, records=other.next(delta()))
+        await store.log.append(other.run_id, epoch=1, log_events=other.next(delta()))
 
 
 async def test_a_lock_that_is_released_in_time_is_not_noticed(path: Path) -> None:
@@ -114,7 +114,7 @@ async def test_a_lock_that_is_released_in_time_is_not_noticed(path: Path) -> Non
         await store.log.create(run.new())
         intruder = sqlite3.connect(path, isolation_level=None)
         intruder.execute("BEGIN IMMEDIATE")
-        append = asyncio.ensure_future(store.log.append(run.run_id, epoch=1, records=run.next(completed())))
+        append = asyncio.ensure_future(store.log.append(run.run_id, epoch=1, log_events=run.next(completed())))
         assert await store.log.last_sequence(run.run_id) == 1
         intruder.execute("ROLLBACK")
         intruder.close()
@@ -176,7 +176,7 @@ async def test_a_database_that_becomes_read_only_stops_its_runs(path: Path) -> N
 
         await store.write(forbid)
         with pytest.raises(StorageFailed):
-            await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
+            await store.log.append(run.run_id, epoch=1, log_events=run.next(delta()))
         assert await store.log.last_sequence(run.run_id) == 1
 
 
@@ -213,8 +213,8 @@ async def test_a_killed_process_leaves_what_it_had_committed_and_no_lock(path: P
             run, store = Made(), open_store({str(path)!r})
             await store.log.create(run.new())
             for _ in range(20):
-                await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
-            store.log.append(run.run_id, epoch=1, records=run.next(delta()))
+                await store.log.append(run.run_id, epoch=1, log_events=run.next(delta()))
+            store.log.append(run.run_id, epoch=1, log_events=run.next(delta()))
             os.kill(os.getpid(), signal.SIGKILL)
 
         asyncio.run(main())
@@ -225,7 +225,7 @@ async def test_a_killed_process_leaves_what_it_had_committed_and_no_lock(path: P
         run = Made()
         assert await store.log.last_sequence(run.run_id) >= 21
         assert [one.run.run_id for one in await open_runs(store)] == [run.run_id]
-        await store.log.take_over(run.run_id, epoch=2, owner="next", records=[])
+        await store.log.take_over(run.run_id, epoch=2, owner="next", log_events=[])
 
 
 def test_an_opening_that_fails_gives_the_lock_back(path: Path) -> None:

@@ -15,7 +15,7 @@ from bough_server.clock import SystemClock
 from bough_server.interceptors.auth import LOCAL
 from bough_server.log import events
 from bough_server.observability.tracing import Tracing, make_provider
-from bough_server.runs.replay import offline_resolver, replay
+from bough_server.runs.replay import build_offline_resolver, replay
 from bough_server.settings import Settings
 from bough_server.store.opening import open_store, rebuild_projections
 from bough_server.store.sqlite.database_path import is_postgres
@@ -73,7 +73,7 @@ async def judge(evidence: Evidence, faults: Faults) -> int:
             _check(log, lines, evidence, faults)
             cut = log[0].run_started.session_cut
             session = await store.sessions.messages(LOCAL, session_id, through=cut) if cut else ()
-            resolver = offline_resolver(log, resolver_here, is_forced=False)
+            resolver = build_offline_resolver(log, resolver_here, is_forced=False)
             replayed = await replay(log, resolver=resolver, tracing=tracing, clock=SystemClock(), session=session)
             if replayed.divergence:
                 faults.add("lost", f"{run_id}: it does not re-execute: {replayed.divergence}")

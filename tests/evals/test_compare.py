@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import eval_result_pb2, execution_pb2, usage_pb2
-from bough_server.evals.results.compare import ADDED, BETTER, REMOVED, SAME, WORSE, baseline_of, compare, fitted
+from bough_server.evals.results.compare import (
+    ADDED,
+    BETTER,
+    REMOVED,
+    SAME,
+    WORSE,
+    baseline_of,
+    compare,
+    shrink_comparison,
+)
 from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED
 from tests.support.eval_results import CASES, case_of, crashed, passing, result_of, scored, unscored
 
@@ -223,14 +232,14 @@ def test_what_does_not_fit_an_answer_is_left_out_from_the_last_case_on() -> None
         after.pins.tools[f"tool-{number}"] = "x"
     whole = compare(before, after)
     found = compare(before, after)
-    assert fitted(found, most=30_000) is found
+    assert shrink_comparison(found, most=30_000) is found
     shown = [len(case.differences) for case in found.cases]
     assert found.ByteSize() <= 30_000
     assert shown == sorted(shown, reverse=True)
     assert (len(found.pins_changed), [case.change for case in found.cases]) == (500, [WORSE] * 100)
-    least = fitted(compare(before, after), most=0)
+    least = shrink_comparison(compare(before, after), most=0)
     assert [(len(case.differences), len(case.metric_changes)) for case in least.cases] == [(0, 0)] * 100
-    assert fitted(compare(before, after)).cases == whole.cases
+    assert shrink_comparison(compare(before, after)).cases == whole.cases
 
 
 def test_cases_of_one_id_are_paired_in_order() -> None:

@@ -13,8 +13,8 @@ from bough_server.evals.results.verdicts import NOT_EVALUATED, PASSED
 from bough_server.evals.sets.expectation_validation import KnownNames
 from bough_server.evals.sets.validation import problems_of
 from bough_server.matching.values import check_matcher, mismatch
-from bough_server.matching.work import TooMuchWork, bounded_work, spend
-from bough_server.runtime.tool_mocks import is_replaced, mock_of
+from bough_server.matching.work import TooMuchWork, limit_work, spend
+from bough_server.runtime.tool_mocks import find_mock, is_replaced
 
 SUCCEEDED = execution_pb2.EXECUTION_STATE_SUCCEEDED
 ANY_ORDER = eval_set_pb2.EvalMetric(
@@ -86,7 +86,7 @@ def test_trees_that_take_too_long_to_compare_are_not_scored() -> None:
 )
 def test_a_schema_cannot_ask_for_endless_work(schema: object, value: object) -> None:
     matcher = ValueMatcher(schema_json=json.dumps(schema))
-    with bounded_work(5_000_000), pytest.raises(TooMuchWork):
+    with limit_work(5_000_000), pytest.raises(TooMuchWork):
         mismatch(matcher, json.dumps(value))
 
 
@@ -116,18 +116,18 @@ def test_a_call_that_takes_too_long_to_compare_with_its_mocks_does_not_run() -> 
     mocks = eval_set_pb2.ToolMocks(tools=[mock] * 4_000)
     made = message_pb2.ToolCall(name="search", arguments_json=json.dumps("x" * 20_000))
     with pytest.raises(RunError) as refused:
-        mock_of(mocks, made, agent="a")
+        find_mock(mocks, made, agent="a")
     assert refused.value.reason == error_pb2.ERROR_REASON_TOOL_NOT_MOCKED
     assert "which takes too long: the tool did not run" in refused.value.message
     assert is_replaced(mocks, made, agent="a")
     made.arguments_json = json.dumps("x" * 200)
-    assert mock_of(mocks, made, agent="a") is None
+    assert find_mock(mocks, made, agent="a") is None
     assert not is_replaced(mocks, made, agent="a")
 
 
 def test_work_is_counted_until_the_bound_and_stays_used_up() -> None:
     spend(10**12)  # outside of any bound
-    with bounded_work(10):
+    with limit_work(10):
         spend(10)
         for _ in range(2):
             with pytest.raises(TooMuchWork):

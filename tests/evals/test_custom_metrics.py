@@ -17,7 +17,7 @@ from bough.v1.eval_set_pb2 import CustomMetric, EvalCase, EvalMetric
 from bough.v1.invocation_pb2 import Invocation
 from bough_server.agents.loading import load_python
 from bough_server.errors import ConfigurationError
-from bough_server.evals.metrics.custom import Judgment, MetricFunction, load_metrics, metric, score_custom
+from bough_server.evals.metrics.custom import MetricFunction, MetricValue, load_metrics, metric, score_custom
 from tests.evals.records import case_of, did, record
 
 
@@ -58,7 +58,7 @@ def test_a_score_is_a_number_or_a_claim_with_or_without_a_reason(returned: objec
 
 
 def test_the_score_is_the_mean_over_all_turns() -> None:
-    def share(invocation: Invocation, case: EvalCase) -> Judgment:
+    def share(invocation: Invocation, case: EvalCase) -> MetricValue:
         return len(invocation.tools) / 4, f"{len(invocation.tools)} calls in {case.id}"
 
     found = judge(share, record(did("a")), record(did("a"), did("b")), threshold=0.375)
@@ -159,7 +159,7 @@ def _yields(invocation: Invocation, case: EvalCase):  # type: ignore[no-untyped-
         (7, "seven", "@metric takes a function, not a int."),
     ],
 )
-def test_what_cannot_be_a_metric_is_refused(function: Callable[..., Judgment], name: str, words: str) -> None:
+def test_what_cannot_be_a_metric_is_refused(function: Callable[..., MetricValue], name: str, words: str) -> None:
     with pytest.raises(TypeError) as refused:
         metric(name=name)(function)
     assert str(refused.value).startswith(words)

@@ -19,7 +19,7 @@ from bough_server.evals.sets.eval_set import (
     SetSource,
     eval_set_yaml,
     parse_eval_set,
-    planned_cases,
+    plan_cases,
     read_eval_set,
     set_digest,
 )
@@ -338,7 +338,7 @@ def test_a_case_is_planned_with_the_defaults_of_its_set() -> None:
     answer = eval_set_pb2.EvalMetric(final_response=eval_set_pb2.FinalResponseMetric())
     eval_set.cases[0].metrics.extend([answer, own])
 
-    [planned] = planned_cases(eval_set, trials=None)
+    [planned] = plan_cases(eval_set, trials=None)
 
     assert planned.trials == 3
     assert planned.eval_case.timeout == Duration(seconds=600)
@@ -351,9 +351,9 @@ def test_what_a_case_says_replaces_the_defaults_and_what_a_request_says_replaces
     eval_set.defaults.timeout.seconds = 60
     eval_set.cases.add(id="own", trials=7, timeout=Duration(seconds=5))
 
-    assert [each.trials for each in planned_cases(eval_set, trials=None)] == [3, 7]
-    assert [each.trials for each in planned_cases(eval_set, trials=2)] == [2, 2]
-    assert [each.eval_case.timeout.seconds for each in planned_cases(eval_set, trials=2)] == [60, 5]
+    assert [each.trials for each in plan_cases(eval_set, trials=None)] == [3, 7]
+    assert [each.trials for each in plan_cases(eval_set, trials=2)] == [2, 2]
+    assert [each.eval_case.timeout.seconds for each in plan_cases(eval_set, trials=2)] == [60, 5]
 
 
 def test_a_recorded_case_is_scored_once_because_nothing_runs() -> None:
@@ -362,4 +362,4 @@ def test_a_recorded_case_is_scored_once_because_nothing_runs() -> None:
         id="recorded", trials=5, turns=[eval_set_pb2.EvalTurn(recorded=InvocationSource(invocation=record()))]
     )
 
-    assert [each.trials for each in planned_cases(eval_set, trials=9)] == [9, 1]
+    assert [each.trials for each in plan_cases(eval_set, trials=9)] == [9, 1]

@@ -137,9 +137,9 @@ async def test_no_trial_begins_after_the_event_of_a_cancellation(
     async with evaluating(tmp_path) as server:
         append = server.app.store.log.append
 
-        async def appending(*arguments: Any, records: Any, **options: Any) -> None:
-            await append(*arguments, records=records, **options)
-            if any("evaluation_cancel_requested" in str(record.event) for record in records):
+        async def appending(*arguments: Any, log_events: Any, **options: Any) -> None:
+            await append(*arguments, log_events=log_events, **options)
+            if any("evaluation_cancel_requested" in str(record.event) for record in log_events):
                 await may_go_on.wait()
 
         monkeypatch.setattr(server.app.store.log, "append", appending)
@@ -210,7 +210,7 @@ async def test_a_cancelled_evaluation_waits_for_no_judge(tmp_path: Path, monkeyp
         asked.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(evaluator, "judge_trial", judging)
+    monkeypatch.setattr(evaluator, "score_all_metrics", judging)
     async with evaluating(tmp_path) as server:
         log = await begin(server, eval_set(*many(3))).until("case_trial_started")
         await asyncio.wait_for(asked.wait(), 30)

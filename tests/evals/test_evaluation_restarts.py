@@ -17,9 +17,9 @@ from bough.v1.policy_pb2 import Limits
 from bough_server.errors import NotFound, StorageFailed
 from bough_server.evals.job import evaluator
 from bough_server.evals.job.evaluations import Evaluations
-from bough_server.evals.job.judging import judge_trial
+from bough_server.evals.job.judging import score_all_metrics
 from bough_server.observability.tracing import Parent
-from bough_server.store.evaluation_ports import EvaluationRecord
+from bough_server.store.evaluation_ports import EvaluationRow
 from bough_server.store.ports import Principal
 from bough_server.store.sql.evaluations import SqlEvaluations
 from bough_server.store.worker_ports import RunStore
@@ -228,9 +228,9 @@ async def test_an_error_in_one_case_is_its_own_and_is_logged_whole(
     async def judging(*arguments: Any, **options: Any) -> Any:
         if arguments[1].id == "c1":
             raise ZeroDivisionError("a secret of the server")
-        return await judge_trial(*arguments, **options)
+        return await score_all_metrics(*arguments, **options)
 
-    monkeypatch.setattr(evaluator, "judge_trial", judging)
+    monkeypatch.setattr(evaluator, "score_all_metrics", judging)
     async with evaluating(tmp_path) as server:
         with capture_logs() as logged:
             log = await evaluated(server, eval_set(*many(3)))
@@ -248,7 +248,7 @@ async def test_an_evaluation_that_cannot_go_on_fails_and_says_so(
     def judged(*_: Any) -> Any:
         raise ZeroDivisionError("a secret of the server")
 
-    monkeypatch.setattr(evaluator, "judged", judged)
+    monkeypatch.setattr(evaluator, "compute_verdict", judged)
     async with evaluating(tmp_path) as server:
         log = await evaluated(server, eval_set(*many(3)))
         found = await evaluation(server, log.evaluation_id)
@@ -385,7 +385,7 @@ async def test_to_cancel_an_evaluation_that_is_being_created_waits_for_it(
     created, released = asyncio.Event(), asyncio.Event()
     read = SqlEvaluations.get
 
-    async def held(index: SqlEvaluations, principal: Principal, evaluation_id: str) -> EvaluationRecord:
+    async def held(index: SqlEvaluations, principal: Principal, evaluation_id: str) -> EvaluationRow:
         found = await read(index, principal, evaluation_id)
         if not created.is_set():
             created.set()
@@ -416,7 +416,7 @@ async def test_an_evaluation_that_was_created_and_not_launched_is_launched_by_th
     read = SqlEvaluations.get
     failed: list[str] = []
 
-    async def failing(index: SqlEvaluations, principal: Principal, evaluation_id: str) -> EvaluationRecord:
+    async def failing(index: SqlEvaluations, principal: Principal, evaluation_id: str) -> EvaluationRow:
         if not failed:
             failed.append(evaluation_id)
             raise StorageFailed("The disk is on holiday.")

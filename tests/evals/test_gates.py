@@ -8,7 +8,7 @@ from bough.v1 import eval_result_pb2, eval_set_pb2, evaluation_pb2, usage_pb2
 from bough_server.evals.metrics import statistics
 from bough_server.evals.results import gates, verdicts
 from bough_server.evals.results.compare import compare
-from bough_server.evals.results.gates import Gate, GateNumber, parse_gate, unreachable
+from bough_server.evals.results.gates import Gate, GateNumber, explain_unreachable, parse_gate
 from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED
 from tests.support.eval_results import (
     TRIALS,
@@ -107,18 +107,20 @@ def test_two_numbers_need_a_baseline() -> None:
 
 def test_a_bound_that_so_few_trials_cannot_reach_is_refused_with_the_number_that_it_takes() -> None:
     planned = [planned_case("a", 20), planned_case("b", 5)]
-    assert unreachable(parse_gate("case.pass_rate.lower >= 0.8"), planned) == (
+    assert explain_unreachable(parse_gate("case.pass_rate.lower >= 0.8"), planned) == (
         "'case.pass_rate.lower >= 0.8' cannot be reached: the case 'b' has 5 trials, and the lower bound of 5 of 5 is"
         " 0.566. It takes 16 trials of each case."
     )
-    assert unreachable(parse_gate("case.pass_rate.lower >= 0.8"), [planned_case("a", 16)]) == ""
-    assert unreachable(parse_gate("case.pass_rate.lower >= 0.566"), planned).endswith("It takes 6 trials of each case.")
-    assert unreachable(parse_gate("case.pass_rate.lower >= 0.565"), planned) == ""
+    assert explain_unreachable(parse_gate("case.pass_rate.lower >= 0.8"), [planned_case("a", 16)]) == ""
+    assert explain_unreachable(parse_gate("case.pass_rate.lower >= 0.566"), planned).endswith(
+        "It takes 6 trials of each case."
+    )
+    assert explain_unreachable(parse_gate("case.pass_rate.lower >= 0.565"), planned) == ""
 
 
 def test_a_bound_that_so_few_cases_cannot_reach_is_refused_however_often_they_run() -> None:
     planned = [planned_case("a", 500)]
-    assert unreachable(parse_gate("pass_rate.lower > 0.9"), planned) == (
+    assert explain_unreachable(parse_gate("pass_rate.lower > 0.9"), planned) == (
         "'pass_rate.lower > 0.9' cannot be reached: the set has 1 case, and the lower bound of 1 of 1 is 0.207."
         " It takes 35 cases."
     )
@@ -126,21 +128,21 @@ def test_a_bound_that_so_few_cases_cannot_reach_is_refused_however_often_they_ru
 
 def test_a_lower_bound_never_reaches_one() -> None:
     for text in ("case.pass_rate.lower >= 1", "case.pass_rate.lower > 0.9999999999999999"):
-        assert "It is below 1 for any number" in unreachable(parse_gate(text), [planned_case("a", 1000)])
+        assert "It is below 1 for any number" in explain_unreachable(parse_gate(text), [planned_case("a", 1000)])
 
 
 def test_a_bound_that_takes_more_trials_than_a_case_can_have_says_so() -> None:
-    assert unreachable(parse_gate("case.pass_rate.lower >= 0.999"), [planned_case("a", 1000)]).endswith(
+    assert explain_unreachable(parse_gate("case.pass_rate.lower >= 0.999"), [planned_case("a", 1000)]).endswith(
         "It takes 3838 trials of each case, and there can be 1000."
     )
 
 
 def test_that_k_trials_pass_takes_k_trials_of_each_case() -> None:
     planned = [planned_case("a", 8), planned_case("b", 1)]
-    assert unreachable(parse_gate("pass^8 >= 0.5"), planned) == (
+    assert explain_unreachable(parse_gate("pass^8 >= 0.5"), planned) == (
         "'pass^8 >= 0.5' cannot be reached: the case 'b' has 1 trial. It takes 8 trials of each case."
     )
-    assert unreachable(parse_gate("pass^1 >= 1"), planned) == ""
+    assert explain_unreachable(parse_gate("pass^1 >= 1"), planned) == ""
 
 
 @pytest.mark.parametrize(
@@ -159,26 +161,26 @@ def test_that_k_trials_pass_takes_k_trials_of_each_case() -> None:
     ],
 )
 def test_a_bound_outside_of_what_a_number_can_be_is_refused(text: str, problem: str) -> None:
-    assert unreachable(parse_gate(text), [planned_case("a", 3, metrics=[ANSWER])]) == (
+    assert explain_unreachable(parse_gate(text), [planned_case("a", 3, metrics=[ANSWER])]) == (
         f"{text!r} cannot be reached: {problem}"
     )
 
 
 @pytest.mark.parametrize("text", ["cost.total <= 2", "cost.total >= 1000", "regressions == 0", "removed == 7"])
 def test_numbers_that_trials_do_not_bound_are_not_refused(text: str) -> None:
-    assert unreachable(parse_gate(text), [planned_case("a")]) == ""
+    assert explain_unreachable(parse_gate(text), [planned_case("a")]) == ""
 
 
 def test_the_mean_of_a_metric_that_no_case_has_is_refused_with_a_suggestion() -> None:
     planned = [planned_case("a", metrics=[ANSWER]), planned_case("b", metrics=[CUSTOM])]
-    assert unreachable(parse_gate("anwser.mean >= 0.9"), planned) == (
+    assert explain_unreachable(parse_gate("anwser.mean >= 0.9"), planned) == (
         "'anwser.mean >= 0.9' cannot be reached: no case has the metric 'anwser'. Did you mean 'answer'?"
     )
-    assert "There is answer, quality." in unreachable(parse_gate("budget.mean >= 0.9"), planned)
+    assert "There is answer, quality." in explain_unreachable(parse_gate("budget.mean >= 0.9"), planned)
 
 
 def test_what_a_custom_metric_can_reach_is_not_known() -> None:
-    assert unreachable(parse_gate("quality.mean >= 10"), [planned_case("b", metrics=[CUSTOM])]) == ""
+    assert explain_unreachable(parse_gate("quality.mean >= 10"), [planned_case("b", metrics=[CUSTOM])]) == ""
 
 
 def test_metrics_without_a_name_and_those_of_expectations_have_the_names_of_their_kinds() -> None:
@@ -189,10 +191,10 @@ def test_metrics_without_a_name_and_those_of_expectations_have_the_names_of_thei
         "a", turns=[eval_set_pb2.EvalTurn(expect=expect)], metrics=[ANSWER, Metric(budget=eval_set_pb2.BudgetMetric())]
     )
     known = ["answer.mean >= 1", "budget.mean >= 1", "agent_trajectory.mean >= 1"]
-    assert [unreachable(parse_gate(text), [case]) for text in known] == ["", "", ""]
+    assert [explain_unreachable(parse_gate(text), [case]) for text in known] == ["", "", ""]
     # The expected answer is scored by the metric of its kind that the case has, and no tools are expected.
     for text in ("final_response.mean >= 1", "tool_trajectory.mean >= 1"):
-        assert "no case has the metric" in unreachable(parse_gate(text), [case])
+        assert "no case has the metric" in explain_unreachable(parse_gate(text), [case])
 
 
 # What gates find.
@@ -450,7 +452,7 @@ def test_a_gate_that_is_not_refused_is_met_if_everything_passes_and_one_that_is_
     gate = parse_gate(f"{number} {operator} {bound!r}")
     cases = [passing(f"case {number}", trials, trials) for number, trials in enumerate(plan)]
     found = gates.check_gate(gate, cases, totals_of(cases), None, allow_removed=False)
-    assert (found.verdict == PASSED) == (unreachable(gate, planned_of(plan)) == "")
+    assert (found.verdict == PASSED) == (explain_unreachable(gate, planned_of(plan)) == "")
 
 
 @given(NUMBERS, st.sampled_from([">=", ">", "<=", "<", "=="]), BOUNDS, PLANS, st.data())
@@ -463,7 +465,7 @@ def test_no_results_meet_a_gate_that_is_refused(
         case_of(f"case {number}", *data.draw(st.lists(TRIALS, min_size=trials, max_size=trials)))
         for number, trials in enumerate(plan)
     ]
-    if unreachable(gate, planned_of(plan)):
+    if explain_unreachable(gate, planned_of(plan)):
         assert gates.check_gate(gate, cases, totals_of(cases), None, allow_removed=False).verdict != PASSED
 
 
@@ -476,8 +478,8 @@ def test_the_number_that_a_refused_gate_takes_is_enough_and_one_less_is_not(
     def planned(count: int) -> list[evaluation_pb2.CasePlanned]:
         return planned_of([count]) if number.startswith("case") else planned_of([1] * count)
 
-    problem = unreachable(gate, planned(1))
+    problem = explain_unreachable(gate, planned(1))
     if "It takes" in problem:
         needed = int(problem.partition("It takes ")[2].split()[0])
-        assert unreachable(gate, planned(needed)) == ""
-        assert unreachable(gate, planned(needed - 1)) != ""
+        assert explain_unreachable(gate, planned(needed)) == ""
+        assert explain_unreachable(gate, planned(needed - 1)) != ""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bough.v1 import eval_result_pb2
 from bough_server.cli.eval.files import Content, Files
 from bough_server.errors import ConfigurationError
-from bough_server.evals.results.content import reduced
+from bough_server.evals.results.content import reduce_result
 from bough_server.settings_sections import RedactSection
 from tests.evals.report_results import comparison, example, fill, messages
 
@@ -38,7 +38,7 @@ def _forms(secret: str) -> set[str]:
 def _texts(content: str, text: str, value: str, **redact: list[str]) -> list[str]:
     """Every text of what is left."""
     found: list[str] = []
-    for one in reduced(*_result(text, value), content, **redact):
+    for one in reduce_result(*_result(text, value), content, **redact):
         assert one is not None
         for message in messages(one):
             for _, held in message.ListFields():
@@ -79,7 +79,7 @@ def test_nothing_that_was_said_is_left_without_content(secret: str) -> None:
     for agent in result.cases[0].turns[0].expect.agents:
         agent.forbidden[:] = ["writer"]
     result.cases[0].turns[0].input.metadata_json = secret
-    shown, _ = reduced(result, compared, "none")
+    shown, _ = reduce_result(result, compared, "none")
     assert secret.encode() not in shown.SerializeToString()
     (moved, missing) = shown.cases[0].trials[0].scores[1].tree_comparisons[0].differences
     assert (moved.message, missing.agent) == ("writer was called by researcher, expected by lead", "checker")
@@ -88,7 +88,7 @@ def test_nothing_that_was_said_is_left_without_content(secret: str) -> None:
 def test_what_quotes_nothing_is_left_without_content() -> None:
     result = example()
     result.pins.eval_set_digest = "sha256:0"
-    shown, compared = reduced(result, comparison(), "none")
+    shown, compared = reduce_result(result, comparison(), "none")
     assert compared is not None
     assert [(one.gate, one.number) for one in shown.gates] == [(one.gate, one.number) for one in result.gates]
     assert (shown.pins, compared.cost_currency_code) == (result.pins, "USD")
@@ -99,7 +99,7 @@ def test_the_beginning_of_a_secret_before_an_ellipsis_is_removed() -> None:
     run = result.cases[0].trials[0]
     run.turns[0].agents[0].calls[0].arguments_json = '{"password": "hunter2-and-more"}'
     run.reason = 'password: "hunter2-a… is not expected'
-    shown, _ = reduced(result, None, "full", fields=["password"])
+    shown, _ = reduce_result(result, None, "full", fields=["password"])
     assert shown.cases[0].trials[0].reason == 'password: "[redacted]… is not expected'
 
 
@@ -108,7 +108,7 @@ def test_json_that_was_cut_is_replaced_as_a_whole_if_there_are_paths() -> None:
     call = result.cases[0].trials[0].turns[0].agents[0].calls[0]
     call.arguments_json, call.result_json = '{"password": "hunter2", "more": "', '"\\ud800"'
     result.cases[0].reason = "It said hunter2."
-    shown, _ = reduced(result, None, "full", fields=["password"])
+    shown, _ = reduce_result(result, None, "full", fields=["password"])
     call = shown.cases[0].trials[0].turns[0].agents[0].calls[0]
     assert (call.arguments_json, call.result_json) == ('"[redacted]"', '"?"')
     assert shown.cases[0].reason == "It said [redacted]."
@@ -128,7 +128,7 @@ def test_members_are_found_in_answers_that_are_json(answer: str) -> None:
     result = example()
     result.cases[0].trials[0].turns[0].answer = answer
     result.cases[0].trials[0].scores[0].reason = f"The answer is {answer}."
-    shown, _ = reduced(result, None, "full", fields=["password"])
+    shown, _ = reduce_result(result, None, "full", fields=["password"])
     assert "hunter2" not in str(shown)
     assert ("Annabel" in str(shown)) == ("Annabel" in answer)
 
@@ -138,7 +138,7 @@ def test_members_are_found_in_texts_of_json_that_are_json() -> None:
     call = result.cases[0].trials[0].turns[0].agents[0].calls[0]
     call.result_json = json.dumps(json.dumps({"password": "hunter2-and-more", "user": "Annabel"}))
     result.cases[0].reason = "It said hunter2-and-more."
-    shown, _ = reduced(result, None, "full", fields=["password"])
+    shown, _ = reduce_result(result, None, "full", fields=["password"])
     assert "hunter2" not in str(shown)
     assert "Annabel" in shown.cases[0].trials[0].turns[0].agents[0].calls[0].result_json
 
@@ -150,7 +150,7 @@ def test_names_of_metrics_and_labels_are_searched_too() -> None:
     result.totals.metric_means["key-0123456780"] = 0.5
     result.pins.tools["key-0123456789"] = "abc"
     compared.cases[0].metric_changes["key-0123456789"] = 1
-    for one in reduced(result, compared, "full", patterns=["key-[0-9]{10}"]):
+    for one in reduce_result(result, compared, "full", patterns=["key-[0-9]{10}"]):
         assert "key-" not in str(one)
 
 
@@ -158,16 +158,16 @@ def test_texts_are_cut_after_secrets_are_found() -> None:
     result = example()
     turn = result.cases[0].trials[0].turns[0]
     turn.answer = "x" * 1_996 + " key-0123456789"
-    shown, _ = reduced(result, None, "cut", patterns=["key-[0-9]{10}"])
+    shown, _ = reduce_result(result, None, "cut", patterns=["key-[0-9]{10}"])
     answer = shown.cases[0].trials[0].turns[0].answer
     assert (len(answer), answer[-6:]) == (2_000, "xx [r…")
-    whole, _ = reduced(result, None, "full")
+    whole, _ = reduce_result(result, None, "full")
     assert whole == result
 
 
 def test_a_pattern_that_is_no_regular_expression_is_said() -> None:
     with pytest.raises(ConfigurationError, match=r"evaluation\.redact\.patterns: '\(' is no regular expression"):
-        reduced(example(), None, "full", patterns=["("])
+        reduce_result(example(), None, "full", patterns=["("])
 
 
 def test_no_file_that_is_written_holds_a_secret(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ class Threads:
 def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
     """The functions that see whole records, whatever their number and size."""
     watched = Threads(monkeypatch)
-    watched.watch(judging, "unmocked", "can_be_judged", "score_trial")
+    watched.watch(judging, "find_mock_problem", "is_scorable", "score_trial")
     watched.watch(given_records, "case_result", "totals", "verdict", "copy_of")
     return watched
 
@@ -243,7 +243,7 @@ async def test_a_large_record_does_not_hold_the_server_up(tmp_path: Path, thread
         found = await scored(server, *given(large), metrics=[budget, judge(template="{{answer}}")])
     assert found.cases[0].verdict == PASSED
     assert set(threads.calls) == {
-        *("unmocked", "can_be_judged", "score_trial"),
+        *("find_mock_problem", "is_scorable", "score_trial"),
         *("case_result", "totals", "verdict", "copy_of"),
     }
     assert threads.in_loop.total() == 0

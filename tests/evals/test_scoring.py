@@ -27,12 +27,12 @@ from bough.v1.eval_set_pb2 import (
 from bough.v1.invocation_pb2 import Invocation
 from bough.v1.policy_pb2 import Limits
 from bough.v1.usage_pb2 import Usage
-from bough_server.evals.metrics.scoring import applicable_metrics, not_evaluated, score_trial
+from bough_server.evals.metrics.scoring import applicable_metrics, build_not_evaluated_result, score_trial
 from bough_server.evals.metrics.turn import name_of
 from bough_server.evals.metrics.turn_result import MAX_BYTES, turn_result
 from bough_server.evals.trees.folding import UNLIMITED
 from bough_server.log.views import Selection
-from bough_server.tree.fold import fold, fold_stored
+from bough_server.tree.fold import fold, fold_log
 from tests.evals.records import FAILED, SUCCEEDED, WHOLE, case_of, did, node, record, trajectory, wants
 from tests.support.logs import LOOK, RUN_ID, SESSION_ID, desk, stored
 
@@ -200,10 +200,10 @@ def test_a_case_of_which_a_turn_was_not_run_is_not_scored() -> None:
 
 def test_a_trial_that_cannot_be_scored_says_why_and_what_is_unanswered() -> None:
     question = input_pb2.InputRequest(input_id="q", prompt="May I?")
-    result = not_evaluated(case_of(None), 2, "May I?", invocations=[waiting()], unanswered=question)
+    result = build_not_evaluated_result(case_of(None), 2, "May I?", invocations=[waiting()], unanswered=question)
     assert (result.case_id, result.trial, verdict(result)) == ("one", 2, (VERDICT_NOT_EVALUATED, "May I?"))
     assert (result.unanswered, len(result.turns)) == (question, 1)
-    assert not not_evaluated(case_of(None), 0, "Why.").HasField("unanswered")
+    assert not build_not_evaluated_result(case_of(None), 0, "Why.").HasField("unanswered")
 
 
 def test_the_tree_of_each_turn_is_compared_and_its_agents_are_marked() -> None:
@@ -234,7 +234,7 @@ def test_the_calls_of_a_child_count_although_a_clients_view_hides_them() -> None
     case = case_of(
         EvalExpectation(tools=[wants("search", arguments_json=LOOK.arguments_json, result_json='{"it": 1}')])
     )
-    whole = fold_stored(stored(desk()), run_id=RUN_ID, session_id=SESSION_ID, options=WHOLE)
+    whole = fold_log(stored(desk()), run_id=RUN_ID, session_id=SESSION_ID, options=WHOLE)
     assert verdict(score_trial(case, [whole], trial=0)) == (VERDICT_PASSED, "")
     summary = Selection(follow_pb2.EVENT_VIEW_SUMMARY)
     seen = fold(shown for event in desk() if (shown := summary.apply(event)) is not None)
@@ -242,7 +242,7 @@ def test_the_calls_of_a_child_count_although_a_clients_view_hides_them() -> None
 
 
 def test_a_turn_keeps_its_tree_with_the_calls_of_each_agent() -> None:
-    run = fold_stored(stored(desk()), run_id=RUN_ID, session_id=SESSION_ID, options=WHOLE)
+    run = fold_log(stored(desk()), run_id=RUN_ID, session_id=SESSION_ID, options=WHOLE)
     kept = turn_result(run, marks={"C": eval_result_pb2.TREE_MARK_MOVED})
     assert (kept.run_id, kept.trace_id, kept.state, kept.answer) == (RUN_ID, "a" * 32, SUCCEEDED, "One.")
     assert (kept.truncated, kept.HasField("error")) == (False, False)
@@ -269,7 +269,7 @@ def test_long_texts_of_a_turn_are_cut_and_details_are_left_out() -> None:
 
 
 def test_a_turn_keeps_its_steps_and_the_step_of_each_call() -> None:
-    run = fold_stored(stored(desk()), run_id=RUN_ID, session_id=SESSION_ID, options=UNLIMITED)
+    run = fold_log(stored(desk()), run_id=RUN_ID, session_id=SESSION_ID, options=UNLIMITED)
     kept = turn_result(run)
     assert not kept.truncated
     assert [[(step.index, step.text) for step in agent.steps] for agent in kept.agents] == [

@@ -88,19 +88,19 @@ def test_an_interval_lies_between_zero_and_one_and_holds_the_rate(counts: tuple[
 
 @pytest.mark.parametrize(("lower", "trials"), [(0, 1), (-1, 1), (0.2, 1), (0.566, 6), (0.8, 16), (0.9, 35), (0.95, 73)])
 def test_the_least_number_of_trials_for_a_bound_is_known(lower: float, trials: int) -> None:
-    assert statistics.trials_needed(lower) == trials
+    assert statistics.find_least_trials(lower) == trials
 
 
 @given(st.integers(1, 200))
 def test_a_bound_that_a_number_of_trials_just_reaches_takes_that_number(n: int) -> None:
     bound = statistics.wilson(n, n).lower
-    assert statistics.trials_needed(bound) == n
-    assert statistics.trials_needed(bound + 1e-6) == n + 1
+    assert statistics.find_least_trials(bound) == n
+    assert statistics.find_least_trials(bound + 1e-6) == n + 1
 
 
 def test_no_number_of_trials_proves_certainty() -> None:
     with pytest.raises(ValueError, match="below 1"):
-        statistics.trials_needed(1)
+        statistics.find_least_trials(1)
 
 
 def test_every_interval_says_with_which_probability_it_holds_its_number() -> None:

@@ -20,7 +20,7 @@ from bough.v1.eval_set_pb2 import (
     ValueMatcher,
 )
 from bough.v1.invocation_pb2 import ToolInvocation
-from bough_server.evals.metrics.tool_trajectory import counted, mismatch, score
+from bough_server.evals.metrics.tool_trajectory import mismatch, score, select_calls
 from tests.evals.records import FAILED, case_of, did, record, trajectory, turns_of, wants
 
 EXACT = eval_set_pb2.TRAJECTORY_MODE_EXACT
@@ -163,15 +163,15 @@ def test_calls_of_agents_and_of_built_in_tools_count_only_by_name() -> None:
     calls = [did("b"), of_agent, did("transfer_to_agent"), did("exit"), did("plan"), did("set_state"), did("a")]
     for sequence, call in zip([7, 6, 5, 4, 3, 2, 1], calls, strict=True):
         call.sequence = sequence
-    assert [call.name for call in counted([], calls, agents=())] == ["a", "b"]
-    assert [call.name for call in counted([wants("*")], calls, agents=())] == ["a", "b"]
-    assert [call.name for call in counted(named(["call_writer", "exit"]), calls, agents=())] == [
+    assert [call.name for call in select_calls([], calls, agents=())] == ["a", "b"]
+    assert [call.name for call in select_calls([wants("*")], calls, agents=())] == ["a", "b"]
+    assert [call.name for call in select_calls(named(["call_writer", "exit"]), calls, agents=())] == [
         "a",
         "exit",
         "call_writer",
         "b",
     ]
-    assert [call.name for call in counted([ExpectedTool(name_regex="^call_")], calls, agents=())] == [
+    assert [call.name for call in select_calls([ExpectedTool(name_regex="^call_")], calls, agents=())] == [
         "a",
         "call_writer",
         "b",
@@ -187,8 +187,8 @@ def test_a_call_of_an_agent_that_failed_before_the_agent_began_is_no_tool_call()
     ):
         call.state, call.error.reason = FAILED, reason
     calls = [refused, unlinked, tool, ran]
-    assert counted([], calls, agents={"lead", "writer"}) == [tool, ran]
-    assert counted([wants("call_writer")], calls, agents={"lead", "writer"}) == [refused, tool, ran]
+    assert select_calls([], calls, agents={"lead", "writer"}) == [tool, ran]
+    assert select_calls([wants("call_writer")], calls, agents={"lead", "writer"}) == [refused, tool, ran]
 
 
 @given(NAMES, NAMES)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from bough.v1 import eval_set_pb2
 from bough_server.evals.metrics.agent_trajectory import compare_trees
 from bough_server.evals.metrics.alignment import Pairs, Row, best_in_any_order, best_in_order
-from bough_server.evals.metrics.tree_matching import Match, best_matching, expected_tree
+from bough_server.evals.metrics.tree_matching import Match, best_matching, build_expected_tree
 from bough_server.evals.trees.agent_tree import agent_tree
 from tests.evals.invocations import Agent, agent, expected, invocation
 from tests.support.examples import examples
@@ -173,7 +173,7 @@ def test_the_matches_add_up_to_the_least_cost(
 ) -> None:
     for one in wanted:
         without_tools(one)
-    tree = expected_tree(
+    tree = build_expected_tree(
         wanted,
         order=eval_set_pb2.EVAL_ORDER_ORDERED if is_ordered else eval_set_pb2.EVAL_ORDER_UNORDERED,
         extra=eval_set_pb2.EXTRA_AGENTS_POLICY_ALLOW if allows_extra else eval_set_pb2.EXTRA_AGENTS_POLICY_REFUSE,

@@ -49,7 +49,7 @@ async def test_s1_one_child_with_joined_deltas(tmp_path: Path) -> None:
     async with open_team(tmp_path, ONE_CHILD, llm("p", links=["c"]), llm("c")) as harness:
         log = await harness.turn("p", "Go.")
         stored = await harness.messages(log[0].session_id)
-        entries = await harness.store.usage.of_run(log[0].run_id)
+        entries = await harness.store.usage.list_for_run(log[0].run_id)
         await check_replay(harness, log)
     assert names(summary(log)) == [
         "p: run.started",
@@ -245,7 +245,7 @@ async def test_s8_a_cancelled_run_ends_every_open_thing_once_leaf_first(tmp_path
             log.append(event)
             if event.HasField("llm_output_text_delta"):
                 await harness.runs.cancel(ME, run.run_id)
-        entries = await harness.store.usage.of_run(run.run_id)
+        entries = await harness.store.usage.list_for_run(run.run_id)
         await check_replay(harness, log)
     assert names(log) == [
         "p: run.started",

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.v1 import invocation_pb2, message_pb2
-from bough_server.tree.fold import fold, fold_stored
+from bough_server.tree.fold import fold, fold_log
 from tests.support.event_strategies import IDS, TOLD, Story, interleavings, stories, told_logs
 from tests.support.logs import AgentEvent, desk, stored
 from tests.support.usages import summed
@@ -185,7 +185,7 @@ def test_deltas_change_nothing_but_the_sequence_that_is_covered(data: st.DataObj
         delta = AgentEvent(invocation_id=data.draw(st.sampled_from("LC")), agent="?", branch="?")
         delta.llm_output_text_delta.text = "..."
         with_deltas.insert(place, delta)
-    record, expected = (fold_stored(stored(one), run_id="r", session_id="s") for one in (renumbered(with_deltas), log))
+    record, expected = (fold_log(stored(one), run_id="r", session_id="s") for one in (renumbered(with_deltas), log))
     assert record.as_of_sequence == len(with_deltas)
     for one in (record, expected):
         one.ClearField("as_of_sequence")

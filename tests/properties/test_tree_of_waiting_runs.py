@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bough.v1 import event_pb2, execution_pb2, follow_pb2, invocation_pb2
 from bough_server.log.views import Selection
-from bough_server.tree.fold import Tree, fold, fold_stored
+from bough_server.tree.fold import Tree, fold, fold_log
 from tests.support.event_strategies import called, gave, request, told_logs, waiting
 from tests.support.logs import RUN_ID, SESSION_ID, AgentEvent, desk, numbered, stamped, stored
 from tests.support.waiting_run_log import DELEGATE, asking_desk, clerk, lead
@@ -68,7 +68,7 @@ def scramble(message: Message) -> None:
 def test_stored_bytes_and_the_stream_make_one_record_of_every_prefix(data: st.DataObject) -> None:
     log = data.draw(turns_with_crashes(data.draw(WHOLE_TURNS)))
     end = data.draw(st.integers(1, len(log)))
-    from_bytes = fold_stored(stored(log[:end]), run_id=RUN_ID, session_id=SESSION_ID, options=EVERYTHING)
+    from_bytes = fold_log(stored(log[:end]), run_id=RUN_ID, session_id=SESSION_ID, options=EVERYTHING)
     assert from_bytes == fold(stamped(log[:end]), EVERYTHING)
 
 

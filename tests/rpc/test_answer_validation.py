@@ -12,7 +12,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import event_pb2, follow_pb2, fork_pb2, input_pb2, message_pb2, policy_pb2
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
-from bough_server.engine.input_requests import outcome_mistakes, received, result_of, same_answer
+from bough_server.engine.input_requests import build_answer_event, is_same_answer, outcome_mistakes, result_of
 from bough_server.interceptors.validation import violations
 from tests.rpc.interceptor_server import behaving, outcome, status_details
 
@@ -204,7 +204,7 @@ def test_of_an_outcome_only_content_and_metadata_are_kept() -> None:
     part = message_pb2.Part(text="42", metadata_json="{}", truncated=True, original_bytes=9)
     kept = [message_pb2.Part(text="42", metadata_json="{}")]
     answer = input_pb2.InputAnswer(input_id="q", tool_outcome=message_pb2.ToolOutcome(parts=[part]))
-    event = received(event_pb2.AgentEvent(), answer)
+    event = build_answer_event(event_pb2.AgentEvent(), answer)
     assert event.input_received.answer.tool_outcome == message_pb2.ToolOutcome(parts=kept)
     assert result_of(answer.tool_outcome, message_pb2.ToolCall()).parts == kept
-    assert same_answer(event.input_received.answer, answer)
+    assert is_same_answer(event.input_received.answer, answer)

@@ -14,7 +14,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import execution_pb2
-from bough_server.app import App, serving
+from bough_server.app import App, open_server
 from bough_server.errors import ConfigurationError
 from tests.rpc.agents import GATES
 from tests.rpc.interceptor_server import outcome, status_details
@@ -22,7 +22,7 @@ from tests.rpc.run_server import begin, served, settings, watch
 
 
 async def test_a_server_is_healthy_as_soon_as_it_has_an_address(tmp_path: Path) -> None:
-    async with serving(settings(tmp_path)) as address, aio.insecure_channel(address) as channel:
+    async with open_server(settings(tmp_path)) as address, aio.insecure_channel(address) as channel:
         answer = await HealthStub(channel).Check(HealthCheckRequest(service="bough.v1.EvalService"))
     assert address.startswith("127.0.0.1:")
     assert answer.status == HealthCheckResponse.SERVING
@@ -30,18 +30,18 @@ async def test_a_server_is_healthy_as_soon_as_it_has_an_address(tmp_path: Path) 
 
 async def test_a_port_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    async with serving(settings(tmp_path)) as address:
+    async with open_server(settings(tmp_path)) as address:
         port = int(address.rpartition(":")[2])
         with pytest.raises(ConfigurationError, match=rf"^Port {port} of 127\.0\.0\.1 .* in use"):
-            async with serving(settings(tmp_path / "other", server={"port": port})):
+            async with open_server(settings(tmp_path / "other", server={"port": port})):
                 pass
 
 
 async def test_a_server_listens_beyond_loopback_only_when_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is not a loopback address"):
-        async with serving(settings(tmp_path, server={"host": "0.0.0.0"})):
+        async with open_server(settings(tmp_path, server={"host": "0.0.0.0"})):
             pass
-    async with serving(settings(tmp_path, server={"host": "0.0.0.0", "allow_insecure": True})) as address:
+    async with open_server(settings(tmp_path, server={"host": "0.0.0.0", "allow_insecure": True})) as address:
         assert address.startswith("0.0.0.0:")
 
 

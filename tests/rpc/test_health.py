@@ -37,10 +37,10 @@ async def test_every_service_is_healthy_from_when_the_server_serves_until_it_sto
     async with _operated(health) as channel:
         stub = HealthStub(channel)
         before = await _states(stub)
-        await health.serving()
+        await health.set_serving()
         during = await _states(stub)
-        await health.stopping()
-        await health.serving()
+        await health.set_not_serving()
+        await health.set_serving()
         after = await _states(stub)
     assert SERVICES == (
         "bough.v1.AgentService",
@@ -58,10 +58,10 @@ async def test_every_service_is_healthy_from_when_the_server_serves_until_it_sto
 async def test_who_watches_health_sees_the_server_stop() -> None:
     health = Health()
     async with _operated(health) as channel:
-        await health.serving()
+        await health.set_serving()
         watching = aiter(HealthStub(channel).Watch(HealthCheckRequest(service="bough.v1.AgentService")))
         seen = [(await anext(watching)).status]
-        await health.stopping()
+        await health.set_not_serving()
         seen.append((await anext(watching)).status)
     assert seen == [_SERVING, _NOT_SERVING]
 

@@ -33,7 +33,7 @@ from bough_server import ids
 from bough_server.errors import InvalidRequest
 from bough_server.interceptors.validation import violations
 from bough_server.log.events import NAME_OF_KIND
-from bough_server.runs.admission import check_input, spoken_by_user
+from bough_server.runs.admission import build_user_message, check_input
 from tests.rpc.interceptor_server import behaving, outcome, status_details
 
 ROOT = "01890a5d-ac96-774b-bcce-b302099a8057"
@@ -360,7 +360,7 @@ def test_of_an_input_only_content_and_metadata_are_kept() -> None:
         metadata_json='{"b": 2}',
         run_id="r",
     )
-    stored = spoken_by_user(said, root_id=ROOT, message_root=ROOT)
+    stored = build_user_message(said, root_id=ROOT, message_root=ROOT)
     assert stored == message_pb2.Message(
         message_id=ids.message_id(ROOT, "", "USER"),
         role=message_pb2.ROLE_USER,

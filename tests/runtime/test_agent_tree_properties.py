@@ -51,7 +51,7 @@ async def check(harness: RunHarness, plan: Plan) -> None:
         assert {edge[:2] for edge in edges(tree)} <= {(above.name, one.name) for above, one in _pairs(plan)} | {
             ("", plan.name)
         }
-    ledger = summed(entry.usage for entry in await harness.store.usage.of_run(log[0].run_id))
+    ledger = summed(entry.usage for entry in await harness.store.usage.list_for_run(log[0].run_id))
     total, own = usage_pb2.Usage(), summed(one.usage for one in tree.agents)
     total.CopyFrom(tree.tree_usage)
     assert own == total

@@ -114,7 +114,7 @@ async def test_every_attempt_that_reports_usage_is_charged_once_under_its_own_ev
     team = (llm("p", links=["c", "d"]), llm("c"), llm("d"))
     async with open_team(tmp_path, turns, *team) as harness:
         log = await harness.turn("p")
-        entries = await harness.store.usage.of_run(log[0].run_id)
+        entries = await harness.store.usage.list_for_run(log[0].run_id)
         tree = await harness.tree(log)
         await check_replay(harness, log)
     charged = {entry.sequence: (entry.agent, entry.usage.input_tokens, entry.usage.cost_nanos) for entry in entries}
@@ -146,7 +146,7 @@ async def test_usage_that_is_unknown_is_absent_and_what_is_zero_is_zero(tmp_path
         folder.mkdir()
         async with open_team(folder, turns, llm("p")) as harness:
             log = await harness.turn("p")
-            ends.append((log[-1].run_completed.usage, len(await harness.store.usage.of_run(log[0].run_id))))
+            ends.append((log[-1].run_completed.usage, len(await harness.store.usage.list_for_run(log[0].run_id))))
     assert ends == [
         (usage_pb2.Usage(model_calls=1, model_calls_without_usage=1), 1),
         (_costing(0, input_tokens=0, output_tokens=0, model_calls=1), 1),

@@ -301,7 +301,7 @@ async def test_a_cancelled_model_call_is_charged_what_its_provider_had_said(tmp_
         await hold.all_reached()
         await harness.runs.cancel(ME, run.run_id)
         log = await harness.log(run)
-        (entry,) = await harness.store.usage.of_run(run.run_id)
+        (entry,) = await harness.store.usage.list_for_run(run.run_id)
         await check_replay(harness, log)
     (failed,) = having(log, "llm_failed")
     assert (entry.sequence, entry.usage.input_tokens, entry.usage.output_tokens) == (failed.sequence, 7, 2)
@@ -330,7 +330,7 @@ async def test_a_model_call_that_is_cancelled_before_its_first_attempt_was_not_s
         released.set()
         await cancelling
         log = await harness.log(run)
-        entries = await harness.store.usage.of_run(run.run_id)
+        entries = await harness.store.usage.list_for_run(run.run_id)
         await check_replay(harness, log)
     (failed,) = having(log, "llm_failed")
     assert (having(log, "llm_started") != [], failed.llm_failed.not_sent, list(entries)) == (True, True, [])

@@ -54,7 +54,7 @@ async def test_a_run_that_is_ended_when_its_code_has_ended_in_a_replay_ends(tmp_
     async with harness(tmp_path, one) as first:
         run = await first.start("one")
         await lives.lost.wait()
-        await first.live(run.run_id).execution.writer.committed()  # type: ignore[union-attr]
+        await first.live(run.run_id).execution.writer.wait_for_commit()  # type: ignore[union-attr]
         await first.crash()
     async with harness(tmp_path, one) as second:
         lives.harness = second

@@ -80,7 +80,7 @@ async def test_the_oldest_exchanges_are_summarized_once_and_the_summary_goes_on(
     async with open_team(tmp_path, ANSWERS, with_history(llm("p"), summarize(500)), heard=heard) as harness:
         logs = await talk(harness, "p", *(f"{number} {LONG}" for number in range(4)))
         messages = [one.message for one in await harness.messages(logs[0][0].session_id)]
-        ledger = await harness.store.usage.of_run(logs[2][0].run_id)
+        ledger = await harness.store.usage.list_for_run(logs[2][0].run_id)
         tree = await harness.tree(logs[2], include_steps=True)
     assert [request.agent for request in heard] == ["p", "p", "p.summary", "p", "p"]
     assert [line for line in names(logs[2]) if "delta" not in line] == [
@@ -117,7 +117,7 @@ async def test_a_summary_is_charged_to_whom_it_is_made_for_and_at_its_own_model_
     turns = script(**{"p": [LONG], "p.summary": [{"text": "Short.", "usage": {"input_tokens": 5, "output_tokens": 2}}]})
     async with open_team(tmp_path, turns, with_history(llm("p"), summarize(250, model="cheap"))) as harness:
         logs = await talk(harness, "p", f"1 {LONG}", f"2 {LONG}")
-        ledger = await harness.store.usage.of_run(logs[1][0].run_id)
+        ledger = await harness.store.usage.list_for_run(logs[1][0].run_id)
     assert [(entry.agent, entry.model, entry.usage.cost_nanos, entry.sequence) for entry in ledger] == [
         ("p", "cheap", 9_000, 3),
         ("p", "default", 0, 9),
@@ -147,7 +147,7 @@ async def test_a_failing_summary_fails_no_agent(tmp_path: Path) -> None:
     turns = script(**{"p": [f"answer {LONG}"], "p.summary": [fault]})
     async with open_team(tmp_path, turns, with_history(llm("p"), summarize(300)), heard=heard) as harness:
         logs = await talk(harness, "p", *(f"{number} {LONG}" for number in range(3)))
-        ledger = await harness.store.usage.of_run(logs[2][0].run_id)
+        ledger = await harness.store.usage.list_for_run(logs[2][0].run_id)
     assert answer_of(logs[2]).startswith("answer")
     assert [text[0] for text in told(heard[-1])] == ["2"]
     assert not having(logs[2], "history_compacted")

@@ -24,7 +24,7 @@ async def test_a_call_whose_retries_are_used_up_goes_on_with_the_next_model_in_m
     scripts = {"a": failing("PROVIDER_ERROR", usage={"input_tokens": 7, "output_tokens": 1}), "b": told}
     async with open_team(tmp_path, told, llm("p", model="a"), fallbacks={"a": ["b"]}, scripts=scripts) as harness:
         log = await harness.turn("p")
-        entries = await harness.store.usage.of_run(log[0].run_id)
+        entries = await harness.store.usage.list_for_run(log[0].run_id)
         tree = await harness.tree(log, include_steps=True)
         await check_replay(harness, log)
     retries = [(event.attempt, event.llm_retrying) for event in having(log, "llm_retrying")]
@@ -162,7 +162,7 @@ async def test_a_run_that_is_cancelled_while_another_model_answers_is_charged_to
         await arrived.wait()
         await harness.runs.cancel(ME, run.run_id)
         log = await harness.log(run)
-        entries = await harness.store.usage.of_run(run.run_id)
+        entries = await harness.store.usage.list_for_run(run.run_id)
         await check_replay(harness, log)
     assert [(entry.model, entry.usage.input_tokens) for entry in entries] == [("a", 0), ("b", 10)]
     assert names(log)[-1] == "p: run.cancelled"

@@ -10,7 +10,7 @@ import pytest
 from bough.v1 import agent_service_pb2, event_pb2, input_pb2, message_pb2
 from bough_server import Context, Message, file_part, tool
 from bough_server.agents.function import agent
-from bough_server.engine.event_writer import same_event
+from bough_server.engine.event_writer import is_same_event
 from bough_server.engine.files import FileCache, SessionFiles
 from bough_server.errors import AlreadyAnswered, InvalidRequest, NotFound, RunError
 from bough_server.log.blobs import blobs_anywhere
@@ -319,7 +319,7 @@ async def test_a_file_changes_no_digest_but_its_hash() -> None:
         part = file_part(data, "image/png")
         return event_pb2.AgentEvent(sub_agent_started=event_pb2.SubAgentStarted(input={"parts": [part]}))  # type: ignore[arg-type]
 
-    assert not same_event(started(PHOTO), started(OTHER))
+    assert not is_same_event(started(PHOTO), started(OTHER))
 
 
 class Files:
@@ -336,7 +336,7 @@ class Files:
         self.reads.append(sha256)
         return BlobPiece(self._files[sha256], len(self._files[sha256]), "image/png")
 
-    async def missing(self, principal: Principal, session_id: str, sha256s: object) -> Sequence[str]:
+    async def find_missing(self, principal: Principal, session_id: str, sha256s: object) -> Sequence[str]:
         """All are there."""
         return ()
 
@@ -348,7 +348,7 @@ async def test_a_request_holds_the_newest_files_that_fit_and_says_what_it_left_o
         message_pb2.Message(parts=[kept(data, filename=f"{data[:1].decode()}.png")])
         for data in (b"a" * 60, b"b" * 60, b"c" * 60, b"d" * 30)
     ]
-    filled = await session.with_data(messages)
+    filled = await session.load_data(messages)
     assert [message.parts[0].blob.data or message.parts[0].text for message in filled] == [
         "[image/png 'a.png' of 60 bytes, not shown]",
         b"b" * 60,
@@ -357,7 +357,7 @@ async def test_a_request_holds_the_newest_files_that_fit_and_says_what_it_left_o
     ]
     assert all(message.parts[0].blob.sha256 for message in messages)
     assert len(files.reads) == 3
-    await session.with_data(messages)
+    await session.load_data(messages)
     assert len(files.reads) == 3  # from the cache
 
 

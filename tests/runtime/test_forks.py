@@ -63,7 +63,7 @@ async def test_a_fork_from_every_sequence_gives_the_same_answer_and_does_nothing
             check_laws(log)
             await check_replay(harness, log)
             tree = await harness.tree(log)
-            entries = await harness.store.usage.of_run(log[0].run_id)
+            entries = await harness.store.usage.list_for_run(log[0].run_id)
             assert answer_of(log) == "Done."
             assert without_ids(log[:after]) == without_ids(origin[:after])
             assert log[after].run_forked.origin.sequence == after
@@ -188,7 +188,7 @@ async def test_a_tool_that_is_open_where_a_fork_begins_runs_under_the_forks_own_
         log = await harness.until_interrupted(fork) if rule == "ask" else await harness.log(fork)
         if rule != "ask":
             await check_replay(harness, log)
-    own = ids.derived_id(fork.run_id, started.effect_key)
+    own = ids.derive_id(fork.run_id, started.effect_key)
     if rule == "retry":
         assert seen == [started.tool_started.idempotency_key, own]
         assert [event.attempt for event in having(log, "tool_started")] == [1, 2]

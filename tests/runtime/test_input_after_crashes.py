@@ -9,7 +9,7 @@ from bough import approve, refuse, reply
 from bough.v1 import event_pb2, execution_pb2, input_pb2, message_pb2, run_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.models.model import ModelRequest
-from bough_server.runs.replay import Replayed
+from bough_server.runs.replay import ReplayOutcome
 from bough_server.runtime.agent import Context
 from bough_server.tools.tool import tool
 from tests.support.databases import in_each_database
@@ -166,7 +166,7 @@ async def lanes(ctx: Context, input: Message) -> str:
     return ", ".join(await ctx.gather(one, one))
 
 
-async def answered_backwards(folder: Path) -> tuple[list[event_pb2.AgentEvent], Replayed]:
+async def answered_backwards(folder: Path) -> tuple[list[event_pb2.AgentEvent], ReplayOutcome]:
     """A run of two lanes, the last of which is answered first, each after a restart; and how its log is replayed."""
     turns = Scripts(script(lanes=[calls(call("pay", amount=0))]))
     run = None

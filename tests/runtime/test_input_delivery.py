@@ -9,7 +9,7 @@ import pytest
 from bough import approve, reply, tool_outcome
 from bough.v1 import agent_service_pb2, execution_pb2, input_pb2, message_pb2, policy_pb2, run_pb2
 from bough_server.agents.function import FunctionAgent, agent
-from bough_server.engine.input_requests import received as as_received
+from bough_server.engine.input_requests import build_answer_event
 from bough_server.errors import AgentUnusable, AlreadyAnswered, InvalidRequest, RequestIdReused, RunEnded, RunError
 from bough_server.runtime.agent import Context
 from tests.support.log_readings import answer_of, check_replay, having
@@ -234,7 +234,7 @@ async def test_who_has_been_answered_and_has_not_woken_yet_takes_no_other_answer
         asked = [event async for event in until(it.follow(run), "input_requested", 1)][-1]
         live = it.live(run.run_id)
         assert live is not None
-        answers = [as_received(asked, reply(asked.input_requested.request, text)) for text in "AB"]
+        answers = [build_answer_event(asked, reply(asked.input_requested.request, text)) for text in "AB"]
         assert [live.execution.answer(answer) for answer in answers] == [True, False]
         go_on.set()
         log = await it.log(run)

@@ -242,7 +242,7 @@ async def test_limits_and_money_go_on_where_they_stood_after_restarts(tmp_path: 
         await it.resume(run, approve(request))
         log = await it.log(run)
         await check_replay(it, log)
-        ledger = await it.store.usage.of_run(run.run_id)
+        ledger = await it.store.usage.list_for_run(run.run_id)
         tree = await it.tree(log)
     assert [result.error.reason for result in results_of(log)] == [0, 0, error_pb2.ERROR_REASON_LIMIT_EXCEEDED]
     assert log[-1].run_failed.error.reason == error_pb2.ERROR_REASON_LIMIT_EXCEEDED

@@ -97,7 +97,7 @@ class Compared:
 @contextmanager
 def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compared]:
     """Compare every read of a session, and every view of an agent, while this is open."""
-    done, read, shown = Compared(), SessionHistories.read, VisibleHistory.shown
+    done, read, shown = Compared(), SessionHistories.read, VisibleHistory.list_all_visible
 
     async def compared_read(
         self: SessionHistories, sessions: Sessions, principal: Principal, session_id: str, *, through: int
@@ -122,7 +122,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compared]:
 
     with monkeypatch.context() as patched:
         patched.setattr(SessionHistories, "read", compared_read)
-        patched.setattr(VisibleHistory, "shown", compared_shown)
+        patched.setattr(VisibleHistory, "list_all_visible", compared_shown)
         yield done
     assert done.differences == []
 

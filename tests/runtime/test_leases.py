@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from bough_server.errors import StorageFailed
-from bough_server.runs.leases import LOST_SECONDS, RENEW_SECONDS, LeaseKeeper
+from bough_server.runs.leases import DECLARE_DEAD_SECONDS, RENEW_SECONDS, LeaseKeeper
 from bough_server.store.opening import open_store
 from bough_server.store.sql.store import Store
 from tests.support.held_clock import HeldClock
@@ -86,7 +86,7 @@ async def watching(store: Store) -> AsyncIterator[Watch]:
 
 async def test_a_worker_is_lost_once_its_counter_has_been_seen_unchanged_for_long_enough(store: Store) -> None:
     async with watching(store) as watch:
-        await watch.pass_time(LOST_SECONDS)
+        await watch.pass_time(DECLARE_DEAD_SECONDS)
         assert "other" in await store.leases.counters(), "it was seen for the first time half a second ago"
         await watch.pass_time(1)
         assert list(await store.leases.counters()) == ["me"]
@@ -95,17 +95,17 @@ async def test_a_worker_is_lost_once_its_counter_has_been_seen_unchanged_for_lon
 async def test_a_worker_that_renews_its_lease_is_never_lost(store: Store) -> None:
     async with watching(store) as watch:
         for _ in range(10):
-            await watch.pass_time(LOST_SECONDS - 1)
+            await watch.pass_time(DECLARE_DEAD_SECONDS - 1)
             assert await store.leases.renew("other")
 
 
 async def test_time_in_which_the_database_did_not_answer_makes_nobody_lost(store: Store) -> None:
     async with watching(store) as watch:
-        await watch.pass_time(LOST_SECONDS - 1)
+        await watch.pass_time(DECLARE_DEAD_SECONDS - 1)
         watch.is_reachable = False
         await watch.pass_time(60)
         watch.is_reachable = True
-        await watch.pass_time(LOST_SECONDS)
+        await watch.pass_time(DECLARE_DEAD_SECONDS)
         assert "other" in await store.leases.counters()
         await watch.pass_time(1)
         assert "other" not in await store.leases.counters()
@@ -117,7 +117,7 @@ async def test_time_in_which_the_database_answers_and_writes_nothing_makes_nobod
         await watch.pass_time(60)
         assert "other" in await store.leases.counters()
         watch.is_writable = True
-        await watch.pass_time(LOST_SECONDS)
+        await watch.pass_time(DECLARE_DEAD_SECONDS)
         assert "other" in await store.leases.counters()
         await watch.pass_time(RENEW_SECONDS + 1)
         assert "other" not in await store.leases.counters()
@@ -127,7 +127,7 @@ async def test_time_in_which_the_watcher_itself_was_held_up_makes_nobody_lost(st
     async with watching(store) as watch:
         await watch.pass_time(2)
         watch.clock.halt(60)
-        await watch.pass_time(LOST_SECONDS - 1)
+        await watch.pass_time(DECLARE_DEAD_SECONDS - 1)
         assert "other" in await store.leases.counters()
 
 

@@ -101,7 +101,7 @@ async def fifty_turns(
             logs.append(await harness.turn("lead", said, session_id=logs[0][0].session_id if logs else ""))
         for log in logs[:: TURNS // 7]:
             await check_replay(harness, log)
-        ledger = [len(await harness.store.usage.of_run(log[0].run_id)) for log in logs]
+        ledger = [len(await harness.store.usage.list_for_run(log[0].run_id)) for log in logs]
         messages = [one.message for one in await harness.messages(logs[0][0].session_id)]
     assert sum(ledger) == len(model.heard), "every call of a model is charged once"
     return model.heard, logs, messages
@@ -186,5 +186,5 @@ async def test_no_history_is_built_while_a_log_is_handed_back(tmp_path: Path, mo
         def built(_: VisibleHistory) -> NoReturn:
             raise AssertionError("a history was built")
 
-        monkeypatch.setattr(VisibleHistory, "shown", built)
+        monkeypatch.setattr(VisibleHistory, "list_all_visible", built)
         await check_replay(harness, log)

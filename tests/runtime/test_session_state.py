@@ -34,7 +34,7 @@ async def state_of(harness: RunHarness, log: Sequence[event_pb2.AgentEvent]) -> 
     fold = StateFold()
     for event in log:
         fold.apply(event)
-    state_json = (await harness.store.sessions.cut(ME, log[0].session_id)).state_json
+    state_json = (await harness.store.sessions.read_position(ME, log[0].session_id)).state_json
     values: dict[str, object] = json.loads(state_json or "{}")
     assert values == {name: json.loads(text) for name, text in fold.values.items()}
     return values
@@ -285,7 +285,7 @@ async def test_what_a_model_keeps_stays_the_text_that_it_wrote(tmp_path: Path) -
     async with open_team(tmp_path, script(p=turns), llm("p", tools=["get_state", "set_state"])) as harness:
         log = await harness.turn("p")
         await check_replay(harness, log)
-        state_json = (await harness.store.sessions.cut(ME, log[0].session_id)).state_json
+        state_json = (await harness.store.sessions.read_position(ME, log[0].session_id)).state_json
     assert state_json == f'{{"order":{order}}}'
     assert [text_of(result) for result in results_of(log)[2:]] == [order, state_json]
 
@@ -314,7 +314,7 @@ async def test_an_answer_that_is_json_is_kept_as_the_text_that_it_is(tmp_path: P
     async with open_team(tmp_path, script(p=[said]), shaped) as harness:
         log = await harness.turn("p")
         await check_replay(harness, log)
-        assert (await harness.store.sessions.cut(ME, log[0].session_id)).state_json == f'{{"order":{said}}}'
+        assert (await harness.store.sessions.read_position(ME, log[0].session_id)).state_json == f'{{"order":{said}}}'
 
 
 async def test_the_next_run_of_the_session_goes_on_with_what_is_kept(tmp_path: Path) -> None:

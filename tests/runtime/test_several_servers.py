@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from bough.v1 import event_pb2
-from bough_server.agents.definition import received
+from bough_server.agents.definition import drop_unknown_fields
 from bough_server.agents.editing import AgentEditor
 from bough_server.clock import SystemClock
 from bough_server.engine import input_requests
@@ -138,7 +138,9 @@ async def test_a_run_that_waits_for_one_that_expires_at_the_other_has_its_turn(
     request = record.run.open_requests[0]
     asked = next(event for event in await one.until_interrupted(asker) if event.HasField("input_requested"))
     await other.runs.supervisor.continue_run(
-        record, event_pb2.RESUME_CAUSE_ANSWER, answers=[input_requests.received(asked, answer_to(request, "so"))]
+        record,
+        event_pb2.RESUME_CAUSE_ANSWER,
+        answers=[input_requests.build_answer_event(asked, answer_to(request, "so"))],
     )
     assert answer_of(await other.log(asker)) == "so"
     async with asyncio.timeout(15):
@@ -202,12 +204,12 @@ async def test_an_agent_that_is_stored_at_one_runs_at_the_other_until_it_is_dele
     servers: Sequence[RunHarness],
 ) -> None:
     one, other = (AgentEditor(each.dependencies.agents, each.store.agents, SystemClock()) for each in servers)
-    made = await one.create(ME.tenant_id, received(llm("poet")))
+    made = await one.create(ME.tenant_id, drop_unknown_fields(llm("poet")))
     with pytest.raises(AgentExists):
-        await other.create(ME.tenant_id, received(llm("poet")))
+        await other.create(ME.tenant_id, drop_unknown_fields(llm("poet")))
     catalogs = [each.dependencies.agents for each in servers]
     assert [(await each.of(ME.tenant_id)).current("poet").revision for each in catalogs] == [made.revision] * 2
-    changed = received(llm("poet"))
+    changed = drop_unknown_fields(llm("poet"))
     changed.description = "Writes poems."
     updated = await other.update(ME.tenant_id, changed, mask=FieldMask(), revision=made.revision)
     assert [(await each.of(ME.tenant_id)).current("poet").revision for each in catalogs] == [updated.revision] * 2
@@ -221,12 +223,12 @@ async def test_agents_that_are_stored_at_both_at_once_are_all_there(servers: Seq
     editors = [AgentEditor(each.dependencies.agents, each.store.agents, SystemClock()) for each in servers]
     names = [f"poet-{number}" for number in range(6)]
     made = await asyncio.gather(
-        *(editors[place % 2].create(ME.tenant_id, received(llm(name))) for place, name in enumerate(names))
+        *(editors[place % 2].create(ME.tenant_id, drop_unknown_fields(llm(name))) for place, name in enumerate(names))
     )
     assert [each.definition.name for each in made] == names
     linked = llm("lead", links=["poet-0"])
     outcomes = await asyncio.gather(
-        editors[0].create(ME.tenant_id, received(linked)),
+        editors[0].create(ME.tenant_id, drop_unknown_fields(linked)),
         editors[1].delete(ME.tenant_id, "poet-0", revision=""),
         return_exceptions=True,
     )

@@ -101,7 +101,7 @@ async def _check(plan: Any, folder: Path) -> None:
         first = await harness.turn("node", told)
         log = await harness.turn("node", told, session_id=first[0].session_id)
         await check_replay(harness, log)
-        kept = (await harness.store.sessions.cut(ME, log[0].session_id)).state_json
+        kept = (await harness.store.sessions.read_position(ME, log[0].session_id)).state_json
     fold = StateFold()
     for event in log:
         fold.apply(event)

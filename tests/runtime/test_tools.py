@@ -264,7 +264,7 @@ async def test_a_tool_knows_its_call_and_gets_a_stable_key(tmp_path: Path) -> No
             log[0].invocation_id,
             "p",
             event.tool_started.call.call_id,
-            ids.derived_id(log[0].run_id, event.effect_key),
+            ids.derive_id(log[0].run_id, event.effect_key),
         )
         for event in started
     )

@@ -15,7 +15,7 @@ from bough_server.errors import RunParked, StorageFailed
 from bough_server.runs.commands import RemoteCommands
 from bough_server.runs.runs import Runs
 from bough_server.runtime.agent import Context
-from bough_server.store.ports import NewRun, Principal, RunRecord
+from bough_server.store.ports import NewRun, Principal, RunRow
 from bough_server.store.worker_ports import RunCommand
 from tests.store.evaluation_logs import MadeEvaluation
 from tests.store.logs import delta, records
@@ -104,7 +104,7 @@ async def test_an_answer_to_another_workers_run_reaches_it_by_letter(tmp_path: P
 async def test_a_command_that_fails_unexpectedly_is_dropped_and_the_next_are_carried_out(tmp_path: Path) -> None:
     slow, seen, is_last = Slow(), list[str](), asyncio.Event()
 
-    async def act(record: RunRecord, command: RunCommand) -> None:
+    async def act(record: RunRow, command: RunCommand) -> None:
         assert command.cancel is not None
         seen.append(command.cancel.note)
         if command.cancel.note == "bad":
@@ -113,7 +113,7 @@ async def test_a_command_that_fails_unexpectedly_is_dropped_and_the_next_are_car
             is_last.set()
             await asyncio.Event().wait()
 
-    async def is_elsewhere(record: RunRecord) -> bool:
+    async def is_elsewhere(record: RunRow) -> bool:
         if record.run.run_id == lost.run_id:
             raise ValueError("unreadable")
         return False
@@ -126,7 +126,7 @@ async def test_a_command_that_fails_unexpectedly_is_dropped_and_the_next_are_car
             cancel = event_pb2.CancelRequested(requested_by="anne", note=note)
             await mailbox.post(RunCommand(command_id=0, run_id=run_id, cancel=cancel))
         with structlog.testing.capture_logs() as logged:
-            reading = asyncio.create_task(RemoteCommands(harness.dependencies).read(act, is_elsewhere))
+            reading = asyncio.create_task(RemoteCommands(harness.dependencies).serve(act, is_elsewhere))
             last = asyncio.create_task(is_last.wait())
             await asyncio.wait({reading, last}, return_when=asyncio.FIRST_COMPLETED)
             assert not reading.done(), "the reader continues"
@@ -144,11 +144,11 @@ async def test_a_command_that_fails_unexpectedly_is_dropped_and_the_next_are_car
 async def test_a_command_to_an_evaluation_is_left_to_its_own_reader(tmp_path: Path) -> None:
     made, seen, is_done = MadeEvaluation(), list[str](), asyncio.Event()
 
-    async def act(record: RunRecord, command: RunCommand) -> None:
+    async def act(record: RunRow, command: RunCommand) -> None:
         seen.append(record.run.run_id)
         is_done.set()
 
-    async def is_elsewhere(record: RunRecord) -> bool:
+    async def is_elsewhere(record: RunRow) -> bool:
         return False
 
     slow = Slow()
@@ -157,7 +157,7 @@ async def test_a_command_to_an_evaluation_is_left_to_its_own_reader(tmp_path: Pa
         await harness.store.log.create_evaluation(made.new())
         for one in (made.evaluation_id, run.run_id):
             await mailbox.post(RunCommand(command_id=0, run_id=one, cancel=event_pb2.CancelRequested()))
-        reading = asyncio.create_task(RemoteCommands(harness.dependencies).read(act, is_elsewhere))
+        reading = asyncio.create_task(RemoteCommands(harness.dependencies).serve(act, is_elsewhere))
         await is_done.wait()
         reading.cancel()
         assert len(await mailbox.take(made.evaluation_id)) == 1
@@ -286,7 +286,7 @@ async def test_a_run_that_is_being_created_while_its_worker_loses_its_lease_is_s
         monkeypatch.setattr(mine.store.leases, "begin", noted)
         starting = [asyncio.create_task(mine.start("slow"))]
         await creating.wait()
-        losing = asyncio.create_task(mine.runs.supervisor.lose_all())
+        losing = asyncio.create_task(mine.runs.supervisor.replace_lease())
         await asyncio.sleep(0)
         may_create.set()
         await losing
@@ -412,12 +412,12 @@ async def test_a_run_whose_former_owner_writes_until_it_is_taken_over_is_taken_o
         takeover = theirs.runs.supervisor.takeover
         real, tries = takeover.continue_run, 0
 
-        async def late(record: RunRecord, *args: Any, **options: Any) -> Any:
+        async def late(record: RunRow, *args: Any, **options: Any) -> Any:
             nonlocal tries
             tries += 1
             if tries == 1:
                 after = record.run.last_sequence
-                await mine.store.log.append(run.run_id, epoch=1, records=records([delta()], after=after))
+                await mine.store.log.append(run.run_id, epoch=1, log_events=records([delta()], after=after))
             return await real(record, *args, **options)
 
         monkeypatch.setattr(takeover, "continue_run", late)
@@ -441,7 +441,7 @@ async def test_a_cancel_that_the_owner_drops_is_sent_again(tmp_path: Path) -> No
             async for run_id in mine.store.mailbox.arrivals():
                 for command in await mine.store.mailbox.take(run_id):
                     dropped.append(command.command_id)
-                    await mine.store.mailbox.done(command.command_id)
+                    await mine.store.mailbox.delete_command(command.command_id)
                     return
 
         run = await mine.start("slow")

@@ -6,22 +6,22 @@ from dataclasses import dataclass, field
 from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, evaluation_pb2, usage_pb2
 from bough_server.log import evaluation_events
 from bough_server.log.evaluation_events import EvaluationEvent
-from bough_server.store.ports import EvaluationFact, NewEvaluation, Principal
+from bough_server.store.ports import EvaluationLogEvent, NewEvaluation, Principal
 from tests.store.logs import ANNE, SECOND, START_NS
 
 PASSED, FAILED = eval_result_pb2.VERDICT_PASSED, eval_result_pb2.VERDICT_FAILED
 CANCELLED = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_CANCELLED, message="Cancelled.")
 
 
-def fact(event: EvaluationEvent, sequence: int) -> EvaluationFact:
+def fact(event: EvaluationEvent, sequence: int) -> EvaluationLogEvent:
     """An event at its place in a log, a second after the one before."""
     event.sequence = sequence
     event.record_time.FromNanoseconds(START_NS + sequence * SECOND)
     data = event.SerializeToString(deterministic=True)
-    return EvaluationFact(sequence=sequence, kind=evaluation_events.kind_of(event), data=data, event=event)
+    return EvaluationLogEvent(sequence=sequence, kind=evaluation_events.kind_of(event), data=data, event=event)
 
 
-def facts(batch: Sequence[EvaluationEvent], *, after: int) -> list[EvaluationFact]:
+def facts(batch: Sequence[EvaluationEvent], *, after: int) -> list[EvaluationLogEvent]:
     """Events at consecutive places."""
     return [fact(event, sequence) for sequence, event in enumerate(batch, after + 1)]
 
@@ -81,7 +81,7 @@ class MadeEvaluation:
         """The evaluation's id; a later number is a later id."""
         return f"01890000-0000-7000-a000-{self.number:012d}"
 
-    def first(self) -> list[EvaluationFact]:
+    def first(self) -> list[EvaluationLogEvent]:
         """What the evaluation is created with."""
         planned = evaluation_pb2.EvaluationPlanned(
             eval_set=eval_set_pb2.EvalSet(name=self.eval_set_name),
@@ -107,11 +107,11 @@ class MadeEvaluation:
             request_id=self.request_id,
             request_digest=self.request_digest,
             create_time_ns=START_NS + self.number * 60 * SECOND,
-            records=self.first(),
+            log_events=self.first(),
             owner=self.owner,
         )
 
-    def next(self, *batch: EvaluationEvent) -> list[EvaluationFact]:
+    def next(self, *batch: EvaluationEvent) -> list[EvaluationLogEvent]:
         """The next facts of the evaluation."""
         made = facts(batch, after=self.last_sequence)
         self.last_sequence += len(made)

@@ -1,7 +1,7 @@
 """Forks to put into a store; nothing here knows an implementation."""
 
 from bough.v1 import event_pb2, fork_pb2
-from bough_server.store.ports import NewFork, Principal, Record
+from bough_server.store.ports import LogEvent, NewFork, Principal
 from tests.store.logs import ANNE, Made
 
 
@@ -10,7 +10,7 @@ class Fork(Made):
 
     root = ""
 
-    def next(self, *batch: event_pb2.AgentEvent) -> list[Record]:
+    def next(self, *batch: event_pb2.AgentEvent) -> list[LogEvent]:
         """The next records; events that name no invocation are of the root that is shared."""
         for event in batch:
             event.invocation_id = event.invocation_id or self.root
@@ -40,7 +40,7 @@ class Fork(Made):
             request_id=self.request_id,
             request_digest=self.request_digest,
             create_time_ns=self.create_time_ns,
-            records=self.next(event, *then),
+            log_events=self.next(event, *then),
             definitions={one.description: one for one in self.definitions},
             owner="forker",
         )

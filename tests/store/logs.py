@@ -8,7 +8,7 @@ from bough.v1 import agent_pb2, event_pb2, message_pb2, usage_pb2
 from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server import ids
 from bough_server.log import events
-from bough_server.store.ports import EventLog, LogRecord, NewRun, Principal, Record, StoredEvent
+from bough_server.store.ports import AnyLogEvent, EventLog, LogEvent, NewRun, Principal, StoredEvent
 
 ANNE: Final = Principal(tenant_id="acme", user_id="anne")
 BERT: Final = Principal(tenant_id="other", user_id="bert")
@@ -17,15 +17,15 @@ START_NS: Final = 1_700_000_000_000_000_000
 SECOND: Final = 1_000_000_000
 
 
-def record(event: event_pb2.AgentEvent, sequence: int) -> Record:
+def record(event: event_pb2.AgentEvent, sequence: int) -> LogEvent:
     """An event at its place in a log, a second after the one before."""
     event.sequence = sequence
     event.record_time.FromNanoseconds(START_NS + sequence * SECOND)
     data = event.SerializeToString(deterministic=True)
-    return Record(sequence=sequence, kind=events.kind_of(event), data=data, event=event)
+    return LogEvent(sequence=sequence, kind=events.kind_of(event), data=data, event=event)
 
 
-def records(batch: Sequence[event_pb2.AgentEvent], *, after: int) -> list[Record]:
+def records(batch: Sequence[event_pb2.AgentEvent], *, after: int) -> list[LogEvent]:
     """Events at consecutive places."""
     return [record(event, sequence) for sequence, event in enumerate(batch, after + 1)]
 
@@ -121,7 +121,7 @@ class Made:
             ),
         )
 
-    def first(self) -> list[Record]:
+    def first(self) -> list[LogEvent]:
         """What the run is accepted with."""
         queued = event_pb2.AgentEvent(invocation_id=self.run_id, agent=self.agent, run_queued=event_pb2.RunQueued())
         return records([self.started(), queued] if self.is_queued else [self.started()], after=0)
@@ -133,7 +133,7 @@ class Made:
             principal=self.principal,
             session_id=self.session_id,
             new_session=not self.session_number,
-            session_cut=self.session_cut,
+            session_position=self.session_cut,
             state_json=self.state_json,
             request_id=self.request_id,
             request_digest=self.request_digest,
@@ -144,7 +144,7 @@ class Made:
             queued=self.first()[1] if self.is_queued else None,
         )
 
-    def next(self, *batch: event_pb2.AgentEvent) -> list[Record]:
+    def next(self, *batch: event_pb2.AgentEvent) -> list[LogEvent]:
         """The next records of the run; events that name no invocation are its root's."""
         for event in batch:
             if not event.invocation_id:
@@ -167,7 +167,7 @@ def of_invocation(event: event_pb2.AgentEvent, run: Made, *, effect: str = "", s
     return event
 
 
-def as_stored(made: Sequence[LogRecord]) -> list[StoredEvent]:
+def as_stored(made: Sequence[AnyLogEvent]) -> list[StoredEvent]:
     """Records as a log gives them back."""
     return [StoredEvent(one.sequence, one.kind, one.data) for one in made]
 

@@ -11,7 +11,7 @@ import pytest
 from bough_server.errors import InvalidRequest, NotFound, StorageFailed
 from bough_server.log.blobs import StoredBlob
 from bough_server.store.opening import Store, open_store, rebuild_projections, upgrade_database
-from bough_server.store.ports import BlobPiece, Record
+from bough_server.store.ports import BlobPiece, LogEvent
 from bough_server.store.sql.blobs import DELETIONS
 from bough_server.store.sql.writer import CommitHooks
 from tests.store.fork_logs import Fork
@@ -32,7 +32,7 @@ def blob(data: bytes, media_type: str = "image/png", *, is_there: bool = False) 
     )
 
 
-def bringing(records: Sequence[Record], *blobs: StoredBlob) -> list[Record]:
+def bringing(records: Sequence[LogEvent], *blobs: StoredBlob) -> list[LogEvent]:
     """The records, of which the first brings files."""
     return [records[0]._replace(blobs=blobs), *records[1:]]
 
@@ -45,12 +45,12 @@ async def start(store: Store, run: Made, *blobs: StoredBlob) -> None:
 
 async def end(store: Store, run: Made, *blobs: StoredBlob) -> None:
     """End a run with an event that brings files."""
-    await store.log.append(run.run_id, epoch=1, records=bringing(run.next(completed()), *blobs))
+    await store.log.append(run.run_id, epoch=1, log_events=bringing(run.next(completed()), *blobs))
 
 
 async def has(store: Store, number: int, data: bytes) -> bool:
     """Whether a session has a file."""
-    return not await store.blobs.missing(ANNE, session_id(number), [blob(data).sha256])
+    return not await store.blobs.find_missing(ANNE, session_id(number), [blob(data).sha256])
 
 
 def stored(url: str) -> set[str]:
@@ -75,10 +75,10 @@ async def test_files_come_with_every_kind_of_write(store: Store) -> None:
     run = Made()
     await start(store, run, blob(b"first"))
     await store.log.append(
-        run.run_id, epoch=1, records=bringing(run.next(delta(), delta()), blob(b"appended"), blob(NOTE))
+        run.run_id, epoch=1, log_events=bringing(run.next(delta(), delta()), blob(b"appended"), blob(NOTE))
     )
     taken = bringing(run.next(resumed(2, "next")), blob(b"taken over"))
-    await store.log.take_over(run.run_id, epoch=2, owner="next", records=taken)
+    await store.log.take_over(run.run_id, epoch=2, owner="next", log_events=taken)
     assert [await has(store, 1, data) for data in (b"first", b"appended", NOTE, b"taken over", PHOTO)] == [True] * 4 + [
         False
     ]
@@ -127,13 +127,13 @@ async def test_a_fork_shares_the_files_that_it_can_see(store: Store, url: str) -
     await end(store, before)
     origin.question = text("??", "USER")
     await start(store, origin, blob(b"asked"))
-    await store.log.append(origin.run_id, epoch=1, records=bringing(origin.next(delta()), blob(b"shared")))
-    await store.log.append(origin.run_id, epoch=1, records=bringing(origin.next(delta()), blob(b"later")))
+    await store.log.append(origin.run_id, epoch=1, log_events=bringing(origin.next(delta()), blob(b"shared")))
+    await store.log.append(origin.run_id, epoch=1, log_events=bringing(origin.next(delta()), blob(b"later")))
     await end(store, origin)
     await start(store, after := Made(number=3, session_number=1, session_cut=2), blob(b"after"))
     await end(store, after)
     fork = Fork(number=4).of(origin, 2)
-    await store.log.fork(replace(fork, records=bringing(fork.records, blob(b"own"))))
+    await store.log.fork(replace(fork, log_events=bringing(fork.log_events, blob(b"own"))))
     everything = (b"before", b"asked", b"shared", b"own", b"later", b"after")
     assert [await has(store, 4, data) for data in everything] == [True, True, True, True, False, False]
     await store.sessions.delete(ANNE, session_id(1))
@@ -147,7 +147,7 @@ async def test_the_last_of_several_forks_takes_the_file_along(store: Store, url:
     await store.log.fork(first.of(origin, 1))
     await store.log.fork(second.of(first, 2))
     for run in (origin, first, second):
-        await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+        await store.log.append(run.run_id, epoch=1, log_events=run.next(completed()))
     for number, left in ((1, True), (3, True), (2, False)):
         await store.sessions.delete(ANNE, session_id(number))
         assert (stored(url) == {blob(PHOTO).sha256}) is left
@@ -159,7 +159,7 @@ async def test_a_file_can_be_named_again_where_it_is_known(store: Store) -> None
     await end(store, one)
     await start(store, Made(number=2, session_number=1, session_cut=1), blob(PHOTO, is_there=True))
     fork = Fork(number=3).of(one, 1)
-    await store.log.fork(replace(fork, records=bringing(fork.records, blob(PHOTO, is_there=True))))
+    await store.log.fork(replace(fork, log_events=bringing(fork.log_events, blob(PHOTO, is_there=True))))
     assert (await store.blobs.read(ANNE, session_id(3), blob(PHOTO).sha256)).data == PHOTO
 
 
@@ -173,7 +173,7 @@ async def test_a_file_that_the_session_does_not_have_cannot_be_named(store: Stor
         await store.runs.get(ANNE, Made(number=2).run_id)
     fork = Fork(number=3).of(other, 1)
     with pytest.raises(InvalidRequest, match=field):
-        await store.log.fork(replace(fork, records=bringing(fork.records, blob(NOTE, is_there=True))))
+        await store.log.fork(replace(fork, log_events=bringing(fork.log_events, blob(NOTE, is_there=True))))
     await end(store, other)  # nothing of what was refused is left behind
 
 
@@ -207,7 +207,7 @@ async def test_files_are_there_after_a_restart_and_a_rebuild(tmp_path: Path) -> 
 async def test_the_bytes_of_files_count_as_waiting_for_their_commit(store: Store) -> None:
     run = Made()
     await start(store, run)
-    appending = store.log.append(run.run_id, epoch=1, records=bringing(run.next(completed()), blob(PHOTO)))
+    appending = store.log.append(run.run_id, epoch=1, log_events=bringing(run.next(completed()), blob(PHOTO)))
     assert store.log.pending_bytes() > len(PHOTO)
     await appending
     assert store.log.pending_bytes() == 0

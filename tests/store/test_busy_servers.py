@@ -123,7 +123,7 @@ class Play:
     async def _start(self, store: Store) -> None:
         made = self._run()
         try:
-            cut = await store.sessions.cut(ANNE, made.session_id)
+            cut = await store.sessions.read_position(ANNE, made.session_id)
             made.session_cut, made.state_json = cut.position, cut.state_json
         except NotFound:
             made.session_cut = 0
@@ -143,31 +143,31 @@ class Play:
 
     async def _extend(self, store: Store) -> None:
         run_id, epoch, last = await self._found(store)
-        await store.log.append(run_id, epoch=epoch, records=[record(delta(), last + 1)])
+        await store.log.append(run_id, epoch=epoch, log_events=[record(delta(), last + 1)])
 
     async def _end(self, store: Store) -> None:
         run_id, epoch, last = await self._found(store)
         event = event_pb2.AgentEvent(run_cancelled=event_pb2.RunCancelled()) if last == 2 else completed()
-        await store.log.append(run_id, epoch=epoch, records=[record(event, last + 1)])
+        await store.log.append(run_id, epoch=epoch, log_events=[record(event, last + 1)])
 
     async def _take_over(self, store: Store) -> None:
         run_id, epoch, last = await self._found(store)
         records = [record(resumed(epoch + 1), last + 1)._replace(blobs=[_FILE])]
-        await store.log.take_over(run_id, epoch=epoch + 1, owner="w", records=records)
+        await store.log.take_over(run_id, epoch=epoch + 1, owner="w", log_events=records)
 
     async def _send(self, store: Store) -> None:
         run_id, *_ = await self._found(store)
         await store.mailbox.post(RunCommand(command_id=0, run_id=run_id, cancel=event_pb2.CancelRequested()))
         for other in self.stores:
             for command in await other.mailbox.take(run_id):
-                await other.mailbox.done(command.command_id)
+                await other.mailbox.delete_command(command.command_id)
 
     async def _fork(self, store: Store) -> None:
         run_id, *_ = await self._found(store)
         origin, fork = Made(number=int(run_id[-12:])), Fork(number=self.next())
         await store.log.fork(fork.of(origin, 1))
         ending = fork.next(completed())
-        await store.log.append(fork.run_id, epoch=1, records=ending)
+        await store.log.append(fork.run_id, epoch=1, log_events=ending)
         await self.chance.choice(self.stores).sessions.delete(ANNE, fork.session_id)
 
     async def _delete(self, store: Store) -> None:

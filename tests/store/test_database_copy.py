@@ -14,7 +14,7 @@ from bough.v1 import event_pb2
 from bough_server.errors import ConfigurationError
 from bough_server.log.blobs import StoredBlob
 from bough_server.store.opening import copy_database, database_status, open_store, upgrade_database
-from bough_server.store.postgres.database import shown
+from bough_server.store.postgres.database import display_url
 from bough_server.store.sql.database_copy import BATCH_ROWS
 from bough_server.store.sql.migrations import HEAD
 from bough_server.store.sql.tables import metadata
@@ -118,7 +118,7 @@ async def test_a_run_and_its_commands_go_on_at_the_copy(file_url: str, postgres_
     async with open_store(postgres_url) as store:
         assert [each.command_id for each in await store.mailbox.take(run.run_id)] == posted
         assert await store.mailbox.post(command) == posted[-1] + 1
-        await store.log.append(run.run_id, epoch=1, records=run.next(delta(), completed()))
+        await store.log.append(run.run_id, epoch=1, log_events=run.next(delta(), completed()))
         assert [event.sequence for event in await store.log.read(run.run_id)] == [1, 2, 3]
 
 
@@ -131,7 +131,7 @@ async def test_workers_that_had_a_lease_are_lost_at_the_copy(url: str, other_fil
     _copy(url, copied)
     assert _rows(copied) == _rows(url)
     async with open_store(copied) as store:
-        assert [store.leases.crashed(worker) for worker in ("killed", "idle")] == [True, False]
+        assert [store.leases.has_crashed(worker) for worker in ("killed", "idle")] == [True, False]
         assert [run.owner for run in await open_runs(store)] == ["killed"]
 
 
@@ -141,7 +141,7 @@ async def test_rows_are_copied_a_bounded_number_of_bytes_at_a_time(file_url: str
     async with open_store(file_url, durability="process") as store:
         new = run.new()
         await store.log.create(replace(new, first=new.first._replace(blobs=files)))
-        await store.log.append(run.run_id, epoch=1, records=run.next(*(delta() for _ in range(BATCH_ROWS))))
+        await store.log.append(run.run_id, epoch=1, log_events=run.next(*(delta() for _ in range(BATCH_ROWS))))
     seen: list[tuple[str, int]] = []
     copy_database(file_url, postgres_url, lambda table, rows: seen.append((table, rows)))
     assert [rows for table, rows in seen if table == "blobs"] == [1, 2, 3]
@@ -214,8 +214,8 @@ async def test_a_text_that_postgresql_refuses_is_named_and_nothing_is_copied(fil
     with pytest.raises(ConfigurationError) as refused:
         _copy(file_url, postgres_url)
     assert refused.value.message == (
-        f"The database {shown(postgres_url)} does not take the row of runs with run_id '{wrong}': PostgreSQL text "
-        "fields cannot contain NUL (0x00) bytes. Nothing was copied."
+        f"The database {display_url(postgres_url)} does not take the row of runs with run_id '{wrong}': PostgreSQL "
+        "text fields cannot contain NUL (0x00) bytes. Nothing was copied."
     )
     assert _is_empty(postgres_url)
     execute(file_url, "UPDATE runs SET input_excerpt = ''")
@@ -246,7 +246,7 @@ async def test_a_target_that_is_lost_meanwhile_stays_empty(file_url: str, postgr
 
     with pytest.raises(ConfigurationError, match="cannot be used: terminating connection") as refused:
         copy_database(file_url, postgres_url, end_connections)
-    assert shown(postgres_url) in refused.value.message
+    assert display_url(postgres_url) in refused.value.message
     assert _is_empty(postgres_url)
     assert _copy(file_url, postgres_url)
 

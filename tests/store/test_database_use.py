@@ -17,12 +17,12 @@ async def _write(url: str) -> None:
             run = Made(number=number, owner=owner)
             await store.log.create(run.new())
             if number == 1:
-                await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+                await store.log.append(run.run_id, epoch=1, log_events=run.next(completed()))
         await store.log.create_evaluation(MadeEvaluation().new())
 
 
 def _lease(worker: str, open_runs: int, *, is_lost: bool) -> LeaseStatus:
-    return LeaseStatus(worker=worker, open_runs=open_runs, is_lost=is_lost)
+    return LeaseStatus(worker=worker, open_runs=open_runs, is_dead=is_lost)
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -51,7 +51,7 @@ async def test_a_file_is_used_by_the_server_that_names_its_address(file_url: str
         execute(file_url, _LEASES)
         use = database_status(file_url).use
     assert use is not None
-    assert (use.servers, [lease.is_lost for lease in use.leases]) == (1, [False, True, False])
+    assert (use.servers, [lease.is_dead for lease in use.leases]) == (1, [False, True, False])
 
 
 async def test_nothing_is_read_of_tables_that_this_version_does_not_know(url: str) -> None:

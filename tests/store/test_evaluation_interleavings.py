@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bough.v1 import execution_pb2
 from bough_server.errors import Fenced
 from bough_server.store.opening import Store, open_store, rebuild_projections
-from bough_server.store.ports import LogRecord, Page, RunFilter, StoredEvent
+from bough_server.store.ports import AnyLogEvent, Page, RunFilter, StoredEvent
 from tests.store.evaluation_logs import MadeEvaluation, began, fact, passed, scored
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, resumed, text
 from tests.store.sql import execute
@@ -73,20 +73,22 @@ class _Play:
                 epoch = self._next_epoch(run.run_id)
                 taken = run.next(resumed(epoch))
                 self.expected[run.run_id] += as_stored(taken)
-                await self._log.take_over(run.run_id, epoch=epoch, owner="next", records=taken)
+                await self._log.take_over(run.run_id, epoch=epoch, owner="next", log_events=taken)
             case "take over evaluation":
                 epoch = self._next_epoch(made.evaluation_id)
-                await self._log.take_over(made.evaluation_id, epoch=epoch, owner="next", records=[])
+                await self._log.take_over(made.evaluation_id, epoch=epoch, owner="next", log_events=[])
             case "refuse" if self._epochs[made.evaluation_id] > 1:
                 late = [fact(scored(), made.last_sequence + 1)]
-                writing = self._log.append(made.evaluation_id, epoch=self._epochs[made.evaluation_id] - 1, records=late)
+                writing = self._log.append(
+                    made.evaluation_id, epoch=self._epochs[made.evaluation_id] - 1, log_events=late
+                )
                 self._refused.append(asyncio.ensure_future(writing))
             case "yield":
                 await asyncio.sleep(0)
 
-    def _append(self, log_id: str, records: Sequence[LogRecord]) -> None:
+    def _append(self, log_id: str, records: Sequence[AnyLogEvent]) -> None:
         self.expected[log_id] += as_stored(records)
-        writing = self._log.append(log_id, epoch=self._epochs[log_id], records=records)
+        writing = self._log.append(log_id, epoch=self._epochs[log_id], log_events=records)
         self._pending.append(asyncio.ensure_future(writing))
 
     def _next_epoch(self, log_id: str) -> int:

@@ -30,7 +30,7 @@ async def made(store: Store) -> list[str]:
         await store.log.create(Made(number=one.number, agent=one.agent, labels=one.labels).new())
         await store.log.create_evaluation(one.new())
         if one.number % 2:
-            await store.log.append(one.evaluation_id, epoch=1, records=one.next(passed()))
+            await store.log.append(one.evaluation_id, epoch=1, log_events=one.next(passed()))
     await store.log.create_evaluation(MadeEvaluation(number=8, principal=BERT).new())
     return [one.evaluation_id for one in evaluations]
 

@@ -32,7 +32,7 @@ async def _after(store: Store, *batch: EvaluationEvent) -> evaluation_pb2.Evalua
     made = MadeEvaluation(labels={"branch": "main"}, owner="worker")
     await store.log.create_evaluation(made.new())
     for event in batch:
-        await store.log.append(made.evaluation_id, epoch=1, records=made.next(event))
+        await store.log.append(made.evaluation_id, epoch=1, log_events=made.next(event))
     return (await store.evaluations.get(ANNE, made.evaluation_id)).evaluation
 
 

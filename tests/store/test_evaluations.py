@@ -11,7 +11,7 @@ from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server.errors import Fenced, NotFound, StorageFailed
 from bough_server.log import evaluation_events
 from bough_server.store.opening import Store, open_store, rebuild_projections
-from bough_server.store.ports import LogRecord, Page, RequestIdTaken, RunFilter, RunMoved
+from bough_server.store.ports import AnyLogEvent, Page, RequestIdTaken, RunFilter, RunMoved
 from bough_server.store.worker_ports import RunCommand
 from tests.store.evaluation_logs import MadeEvaluation, began, cancelled, fact, passed, scored
 from tests.store.fork_logs import Fork
@@ -39,7 +39,7 @@ class _Disguised(Made):
 async def test_a_log_has_the_bytes_that_were_appended(store: Store) -> None:
     made = await _made(store)
     rest = made.next(began(), scored(), passed())
-    await store.log.append(made.evaluation_id, epoch=1, records=rest)
+    await store.log.append(made.evaluation_id, epoch=1, log_events=rest)
     assert list(await store.log.read(made.evaluation_id)) == as_stored([*made.first(), *rest])
     assert await store.log.last_sequence(made.evaluation_id) == 6
     stamp = evaluation_events.stamp(made.evaluation_id)
@@ -56,7 +56,7 @@ async def test_a_log_has_the_bytes_that_were_appended(store: Store) -> None:
 async def test_an_evaluation_that_has_ended_is_deleted_with_its_log_and_no_other(store: Store) -> None:
     made, other = await _made(store), await _made(store, number=2)
     assert not await store.evaluations.delete(ANNE, made.evaluation_id)
-    await store.log.append(made.evaluation_id, epoch=1, records=made.next(began(), scored(), passed()))
+    await store.log.append(made.evaluation_id, epoch=1, log_events=made.next(began(), scored(), passed()))
     with pytest.raises(NotFound):
         await store.evaluations.delete(replace(ANNE, tenant_id="other"), made.evaluation_id)
     assert (await store.evaluations.get(ANNE, made.evaluation_id)).evaluation.last_sequence == 6
@@ -81,7 +81,7 @@ async def test_a_tail_ends_with_the_terminal_event(store: Store) -> None:
     waiting = asyncio.ensure_future(next_page(tail))
     await asyncio.sleep(0)
     rest = made.next(began(), cancelled())
-    await store.log.append(made.evaluation_id, epoch=1, records=rest)
+    await store.log.append(made.evaluation_id, epoch=1, log_events=rest)
     assert await waiting == as_stored(rest)
     with pytest.raises(StopAsyncIteration):
         await anext(tail)
@@ -93,7 +93,7 @@ async def test_an_ended_log_is_read_after_a_restart(url: str) -> None:
     rest = made.next(*(scored() for _ in range(300)), passed())
     async with open_store(url) as store:
         await store.log.create_evaluation(made.new())
-        await store.log.append(made.evaluation_id, epoch=1, records=rest)
+        await store.log.append(made.evaluation_id, epoch=1, log_events=rest)
     async with open_store(url) as store:
         assert await everything(store.log, made.evaluation_id) == as_stored([*made.first(), *rest])
 
@@ -105,7 +105,7 @@ async def test_readers_are_ended_with_an_error(store: Store) -> None:
     store.log.fail_readers(made.evaluation_id, StorageFailed("No."))
     with pytest.raises(StorageFailed):
         await anext(tail)
-    await store.log.take_over(made.evaluation_id, epoch=2, owner="next", records=[])
+    await store.log.take_over(made.evaluation_id, epoch=2, owner="next", log_events=[])
     assert await next_page(store.log.tail(made.evaluation_id)) == as_stored(made.first())
 
 
@@ -123,19 +123,19 @@ async def test_an_append_that_leaves_a_gap_is_refused_and_so_is_every_later_one(
     made = await _made(store)
     for sequence in (5, 4):
         with pytest.raises(Fenced):
-            await store.log.append(made.evaluation_id, epoch=1, records=[fact(began(), sequence)])
+            await store.log.append(made.evaluation_id, epoch=1, log_events=[fact(began(), sequence)])
     assert await store.log.last_sequence(made.evaluation_id) == 3
 
 
 async def test_nothing_follows_a_terminal_event(store: Store) -> None:
     made = await _made(store)
-    await store.log.append(made.evaluation_id, epoch=1, records=made.next(passed()))
+    await store.log.append(made.evaluation_id, epoch=1, log_events=made.next(passed()))
     with pytest.raises(Fenced):
-        await store.log.append(made.evaluation_id, epoch=1, records=made.next(began()))
+        await store.log.append(made.evaluation_id, epoch=1, log_events=made.next(began()))
     with pytest.raises(Fenced):
-        await store.log.take_over(made.evaluation_id, epoch=2, owner="late", records=[])
+        await store.log.take_over(made.evaluation_id, epoch=2, owner="late", log_events=[])
     with pytest.raises(ValueError, match="terminal event"):
-        store.log.append(made.evaluation_id, epoch=1, records=made.next(passed(), began()))
+        store.log.append(made.evaluation_id, epoch=1, log_events=made.next(passed(), began()))
 
 
 @pytest.mark.parametrize("is_reopened", [False, True])
@@ -144,7 +144,7 @@ async def test_a_taken_over_evaluation_has_one_owner(url: str, is_reopened: bool
     async with open_store(url) as store:
         await store.log.create_evaluation(made.new())
         before = made.next(scored())
-        await store.log.append(made.evaluation_id, epoch=1, records=before)
+        await store.log.append(made.evaluation_id, epoch=1, log_events=before)
         if not is_reopened:
             await _take_over(store, made, [*made.first(), *before], "first")
     if is_reopened:
@@ -152,18 +152,18 @@ async def test_a_taken_over_evaluation_has_one_owner(url: str, is_reopened: bool
             await _take_over(store, made, [*made.first(), *before], "")  # "first" has no lease
 
 
-async def _take_over(store: Store, made: MadeEvaluation, before: list[LogRecord], owner: str) -> None:
+async def _take_over(store: Store, made: MadeEvaluation, before: list[AnyLogEvent], owner: str) -> None:
     (open_one,) = await store.evaluations.open_evaluations()
     assert (open_one.owner, open_one.epoch) == (owner, 1)
-    await store.log.take_over(made.evaluation_id, epoch=2, owner="next", records=[])
+    await store.log.take_over(made.evaluation_id, epoch=2, owner="next", log_events=[])
     with pytest.raises(RunMoved):
-        await store.log.take_over(made.evaluation_id, epoch=2, owner="another", records=[])
+        await store.log.take_over(made.evaluation_id, epoch=2, owner="another", log_events=[])
     with pytest.raises(Fenced):
-        await store.log.append(made.evaluation_id, epoch=1, records=[fact(began(), made.last_sequence + 1)])
+        await store.log.append(made.evaluation_id, epoch=1, log_events=[fact(began(), made.last_sequence + 1)])
     after = made.next(scored(), began())
-    await store.log.append(made.evaluation_id, epoch=2, records=after)
+    await store.log.append(made.evaluation_id, epoch=2, log_events=after)
     last = made.next(passed())
-    await store.log.take_over(made.evaluation_id, epoch=3, owner="last", records=last)
+    await store.log.take_over(made.evaluation_id, epoch=3, owner="last", log_events=last)
     assert await everything(store.log, made.evaluation_id) == as_stored([*before, *after, *last])
     record = await store.evaluations.get(ANNE, made.evaluation_id)
     assert (record.owner, record.epoch, record.evaluation.last_sequence) == ("last", 3, made.last_sequence)
@@ -176,7 +176,7 @@ async def test_the_owner_of_an_open_evaluation_is_known_to_have_crashed(url: str
         await store.leases.begin("first")
         await store.log.create_evaluation(MadeEvaluation(owner="first").new())
     async with open_store(url) as store:
-        assert store.leases.crashed("first")
+        assert store.leases.has_crashed("first")
 
 
 async def test_request_ids_of_evaluations_and_of_runs_are_apart(store: Store) -> None:
@@ -244,16 +244,16 @@ async def test_another_tenants_evaluation_does_not_exist(store: Store) -> None:
 
 async def test_an_evaluation_has_no_session(store: Store) -> None:
     made = await _made(store)
-    await store.log.append(made.evaluation_id, epoch=1, records=made.next(scored(), passed()))
+    await store.log.append(made.evaluation_id, epoch=1, log_events=made.next(scored(), passed()))
     assert (await store.sessions.list(ANNE, labels={}, page=Page(size=9)))[0] == []
-    assert await store.usage.of_run(made.evaluation_id) == []
+    assert await store.usage.list_for_run(made.evaluation_id) == []
 
 
 async def test_what_an_evaluation_is_created_with_has_to_be_in_its_first_events(store: Store) -> None:
     new = MadeEvaluation(request_id="ask").new()
     mistaken = {
-        "sequence 1": replace(new, records=new.records[1:]),
-        "one case_planned for each case": replace(new, records=new.records[:-1]),
+        "sequence 1": replace(new, log_events=new.log_events[1:]),
+        "one case_planned for each case": replace(new, log_events=new.log_events[:-1]),
         "request id": replace(new, request_id="another"),
         "set's name": replace(new, eval_set_name="another"),
     }
@@ -270,7 +270,7 @@ async def test_cancelling_reaches_the_owner_by_the_mailbox(store: Store) -> None
     assert await anext(aiter(store.mailbox.arrivals())) == made.evaluation_id
     (command,) = await store.mailbox.take(made.evaluation_id)
     assert command == RunCommand(command_id=number, run_id=made.evaluation_id, cancel=cancel)
-    await store.log.append(made.evaluation_id, epoch=1, records=made.next(cancelled()))
+    await store.log.append(made.evaluation_id, epoch=1, log_events=made.next(cancelled()))
     assert await store.mailbox.take(made.evaluation_id) == []
     with pytest.raises(Fenced):
         await store.mailbox.post(command)
@@ -318,10 +318,10 @@ async def test_rebuilding_counts_runs_and_keeps_evaluations(url: str) -> None:
     async with open_store(url) as store:
         made, run = await _made(store), Made()
         await store.log.create(run.new())
-        await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
-        await store.log.append(made.evaluation_id, epoch=1, records=made.next(scored()))
+        await store.log.append(run.run_id, epoch=1, log_events=run.next(completed()))
+        await store.log.append(made.evaluation_id, epoch=1, log_events=made.next(scored()))
         before = await store.evaluations.get(ANNE, made.evaluation_id)
     assert rebuild_projections(url) == 1
     async with open_store(url) as store:
         assert await store.evaluations.get(ANNE, made.evaluation_id) == before
-        await store.log.append(made.evaluation_id, epoch=1, records=made.next(passed()))
+        await store.log.append(made.evaluation_id, epoch=1, log_events=made.next(passed()))

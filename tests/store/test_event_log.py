@@ -17,7 +17,7 @@ async def test_a_log_gives_back_the_bytes_that_were_appended(store: Store) -> No
     run = Made()
     await store.log.create(run.new())
     rest = run.next(delta("a"), delta("b"), completed())
-    await store.log.append(run.run_id, epoch=1, records=rest)
+    await store.log.append(run.run_id, epoch=1, log_events=rest)
     assert list(await store.log.read(run.run_id)) == as_stored([run.new().first, *rest])
     assert await store.log.last_sequence(run.run_id) == 4
 
@@ -26,7 +26,7 @@ async def test_appends_of_a_run_are_committed_in_the_order_of_the_calls(store: S
     run = Made()
     await store.log.create(run.new())
     appended = [run.next(delta(str(number))) for number in range(200)]
-    await asyncio.gather(*(store.log.append(run.run_id, epoch=1, records=one) for one in appended))
+    await asyncio.gather(*(store.log.append(run.run_id, epoch=1, log_events=one) for one in appended))
     stored = await store.log.read(run.run_id, after=1)
     assert list(stored) == as_stored([one for (one,) in appended])
 
@@ -35,9 +35,9 @@ async def test_an_append_that_leaves_a_gap_is_refused_and_so_is_every_later_one(
     run = Made()
     await store.log.create(run.new())
     with pytest.raises(Fenced):
-        await store.log.append(run.run_id, epoch=1, records=[record(delta(), 3)])
+        await store.log.append(run.run_id, epoch=1, log_events=[record(delta(), 3)])
     with pytest.raises(Fenced):
-        await store.log.append(run.run_id, epoch=1, records=[record(delta(), 2)])
+        await store.log.append(run.run_id, epoch=1, log_events=[record(delta(), 2)])
     assert await store.log.last_sequence(run.run_id) == 1
 
 
@@ -45,9 +45,9 @@ async def test_an_append_at_a_place_that_is_taken_is_refused(store: Store) -> No
     run = Made()
     await store.log.create(run.new())
     mine = run.next(delta("mine"))
-    await store.log.append(run.run_id, epoch=1, records=mine)
+    await store.log.append(run.run_id, epoch=1, log_events=mine)
     with pytest.raises(Fenced):
-        await store.log.append(run.run_id, epoch=1, records=[record(delta("late"), 2)])
+        await store.log.append(run.run_id, epoch=1, log_events=[record(delta("late"), 2)])
     assert list(await store.log.read(run.run_id, after=1)) == as_stored(mine)
 
 
@@ -55,9 +55,9 @@ async def test_a_refused_run_takes_no_other_run_of_its_group_with_it(store: Stor
     runs = [Made(number=number) for number in range(1, 6)]
     for run in runs:
         await store.log.create(run.new())
-    await store.log.take_over(runs[2].run_id, epoch=2, owner="", records=[])
+    await store.log.take_over(runs[2].run_id, epoch=2, owner="", log_events=[])
     outcomes = await asyncio.gather(
-        *(store.log.append(run.run_id, epoch=1, records=run.next(delta())) for run in runs), return_exceptions=True
+        *(store.log.append(run.run_id, epoch=1, log_events=run.next(delta())) for run in runs), return_exceptions=True
     )
     assert [type(outcome) for outcome in outcomes] == [type(None), type(None), Fenced, type(None), type(None)]
     assert [await store.log.last_sequence(run.run_id) for run in runs] == [2, 2, 1, 2, 2]
@@ -66,18 +66,18 @@ async def test_a_refused_run_takes_no_other_run_of_its_group_with_it(store: Stor
 async def test_nothing_follows_a_terminal_event(store: Store) -> None:
     run = Made()
     await store.log.create(run.new())
-    await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(completed()))
     with pytest.raises(Fenced):
-        await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
+        await store.log.append(run.run_id, epoch=1, log_events=run.next(delta()))
     with pytest.raises(Fenced):
-        await store.log.take_over(run.run_id, epoch=2, owner="late", records=[])
+        await store.log.take_over(run.run_id, epoch=2, owner="late", log_events=[])
 
 
 async def test_an_append_to_a_run_that_does_not_exist_is_refused(store: Store) -> None:
     with pytest.raises(Fenced):
-        await store.log.append(Made().run_id, epoch=1, records=Made().next(delta()))
+        await store.log.append(Made().run_id, epoch=1, log_events=Made().next(delta()))
     with pytest.raises(NotFound):
-        await store.log.take_over(Made().run_id, epoch=1, owner="", records=[])
+        await store.log.take_over(Made().run_id, epoch=1, owner="", log_events=[])
     with pytest.raises(NotFound):
         await store.log.last_sequence(Made().run_id)
 
@@ -91,13 +91,13 @@ async def test_mistakes_of_the_caller_are_told_at_once(store: Store) -> None:
         [record(completed(), 2), record(delta(), 3)],
     ):
         with pytest.raises(ValueError, match=r"append|event"):
-            store.log.append(run.run_id, epoch=1, records=mistaken)
+            store.log.append(run.run_id, epoch=1, log_events=mistaken)
 
 
 async def test_a_page_has_at_most_256_events(store: Store) -> None:
     run = Made()
     await store.log.create(run.new())
-    await store.log.append(run.run_id, epoch=1, records=run.next(*(delta() for _ in range(600))))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(*(delta() for _ in range(600))))
     page = await store.log.read(run.run_id, after=100)
     assert [event.sequence for event in page] == list(range(101, 101 + PAGE_EVENTS))
     assert [event.sequence for event in await store.log.read(run.run_id, after=600)] == [601]
@@ -108,7 +108,9 @@ async def test_a_page_has_at_most_a_mebibyte_but_always_one_event(store: Store) 
     run = Made()
     await store.log.create(run.new())
     large = "x" * (PAGE_BYTES // 2 - 100)
-    await store.log.append(run.run_id, epoch=1, records=run.next(delta(large), delta(large), delta("x" * PAGE_BYTES)))
+    await store.log.append(
+        run.run_id, epoch=1, log_events=run.next(delta(large), delta(large), delta("x" * PAGE_BYTES))
+    )
     assert [event.sequence for event in await store.log.read(run.run_id, after=1)] == [2, 3]
     assert [event.sequence for event in await store.log.read(run.run_id, after=3)] == [4]
 
@@ -117,7 +119,7 @@ async def test_a_page_can_end_early_and_leave_out_deltas(store: Store) -> None:
     run = Made()
     await store.log.create(run.new())
     started = event_pb2.AgentEvent(llm_started=event_pb2.LlmStarted(model="m"))
-    await store.log.append(run.run_id, epoch=1, records=run.next(started, delta(), delta(), completed()))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(started, delta(), delta(), completed()))
     assert [event.sequence for event in await store.log.read(run.run_id, through=3)] == [1, 2, 3]
     without = await store.log.read(run.run_id, deltas=False)
     assert [event.kind for event in without] == [events.RUN_STARTED, events.LLM_STARTED, events.RUN_COMPLETED]
@@ -152,7 +154,7 @@ async def test_a_session_has_one_run_at_a_time(store: Store) -> None:
     with pytest.raises(SessionBusy) as busy:
         await store.log.create(second.new())
     assert busy.value.details == {"session_id": first.session_id, "run_id": first.run_id}
-    await store.log.append(first.run_id, epoch=1, records=first.next(completed(text("one", "ASSISTANT"))))
+    await store.log.append(first.run_id, epoch=1, log_events=first.next(completed(text("one", "ASSISTANT"))))
     await store.log.create(second.new())
     assert (await store.sessions.get(ANNE, first.session_id)).current_run_id == second.run_id
 
@@ -160,7 +162,7 @@ async def test_a_session_has_one_run_at_a_time(store: Store) -> None:
 async def test_a_run_that_names_an_old_cut_of_its_session_is_refused(store: Store) -> None:
     first = Made(number=1, question=text("1", "USER"))
     await store.log.create(first.new())
-    await store.log.append(first.run_id, epoch=1, records=first.next(completed(text("one", "ASSISTANT"))))
+    await store.log.append(first.run_id, epoch=1, log_events=first.next(completed(text("one", "ASSISTANT"))))
     with pytest.raises(SessionMoved):
         await store.log.create(Made(number=2, session_number=1, session_cut=1).new())
 
@@ -179,7 +181,7 @@ async def test_a_refused_run_leaves_nothing(store: Store) -> None:
 async def test_another_tenants_session_does_not_exist(store: Store) -> None:
     first = Made(number=1)
     await store.log.create(first.new())
-    await store.log.append(first.run_id, epoch=1, records=first.next(completed()))
+    await store.log.append(first.run_id, epoch=1, log_events=first.next(completed()))
     with pytest.raises(NotFound):
         await store.log.create(Made(number=2, principal=BERT, session_number=1).new())
 
@@ -202,7 +204,7 @@ async def test_a_log_of_any_length_is_read_in_pages(store: Store) -> None:
     run = Made()
     await store.log.create(run.new())
     made = run.next(*(delta(str(number)) for number in range(1000)), completed())
-    await store.log.append(run.run_id, epoch=1, records=made)
+    await store.log.append(run.run_id, epoch=1, log_events=made)
     pages: list[StoredEvent] = []
     while page := await store.log.read(run.run_id, after=pages[-1].sequence if pages else 0):
         pages += page

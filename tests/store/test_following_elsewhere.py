@@ -10,7 +10,7 @@ import pytest
 from bough.v1 import event_pb2
 from bough_server.errors import Fenced, NotFound, RunParked
 from bough_server.store.opening import open_store
-from bough_server.store.ports import LogRecord, StoredEvent
+from bough_server.store.ports import AnyLogEvent, StoredEvent
 from bough_server.store.sql.store import Store
 from bough_server.store.worker_ports import RunCommand, Topic
 from tests.store.logs import Made, as_stored, completed, delta, everything, next_page, resumed
@@ -74,15 +74,15 @@ async def _waiting(store: Store, run: Made, count: int) -> "list[asyncio.Task[li
     return readers
 
 
-async def _write(store: Store, run: Made, count: int = 30) -> list[LogRecord]:
+async def _write(store: Store, run: Made, count: int = 30) -> list[AnyLogEvent]:
     """Append events one by one, and the end."""
-    made: list[LogRecord] = []
+    made: list[AnyLogEvent] = []
     for number in range(count):
         records = run.next(delta(str(number)))
-        await store.log.append(run.run_id, epoch=1, records=records)
+        await store.log.append(run.run_id, epoch=1, log_events=records)
         made += records
     records = run.next(completed())
-    await store.log.append(run.run_id, epoch=1, records=records)
+    await store.log.append(run.run_id, epoch=1, log_events=records)
     return made + records
 
 
@@ -103,7 +103,7 @@ async def test_a_follower_gets_it_too_if_every_notification_is_lost(postgres_url
         made = await _write(one, run)
         assert await asyncio.gather(*readers) == [as_stored(made)] * 2
         assert other.followed is not None
-        counted = other.followed.counted()
+        counted = other.followed.count_reads()
         assert (counted["notification"], counted["look"] > 0) == (0, True)
 
 
@@ -116,10 +116,10 @@ async def test_a_follower_gets_it_too_if_the_listening_connection_is_ended(
     await one.log.create(later.new())
     readers = await _waiting(other, run, 2)
     made = [run.next(delta()), run.next(delta()), run.next(completed())]
-    await one.log.append(run.run_id, epoch=1, records=made[0])
+    await one.log.append(run.run_id, epoch=1, log_events=made[0])
     assert len(execute(postgres_url, _END_LISTENERS)) == 2
-    await one.log.append(run.run_id, epoch=1, records=made[1])
-    await one.log.append(run.run_id, epoch=1, records=made[2])
+    await one.log.append(run.run_id, epoch=1, log_events=made[1])
+    await one.log.append(run.run_id, epoch=1, log_events=made[2])
     assert await asyncio.gather(*readers) == [as_stored([record for records in made for record in records])] * 2
     await _connected(one, other)
     readers = await _waiting(other, later, 1)
@@ -136,7 +136,7 @@ async def test_more_than_fits_a_notification_is_found_all_the_same(stores: tuple
     readers = [(await _waiting(other, run, 1))[0] for run in runs]
     ends = [run.next(completed()) for run in runs]
     appends = zip(runs, ends, strict=True)
-    await asyncio.gather(*(one.log.append(run.run_id, epoch=1, records=end) for run, end in appends))
+    await asyncio.gather(*(one.log.append(run.run_id, epoch=1, log_events=end) for run, end in appends))
     assert await asyncio.gather(*readers) == [as_stored(end) for end in ends]
 
 
@@ -150,7 +150,7 @@ async def test_many_followers_cost_one_read_and_those_of_the_owner_none(stores: 
     with seen_statements() as statements:
         ends = [run.next(*(delta() for _ in range(20)), completed()) for run in runs]
         appends = zip(runs, ends, strict=True)
-        await asyncio.gather(*(one.log.append(run.run_id, epoch=1, records=end) for run, end in appends))
+        await asyncio.gather(*(one.log.append(run.run_id, epoch=1, log_events=end) for run, end in appends))
         for logs in (await asyncio.gather(*readers), await asyncio.gather(*own)):
             assert logs == [as_stored(end) for end in ends for _ in range(50)]
     reads = [text for text, _ in statements if "FROM events" in text]
@@ -178,15 +178,15 @@ async def test_a_run_that_was_taken_over_is_followed_on_where_it_was_fenced(stor
     run = Made()
     await one.log.create(run.new())
     before = run.next(delta(), delta())
-    await one.log.append(run.run_id, epoch=1, records=before)
+    await one.log.append(run.run_id, epoch=1, log_events=before)
     readers = await _waiting(one, run, 3)
     after = [run.next(resumed(2, "b")), run.next(delta()), run.next(completed())]
-    await other.log.take_over(run.run_id, epoch=2, owner="b", records=after[0])
+    await other.log.take_over(run.run_id, epoch=2, owner="b", log_events=after[0])
     with pytest.raises(Fenced):
-        await one.log.append(run.run_id, epoch=1, records=[after[0][0]])
+        await one.log.append(run.run_id, epoch=1, log_events=[after[0][0]])
     one.log.release(run.run_id)
     for records in after[1:]:
-        await other.log.append(run.run_id, epoch=2, records=records)
+        await other.log.append(run.run_id, epoch=2, log_events=records)
     logs = await asyncio.gather(*readers)
     assert logs == [as_stored([record for records in after for record in records])] * 3
 
@@ -205,17 +205,17 @@ async def test_a_run_that_is_parked_here_is_followed_again_once_another_server_h
     with pytest.raises(RunParked):
         await anext(ended_tail)
     for each in (run, quiet):
-        await other.log.take_over(each.run_id, epoch=2, owner="b", records=each.next(resumed(2, "b")))
+        await other.log.take_over(each.run_id, epoch=2, owner="b", log_events=each.next(resumed(2, "b")))
     tail = one.log.tail(run.run_id, after=1)
     assert [event.sequence for event in await next_page(tail)] == [2]
     ended = run.next(completed())
     waiting = asyncio.ensure_future(next_page(tail))
-    await other.log.append(run.run_id, epoch=2, records=ended)
+    await other.log.append(run.run_id, epoch=2, log_events=ended)
     assert await waiting == as_stored(ended)
     assert [event.sequence for event in await next_page(behind)] == [2, 3]
     reader = asyncio.ensure_future(everything(one.log, quiet.run_id, after=2))
     ended = quiet.next(completed())
-    await other.log.append(quiet.run_id, epoch=2, records=ended)
+    await other.log.append(quiet.run_id, epoch=2, log_events=ended)
     assert await reader == as_stored(ended)
 
 
@@ -269,7 +269,7 @@ async def test_a_command_arrives_too_if_its_notification_is_lost_and_again_at_a_
             await one.mailbox.post(_cancel(run))
             assert await waiting == run.run_id
             waiting = asyncio.ensure_future(anext(arrivals))
-            await one.log.take_over(run.run_id, epoch=2, owner="b", records=run.next(resumed(2, "b")))
+            await one.log.take_over(run.run_id, epoch=2, owner="b", log_events=run.next(resumed(2, "b")))
             began = asyncio.get_running_loop().time()
             assert await waiting == run.run_id
             assert asyncio.get_running_loop().time() - began < 4  # the next look, not the repetition

@@ -9,7 +9,7 @@ from bough.v1 import event_pb2, execution_pb2, message_pb2, usage_pb2
 from bough_server import ids
 from bough_server.errors import Fenced, ForkRefused, NotFound
 from bough_server.store.opening import Store, open_store
-from bough_server.store.ports import Page, Principal, Record, RequestIdTaken
+from bough_server.store.ports import LogEvent, Page, Principal, RequestIdTaken
 from tests.store.fork_logs import Fork
 from tests.store.logs import (
     ANNE,
@@ -40,17 +40,17 @@ def _tool_done(effect: str = "s0.m") -> event_pb2.AgentEvent:
     return event_pb2.AgentEvent(effect_key="s0.t0", tool_completed=event_pb2.ToolCompleted(result=result))
 
 
-async def _origin(store: Store) -> tuple[Made, list[Record]]:
+async def _origin(store: Store) -> tuple[Made, list[LogEvent]]:
     """The second run of its session: asked, answered, its tool done, and still going."""
     before = Made(number=1, question=text("Hello.", "USER"))
     await store.log.create(before.new())
-    await store.log.append(before.run_id, epoch=1, records=before.next(completed(text("Hi.", "ASSISTANT"))))
+    await store.log.append(before.run_id, epoch=1, log_events=before.next(completed(text("Hi.", "ASSISTANT"))))
     origin = Made(number=2, session_number=1, session_cut=2, question=text("Why?", "USER"), labels={"of": "origin"})
     origin.request_id, origin.request_digest = "ask", "d"
     origin.definitions = [definition("lead", "r1"), definition("writer", "r2")]
     await store.log.create(origin.new())
     made = origin.next(delta("a"), _answered("Let me see."), delta("b"), _tool_done())
-    await store.log.append(origin.run_id, epoch=1, records=made)
+    await store.log.append(origin.run_id, epoch=1, log_events=made)
     return origin, [*origin.first(), *made]
 
 
@@ -65,11 +65,11 @@ async def test_a_forks_log_begins_with_the_bytes_of_its_origins(store: Store) ->
     new_fork = fork.of(origin, 4, delta("own"))
     await store.log.fork(new_fork)
     rest = fork.next(completed())
-    await store.log.append(fork.run_id, epoch=1, records=rest)
-    whole = as_stored([*shared[:4], *new_fork.records, *rest])
+    await store.log.append(fork.run_id, epoch=1, log_events=rest)
+    whole = as_stored([*shared[:4], *new_fork.log_events, *rest])
     assert await everything(store.log, fork.run_id) == whole
     assert await store.log.last_sequence(origin.run_id) == 5
-    await store.log.append(origin.run_id, epoch=1, records=origin.next(completed()))
+    await store.log.append(origin.run_id, epoch=1, log_events=origin.next(completed()))
     assert await everything(store.log, fork.run_id) == whole
 
 
@@ -95,7 +95,7 @@ async def test_a_forks_row_is_its_origins_but_for_what_it_says_itself(store: Sto
     holder = await store.runs.holder(ANNE, session_id(4))
     assert holder == second
     for run in (plain, origin):
-        await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+        await store.log.append(run.run_id, epoch=1, log_events=run.next(completed()))
         await store.sessions.delete(ANNE, run.session_id)
     kept = [await store.catalog.get(revision) for revision in ("r1", "r2", "r3")]
     assert kept == [definition("lead", "r1"), definition("writer", "r2"), definition("writer", "r3")]
@@ -113,12 +113,12 @@ async def test_a_forks_session_has_what_its_origin_could_see_or_had_said(
     store: Store, sequence: int, shared: list[tuple[int, str, str]]
 ) -> None:
     origin, _ = await _origin(store)
-    await store.log.append(origin.run_id, epoch=1, records=origin.next(completed(text("So.", "ASSISTANT"))))
+    await store.log.append(origin.run_id, epoch=1, log_events=origin.next(completed(text("So.", "ASSISTANT"))))
     fork = Fork(number=3)
     await store.log.fork(fork.of(origin, sequence))
     assert await _said(store, 3) == shared
-    assert (await store.sessions.cut(ANNE, session_id(3))).position == len(shared)
-    await store.log.append(fork.run_id, epoch=1, records=fork.next(completed(text("Thus.", "ASSISTANT"))))
+    assert (await store.sessions.read_position(ANNE, session_id(3))).position == len(shared)
+    await store.log.append(fork.run_id, epoch=1, log_events=fork.next(completed(text("Thus.", "ASSISTANT"))))
     assert await _said(store, 3) == [*shared, (len(shared) + 1, "Thus.", "3")]
     assert await _said(store, 1) == [
         (1, "Hello.", "1"),
@@ -191,8 +191,8 @@ async def test_what_a_fork_shares_is_not_charged_again(store: Store) -> None:
     origin, _ = await _origin(store)
     fork = Fork(number=3)
     await store.log.fork(fork.of(origin, 4, _answered("Again.", "s1.m")))
-    assert [entry.sequence for entry in await store.usage.of_run(origin.run_id)] == [3]
-    assert [entry.sequence for entry in await store.usage.of_run(fork.run_id)] == [6]
+    assert [entry.sequence for entry in await store.usage.list_for_run(origin.run_id)] == [3]
+    assert [entry.sequence for entry in await store.usage.list_for_run(fork.run_id)] == [6]
 
 
 async def test_a_fork_in_which_the_user_says_something_else_has_that_in_its_session(store: Store) -> None:
@@ -205,7 +205,7 @@ async def test_a_fork_in_which_the_user_says_something_else_has_that_in_its_sess
     assert await _said(store, 3) == [(1, "Hello.", "1"), (2, "Hi.", "1"), (3, "How?", "3")]
     (said,) = (await store.sessions.messages(ANNE, session_id(3), through=3))[2:]
     assert (said.message.kind, said.agent) == (message_pb2.MESSAGE_KIND_USER, "lead")
-    assert said.message.create_time == new_fork.records[0].event.record_time
+    assert said.message.create_time == new_fork.log_events[0].event.record_time
 
 
 async def test_a_result_that_the_fork_has_itself_belongs_to_the_call_that_it_shares(store: Store) -> None:
@@ -222,7 +222,7 @@ async def test_a_fork_can_be_forked(store: Store) -> None:
     await store.log.fork(first)
     second = again.of(fork, 5, completed(text("Done.", "ASSISTANT")))
     await store.log.fork(second)
-    assert await everything(store.log, again.run_id) == as_stored([*shared[:3], *first.records, *second.records])
+    assert await everything(store.log, again.run_id) == as_stored([*shared[:3], *first.log_events, *second.log_events])
     shown = (await store.runs.get(ANNE, again.run_id)).run
     assert (shown.state, shown.forked_from.run_id) == (execution_pb2.EXECUTION_STATE_SUCCEEDED, fork.run_id)
     assert (await _said(store, 4))[1:] == [
@@ -232,13 +232,13 @@ async def test_a_fork_can_be_forked(store: Store) -> None:
         (5, "Own.", "4"),
         (6, "Done.", "4"),
     ]
-    assert await store.usage.of_run(again.run_id) == []
+    assert await store.usage.list_for_run(again.run_id) == []
     assert (await store.sessions.get(ANNE, session_id(4))).current_run_id == ""
 
 
 async def test_a_run_that_has_ended_is_forked_before_its_end(store: Store) -> None:
     origin, shared = await _origin(store)
-    await store.log.append(origin.run_id, epoch=1, records=origin.next(completed()))
+    await store.log.append(origin.run_id, epoch=1, log_events=origin.next(completed()))
     with pytest.raises(ForkRefused, match="ended at sequence 6"):
         await store.log.fork(Fork(number=3).of(origin, 6))
     fork = Fork(number=3)
@@ -268,9 +268,9 @@ async def test_a_fork_goes_on_after_the_store_was_closed(url: str) -> None:
         await store.log.fork(fork.of(origin, 3))
     async with open_store(url) as store:
         made = fork.next(_tool_done(), _answered("So.", "s1.m"), completed())
-        await store.log.append(fork.run_id, epoch=1, records=made)
+        await store.log.append(fork.run_id, epoch=1, log_events=made)
         assert (await _said(store, 3))[3:] == [(4, "Let me see.", "3"), (5, "result", "3"), (6, "So.", "3")]
-        assert [entry.sequence for entry in await store.usage.of_run(fork.run_id)] == [6]
+        assert [entry.sequence for entry in await store.usage.list_for_run(fork.run_id)] == [6]
 
 
 async def test_a_fork_of_what_is_not_there_leaves_nothing(store: Store) -> None:
@@ -301,8 +301,8 @@ async def test_mistakes_of_a_caller_who_forks_are_told_at_once(store: Store) -> 
     origin, _ = await _origin(store)
     new_fork = Fork(number=3).of(origin, 2)
     for mistaken in (
-        replace(new_fork, records=[]),
-        replace(new_fork, records=[record(delta(), 3)]),
+        replace(new_fork, log_events=[]),
+        replace(new_fork, log_events=[record(delta(), 3)]),
         replace(new_fork, origin_sequence=1),
         replace(new_fork, origin_run_id=Made(number=9).run_id),
         replace(new_fork, request_id="another"),
@@ -319,7 +319,7 @@ async def test_readers_of_a_fork_see_it_go_on(store: Store) -> None:
     reader = asyncio.ensure_future(everything(store.log, fork.run_id))
     made = fork.next(delta(), completed())
     for one in made:
-        await store.log.append(fork.run_id, epoch=1, records=[one])
-    assert await reader == as_stored([*shared, *new_fork.records, *made])
+        await store.log.append(fork.run_id, epoch=1, log_events=[one])
+    assert await reader == as_stored([*shared, *new_fork.log_events, *made])
     with pytest.raises(Fenced):
-        await store.log.append(fork.run_id, epoch=1, records=[record(delta(), 9)])
+        await store.log.append(fork.run_id, epoch=1, log_events=[record(delta(), 9)])

@@ -53,7 +53,7 @@ class _Play:
                 made = run.next(*(delta(f"{len(self.expected[index])}.{part}" * 20) for part in range(count)))
                 self.expected[index] += as_stored(made)
                 epoch = self._epochs[index]
-                self._pending.append(asyncio.ensure_future(self._log.append(run.run_id, epoch=epoch, records=made)))
+                self._pending.append(asyncio.ensure_future(self._log.append(run.run_id, epoch=epoch, log_events=made)))
             case "read":
                 task = asyncio.ensure_future(everything(self._log, run.run_id, after=count))
                 self._readers.append((index, count, task))
@@ -61,11 +61,11 @@ class _Play:
                 epoch = self._epochs[index] = self._epochs[index] + 1
                 made = run.next(resumed(epoch))
                 self.expected[index] += as_stored(made)
-                await self._log.take_over(run.run_id, epoch=epoch, owner="next", records=made)
+                await self._log.take_over(run.run_id, epoch=epoch, owner="next", log_events=made)
             case "append late" if self._epochs[index] > 1:
                 late = [record(delta("late"), run.last_sequence + 1)]
                 epoch = self._epochs[index] - 1
-                self._late.append(asyncio.ensure_future(self._log.append(run.run_id, epoch=epoch, records=late)))
+                self._late.append(asyncio.ensure_future(self._log.append(run.run_id, epoch=epoch, log_events=late)))
             case "settle":
                 await asyncio.gather(*self._pending)
             case "yield":
@@ -75,7 +75,7 @@ class _Play:
         for index, run in enumerate(self._runs):
             made = run.next(completed())
             self.expected[index] += as_stored(made)
-            await self._log.append(run.run_id, epoch=self._epochs[index], records=made)
+            await self._log.append(run.run_id, epoch=self._epochs[index], log_events=made)
         await asyncio.gather(*self._pending)
         late = await asyncio.gather(*self._late, return_exceptions=True)
         assert [type(outcome) for outcome in late] == [Fenced] * len(late)

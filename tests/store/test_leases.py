@@ -28,7 +28,7 @@ async def test_a_worker_that_is_taken_for_lost_cannot_renew_its_lease_but_begin_
     assert not await store.leases.renew("a")
     (claimed,) = await store.leases.claim("b", most=9)
     assert (claimed.run.run_id, claimed.owner) == (run.run_id, "a")
-    assert store.leases.crashed("a")
+    assert store.leases.has_crashed("a")
     await store.leases.begin("a")
     assert await store.leases.counters() == {"a": 1, "b": 1}
     assert (await store.runs.get(ANNE, run.run_id)).owner == "b"
@@ -40,7 +40,7 @@ async def test_a_lease_begins_without_runs(store: Store) -> None:
     await store.log.create(Made(owner="a").new())
     await store.leases.begin("a")
     (claimed,) = await store.leases.claim("b", most=9)
-    assert (claimed.owner, store.leases.crashed("a")) == ("", False)
+    assert (claimed.owner, store.leases.has_crashed("a")) == ("", False)
 
 
 async def test_a_run_that_a_lost_worker_creates_after_its_name_was_forgotten_is_claimed(store: Store) -> None:
@@ -59,7 +59,7 @@ async def test_a_worker_that_was_lost_has_not_crashed_once_it_has_a_lease_again(
     assert await store.leases.claim("a", most=9) == ()
     await store.log.create(Made(owner="a").new())
     await store.leases.begin("a")
-    assert not store.leases.crashed("a")
+    assert not store.leases.has_crashed("a")
 
 
 async def test_runs_without_an_owner_are_claimed_once_and_oldest_first(store: Store) -> None:
@@ -69,8 +69,8 @@ async def test_runs_without_an_owner_are_claimed_once_and_oldest_first(store: St
     for number, owner in owners.items():
         await store.log.create(Made(number=number, owner=owner).new())
     parked, ended, waits, given = (Made(number=number) for number in (3, 5, 6, 4))
-    await store.log.append(ended.run_id, epoch=1, records=ended.next(completed()))
-    await store.log.append(waits.run_id, epoch=1, records=waits.next(interrupted()))
+    await store.log.append(ended.run_id, epoch=1, log_events=ended.next(completed()))
+    await store.log.append(waits.run_id, epoch=1, log_events=waits.next(interrupted()))
     await store.leases.give_up("a", given.run_id)
     await store.leases.give_up("b", Made(number=2).run_id)
 
@@ -93,7 +93,7 @@ async def test_a_worker_that_ends_in_order_leaves_its_runs_to_others(store: Stor
     await store.leases.release("a")
     assert offers == [""]
     (claimed,) = await store.leases.claim("b", most=9)
-    assert (claimed.owner, store.leases.crashed("a")) == ("", False)
+    assert (claimed.owner, store.leases.has_crashed("a")) == ("", False)
 
 
 async def test_a_worker_that_released_its_lease_has_none(store: Store) -> None:
@@ -116,4 +116,4 @@ async def test_who_opens_a_shared_database_leaves_the_leases_of_others(postgres_
         async with open_store(postgres_url) as second:
             assert await second.leases.renew("a")
             assert await first.leases.counters() == {"a": 2}
-            assert not second.leases.crashed("a")
+            assert not second.leases.has_crashed("a")

@@ -41,8 +41,8 @@ async def test_letters_are_taken_in_the_order_they_were_posted_until_they_are_do
     both = [_answers(run, first), _cancel(run, second)]
     assert await store.mailbox.take(run.run_id) == both
     assert await store.mailbox.take(run.run_id) == both, "they stay until they are done"
-    await store.mailbox.done(first)
-    await store.mailbox.done(first)
+    await store.mailbox.delete_command(first)
+    await store.mailbox.delete_command(first)
     assert await store.mailbox.take(run.run_id) == both[1:]
 
 
@@ -51,7 +51,7 @@ async def test_letters_outlive_the_server_and_their_ids_are_given_once(url: str)
         run = await _made(store)
         first = await store.mailbox.post(_cancel(run))
         second = await store.mailbox.post(_answers(run))
-        await store.mailbox.done(second)
+        await store.mailbox.delete_command(second)
     async with open_store(url) as store:
         assert await store.mailbox.take(run.run_id) == [_cancel(run, first)]
         assert await anext(aiter(store.mailbox.arrivals())) == run.run_id
@@ -87,8 +87,8 @@ async def test_a_run_that_has_ended_takes_no_letters_and_keeps_none(store: Store
     run, taken = await _made(store, 1), await _made(store, 2)
     for each in (run, taken):
         await store.mailbox.post(_cancel(each))
-    await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
-    await store.log.take_over(taken.run_id, epoch=2, owner="next", records=taken.next(resumed(2), completed()))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(completed()))
+    await store.log.take_over(taken.run_id, epoch=2, owner="next", log_events=taken.next(resumed(2), completed()))
     for each in (run, taken):
         assert await store.mailbox.take(each.run_id) == []
         with pytest.raises(Fenced):

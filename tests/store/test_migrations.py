@@ -60,7 +60,7 @@ async def test_a_next_revision_is_applied_with_all_that_there_is_and_refused_by_
     run, later = Made(number=1, labels={"n": "1"}), Made(number=2)
     async with open_store(url) as store:
         await store.log.create(run.new())
-        await store.log.append(run.run_id, epoch=1, records=run.next(delta()))
+        await store.log.append(run.run_id, epoch=1, log_events=run.next(delta()))
         before = await store.runs.get(ANNE, run.run_id)
     with newer_version(tmp_path):
         assert ScriptDirectory(str(tmp_path / "migrations")).get_heads() == [_NEXT]
@@ -71,7 +71,7 @@ async def test_a_next_revision_is_applied_with_all_that_there_is_and_refused_by_
         assert upgrade_database(url).is_current
         async with open_store(url, may_upgrade=False) as store:
             assert await store.runs.get(ANNE, run.run_id) == before
-            await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+            await store.log.append(run.run_id, epoch=1, log_events=run.next(completed()))
             await store.log.create(later.new())
         assert execute(url, "SELECT color, height FROM runs") == [("", 0)] * 2
     for opening in (open_store, upgrade_database):

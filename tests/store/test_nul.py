@@ -72,7 +72,7 @@ async def test_every_text_of_every_event_may_have_nul(url: str) -> None:
         await store.log.create(replace(new, first=new.first._replace(blobs=[file])))
         for event in [*_events(), failed]:
             records = run.next(event)
-            await store.log.append(run.run_id, epoch=1, records=records)
+            await store.log.append(run.run_id, epoch=1, log_events=records)
             made += records
         assert await everything(store.log, run.run_id) == as_stored(made)
         found, _ = await store.runs.list(ANNE, RunFilter(labels={"n": "ab"}, agent="ab"), Page(size=9))
@@ -92,8 +92,8 @@ async def test_an_attempt_of_a_model_with_nul_in_its_name_is_charged(url: str) -
     completed.llm_completed.response.usage.CopyFrom(usage)
     async with open_store(url, durability="process") as store:
         await store.log.create(run.new())
-        await store.log.append(run.run_id, epoch=1, records=run.next(started, completed))
-        assert [one.model for one in await store.usage.of_run(run.run_id)] == ["ab"]
+        await store.log.append(run.run_id, epoch=1, log_events=run.next(started, completed))
+        assert [one.model for one in await store.usage.list_for_run(run.run_id)] == ["ab"]
 
 
 async def test_evaluations_and_forks_with_nul_are_stored(url: str) -> None:
@@ -101,7 +101,7 @@ async def test_evaluations_and_forks_with_nul_are_stored(url: str) -> None:
     origin, fork = Made(agent=_NUL, labels={"n": _NUL}), Fork(number=2)
     async with open_store(url, durability="process") as store:
         await store.log.create_evaluation(made.new())
-        await store.log.append(made.evaluation_id, epoch=1, records=made.next(cancelled()))
+        await store.log.append(made.evaluation_id, epoch=1, log_events=made.next(cancelled()))
         assert (await store.evaluations.get(ANNE, made.evaluation_id)).evaluation.eval_set_name == "ab"
         await store.log.create(origin.new())
         changes = event_pb2.RunForked(
@@ -119,7 +119,7 @@ async def test_what_has_nul_in_its_name_is_not_found(store: Store) -> None:
     assert (await store.runs.find(_NUL), await store.runs.find_request(ANNE, _NUL)) == (None, None)
     with pytest.raises(NotFound):
         await store.blobs.read(ANNE, run.session_id, _NUL)
-    assert await store.blobs.missing(ANNE, run.session_id, [_NUL, "ab"]) == {_NUL, "ab"}
+    assert await store.blobs.find_missing(ANNE, run.session_id, [_NUL, "ab"]) == {_NUL, "ab"}
     file = StoredBlob(sha256=_NUL, media_type="image/png", data=None, field="input.parts[0].blob.sha256")
     second = Made(number=2).new()
     with pytest.raises(InvalidRequest):

@@ -19,7 +19,7 @@ from bough.v1 import event_pb2, input_pb2
 from bough_server.errors import Fenced
 from bough_server.log import events
 from bough_server.store.opening import Store, open_store
-from bough_server.store.ports import Record, RunMoved, StoredEvent
+from bough_server.store.ports import LogEvent, RunMoved, StoredEvent
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.worker_ports import RunCommand
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed
@@ -81,7 +81,7 @@ class Write:
     run: int
     future: asyncio.Future[Any]
     epoch: int = 0
-    records: list[Record] = field(default_factory=list)
+    records: list[LogEvent] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -166,8 +166,8 @@ class Ownership(RuleBasedStateMachine):
 
         self._writes.append(Write(kind=kind, worker=worker, run=run, future=self._do(start()), **known))
 
-    async def _appending(self, run: int, epoch: int, records: list[Record]) -> None:
-        await self._store.log.append(self._runs[run].run_id, epoch=epoch, records=records)
+    async def _appending(self, run: int, epoch: int, records: list[LogEvent]) -> None:
+        await self._store.log.append(self._runs[run].run_id, epoch=epoch, log_events=records)
 
     def _append(self, worker: str, run: int, *batch: event_pb2.AgentEvent) -> None:
         owned = self._owned.get((worker, run))
@@ -192,7 +192,7 @@ class Ownership(RuleBasedStateMachine):
         if (worker, run) in self._seen:
             epoch, last_sequence = self._seen[worker, run]
             made = [record(resumed(epoch + 1, worker), last_sequence + 1)]
-            work = self._store.log.take_over(self._runs[run].run_id, epoch=epoch + 1, owner=worker, records=made)
+            work = self._store.log.take_over(self._runs[run].run_id, epoch=epoch + 1, owner=worker, log_events=made)
             self._submit("take", worker, run, work, epoch=epoch + 1, records=made)
 
     @rule(run=st.sampled_from(RUNS))
@@ -215,7 +215,7 @@ class Ownership(RuleBasedStateMachine):
         """A worker that finds a command's events in the log removes the command, whether it wrote them or not."""
         for letter_id in _letters_in(self._models[run].log):
             if letter_id in self._models[run].letters:
-                self._submit("done", "", run, self._store.mailbox.done(letter_id))
+                self._submit("done", "", run, self._store.mailbox.delete_command(letter_id))
                 self._models[run].letters.remove(letter_id)
         self.settle("")
 

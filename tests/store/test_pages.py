@@ -32,7 +32,7 @@ async def _made(store: Store, count: int, labels: Callable[[int], dict[str, str]
     for run in runs:
         await store.log.create(run.new())
         if run.number % 2:
-            await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+            await store.log.append(run.run_id, epoch=1, log_events=run.next(completed()))
     return runs
 
 

@@ -20,7 +20,7 @@ from bough_server.errors import Fenced, InvalidRequest, StorageFailed
 from bough_server.store.opening import open_store
 from bough_server.store.ports import Page, RunFilter, StoredEvent
 from bough_server.store.postgres.database import reader_engine
-from bough_server.store.sql.pages import token_of
+from bough_server.store.sql.pages import encode_token
 from bough_server.store.sql.readers import Readers, read_range
 from bough_server.store.sql.store import Store
 from bough_server.store.sql.writer import CommitHooks
@@ -76,8 +76,8 @@ async def test_a_connection_that_is_lost_before_a_commit_is_replaced(
     run = Made()
     await store.log.create(run.new())
     before.act = lambda: _end_writers(postgres_url)
-    await store.log.append(run.run_id, epoch=1, records=run.next(delta(), delta()))
-    await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(delta(), delta()))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(completed()))
     assert [one.sequence for one in await everything(store.log, run.run_id)] == [1, 2, 3, 4]
 
 
@@ -86,7 +86,7 @@ async def test_a_connection_that_is_lost_while_nothing_uses_it_is_replaced(store
     await store.log.create(run.new())
     await store.runs.get(ANNE, run.run_id)
     execute(postgres_url, _END_ALL.format("pid != pg_backend_pid()"))
-    await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(completed()))
     assert (await store.runs.get(ANNE, run.run_id)).run.last_sequence == 2
 
 
@@ -102,17 +102,17 @@ async def test_a_commit_whose_answer_is_lost_is_looked_up(store: Store, postgres
     await store.log.create(second.new())
     after.act = lose
     await asyncio.gather(
-        store.log.append(first.run_id, epoch=1, records=first.next(delta())),
-        store.log.append(first.run_id, epoch=1, records=first.next(delta())),
-        store.log.append(second.run_id, epoch=1, records=second.next(delta())),
+        store.log.append(first.run_id, epoch=1, log_events=first.next(delta())),
+        store.log.append(first.run_id, epoch=1, log_events=first.next(delta())),
+        store.log.append(second.run_id, epoch=1, log_events=second.next(delta())),
     )
     after.act = lose
     posted = await store.mailbox.post(RunCommand(command_id=0, run_id=first.run_id, cancel=command))
     assert [one.command_id for one in await store.mailbox.take(first.run_id)] == [posted]
     after.act = lose
-    await store.log.take_over(second.run_id, epoch=2, owner="b", records=second.next(delta()))
+    await store.log.take_over(second.run_id, epoch=2, owner="b", log_events=second.next(delta()))
     after.act = lose
-    await store.log.append(first.run_id, epoch=1, records=first.next(completed()))
+    await store.log.append(first.run_id, epoch=1, log_events=first.next(completed()))
     assert [one.sequence for one in await everything(store.log, first.run_id)] == [1, 2, 3, 4]
     assert (await store.runs.get(ANNE, second.run_id)).epoch == 2
     assert await store.mailbox.take(first.run_id) == []
@@ -139,7 +139,7 @@ async def test_the_connection_before_is_ended_before_its_commit_is_looked_up(
 
     before.act = cut
     began = time.monotonic()
-    await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(completed()))
     assert time.monotonic() - began < 1.5  # the busy timeout is 2 seconds: no lock of the old one was waited for
     assert kept
     assert [one.sequence for one in await everything(store.log, run.run_id)] == [1, 2]
@@ -154,7 +154,7 @@ async def test_a_run_that_another_connection_locks_is_written_when_it_does_not_a
     await store.log.create(run.new())
     with psycopg.connect(postgres_url) as other:
         other.execute("SELECT 1 FROM runs FOR UPDATE")
-        writing = asyncio.ensure_future(store.log.append(run.run_id, epoch=1, records=run.next(delta())))
+        writing = asyncio.ensure_future(store.log.append(run.run_id, epoch=1, log_events=run.next(delta())))
         _, pending = await asyncio.wait({writing}, timeout=0.3)
         assert pending
     await writing
@@ -173,13 +173,13 @@ async def test_a_server_that_stands_still_within_a_transaction_does_not_hold_up_
         goes_on.wait()
 
     before.act = stand_still
-    writing = asyncio.ensure_future(store.log.append(run.run_id, epoch=1, records=run.next(completed())))
+    writing = asyncio.ensure_future(store.log.append(run.run_id, epoch=1, log_events=run.next(completed())))
     try:
         await stands_still.wait()
         async with open_store(postgres_url, durability="process") as other:
             neighbor, taken = Made(number=2), [record(resumed(2, "b"), 2)]
             await asyncio.gather(
-                other.log.create(neighbor.new()), other.log.take_over(run.run_id, epoch=2, owner="b", records=taken)
+                other.log.create(neighbor.new()), other.log.take_over(run.run_id, epoch=2, owner="b", log_events=taken)
             )
             goes_on.set()
             with pytest.raises(Fenced):
@@ -197,8 +197,8 @@ async def test_an_append_that_leaves_its_session_as_it_is_does_not_wait_for_a_lo
     model_call = event_pb2.AgentEvent(effect_key="s0.m", llm_started=event_pb2.LlmStarted(model="m"))
     with psycopg.connect(postgres_url) as other:
         other.execute("SELECT 1 FROM sessions FOR UPDATE")
-        await store.log.append(run.run_id, epoch=1, records=run.next(model_call, delta()))
-        writing = asyncio.ensure_future(store.log.append(run.run_id, epoch=1, records=run.next(completed())))
+        await store.log.append(run.run_id, epoch=1, log_events=run.next(model_call, delta()))
+        writing = asyncio.ensure_future(store.log.append(run.run_id, epoch=1, log_events=run.next(completed())))
         _, pending = await asyncio.wait({writing}, timeout=0.3)
         assert pending
     await writing
@@ -215,7 +215,7 @@ async def test_an_append_whose_message_cannot_be_inserted_fails_alone(store: Sto
     )
     answers = [run.next(completed(text("Yes.", "ASSISTANT"))) for run in runs]
     outcomes = await asyncio.gather(
-        *(store.log.append(run.run_id, epoch=1, records=answer) for run, answer in zip(runs, answers, strict=True)),
+        *(store.log.append(run.run_id, epoch=1, log_events=answer) for run, answer in zip(runs, answers, strict=True)),
         return_exceptions=True,
     )
     assert [type(outcome) for outcome in outcomes] == [type(None), StorageFailed, type(None)]
@@ -229,7 +229,8 @@ async def test_a_fenced_run_fails_alone_and_its_neighbors_are_written(store: Sto
         await store.log.create(run.new())
     execute(postgres_url, f"UPDATE runs SET epoch = 2, owner = 'other' WHERE run_id = '{runs[2].run_id}'")
     outcomes = await asyncio.gather(
-        *(store.log.append(run.run_id, epoch=1, records=run.next(completed())) for run in runs), return_exceptions=True
+        *(store.log.append(run.run_id, epoch=1, log_events=run.next(completed())) for run in runs),
+        return_exceptions=True,
     )
     assert [type(outcome) for outcome in outcomes] == [type(None), type(None), Fenced, type(None), type(None)]
     ended = execute(postgres_url, "SELECT ended, last_sequence FROM runs ORDER BY run_id")
@@ -246,8 +247,8 @@ async def test_a_deadlock_is_tried_again(store: Store, postgres_url: str, capsys
         other.execute("SET deadlock_timeout = '20s'")  # so that the store's side is the one that finds out
         other.execute(lock, [second.session_id])
         both = asyncio.gather(
-            store.log.append(first.run_id, epoch=1, records=first.next(completed())),
-            store.log.append(second.run_id, epoch=1, records=second.next(completed())),
+            store.log.append(first.run_id, epoch=1, log_events=first.next(completed())),
+            store.log.append(second.run_id, epoch=1, log_events=second.next(completed())),
         )
         await asyncio.wait({both}, timeout=0.2)
         await asyncio.to_thread(other.execute, lock, [first.session_id])
@@ -266,7 +267,10 @@ async def test_a_value_that_postgresql_cannot_hold_fails_its_writer_alone(store:
 
 async def test_a_forged_token_with_nul_is_refused(store: Store) -> None:
     filters: list[object] = ["runs", "acme", "", "", [], {}, None, None, ""]
-    for token in (token_of((1, "a\0"), filters), token_of((1, "a\0"), [*filters[:1], ANNE.tenant_id, *filters[2:]])):
+    for token in (
+        encode_token((1, "a\0"), filters),
+        encode_token((1, "a\0"), [*filters[:1], ANNE.tenant_id, *filters[2:]]),
+    ):
         with pytest.raises(InvalidRequest):
             await store.runs.list(ANNE, RunFilter(), Page(size=1, token=token))
 
@@ -275,7 +279,7 @@ async def test_a_read_stops_by_bytes_in_the_database(store: Store) -> None:
     run, words = Made(), "x" * (PAGE_BYTES // 3)
     await store.log.create(run.new())
     made = [*run.first(), *run.next(*(delta(words) for _ in range(12)))]
-    await store.log.append(run.run_id, epoch=1, records=made[1:])
+    await store.log.append(run.run_id, epoch=1, log_events=made[1:])
     read = partial(read_range, run_id=run.run_id, after=0)
     assert [len(await store.write(partial(read, deltas=deltas))) for deltas in (True, False)] == [4, 1]
     found: list[StoredEvent] = []

@@ -65,7 +65,7 @@ async def test_a_server_that_cannot_connect_says_so_once_without_the_password_an
     async with open_store(postgres_url, durability="process", listen_url=nowhere) as store:
         await store.log.create(run.new())
         ended = run.next(completed())
-        await store.log.append(run.run_id, epoch=1, records=ended)
+        await store.log.append(run.run_id, epoch=1, log_events=ended)
         assert (await everything(store.log, run.run_id, after=1)) == as_stored(ended)
         looked = asyncio.Event()
         store.notifier.subscribe(Topic.COMMANDS, lambda _: looked.set())

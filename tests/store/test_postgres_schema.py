@@ -14,7 +14,7 @@ from bough_server.errors import ConfigurationError
 from bough_server.store.evaluation_ports import EvaluationFilter
 from bough_server.store.opening import database_status, open_store, rebuild_projections, upgrade_database
 from bough_server.store.ports import Page, RunFilter
-from bough_server.store.postgres.database import exclusive_connection, shown
+from bough_server.store.postgres.database import display_url, exclusive_connection
 from bough_server.store.sql import migrations
 from bough_server.store.sql.tables import metadata
 from tests.store.logs import ANNE, Made
@@ -119,7 +119,7 @@ def test_a_newer_database_is_refused_in_a_sentence_with_both_revisions(postgres_
         with pytest.raises(ConfigurationError) as refused:
             opening(postgres_url)
         assert refused.value.message == (
-            f"The database {shown(postgres_url)} has revision 9999, which is newer than {migrations.HEAD}, the "
+            f"The database {display_url(postgres_url)} has revision 9999, which is newer than {migrations.HEAD}, the "
             "newest that this version of bough knows: use the newer version, or name another database."
         )
     assert database_status(postgres_url).revision == "9999"

@@ -13,7 +13,7 @@ from bough_server.log import events
 from bough_server.log.evaluation_events import EvaluationEvent
 from bough_server.messages import copy_of
 from bough_server.store.opening import Store, open_store, rebuild_projections
-from bough_server.store.ports import SessionCut
+from bough_server.store.ports import SessionPosition
 from bough_server.store.sql.tables import metadata
 from bough_server.store.sqlite.database_path import is_postgres
 from tests.store import question_events as questions
@@ -129,7 +129,7 @@ class _Writing:
         made.labels = {"n": str(made.number)}
         await self._store.log.create_evaluation(made.new())
         for event in batch:
-            await self._store.log.append(made.evaluation_id, epoch=1, records=made.next(copy_of(event)))
+            await self._store.log.append(made.evaluation_id, epoch=1, log_events=made.next(copy_of(event)))
         self._evaluations.append(made)
 
     async def _begin(self, number: int, how: str, *, is_executed: bool) -> Made:
@@ -173,13 +173,13 @@ class _Writing:
         await self._store.log.fork(fork.of(origin, open_part[-1 - number % 2 * (len(open_part) > 1)], changes=changes))
         return fork
 
-    async def _cut(self, run: Made) -> SessionCut:
-        return await self._store.sessions.cut(ANNE, run.session_id)
+    async def _cut(self, run: Made) -> SessionPosition:
+        return await self._store.sessions.read_position(ANNE, run.session_id)
 
     async def _append(self, run: Made, event: event_pb2.AgentEvent) -> None:
         made = event_pb2.AgentEvent()
         made.CopyFrom(event)
-        await self._store.log.append(run.run_id, epoch=1, records=run.next(made))
+        await self._store.log.append(run.run_id, epoch=1, log_events=run.next(made))
 
 
 async def _write(url: str, logs: Sequence[Log], evaluations: Sequence[Evaluated]) -> None:
@@ -212,22 +212,22 @@ async def test_rebuilding_keeps_usage_of_logs_that_are_gone(url: str) -> None:
     async with open_store(url) as store:
         run = Made(principal=BERT)
         await store.log.create(run.new())
-        await store.log.append(run.run_id, epoch=1, records=run.next(_answered("ASSISTANT", 3), completed()))
+        await store.log.append(run.run_id, epoch=1, log_events=run.next(_answered("ASSISTANT", 3), completed()))
         await store.sessions.delete(BERT, run.session_id)
     assert rebuild_projections(url) == 0
     async with open_store(url) as store:
-        assert [entry.usage.input_tokens for entry in await store.usage.of_run(run.run_id)] == [3]
+        assert [entry.usage.input_tokens for entry in await store.usage.list_for_run(run.run_id)] == [3]
 
 
 async def test_rebuilding_keeps_what_a_fork_has_of_a_session_that_is_gone(url: str) -> None:
     async with open_store(url) as store:
         before_it = Made(number=3, question=text("Hello.", "USER"))
         await store.log.create(before_it.new())
-        await store.log.append(before_it.run_id, epoch=1, records=before_it.next(completed()))
+        await store.log.append(before_it.run_id, epoch=1, log_events=before_it.next(completed()))
         origin, fork = Made(number=1, session_number=3, session_cut=1, question=text("Why?", "USER")), Fork(number=2)
         await store.log.create(origin.new())
         await store.log.fork(fork.of(origin, 1, completed(text("So.", "ASSISTANT"))))
-        await store.log.append(origin.run_id, epoch=1, records=origin.next(completed()))
+        await store.log.append(origin.run_id, epoch=1, log_events=origin.next(completed()))
         await store.sessions.delete(ANNE, origin.session_id)
         before = await store.sessions.messages(ANNE, fork.session_id, through=9)
     assert rebuild_projections(url) == 1

@@ -17,7 +17,7 @@ async def _shown(store: Store, run: Made) -> run_pb2.Run:
 async def _append(store: Store, run: Made, *batch: event_pb2.AgentEvent) -> tuple[int, list[str]]:
     """Appends each event by itself; gives the run's state after the last, and what it asks."""
     for event in batch:
-        await store.log.append(run.run_id, epoch=1, records=run.next(event))
+        await store.log.append(run.run_id, epoch=1, log_events=run.next(event))
     shown = await _shown(store, run)
     return shown.state, [each.input_id for each in shown.open_requests]
 
@@ -101,19 +101,19 @@ async def test_the_next_expiry_is_the_first_of_all_runs_that_wait(store: Store) 
     for run, expires in zip(runs, ((50, 40), (30,), (0,)), strict=True):
         await store.log.create(run.new())
         requests = [request(f"q{number}", run, expires=time) for number, time in enumerate(expires)]
-        await store.log.append(run.run_id, epoch=1, records=run.next(*map(asked, requests)))
+        await store.log.append(run.run_id, epoch=1, log_events=run.next(*map(asked, requests)))
         assert await store.runs.next_expiry() is None
     assert await store.runs.next_expiry() is None, "no run waits yet"
     expected = []
     for run, first_time in zip(runs, (40, 30, 0), strict=True):
         listed = [request("q", run, expires=first_time)]
-        await store.log.append(run.run_id, epoch=1, records=run.next(interrupted(*listed)))
+        await store.log.append(run.run_id, epoch=1, log_events=run.next(interrupted(*listed)))
         expected.append(await store.runs.next_expiry())
     first, second = (START_NS + 40 * SECOND, runs[0].run_id), (START_NS + 30 * SECOND, runs[1].run_id)
     assert expected == [first, second, second]
-    await store.log.append(runs[1].run_id, epoch=1, records=runs[1].next(resumed(1)))
+    await store.log.append(runs[1].run_id, epoch=1, log_events=runs[1].next(resumed(1)))
     assert await store.runs.next_expiry() == first
-    await store.log.append(runs[0].run_id, epoch=1, records=runs[0].next(completed()))
+    await store.log.append(runs[0].run_id, epoch=1, log_events=runs[0].next(completed()))
     assert await store.runs.next_expiry() is None
 
 
@@ -122,7 +122,7 @@ async def test_what_is_asked_outlives_the_server(url: str) -> None:
     requests = [request("q1", run, expires=9), request("q2", run)]
     async with open_store(url) as store:
         await store.log.create(run.new())
-        await store.log.append(run.run_id, epoch=1, records=run.next(*map(asked, requests), interrupted(*requests)))
+        await store.log.append(run.run_id, epoch=1, log_events=run.next(*map(asked, requests), interrupted(*requests)))
     async with open_store(url) as store:
         assert await store.runs.next_expiry() == (START_NS + 9 * SECOND, run.run_id)
         assert list((await _shown(store, run)).open_requests) == requests

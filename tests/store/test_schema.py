@@ -252,7 +252,7 @@ async def test_a_database_of_before_evaluations_is_upgraded_with_all_that_it_hol
     ended, running, newer = Made(number=1, request_id="ask", labels={"n": "1"}), Made(number=2), tmp_path / "newer.db"
     async with open_store(str(newer)) as store:
         await store.log.create(ended.new())
-        await store.log.append(ended.run_id, epoch=1, records=ended.next(delta(), completed()))
+        await store.log.append(ended.run_id, epoch=1, log_events=ended.next(delta(), completed()))
         await store.log.create(running.new())
         before = [await store.runs.get(ANNE, run.run_id) for run in (ended, running)]
         log = list(await store.log.read(ended.run_id))
@@ -265,7 +265,7 @@ async def test_a_database_of_before_evaluations_is_upgraded_with_all_that_it_hol
             await store.log.create(Made(number=3, request_id="ask").new())
         await store.log.create_evaluation(MadeEvaluation(request_id="ask").new())
         assert [one.run.run_id for one in await open_runs(store)] == [running.run_id]
-        await store.log.append(running.run_id, epoch=1, records=running.next(completed()))
+        await store.log.append(running.run_id, epoch=1, log_events=running.next(completed()))
     assert rebuild_projections(url) == 2
     async with open_store(url) as store:
         assert await store.runs.get(ANNE, ended.run_id) == before[0]

@@ -55,8 +55,8 @@ async def test_two_tenants_have_a_session_of_one_id_and_neither_learns_of_the_ot
         annes, berts = _run(1, state_json='{"of":"anne"}'), _run(2, BERT, state_json='{"of":"bert"}')
         for run in (annes, berts):
             await store.log.create(run.new())
-            await store.log.append(run.run_id, epoch=1, records=run.next(kept("e0", change("n", str(run.number)))))
-        await store.log.append(annes.run_id, epoch=1, records=annes.next(completed(text("Yes.", "ASSISTANT"))))
+            await store.log.append(run.run_id, epoch=1, log_events=run.next(kept("e0", change("n", str(run.number)))))
+        await store.log.append(annes.run_id, epoch=1, log_events=annes.next(completed(text("Yes.", "ASSISTANT"))))
         await _is_apart(store, annes, berts)
     assert rebuild_projections(url) == 2
     async with open_store(url, durability="process") as store:
@@ -79,7 +79,7 @@ async def _is_apart(store: Store, annes: Made, berts: Made) -> None:
     for principal, run, said in ((ANNE, annes, ["1?", "Yes."]), (BERT, berts, ["2?"])):
         session = await store.sessions.get(principal, "s1")
         assert session.user_id == principal.user_id
-        assert (await store.sessions.cut(principal, "s1")).state_json == (
+        assert (await store.sessions.read_position(principal, "s1")).state_json == (
             f'{{"n":{run.number},"of":"{principal.user_id}"}}'
         )
         stored = await store.sessions.messages(principal, "s1", through=9)
@@ -95,9 +95,9 @@ async def test_runs_wait_for_the_session_of_their_own_tenant(store: Store) -> No
     annes, berts, waiting = _run(1), _run(2, BERT), _run(3, BERT, is_queued=True)
     for run in (annes, berts, waiting):
         await store.log.create(run.new())
-    await store.log.append(annes.run_id, epoch=1, records=annes.next(completed()))
+    await store.log.append(annes.run_id, epoch=1, log_events=annes.next(completed()))
     assert await store.runs.holder(ANNE, "s1") is None, "who waits in another tenant waits for another session"
-    await store.log.append(berts.run_id, epoch=1, records=berts.next(completed()))
+    await store.log.append(berts.run_id, epoch=1, log_events=berts.next(completed()))
     holder = await store.runs.holder(BERT, "s1")
     assert holder is not None
     assert holder.run.run_id == waiting.run_id
@@ -165,15 +165,15 @@ async def test_a_run_creates_the_session_that_it_names_if_there_is_none(store: S
     session = await store.sessions.get(ANNE, "s1")
     assert (session.user_id, session.current_run_id) == ("anne", run.run_id)
     assert session.create_time.ToNanoseconds() == run.create_time_ns
-    assert (await store.sessions.cut(ANNE, "s1")).position == 1
+    assert (await store.sessions.read_position(ANNE, "s1")).position == 1
     with pytest.raises(SessionBusy):
         await store.log.create(replace(_run(2).new(), create_session=True))
-    await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(completed()))
     with pytest.raises(SessionMoved):
         await store.log.create(replace(_run(2).new(), create_session=True))
     later = _run(2, session_cut=1)
     await store.log.create(replace(later.new(), create_session=True))
-    assert (await store.sessions.cut(ANNE, "s1")).position == 2
+    assert (await store.sessions.read_position(ANNE, "s1")).position == 2
 
 
 async def test_a_run_that_begins_where_a_session_was_creates_none_before_its_caller_has_looked_again(
@@ -210,9 +210,9 @@ async def test_a_sessions_last_run_time_is_when_a_run_last_started_or_ended(stor
     await store.log.create(waiting.new())
     said = event_pb2.AgentEvent(llm_completed=event_pb2.LlmCompleted())
     said.llm_completed.response.message.CopyFrom(text("Hm.", "ASSISTANT"))
-    await store.log.append(first.run_id, epoch=1, records=first.next(said))
+    await store.log.append(first.run_id, epoch=1, log_events=first.next(said))
     assert await last() == 1, "neither waiting nor what a run says is a start or an end"
-    await store.log.append(first.run_id, epoch=1, records=first.next(completed()))
+    await store.log.append(first.run_id, epoch=1, log_events=first.next(completed()))
     assert await last() == 3
 
 
@@ -220,14 +220,14 @@ async def test_the_last_run_time_is_when_a_run_that_waited_starts_and_never_goes
     first, waiting = Made(number=1), Made(number=2, session_number=1, is_queued=True)
     for run in (first, waiting):
         await store.log.create(run.new())
-    await store.log.append(first.run_id, epoch=1, records=first.next(completed()))
+    await store.log.append(first.run_id, epoch=1, log_events=first.next(completed()))
     dequeued = event_pb2.AgentEvent(run_dequeued=event_pb2.RunDequeued())
-    await store.log.append(waiting.run_id, epoch=1, records=waiting.next(dequeued))
+    await store.log.append(waiting.run_id, epoch=1, log_events=waiting.next(dequeued))
     held = await store.sessions.get(ANNE, session_id(1))
     assert held.last_run_time.ToNanoseconds() == START_NS + 3 * SECOND
     (ended,) = waiting.next(completed())
     ended.event.record_time.FromNanoseconds(START_NS)
-    await store.log.append(waiting.run_id, epoch=1, records=[ended])
+    await store.log.append(waiting.run_id, epoch=1, log_events=[ended])
     released = await store.sessions.get(ANNE, session_id(1))
     assert released.last_run_time.ToNanoseconds() == START_NS + 3 * SECOND
 
@@ -260,11 +260,11 @@ async def test_a_runs_deadline_is_the_one_in_force(store: Store) -> None:
     await store.log.create(new)
     assert await deadline() == START_NS + 9 * SECOND
     interrupted = event_pb2.AgentEvent(run_interrupted=event_pb2.RunInterrupted())
-    await store.log.append(run.run_id, epoch=1, records=run.next(interrupted))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(interrupted))
     assert await deadline() is None
     resumed = event_pb2.AgentEvent(run_resumed=event_pb2.RunResumed(epoch=1))
     resumed.run_resumed.deadline_time.FromNanoseconds(START_NS + 99 * SECOND)
-    await store.log.append(run.run_id, epoch=1, records=run.next(resumed))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(resumed))
     assert await deadline() == START_NS + 99 * SECOND
 
 

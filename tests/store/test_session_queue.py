@@ -31,7 +31,7 @@ async def _holder(store: Store) -> str:
 
 
 async def _end(store: Store, run: Made, words: str = "Yes.") -> None:
-    await store.log.append(run.run_id, epoch=1, records=run.next(completed(text(words, "ASSISTANT"))))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(completed(text(words, "ASSISTANT"))))
 
 
 async def test_a_run_that_waits_is_accepted_pending_and_says_nothing_in_the_session(store: Store) -> None:
@@ -44,7 +44,7 @@ async def test_a_run_that_waits_is_accepted_pending_and_says_nothing_in_the_sess
         False,
     )
     assert await _holder(store) == first.run_id
-    assert (await store.sessions.cut(ANNE, session_id(1))).position == 1
+    assert (await store.sessions.read_position(ANNE, session_id(1))).position == 1
     assert list(await store.log.read(second.run_id)) == as_stored(second.first())
     assert [one.run.run_id for one in await open_runs(store)] == [first.run_id, second.run_id]
 
@@ -58,8 +58,8 @@ async def test_the_end_of_the_holder_gives_the_session_to_the_run_that_has_waite
     while holder := await _holder(store):
         turns.append(holder)
         (run,) = (run for run in runs if run.run_id == holder)
-        cut = (await store.sessions.cut(ANNE, session_id(1))).position
-        await store.log.append(holder, epoch=1, records=run.next(_dequeued(cut), completed()))
+        cut = (await store.sessions.read_position(ANNE, session_id(1))).position
+        await store.log.append(holder, epoch=1, log_events=run.next(_dequeued(cut), completed()))
     assert turns == [Made(number=number).run_id for number in (2, 3, 4)]
     said = [one.message.parts[0].text for one in await store.sessions.messages(ANNE, session_id(1), through=9)]
     assert said == ["1?", "Yes.", "2?", "3?", "4?"]
@@ -71,7 +71,7 @@ async def test_a_run_whose_turn_comes_has_its_message_after_all_that_was_said(st
     await store.log.create(second.new())
     await _end(store, first)
     begun = second.next(_dequeued(2))
-    await store.log.append(second.run_id, epoch=1, records=begun)
+    await store.log.append(second.run_id, epoch=1, log_events=begun)
     shown = (await store.runs.get(ANNE, second.run_id)).run
     assert (shown.state, shown.start_time) == (execution_pb2.EXECUTION_STATE_RUNNING, begun[0].event.record_time)
     await _end(store, second, "No.")
@@ -116,7 +116,7 @@ async def test_a_run_that_ends_while_it_waits_was_never_in_the_session(store: St
     for run in (second, third):
         await store.log.create(run.new())
     cancelled = event_pb2.AgentEvent(run_cancelled=event_pb2.RunCancelled())
-    await store.log.append(second.run_id, epoch=1, records=second.next(cancelled))
+    await store.log.append(second.run_id, epoch=1, log_events=second.next(cancelled))
     assert await _holder(store) == first.run_id
     await _end(store, first)
     assert await _holder(store) == third.run_id
@@ -129,14 +129,14 @@ async def test_a_session_that_runs_wait_for_is_not_deleted(store: Store) -> None
     await _end(store, first)
     with pytest.raises(SessionBusy):
         await store.sessions.delete(ANNE, session_id(1))
-    await store.log.append(second.run_id, epoch=1, records=second.next(completed()))
+    await store.log.append(second.run_id, epoch=1, log_events=second.next(completed()))
     await store.sessions.delete(ANNE, session_id(1))
 
 
 async def test_the_session_goes_on_with_the_end_that_a_take_over_brings(store: Store) -> None:
     first, second = await _holding(store), _queued(2)
     await store.log.create(second.new())
-    await store.log.take_over(first.run_id, epoch=2, owner="next", records=first.next(resumed(2), completed()))
+    await store.log.take_over(first.run_id, epoch=2, owner="next", log_events=first.next(resumed(2), completed()))
     assert await _holder(store) == second.run_id
 
 
@@ -146,12 +146,12 @@ async def test_waiting_outlives_the_server_and_its_owner(url: str) -> None:
         first = await _holding(store)
         await store.log.create(second.new())
     async with open_store(url) as store:
-        await store.log.take_over(second.run_id, epoch=2, owner="next", records=second.next(resumed(2)))
+        await store.log.take_over(second.run_id, epoch=2, owner="next", log_events=second.next(resumed(2)))
         assert (await store.runs.get(ANNE, second.run_id)).run.state == execution_pb2.EXECUTION_STATE_PENDING
-        await store.log.append(first.run_id, epoch=1, records=first.next(completed()))
+        await store.log.append(first.run_id, epoch=1, log_events=first.next(completed()))
         assert await _holder(store) == second.run_id
     async with open_store(url) as store:
-        await store.log.append(second.run_id, epoch=2, records=second.next(_dequeued(1), completed()))
+        await store.log.append(second.run_id, epoch=2, log_events=second.next(_dequeued(1), completed()))
         stored = await store.sessions.messages(ANNE, session_id(1), through=9)
         assert [one.message.parts[0].text for one in stored] == ["1?", "2?"]
 
@@ -162,7 +162,7 @@ async def test_readers_of_a_run_that_waits_see_it_go_on(store: Store) -> None:
     reader = asyncio.ensure_future(everything(store.log, second.run_id))
     await _end(store, first)
     made = second.next(_dequeued(2), completed())
-    await store.log.append(second.run_id, epoch=1, records=made)
+    await store.log.append(second.run_id, epoch=1, log_events=made)
     assert await reader == as_stored([*second.first(), *made])
 
 

@@ -25,17 +25,17 @@ def kept(effect: str, *changes: session_pb2.SessionStateChange) -> event_pb2.Age
 
 
 async def _state(store: Store, number: int) -> str:
-    return (await store.sessions.cut(ANNE, session_id(number))).state_json
+    return (await store.sessions.read_position(ANNE, session_id(number))).state_json
 
 
 async def test_what_a_run_writes_is_the_sessions_with_its_event(store: Store) -> None:
     run = Made()
     await store.log.create(run.new())
-    await store.log.append(run.run_id, epoch=1, records=run.next(kept("e0", change("a", "1.0"), change("b", "2"))))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(kept("e0", change("a", "1.0"), change("b", "2"))))
     assert await _state(store, 1) == '{"a":1.0,"b":2}'
-    await store.log.append(run.run_id, epoch=1, records=run.next(delta(), kept("e1", change("a", None)), delta()))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(delta(), kept("e1", change("a", None)), delta()))
     assert await _state(store, 1) == '{"b":2}'
-    await store.log.append(run.run_id, epoch=1, records=run.next(kept("e2", change("b", None)), completed()))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(kept("e2", change("b", None)), completed()))
     assert await _state(store, 1) == ""
 
 
@@ -44,7 +44,7 @@ async def test_an_append_that_is_refused_writes_nothing_of_the_state(store: Stor
     await store.log.create(run.new())
     records = run.next(kept("e0", change("a", "1")))
     with pytest.raises(Exception, match="cannot be continued here"):
-        await store.log.append(run.run_id, epoch=2, records=records)
+        await store.log.append(run.run_id, epoch=2, log_events=records)
     assert await _state(store, 1) == ""
 
 
@@ -56,7 +56,7 @@ async def test_a_run_begins_with_the_state_that_its_session_has_or_not_at_all(st
             await store.log.create(Made(number=2, session_number=1, state_json=state_json).new())
     run = Made(number=2, session_number=1, state_json='{"a":1}')
     await store.log.create(run.new())
-    await store.log.append(run.run_id, epoch=1, records=run.next(kept("e0", change("b", "2"))))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(kept("e0", change("b", "2"))))
     assert await _state(store, 1) == '{"a":1,"b":2}'
 
 
@@ -72,7 +72,7 @@ async def test_a_state_is_changed_by_nobody_while_a_run_holds_its_session(store:
     with pytest.raises(SessionBusy) as busy:
         await store.sessions.update_state(ANNE, run.session_id, [change("a", "1")])
     assert busy.value.details["run_id"] == run.run_id
-    await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(completed()))
     assert await store.sessions.update_state(ANNE, run.session_id, [change("a", "1")]) == '{"a":1}'
 
 
@@ -89,9 +89,11 @@ async def test_a_state_is_changed_by_its_tenant_alone_and_within_its_bound(store
 async def test_another_owner_goes_on_from_the_state_of_the_log(store: Store) -> None:
     run = Made()
     await store.log.create(run.new())
-    await store.log.append(run.run_id, epoch=1, records=run.next(kept("e0.1/e0", change("a", "1"))))
-    await store.log.take_over(run.run_id, epoch=2, owner="b", records=run.next(resumed(2, "b")))
-    await store.log.append(run.run_id, epoch=2, records=run.next(kept("e0.0/e0", change("a", "0"), change("b", "0"))))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(kept("e0.1/e0", change("a", "1"))))
+    await store.log.take_over(run.run_id, epoch=2, owner="b", log_events=run.next(resumed(2, "b")))
+    await store.log.append(
+        run.run_id, epoch=2, log_events=run.next(kept("e0.0/e0", change("a", "0"), change("b", "0")))
+    )
     assert await _state(store, 1) == '{"a":1,"b":0}'
 
 
@@ -99,12 +101,12 @@ async def test_a_forks_session_begins_with_the_state_at_its_cut(store: Store) ->
     origin = Made()
     await store.log.create(origin.new())
     batch = origin.next(kept("e0", change("a", "1")), kept("e1", change("a", "2")), completed())
-    await store.log.append(origin.run_id, epoch=1, records=batch)
+    await store.log.append(origin.run_id, epoch=1, log_events=batch)
     for number, sequence in ((2, 1), (3, 2), (4, 3)):
         fork = Fork(number=number)
         await store.log.fork(fork.of(origin, sequence))
     assert [await _state(store, number) for number in (1, 2, 3, 4)] == ['{"a":2}', "", '{"a":1}', '{"a":2}']
-    await store.log.append(fork.run_id, epoch=1, records=fork.next(kept("e2", change("b", "3"))))
+    await store.log.append(fork.run_id, epoch=1, log_events=fork.next(kept("e2", change("b", "3"))))
     assert [await _state(store, number) for number in (1, 4)] == ['{"a":2}', '{"a":2,"b":3}']
 
 
@@ -113,7 +115,7 @@ async def test_a_fork_of_a_run_that_wrote_nothing_begins_with_what_that_one_bega
     await store.sessions.update_state(ANNE, session_id(1), [change("a", "1")])
     origin = Made(number=2, session_number=1, state_json='{"a":1}')
     await store.log.create(origin.new())
-    await store.log.append(origin.run_id, epoch=1, records=origin.next(completed()))
+    await store.log.append(origin.run_id, epoch=1, log_events=origin.next(completed()))
     await store.sessions.update_state(ANNE, session_id(1), [change("a", "2")])
     await store.log.fork(Fork(number=3).of(origin, 1))
     assert await _state(store, 3) == '{"a":1}'
@@ -125,7 +127,7 @@ async def test_rebuilding_makes_the_states_of_logs_and_leaves_those_of_calls(url
             run = Made(number=number)
             await store.log.create(run.new())
             records = run.next(kept("e0", change("a", str(number))), completed())
-            await store.log.append(run.run_id, epoch=1, records=records)
+            await store.log.append(run.run_id, epoch=1, log_events=records)
         await store.sessions.update_state(ANNE, session_id(2), [change("b", "2")])
     execute(url, "UPDATE sessions SET state_json = 'lost' WHERE state_run_id != ''")
     rebuild_projections(url)

@@ -26,7 +26,7 @@ _ALL = Page(size=100)
 
 async def _run_through(store: Store, run: Made) -> None:
     await store.log.create(run.new())
-    await store.log.append(run.run_id, epoch=1, records=run.next(completed(text("Yes.", "ASSISTANT"))))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(completed(text("Yes.", "ASSISTANT"))))
 
 
 async def test_a_session_is_as_it_was_made(store: Store) -> None:
@@ -35,7 +35,7 @@ async def test_a_session_is_as_it_was_made(store: Store) -> None:
     expected.create_time.FromNanoseconds(START_NS)
     assert made == expected
     assert await store.sessions.get(ANNE, session_id(1)) == expected
-    assert (await store.sessions.cut(ANNE, session_id(1))).position == 0
+    assert (await store.sessions.read_position(ANNE, session_id(1))).position == 0
 
 
 async def test_sessions_of_evaluations_are_listed_only_if_they_are_asked_for(store: Store) -> None:
@@ -57,7 +57,7 @@ async def test_nothing_of_another_tenant_exists(store: Store) -> None:
     for asked in (
         store.runs.get(BERT, run.run_id),
         store.sessions.get(BERT, run.session_id),
-        store.sessions.cut(BERT, run.session_id),
+        store.sessions.read_position(BERT, run.session_id),
         store.sessions.list_messages(BERT, run.session_id, _ALL),
         store.sessions.delete(BERT, run.session_id),
     ):
@@ -74,12 +74,12 @@ async def test_a_run_made_without_a_session_makes_one_and_holds_it_until_its_end
     held = await store.sessions.get(ANNE, run.session_id)
     assert (held.current_run_id, held.user_id) == (run.run_id, "anne")
     assert held.last_run_time.ToNanoseconds() == START_NS + SECOND
-    assert (await store.sessions.cut(ANNE, run.session_id)).position == 1
-    await store.log.append(run.run_id, epoch=1, records=run.next(completed(text("Yes.", "ASSISTANT"))))
+    assert (await store.sessions.read_position(ANNE, run.session_id)).position == 1
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(completed(text("Yes.", "ASSISTANT"))))
     released = await store.sessions.get(ANNE, run.session_id)
     assert released.current_run_id == ""
     assert released.last_run_time.ToNanoseconds() == START_NS + 2 * SECOND
-    assert (await store.sessions.cut(ANNE, run.session_id)).position == 2
+    assert (await store.sessions.read_position(ANNE, run.session_id)).position == 2
 
 
 async def test_positions_go_on_over_the_runs_of_a_session(store: Store) -> None:
@@ -206,7 +206,7 @@ async def test_a_run_is_shown_as_its_log_says(store: Store) -> None:
     await store.log.create(run.new())
     error = error_pb2.AgentError(reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, message="It is away.")
     failed = event_pb2.RunFailed(error=error, tree_usage=usage_pb2.Usage(input_tokens=0, model_calls=2))
-    await store.log.append(run.run_id, epoch=1, records=run.next(delta(), event_pb2.AgentEvent(run_failed=failed)))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(delta(), event_pb2.AgentEvent(run_failed=failed)))
     record = await store.runs.get(ANNE, run.run_id)
     assert (record.principal, record.epoch, record.request_digest) == (ANNE, 1, "d")
     shown = record.run
@@ -272,8 +272,8 @@ async def test_usage_entries_outlive_their_session(store: Store) -> None:
     await store.log.create(run.new())
     answered = event_pb2.AgentEvent(llm_completed=event_pb2.LlmCompleted())
     answered.llm_completed.response.usage.output_tokens = 0
-    await store.log.append(run.run_id, epoch=1, records=run.next(answered, completed()))
-    before = await store.usage.of_run(run.run_id)
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(answered, completed()))
+    before = await store.usage.list_for_run(run.run_id)
     await store.sessions.delete(ANNE, run.session_id)
-    assert await store.usage.of_run(run.run_id) == before
+    assert await store.usage.list_for_run(run.run_id) == before
     assert [(entry.sequence, entry.user_id, entry.usage.output_tokens) for entry in before] == [(2, "anne", 0)]

@@ -89,10 +89,10 @@ class World:
         await store.log.create(replace(new, first=new.first._replace(blobs=[_PHOTO])))
         ended = before.next(completed(text("So.", "ASSISTANT")))
         await asyncio.gather(
-            store.log.append(before.run_id, epoch=1, records=ended),
+            store.log.append(before.run_id, epoch=1, log_events=ended),
             store.log.create(holder.new()),
         )
-        await store.log.append(holder.run_id, epoch=1, records=holder.next(delta()))
+        await store.log.append(holder.run_id, epoch=1, log_events=holder.next(delta()))
         await store.log.create(self.waiting.new())
 
 
@@ -112,25 +112,25 @@ def _call(name: str) -> Callable[[Call], Call]:
 
 @_call("end the holder")
 def _end(world: World, store: Store, _: int) -> Awaitable[object]:
-    return store.log.append(world.holder.run_id, epoch=1, records=world.holder.next(completed()))
+    return store.log.append(world.holder.run_id, epoch=1, log_events=world.holder.next(completed()))
 
 
 @_call("extend the holder's log")
 def _extend(world: World, store: Store, _: int) -> Awaitable[object]:
-    return store.log.append(world.holder.run_id, epoch=1, records=world.holder.next(delta()))
+    return store.log.append(world.holder.run_id, epoch=1, log_events=world.holder.next(delta()))
 
 
 @_call("take the holder over, with a file")
 def _take_over(world: World, store: Store, _: int) -> Awaitable[object]:
     (first,) = world.holder.next(resumed(2, "b"))
     records = [first._replace(blobs=[_PHOTO])]
-    return store.log.take_over(world.holder.run_id, epoch=2, owner="b", records=records)
+    return store.log.take_over(world.holder.run_id, epoch=2, owner="b", log_events=records)
 
 
 @_call("cancel the run that waits")
 def _cancel(world: World, store: Store, _: int) -> Awaitable[object]:
     cancelled = event_pb2.AgentEvent(run_cancelled=event_pb2.RunCancelled())
-    return store.log.take_over(world.waiting.run_id, epoch=2, owner="b", records=world.waiting.next(cancelled))
+    return store.log.take_over(world.waiting.run_id, epoch=2, owner="b", log_events=world.waiting.next(cancelled))
 
 
 @_call("queue a run")
@@ -180,7 +180,7 @@ def _continue(world: World, store: Store, number: int) -> Awaitable[object]:
 def _continue_or_create(world: World, store: Store, number: int) -> Awaitable[object]:
     made = world.into_free(22 + number)
     started = made.first.event.run_started
-    cut = replace(made, session_cut=0, create_session=True)
+    cut = replace(made, session_position=0, create_session=True)
     started.session_cut = 0
     return store.log.create(replace(cut, first=record(made.first.event, 1)))
 

@@ -44,15 +44,15 @@ async def test_of_two_who_take_over_a_run_one_wins_and_the_owner_before_is_fence
         await one.log.create(run.new())
         begun = [[record(resumed(2, name), 2)] for name in ("a", "b")]
         outcomes = await _both(
-            one.log.take_over(run.run_id, epoch=2, owner="a", records=begun[0]),
-            other.log.take_over(run.run_id, epoch=2, owner="b", records=begun[1]),
+            one.log.take_over(run.run_id, epoch=2, owner="a", log_events=begun[0]),
+            other.log.take_over(run.run_id, epoch=2, owner="b", log_events=begun[1]),
         )
         assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType", "RunMoved"], outcomes
         winner = outcomes.index(None)
         assert (await other.runs.get(ANNE, run.run_id)).owner == "ab"[winner]
         with pytest.raises(Fenced):
-            await one.log.append(run.run_id, epoch=1, records=[record(delta("late"), 2)])
-        await stores[winner].log.append(run.run_id, epoch=2, records=[record(completed(), 3)])
+            await one.log.append(run.run_id, epoch=1, log_events=[record(delta("late"), 2)])
+        await stores[winner].log.append(run.run_id, epoch=2, log_events=[record(completed(), 3)])
 
 
 async def test_a_head_that_is_kept_here_does_not_overwrite_what_another_server_wrote(
@@ -61,15 +61,15 @@ async def test_a_head_that_is_kept_here_does_not_overwrite_what_another_server_w
     one, other = stores
     run = Made()
     await one.log.create(run.new())
-    await one.log.append(run.run_id, epoch=1, records=run.next(delta()))
-    await other.log.take_over(run.run_id, epoch=2, owner="b", records=run.next(resumed(2, "b")))
-    await other.log.append(run.run_id, epoch=2, records=run.next(delta(), delta()))
+    await one.log.append(run.run_id, epoch=1, log_events=run.next(delta()))
+    await other.log.take_over(run.run_id, epoch=2, owner="b", log_events=run.next(resumed(2, "b")))
+    await other.log.append(run.run_id, epoch=2, log_events=run.next(delta(), delta()))
     with pytest.raises(Fenced):
-        await one.log.append(run.run_id, epoch=1, records=[record(delta("late"), 3)])
+        await one.log.append(run.run_id, epoch=1, log_events=[record(delta("late"), 3)])
     with pytest.raises(Fenced):
-        await one.log.append(run.run_id, epoch=1, records=[record(delta("later"), 6)])
-    await one.log.take_over(run.run_id, epoch=3, owner="a", records=run.next(resumed(3, "a")))
-    await one.log.append(run.run_id, epoch=3, records=run.next(completed()))
+        await one.log.append(run.run_id, epoch=1, log_events=[record(delta("later"), 6)])
+    await one.log.take_over(run.run_id, epoch=3, owner="a", log_events=run.next(resumed(3, "a")))
+    await one.log.append(run.run_id, epoch=3, log_events=run.next(completed()))
     stored = [event async for page in one.log.tail(run.run_id) for event in page]
     assert [event.sequence for event in stored] == list(range(1, run.last_sequence + 1))
     assert stored == [event async for page in other.log.tail(run.run_id) for event in page]
@@ -111,7 +111,7 @@ def _into(run: Made, session_id: str) -> object:
 
 
 async def _end(store: Store, run: Made) -> None:
-    await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(completed()))
 
 
 async def test_a_run_that_is_queued_while_its_predecessor_ends_starts(
@@ -122,7 +122,7 @@ async def test_a_run_that_is_queued_while_its_predecessor_ends_starts(
     for number in range(1, 61):
         holder = Made(number=2 * number)
         await one.log.create(holder.new())
-        await one.log.append(holder.run_id, epoch=1, records=holder.next(delta()))
+        await one.log.append(holder.run_id, epoch=1, log_events=holder.next(delta()))
         queued = Made(number=2 * number + 1, session_number=2 * number, is_queued=True)
         ending, creating = _end(one, holder), other.log.create(queued.new())
         if number % 2:
@@ -163,7 +163,7 @@ async def test_a_command_is_posted_before_its_run_ends_or_refused(
         run = Made(number=number)
         await one.log.create(run.new())
         cancel = RunCommand(command_id=0, run_id=run.run_id, cancel=event_pb2.CancelRequested())
-        ending = one.log.append(run.run_id, epoch=1, records=run.next(completed()))
+        ending = one.log.append(run.run_id, epoch=1, log_events=run.next(completed()))
         ended, posted = await _both(ending, other.mailbox.post(cancel))
         assert ended is None
         assert isinstance(posted, int | Fenced)
@@ -179,12 +179,12 @@ async def test_what_runs_share_is_not_deleted_under_them(stores: tuple[Store, St
             run.definitions = [definition("lead", "r1")]
         news = [replace(run.new(), first=run.new().first._replace(blobs=[file])) for run in (before, after)]
         await one.log.create(news[0])
-        await one.log.append(before.run_id, epoch=1, records=before.next(completed()))
+        await one.log.append(before.run_id, epoch=1, log_events=before.next(completed()))
         outcomes = await _both(one.sessions.delete(ANNE, before.session_id), other.log.create(news[1]))
         assert outcomes == [None, None]
-        assert await other.catalog.get_of(ANNE.tenant_id, "r1") is not None
+        assert await other.catalog.get_for_tenant(ANNE.tenant_id, "r1") is not None
         assert (await one.blobs.read(ANNE, after.session_id, "ab")).data == b"photo"
-        await other.log.append(after.run_id, epoch=1, records=after.next(completed()))
+        await other.log.append(after.run_id, epoch=1, log_events=after.next(completed()))
         await other.sessions.delete(ANNE, after.session_id)
     assert execute(postgres_url, "SELECT count(*) FROM definitions") == [(0,)]
     assert execute(postgres_url, "SELECT count(*) FROM blobs") == [(0,)]
@@ -195,7 +195,7 @@ async def test_a_fork_of_a_run_that_is_deleted_meanwhile_has_all_of_it_or_is_not
     for number in range(1, 21):
         origin, fork = Made(number=2 * number), Fork(number=2 * number + 1)
         await one.log.create(origin.new())
-        await one.log.append(origin.run_id, epoch=1, records=origin.next(delta(), completed()))
+        await one.log.append(origin.run_id, epoch=1, log_events=origin.next(delta(), completed()))
         forking = other.log.fork(fork.of(origin, 2))
         deleted, forked = await _both(one.sessions.delete(ANNE, origin.session_id), forking)
         assert deleted is None
@@ -230,7 +230,7 @@ class _Play:
                 found = await store.runs.get(ANNE, run.run_id)
                 epoch, last = found.epoch + 1, found.run.last_sequence + 1
                 await store.log.take_over(
-                    run.run_id, epoch=epoch, owner=f"w{server}", records=[record(resumed(epoch), last)]
+                    run.run_id, epoch=epoch, owner=f"w{server}", log_events=[record(resumed(epoch), last)]
                 )
                 self._known[server, number] = epoch, last
             elif name == "queue":
@@ -240,7 +240,7 @@ class _Play:
             elif (server, number) in self._known:
                 epoch, last = self._known.pop((server, number))
                 event = completed() if name == "end" else delta(f"{server} {last}")
-                await store.log.append(run.run_id, epoch=epoch, records=[record(event, last + 1)])
+                await store.log.append(run.run_id, epoch=epoch, log_events=[record(event, last + 1)])
                 if name == "append":
                     self._known[server, number] = epoch, last + 1
         except (Fenced, RunMoved, SessionBusy):

@@ -77,10 +77,10 @@ async def test_a_take_over_in_doubt_happens_once(store: Store, doubt: Doubt) -> 
     run = Made(question=text("?", "USER"))
     await store.log.create(run.new())
     made = run.next(resumed(2), delta(), completed(text("So.", "ASSISTANT")))
-    await _in_doubt(lambda: store.log.take_over(run.run_id, epoch=2, owner="next", records=made[:1]), doubt)
+    await _in_doubt(lambda: store.log.take_over(run.run_id, epoch=2, owner="next", log_events=made[:1]), doubt)
     with pytest.raises(Fenced):
-        await store.log.append(run.run_id, epoch=1, records=[record(delta("old owner"), 3)])
-    await store.log.append(run.run_id, epoch=2, records=made[1:])
+        await store.log.append(run.run_id, epoch=1, log_events=[record(delta("old owner"), 3)])
+    await store.log.append(run.run_id, epoch=2, log_events=made[1:])
     assert await everything(store.log, run.run_id, after=1) == as_stored(made)
     assert len(await store.sessions.messages(ANNE, run.session_id, through=9)) == 2
 
@@ -88,23 +88,23 @@ async def test_a_take_over_in_doubt_happens_once(store: Store, doubt: Doubt) -> 
 async def test_a_take_over_of_the_epoch_alone_in_doubt_happens_once(store: Store, doubt: Doubt) -> None:
     run = Made()
     await store.log.create(run.new())
-    await _in_doubt(lambda: store.log.take_over(run.run_id, epoch=2, owner="next", records=[]), doubt)
+    await _in_doubt(lambda: store.log.take_over(run.run_id, epoch=2, owner="next", log_events=[]), doubt)
     with pytest.raises(RunMoved):
-        await store.log.take_over(run.run_id, epoch=2, owner="next", records=[])
+        await store.log.take_over(run.run_id, epoch=2, owner="next", log_events=[])
     assert (await store.runs.get(ANNE, run.run_id)).epoch == 2
 
 
 async def test_a_run_whose_storage_failed_is_taken_over(store: Store, doubt: Doubt) -> None:
     run = Made(question=text("?", "USER"))
     await store.log.create(run.new())
-    await _in_vain(lambda: store.log.append(run.run_id, epoch=1, records=[record(completed(), 2)]), doubt)
+    await _in_vain(lambda: store.log.append(run.run_id, epoch=1, log_events=[record(completed(), 2)]), doubt)
     await _in_vain(
-        lambda: store.log.take_over(run.run_id, epoch=2, owner="next", records=[record(resumed(2), 2)]), doubt
+        lambda: store.log.take_over(run.run_id, epoch=2, owner="next", log_events=[record(resumed(2), 2)]), doubt
     )
     assert (await store.runs.get(ANNE, run.run_id)).epoch == 1
     made = run.next(resumed(2), completed(text("So.", "ASSISTANT")))
-    await store.log.take_over(run.run_id, epoch=2, owner="next", records=made[:1])
-    await store.log.append(run.run_id, epoch=2, records=made[1:])
+    await store.log.take_over(run.run_id, epoch=2, owner="next", log_events=made[:1])
+    await store.log.append(run.run_id, epoch=2, log_events=made[1:])
     assert await everything(store.log, run.run_id, after=1) == as_stored(made)
     assert [one.message.position for one in await store.sessions.messages(ANNE, run.session_id, through=9)] == [1, 2]
 
@@ -113,8 +113,8 @@ async def test_an_owner_keeps_its_run_where_a_take_over_failed(store: Store, dou
     run = Made()
     await store.log.create(run.new())
     taken = [record(resumed(2), 2)]
-    await _in_vain(lambda: store.log.take_over(run.run_id, epoch=2, owner="next", records=taken), doubt)
-    await store.log.append(run.run_id, epoch=1, records=run.next(completed()))
+    await _in_vain(lambda: store.log.take_over(run.run_id, epoch=2, owner="next", log_events=taken), doubt)
+    await store.log.append(run.run_id, epoch=1, log_events=run.next(completed()))
 
 
 async def test_a_fork_in_doubt_happens_once(store: Store, doubt: Doubt) -> None:
@@ -126,8 +126,8 @@ async def test_a_fork_in_doubt_happens_once(store: Store, doubt: Doubt) -> None:
     await store.leases.begin("worker")  # the disk is well again, and so is tried again
     await _in_doubt(lambda: store.log.fork(new_fork), doubt)
     made = fork.next(completed(text("So.", "ASSISTANT")))
-    await store.log.append(fork.run_id, epoch=1, records=made)
-    assert await everything(store.log, fork.run_id) == as_stored([*origin.first(), *new_fork.records, *made])
+    await store.log.append(fork.run_id, epoch=1, log_events=made)
+    assert await everything(store.log, fork.run_id) == as_stored([*origin.first(), *new_fork.log_events, *made])
     assert len(await store.sessions.messages(ANNE, fork.session_id, through=9)) == 2
 
 
@@ -135,7 +135,7 @@ async def test_a_run_that_waits_is_accepted_once_in_doubt(store: Store, doubt: D
     holder, run = Made(number=1), Made(number=2, session_number=1, is_queued=True)
     await store.log.create(holder.new())
     await _in_doubt(lambda: store.log.create(run.new()), doubt)
-    await _in_doubt(lambda: store.log.append(holder.run_id, epoch=1, records=holder.next(completed())), doubt)
+    await _in_doubt(lambda: store.log.append(holder.run_id, epoch=1, log_events=holder.next(completed())), doubt)
     held = await store.runs.holder(ANNE, holder.session_id)
     assert held is not None
     assert held.run.run_id == run.run_id
@@ -147,7 +147,7 @@ async def test_a_letter_in_doubt_is_posted_once(store: Store, doubt: Doubt) -> N
     letter = RunCommand(command_id=0, run_id=run.run_id, cancel=event_pb2.CancelRequested())
     await _in_doubt(lambda: store.mailbox.post(letter), doubt)
     (taken,) = await store.mailbox.take(run.run_id)
-    await _in_doubt(lambda: store.mailbox.done(taken.command_id), doubt)
+    await _in_doubt(lambda: store.mailbox.delete_command(taken.command_id), doubt)
     assert await store.mailbox.take(run.run_id) == []
 
 
@@ -156,7 +156,7 @@ async def test_an_end_is_not_lost_for_what_was_refused_behind_it(store: Store, d
     await store.log.create(run.new())
     doubt.before = 1
     end = record(completed(), 2)
-    writes = [store.log.append(run.run_id, epoch=1, records=[one]) for one in (end, record(delta("late"), 3))]
+    writes = [store.log.append(run.run_id, epoch=1, log_events=[one]) for one in (end, record(delta("late"), 3))]
     outcomes = await asyncio.gather(*writes, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [type(None), Fenced]
     assert await everything(store.log, run.run_id, after=1) == as_stored([end])
@@ -169,10 +169,10 @@ async def test_an_evaluation_in_doubt_is_created_once(store: Store, doubt: Doubt
     await store.leases.begin("worker")  # the disk is well again, and so is tried again
     await _in_doubt(lambda: store.log.create_evaluation(made.new()), doubt)
     before = made.next(scored())
-    await _in_doubt(lambda: store.log.append(made.evaluation_id, epoch=1, records=before), doubt)
-    await _in_doubt(lambda: store.log.take_over(made.evaluation_id, epoch=2, owner="next", records=[]), doubt)
+    await _in_doubt(lambda: store.log.append(made.evaluation_id, epoch=1, log_events=before), doubt)
+    await _in_doubt(lambda: store.log.take_over(made.evaluation_id, epoch=2, owner="next", log_events=[]), doubt)
     after = made.next(scored(), passed())
-    await _in_doubt(lambda: store.log.append(made.evaluation_id, epoch=2, records=after), doubt)
+    await _in_doubt(lambda: store.log.append(made.evaluation_id, epoch=2, log_events=after), doubt)
     assert await everything(store.log, made.evaluation_id) == as_stored([*made.first(), *before, *after])
     assert (await store.evaluations.get(ANNE, made.evaluation_id)).evaluation.totals.trials_ended == 2
 
@@ -181,9 +181,9 @@ async def test_an_evaluation_whose_storage_failed_is_taken_over(store: Store, do
     made = MadeEvaluation()
     await store.log.create_evaluation(made.new())
     lost = [fact(scored(), made.last_sequence + 1)]
-    await _in_vain(lambda: store.log.append(made.evaluation_id, epoch=1, records=lost), doubt)
-    await store.log.take_over(made.evaluation_id, epoch=2, owner="next", records=[])
-    await store.log.append(made.evaluation_id, epoch=2, records=made.next(scored(), passed()))
+    await _in_vain(lambda: store.log.append(made.evaluation_id, epoch=1, log_events=lost), doubt)
+    await store.log.take_over(made.evaluation_id, epoch=2, owner="next", log_events=[])
+    await store.log.append(made.evaluation_id, epoch=2, log_events=made.next(scored(), passed()))
     assert (await store.evaluations.get(ANNE, made.evaluation_id)).evaluation.totals.trials_ended == 1
 
 

@@ -32,8 +32,8 @@ async def test_sql_sums_the_ledger(url: str) -> None:
             (berts, [_answered(unpriced)]),
         ):
             await store.log.create(run.new())
-            await store.log.append(run.run_id, epoch=1, records=run.next(*spent, completed()))
-        kept = [entry.usage for entry in await store.usage.of_run(annes.run_id)]
+            await store.log.append(run.run_id, epoch=1, log_events=run.next(*spent, completed()))
+        kept = [entry.usage for entry in await store.usage.list_for_run(annes.run_id)]
         await store.sessions.delete(ANNE, annes.session_id)
     for usage in (priced, unpriced):
         usage.model_calls = 1

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from sqlalchemy import select
 
-from bough_server.store.ports import RunRecord
+from bough_server.store.ports import RunRow
 from bough_server.store.sql import tables
-from bough_server.store.sql.runs import record_of
+from bough_server.store.sql.runs import to_run_row
 from bough_server.store.sql.store import Store
 
 _OPEN = (
@@ -16,6 +16,6 @@ _OPEN = (
 )
 
 
-async def open_runs(store: Store) -> Sequence[RunRecord]:
+async def open_runs(store: Store) -> Sequence[RunRow]:
     """Return every run of every tenant that has not ended, oldest first, including those that wait for input."""
-    return await store.write(lambda connection: [record_of(row) for row in connection.execute(_OPEN)])
+    return await store.write(lambda connection: [to_run_row(row) for row in connection.execute(_OPEN)])

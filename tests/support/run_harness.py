@@ -33,16 +33,16 @@ from bough_server.observability.tracing import Parent, Tracing, make_provider
 from bough_server.runs.admission import EvaluationRun, RunDefaults
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
-from bough_server.runs.replay import Replayed, replay
+from bough_server.runs.replay import ReplayOutcome, replay
 from bough_server.runs.runs import Runs
-from bough_server.runs.takeover import session_cut
+from bough_server.runs.takeover import session_position
 from bough_server.runtime.agent import Agent
 from bough_server.store.opening import Store, open_store, upgrade_database
-from bough_server.store.ports import Principal, RunRecord, StoredEvent, StoredMessage
+from bough_server.store.ports import Principal, RunRow, StoredEvent, StoredMessage
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.sqlite.database_path import database_path, is_postgres
 from bough_server.tools.tool import Tool
-from bough_server.tree.fold import fold_stored
+from bough_server.tree.fold import fold_log
 from tests.support.databases import database_in
 
 _workers = count(1)
@@ -71,11 +71,11 @@ class RunHarness:
         """The runs that this process executes."""
         return list(self.runs.supervisor.live_runs)
 
-    async def try_again(self, record: RunRecord) -> None:
+    async def try_again(self, record: RunRow) -> None:
         """Waits until recovery has tried to continue one run."""
         await self.runs.supervisor.recovery.try_now(record)
 
-    async def park(self, record: RunRecord, missing: str) -> None:
+    async def park(self, record: RunRow, missing: str) -> None:
         """Leaves a run that cannot be executed here."""
         await self.runs.supervisor.park(record, missing)
 
@@ -87,7 +87,7 @@ class RunHarness:
         """Wait until this process has released a run, without following it."""
         live = self.live(run.run_id)
         if live is not None:
-            await live.over()
+            await live.wait_for_end()
 
     async def start(
         self,
@@ -162,7 +162,7 @@ class RunHarness:
         """Answers what a run asks."""
         request = agent_service_pb2.ResumeRunRequest(run_id=run.run_id, answers=answers, request_id=request_id)
         resumed = await self.runs.resume(ME, request, deadline_time_ns=None)
-        return resumed.record.run
+        return resumed.run_row.run
 
     async def log(self, run: run_pb2.Run) -> list[event_pb2.AgentEvent]:
         """A run's events, once it has ended."""
@@ -184,15 +184,15 @@ class RunHarness:
             stored.extend(page)
             after = page[-1].sequence
         options = invocation_pb2.InvocationOptions(include_steps=include_steps)
-        return fold_stored(stored, run_id=run_id, session_id=session_id, options=options)
+        return fold_log(stored, run_id=run_id, session_id=session_id, options=options)
 
     async def messages(self, session_id: str) -> Sequence[StoredMessage]:
         """A session's messages."""
         return await self.store.sessions.messages(ME, session_id, through=2**31)
 
-    async def replay(self, log: Sequence[event_pb2.AgentEvent], *, patience: float = 30.0) -> Replayed:
+    async def replay(self, log: Sequence[event_pb2.AgentEvent], *, patience: float = 30.0) -> ReplayOutcome:
         """Re-executes a run from its log with models and tools that raise when touched."""
-        cut = session_cut(log)
+        cut = session_position(log)
         session = await self.store.sessions.history(ME, log[0].session_id, through=cut) if cut else ()
         ours = self.registry.resolver
         tools = {name: untouchable(tool) for name, tool in ours.tools.items()}

@@ -29,4 +29,4 @@ def view(
 ) -> list[VisibleMessage]:
     """The messages of `build` with their origins."""
     reader = reader_of(transcript, scope=scope, rewrite=rewrite)
-    return TranscriptView(transcript, reader).below(SessionView(reader).extended(session))
+    return TranscriptView(transcript, reader).below(SessionView(reader).extend_to(session))

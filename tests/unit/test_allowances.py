@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, policy_pb2, usage_pb2
-from bough_server.engine.limits import Allowance, Amount, Budget, estimated, reported
+from bough_server.engine.limits import Allowance, Amount, Budget, estimate_amount, to_amount
 from bough_server.errors import RunError
 from bough_server.models.model import ModelRequest, Price
 from tests.support.teams import Scripts, script
@@ -91,13 +91,13 @@ def test_what_is_reserved_for_a_tool_is_given_back_until_the_tool_has_begun() ->
     for key in ("s0.t0", "s0.t0", "s0.t1"):
         child.reserve_tool_call(key, "a", look)
         child.release_tool_call(key, "a", look)
-    assert (run.calls_made("a", "look"), child.is_counted("s0.t1")) == (0, False)
+    assert (run.count_calls("a", "look"), child.is_counted("s0.t1")) == (0, False)
     begun = event_pb2.AgentEvent(effect_key="s0.t2", agent="a", tool_started=event_pb2.ToolStarted(call=look))
     child.observe(begun)
     child.observe(begun)
     child.release_tool_call("s0.t2", "a", look)
     child.reserve_tool_call("s0.t2", "a", look)
-    assert run.calls_made("a", "look") == child.calls_made("a", "look") == 1
+    assert run.count_calls("a", "look") == child.count_calls("a", "look") == 1
     assert child.is_counted("s0.t2")
     with pytest.raises(RunError, match="1 tool calls for the run"):
         run.reserve_tool_call("s0.t3", "r", look)
@@ -159,15 +159,15 @@ def test_an_estimate_is_the_request_and_the_most_that_may_be_written() -> None:
     model = Scripts(script(p=["hi"])).get("default")
     assert model.price == Price(input_per_million=1, output_per_million=2)
     request = ModelRequest(messages=(), instruction="x" * 40)
-    assert estimated(request, model) == Amount(tokens=10, cost_nanos=10_000)
+    assert estimate_amount(request, model) == Amount(tokens=10, cost_nanos=10_000)
     request.settings.max_output_tokens = 100
-    assert estimated(request, model) == Amount(tokens=110, cost_nanos=210_000)
+    assert estimate_amount(request, model) == Amount(tokens=110, cost_nanos=210_000)
 
 
 def test_what_is_not_said_of_a_usage_counts_as_it_was_reserved() -> None:
     unknown = Amount(tokens=10, cost_nanos=40)
-    assert reported(usage_pb2.Usage(), unknown=unknown) == unknown
-    assert reported(usage_pb2.Usage(input_tokens=3), unknown=unknown) == Amount(tokens=3, cost_nanos=40)
+    assert to_amount(usage_pb2.Usage(), unknown=unknown) == unknown
+    assert to_amount(usage_pb2.Usage(input_tokens=3), unknown=unknown) == Amount(tokens=3, cost_nanos=40)
 
 
 @dataclass

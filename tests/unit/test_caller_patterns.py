@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bough.v1 import agent_pb2
-from bough_server.agents.catalog import refuse
+from bough_server.agents.catalog import check_definitions
 from bough_server.agents.validation import Known
 from bough_server.errors import InvalidRequest
 from bough_server.matching.schemas import caller_pattern_problem, schema_mistakes
@@ -43,7 +43,7 @@ def test_a_request_has_no_pattern_that_may_take_for_ever(field: str) -> None:
     definition.llm.instruction = "Answer."
     setattr(definition, field, json.dumps(schema))
     with pytest.raises(InvalidRequest) as refused:
-        refuse([definition], Known(), lambda index: f"definitions[{index}]")
+        check_definitions([definition], Known(), lambda index: f"definitions[{index}]")
     found = {one.field: one.description for one in refused.value.violations}
     assert "has a pattern that is not a regular expression of RE2" in found[f"definitions[0].{field}"]
     both = {"patternProperties": {SLOW: {}}, "unevaluatedProperties": False}

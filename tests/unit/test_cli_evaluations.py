@@ -8,7 +8,7 @@ from google.protobuf import json_format
 
 from bough.v1 import eval_result_pb2 as pb
 from bough.v1 import evaluation_pb2, execution_pb2
-from bough_server.cli.eval.files import result_in
+from bough_server.cli.eval.files import read_result
 from bough_server.cli.render.evaluations import comparison_lines, evaluations_table, result_lines
 from bough_server.errors import ConfigurationError
 
@@ -117,10 +117,10 @@ def test_a_result_file_of_version_0_1_is_refused_with_what_to_do(tmp_path: Path,
     )
     baseline = tmp_path / "baseline.json"
     baseline.write_text(json_format.MessageToJson(kept))
-    assert result_in(baseline) == kept
+    assert read_result(baseline) == kept
     baseline.write_text(json.dumps({**old, "status": "METRIC_STATUS_PASSED", "cases": [{"caseId": "a", "runs": [{}]}]}))
     with pytest.raises(ConfigurationError) as refused:
-        result_in(baseline)
+        read_result(baseline)
     assert refused.value.message == (
         f"{baseline}: The result has no `state`, as those of version 0.1: make a new one with `bough eval run --json`."
     )

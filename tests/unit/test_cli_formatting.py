@@ -6,7 +6,7 @@ import typer
 from google.protobuf import timestamp_pb2
 from grpc import aio
 
-from bough.errors import deadline_exceeded, from_rpc_error
+from bough.errors import build_deadline_error, from_rpc_error
 from bough.v1 import (
     agent_pb2,
     execution_pb2,
@@ -23,7 +23,7 @@ from bough_server.agents.definition import definition_yaml, parse_definition
 from bough_server.cli.connection import resolve_run
 from bough_server.cli.conversions import event_names_of, is_named, policy_of, state_of, view_of
 from bough_server.cli.exit_codes import sentences
-from bough_server.cli.options import Delta, OnBusy, OnDisconnect, View, seconds
+from bough_server.cli.options import Delta, OnBusy, OnDisconnect, View, parse_seconds
 from bough_server.cli.render.format import state_text
 from bough_server.cli.render.tables import (
     agent_lines,
@@ -87,10 +87,10 @@ async def test_the_last_of_no_runs_is_refused() -> None:
 
 
 def test_durations_are_seconds() -> None:
-    assert (seconds("10m"), seconds("1500ms")) == (600.0, 1.5)
+    assert (parse_seconds("10m"), parse_seconds("1500ms")) == (600.0, 1.5)
     for text in ("soon", "-1s", "0s"):
         with pytest.raises(typer.BadParameter):
-            seconds(text)
+            parse_seconds(text)
 
 
 def test_flags_become_the_schema_words() -> None:
@@ -324,4 +324,4 @@ def test_messages_show_their_author_text_and_calls() -> None:
 def test_a_deadline_that_only_grpc_speaks_of_is_a_sentence() -> None:
     passed = from_rpc_error(aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, details="Deadline Exceeded"))
     assert list(sentences(passed)) == ["The call's deadline passed before the server answered."]
-    assert list(sentences(deadline_exceeded("It took too long."))) == ["It took too long."]
+    assert list(sentences(build_deadline_error("It took too long."))) == ["It took too long."]

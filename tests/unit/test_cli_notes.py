@@ -7,14 +7,14 @@ import pytest
 from bough.v1 import event_pb2, execution_pb2, fork_pb2, input_pb2, message_pb2, policy_pb2, step_pb2
 from bough_server.cli.options import Target
 from bough_server.cli.render.notes import (
-    cancelling_text,
+    answer_or_expiry_text,
+    cancel_request_text,
     expiry_text,
     finish_text,
-    forked_text,
-    queued_text,
-    received_text,
+    fork_text,
+    queue_text,
     request_text,
-    resumed_text,
+    resume_text,
 )
 from bough_server.cli.render.questions import answer_command, request_lines
 from tests.clients.run_events import words
@@ -87,12 +87,12 @@ def test_a_request_that_expires_says_when_and_what_then() -> None:
     ],
 )
 def test_an_answer_says_what_it_was(answer: input_pb2.InputAnswer, expected: str) -> None:
-    assert received_text(answer) == expected
+    assert answer_or_expiry_text(answer) == expected
 
 
 def test_runs_say_why_they_wait_go_on_and_differ() -> None:
-    assert queued_text(event_pb2.RunQueued(behind_run_id="r1")) == "waits for its session, behind run r1"
-    assert [resumed_text(event_pb2.RunResumed(cause=cause)) for cause in (1, 2, 3, 0)] == [
+    assert queue_text(event_pb2.RunQueued(behind_run_id="r1")) == "waits for its session, behind run r1"
+    assert [resume_text(event_pb2.RunResumed(cause=cause)) for cause in (1, 2, 3, 0)] == [
         "continued after its server was lost",
         "continued with an answer",
         "continued by another server",
@@ -108,13 +108,13 @@ def test_runs_say_why_they_wait_go_on_and_differ() -> None:
         tool_results=[fork_pb2.EditedResult(call_id="c1", outcome=edited)],
     )
     origin = fork_pb2.ForkOrigin(run_id="r1", sequence=7)
-    assert forked_text(event_pb2.RunForked(origin=origin, changes=changes)) == (
+    assert fork_text(event_pb2.RunForked(origin=origin, changes=changes)) == (
         "fork of run r1 after 7: model of lead is small; model of writer is big; another instruction of lead; "
         "input Write about cats.; result of c1: no owls"
     )
-    assert forked_text(event_pb2.RunForked(origin=origin)) == "fork of run r1 after 7"
+    assert fork_text(event_pb2.RunForked(origin=origin)) == "fork of run r1 after 7"
     background = policy_pb2.RunPolicy(background=True)
-    assert forked_text(event_pb2.RunForked(origin=origin, policy=background)) == (
+    assert fork_text(event_pb2.RunForked(origin=origin, policy=background)) == (
         "fork of run r1 after 7: another policy"
     )
 
@@ -136,7 +136,7 @@ def test_runs_say_why_they_wait_go_on_and_differ() -> None:
     ],
 )
 def test_a_cancellation_says_why_and_who_asked_for_it(requested: event_pb2.CancelRequested, expected: str) -> None:
-    assert cancelling_text(requested) == expected
+    assert cancel_request_text(requested) == expected
 
 
 def test_an_answer_that_is_not_complete_says_why_its_model_stopped() -> None:

@@ -12,8 +12,8 @@ from bough_server.cli.render.format import (
     clip,
     clip_middle,
     cost_text,
-    counted,
     error_text,
+    pluralize,
     seconds_text,
     state_text,
     tokens_text,
@@ -189,7 +189,7 @@ def test_amounts_tell_unknown_from_nothing() -> None:
     assert (tokens_text(nothing), cost_text(nothing)) == ("0", "0.0000 EUR")
     assert (tokens_text(usage_pb2.Usage()), cost_text(usage_pb2.Usage())) == ("-", "-")
     assert tokens_text(usage_pb2.Usage(input_tokens=1_200, output_tokens=4)) == "1,204"
-    assert (counted(1, "agent"), counted(1_200, "agent")) == ("1 agent", "1,200 agents")
+    assert (pluralize(1, "agent"), pluralize(1_200, "agent")) == ("1 agent", "1,200 agents")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import input_pb2, message_pb2
-from bough_server.cli.prompts import answer_of, answers_of, ask_all, outcome_of, request_named, value_of
+from bough_server.cli.prompts import answer_of, answers_of, ask_all, find_request, outcome_of, value_of
 from bough_server.errors import ConfigurationError
 from bough_server.matching.schemas import schema_mistakes
 from tests.clients.waiting_run_server import APPROVAL_ID, CARD_ID, QUESTION_ID, approval, card, question
@@ -102,14 +102,14 @@ def test_what_is_no_json_is_refused(typed: str) -> None:
 def test_a_request_is_meant_by_either_end_of_its_id() -> None:
     requests = [approval(), question(), card()]
     for name in (APPROVAL_ID, APPROVAL_ID.upper(), "6f1c2d", "00aaaa"):
-        assert request_named(name, requests) == approval()
+        assert find_request(name, requests) == approval()
     for name, words in (("6f1c2", "too short"), ("6f1c2e", "its requests"), ("", "too short")):
         with pytest.raises(ConfigurationError, match=words):
-            request_named(name, requests)
+            find_request(name, requests)
     twin = approval()
     twin.input_id = APPROVAL_ID[:-1] + "b"
     with pytest.raises(ConfigurationError, match=f"2 requests match '6f1c2d', such as {APPROVAL_ID} and "):
-        request_named("6f1c2d", [approval(), twin])
+        find_request("6f1c2d", [approval(), twin])
 
 
 def test_each_request_is_answered_once() -> None:

@@ -42,7 +42,7 @@ class Crowd:
         self._all[key] = self.tasks.spawn(key, self._be(key, budget))
 
     async def _be(self, key: str, budget: Budget) -> None:
-        async with self.slots.place(key, budget):
+        async with self.slots.hold_slot(key, budget):
             self.inside.append(key)
             self.entered.append(key)
             try:
@@ -125,7 +125,7 @@ async def test_who_is_cancelled_at_the_moment_of_getting_a_place_gives_it_on() -
             crowd.come(key, run)
         await crowd.settle()
         end = event_pb2.AgentEvent(effect_key="a", tool_failed=event_pb2.ToolFailed())
-        crowd.slots.ended([end])
+        crowd.slots.release_slots([end])
         await crowd.cancel("b")
         assert crowd.entered == ["a", "c"]
         await crowd.go("c")
@@ -141,9 +141,9 @@ async def test_an_effect_that_was_ended_holds_no_place_whatever_its_code_still_d
         crowd.come("a", run)
         crowd.come("b", run)
         await crowd.settle()
-        crowd.slots.ended([event_pb2.AgentEvent(effect_key="a", tool_started=event_pb2.ToolStarted())])
+        crowd.slots.release_slots([event_pb2.AgentEvent(effect_key="a", tool_started=event_pb2.ToolStarted())])
         assert crowd.slots.has_waiting
-        crowd.slots.ended([event_pb2.AgentEvent(effect_key="a", llm_failed=event_pb2.LlmFailed())])
+        crowd.slots.release_slots([event_pb2.AgentEvent(effect_key="a", llm_failed=event_pb2.LlmFailed())])
         await crowd.settle()
         assert crowd.inside == ["a", "b"]
         await crowd.go("a")

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from bough_server.agents.loading import definition_files, load_sources, not_yet_reported, read_sources, source_problems
+from bough_server.agents.loading import (
+    definition_files,
+    drop_reported_problems,
+    load_sources,
+    read_sources,
+    source_problems,
+)
 from bough_server.agents.validation import Known
 from bough_server.errors import ConfigurationError
 
@@ -61,6 +67,6 @@ def test_what_cannot_be_read_is_not_said_to_be_missing_as_well(desk: Path) -> No
         "name: c\ndescription: C.\nloop: {max_iterations: many}\nsub_agents: [7, {agent: gone}]\n---\n- a list\n"
     )
     sources, problems = read_sources([broken])
-    judged = not_yet_reported(source_problems(sources, Known(models=["default"])), problems)
+    judged = drop_reported_problems(source_problems(sources, Known(models=["default"])), problems)
     assert [(each.line, each.field) for each in problems] == [(3, "loop.max_iterations"), (4, "sub_agents[0]"), (6, "")]
     assert [(each.line, each.field) for each in judged] == [(4, "sub_agents[1].agent")]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import agent_pb2, message_pb2, model_pb2, policy_pb2
-from bough_server.agents.editing import mask_problems, masked
+from bough_server.agents.editing import apply_mask, mask_problems
 
 PATHS: Final = (
     "description",
@@ -77,13 +77,13 @@ def test_fields_of_the_mask_are_taken_over_and_all_others_stay(
     current: agent_pb2.AgentDefinition, asked: agent_pb2.AgentDefinition, paths: list[str]
 ) -> None:
     before = current.SerializeToString(deterministic=True)
-    merged = masked(current, asked, paths)
+    merged = apply_mask(current, asked, paths)
     for path in PATHS:
         if path in paths:
             assert _value(merged, path) == _value(asked, path)
         elif not _touches(path, paths):
             assert _value(merged, path) == _value(current, path)
-    assert masked(merged, asked, paths) == merged
+    assert apply_mask(merged, asked, paths) == merged
     assert current.SerializeToString(deterministic=True) == before
 
 
@@ -91,7 +91,7 @@ def test_fields_of_the_mask_are_taken_over_and_all_others_stay(
 def test_no_mask_takes_all(
     current: agent_pb2.AgentDefinition, asked: agent_pb2.AgentDefinition, paths: list[str]
 ) -> None:
-    assert masked(current, asked, paths) == asked
+    assert apply_mask(current, asked, paths) == asked
 
 
 @pytest.mark.parametrize("paths", [[], ["*"], list(PATHS)])

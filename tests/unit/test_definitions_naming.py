@@ -6,7 +6,7 @@ from bough.v1 import agent_pb2, error_pb2
 from bough_server.agents.definition import definition_yaml, parse_definition
 from bough_server.agents.function import agent
 from bough_server.agents.validation import Known, validate_code_agent, violations
-from bough_server.agents.validation_links import functions_named
+from bough_server.agents.validation_links import find_function_references
 from bough_server.documents.yaml import parse_documents
 from bough_server.runtime.agent import Context
 from tests.support.composite_agents import composite, loop, parallel, sequence, supervisor, swarm
@@ -66,7 +66,7 @@ def test_everything_that_names_something_has_no_violations() -> None:
     rounds.sub_agents[0].CopyFrom(built)
     assert mistakes(rounds, rewriting) == []
     assert mistakes(until(state_path="review.approved"), llm("a")) == []
-    assert [(one.field, one.name, one.kind) for one in functions_named(rounds)] == [
+    assert [(one.field, one.name, one.kind) for one in find_function_references(rounds)] == [
         ("loop.until.predicate", "enough", "condition"),
         ("sub_agents[0].input.function", "build", "input builder"),
     ]

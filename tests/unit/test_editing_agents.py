@@ -9,7 +9,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from bough.v1 import agent_pb2
 from bough_server.agents.catalog import AgentCatalog
-from bough_server.agents.definition import received, revision
+from bough_server.agents.definition import drop_unknown_fields, revision
 from bough_server.agents.editing import AgentEditor
 from bough_server.agents.registry import Registry
 from bough_server.clock import SystemClock
@@ -77,7 +77,7 @@ def _editor(store: AgentStore) -> AgentEditor:
 
 
 def define(name: str, *links: str) -> agent_pb2.AgentDefinition:
-    return received(
+    return drop_unknown_fields(
         agent_pb2.AgentDefinition(
             name=name,
             description=f"Is {name}.",
@@ -113,7 +113,7 @@ async def test_an_agent_that_is_changed_meanwhile_keeps_that_change(servers: Ser
     asked.llm.instruction = "Rhyme."
     with pytest.raises(RevisionMoved) as moved:
         await servers.mine.update("a", asked, mask=FieldMask(paths=["llm"]), revision=first.revision)
-    assert moved.value.details == {"name": "poet", "revision": revision(received(theirs))}
+    assert moved.value.details == {"name": "poet", "revision": revision(drop_unknown_fields(theirs))}
 
 
 async def test_other_agents_that_come_meanwhile_do_no_harm(servers: Servers) -> None:

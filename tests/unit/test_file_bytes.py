@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import fork_pb2, input_pb2, message_pb2
-from bough_server.interceptors.file_bytes import REQUESTS, file_bytes
+from bough_server.interceptors.file_bytes import REQUESTS, count_file_bytes
 from bough_server.log.blobs import blobs_anywhere
 
 Request = pb.RunRequest | pb.ResumeRunRequest | pb.ForkRunRequest
@@ -43,7 +43,7 @@ REQUESTS_MADE: st.SearchStrategy[Request] = st.one_of(
 
 @given(REQUESTS_MADE)
 def test_it_counts_what_the_parsed_request_has(request: Request) -> None:
-    counted = file_bytes(request.SerializeToString(), REQUESTS[request.DESCRIPTOR.name])
+    counted = count_file_bytes(request.SerializeToString(), REQUESTS[request.DESCRIPTOR.name])
     assert counted == sum(len(blob.data) for blob in blobs_anywhere(request))
 
 
@@ -55,10 +55,10 @@ def test_what_is_cut_or_changed_raises_nothing_and_counts_no_more_than_there_is(
     if whole:
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(whole[: data.draw(st.integers(0, len(whole)))])
-    assert 0 <= file_bytes(cut, REQUESTS[request.DESCRIPTOR.name]) <= len(cut)
+    assert 0 <= count_file_bytes(cut, REQUESTS[request.DESCRIPTOR.name]) <= len(cut)
 
 
 @given(st.binary(max_size=200))
 def test_garbage_raises_nothing(data: bytes) -> None:
     for request in REQUESTS.values():
-        assert 0 <= file_bytes(data, request) <= len(data)
+        assert 0 <= count_file_bytes(data, request) <= len(data)

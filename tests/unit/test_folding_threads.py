@@ -51,14 +51,14 @@ async def test_one_event_of_many_parts_is_folded_beside_the_loop() -> None:
 
 async def test_a_page_of_a_log_with_one_long_event_is_folded_beside_the_loop() -> None:
     builder = TreeBuilder(Tree(run_id="r", session_id="s"))
-    assert await turns_of_the_loop(partial(builder.add_stored, stored([of_many_parts()]))) > 0
+    assert await turns_of_the_loop(partial(builder.add_page, stored([of_many_parts()]))) > 0
     assert await turns_of_the_loop(builder.invocation) > 0
 
 
 async def test_many_small_events_are_folded_beside_the_loop() -> None:
     log = [StoredEvent(sequence, 0, b"") for sequence in range(1, 2_001)]
     builder = TreeBuilder(Tree(run_id="r", session_id="s"))
-    assert await turns_of_the_loop(partial(builder.add_stored, log)) > 0
+    assert await turns_of_the_loop(partial(builder.add_page, log)) > 0
     assert (builder.count, builder.size) == (2_000, 0)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bough.v1 import event_pb2, execution_pb2, policy_pb2
-from bough_server.runs.fork_aborts import start_under_policy
+from bough_server.runs.fork_aborts import find_start_under_policy
 
 CONTINUE = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE)
 ABORT = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT)
@@ -45,25 +45,25 @@ def aborting() -> list[event_pb2.AgentEvent]:
 
 def test_an_abort_is_under_way_until_its_cause_has_ended() -> None:
     log = log_of(*aborting(), failed("e1"), failed("e2"))
-    starts = [start_under_policy(log, sequence, CONTINUE) for sequence in range(1, len(log) + 1)]
+    starts = [find_start_under_policy(log, sequence, CONTINUE) for sequence in range(1, len(log) + 1)]
     assert starts == [1, 2, 3, 4, 4, 4, 4, 4, 9]
 
 
 def test_a_policy_that_judges_alike_starts_where_it_was_asked_to() -> None:
-    assert start_under_policy(log_of(*aborting()), 6, ABORT) == 6
+    assert find_start_under_policy(log_of(*aborting()), 6, ABORT) == 6
     of_a_link = log_of(*aborting(), policy=CONTINUE)
-    assert start_under_policy(of_a_link, 6, CONTINUE) == start_under_policy(of_a_link, 6, ABORT) == 6
+    assert find_start_under_policy(of_a_link, 6, CONTINUE) == find_start_under_policy(of_a_link, 6, ABORT) == 6
 
 
 def test_the_policy_before_is_that_of_the_last_fork() -> None:
     forked = event_pb2.AgentEvent(run_forked=event_pb2.RunForked(policy=ABORT))
     log = log_of(forked, *aborting(), policy=CONTINUE)
-    assert start_under_policy(log, 7, CONTINUE) == 5
+    assert find_start_under_policy(log, 7, CONTINUE) == 5
 
 
 def test_what_a_caller_left_open_is_no_abort() -> None:
     log = log_of(started("e0"), cancelled("e0"), started("e1"))
-    assert start_under_policy(log, 4, CONTINUE) == 4
+    assert find_start_under_policy(log, 4, CONTINUE) == 4
 
 
 def test_an_abort_that_is_over_at_a_sequence_is_under_way_where_another_begins() -> None:
@@ -77,4 +77,4 @@ def test_an_abort_that_is_over_at_a_sequence_is_under_way_where_another_begins()
         *(failed(one.effect_key, parent="e0") for one in below),
         failed("e0"),
     )
-    assert start_under_policy(log, len(log), CONTINUE) == 5
+    assert find_start_under_policy(log, len(log), CONTINUE) == 5

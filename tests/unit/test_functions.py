@@ -46,7 +46,7 @@ def test_a_function_keeps_its_name_and_is_still_callable() -> None:
     assert (done.name, build.name) == ("done", "other")
     assert (done(SNAPSHOT), build(SNAPSHOT)) == (True, "lead")
     assert done.holds(SNAPSHOT)
-    assert build.built(SNAPSHOT) == message_pb2.Message(parts=[text("lead")])
+    assert build.build(SNAPSHOT) == message_pb2.Message(parts=[text("lead")])
 
 
 def test_authors_import_them_from_the_package() -> None:
@@ -107,7 +107,7 @@ def test_an_error_that_a_function_raises_on_purpose_keeps_its_reason() -> None:
     def picky(snapshot: Snapshot) -> str:
         raise RunError("There is no plan.", reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
 
-    assert refusal(lambda: picky.built(SNAPSHOT)) == (
+    assert refusal(lambda: picky.build(SNAPSHOT)) == (
         "The input builder 'picky' failed: There is no plan.",
         "BAD_ARGUMENTS",
     )
@@ -137,10 +137,10 @@ def test_a_coroutine_in_disguise_is_a_wrong_answer() -> None:
 def test_a_builder_gives_a_text_or_parts_that_can_be_said() -> None:
     blob = message_pb2.Part(blob=message_pb2.Blob(media_type="image/png", data=b"x"))
     made = input_builder(name="made")(lambda _: message(text("a"), blob))
-    assert made.built(SNAPSHOT) == message_pb2.Message(parts=[text("a"), blob])
+    assert made.build(SNAPSHOT) == message_pb2.Message(parts=[text("a"), blob])
     for wrong, words in [(message(CALL), "parts other than text, JSON and files"), ([HELLO], "a text or a Message")]:
         builder = input_builder(name="wrong")(lambda _, wrong=wrong: wrong)  # type: ignore[misc, arg-type]
-        assert words in refusal(lambda builder=builder: builder.built(SNAPSHOT))[0]  # type: ignore[misc]
+        assert words in refusal(lambda builder=builder: builder.build(SNAPSHOT))[0]  # type: ignore[misc]
 
 
 def test_a_rewriter_is_given_a_copy_without_what_its_author_thought() -> None:
@@ -153,32 +153,32 @@ def test_a_rewriter_is_given_a_copy_without_what_its_author_thought() -> None:
         return [message]
 
     original = message(text("a"), THOUGHT)
-    assert spoil.rewritten(original) == [message(text("changed"))]
+    assert spoil.rewrite(original) == [message(text("changed"))]
     assert original == message(text("a"), THOUGHT)
-    assert spoil.rewritten(message(THOUGHT)) == []
+    assert spoil.rewrite(message(THOUGHT)) == []
     assert len(given) == 1
 
 
 def test_a_rewritten_message_is_the_users_and_its_authors_where_nothing_else_is_said() -> None:
     bare = rewriter(name="bare")(lambda one: [message_pb2.Message(parts=one.parts), message_pb2.Message()])
-    assert bare.rewritten(message(text("a"))) == [message(text("a"), role=message_pb2.ROLE_USER)]
+    assert bare.rewrite(message(text("a"))) == [message(text("a"), role=message_pb2.ROLE_USER)]
 
 
 def test_a_rewriter_says_in_words_what_was_called() -> None:
     same: Rewriter = rewriter(name="same")(lambda one: [one])
-    assert same.rewritten(message(text("a"))) == [message(text("a"))]
+    assert same.rewrite(message(text("a"))) == [message(text("a"))]
     for wrong in (
         message(text("a"), CALL),
         message(RESULT, role=message_pb2.ROLE_TOOL),
         message(text("a"), role=message_pb2.ROLE_TOOL),
     ):
-        assert refusal(lambda wrong=wrong: same.rewritten(wrong))[1] == "INTERNAL"  # type: ignore[misc]
+        assert refusal(lambda wrong=wrong: same.rewrite(wrong))[1] == "INTERNAL"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("answer", [None, "text", [1], HELLO])
 def test_a_rewriter_gives_a_list_of_messages(answer: object) -> None:
     odd = rewriter(name="odd")(lambda _: answer)  # type: ignore[arg-type, return-value]
-    assert "it must return a list of Messages" in refusal(lambda: odd.rewritten(message(text("a"))))[0]
+    assert "it must return a list of Messages" in refusal(lambda: odd.rewrite(message(text("a"))))[0]
 
 
 def test_what_a_situation_gives_are_copies() -> None:

@@ -37,16 +37,16 @@ class Grown:
     def act(self, action: str, number: int) -> None:
         """Append what the action names, or remove the last entry."""
         if action == "say":
-            self._transcript.say(said("lead", f"word {len(self._transcript.entries)}"))
+            self._transcript.add_message(said("lead", f"word {len(self._transcript.entries)}"))
         elif action == "ask":
             made = [(f"c{(self._asked + place) % 6}", "look", "{}") for place in range(number)]
             self._asked += number
-            self._transcript.say(said("lead", "I ask.", *made))
+            self._transcript.add_message(said("lead", "I ask.", *made))
         elif action == "answer":
-            self._transcript.say(result("lead", f"c{number}", "look", f"found {number}"))
+            self._transcript.add_message(result("lead", f"c{number}", "look", f"found {number}"))
         elif action == "join":
             child = Transcript(agent="clerk", chain="lc", above=self._transcript)
-            child.say(said("clerk", "A word.", ("c0", "look", "{}"), invocation="i1"))
+            child.add_message(said("clerk", "A word.", ("c0", "look", "{}"), invocation="i1"))
             self._transcript.join(child, by_call=bool(number))
         elif self._transcript.entries:
             self._transcript.entries.pop()
@@ -75,13 +75,13 @@ def test_a_view_of_a_transcript_is_at_every_point_what_is_made_at_once(
     actions: list[tuple[str, int]], fork: int, scope: message_pb2.HistoryScope.ValueType
 ) -> None:
     transcript = Transcript(agent="lead", chain="l")
-    transcript.say(user("go"))
+    transcript.add_message(user("go"))
     before, session = Grown(transcript), _session([1, 2])
     for action, number in actions[:fork]:
         before.act(action, number)
     lane = transcript.lane()
     grown, kept = Grown(lane), TranscriptView(lane, reader_of(lane, scope=scope))
-    of_session = SessionView(reader_of(lane, scope=scope)).extended(session)
+    of_session = SessionView(reader_of(lane, scope=scope)).extend_to(session)
     for action, number in actions[fork:]:
         grown.act(action, number)
         assert kept.below(of_session) == view(lane, session, scope=scope)
@@ -97,21 +97,21 @@ def test_a_view_of_a_session_is_after_every_run_what_is_made_at_once(
     for more in turns:
         runs.extend(more)
         session = _session(runs)
-        kept = kept.extended(session)
-        again = SessionView(reader).extended(session)
+        kept = kept.extend_to(session)
+        again = SessionView(reader).extend_to(session)
         assert (kept.shown, kept.spoken, kept.size) == (again.shown, again.spoken, again.size)
 
 
 def test_messages_that_are_settled_are_not_looked_at_again() -> None:
     transcript = Transcript(agent="lead", chain="l")
-    transcript.say(user("go"))
+    transcript.add_message(user("go"))
     kept = TranscriptView(transcript, reader_of(transcript, scope=message_pb2.HISTORY_SCOPE_SESSION))
     empty = SessionView(reader_of(transcript, scope=message_pb2.HISTORY_SCOPE_SESSION))
     shown = [kept.below(empty)]
     for number in range(3):
-        transcript.say(said("lead", "", (f"c{number}", "look", "{}")))
+        transcript.add_message(said("lead", "", (f"c{number}", "look", "{}")))
         shown.append(kept.below(empty))  # with the call open, as an agent in code may look
-        transcript.say(result("lead", f"c{number}", "look", "found"))
+        transcript.add_message(result("lead", f"c{number}", "look", "found"))
         shown.append(kept.below(empty))
     assert [len(one) for one in shown] == [1, 1, 3, 3, 5, 5, 7]
     assert all(one is same for one, same in zip(shown[-2][:5], shown[-1], strict=False))

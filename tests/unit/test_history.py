@@ -101,31 +101,31 @@ def test_an_empty_message_of_another_agent_is_left_out() -> None:
 
 def test_a_child_never_sees_the_open_call_that_made_it_run() -> None:
     parent = Transcript(agent="lead", chain="l")
-    parent.say(user("write"))
-    parent.say(said("lead", "I ask.", ("c1", "call_writer", '{"message":"go"}')))
+    parent.add_message(user("write"))
+    parent.add_message(said("lead", "I ask.", ("c1", "call_writer", '{"message":"go"}')))
     child = Transcript(agent="writer", chain="lw", above=parent)
-    child.say(told("lead", "go", invocation="i1"))
+    child.add_message(told("lead", "go", invocation="i1"))
     assert texts(build(child, [], scope=SESSION)) == ["write", "For context: [lead] said: I ask..", "go"]
     assert not any(part.HasField("tool_call") for m in build(child, [], scope=SESSION) for part in m.parts)
 
 
 def test_children_of_one_step_do_not_see_each_other_and_later_ones_see_both() -> None:
     parent = Transcript(agent="lead", chain="l")
-    parent.say(user("go"))
-    parent.say(said("lead", "", ("c1", "call_a", "{}"), ("c2", "call_b", "{}")))
+    parent.add_message(user("go"))
+    parent.add_message(said("lead", "", ("c1", "call_a", "{}"), ("c2", "call_b", "{}")))
     first = Transcript(agent="a", chain="la", above=parent)
-    first.say(told("lead", "for a", invocation="ia"))
-    first.say(said("a", "a answers", invocation="ia"))
+    first.add_message(told("lead", "for a", invocation="ia"))
+    first.add_message(said("a", "a answers", invocation="ia"))
     second = Transcript(agent="b", chain="lb", above=parent)
-    second.say(told("lead", "for b", invocation="ib"))
+    second.add_message(told("lead", "for b", invocation="ib"))
     assert texts(build(second, [], scope=SESSION)) == ["go", "for b"]
-    second.say(said("b", "b answers", invocation="ib"))
+    second.add_message(said("b", "b answers", invocation="ib"))
     parent.join(first, by_call=True)
-    parent.say(result("lead", "c1", "call_a", "a answers", child="ia"))
+    parent.add_message(result("lead", "c1", "call_a", "a answers", child="ia"))
     parent.join(second, by_call=True)
-    parent.say(result("lead", "c2", "call_b", "b answers", child="ib"))
+    parent.add_message(result("lead", "c2", "call_b", "b answers", child="ib"))
     third = Transcript(agent="c", chain="lc", above=parent)
-    third.say(told("lead", "for c", invocation="ic"))
+    third.add_message(told("lead", "for c", invocation="ic"))
     assert texts(build(third, [], scope=SESSION)) == [
         "go",
         "For context: [lead] said: for a.",
@@ -138,14 +138,14 @@ def test_children_of_one_step_do_not_see_each_other_and_later_ones_see_both() ->
 
 def test_the_caller_sees_its_calls_and_their_results_in_native_roles_and_nothing_twice() -> None:
     parent = Transcript(agent="lead", chain="l")
-    parent.say(user("go"))
+    parent.add_message(user("go"))
     call = said("lead", "", ("c1", "call_a", "{}"))
-    parent.say(call)
+    parent.add_message(call)
     child = Transcript(agent="a", chain="la", above=parent)
-    child.say(told("lead", "for a", invocation="ia"))
+    child.add_message(told("lead", "for a", invocation="ia"))
     parent.join(child, by_call=True)
     answer = result("lead", "c1", "call_a", "a answers", child="ia")
-    parent.say(answer)
+    parent.add_message(answer)
     assert build(parent, [], scope=SESSION) == [user("go"), call, answer]
 
 
@@ -185,9 +185,9 @@ def test_a_scope_bounds_what_is_seen_of_session_and_ancestors(
         HistoryEntry(said("lead", "mine"), "lead", "l"),
     ]
     parent = Transcript(agent="lead", chain="l")
-    parent.say(user("now"))
+    parent.add_message(user("now"))
     child = Transcript(agent="a", chain="la", above=parent)
-    child.say(told("lead", "go", invocation="ia"))
+    child.add_message(told("lead", "go", invocation="ia"))
     assert texts(build(child, session, scope=scope)) == expected
 
 
@@ -199,7 +199,7 @@ def test_what_a_sub_agent_was_told_never_reads_as_the_main_users() -> None:
         HistoryEntry(said("lead", "answer"), "lead", "l"),
     ]
     lead = Transcript(agent="lead", chain="l")
-    lead.say(user("second"))
+    lead.add_message(user("second"))
     shown = build(lead, session, scope=SESSION)
     assert texts(shown) == [
         "first",
@@ -225,8 +225,8 @@ def test_a_sub_agent_reads_its_own_earlier_turn_in_native_roles() -> None:
 
 def test_a_very_long_result_is_shown_with_head_and_tail() -> None:
     own = Transcript(agent="lead", chain="l")
-    own.say(said("lead", "", ("c1", "x", "{}")))
-    own.say(result("lead", "c1", "x", "a" * 100_000 + "the end"))
+    own.add_message(said("lead", "", ("c1", "x", "{}")))
+    own.add_message(result("lead", "c1", "x", "a" * 100_000 + "the end"))
     shown = build(own, [], scope=SESSION)[1].parts[0].tool_result
     assert shown.truncated
     assert len(shown.parts[0].text) < 65_536
@@ -239,18 +239,18 @@ def test_a_lane_has_what_its_invocation_said_before_the_fork_as_its_own(
 ) -> None:
     """Its calls of linked agents with their results as well; what another lane says it does not see."""
     lead = Transcript(agent="lead", chain="l")
-    lead.say(user("the caller's question", invocation="i1"))
+    lead.add_message(user("the caller's question", invocation="i1"))
     own = Transcript(agent="a", chain="la", above=lead)
-    own.say(told("lead", "the task", invocation="i2"))
-    own.say(said("a", "", ("c1", "call_b", "{}"), invocation="i2"))
+    own.add_message(told("lead", "the task", invocation="i2"))
+    own.add_message(said("a", "", ("c1", "call_b", "{}"), invocation="i2"))
     child = Transcript(agent="b", chain="lab", above=own)
-    child.say(said("b", "what b said", invocation="i3"))
+    child.add_message(said("b", "what b said", invocation="i3"))
     own.join(child, by_call=True)
-    own.say(result("a", "c1", "call_b", "what b said", child="i3", invocation="i2"))
+    own.add_message(result("a", "c1", "call_b", "what b said", child="i3", invocation="i2"))
     lane, other = own.lane(), own.lane()
-    other.say(said("a", "in the other lane", invocation="i2"))
+    other.add_message(said("a", "in the other lane", invocation="i2"))
     inner = lane.lane()
-    inner.say(said("a", "in this lane", invocation="i2"))
+    inner.add_message(said("a", "in this lane", invocation="i2"))
     shown = build(inner, [], scope=scope)
     above = [] if scope == NONE else ["the caller's question"]
     assert texts(shown) == [*above, "the task", "", "", "in this lane"]
@@ -262,7 +262,7 @@ def test_a_tree_of_joined_children_two_thousand_deep_is_read_without_recursion()
     deepest = root
     for depth in range(2_000):
         child = Transcript(agent=f"n{depth}", chain=str(depth), above=deepest)
-        child.say(said(f"n{depth}", f"at {depth}", invocation=str(depth)))
+        child.add_message(said(f"n{depth}", f"at {depth}", invocation=str(depth)))
         deepest.join(child, by_call=False)
         deepest = child
     assert len(build(root, [], scope=SESSION)) == 2_000
@@ -283,22 +283,22 @@ def test_a_failed_tool_s_content_is_read_with_its_error() -> None:
 
 def called(caller: Transcript, name: str, *, call_id: str, invocation: str) -> Transcript:
     """A child that a model calls and that answers, joined to its caller's transcript."""
-    caller.say(said(caller.agent, "", (call_id, f"call_{name}", "{}")))
+    caller.add_message(said(caller.agent, "", (call_id, f"call_{name}", "{}")))
     child = Transcript(agent=name, chain=agent_chain(caller.chain, name), above=caller)
-    child.say(told(caller.agent, f"for {name}", invocation=invocation))
-    child.say(said(name, f"from {name}", invocation=invocation))
+    child.add_message(told(caller.agent, f"for {name}", invocation=invocation))
+    child.add_message(said(name, f"from {name}", invocation=invocation))
     caller.join(child, by_call=True)
-    caller.say(result(caller.agent, call_id, f"call_{name}", f"from {name}", child=invocation))
+    caller.add_message(result(caller.agent, call_id, f"call_{name}", f"from {name}", child=invocation))
     return child
 
 
 def test_with_calls_the_calls_of_a_run_stand_for_what_was_said_inside_but_on_the_readers_own_way() -> None:
     lead = Transcript(agent="lead", chain=agent_chain("", "lead"))
-    lead.say(user("go"))
+    lead.add_message(user("go"))
     called(lead, "a", call_id="c1", invocation="ia")
     called(lead, "b", call_id="c2", invocation="ib")
     again = Transcript(agent="a", chain=agent_chain(lead.chain, "a"), above=lead)
-    again.say(told("lead", "for a, again", invocation="ia2"))
+    again.add_message(told("lead", "for a, again", invocation="ia2"))
     assert texts(build(again, [], scope=CALLS)) == [
         "go",
         "for a",

@@ -10,9 +10,9 @@ from bough_server.history.overflow import (
     Compaction,
     Plan,
     Unit,
-    in_its_place,
     last_input,
-    to_be_summarized,
+    plan_summary,
+    replace_with_summary,
     units,
     window,
 )
@@ -116,7 +116,7 @@ def view(shown: Sequence[VisibleMessage], before: Compaction | None) -> list[Vis
     if before is None:
         return list(shown)
     through = before.summary.summary_range.to_position
-    return in_its_place([one for one in shown if not one.position or one.position > through], before)
+    return replace_with_summary([one for one in shown if not one.position or one.position > through], before)
 
 
 @given(histories(), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 3)), min_size=1, max_size=3), st.data())
@@ -128,7 +128,7 @@ def test_summaries_and_what_is_left_are_the_whole_history(
     for number, (room, keep_recent_exchanges) in enumerate(bounds):
         shown = [*shown, said("more", f"more.{number}"), gave(f"more.{number}")]
         parts = units(view(shown, before))
-        plan = to_be_summarized(parts, sizes(parts), room, keep_recent_exchanges=keep_recent_exchanges, before=before)
+        plan = plan_summary(parts, sizes(parts), room, keep_recent_exchanges=keep_recent_exchanges, before=before)
         if plan is None:
             continue
         seen += [message for message in plan.messages if message.kind != message_pb2.MESSAGE_KIND_SUMMARY]
@@ -149,7 +149,7 @@ def test_the_last_exchanges_are_kept_word_for_word_where_they_fit(
     shown: list[VisibleMessage], keep_recent_exchanges: int
 ) -> None:
     parts = units(shown)
-    plan = to_be_summarized(parts, sizes(parts), 10**6, keep_recent_exchanges=keep_recent_exchanges, before=None)
+    plan = plan_summary(parts, sizes(parts), 10**6, keep_recent_exchanges=keep_recent_exchanges, before=None)
     older = [one for unit in parts[:-keep_recent_exchanges] for one in unit if one.message is not told(shown)]
     assert (plan is None) is (not older)
     if plan is not None:

@@ -10,8 +10,8 @@ from bough.v1 import message_pb2, policy_pb2
 from bough_server import ids
 from bough_server.engine import keys
 from bough_server.engine.recorder import DeltaCoalescing
-from bough_server.runtime.running_agent import MAX_BRANCH_BYTES, branch_below, delta_coalescing, run_path_below
-from bough_server.truncation import cut_result, cut_text
+from bough_server.runtime.running_agent import MAX_BRANCH_BYTES, branch_below, choose_coalescing, run_path_below
+from bough_server.truncation import truncate_result, truncate_text
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_ids_of_a_run_derive_from_its_key_root_alone() -> None:
 
 @given(st.uuids(), st.text(max_size=80))
 def test_a_derived_id_is_a_uuid_of_version_five(root: uuid.UUID, name: str) -> None:
-    assert ids.derived_id(str(root), name) == str(uuid.uuid5(root, name))
+    assert ids.derive_id(str(root), name) == str(uuid.uuid5(root, name))
 
 
 @given(st.lists(st.integers(min_value=0, max_value=2**42), min_size=2, max_size=8, unique=True))
@@ -75,14 +75,14 @@ def test_the_first_delta_policy_that_says_anything_wins() -> None:
     nothing = policy_pb2.DeltaPolicy()
     every = policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas())
     joined = policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas(max_chars=7))
-    assert delta_coalescing([nothing, nothing]) == DeltaCoalescing(max_interval=0.05, max_chars=256)
-    assert delta_coalescing([nothing, joined, every]) == DeltaCoalescing(max_interval=0.05, max_chars=7)
-    assert delta_coalescing([every, joined]).max_chars == 0
+    assert choose_coalescing([nothing, nothing]) == DeltaCoalescing(max_interval=0.05, max_chars=256)
+    assert choose_coalescing([nothing, joined, every]) == DeltaCoalescing(max_interval=0.05, max_chars=7)
+    assert choose_coalescing([every, joined]).max_chars == 0
 
 
 @given(st.text(max_size=400), st.integers(min_value=0, max_value=300))
 def test_a_cut_text_fits_and_is_whole_where_it_fits(text: str, limit: int) -> None:
-    cut = cut_text(text, limit)
+    cut = truncate_text(text, limit)
     if len(text.encode()) <= limit:
         assert cut == text
     else:
@@ -92,7 +92,7 @@ def test_a_cut_text_fits_and_is_whole_where_it_fits(text: str, limit: int) -> No
 def test_a_cut_result_says_so_and_leaves_the_original_alone() -> None:
     whole = message_pb2.ToolResult(parts=[message_pb2.Part(data_json='"' + "x" * 5_000 + '"')])
     before = whole.SerializeToString()
-    cut = cut_result(whole, 1_000)
+    cut = truncate_result(whole, 1_000)
     assert cut.truncated
     assert cut.original_bytes == len(before)
     assert cut.parts[0].truncated

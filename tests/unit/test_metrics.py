@@ -1,12 +1,12 @@
 """Metrics: few names, a queue entry for each event, and all of them visible when metrics are collected."""
 
 from bough.v1 import usage_pb2
-from bough_server.observability.metrics import MAX_NAMES, OTHER, BoundedNames, Metrics, ModelCalled
+from bough_server.observability.metrics import MAX_NAMES, OTHER, BoundedNames, Metrics, ModelCallEnd
 from tests.support.metric_values import Counted
 
 
 def tell_of(metrics: Metrics, agent: str) -> None:
-    metrics.agent_ended(agent, kind="llm", state="succeeded", end_reason="completed", seconds=0.5)
+    metrics.on_agent_end(agent, kind="llm", state="succeeded", end_reason="completed", seconds=0.5)
 
 
 def test_only_so_many_names_are_told_apart() -> None:
@@ -38,8 +38,8 @@ def test_what_is_not_collected_is_bounded_and_is_not_lost() -> None:
 def test_a_model_call_is_told_of_in_the_words_of_the_conventions() -> None:
     counted = Counted()
     used = usage_pb2.Usage(input_tokens=7, output_tokens=3, cost_nanos=13, currency_code="EUR")
-    counted.metrics.model_called(ModelCalled("a", "openai", "default", "large-2", 2.0, "", used))
-    counted.metrics.model_called(ModelCalled("a", "", "default", "", 1.0, "MODEL_TIMEOUT", None))
+    counted.metrics.on_model_call(ModelCallEnd("a", "openai", "default", "large-2", 2.0, "", used))
+    counted.metrics.on_model_call(ModelCallEnd("a", "", "default", "", 1.0, "MODEL_TIMEOUT", None))
     by = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model")
     assert counted.of("gen_ai.client.token.usage", *by, "gen_ai.token.type", "gen_ai.agent.name") == {
         ("chat", "openai", "default", "large-2", "input", "a"): 7,
@@ -54,8 +54,8 @@ def test_a_model_call_is_told_of_in_the_words_of_the_conventions() -> None:
 
 def test_tools_are_told_of_by_name_and_outcome() -> None:
     counted = Counted()
-    counted.metrics.tool_ended("look", outcome="succeeded", error="", seconds=0.25)
-    counted.metrics.tool_ended("look", outcome="failed", error="TOOL_TIMEOUT", seconds=1.0)
+    counted.metrics.on_tool_end("look", outcome="succeeded", error="", seconds=0.25)
+    counted.metrics.on_tool_end("look", outcome="failed", error="TOOL_TIMEOUT", seconds=1.0)
     assert counted.of("bough.tool.duration", "tool", "outcome", "error.type") == {
         ("look", "succeeded", ""): 0.25,
         ("look", "failed", "TOOL_TIMEOUT"): 1.0,
@@ -79,8 +79,8 @@ def test_followed_logs_are_counted_by_how_their_events_were_found() -> None:
 
 def test_commits_are_counted_with_their_writes_and_their_duration() -> None:
     counted = Counted()
-    counted.metrics.committed(3, 0.002)
-    counted.metrics.committed(1, 0.004)
+    counted.metrics.on_commit(3, 0.002)
+    counted.metrics.on_commit(1, 0.004)
     assert counted.of("bough.store.batch.size") == {(): 4}
     assert counted.times("bough.store.batch.size") == {(): 2}
     assert counted.of("bough.store.commit.duration") == {(): 0.006}
@@ -89,7 +89,7 @@ def test_commits_are_counted_with_their_writes_and_their_duration() -> None:
 def test_runs_that_are_taken_over_and_leases_that_are_lost_are_counted() -> None:
     counted = Counted()
     for cause in ("lost", "released", "lost"):
-        counted.metrics.run_taken_over(cause)
-    counted.metrics.lease_lost()
+        counted.metrics.on_takeover(cause)
+    counted.metrics.on_lease_loss()
     assert counted.of("bough.run.takeovers", "cause") == {("lost",): 2, ("released",): 1}
     assert counted.of("bough.leases.lost") == {(): 1}

@@ -23,7 +23,7 @@ def test_a_postgres_url_without_its_driver_is_refused_with_what_to_install(monke
 
     monkeypatch.setattr(opening, "import_module", missing)
     with pytest.raises(ConfigurationError, match=r'pip install "bough-agents\[server,postgres\]"'):
-        opening.shown_database("postgresql://db/bough")
+        opening.display_database_url("postgresql://db/bough")
 
 
 @pytest.mark.usefixtures("without_packages")

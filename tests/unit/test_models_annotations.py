@@ -23,13 +23,13 @@ TEXT: Content = ("message", 0)
 
 
 def noted(notes: AnnotationCollector) -> step_pb2.Annotations:
-    message = notes.message({})
+    message = notes.build({})
     assert message is not None
     return message
 
 
 def test_nothing_noted_is_no_annotation() -> None:
-    assert AnnotationCollector().message({}) is None
+    assert AnnotationCollector().build({}) is None
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_nothing_noted_is_no_annotation() -> None:
 )
 def test_a_filters_result_is_a_verdict_on_its_category(result: object, verdict: int) -> None:
     notes = AnnotationCollector()
-    notes.filters({"hate": result, "error": {"code": "x"}, "profanity": None})
-    notes.prompt_filters([{"prompt_index": 0, "content_filter_results": {"hate": result}}])
+    notes.add_filter_results({"hate": result, "error": {"code": "x"}, "profanity": None})
+    notes.add_prompt_filter_results([{"prompt_index": 0, "content_filter_results": {"hate": result}}])
     assert [(note.subject, note.category, note.verdict) for note in noted(notes).safety] == [
         (ANSWER, "hate", verdict),
         (PROMPT, "hate", verdict),
@@ -55,9 +55,9 @@ def test_a_filters_result_is_a_verdict_on_its_category(result: object, verdict: 
 def test_the_gravest_verdict_of_a_category_counts() -> None:
     notes = AnnotationCollector()
     for severity in ("low", "safe"):
-        notes.filters({"hate": {"filtered": False, "severity": severity}})
-    notes.refused()
-    notes.refused()
+        notes.add_filter_results({"hate": {"filtered": False, "severity": severity}})
+    notes.add_refusal()
+    notes.add_refusal()
     assert [(note.category, note.verdict) for note in noted(notes).safety] == [("hate", REVIEW), ("refusal", BLOCK)]
 
 
@@ -86,7 +86,7 @@ def test_a_source_is_told_with_its_span_and_its_words_once_for_each_place_that_c
         notes.cite({"type": "url_citation", "url_citation": url}, TEXT)
         notes.cite({"type": "url_citation", "url_citation": {**url, "start_index": 2}}, TEXT)
         notes.cite(file, ("elsewhere", 0))
-    annotations = notes.message({TEXT: ContentPosition(part_index=1, offset=10)})
+    annotations = notes.build({TEXT: ContentPosition(part_index=1, offset=10)})
     assert annotations is not None
     words, page = "Oaks are trees.", "https://a.example"
     assert list(annotations.citations) == [
@@ -106,7 +106,7 @@ def test_a_span_that_is_none_is_left_out(start: object, end: object) -> None:
 def test_an_address_that_would_have_to_be_cut_is_left_out() -> None:
     notes = AnnotationCollector()
     notes.cite_addresses([f"https://a.example/{'x' * 3000}"])
-    assert notes.message({}) is None
+    assert notes.build({}) is None
 
 
 def test_extras_are_json_by_name_and_those_that_do_not_fit_are_left_out() -> None:
@@ -139,8 +139,8 @@ def test_whatever_a_provider_says_the_annotations_are_bounded(said: list[object]
     notes = AnnotationCollector()
     for number in range(80):
         for value in said:
-            notes.filters({f"category-{number}": value} if isinstance(value, dict) else value)
-            notes.prompt_filters([{"content_filter_results": value}])
+            notes.add_filter_results({f"category-{number}": value} if isinstance(value, dict) else value)
+            notes.add_prompt_filter_results([{"content_filter_results": value}])
             notes.cite_addresses(value)
             notes.cite_addresses([f"https://example.org/{number}/{'y' * 1900}"])
             notes.add(f"name-{number}", value)
@@ -149,7 +149,7 @@ def test_whatever_a_provider_says_the_annotations_are_bounded(said: list[object]
     positions: dict[Content, ContentPosition] = {
         (number, 0): ContentPosition(part_index=2**31 - 1, offset=2**30) for number in range(80)
     }
-    made = notes.message(positions) or step_pb2.Annotations()
+    made = notes.build(positions) or step_pb2.Annotations()
     assert len(made.safety) <= MAX_NOTES
     assert len(made.citations) <= MAX_CITATIONS
     assert sum(each.ByteSize() for each in made.citations) <= MAX_CITED_BYTES

@@ -18,7 +18,7 @@ def attempt(one: CircuitBreaker, *ends: AttemptEnd) -> list[bool]:
     trials = []
     for end in ends:
         trials.append(one.enter())
-        one.leave(end, is_trial=trials[-1])
+        one.leave(end, is_probe=trials[-1])
     return trials
 
 
@@ -51,7 +51,7 @@ def test_after_the_cooldown_one_attempt_tries_and_an_answer_lets_all_pass() -> N
     clock.advance(15.0)
     assert one.enter() is True
     assert shut_for(one) == 0.0
-    one.leave(AttemptEnd.ANSWERED, is_trial=True)
+    one.leave(AttemptEnd.ANSWERED, is_probe=True)
     assert attempt(one, AttemptEnd.FAILED, AttemptEnd.FAILED, AttemptEnd.ANSWERED) == [False] * 3
 
 
@@ -68,9 +68,9 @@ def test_what_began_before_it_opened_closes_it_by_an_answer_and_does_not_prolong
     early = [one.enter() for _ in range(2)]
     attempt(one, *[AttemptEnd.FAILED] * 3)
     clock.advance(5.0)
-    one.leave(AttemptEnd.FAILED, is_trial=early[0])
+    one.leave(AttemptEnd.FAILED, is_probe=early[0])
     assert shut_for(one) == 10.0
-    one.leave(AttemptEnd.ANSWERED, is_trial=early[1])
+    one.leave(AttemptEnd.ANSWERED, is_probe=early[1])
     assert attempt(one, AttemptEnd.ANSWERED) == [False]
 
 

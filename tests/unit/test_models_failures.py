@@ -170,9 +170,9 @@ def test_a_delay_in_the_details_of_an_error_counts_if_no_header_says_one(
 
 
 def test_a_rate_limit_inside_a_stream_is_told_from_other_errors() -> None:
-    assert LARGE.reported({"code": 429, "message": "Slow."}).retry == event_pb2.RETRY_REASON_RATE_LIMITED
-    assert LARGE.reported({"code": "rate_limit_exceeded"}).retry == event_pb2.RETRY_REASON_RATE_LIMITED
-    assert LARGE.reported("broke").retry == event_pb2.RETRY_REASON_PROVIDER_ERROR
+    assert LARGE.stream_error({"code": 429, "message": "Slow."}).retry == event_pb2.RETRY_REASON_RATE_LIMITED
+    assert LARGE.stream_error({"code": "rate_limit_exceeded"}).retry == event_pb2.RETRY_REASON_RATE_LIMITED
+    assert LARGE.stream_error("broke").retry == event_pb2.RETRY_REASON_PROVIDER_ERROR
 
 
 def test_a_broken_connection_is_told_by_its_deepest_cause() -> None:

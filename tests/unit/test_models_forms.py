@@ -8,7 +8,7 @@ import pytest
 from bough.v1 import message_pb2
 from bough_server.messages import user
 from bough_server.models import tokens
-from bough_server.models.forms import MessageForms, encoded
+from bough_server.models.forms import MessageForms, encode_body
 from bough_server.models.model import ModelRequest, ToolSpec, forms_of
 from bough_server.models.openai.chat_request import chat_body
 from bough_server.models.openai.responses_request import responses_body
@@ -47,7 +47,7 @@ def test_a_request_has_the_same_bytes_with_kept_forms(api: str) -> None:
     kept = _request(messages, list(map(MessageForms, messages[:-1])))
     plain = replace(kept, forms=())
     for _ in range(2):
-        assert encoded(BODIES[api](kept)) == encoded(BODIES[api](plain))
+        assert encode_body(BODIES[api](kept)) == encode_body(BODIES[api](plain))
 
 
 def test_a_message_is_made_into_json_once_in_each_format() -> None:
@@ -86,4 +86,6 @@ def test_forms_of_other_messages_are_not_used() -> None:
     messages = _messages()
     request = _request(messages, [MessageForms(user("another")), *map(MessageForms, messages)])
     assert [form.message for form in forms_of(request)] == messages
-    assert encoded(chat_body(request, model="gpt")) == encoded(chat_body(replace(request, forms=()), model="gpt"))
+    assert encode_body(chat_body(request, model="gpt")) == encode_body(
+        chat_body(replace(request, forms=()), model="gpt")
+    )

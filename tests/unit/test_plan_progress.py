@@ -23,7 +23,7 @@ def test_what_is_kept_has_every_step_and_fits_the_room_and_an_errors_details(
 ) -> None:
     executed = [ExecutedStep(step=step, result=result) for step, result in done]
     progress = Progress(objective="o", plan=plan, executed=executed)
-    kept = progress.saved()
+    kept = progress.to_session_state()
     assert (len(kept["plan"]), len(kept["executed_steps"])) == (len(plan), len(done))
     assert size(kept) <= ROOM
     whole = SavedProgress(plan=plan, executed_steps=executed)
@@ -37,7 +37,7 @@ def test_what_is_kept_has_every_step_and_fits_the_room_and_an_errors_details(
 def test_a_step_that_is_done_is_no_longer_left() -> None:
     progress = Progress(objective="o", plan=["a", "b"])
     progress.complete_step("done")
-    assert progress.saved() == {"plan": ["b"], "executed_steps": [{"step": "a", "result": "done"}]}
+    assert progress.to_session_state() == {"plan": ["b"], "executed_steps": [{"step": "a", "result": "done"}]}
     assert progress.facts("b") == {"plan": "1. b", "step": "b", "executed_steps": "1. a\n   Result: done"}
 
 
@@ -46,7 +46,7 @@ def test_what_is_kept_fits_whatever_room_there_is_and_texts_are_cut_before_steps
     plan: list[str], done: list[tuple[str, str]], room: int
 ) -> None:
     executed = [ExecutedStep(step=step, result=result) for step, result in done]
-    kept = Progress(objective="o", plan=plan, executed=executed).saved(room)
+    kept = Progress(objective="o", plan=plan, executed=executed).to_session_state(room)
     assert size(kept) <= room
     without_texts = SavedProgress(plan=[""] * len(plan), executed_steps=[ExecutedStep(step="", result="")] * len(done))
     if size(without_texts) + 2 <= room:
@@ -55,7 +55,7 @@ def test_what_is_kept_fits_whatever_room_there_is_and_texts_are_cut_before_steps
 
 def test_the_longest_texts_as_json_are_cut_and_the_others_stay_whole() -> None:
     executed = [ExecutedStep(step="s1", result="\x01" * 300), ExecutedStep(step="s2", result="r" * 400)]
-    kept = Progress(objective="o", plan=["s3"], executed=executed).saved(1_500)
+    kept = Progress(objective="o", plan=["s3"], executed=executed).to_session_state(1_500)
     assert kept["executed_steps"][1] == executed[1]
     assert kept["plan"] == ["s3"]
     cut = kept["executed_steps"][0]["result"]
@@ -68,6 +68,6 @@ def test_where_there_is_no_room_the_first_steps_that_were_done_are_left_out_and_
     progress = Progress(
         objective="o", plan=["a" * 9, "b" * 9], executed=[ExecutedStep(step="s" * 9, result="r" * 9)] * 3
     )
-    assert progress.saved(40) == {"plan": ["", ""], "executed_steps": [{"step": "", "result": ""}]}
-    assert progress.saved(8) == {"plan": [""], "executed_steps": []}
-    assert progress.saved(EMPTY_BYTES) == {"plan": [], "executed_steps": []}
+    assert progress.to_session_state(40) == {"plan": ["", ""], "executed_steps": [{"step": "", "result": ""}]}
+    assert progress.to_session_state(8) == {"plan": [""], "executed_steps": []}
+    assert progress.to_session_state(EMPTY_BYTES) == {"plan": [], "executed_steps": []}

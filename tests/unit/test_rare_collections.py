@@ -9,8 +9,8 @@ import pytest
 
 from bough.v1 import execution_pb2, run_pb2
 from bough_server.clock import SystemClock
-from bough_server.runs.recovery import YOUNG_OBJECTS, Recovery, rare_collections
-from bough_server.store.ports import RunIndex, RunRecord
+from bough_server.runs.recovery import YOUNG_OBJECTS, Recovery, collect_garbage_rarely
+from bough_server.store.ports import RunIndex, RunRow
 from tests.support.run_harness import ME
 
 USUAL = 701
@@ -31,9 +31,9 @@ class Index(RunIndex):
         return None
 
 
-def _record(run_id: str) -> RunRecord:
+def _record(run_id: str) -> RunRow:
     run = run_pb2.Run(run_id=run_id, state=execution_pb2.EXECUTION_STATE_RUNNING)
-    return RunRecord(run=run, principal=ME, epoch=1, request_digest="")
+    return RunRow(run=run, principal=ME, epoch=1, request_digest="")
 
 
 class Revivals:
@@ -47,7 +47,7 @@ class Revivals:
         if not waits:
             self._may_end.set()
 
-    async def revive(self, record: RunRecord) -> None:
+    async def revive(self, record: RunRow) -> None:
         self.thresholds[record.run.run_id] = gc.get_threshold()[0]
         self.begun.set()
         await self._may_end.wait()
@@ -55,16 +55,16 @@ class Revivals:
             raise self._error
 
     def recovery(self) -> Recovery:
-        async def losses(record: RunRecord) -> int:
+        async def losses(record: RunRow) -> int:
             return int(record.run.run_id == "suspect")
 
-        async def settled(_: RunRecord) -> None:
+        async def settled(_: RunRow) -> None:
             self.settled.set()
 
         async def expire(_: str) -> NoReturn:
             raise AssertionError("nothing expires")
 
-        async def claim(most: int) -> Sequence[RunRecord]:
+        async def claim(most: int) -> Sequence[RunRow]:
             claimed, self._open = self._open[:most], self._open[most:]
             return claimed
 
@@ -76,8 +76,8 @@ class Revivals:
             claim=claim,
             revive=self.revive,
             expire=expire,
-            losses=losses,
-            settled=settled,
+            count_crashes=losses,
+            wait_for_progress=settled,
         )
 
 
@@ -101,13 +101,13 @@ async def test_collections_are_usual_again_after_a_recovery_that_was_cancelled()
 
 
 def test_collections_are_usual_again_after_an_error() -> None:
-    with pytest.raises(ValueError, match="broken"), rare_collections():
+    with pytest.raises(ValueError, match="broken"), collect_garbage_rarely():
         raise ValueError("broken")
     assert gc.get_threshold()[0] == USUAL
 
 
 def test_only_the_last_of_several_that_overlap_restores_the_threshold() -> None:
-    one, other = rare_collections(), rare_collections()
+    one, other = collect_garbage_rarely(), collect_garbage_rarely()
     one.__enter__()
     other.__enter__()
     one.__exit__(None, None, None)

@@ -2,7 +2,7 @@
 
 from bough.v1 import eval_set_pb2 as sets
 from bough.v1 import event_pb2, input_pb2, invocation_pb2, message_pb2
-from bough_server.evals.sets.cases_from_runs import case_of, recorded_answers
+from bough_server.evals.sets.cases_from_runs import case_of, extract_answers
 
 Part = message_pb2.Part
 ALL = ("agents", "tools", "answer")
@@ -130,8 +130,8 @@ def test_approvals_questions_and_tools_of_the_client_are_answered_as_they_were()
     read = message_pb2.ToolOutcome(parts=[Part(text="4242"), Part(data_json="[1]")])
     third = sets.EvalAnswer(agent="refunds", tool="read_card", tool_outcome=read)
 
-    assert recorded_answers(events, with_mocks=False) == ([first, second, third], [])
-    assert recorded_answers(events, with_mocks=True) == ([first, second], [])
+    assert extract_answers(events, with_mocks=False) == ([first, second, third], [])
+    assert extract_answers(events, with_mocks=True) == ([first, second], [])
 
 
 def test_answers_that_a_case_cannot_tell_apart_or_give_are_said() -> None:
@@ -144,7 +144,7 @@ def test_answers_that_a_case_cannot_tell_apart_or_give_are_said() -> None:
         answered(input_pb2.InputAnswer(input_id="3")),
         answered(approval("unknown", True)),
     ]
-    kept, sentences = recorded_answers(events, with_mocks=False)
+    kept, sentences = extract_answers(events, with_mocks=False)
 
     assert [answer.approval.approved for answer in kept] == [True]
     assert sentences == [

@@ -6,7 +6,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from bough.v1 import error_pb2, eval_set_pb2, execution_pb2, invocation_pb2, message_pb2
 from bough_server import tool
-from bough_server.evals.sets.cases_from_runs import mocks_of, recorded_mocks
+from bough_server.evals.sets.cases_from_runs import extract_mocks, mocks_of
 from bough_server.runs.admission import EvaluationRun
 from tests.support.log_readings import masked
 from tests.support.teams import call, calls, llm, open_team, script
@@ -57,7 +57,7 @@ def test_each_outcome_of_an_ordinary_tool_becomes_a_mock_for_equal_arguments() -
         with_arguments(failing("look", "Too slow.", retryable=True, details_json='{"s": 1}'), '{"what": "moss"}'),
         with_arguments(returning("drop", message_pb2.Part(data_json="null")), "{}"),
     ]
-    assert (mocks_of(record), recorded_mocks(record).dropped) == (expected, [])
+    assert (mocks_of(record), extract_mocks(record).dropped) == (expected, [])
 
 
 def test_a_mock_answers_the_arguments_that_an_approver_edited() -> None:
@@ -79,7 +79,7 @@ def test_calls_that_no_ordinary_tool_answered_become_none() -> None:
         made("look", "{}", state=CANCELLED, error=error("CANCELLED")),
         made("look", "{}", state=FAILED, error=error("CANCELLED"), start_time=None),
     )
-    found = recorded_mocks(record)
+    found = extract_mocks(record)
     assert (found.tools, found.dropped) == ([], [])
 
 
@@ -98,7 +98,7 @@ def test_equal_calls_with_equal_outcomes_become_one_mock_and_others_are_named_an
         made("look", '{"b": 2, "a": 1}', call_id="d", state=FAILED, error=error("TOOL_FAILED")),
         made("peek", '{"b": 2, "a": 1}', '{"y": 3}'),
     )
-    found = recorded_mocks(record)
+    found = extract_mocks(record)
     assert [one.name for one in found.tools] == ["look", "peek"]
     assert found.tools[0].result_json == '{"x": 1, "y": 2}'
     assert [sentence.partition(" had another outcome ")[0] for sentence in found.dropped] == [
@@ -112,7 +112,7 @@ def test_calls_whose_arguments_or_result_were_cut_are_named_and_dropped() -> Non
         made("look", '{"what": "' + "x" * 1_000, '"red"', arguments_truncated=True),
         made("look", "{}", '{"what": ', result_truncated=True),
     )
-    found = recorded_mocks(record)
+    found = extract_mocks(record)
     assert found.tools == []
     assert ["was not recorded whole" in sentence for sentence in found.dropped] == [True, True]
     assert all(len(sentence) < 400 for sentence in found.dropped)

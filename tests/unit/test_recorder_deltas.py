@@ -11,7 +11,7 @@ from bough.v1 import event_pb2
 from bough_server.clock import SystemClock
 from bough_server.engine.recorder import DeltaChunk, DeltaCoalescing, Recorder
 from bough_server.log import events
-from bough_server.store.ports import EventLog, Record
+from bough_server.store.ports import EventLog, LogEvent
 
 EFFECT = "0/llm"
 JOINED = DeltaCoalescing(max_interval=60, max_chars=10)
@@ -28,10 +28,10 @@ class Appends(EventLog):
     """A log that keeps the batches that were appended to it."""
 
     def __init__(self) -> None:
-        self.batches: list[Sequence[Record]] = []
+        self.batches: list[Sequence[LogEvent]] = []
 
-    async def append(self, run_id: str, *, epoch: int, records: Sequence[Record]) -> None:
-        self.batches.append(records)
+    async def append(self, run_id: str, *, epoch: int, log_events: Sequence[LogEvent]) -> None:
+        self.batches.append(log_events)
 
 
 def recorder_of(log: EventLog) -> Recorder:
@@ -51,9 +51,9 @@ async def logged(batches: Sequence[Batch], coalescing: DeltaCoalescing) -> list[
     log = Appends()
     recorder = recorder_of(log)
     for kind, subject, texts in batches:
-        recorder.delta(DeltaChunk(EFFECT, kind, subject, texts), coalescing, event_pb2.AgentEvent)
+        recorder.buffer_delta(DeltaChunk(EFFECT, kind, subject, texts), coalescing, event_pb2.AgentEvent)
     recorder.flush(EFFECT)
-    await recorder.committed()
+    await recorder.wait_for_commit()
     return [text_of(record.event) for batch in log.batches for record in batch]
 
 
@@ -79,7 +79,7 @@ async def test_the_first_text_is_an_event_of_its_own_and_the_rest_is_joined() ->
 async def test_the_first_text_does_not_wait_for_a_batch_and_arguments_do(kind: int, is_sent: bool) -> None:
     log = Appends()
     recorder = recorder_of(log)
-    recorder.delta(DeltaChunk(EFFECT, kind, "", ["a", "b"]), JOINED, event_pb2.AgentEvent)
+    recorder.buffer_delta(DeltaChunk(EFFECT, kind, "", ["a", "b"]), JOINED, event_pb2.AgentEvent)
     for _ in range(3):  # the submission is scheduled, then its append runs
         await asyncio.sleep(0)
     assert bool(log.batches) is is_sent

@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 
 from bough.v1 import run_pb2
 from bough_server.errors import StorageFailed
-from bough_server.runs.recovery import LOOK_SECONDS, MAX_BACKOFF, Recovery
-from bough_server.store.ports import Principal, RunRecord
+from bough_server.runs.recovery import MAX_BACKOFF, POLL_SECONDS, Recovery
+from bough_server.store.ports import Principal, RunRow
 from tests.support.held_clock import HeldClock
 
 
@@ -21,12 +21,12 @@ class Storage:
     async def next_expiry(self, *, but: Collection[str]) -> None:
         """Nothing expires."""
 
-    async def claim(self, _: int) -> Sequence[RunRecord]:
+    async def claim(self, _: int) -> Sequence[RunRow]:
         """Find no runs, if the database answers."""
         self._check()
         return ()
 
-    async def revive(self, _: RunRecord) -> None:
+    async def revive(self, _: RunRow) -> None:
         """Continue a run, if the database answers."""
         self.tries += 1
         self._check()
@@ -52,8 +52,8 @@ class Storage:
             claim=self.claim,
             revive=self.revive,
             expire=nothing,
-            losses=nothing,  # type: ignore[arg-type]
-            settled=nothing,
+            count_crashes=nothing,  # type: ignore[arg-type]
+            wait_for_progress=nothing,
         )
 
     def _check(self) -> None:
@@ -68,11 +68,11 @@ async def test_a_run_is_continued_at_the_first_look_that_succeeds() -> None:
     storage.works = False
     run = run_pb2.Run(run_id="stopped")
     principal = Principal(tenant_id="t", user_id="u")
-    recovery.try_later(RunRecord(run=run, principal=principal, epoch=1, request_digest=""))
+    recovery.try_later(RunRow(run=run, principal=principal, epoch=1, request_digest=""))
     while storage.tries < 8:
-        await storage.pass_time(LOOK_SECONDS)
+        await storage.pass_time(POLL_SECONDS)
     storage.works, back = True, storage.clock.monotonic()
     while not storage.continued.is_set():
-        await storage.pass_time(LOOK_SECONDS / 4)
+        await storage.pass_time(POLL_SECONDS / 4)
     assert storage.clock.monotonic() - back < MAX_BACKOFF / 4
     await recovery.close()

@@ -11,7 +11,7 @@ from bough.v1 import agent_pb2, error_pb2, execution_pb2, message_pb2, model_pb2
 from bough_server.agents.definition import Source, kind_of, revision
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.agents.llm import LlmAgent
-from bough_server.agents.registry import Registry, agent_of, reachable, versions_of
+from bough_server.agents.registry import Registry, agent_of, find_reachable, versions_of
 from bough_server.agents.validation import violations
 from bough_server.errors import ConfigurationError
 from bough_server.models.model import Model, Price
@@ -129,8 +129,13 @@ def test_the_kind_of_an_agent_in_code_is_function(registry: Registry) -> None:
 
 
 def test_what_a_run_can_reach_is_sorted_and_survives_circles(registry: Registry) -> None:
-    assert [each.name for each in reachable(registry.resolver, "lead")] == ["coder", "lead", "researcher", "writer"]
-    assert [each.name for each in reachable(registry.resolver, "alone")] == ["alone"]
+    assert [each.name for each in find_reachable(registry.resolver, "lead")] == [
+        "coder",
+        "lead",
+        "researcher",
+        "writer",
+    ]
+    assert [each.name for each in find_reachable(registry.resolver, "alone")] == ["alone"]
 
 
 def test_versions_are_of_what_a_run_can_reach(registry: Registry) -> None:
@@ -189,8 +194,8 @@ def test_everything_is_listed_by_name(registry: Registry) -> None:
 def test_definitions_are_judged_against_the_catalog(registry: Registry) -> None:
     good = define("lead", model="default", tools=["search"], links=["writer", "coder"])
     bad = define("coder", model="huge", links=["absent"])
-    assert violations([good], registry.known([good])) == []
-    found = violations([good, bad], registry.known([good, bad]))
+    assert violations([good], registry.collect_known_names([good])) == []
+    found = violations([good, bad], registry.collect_known_names([good, bad]))
     assert [(each.agent, each.field, each.reason) for each in found] == [
         ("coder", "name", error_pb2.ERROR_REASON_INVALID_REQUEST),
         ("coder", "llm.model", error_pb2.ERROR_REASON_INVALID_REQUEST),

@@ -1,7 +1,7 @@
 """The deadline in force of a run, as it follows from its log."""
 
 from bough.v1 import event_pb2
-from bough_server.log.run_state import RunStateFold, folded
+from bough_server.log.run_state import RunStateFold, fold_run_state
 from tests.support.logs import AgentEvent, at
 
 STARTED = AgentEvent(run_started=event_pb2.RunStarted(deadline_time=at(10)))
@@ -18,7 +18,7 @@ def forked(second: int | None = None) -> AgentEvent:
 
 def in_force(*log: AgentEvent) -> int | None:
     """The deadline after a log, in seconds."""
-    deadline = folded(log).deadline_ns
+    deadline = fold_run_state(log).deadline_ns
     return None if deadline is None else deadline // 10**9
 
 

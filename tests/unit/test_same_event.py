@@ -1,7 +1,7 @@
 """When two events say the same: measures at any depth apart, and nothing else apart."""
 
 from bough.v1 import event_pb2, message_pb2, step_pb2
-from bough_server.engine.event_writer import same_event
+from bough_server.engine.event_writer import is_same_event
 from tests.support.logs import LOOK, at, desk, result_of
 
 
@@ -21,21 +21,21 @@ def step_at(second: int, *, text: str = "found") -> event_pb2.AgentEvent:
 
 
 def test_an_event_made_at_another_time_says_the_same() -> None:
-    assert same_event(step_at(1), step_at(2))
+    assert is_same_event(step_at(1), step_at(2))
     for event in desk():
         later = event_pb2.AgentEvent()
         later.CopyFrom(event)
         later.sequence, later.span_id = 1000, "another"
         later.record_time.CopyFrom(at(1000))
-        assert same_event(event, later)
+        assert is_same_event(event, later)
 
 
 def test_another_word_in_the_depth_of_an_event_is_another_fact() -> None:
-    assert not same_event(step_at(1), step_at(1, text="lost"))
-    assert not same_event(step_at(1), event_pb2.AgentEvent(step_completed=event_pb2.StepCompleted()))
+    assert not is_same_event(step_at(1), step_at(1, text="lost"))
+    assert not is_same_event(step_at(1), event_pb2.AgentEvent(step_completed=event_pb2.StepCompleted()))
 
 
 def test_events_that_are_compared_stay_as_they_are() -> None:
     one, other = step_at(1), step_at(2)
-    same_event(one, other)
+    is_same_event(one, other)
     assert (one, other) == (step_at(1), step_at(2))

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 
-from proto.generate import PROTO, ROOT, parsed, without_rules
+from proto.generate import PROTO, ROOT, parse_set, without_rules
 
 SCHEMA: Final = ROOT / "server/bough_server/bough.binpb"
 BASELINE: Final = PROTO / "baseline.binpb"
@@ -100,7 +100,7 @@ RESOURCES_OF_SERVICES: Final = frozenset({"DefinitionViolation"})
 
 def files(path: Path) -> Mapping[str, FileDescriptorProto]:
     """Return the files of the schema in a set, by name."""
-    return {file.name: file for file in parsed(path.read_bytes()).file if file.package == "bough.v1"}
+    return {file.name: file for file in parse_set(path.read_bytes()).file if file.package == "bough.v1"}
 
 
 def messages(path: Path = SCHEMA) -> Iterator[tuple[str, DescriptorProto]]:
@@ -243,7 +243,7 @@ def comment_at(file: FileDescriptorProto, path: list[int]) -> str:
 
 
 def test_stubs_are_made_without_the_rules() -> None:
-    stripped = without_rules(parsed(SCHEMA.read_bytes()))
+    stripped = without_rules(parse_set(SCHEMA.read_bytes()))
     assert b"buf/validate" in SCHEMA.read_bytes()
     assert b"buf/validate" not in stripped.SerializeToString()
     assert not [

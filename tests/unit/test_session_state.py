@@ -8,9 +8,18 @@ from hypothesis import strategies as st
 
 from bough.v1 import event_pb2, invocation_pb2, session_pb2
 from bough_server.log import events
-from bough_server.log.session_state import MAX_STATE_BYTES, Write, changed, fits, is_key, is_value, json_of, values_of
+from bough_server.log.session_state import (
+    MAX_STATE_BYTES,
+    Write,
+    apply_bounded_writes,
+    fits,
+    is_key,
+    is_value,
+    json_of,
+    values_of,
+)
 from bough_server.log.session_state_fold import Conflicts, StateFold
-from bough_server.tree.fold import fold, fold_stored
+from bough_server.tree.fold import fold, fold_log
 from tests.support.logs import stored
 
 _JSON = st.recursive(
@@ -116,17 +125,17 @@ def test_a_state_is_as_large_as_its_json() -> None:
 def test_a_write_that_makes_the_state_too_large_has_no_effect_and_is_not_taken_in_part() -> None:
     large = ("large", json.dumps("x" * MAX_STATE_BYTES))
     writes: list[Write] = [[("a", "2"), large], [("b", "3")], [("a", None)], [("b", None), ("b", "4")]]
-    assert changed({"a": "1"}, writes) == {"b": "4"}
+    assert apply_bounded_writes({"a": "1"}, writes) == {"b": "4"}
 
 
 def test_a_write_may_take_the_place_of_what_it_deletes() -> None:
     half = json.dumps("x" * (MAX_STATE_BYTES * 2 // 3))
-    assert changed({"a": half}, [[("b", half), ("a", None)]]) == {"b": half}
+    assert apply_bounded_writes({"a": half}, [[("b", half), ("a", None)]]) == {"b": half}
 
 
 def test_a_state_that_is_too_large_already_may_shrink() -> None:
     large = json.dumps("x" * MAX_STATE_BYTES)
-    assert changed({"a": large, "b": "1"}, [[("c", "1")], [("b", None)]]) == {"a": large}
+    assert apply_bounded_writes({"a": large, "b": "1"}, [[("c", "1")], [("b", None)]]) == {"a": large}
 
 
 def test_writes_of_one_lane_count_in_their_order() -> None:
@@ -253,6 +262,6 @@ def test_a_conflict_is_an_anomaly_of_the_tree(is_ours: bool) -> None:
     log = [*map(_of_root, [event_pb2.AgentEvent(run_started=started), *lanes])]
     for sequence, event in enumerate(log, 1):
         event.sequence = sequence
-    made = fold_stored(stored(log), run_id="x", session_id="y") if is_ours else fold(log)
+    made = fold_log(stored(log), run_id="x", session_id="y") if is_ours else fold(log)
     said = "The value 'a' of session state was set by several parallel paths; the last in order wins."
     assert list(made.anomalies) == [invocation_pb2.Anomaly(kind=CONFLICT, message=said)]

@@ -46,7 +46,7 @@ def test_a_value_written_and_deleted_before_it_was_sent_is_no_change() -> None:
         view[f"k{number}"] = number
         del view[f"k{number}"]
     del view["old"]
-    assert view.taken() == [session_pb2.SessionStateChange(key="old")]
+    assert view.take_changes() == [session_pb2.SessionStateChange(key="old")]
 
 
 def test_a_state_is_as_large_as_it_may_be_to_the_byte_however_it_came_to_be() -> None:
@@ -55,18 +55,18 @@ def test_a_state_is_as_large_as_it_may_be_to_the_byte_however_it_came_to_be() ->
     for text in ("x" * 1000, "y", "x" * 100_000):
         view["a"], view["é".encode().hex()] = text, text
         del view["a"]
-        state.apply(view.taken())
+        state.apply(view.take_changes())
     view["b"] = "z"
     left = MAX_STATE_BYTES - len(json_of({**state.values, "b": '"z"'}))
     view["b"] = "z" * (left + 1)
     with pytest.raises(RunError, match="larger"):
         view["b"] = "z" * (left + 2)
-    state.apply(view.taken())
+    state.apply(view.take_changes())
     assert len(json_of(state.values)) == MAX_STATE_BYTES
     with pytest.raises(RunError, match="larger"):
         view["c"] = 1
     view.clear()
-    assert (len(view), len(view.taken())) == (0, 2)
+    assert (len(view), len(view.take_changes())) == (0, 2)
 
 
 def test_many_small_values_take_no_longer_each_than_few() -> None:

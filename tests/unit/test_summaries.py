@@ -10,7 +10,7 @@ from bough_server.history.overflow import summary_of, summary_request
 from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.history.visible import policy_of, summaries
 from bough_server.models.model import ModelRequest
-from bough_server.models.tokens import FILE_TOKENS, counted, request_tokens
+from bough_server.models.tokens import FILE_TOKENS, count_request_tokens, request_tokens
 from tests.support.visible import view
 
 SESSION = message_pb2.HISTORY_SCOPE_SESSION
@@ -178,4 +178,4 @@ class Counting:
 @pytest.mark.parametrize(("said", "tokens"), [(7, 7), (0, 0), (None, 6), (ValueError("no"), 6), (OSError("gone"), 6)])
 async def test_a_model_counts_and_where_it_cannot_an_estimate_does(said: int | Exception | None, tokens: int) -> None:
     request = ModelRequest(messages=[message("12345678")])
-    assert await counted(Counting(said), request) == tokens  # type: ignore[arg-type]
+    assert await count_request_tokens(Counting(said), request) == tokens  # type: ignore[arg-type]

@@ -169,7 +169,7 @@ def test_a_span_is_current_only_while_it_is_attached() -> None:
     tracing, _ = _recording()
     root = _root(tracing, _NOWHERE.for_run(run_id="r", session_id="s", user_id="u"))
     before = trace.get_current_span()
-    with root.attached():
+    with root.attach():
         inside = Parent.current()
         assert f"{trace.get_current_span().get_span_context().span_id:016x}" == root.span_id
     assert [inside.baggage(name) for name in ("run_id", "session_id", "user_id")] == ["r", "s", "u"]

@@ -8,8 +8,8 @@ import pytest
 
 from bough.v1 import agent_pb2, execution_pb2
 from bough_server.agents.catalog import AgentCatalog
-from bough_server.agents.definition import kind_of, received, revision
-from bough_server.agents.registry import Registry, reachable, versions_of
+from bough_server.agents.definition import drop_unknown_fields, kind_of, revision
+from bough_server.agents.registry import Registry, find_reachable, versions_of
 from bough_server.errors import AgentUnusable, NotFound
 from bough_server.models.registry import ConfiguredModels
 from bough_server.models.scripted.model import ScriptedModel
@@ -49,7 +49,7 @@ async def shelf(tmp_path: Path) -> AsyncIterator[Shelf]:
 
 
 def define(name: str, *links: str, instruction: str = "", tools: tuple[str, ...] = ()) -> agent_pb2.AgentDefinition:
-    return received(
+    return drop_unknown_fields(
         agent_pb2.AgentDefinition(
             name=name,
             description=f"Is {name}.",
@@ -119,7 +119,7 @@ async def test_a_resolver_stays_as_it_was(shelf: Shelf) -> None:
     await shelf.remove("a", "poet", version=1)
     with pytest.raises(NotFound):
         await catalog.for_run("a", "poet")
-    assert [each.name for each in reachable(resolver, "poet")] == ["poet", "writer"]
+    assert [each.name for each in find_reachable(resolver, "poet")] == ["poet", "writer"]
     assert versions == versions_of(resolver, "poet")
     assert versions.models == {"m": ""}
 
@@ -145,7 +145,7 @@ async def test_what_is_gone_is_named_all_at_once(shelf: Shelf) -> None:
         for each in ("links to the agent 'ghost'", "names the tool 'look_up'", "names the model 'huge'")
     ]
     assert refused.value.message == " ".join([*gone, "Change the agents that name it, or restore it."])
-    assert [each.name for each in reachable((await catalog.of("a")).resolver, "poet")] == ["poet", "writer"]
+    assert [each.name for each in find_reachable((await catalog.of("a")).resolver, "poet")] == ["poet", "writer"]
 
 
 async def test_a_stored_agent_whose_key_no_state_can_hold_is_refused_before_it_runs_and_hides_no_other(
@@ -220,7 +220,7 @@ async def test_an_agent_is_shown_with_where_it_is_defined_and_found_by_its_revis
     )
     assert catalog.list_agents() == [stored(poet), of_file]
     assert [catalog.current(name) for name in ("poet", "writer")] == [stored(poet), of_file]
-    assert [catalog.in_force(name, revision(poet)) for name in ("poet", "writer", "absent")] == [
+    assert [catalog.find_at_revision(name, revision(poet)) for name in ("poet", "writer", "absent")] == [
         stored(poet),
         None,
         None,

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from bough.v1 import error_pb2, message_pb2
 from bough_server.errors import RunError
 from bough_server.tools.output import Excerpt, result_parts
-from bough_server.truncation import MAX_TEXT_BYTES, cut_result
+from bough_server.truncation import MAX_TEXT_BYTES, truncate_result
 
 Part = message_pb2.Part
 
@@ -133,6 +133,6 @@ def test_a_text_that_is_cut_keeps_its_metadata() -> None:
 def test_a_cut_result_keeps_metadata_that_fits_and_leaves_out_what_does_not() -> None:
     small, large = '{"a":1}', '{"a":"' + "x" * 2_000 + '"}'
     parts = [Part(text="x" * 5_000, metadata_json=small), Part(text="y", metadata_json=large)]
-    cut = cut_result(message_pb2.ToolResult(parts=parts), 1_000)
+    cut = truncate_result(message_pb2.ToolResult(parts=parts), 1_000)
     assert [part.metadata_json for part in cut.parts] == [small, ""]
     assert cut.truncated

@@ -3,7 +3,7 @@
 from google.protobuf.message import Message
 
 from bough.v1 import event_pb2, execution_pb2, fork_pb2, invocation_pb2, message_pb2
-from bough_server.tree.fold import fold, fold_stored
+from bough_server.tree.fold import fold, fold_log
 from tests.support.logs import (
     RUN_ID,
     SESSION_ID,
@@ -181,7 +181,7 @@ def test_a_fork_begins_when_it_is_forked_with_all_that_was_open_then() -> None:
 
 def test_a_fork_has_the_ids_that_its_events_are_read_with() -> None:
     log = numbered([*desk()[:9], forked("origin", 9)])
-    record = fold_stored(stored(log), run_id=RUN_ID, session_id=SESSION_ID)
+    record = fold_log(stored(log), run_id=RUN_ID, session_id=SESSION_ID)
     assert record == fold(stamped(log))
     assert (record.run_id, record.session_id, record.invocation_id) == (RUN_ID, SESSION_ID, "L")
     assert shape(record) == [(0, "L", "lead"), (1, "C", "researcher")]

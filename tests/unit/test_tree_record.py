@@ -3,7 +3,7 @@
 from google.protobuf import json_format
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, invocation_pb2, message_pb2, model_pb2, step_pb2, usage_pb2
-from bough_server.tree.fold import ANOMALY, fold, fold_stored
+from bough_server.tree.fold import ANOMALY, fold, fold_log
 from tests.support.logs import (
     QUESTION,
     RUN_ID,
@@ -131,7 +131,7 @@ def test_stored_bytes_and_parsed_events_make_the_same_record() -> None:
         options = invocation_pb2.InvocationOptions(include_steps=include_steps)
         for end in range(len(desk()) + 1):
             log = desk()[:end]
-            from_bytes = fold_stored(stored(log), run_id=RUN_ID, session_id=SESSION_ID, options=options)
+            from_bytes = fold_log(stored(log), run_id=RUN_ID, session_id=SESSION_ID, options=options)
             if log:
                 assert from_bytes == fold(stamped(log), options)
             else:
@@ -143,7 +143,7 @@ def test_stored_bytes_and_parsed_events_make_the_same_record() -> None:
 def test_a_delta_of_a_stored_log_is_counted_and_not_parsed() -> None:
     log = stored(desk()[:3])
     unreadable = type(log[2])(3, log[2].kind, b"\xff")
-    assert fold_stored([*log[:2], unreadable], run_id="r", session_id="s").as_of_sequence == 3
+    assert fold_log([*log[:2], unreadable], run_id="r", session_id="s").as_of_sequence == 3
 
 
 def test_a_running_run_has_a_tree() -> None:

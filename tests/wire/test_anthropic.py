@@ -12,7 +12,7 @@ import pytest
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, model_pb2, step_pb2, usage_pb2
 from bough_server.models.anthropic.request import messages_body
-from bough_server.models.forms import encoded
+from bough_server.models.forms import encode_body
 from bough_server.models.model import (
     AttemptMeter,
     ModelRequest,
@@ -388,6 +388,8 @@ def test_importing_the_adapter_does_not_import_the_package() -> None:
 def test_arguments_are_sent_however_deep_they_are_nested() -> None:
     for depth in (1, 60, *range(800, 1010)):
         text = '{"a":' + "[" * depth + "]" * depth + "}"
-        body = encoded(messages_body(asking(user("?"), assistant("", call("c1", "lookup", text))), model="m", name="m"))
+        body = encode_body(
+            messages_body(asking(user("?"), assistant("", call("c1", "lookup", text))), model="m", name="m")
+        )
         (made,) = json.loads(body)["messages"][1]["content"]
         assert made["input"] == (json.loads(text) if depth < 100 else {"invalid_json": text})

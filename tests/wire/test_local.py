@@ -13,13 +13,15 @@ import pytest
 
 from bough.v1 import error_pb2, message_pb2, model_pb2, step_pb2
 from bough_server.errors import ModelError
-from bough_server.models.local.engine import LocalEngine, available
+from bough_server.models.local.engine import LocalEngine, find_problem
 from bough_server.models.local.model import MODEL, LocalModel
 from bough_server.models.model import TextDelta, ToolCallDelta, ToolSpec
-from bough_server.models.tokens import FILE_TOKENS, counted, request_tokens
+from bough_server.models.tokens import FILE_TOKENS, count_request_tokens, request_tokens
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, tool_result, user
 
-pytestmark = pytest.mark.skipif(available() is not None, reason=f"THE EMBEDDED MODEL IS NOT TESTED: {available()}")
+pytestmark = pytest.mark.skipif(
+    find_problem() is not None, reason=f"THE EMBEDDED MODEL IS NOT TESTED: {find_problem()}"
+)
 
 WRITER = ToolSpec(
     name="call_writer",
@@ -157,21 +159,24 @@ async def test_an_engine_that_is_too_slow_to_start_is_an_error_and_leaves_no_pro
 
 async def test_it_counts_a_request_by_its_own_tokenizer(model: LocalModel) -> None:
     short = asking(user("What is an oak?"), instruction="Answer in one sentence.")
-    tokens = await counted(model, short)
+    tokens = await count_request_tokens(model, short)
     assert 9 <= tokens <= 20
-    assert await counted(model, asking(user("ö" * 400))) > 1.5 * request_tokens(asking(user("ö" * 400)))
+    assert await count_request_tokens(model, asking(user("ö" * 400))) > 1.5 * request_tokens(asking(user("ö" * 400)))
     with_tools = replace(short, tools=[LOOKUP, WRITER])
-    assert await counted(model, with_tools) > tokens + 20
+    assert await count_request_tokens(model, with_tools) > tokens + 20
     picture = message_pb2.Part(blob=message_pb2.Blob(uri="file:///oak.png"))
     shown = message_pb2.Message(role=message_pb2.ROLE_USER, parts=[picture])
-    assert await counted(model, asking(*short.messages, shown, instruction=short.instruction)) >= tokens + FILE_TOKENS
+    assert (
+        await count_request_tokens(model, asking(*short.messages, shown, instruction=short.instruction))
+        >= tokens + FILE_TOKENS
+    )
 
 
 async def test_a_request_is_estimated_where_it_cannot_be_counted() -> None:
     broken = LocalModel(name="local", engine=Unreachable(name="local"))
     request = asking(user("What is an oak?"))
-    assert await counted(broken, request) == request_tokens(request)
-    assert await counted(None, request) == request_tokens(request)
+    assert await count_request_tokens(broken, request) == request_tokens(request)
+    assert await count_request_tokens(None, request) == request_tokens(request)
 
 
 class Unreachable(LocalEngine):

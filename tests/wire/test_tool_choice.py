@@ -10,7 +10,7 @@ import pytest
 
 from bough.v1 import error_pb2, model_pb2
 from bough_server.models.config import ModelSection
-from bough_server.models.local.engine import available
+from bough_server.models.local.engine import find_problem
 from bough_server.models.local.model import LocalModel
 from bough_server.models.model import ToolSpec
 from bough_server.models.registry import build_models
@@ -54,7 +54,7 @@ async def test_providers_are_told_that_a_tool_must_be_called(tmp_path: Path, api
     assert len(sent["tools"]) == 1
 
 
-IS_HERE = pytest.mark.skipif(available() is not None, reason=f"THE EMBEDDED MODEL IS NOT TESTED: {available()}")
+IS_HERE = pytest.mark.skipif(find_problem() is not None, reason=f"THE EMBEDDED MODEL IS NOT TESTED: {find_problem()}")
 REFUSED = call("c1", "plan", '{"steps": []}')
 
 

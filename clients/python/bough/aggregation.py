@@ -34,7 +34,7 @@ async def aggregate_messages(
 ) -> AsyncGenerator[eval_service_pb2.AggregateEventsRequest, None]:
     """Yield at least one message; the first has the options."""
     packing = _Packing(options)
-    async for event in _each(events):
+    async for event in _iterate(events):
         if full := packing.add(event):
             yield full
     yield packing.message
@@ -51,7 +51,7 @@ def sync_aggregate_messages(
     yield packing.message
 
 
-async def _each(
+async def _iterate(
     events: Iterable[event_pb2.AgentEvent] | AsyncIterable[event_pb2.AgentEvent],
 ) -> AsyncIterator[event_pb2.AgentEvent]:
     if isinstance(events, AsyncIterable):

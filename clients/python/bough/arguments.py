@@ -24,12 +24,12 @@ def build(kind: Callable[Fields, Built], *args: Fields.args, **fields: Fields.kw
     protobuf's own errors name none, and it takes a text as a list of characters and None as an empty text.
     """
     described: Mapping[str, FieldDescriptor] = kind.DESCRIPTOR.fields_by_name  # type: ignore[attr-defined] # a class
-    values: dict[str, Any] = {name: _checked(described[name], value) for name, value in fields.items()}
+    values: dict[str, Any] = {name: _check_value(described[name], value) for name, value in fields.items()}
     try:
         return kind(*args, **values)
     except (TypeError, ValueError):
         for name, value in values.items():
-            _try(kind, described[name], value)
+            _check_field(kind, described[name], value)
         raise
 
 
@@ -38,7 +38,7 @@ def wrong_type(name: str, expected: str, value: object) -> TypeError:
     return TypeError(f"{name} must be {expected}, not {'None' if value is None else type(value).__name__}")
 
 
-def _checked(field: FieldDescriptor, value: object) -> object:
+def _check_value(field: FieldDescriptor, value: object) -> object:
     """Return the value of a field, what is repeated as a list. Raises TypeError for what protobuf would accept."""
     if value is None:
         if field.is_repeated or field.has_presence:
@@ -47,25 +47,25 @@ def _checked(field: FieldDescriptor, value: object) -> object:
         return value
     elif isinstance(value, Iterable) and not (_is_map(field) or isinstance(value, str | bytes | Mapping)):
         return list(value)
-    raise wrong_type(field.name, _expected(field), value)
+    raise wrong_type(field.name, _describe_type(field), value)
 
 
-def _try(kind: Callable[..., Message], field: FieldDescriptor, value: object) -> None:
+def _check_field(kind: Callable[..., Message], field: FieldDescriptor, value: object) -> None:
     """Build a message of one field. Raises TypeError or ValueError that names the field, or the item that is wrong."""
     if isinstance(value, list):
         for index, item in enumerate(value):
-            with _named(f"{field.name}[{index}]", _item(field), item):
+            with _name_errors(f"{field.name}[{index}]", _describe_item(field), item):
                 kind(**{field.name: [item]})
     if _is_map(field) and isinstance(value, Mapping):
         for key, item in value.items():
-            with _named(f"{field.name}[{key!r}]", "a str", item):
+            with _name_errors(f"{field.name}[{key!r}]", "a str", item):
                 kind(**{field.name: {"key": item}})
-    with _named(field.name, _expected(field), value):
+    with _name_errors(field.name, _describe_type(field), value):
         kind(**{field.name: value})
 
 
 @contextmanager
-def _named(name: str, expected: str, value: object) -> Iterator[None]:
+def _name_errors(name: str, expected: str, value: object) -> Iterator[None]:
     """Raise the errors of protobuf with the name of the argument."""
     try:
         yield
@@ -75,14 +75,14 @@ def _named(name: str, expected: str, value: object) -> Iterator[None]:
         raise wrong_type(name, expected, value) from None
 
 
-def _expected(field: FieldDescriptor) -> str:
+def _describe_type(field: FieldDescriptor) -> str:
     """Return the type of a field's values, as a noun with its article."""
     if _is_map(field):
         return "a mapping of str to str"
-    return f"a list of {_item(field).partition(' ')[2]}" if field.is_repeated else _item(field)
+    return f"a list of {_describe_item(field).partition(' ')[2]}" if field.is_repeated else _describe_item(field)
 
 
-def _item(field: FieldDescriptor) -> str:
+def _describe_item(field: FieldDescriptor) -> str:
     """Return the type of an item of a repeated field, or of the only value of another, as a noun with its article."""
     kind = field.message_type or field.enum_type
     if kind is None:

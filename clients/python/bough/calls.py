@@ -10,7 +10,7 @@ from grpc import aio
 
 from bough.arguments import wrong_type
 from bough.channel import Metadata
-from bough.errors import deadline_exceeded, from_rpc_error
+from bough.errors import build_deadline_error, from_rpc_error
 from bough.rejoining import Contact
 
 
@@ -76,7 +76,7 @@ class _CallSettings:
         seconds = seconds_of(timeout, self.timeout)
         # grpc.aio rounds deadlines up: a call without any time left could still succeed.
         if seconds is not None and seconds <= 0:
-            raise deadline_exceeded("The time for the call was over before it was made.")
+            raise build_deadline_error("The time for the call was over before it was made.")
         return {"timeout": seconds, "wait_for_ready": self.wait_for_ready, "metadata": self.metadata()}
 
 

@@ -174,10 +174,10 @@ def token_metadata(
             f"the token would travel to {address} unencrypted: pass credentials, such as grpc.ssl_channel_credentials()"
         )
     current = token if callable(token) else lambda: token
-    return lambda: (("authorization", f"Bearer {_checked(current())}"),)
+    return lambda: (("authorization", f"Bearer {_check_token(current())}"),)
 
 
-def _checked(token: str) -> str:
+def _check_token(token: str) -> str:
     """Return a token that a header may have; raises ValueError, which does not show it, for any other."""
     if _TOKEN.fullmatch(token) is None:
         raise ValueError("the token is empty or has characters that no bearer token has")

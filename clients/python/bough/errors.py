@@ -55,10 +55,10 @@ class BoughError(Exception):
 
     # The default calls the class with the message alone, but the classes below are made from other values.
     def __reduce__(self) -> tuple[object, ...]:
-        return _unpickled, (type(self), *self.args), self.__dict__
+        return _restore, (type(self), *self.args), self.__dict__
 
 
-def _unpickled(kind: type[BaseException], *args: object) -> BaseException:
+def _restore(kind: type[BaseException], *args: object) -> BaseException:
     """Return an exception whose attributes are set afterwards."""
     return kind.__new__(kind, *args)
 
@@ -266,25 +266,25 @@ def from_rpc_error(error: grpc.RpcError) -> CallFailed:
     message = text or f"The call failed with {code.name}."
     # The two kinds of channel have different classes for metadata; both iterate over pairs.
     metadata: Iterable[tuple[str, str | bytes]] = error.trailing_metadata() or ()  # type: ignore[assignment]
-    status = _described(Status(code=code, message=message), metadata)
+    status = _parse_details(Status(code=code, message=message), metadata)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and not status.reason:
         # It passed in the gRPC library, whose message means nothing to users, before the server could say so.
-        return deadline_exceeded("The call's deadline passed before the server answered.")
+        return build_deadline_error("The call's deadline passed before the server answered.")
     return from_status(status)
 
 
-def deadline_exceeded(message: str) -> DeadlineExceeded:
+def build_deadline_error(message: str) -> DeadlineExceeded:
     """Return the exception for a deadline that passed in the client."""
     return DeadlineExceeded(Status(code=grpc.StatusCode.DEADLINE_EXCEEDED, message=message, reason="DEADLINE_EXCEEDED"))
 
 
-def ended_early(subject: str) -> Unavailable:
+def build_early_end_error(subject: str) -> Unavailable:
     """Return the exception for a stream that ended without an error, and without the event that it was to end with."""
     message = f"The server ended the stream before the end of the {subject}."
     return Unavailable(Status(code=grpc.StatusCode.UNAVAILABLE, message=message))
 
 
-def _described(status: Status, metadata: Iterable[tuple[str, str | bytes]]) -> Status:
+def _parse_details(status: Status, metadata: Iterable[tuple[str, str | bytes]]) -> Status:
     encoded = next((value for key, value in metadata if key == _DETAILS_KEY), None)
     if not isinstance(encoded, bytes):
         return status

@@ -182,7 +182,7 @@ class RunPosition(LogPosition[RunStreamRequest, RunStreamResponse, event_pb2.Age
             case agent_service_pb2.WatchRunRequest():
                 return self._watch(self._request.until)
             case agent_service_pb2.ResumeRunRequest() if self._open:
-                return self._repeated(self._request)
+                return self._repeat_request(self._request)
             case agent_service_pb2.RunRequest() if not self.log_id:
                 return self._request
             case agent_service_pb2.ForkRunRequest() if not self.received:
@@ -213,7 +213,7 @@ class RunPosition(LogPosition[RunStreamRequest, RunStreamResponse, event_pb2.Age
             run_id=self.log_id, after_sequence=self.received, until=until, follow=follow
         )
 
-    def _repeated(self, request: agent_service_pb2.ResumeRunRequest) -> agent_service_pb2.ResumeRunRequest:
+    def _repeat_request(self, request: agent_service_pb2.ResumeRunRequest) -> agent_service_pb2.ResumeRunRequest:
         """Return the call with the same answers, which have no second effect.
 
         The run cannot be watched instead: only the server knows which interruption is the first after the answers.

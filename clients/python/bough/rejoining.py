@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from bough.errors import NO_SERVER, CallFailed, Unavailable, deadline_exceeded
+from bough.errors import NO_SERVER, CallFailed, Unavailable, build_deadline_error
 
 _OF_THE_RUN: Final = frozenset({"STORAGE_FAILED", "RUN_PARKED"})
 """Reasons why a reachable server cannot continue a run."""
@@ -45,7 +45,7 @@ class Contact:
     def __init__(self) -> None:
         self.is_made = False
 
-    def failed(self, error: CallFailed) -> None:
+    def note_failure(self, error: CallFailed) -> None:
         """Record a failed call: any error but that of a connection that could not be made shows a server."""
         self.is_made = self.is_made or not error.message.startswith(NO_SERVER)
 
@@ -70,18 +70,18 @@ class RejoinBackoff:
             return None
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise deadline_exceeded(
+            raise build_deadline_error(
                 f"The time for following the {self._subject} is over; the {self._subject} itself may still be running."
             )
         return left
 
-    def answered(self) -> None:
+    def note_answer(self) -> None:
         """Record that the server is reachable; ignored while it cannot continue the run."""
         self._contact.is_made = True
         if not self._is_stuck:
             self._gone_since = None
 
-    def progressed(self) -> None:
+    def note_progress(self) -> None:
         """Record that the stream received a response."""
         self._contact.is_made = True
         self._attempt = 0
@@ -95,7 +95,7 @@ class RejoinBackoff:
         Only UNAVAILABLE is retried: every other status is final. The server's retry delay is a lower bound, itself
         bounded by `longest_delay`.
         """
-        self._contact.failed(error)
+        self._contact.note_failure(error)
         if not isinstance(error, Unavailable):
             raise error
         # Until another server takes such a run over, a reachable server is no better than an unreachable one.
@@ -109,7 +109,7 @@ class RejoinBackoff:
         if self._is_given_up(now + delay):
             raise error
         if self._deadline is not None and now + delay >= self._deadline:
-            raise deadline_exceeded(f"The server did not become available in time: {error.message}") from error
+            raise build_deadline_error(f"The server did not become available in time: {error.message}") from error
         if is_new and self._rejoining.on_drop is not None:
             self._rejoining.on_drop(error)
         return delay

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar
 from grpc import aio
 
 from bough.calls import Calls
-from bough.errors import CallFailed, ended_early, from_rpc_error
+from bough.errors import CallFailed, build_early_end_error, from_rpc_error
 from bough.position import (
     EvaluationPosition,
     EvaluationStreamRequest,
@@ -171,12 +171,12 @@ class LogStream(AsyncIterator[Event], Generic[Request, Response, Event]):
         log_id = (await call.initial_metadata()).get(self._log.id_key)
         if isinstance(log_id, str):
             self._log.accept(log_id)
-            self._backoff.answered()
+            self._backoff.note_answer()
         return aiter(call)
 
     def _take(self, response: Response) -> None:
         if self._backoff is not None:
-            self._backoff.progressed()
+            self._backoff.note_progress()
         self._events.extend(self._log.new_events(response))
 
     async def _end_or_rejoin(self) -> None:
@@ -190,7 +190,7 @@ class LogStream(AsyncIterator[Event], Generic[Request, Response, Event]):
             if self._log.log_id and await self._is_at_end():
                 self._ended = True
                 return
-            error: CallFailed = ended_early(self._log.subject)
+            error: CallFailed = build_early_end_error(self._log.subject)
         except CallFailed as failed:
             error = failed
         await self._recover(error, is_stuck=True)

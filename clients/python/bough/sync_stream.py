@@ -11,7 +11,7 @@ from typing import Generic, Protocol, Self, TypeVar
 import grpc
 
 from bough.calls import SyncCalls
-from bough.errors import CallFailed, ended_early, from_rpc_error
+from bough.errors import CallFailed, build_early_end_error, from_rpc_error
 from bough.position import (
     EvaluationPosition,
     EvaluationStreamRequest,
@@ -154,11 +154,11 @@ class SyncLogStream(Iterator[Event], Generic[Request, Response, Event]):
         log_id = dict(self._call.initial_metadata()).get(self._log.id_key)
         if isinstance(log_id, str):
             self._log.accept(log_id)
-            self._backoff.answered()
+            self._backoff.note_answer()
         return self._call
 
     def _take(self, response: Response) -> None:
-        self._backoff.progressed()
+        self._backoff.note_progress()
         self._events.extend(self._log.new_events(response))
 
     def _end_or_rejoin(self) -> None:
@@ -172,7 +172,7 @@ class SyncLogStream(Iterator[Event], Generic[Request, Response, Event]):
             if self._log.log_id and self._is_at_end():
                 self._ended = True
                 return
-            error: CallFailed = ended_early(self._log.subject)
+            error: CallFailed = build_early_end_error(self._log.subject)
         except CallFailed as failed:
             error = failed
         self._recover(error, is_stuck=True)

@@ -12,9 +12,9 @@ from typing import Final
 import structlog
 
 from bough.v1 import agent_pb2, catalog_service_pb2
-from bough_server.agents.definition import received
-from bough_server.agents.registry import Registry, VersionHashes, checked_versions, overlaid, shown
-from bough_server.agents.validation import Known, validate, validate_reached, violations
+from bough_server.agents.definition import drop_unknown_fields
+from bough_server.agents.registry import Registry, VersionHashes, describe_agent, overlay_definitions, resolve_versions
+from bough_server.agents.validation import Known, validate, validate_reachable, violations
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, UnknownAgent
 from bough_server.matching.schemas import caller_pattern_problem
 from bough_server.runtime.agent import Agent, Resolver
@@ -40,7 +40,7 @@ class TenantCatalog:
         self.stored: Mapping[str, agent_pb2.Agent] = {
             each.definition.name: each for each in read.agents if not registry.source(each.definition.name)
         }
-        self.resolver = overlaid(registry.resolver, [each.definition for each in self.stored.values()])
+        self.resolver = overlay_definitions(registry.resolver, [each.definition for each in self.stored.values()])
         self._versions: dict[str, VersionHashes] = {}
         self.bytes_held = _OVERHEAD + sum(each.ByteSize() for each in self.stored.values())
         names = [each.definition.name for each in read.agents]
@@ -49,20 +49,20 @@ class TenantCatalog:
 
     def agent(self, name: str) -> Agent:
         """Return the agent with this name. Raises NotFound."""
-        return _found(self.resolver, name, self.names)
+        return _find_agent(self.resolver, name, self.names)
 
     def versions(self, root: str) -> VersionHashes:
         """Return the versions of what a run of `root` can reach, computed once. Raises AgentUnusable."""
         if root not in self._versions:
-            self._versions[root] = checked_versions(self.resolver, root)
+            self._versions[root] = resolve_versions(self.resolver, root)
         return self._versions[root]
 
     def current(self, name: str) -> agent_pb2.Agent:
         """Return the agent with this name, as the catalog shows it. Raises NotFound."""
         stored = self.stored.get(name)
-        return stored if stored is not None else shown(self.agent(name), self.registry.source(name))
+        return stored if stored is not None else describe_agent(self.agent(name), self.registry.source(name))
 
-    def in_force(self, name: str, revision: str) -> agent_pb2.Agent | None:
+    def find_at_revision(self, name: str, revision: str) -> agent_pb2.Agent | None:
         """Return the agent with this name if `revision` is its current revision, else None."""
         try:
             current = self.current(name)
@@ -78,9 +78,9 @@ class TenantCatalog:
         """Return the name of every agent, sorted."""
         return [each.definition.name for each in self.list_agents()]
 
-    def known(self, definitions: Sequence[agent_pb2.AgentDefinition]) -> Known:
+    def collect_known_names(self, definitions: Sequence[agent_pb2.AgentDefinition]) -> Known:
         """Return the names that these definitions may refer to."""
-        return self.registry.known(definitions, [each.definition for each in self.stored.values()])
+        return self.registry.collect_known_names(definitions, [each.definition for each in self.stored.values()])
 
 
 class AgentCatalog:
@@ -117,13 +117,13 @@ class AgentCatalog:
         catalog = await self.of(tenant_id)
         resolver = catalog.resolver
         if definitions:
-            own = [received(each) for each in definitions]
-            known = catalog.known(own)
+            own = [drop_unknown_fields(each) for each in definitions]
+            known = catalog.collect_known_names(own)
             # In a thread: checking schemas takes seconds per MiB and would block the event loop.
-            await asyncio.to_thread(refuse, own, known, lambda index: f"definitions[{index}]")
-            resolver = overlaid(resolver, own)
-        _found(resolver, root, lambda: [*catalog.names(), *(each.name for each in definitions)])
-        return resolver, checked_versions(resolver, root) if definitions else catalog.versions(root)
+            await asyncio.to_thread(check_definitions, own, known, lambda index: f"definitions[{index}]")
+            resolver = overlay_definitions(resolver, own)
+        _find_agent(resolver, root, lambda: [*catalog.names(), *(each.name for each in definitions)])
+        return resolver, resolve_versions(resolver, root) if definitions else catalog.versions(root)
 
     async def validate(
         self, tenant_id: str, definitions: Sequence[agent_pb2.AgentDefinition]
@@ -131,7 +131,7 @@ class AgentCatalog:
         """Return the problems of definitions in a tenant's catalog, in which they replace agents of the same names."""
         catalog = await self.of(tenant_id)
         # In a thread for the same reason as in for_run().
-        return await asyncio.to_thread(violations, definitions, catalog.known(definitions))
+        return await asyncio.to_thread(violations, definitions, catalog.collect_known_names(definitions))
 
     def _evict(self) -> None:
         """Evict the least recently used catalogs until the rest fits HELD_BYTES; at least one stays."""
@@ -141,7 +141,9 @@ class AgentCatalog:
             held -= dropped.bytes_held
 
 
-def refuse(definitions: Sequence[agent_pb2.AgentDefinition], known: Known, path: Callable[[int], str]) -> None:
+def check_definitions(
+    definitions: Sequence[agent_pb2.AgentDefinition], known: Known, path: Callable[[int], str]
+) -> None:
     """Check the definitions of a request; `path` maps an index to the field that holds the definition.
 
     Raises InvalidRequest with every problem of the definitions and of the agents that they reach, and for patterns in
@@ -162,7 +164,7 @@ def refuse(definitions: Sequence[agent_pb2.AgentDefinition], known: Known, path:
             description=f"It would make the agent {reached.name!r} invalid: {problem.field}: {problem.description}",
             reason=problem.reason,
         )
-        for reached, problems in validate_reached(definitions, known)
+        for reached, problems in validate_reachable(definitions, known)
         for problem in problems
     ]
     found += [
@@ -175,7 +177,7 @@ def refuse(definitions: Sequence[agent_pb2.AgentDefinition], known: Known, path:
         raise InvalidRequest(found)
 
 
-def _found(resolver: Resolver, name: str, names: Callable[[], Iterable[str]]) -> Agent:
+def _find_agent(resolver: Resolver, name: str, names: Callable[[], Iterable[str]]) -> Agent:
     """Return the agent with this name.
 
     Raises NotFound, which suggests the closest of `names`, those that the caller can list.

@@ -37,7 +37,7 @@ def kind_of(definition: agent_pb2.AgentDefinition) -> execution_pb2.AgentKind.Va
     return execution_pb2.AgentKind.Value(f"AGENT_KIND_{(definition.WhichOneof('kind') or 'function').upper()}")
 
 
-def received(definition: agent_pb2.AgentDefinition) -> agent_pb2.AgentDefinition:
+def drop_unknown_fields(definition: agent_pb2.AgentDefinition) -> agent_pb2.AgentDefinition:
     """Return a copy of a definition from a request, without the fields that this server does not know."""
     copy = agent_pb2.AgentDefinition()
     copy.CopyFrom(definition)

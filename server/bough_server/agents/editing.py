@@ -9,8 +9,8 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
 from bough.v1 import agent_pb2
-from bough_server.agents.catalog import AgentCatalog, TenantCatalog, refuse
-from bough_server.agents.definition import kind_of, received, revision
+from bough_server.agents.catalog import AgentCatalog, TenantCatalog, check_definitions
+from bough_server.agents.definition import drop_unknown_fields, kind_of, revision
 from bough_server.clock import Clock
 from bough_server.errors import (
     AgentExists,
@@ -53,7 +53,7 @@ class AgentEditor:
 
         async def put(catalog: TenantCatalog) -> agent_pb2.Agent:
             _check_free(catalog, definition.name)
-            agent = self._agent(received(definition))
+            agent = self._agent(drop_unknown_fields(definition))
             agent.create_time.CopyFrom(agent.revision_create_time)
             return await self._put(tenant_id, catalog, agent)
 
@@ -73,8 +73,8 @@ class AgentEditor:
             raise InvalidRequest([FieldViolation(field="definition.name", description="is required.")])
 
         async def put(catalog: TenantCatalog) -> agent_pb2.Agent:
-            current = _stored(catalog, definition.name)
-            changed = self._agent(received(masked(current.definition, definition, mask.paths)))
+            current = _find_stored_agent(catalog, definition.name)
+            changed = self._agent(drop_unknown_fields(apply_mask(current.definition, definition, mask.paths)))
             if changed.revision == current.revision:
                 return current
             _check_revision(current, revision)
@@ -90,7 +90,7 @@ class AgentEditor:
         """
 
         async def remove(catalog: TenantCatalog) -> None:
-            current = _stored(catalog, name)
+            current = _find_stored_agent(catalog, name)
             if revision:
                 _check_revision(current, revision)
             if linking := sorted(_linking(catalog, name)):
@@ -122,9 +122,9 @@ class AgentEditor:
         return agent
 
     async def _put(self, tenant_id: str, catalog: TenantCatalog, agent: agent_pb2.Agent) -> agent_pb2.Agent:
-        known = catalog.known([agent.definition])
+        known = catalog.collect_known_names([agent.definition])
         # In a thread: checking schemas takes seconds per MiB and would block the event loop.
-        await asyncio.to_thread(refuse, [agent.definition], known, lambda _: "definition")
+        await asyncio.to_thread(check_definitions, [agent.definition], known, lambda _: "definition")
         _check_room(catalog, agent)
         await self._store.put(tenant_id, agent, version=catalog.version)
         return agent
@@ -147,7 +147,7 @@ def _source_name(source: agent_pb2.AgentSource.ValueType) -> str:
     return agent_pb2.AgentSource.Name(source).removeprefix("AGENT_SOURCE_")
 
 
-def _stored(catalog: TenantCatalog, name: str) -> agent_pb2.Agent:
+def _find_stored_agent(catalog: TenantCatalog, name: str) -> agent_pb2.Agent:
     """Return the stored agent with this name. Raises AgentFixed and NotFound."""
     if source := catalog.registry.source(name):
         place = catalog.registry.place(name)
@@ -200,7 +200,7 @@ def mask_problems(mask: FieldMask) -> list[FieldViolation]:
     return problems
 
 
-def masked(
+def apply_mask(
     current: agent_pb2.AgentDefinition, asked: agent_pb2.AgentDefinition, paths: Sequence[str]
 ) -> agent_pb2.AgentDefinition:
     """Return `current` with the fields of these paths taken from `asked`; all fields if there are no paths."""

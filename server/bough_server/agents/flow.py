@@ -99,7 +99,7 @@ class ParallelAgent:
             if child is not None:  # None if the failure of another child ended it
                 results.append(FlowResult())
                 results[-1].apply(link, child)
-        return joined([result.outcome() for result in results])
+        return join_outcomes([result.outcome() for result in results])
 
 
 class FlowResult:
@@ -139,10 +139,12 @@ class FlowResult:
             end_reason = execution_pb2.END_REASON_EXITED if is_exit else execution_pb2.END_REASON_BROKE_LOOP
             if in_loop and not is_exit:
                 action = None
-        return Outcome(output=self._answer, end_reason=end_reason, action=action, author=self._author, is_said=True)
+        return Outcome(
+            output=self._answer, end_reason=end_reason, action=action, author=self._author, is_in_transcript=True
+        )
 
 
-def joined(outcomes: Sequence[Outcome]) -> Outcome:
+def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
     """Join the outcomes of lanes into one: their answers in order, and the first action among them.
 
     Texts are joined with blank lines into one text, as far as the size of one text allows.
@@ -163,7 +165,7 @@ def joined(outcomes: Sequence[Outcome]) -> Outcome:
         end_reason=acting.end_reason if acting is not None else execution_pb2.END_REASON_ANSWERED,
         action=acting.action if acting is not None else None,
         author=", ".join(outcome.author for outcome in outcomes if outcome.output.parts),
-        is_said=True,
+        is_in_transcript=True,
     )
 
 
@@ -171,7 +173,7 @@ def _fit_one(text: str, following: str) -> bool:
     return size_of(text) + len(_BLANK_LINE) + size_of(following) <= MAX_TEXT_BYTES
 
 
-def passed_on(ended: DispatchResult) -> Outcome:
+def pass_on_outcome(ended: DispatchResult) -> Outcome:
     """Return the outcome of a composite that ends with a child: the child's answer and action."""
     assert ended.outcome is not None, "a failed child has no outcome to pass on"
     action = ended.outcome.action
@@ -179,7 +181,9 @@ def passed_on(ended: DispatchResult) -> Outcome:
     if action is not None:
         is_exit = action.HasField("exit")
         end_reason = execution_pb2.END_REASON_EXITED if is_exit else execution_pb2.END_REASON_BROKE_LOOP
-    return Outcome(output=ended.outcome.output, end_reason=end_reason, action=action, author=ended.author, is_said=True)
+    return Outcome(
+        output=ended.outcome.output, end_reason=end_reason, action=action, author=ended.author, is_in_transcript=True
+    )
 
 
 def failure(ended: DispatchResult) -> RunError:

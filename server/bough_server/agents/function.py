@@ -29,7 +29,7 @@ class FunctionAgent:
     def __init__(
         self, code: Code, definition: agent_pb2.AgentDefinition, tool_links: Sequence[agent_pb2.ToolLink], version: str
     ) -> None:
-        self._code = _of_message(code)
+        self._code = _accept_message(code)
         self.definition = definition
         self.tool_links = tool_links
         self.revision = version
@@ -42,10 +42,10 @@ class FunctionAgent:
         if isinstance(answer, message_pb2.Message):
             answer = Outcome(output=answer)
         if isinstance(answer, Outcome):
-            _check_said(_called(self.definition.name, ctx), answer.output)
+            _check_output(_describe_agent(self.definition.name, ctx), answer.output)
             return answer
         raise RunError(
-            f"The agent {_called(self.definition.name, ctx)} returned {type(answer).__name__}; "
+            f"The agent {_describe_agent(self.definition.name, ctx)} returned {type(answer).__name__}; "
             "return a str, a Message or an Outcome.",
             reason=error_pb2.ERROR_REASON_INVALID_OUTPUT,
         )
@@ -78,10 +78,10 @@ class DefinedFunctionAgent:
         schema = self.definition.output_schema_json
         if not schema or outcome.action is not None:
             return outcome
-        return replace(outcome, output=_fitting(self.definition.name, outcome.output, schema))
+        return replace(outcome, output=_check_schema(self.definition.name, outcome.output, schema))
 
 
-def _of_message(code: Code) -> MessageCode:
+def _accept_message(code: Code) -> MessageCode:
     """Wrap code that takes str so that it accepts a Message."""
     annotation = [*inspect.signature(code).parameters.values()][1].annotation
     if annotation not in (str, "str"):  # a text: postponed evaluation
@@ -89,12 +89,12 @@ def _of_message(code: Code) -> MessageCode:
     of_text = cast(TextCode, code)
 
     async def run(ctx: Context, input: message_pb2.Message) -> Answer:
-        return await of_text(ctx, _text_alone(ctx, input))
+        return await of_text(ctx, _require_text(ctx, input))
 
     return run
 
 
-def _text_alone(ctx: Context, input: message_pb2.Message) -> str:
+def _require_text(ctx: Context, input: message_pb2.Message) -> str:
     others = {part.WhichOneof("content") or "nothing" for part in input.parts} - {"text"}
     if others:
         raise RunError(
@@ -105,13 +105,13 @@ def _text_alone(ctx: Context, input: message_pb2.Message) -> str:
     return text_of(input)
 
 
-def _called(code: str, ctx: Context) -> str:
-    """Return the running agent's name, and that of its code if a definition runs it under another name."""
+def _describe_agent(code: str, ctx: Context) -> str:
+    """Return the running agent's name and, if a definition runs its code under another name, that of the code."""
     name = ctx.definition.name
     return repr(name) if name == code else f"{name!r}, whose code is {code!r},"
 
 
-def _check_said(name: str, output: message_pb2.Message) -> None:
+def _check_output(name: str, output: message_pb2.Message) -> None:
     """Raise RunError INVALID_OUTPUT for tool calls and results, which only models are shown, and for malformed JSON."""
     problem = ""
     for part in output.parts:
@@ -126,8 +126,8 @@ def _check_said(name: str, output: message_pb2.Message) -> None:
         raise RunError(f"The agent {name} answered {problem}.", reason=error_pb2.ERROR_REASON_INVALID_OUTPUT)
 
 
-def _fitting(name: str, output: message_pb2.Message, schema_json: str) -> message_pb2.Message:
-    """Return an answer as a single JSON part. Raises RunError INVALID_OUTPUT if it does not match the schema."""
+def _check_schema(name: str, output: message_pb2.Message, schema_json: str) -> message_pb2.Message:
+    """Return an answer that matches the schema as a single JSON part. Raises RunError INVALID_OUTPUT."""
     text = text_of(output)
     if mistakes := answer_mistakes(text, schema_json):
         raise RunError(

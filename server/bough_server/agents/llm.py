@@ -67,17 +67,16 @@ class OutputRepair:
             return list(self._refused)
         return [*self._refused, user(_EMPTY_FORM if self._schema_json else _EMPTY)]
 
-    def called(self) -> None:
-        """Note that the model called tools instead of answering."""
+    def on_tool_calls(self) -> None:
         self._was_empty = False
 
-    def answer(self, response: message_pb2.Message) -> message_pb2.Message | None:
+    def accept_answer(self, response: message_pb2.Message) -> message_pb2.Message | None:
         """Return the answer in a model's message without calls; None if the model is to be asked again.
 
         Raises RunError INVALID_OUTPUT if the answer was empty twice in a row, still does not match after the repairs,
         or the required call was not made.
         """
-        answer = spoken(response)
+        answer = extract_answer(response)
         if self._must_call:
             self._ask_for_call(response if answer is not None else None)
             return None
@@ -87,9 +86,9 @@ class OutputRepair:
             self._was_empty = True
             return None
         self._was_empty = False
-        return answer if not self._schema_json else self._fitting(response, answer)
+        return answer if not self._schema_json else self._check_schema(response, answer)
 
-    def _fitting(self, response: message_pb2.Message, answer: message_pb2.Message) -> message_pb2.Message | None:
+    def _check_schema(self, response: message_pb2.Message, answer: message_pb2.Message) -> message_pb2.Message | None:
         text = text_of(answer)
         fenced = _FENCED.fullmatch(text)
         value_json = (fenced.group(1) if fenced else text).strip()
@@ -114,8 +113,8 @@ class OutputRepair:
         raise RunError(f"The model of {self._agent!r} {what}", reason=error_pb2.ERROR_REASON_INVALID_OUTPUT)
 
 
-def spoken(message: message_pb2.Message) -> message_pb2.Message | None:
-    """Return a model message's text, JSON and files, without reasoning; None if it has none of them."""
+def extract_answer(message: message_pb2.Message) -> message_pb2.Message | None:
+    """Return a model message's text, JSON and files, without reasoning and calls; None if it has none of them."""
     parts = [part for part in message.parts if part.WhichOneof("content") in ("text", "data_json", "blob")]
     if not any(part.text.strip() or part.data_json or part.HasField("blob") for part in parts):
         return None
@@ -176,14 +175,14 @@ class LlmAgent:
             response = await ctx.model(partial(self._request, ctx, toolset, repair))
             calls = calls_of(response.message)
             if calls:
-                repair.called()
+                repair.on_tool_calls()
                 answers = await ctx.tools(calls, parallel=not llm.HasField("parallel_tools") or llm.parallel_tools)
                 outcome = await _ending(
                     lane, [answer.result for answer in answers], response.message, on_transfer or outcome_of_transfer
                 )
                 if outcome is not None:
                     return outcome
-            elif answer := repair.answer(response.message):
+            elif answer := repair.accept_answer(response.message):
                 return Outcome(output=answer)
         raise RunError(
             f"The agent {self.definition.name!r} made {max_steps} model calls without an answer: max_steps is reached.",
@@ -192,7 +191,7 @@ class LlmAgent:
 
     def _request(self, ctx: Context, toolset: Toolset, repair: OutputRepair) -> ModelRequest:
         llm = llm_of(self.definition)
-        visible = lane_of(ctx).visible_history.visible()
+        visible = lane_of(ctx).visible_history.list_visible()
         messages = [*(one.message for one in visible), *repair.repair_messages()]
         if not messages or messages[-1].role == message_pb2.ROLE_ASSISTANT:
             # For example in the next iteration of a loop; many providers require a user message at the end.
@@ -227,7 +226,7 @@ async def _ending(
     for result in results:
         name = result.call.name
         if name in lane.running.toolset.closing and not result.HasField("error"):
-            return Outcome(output=closing_output(result), closed_by=name, is_said=name == PLAN)
+            return Outcome(output=closing_output(result), closed_by=name, is_in_transcript=name == PLAN)
         action = action_of(result)
         if action is not None and action.HasField("exit"):
             return Outcome.exit(action.exit.final_answer)
@@ -236,7 +235,7 @@ async def _ending(
                 lane, action.transfer, result.call.call_id, response=response, on_transfer=on_transfer
             )
         if action is not None:
-            return Outcome.break_loop(spoken(response), is_said=True)
+            return Outcome.break_loop(extract_answer(response), is_in_transcript=True)
     return None
 
 
@@ -252,7 +251,7 @@ async def _transfer(
     if transfer.agent not in lane.running.toolset.peers:
         return await on_transfer(lane, transfer, call_id)
     message = transfer.message if transfer.HasField("message") else None
-    return Outcome.transfer(transfer.agent, message, output=spoken(response), call_id=call_id)
+    return Outcome.transfer(transfer.agent, message, output=extract_answer(response), call_id=call_id)
 
 
 async def outcome_of_transfer(lane: Lane, transfer: action_pb2.TransferAction, call_id: str) -> Outcome:
@@ -270,5 +269,5 @@ async def outcome_of_transfer(lane: Lane, transfer: action_pb2.TransferAction, c
         end_reason=execution_pb2.END_REASON_TRANSFERRED,
         action=ended.outcome.action,
         author=ended.author,
-        is_said=True,
+        is_in_transcript=True,
     )

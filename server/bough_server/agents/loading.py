@@ -78,7 +78,7 @@ def source_problems(sources: Sequence[Source], known: Known) -> list[Problem]:
     ]
 
 
-def not_yet_reported(problems: Iterable[Problem], reported: Iterable[Problem]) -> list[Problem]:
+def drop_reported_problems(problems: Iterable[Problem], reported: Iterable[Problem]) -> list[Problem]:
     """Return the problems whose field, or a field around it, has no problem in `reported`.
 
     A number that cannot be read is not reported as missing too.
@@ -166,14 +166,14 @@ def _is_agent(value: object) -> bool:
 def _import(module_name: str, folder: Path) -> ModuleType:
     _forget_other(module_name, folder)
     try:
-        with _importing_from(folder):
+        with _make_importable(folder):
             return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a script without `if __name__ == "__main__"` may exit
         raise ConfigurationError(str(_problem(module_name, folder, error))) from error
 
 
 @contextmanager
-def _importing_from(folder: Path) -> Iterator[None]:
+def _make_importable(folder: Path) -> Iterator[None]:
     """Make a folder's modules importable for the duration of the context."""
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()  # else a file written since its folder was last read would not be found

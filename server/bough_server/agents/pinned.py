@@ -10,7 +10,7 @@ from typing import Final
 from bough.v1 import agent_pb2, event_pb2
 from bough_server.agents.registry import agent_of
 from bough_server.agents.validation_bounds import models_of
-from bough_server.agents.validation_links import functions_gone
+from bough_server.agents.validation_links import find_missing_functions
 from bough_server.runtime.agent import Agent, Resolver
 
 REPLAY_VERSION: Final = 1
@@ -23,7 +23,7 @@ class MissingVersion(Exception):
     """Something that a run started with is missing or has another version; the message says what, and what to do."""
 
 
-def pinned(
+def restore_catalog(
     started: event_pb2.RunStarted, definitions: Mapping[str, agent_pb2.AgentDefinition], resolver: Resolver
 ) -> Resolver:
     """Return the catalog that a run started with; `definitions` are those it names, by name. Raises MissingVersion."""
@@ -73,7 +73,7 @@ def _code_agent(name: str, version: str, resolver: Resolver) -> Agent:
 
 
 def _check_functions(definition: agent_pb2.AgentDefinition, resolver: Resolver) -> None:
-    for function in functions_gone(definition, resolver.functions):
+    for function in find_missing_functions(definition, resolver.functions):
         raise MissingVersion(
             f"The agent {definition.name!r} names {function}, which is not configured on this server. Restore "
             "it and keep it until the run ends, or cancel the run."

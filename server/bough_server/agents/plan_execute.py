@@ -7,19 +7,19 @@ from typing import Final, TypedDict
 
 from bough.v1 import agent_pb2, error_pb2, execution_pb2, message_pb2, policy_pb2
 from bough_server.agents.definition import revision
-from bough_server.agents.flow import failure, passed_on
+from bough_server.agents.flow import failure, pass_on_outcome
 from bough_server.errors import MAX_DETAILS_BYTES, RunError
-from bough_server.log.session_state import MAX_STATE_BYTES, applied, json_text, state_size, value_size, write_of
+from bough_server.log.session_state import MAX_STATE_BYTES, apply_write, json_text, state_size, value_size, write_of
 from bough_server.models.model import ToolSpec
-from bough_server.models.structured_output import as_text
+from bough_server.models.structured_output import part_to_text
 from bough_server.runtime.agent import Context, Outcome
-from bough_server.runtime.children import Child, begin_plan, run_child
+from bough_server.runtime.children import Child, record_plan, run_child
 from bough_server.runtime.context import lane_of
 from bough_server.runtime.dispatch import DispatchResult
 from bough_server.runtime.lane import Lane
 from bough_server.tools.arguments import parse_arguments
 from bough_server.tools.builtin import PLAN, PLAN_SPEC, RESPOND, RESPOND_SPEC
-from bough_server.truncation import cut_text, fit_texts, size_of
+from bough_server.truncation import fit_texts, size_of, truncate_text
 
 ROOM: Final = 48 * 1024
 """The most bytes of a plan and of its executed steps with their results, as JSON; the longest texts are truncated."""
@@ -63,7 +63,7 @@ class Progress:
         """Move the first step of the plan to the executed ones."""
         self.executed.append(ExecutedStep(step=self.plan.pop(0), result=fit_texts([result], ROOM)[0]))
 
-    def saved(self, room: int = ROOM) -> SavedProgress:
+    def to_session_state(self, room: int = ROOM) -> SavedProgress:
         """Return both values for session state, in at most `room` bytes of JSON together.
 
         `room` is at least EMPTY_BYTES.
@@ -86,19 +86,19 @@ class Progress:
 
     def details(self) -> str:
         """Return the progress as JSON for an error, truncated to the size of an error's details."""
-        return json_text(self.saved(MAX_DETAILS_BYTES - len('{"plan":,"executed_steps":}')))
+        return json_text(self.to_session_state(MAX_DETAILS_BYTES - len('{"plan":,"executed_steps":}')))
 
     def facts(self, step: str) -> dict[str, str]:
         """Return the progress as texts for an input builder.
 
         `step` is the step to execute, or the one executed last.
         """
-        saved = self.saved()
+        saved = self.to_session_state()
         done = [f"{one['step']}\n   Result: {one['result']}" for one in saved["executed_steps"]]
-        return {"plan": _numbered(saved["plan"]), "step": step, "executed_steps": _numbered(done)}
+        return {"plan": _number_lines(saved["plan"]), "step": step, "executed_steps": _number_lines(done)}
 
 
-def _numbered(lines: Sequence[str]) -> str:
+def _number_lines(lines: Sequence[str]) -> str:
     return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1))
 
 
@@ -113,18 +113,18 @@ def _fit_json(texts: Sequence[str], room: int) -> list[str]:
     left = room
     for rank, index in enumerate(sorted(range(len(texts)), key=sizes.__getitem__)):
         share = left // (len(texts) - rank)
-        fitting[index] = texts[index] if sizes[index] <= share else _cut_json(texts[index], share)
+        fitting[index] = texts[index] if sizes[index] <= share else _truncate_json(texts[index], share)
         left -= _json_size(fitting[index])
     return fitting
 
 
-def _cut_json(text: str, share: int) -> str:
+def _truncate_json(text: str, share: int) -> str:
     """Return the longest truncation of a text in `share` bytes of JSON; empty if not even the mark fits."""
     if len(text) > 2 * share + 2:
         text = text[: share + 1] + text[-share - 1 :]  # bounds the work: no truncation keeps more of either end
     limits = range(min(share + 1, size_of(text)))
-    fits = bisect_right(limits, share, key=lambda limit: _json_size(cut_text(text, limit)))
-    return cut_text(text, limits[fits - 1]) if fits else ""
+    fits = bisect_right(limits, share, key=lambda limit: _json_size(truncate_text(text, limit)))
+    return truncate_text(text, limits[fits - 1]) if fits else ""
 
 
 def _json_size(text: str) -> int:
@@ -151,7 +151,7 @@ class PlanExecuteAgent:
         lane, roles = lane_of(ctx), self.definition.plan_execute
         links = {link.agent: link for link in self.definition.sub_agents}
         most = roles.max_iterations if roles.HasField("max_iterations") else MAX_ITERATIONS
-        progress = Progress(objective=cut_text(_text_of(input), ROOM))
+        progress = Progress(objective=truncate_text(_text_of(input), ROOM))
         child = Child(
             link=links[roles.planner],
             name="p0.c0",
@@ -163,25 +163,25 @@ class PlanExecuteAgent:
         planned = await run_child(lane, child)
         for number in range(most):
             if (steps := _steps(planned)) is None:
-                return passed_on(planned)
+                return pass_on_outcome(planned)
             progress.plan = steps
             _save(lane, progress)
-            await begin_plan(lane, number, steps)
+            await record_plan(lane, number, steps)
             done = await run_child(lane, _executor(links[roles.executor], number, progress))
             if done.outcome is not None and done.outcome.action is not None:
-                return passed_on(done)
+                return pass_on_outcome(done)
             progress.complete_step(_result(links[roles.executor], done))
             _save(lane, progress)
             planned = await run_child(lane, _replanner(links[roles.replanner or roles.planner], number, progress))
         if (steps := _steps(planned)) is None:
-            return passed_on(planned)
+            return pass_on_outcome(planned)
         progress.plan = steps
         _save(lane, progress)
-        await begin_plan(lane, most, steps)
-        raise _unfinished(self.definition.name, most, progress)
+        await record_plan(lane, most, steps)
+        raise _build_limit_error(self.definition.name, most, progress)
 
 
-def _unfinished(name: str, executed: int, progress: Progress) -> RunError:
+def _build_limit_error(name: str, executed: int, progress: Progress) -> RunError:
     return RunError(
         f"The agent {name!r} executed {executed} steps without an answer: max_iterations is reached. "
         f"{len(progress.plan)} more are planned.",
@@ -192,12 +192,12 @@ def _unfinished(name: str, executed: int, progress: Progress) -> RunError:
 
 def _save(lane: Lane, progress: Progress) -> None:
     """Write the progress to session state if there is room for it; the next effect records the write."""
-    values = applied(lane.lane_state.values, write_of(lane.state.pending()))
+    values = apply_write(lane.lane_state.values, write_of(lane.state.pending()))
     others = {name: text for name, text in values.items() if name not in _SAVED_KEYS}
     room = MAX_STATE_BYTES - state_size(others) - sum(value_size(name, "") for name in _SAVED_KEYS)
     if room < EMPTY_BYTES:
         return
-    saved = progress.saved(min(room, ROOM))
+    saved = progress.to_session_state(min(room, ROOM))
     for name in _SAVED_KEYS:
         lane.state.pop(name, None)  # both new values fit together, but one of them beside the other's old value may not
     lane.state["plan"], lane.state["executed_steps"] = saved["plan"], saved["executed_steps"]
@@ -270,4 +270,4 @@ def _result(link: agent_pb2.AgentLink, done: DispatchResult) -> str:
 
 
 def _text_of(message: message_pb2.Message) -> str:
-    return "\n".join(filter(None, (as_text(part) for part in message.parts)))
+    return "\n".join(filter(None, (part_to_text(part) for part in message.parts)))

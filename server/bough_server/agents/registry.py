@@ -20,7 +20,7 @@ from bough_server.agents.plan_execute import PlanExecuteAgent
 from bough_server.agents.team import SupervisorAgent, SwarmAgent
 from bough_server.agents.validation import Known, validate_code_agent
 from bough_server.agents.validation_bounds import models_of
-from bough_server.agents.validation_links import functions_gone
+from bough_server.agents.validation_links import find_missing_functions
 from bough_server.documents.yaml import raise_problems
 from bough_server.errors import AgentUnusable, ConfigurationError, Problem
 from bough_server.functions import Function
@@ -81,11 +81,11 @@ class Registry:
             raise ConfigurationError(f"{taken[0]!r} is a built-in tool; choose another name for yours.")
         self._functions = _unique("functions", ((each.name, each) for each in functions))
         self._code_agents = _unique("agents", ((each.definition.name, each) for each in code_agents))
-        self.resolver = Resolver(  # known() reads it before the agents can be built
+        self.resolver = Resolver(  # collect_known_names() reads it before the agents can be built
             agents={}, tools=self._tools, functions=self._functions, models=models
         )
         bare = [source.definition for source in sources]
-        known = self.known(bare)
+        known = self.collect_known_names(bare)
         raise_problems([*source_problems(sources, known), *self._code_problems(bare, known)])
         self._files = {source.definition.name: Path(source.path).name for source in sources}
         made = {each.name: agent_of(each, self._code_agents) for each in bare}
@@ -94,11 +94,11 @@ class Registry:
 
     def list_agents(self) -> Sequence[agent_pb2.Agent]:
         """Return every agent, sorted by name."""
-        return [shown(agent, self.source(name)) for name, agent in self.resolver.agents.items()]
+        return [describe_agent(agent, self.source(name)) for name, agent in self.resolver.agents.items()]
 
     def list_tools(self) -> Sequence[tool_pb2.ToolInfo]:
         """Return every tool that a definition may name, including the built-in ones, sorted by name."""
-        listed = [*map(_tool_info, self._tools.values()), *map(_built_in_info, SPECS.values())]
+        listed = [*map(_describe_tool, self._tools.values()), *map(_describe_built_in_tool, SPECS.values())]
         return sorted(listed, key=lambda info: info.name)
 
     def list_models(self) -> Sequence[model_pb2.ModelInfo]:
@@ -117,7 +117,7 @@ class Registry:
             return "Python code"
         return f"the file {self._files[name]}" if name in self._files else ""
 
-    def known(
+    def collect_known_names(
         self,
         definitions: Iterable[agent_pb2.AgentDefinition],
         stored: Iterable[agent_pb2.AgentDefinition] = (),
@@ -143,12 +143,12 @@ class Registry:
         ]
 
 
-def shown(agent: Agent, source: agent_pb2.AgentSource.ValueType) -> agent_pb2.Agent:
-    """Return an agent as the catalog shows it, without times: those exist for stored agents only."""
+def describe_agent(agent: Agent, source: agent_pb2.AgentSource.ValueType) -> agent_pb2.Agent:
+    """Return an agent as the catalog lists it, without times: only stored agents have them."""
     return agent_pb2.Agent(definition=agent.definition, revision=agent.revision, source=source, kind=agent.kind)
 
 
-def _tool_info(tool: Tool) -> tool_pb2.ToolInfo:
+def _describe_tool(tool: Tool) -> tool_pb2.ToolInfo:
     described = spec(tool)
     return tool_pb2.ToolInfo(
         name=described.name,
@@ -159,7 +159,7 @@ def _tool_info(tool: Tool) -> tool_pb2.ToolInfo:
     )
 
 
-def _built_in_info(described: ToolSpec) -> tool_pb2.ToolInfo:
+def _describe_built_in_tool(described: ToolSpec) -> tool_pb2.ToolInfo:
     return tool_pb2.ToolInfo(
         name=described.name,
         description=described.description,
@@ -176,13 +176,13 @@ def _unique(kind: str, items: Iterable[tuple[str, T]]) -> dict[str, T]:
     return found
 
 
-def overlaid(below: Resolver, definitions: Iterable[agent_pb2.AgentDefinition]) -> Resolver:
+def overlay_definitions(below: Resolver, definitions: Iterable[agent_pb2.AgentDefinition]) -> Resolver:
     """Return a resolver that adds the agents of definitions on top of another one."""
     made = {each.name: agent_of(each, below.agents) for each in definitions}
     return replace(below, agents={**below.agents, **made})
 
 
-def reachable(resolver: Resolver, root: str) -> Sequence[agent_pb2.AgentDefinition]:
+def find_reachable(resolver: Resolver, root: str) -> Sequence[agent_pb2.AgentDefinition]:
     """Return the definitions that a run of `root` can reach by links, including the root's, sorted by name.
 
     Links to missing agents are skipped. Raises KeyError if there is no `root`.
@@ -203,7 +203,7 @@ def versions_of(resolver: Resolver, root: str) -> VersionHashes:
     These are hashes of tools, of models with their fallbacks and of their prices, and the versions of agents in code.
     Raises KeyError if there is no `root`, or a tool is missing.
     """
-    definitions = reachable(resolver, root)
+    definitions = find_reachable(resolver, root)
     agents = [resolver.agents[definition.name] for definition in definitions]
     names = {link.name for agent in agents for link in agent.tool_links} - SPECS.keys()
     tools = {name: resolver.tools[name].digest for name in names}
@@ -229,20 +229,22 @@ def _models(resolver: Resolver, names: Collection[str]) -> dict[str, Model]:
     return found
 
 
-def checked_versions(resolver: Resolver, root: str) -> VersionHashes:
-    """Return versions_of. Raises AgentUnusable if something that the reachable definitions name no longer exists."""
-    if missing := list(gone(resolver, root)):
+def resolve_versions(resolver: Resolver, root: str) -> VersionHashes:
+    """Return the versions of everything that a run of `root` can reach. Raises AgentUnusable if something of it no
+    longer exists.
+    """
+    if missing := list(describe_missing(resolver, root)):
         raise AgentUnusable(" ".join([*missing, "Change the agents that name it, or restore it."]))
     return versions_of(resolver, root)
 
 
-def gone(resolver: Resolver, root: str) -> Iterator[str]:
+def describe_missing(resolver: Resolver, root: str) -> Iterator[str]:
     """Yield a sentence for each thing that the reachable definitions name and that is missing.
 
     Stored agents were validated when they were stored. If a rule was added since, a run that breaks it is refused
     before it starts. Raises KeyError if there is no `root`.
     """
-    for definition in reachable(resolver, root):
+    for definition in find_reachable(resolver, root):
         if definition.output_key and not is_key(definition.output_key):
             key = definition.output_key
             yield f"The agent {definition.name!r} has the output_key {key!r}, which is no valid key of session state."
@@ -250,7 +252,7 @@ def gone(resolver: Resolver, root: str) -> Iterator[str]:
             code = definition.function.function
             yield f"The agent {definition.name!r} names the code {code!r}, which no longer exists."
             continue
-        for function in functions_gone(definition, resolver.functions):
+        for function in find_missing_functions(definition, resolver.functions):
             yield f"The agent {definition.name!r} names {function}, which no longer exists."
         agent = resolver.agents[definition.name]
         for link in definition.sub_agents:

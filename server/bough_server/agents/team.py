@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bough.v1 import action_pb2, agent_pb2, execution_pb2, message_pb2
 from bough_server.agents.definition import revision
-from bough_server.agents.flow import failure, passed_on
+from bough_server.agents.flow import failure, pass_on_outcome
 from bough_server.agents.llm import LlmAgent
 from bough_server.engine.limits import TRANSFER_WINDOW
 from bough_server.history.transcript import HistoryEntry, Transcript
@@ -72,9 +72,9 @@ def _after_member(lane: Lane, member: str, ended: DispatchResult) -> Outcome | N
             raise ended.error  # it never started: no transfers are left, or the tree is too deep
         reason = ended.error.message if ended.error is not None else ""
         note = message_pb2.Part(text=f"For context: [{member}] failed: {reason}")
-        lane.transcript.say(message_pb2.Message(role=message_pb2.ROLE_USER, author=member, parts=[note]))
+        lane.transcript.add_message(message_pb2.Message(role=message_pb2.ROLE_USER, author=member, parts=[note]))
         return None
-    return None if ended.outcome.action is None else passed_on(ended)
+    return None if ended.outcome.action is None else pass_on_outcome(ended)
 
 
 class SwarmAgent:
@@ -116,7 +116,7 @@ class SwarmAgent:
             )
             path.append(transfer.agent)
             ended = await run_child(lane, child)
-        return passed_on(ended)
+        return pass_on_outcome(ended)
 
 
 def _forget_transfer(transcript: Transcript) -> None:

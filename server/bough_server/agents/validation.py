@@ -56,7 +56,7 @@ def violations(
     definitions: Sequence[agent_pb2.AgentDefinition], known: Known
 ) -> list[catalog_service_pb2.DefinitionViolation]:
     """Return every problem of definitions, in their order, and of the agents that they reach."""
-    validated = [*zip(definitions, validate(definitions, known), strict=True), *validate_reached(definitions, known)]
+    validated = [*zip(definitions, validate(definitions, known), strict=True), *validate_reachable(definitions, known)]
     return [
         catalog_service_pb2.DefinitionViolation(
             agent=definition.name, field=problem.field, description=problem.description, reason=problem.reason
@@ -84,17 +84,17 @@ def validate(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> 
             problems.append(DefinitionProblem("input_schema_json", problem))
         problems += _output(definition)
         seen.add(definition.name)
-        validated.append([_placed(problem, definition) for problem in problems])
+        validated.append([_prefix_supervisor_field(problem, definition) for problem in problems])
     return validated
 
 
-def _placed(problem: DefinitionProblem, definition: agent_pb2.AgentDefinition) -> DefinitionProblem:
+def _prefix_supervisor_field(problem: DefinitionProblem, definition: agent_pb2.AgentDefinition) -> DefinitionProblem:
     """Return the problem with its field inside `supervisor` if the definition is one."""
     is_inside = definition.HasField("supervisor") and problem.field.startswith("llm.")
     return replace(problem, field=f"supervisor.{problem.field}") if is_inside else problem
 
 
-def validate_reached(
+def validate_reachable(
     definitions: Sequence[agent_pb2.AgentDefinition], known: Known
 ) -> list[tuple[agent_pb2.AgentDefinition, list[DefinitionProblem]]]:
     """Return the catalog's agents that the definitions reach and give new problems, with those problems.
@@ -113,7 +113,10 @@ def validate_reached(
 
 def _relations(definition: agent_pb2.AgentDefinition, world: "_World") -> list[DefinitionProblem]:
     """Return those of a definition's problems that depend on other agents."""
-    return [_placed(problem, definition) for problem in (*_llm(definition, world), *_links(definition, world))]
+    return [
+        _prefix_supervisor_field(problem, definition)
+        for problem in (*_llm(definition, world), *_links(definition, world))
+    ]
 
 
 def _schema_problem(schema_json: str, *, why_object: str = "") -> str:

@@ -196,7 +196,7 @@ class Named:
     kind: str
 
 
-def functions_named(definition: agent_pb2.AgentDefinition) -> Iterator[Named]:
+def find_function_references(definition: agent_pb2.AgentDefinition) -> Iterator[Named]:
     """Yield the operator's functions that a definition names."""
     if rewriter := llm_of(definition).history_rewriter:
         yield Named("llm.history_rewriter", rewriter, Rewriter.kind)
@@ -207,9 +207,9 @@ def functions_named(definition: agent_pb2.AgentDefinition) -> Iterator[Named]:
             yield Named(f"sub_agents[{index}].input.function", link.input.function, InputBuilder.kind)
 
 
-def functions_gone(definition: agent_pb2.AgentDefinition, functions: Mapping[str, Function]) -> Iterator[str]:
+def find_missing_functions(definition: agent_pb2.AgentDefinition, functions: Mapping[str, Function]) -> Iterator[str]:
     """Yield a description of each function that a definition names and that is missing or of another kind."""
-    for named in functions_named(definition):
+    for named in find_function_references(definition):
         found = functions.get(named.name)
         if found is None or found.kind != named.kind:
             yield f"the {named.kind} {named.name!r}"
@@ -221,7 +221,7 @@ def naming_problems(
     code_agents: Sequence[agent_pb2.AgentDefinition],
 ) -> Iterator[NamingProblem]:
     """Yield every reference of a definition that resolves to nothing; `functions` maps the known names to kinds."""
-    for named in functions_named(definition):
+    for named in find_function_references(definition):
         if problem := _function_problem(named, functions):
             yield named.field, problem, _INVALID
     if definition.HasField("function"):

@@ -10,7 +10,7 @@ from grpc import aio
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import agent_service_pb2_grpc, follow_pb2, run_pb2
 from bough_server.api.pagination import page_of, run_filter
-from bough_server.api.streaming import StreamPosition, streamed
+from bough_server.api.streaming import StreamPosition, stream_responses
 from bough_server.clock import Clock
 from bough_server.log.events import stamp
 from bough_server.log.views import Selection
@@ -43,7 +43,7 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
             deadline_time_ns=None if request.policy.background else self._deadline(context.time_remaining()),
             trace=Parent.current(),
         )
-        record = await _uninterrupted(starting)
+        record = await _run_to_end(starting)
         stream = self._follow(principal, record.run, request.follow, context, until=follow_pb2.WATCH_UNTIL_INTERRUPTED)
         async with aclosing(stream) as messages:
             async for message in messages:
@@ -55,11 +55,11 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         """Answer a run's open requests and follow it from there."""
         principal = self._principal()
         resuming = self._runs.resume(principal, request, deadline_time_ns=self._deadline(context.time_remaining()))
-        resumed = await _uninterrupted(resuming)
+        resumed = await _run_to_end(resuming)
         after = request.after_sequence if request.HasField("after_sequence") else resumed.since
         stream = self._follow(
             principal,
-            resumed.record.run,
+            resumed.run_row.run,
             request.follow,
             context,
             after=after,
@@ -76,7 +76,7 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         """Start a run that shares the beginning of another run's log, and follow it from there."""
         principal = self._principal()
         forking = self._runs.fork(principal, request, deadline_time_ns=self._deadline(context.time_remaining()))
-        record, shared = await _uninterrupted(forking)
+        record, shared = await _run_to_end(forking)
         stream = self._follow(
             principal, record.run, request.follow, context, after=shared, until=follow_pb2.WATCH_UNTIL_INTERRUPTED
         )
@@ -140,7 +140,7 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         )
         heartbeat = options.heartbeat_interval if options.HasField("heartbeat_interval") else None
         pages = self._runs.follow(principal, run.run_id, after=after, until=until, past=past)
-        stream = streamed(pages, position, context, clock=self._clock, heartbeat=heartbeat)
+        stream = stream_responses(pages, position, context, clock=self._clock, heartbeat=heartbeat)
         async with aclosing(stream) as messages:
             async for message in messages:
                 yield message
@@ -149,7 +149,7 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         return None if remaining is None else self._clock.now_ns() + int(remaining * 1e9)
 
 
-async def _uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+async def _run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end even if the caller disconnects: an accepted run must not be left unstarted."""
     task = asyncio.create_task(work)
     try:

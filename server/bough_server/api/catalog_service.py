@@ -66,10 +66,10 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
         catalog = await self._agents.of(tenant_id)
         if not request.revision:
             return pb.GetAgentResponse(agent=catalog.current(request.name))
-        if (found := catalog.in_force(request.name, request.revision)) is not None:
+        if (found := catalog.find_at_revision(request.name, request.revision)) is not None:
             return pb.GetAgentResponse(agent=found)
         # Past revisions are kept for as long as a run names them.
-        used = await self._revisions.get_of(tenant_id, request.revision)
+        used = await self._revisions.get_for_tenant(tenant_id, request.revision)
         if used is None or used.name != request.name:
             hint = f"It has no current revision {request.revision!r}, and no run names that one."
             raise UnknownAgent(request.name, hint=hint)

@@ -11,14 +11,14 @@ from grpc import aio
 from bough.v1 import eval_service_pb2 as pb
 from bough.v1 import eval_service_pb2_grpc, follow_pb2
 from bough_server.api.pagination import PAGE_BYTES, page_of, position_of, read_within, token_of
-from bough_server.api.streaming import StreamPosition, streamed
+from bough_server.api.streaming import StreamPosition, stream_responses
 from bough_server.clock import Clock
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.evals.job.evaluations import Evaluations
 from bough_server.evals.job.given import diff_invocations, score_invocations
 from bough_server.evals.job.result_pages import CaseFilter, ResultPages
-from bough_server.evals.results.compare import compare, fitted
-from bough_server.evals.trees.folding import TreeBuilder, read_record
+from bough_server.evals.results.compare import compare, shrink_comparison
+from bough_server.evals.trees.folding import TreeBuilder, read_invocation
 from bough_server.log import evaluation_events
 from bough_server.log.views import EvaluationSelection
 from bough_server.observability.tracing import Parent
@@ -53,7 +53,7 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         context: aio.ServicerContext[pb.GetInvocationRequest, pb.GetInvocationResponse],
     ) -> pb.GetInvocationResponse:
         """Return the record of a run, up to the end of its log or the requested sequence."""
-        invocation = await read_record(
+        invocation = await read_invocation(
             self._runs,
             self._log,
             self._principal(),
@@ -69,7 +69,7 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         context: aio.ServicerContext[pb.AggregateEventsRequest, pb.AggregateEventsResponse],
     ) -> pb.AggregateEventsResponse:
         """Return the record of the events in the request, in the order of arrival."""
-        return pb.AggregateEventsResponse(invocation=await (await _folded(request_iterator)).invocation())
+        return pb.AggregateEventsResponse(invocation=await (await _fold_events(request_iterator)).invocation())
 
     async def Evaluate(  # type: ignore[override]  # the responses are serialized already
         self, request: pb.EvaluateRequest, context: aio.ServicerContext[pb.EvaluateRequest, pb.EvaluateResponse]
@@ -167,7 +167,7 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
             self._principal(), request.baseline, allow_incomplete=request.allow_incomplete_baseline
         )
         after = await self._evaluations.source(self._principal(), request.candidate, field="candidate")
-        comparison = await asyncio.to_thread(lambda: fitted(compare(before, after)))
+        comparison = await asyncio.to_thread(lambda: shrink_comparison(compare(before, after)))
         return pb.CompareEvaluationsResponse(comparison=comparison)
 
     async def ScoreInvocations(
@@ -206,7 +206,7 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         heartbeat = options.heartbeat_interval if options.HasField("heartbeat_interval") else None
         only_current = options.until == follow_pb2.WATCH_UNTIL_CURRENT
         pages = self._evaluations.follow(self._principal(), evaluation_id, after=after, only_current=only_current)
-        stream = streamed(pages, position, context, clock=self._clock, heartbeat=heartbeat)
+        stream = stream_responses(pages, position, context, clock=self._clock, heartbeat=heartbeat)
         async with aclosing(stream) as messages:
             async for message in messages:
                 yield message
@@ -218,7 +218,7 @@ def _digest(request: pb.ListCaseResultsRequest) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-async def _folded(requests: AsyncIterator[pb.AggregateEventsRequest]) -> TreeBuilder:
+async def _fold_events(requests: AsyncIterator[pb.AggregateEventsRequest]) -> TreeBuilder:
     """Fold a stream of events, one request at a time. Raises InvalidRequest if there are too many."""
     builder: TreeBuilder | None = None
     async for request in requests:

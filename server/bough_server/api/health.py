@@ -43,7 +43,7 @@ class Health:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
         await self._set_all(health_pb2.HealthCheckResponse.NOT_SERVING)
 
-    async def serving(self) -> None:
+    async def set_serving(self) -> None:
         """Set every status to SERVING."""
         await self._set_all(health_pb2.HealthCheckResponse.SERVING)
 
@@ -53,8 +53,8 @@ class Health:
         async for is_serving in turns:
             await self._set_all(response.SERVING if is_serving else response.NOT_SERVING)
 
-    async def stopping(self) -> None:
-        """Set NOT_SERVING permanently."""
+    async def set_not_serving(self) -> None:
+        """Set NOT_SERVING; later calls do not change it."""
         # Later calls of set() have no effect, so follow() cannot undo it.
         self._is_stopping = True
         self._servicer.statuses.update(dict.fromkeys(("", *SERVICES), health_pb2.HealthCheckResponse.NOT_SERVING))

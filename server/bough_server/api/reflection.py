@@ -39,15 +39,15 @@ class SchemaFiles:
 
     def by_name(self, name: str) -> FileDescriptorProto:
         """Return a file by its name."""
-        return _found(self._files.get(name), f"file {name!r}")
+        return _require_file(self._files.get(name), f"file {name!r}")
 
     def of_symbol(self, symbol: str) -> FileDescriptorProto:
         """Return the file that defines a symbol."""
-        return _found(self._symbols.get(symbol), f"symbol {symbol!r}")
+        return _require_file(self._symbols.get(symbol), f"symbol {symbol!r}")
 
     def of_extension(self, type_name: str, number: int) -> FileDescriptorProto:
         """Return the file that defines an extension."""
-        return _found(self._extensions.get((type_name, number)), f"extension {number} of {type_name!r}")
+        return _require_file(self._extensions.get((type_name, number)), f"extension {number} of {type_name!r}")
 
     def extension_numbers(self, type_name: str) -> Sequence[int]:
         """Return the numbers of all extensions of a message type."""
@@ -107,41 +107,42 @@ class _Reflection:
                 for name in self._services:
                     response.list_services_response.service.add(name=name)
             case "file_by_filename":
-                _add_files(response, served_files().by_name(request.file_by_filename))
+                _add_files(response, collect_served_files().by_name(request.file_by_filename))
             case "file_containing_symbol":
-                _add_files(response, served_files().of_symbol(request.file_containing_symbol))
+                _add_files(response, collect_served_files().of_symbol(request.file_containing_symbol))
             case "file_containing_extension":
                 wanted = request.file_containing_extension
-                _add_files(response, served_files().of_extension(wanted.containing_type, wanted.extension_number))
+                _add_files(
+                    response, collect_served_files().of_extension(wanted.containing_type, wanted.extension_number)
+                )
             case "all_extension_numbers_of_type":
                 type_name = request.all_extension_numbers_of_type
                 numbers = response.all_extension_numbers_response
-                numbers.extension_number.extend(served_files().extension_numbers(type_name))
+                numbers.extension_number.extend(collect_served_files().extension_numbers(type_name))
                 numbers.base_type_name = type_name
             case _:
                 _fail(response, grpc.StatusCode.INVALID_ARGUMENT, "The request asks for nothing.")
 
 
 @cache
-def served_files() -> SchemaFiles:
+def collect_served_files() -> SchemaFiles:
     """Return the files that reflection serves: the schema, health, reflection itself, and the details of errors."""
     files = {file.name: file for file in schema_files()}
     for module in (health_pb2, reflection_pb2, error_details_pb2, status_pb2):
-        for file in _copied(module.DESCRIPTOR):
+        for file in _copy_with_imports(module.DESCRIPTOR):
             files.setdefault(file.name, file)
-    return SchemaFiles([*files.values(), _renamed(files[reflection_pb2.DESCRIPTOR.name])])
+    return SchemaFiles([*files.values(), _copy_as_v1(files[reflection_pb2.DESCRIPTOR.name])])
 
 
-def _copied(file: FileDescriptor) -> Iterator[FileDescriptorProto]:
-    """Return a file of the stubs and all that it imports."""
+def _copy_with_imports(file: FileDescriptor) -> Iterator[FileDescriptorProto]:
     for imported in file.dependencies:
-        yield from _copied(imported)
+        yield from _copy_with_imports(imported)
     copy = FileDescriptorProto()
     file.CopyToProto(copy)
     yield copy
 
 
-def _renamed(alpha: FileDescriptorProto) -> FileDescriptorProto:
+def _copy_as_v1(alpha: FileDescriptorProto) -> FileDescriptorProto:
     """Return the file of v1 of reflection, of which only the package is different."""
     file = FileDescriptorProto()
     file.CopyFrom(alpha)
@@ -156,7 +157,7 @@ def _renamed(alpha: FileDescriptorProto) -> FileDescriptorProto:
     return file
 
 
-def _found(file: FileDescriptorProto | None, wanted: str) -> FileDescriptorProto:
+def _require_file(file: FileDescriptorProto | None, wanted: str) -> FileDescriptorProto:
     if file is None:
         raise KeyError(wanted)
     return file
@@ -164,7 +165,7 @@ def _found(file: FileDescriptorProto | None, wanted: str) -> FileDescriptorProto
 
 def _add_files(response: reflection_pb2.ServerReflectionResponse, file: FileDescriptorProto) -> None:
     response.file_descriptor_response.file_descriptor_proto.extend(
-        one.SerializeToString() for one in served_files().with_imports(file)
+        one.SerializeToString() for one in collect_served_files().with_imports(file)
     )
 
 

@@ -106,7 +106,7 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         context: aio.ServicerContext[pb.GetSessionStateRequest, pb.GetSessionStateResponse],
     ) -> pb.GetSessionStateResponse:
         """Return the state of a session."""
-        cut = await self._sessions.cut(self._principal(), request.session_id)
+        cut = await self._sessions.read_position(self._principal(), request.session_id)
         return pb.GetSessionStateResponse(state_json=cut.state_json or "{}")
 
     async def UpdateSessionState(

@@ -72,23 +72,23 @@ class StreamPosition:
         shared = page.responses if isinstance(page, SharedPage) else {}
         made = shared.get(self._selection)
         if made is None:
-            made = shared[self._selection] = list(self._made(page))
+            made = shared[self._selection] = list(self._build_responses(page))
         for response, through in made:
             self._considered = self.sent_through = through
             yield response
         self._considered = page[-1].sequence
 
-    def _made(self, page: Sequence[StoredEvent]) -> Iterator[tuple[bytes, int]]:
+    def _build_responses(self, page: Sequence[StoredEvent]) -> Iterator[tuple[bytes, int]]:
         """Yield the responses for a page, each with its through_sequence."""
         if self._selection.takes_all:
             data = data_of(page)
             if len(data) <= MAX_EVENTS and sum(map(len, data)) <= MAX_BYTES:
-                yield self._joined(data, page[-1].sequence), page[-1].sequence
+                yield self._join_page(data, page[-1].sequence), page[-1].sequence
                 return
         entries: list[bytes] = []
         size, through = 0, 0
         for stored in page:
-            shown = self._shown(stored)
+            shown = self._apply_view(stored)
             if shown is not None:
                 # Before this event counts as considered: the response covers the events before it.
                 if entries and (len(entries) == MAX_EVENTS or size + len(shown) > MAX_BYTES):
@@ -100,20 +100,20 @@ class StreamPosition:
         if entries:
             yield _response(entries, through), through
 
-    def _joined(self, data: Sequence[bytes], last: int) -> bytes:
+    def _join_page(self, data: Sequence[bytes], last: int) -> bytes:
         """Return the response for a whole page in the FULL view, without touching its events one by one in Python."""
         fields: list[bytes] = [b""] * (2 * len(data))
         # Slice assignment and map() keep the loop in C: this is the hot path of catching up.
         fields[::2] = map(self._prefixes.__getitem__, map(len, data))
         fields[1::2] = data
-        return _batched(fields, last)
+        return _encode_batch(fields, last)
 
     def empty(self) -> bytes:
         """Return a response without events: a heartbeat, or the sequence up to which the log was considered."""
         self.sent_through = self._considered
         return _response([], self.sent_through)
 
-    def _shown(self, stored: StoredEvent) -> bytes | None:
+    def _apply_view(self, stored: StoredEvent) -> bytes | None:
         """Return the serialized event with its stamp as the view shows it; None if the view hides it."""
         if self._selection.takes_all:
             return self._stamp + stored.data
@@ -122,7 +122,7 @@ class StreamPosition:
         return self._selection.show(self._stamp + stored.data)
 
 
-async def streamed(
+async def stream_responses(
     pages: Pages,
     position: StreamPosition,
     context: aio.ServicerContext[Any, Any],
@@ -156,7 +156,7 @@ async def responses(
     With `heartbeat`, in seconds, an empty response is sent whenever nothing was sent for that long.
     """
     due = clock.monotonic() + (heartbeat or 0.0)
-    source = pages if heartbeat is None else _ticking(pages, lambda: due - clock.monotonic())
+    source = pages if heartbeat is None else _add_heartbeats(pages, lambda: due - clock.monotonic())
     async with aclosing(source):
         async for page in source:
             has_sent = False
@@ -174,7 +174,7 @@ async def responses(
         yield position.empty()
 
 
-async def _ticking(pages: Pages, time_left: Callable[[], float]) -> Pages:
+async def _add_heartbeats(pages: Pages, time_left: Callable[[], float]) -> Pages:
     """Yield the pages, and an empty page whenever none arrived for `time_left()` seconds.
 
     Each page is awaited in a task: cancelling a generator while it waits would finish it.
@@ -205,10 +205,10 @@ async def _next(pages: Pages) -> Sequence[StoredEvent] | None:
 
 def _response(entries: Sequence[bytes], through: int) -> bytes:
     fields = [part for entry in entries for part in (_EVENTS_TAG, _varint(len(entry)), entry)]
-    return _batched(fields, through)
+    return _encode_batch(fields, through)
 
 
-def _batched(fields: list[bytes], through: int) -> bytes:
+def _encode_batch(fields: list[bytes], through: int) -> bytes:
     """Return the response whose batch has these events, given as tags, lengths and bytes. Appends to the list."""
     fields.append(_THROUGH_TAG + _varint(through))
     return b"".join((_BATCH_TAG, _varint(sum(map(len, fields))), *fields))

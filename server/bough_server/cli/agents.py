@@ -48,11 +48,11 @@ def validate(
 
 
 async def _list_agents(target: Target, *, json: bool) -> ExitCode:
-    from bough_server.cli.connection import connected
+    from bough_server.cli.connection import connect
     from bough_server.cli.output import print_table
     from bough_server.cli.render.tables import agents_table
 
-    async with connected(target, is_reading=True) as connection:
+    async with connect(target, is_reading=True) as connection:
         found = [agent async for agent in connection.client.catalog.list_agents()]
     print_table(found, agents_table, json=json)
     return ExitCode.YES
@@ -60,11 +60,11 @@ async def _list_agents(target: Target, *, json: bool) -> ExitCode:
 
 async def _show(target: Target, name: str, *, revision: str, json: bool) -> ExitCode:
     from bough_server.agents.definition import definition_yaml
-    from bough_server.cli.connection import connected
+    from bough_server.cli.connection import connect
     from bough_server.cli.output import json_text, print_line
     from bough_server.cli.render.tables import agent_lines
 
-    async with connected(target, is_reading=True) as connection:
+    async with connect(target, is_reading=True) as connection:
         agent = await connection.client.catalog.get_agent(name, revision=revision)
     if json:
         print_line(json_text(agent))
@@ -77,16 +77,16 @@ async def _show(target: Target, name: str, *, revision: str, json: bool) -> Exit
 
 
 async def _validate(target: Target, paths: list[Path]) -> ExitCode:
-    from bough_server.agents.loading import not_yet_reported, read_sources, source_problems
-    from bough_server.cli.definitions import files_of, known_to
+    from bough_server.agents.loading import drop_reported_problems, read_sources, source_problems
+    from bough_server.cli.definitions import files_of, load_known_names
     from bough_server.cli.output import print_line
-    from bough_server.cli.render.format import counted
+    from bough_server.cli.render.format import pluralize
     from bough_server.settings import Settings
 
     files = files_of(paths)
     sources, problems = read_sources(files)
-    known = known_to(Settings.load(target.config), without=files)
-    further = not_yet_reported(source_problems(sources, known), problems)
+    known = load_known_names(Settings.load(target.config), without=files)
+    further = drop_reported_problems(source_problems(sources, known), problems)
     order = {str(path): index for index, path in enumerate(files)}
     in_order = sorted([*problems, *further], key=lambda problem: (order[problem.path], problem.line))
     # Two checks can report the same problem.
@@ -94,9 +94,9 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
     for problem in found:
         print_line(problem)
     if found:
-        print_stderr(f"{counted(len(found), 'problem')} in {counted(len(files), 'file')}.")
+        print_stderr(f"{pluralize(len(found), 'problem')} in {pluralize(len(files), 'file')}.")
         return ExitCode.FAILED
-    print_stderr(f"{counted(len(sources), 'agent')} in {counted(len(files), 'file')}: no problems found.")
+    print_stderr(f"{pluralize(len(sources), 'agent')} in {pluralize(len(files), 'file')}: no problems found.")
     return ExitCode.YES
 
 
@@ -113,11 +113,11 @@ def list_models(context: typer.Context, json: JsonOption = False) -> None:
 
 
 async def _list_models(target: Target, *, json: bool) -> ExitCode:
-    from bough_server.cli.connection import connected
+    from bough_server.cli.connection import connect
     from bough_server.cli.output import print_table
     from bough_server.cli.render.tables import models_table
 
-    async with connected(target, is_reading=True) as connection:
+    async with connect(target, is_reading=True) as connection:
         found = [model async for model in connection.client.catalog.list_models()]
     print_table(found, models_table, json=json)
     return ExitCode.YES

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bough import AsyncClient
     from bough.v1 import agent_pb2
     from bough_server.cli.connection import Connection
-    from bough_server.cli.follow import Followed
+    from bough_server.cli.follow import FollowedTurn
 
 AgentArgument = Annotated[
     str,
@@ -70,10 +70,10 @@ def session_of(session: str, *, continues: bool) -> str:
 async def _chat(
     target: Target, display: Display, *, agent: str, session: str, model: str, default_model: str | None
 ) -> ExitCode:
-    from bough_server.cli.connection import connected, resolve_session
+    from bough_server.cli.connection import connect, resolve_session
     from bough_server.cli.definitions import with_model
 
-    async with connected(target, default_model=default_model) as connection:
+    async with connect(target, default_model=default_model) as connection:
         client = connection.client
         session_id = await resolve_session(client, session) if session else ""
         agent = agent or await _agent_of(client, session_id)
@@ -118,7 +118,7 @@ class Conversation:
             code = await self._answer_open_requests() or code
         while (text := await self._next_message()) is not None:
             if text:
-                code = await self._guarded(text)
+                code = await self._try_turn(text)
         return ExitCode.YES if self._is_terminal else code
 
     async def _next_message(self) -> str | None:
@@ -130,13 +130,13 @@ class Conversation:
         print_stderr("\nCtrl-D leaves.")
         return ""
 
-    async def _guarded(self, text: str) -> ExitCode:
+    async def _try_turn(self, text: str) -> ExitCode:
         """Run a turn; at a terminal a refused call is printed, and the conversation continues."""
         from bough import CallFailed
         from bough_server.cli.exit_codes import sentences
 
         try:
-            return await self._turn(text)
+            return await self._run_turn(text)
         except CallFailed as error:
             if not self._is_terminal:
                 raise
@@ -144,7 +144,7 @@ class Conversation:
                 print_stderr(line)
             return ExitCode.IMPOSSIBLE
 
-    async def _turn(self, text: str) -> ExitCode:
+    async def _run_turn(self, text: str) -> ExitCode:
         from bough_server.cli.conversions import policy_of, view_of
         from bough_server.cli.follow import follow_turn
         from bough_server.cli.options import OnBusy
@@ -180,16 +180,16 @@ class Conversation:
         stream = client.resume(run_id, answers, view=view_of(self._display.view), timeout=self._display.timeout)
         return await self._report(await follow_turn(self._connection, stream, self._display, self._dialog))
 
-    async def _report(self, followed: "Followed") -> ExitCode:
+    async def _report(self, followed: "FollowedTurn") -> ExitCode:
         from bough.v1 import execution_pb2
-        from bough_server.cli.follow import print_followed
+        from bough_server.cli.follow import print_turn_outcome
 
         is_waiting = followed.run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
         if is_waiting and self._dialog.is_interrupted:
             await self._connection.client.cancel(followed.run_id)
             print_stderr("\nThe run was cancelled.")
             return ExitCode.CANCELLED
-        return await print_followed(self._connection, followed, self._display)
+        return await print_turn_outcome(self._connection, followed, self._display)
 
 
 async def _agent_of(client: "AsyncClient", session_id: str) -> str:

@@ -22,7 +22,7 @@ from bough_server.cli.options import Target
 from bough_server.errors import ConfigurationError, DatabaseInUse
 from bough_server.settings import Settings
 from bough_server.store.sqlite.database_path import database_path, is_postgres
-from bough_server.store.sqlite.file_lock import serving_owner
+from bough_server.store.sqlite.file_lock import find_serving_owner
 
 _SERVICE = "bough.v1.AgentService"
 _EXPLICIT_TIMEOUT = 5.0
@@ -67,7 +67,7 @@ class NoServer(ConfigurationError):
 
 
 @asynccontextmanager
-async def connected(
+async def connect(
     target: Target,
     *,
     default_model: str | None = None,
@@ -115,9 +115,9 @@ async def _connect(
     while True:
         found = await running_server(target, default_model, is_starting=is_starting)
         if found is not None:
-            return await _to_server(stack, target, found, default_model, subject=subject)
+            return await _connect_to_server(stack, target, found, default_model, subject=subject)
         try:
-            return await _to_embedded(stack, target, default_model, recover=recover, creates=is_starting)
+            return await _open_embedded_server(stack, target, default_model, recover=recover, creates=is_starting)
         except DatabaseInUse:
             # A server that starts will publish its address, and a command that reads will end.
             if time.monotonic() > give_up:
@@ -125,7 +125,7 @@ async def _connect(
             await asyncio.sleep(_AGAIN_SECONDS)
 
 
-async def _to_server(
+async def _connect_to_server(
     stack: AsyncExitStack, target: Target, found: FoundServer, default_model: str | None, *, subject: str
 ) -> Connection:
     if default_model is not None:
@@ -147,17 +147,17 @@ def _report_drop(subject: str, error: CallFailed) -> None:
 
 
 async def running_server(target: Target, default_model: str | None = None, *, is_starting: bool) -> FoundServer | None:
-    """Return the server that a command uses, None for an embedded one; see `connected`. Raises ConfigurationError."""
+    """Return the server that a command uses, None for an embedded one; see `connect`. Raises ConfigurationError."""
     # With --address the configuration is not read: it may be invalid, or belong to another server.
     if target.address is not None:
-        return await _explicit(target.address)
+        return await _find_server_at(target.address)
     settings = Settings.load(target.config, default_model=default_model)
     if settings.address is not None and not target.embedded:
-        return await _explicit(settings.address)
+        return await _find_server_at(settings.address)
     # Before the default address: a server there may serve another project.
     # Servers on PostgreSQL leave no address: the database is meant for many of them.
     url = settings.storage.url
-    owner = None if is_postgres(url) else serving_owner(database_path(url))
+    owner = None if is_postgres(url) else find_serving_owner(database_path(url))
     if owner is not None and not (owner.is_passing and is_starting) and await _is_ours(owner.address):
         return FoundServer(address=owner.address, serves_database=True)
     if not target.embedded and await _is_ours(DEFAULT_ADDRESS):
@@ -165,7 +165,7 @@ async def running_server(target: Target, default_model: str | None = None, *, is
     return None
 
 
-async def _explicit(address: str) -> FoundServer:
+async def _find_server_at(address: str) -> FoundServer:
     try:
         check_address(address)
     except ValueError as error:
@@ -217,10 +217,10 @@ async def _connects(channel: aio.Channel) -> bool:
     return state is grpc.ChannelConnectivity.READY
 
 
-async def _to_embedded(
+async def _open_embedded_server(
     stack: AsyncExitStack, target: Target, default_model: str | None, *, recover: bool, creates: bool
 ) -> Connection:
-    from bough_server.app import serving
+    from bough_server.app import open_server
     from bough_server.observability.logs import configure_logging
 
     # A free port on loopback: a `bough serve` with the same configuration may use the configured one.
@@ -236,7 +236,7 @@ async def _to_embedded(
     level = settings.log_level if "log_level" in settings.model_fields_set else "warning"
     configure_logging(level, settings.log_format)
     note = "" if target.embedded else f"No server answers at {DEFAULT_ADDRESS}: using one embedded in this command."
-    address = await stack.enter_async_context(serving(settings, recover=recover, is_embedded=True))
+    address = await stack.enter_async_context(open_server(settings, recover=recover, is_embedded=True))
     client = await stack.enter_async_context(AsyncClient(address, timeout=None))
     return Connection(client=client, command=target.command, note=note)
 

@@ -44,7 +44,7 @@ def event_names_of(text: str) -> tuple[str, ...]:
     `agent.` may be omitted, and `run_started`, the name of the event's field in the schema, means `agent.run.started`.
     Raises ConfigurationError for a name that matches no event.
     """
-    patterns = tuple(_dotted(name.strip().lower()) for name in text.split(",") if name.strip())
+    patterns = tuple(_to_dotted_name(name.strip().lower()) for name in text.split(",") if name.strip())
     for pattern in patterns:
         if not any(is_named(known, (pattern,)) for known in NAME_OF_KIND.values()):
             from bough_server.documents.yaml import suggestion
@@ -53,7 +53,7 @@ def event_names_of(text: str) -> tuple[str, ...]:
     return patterns
 
 
-def _dotted(name: str) -> str:
+def _to_dotted_name(name: str) -> str:
     if name in KIND_OF_FIELD:
         return NAME_OF_KIND[KIND_OF_FIELD[name]]
     return name if name.startswith("agent.") else f"agent.{name}"

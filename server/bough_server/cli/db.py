@@ -92,24 +92,24 @@ async def _upgrade(target: Target) -> ExitCode:
 
 async def _rebuild(target: Target) -> ExitCode:
     from bough_server.cli.output import print_line
-    from bough_server.cli.render.format import counted
+    from bough_server.cli.render.format import pluralize
     from bough_server.settings import Settings
     from bough_server.store.opening import rebuild_projections
 
     number = rebuild_projections(Settings.load(target.config).storage.url)
-    print_line(f"{counted(number, 'run')} rebuilt")
+    print_line(f"{pluralize(number, 'run')} rebuilt")
     return ExitCode.YES
 
 
 async def _copy(source: str, target: str) -> ExitCode:
     from bough_server.cli.output import print_line
-    from bough_server.cli.render.format import counted
-    from bough_server.store.opening import copy_database, shown_database
+    from bough_server.cli.render.format import pluralize
+    from bough_server.store.opening import copy_database, display_database_url
 
     copied = copy_database(source, target, _Progress())
     tables = ", ".join(f"{name} {count:,}" for name, count in copied.items() if count)
-    total = counted(sum(copied.values()), "row")
-    print_line(f"{total} copied to {shown_database(target)}{f': {tables}' if tables else ''}")
+    total = pluralize(sum(copied.values()), "row")
+    print_line(f"{total} copied to {display_database_url(target)}{f': {tables}' if tables else ''}")
     return ExitCode.YES
 
 
@@ -122,25 +122,25 @@ class _Progress:
     def __call__(self, table: str, rows: int) -> None:
         import asyncio
 
-        from bough_server.cli.render.format import counted
+        from bough_server.cli.render.format import pluralize
 
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # Ctrl-C, which a task notices only where it awaits something
             raise asyncio.CancelledError
         if table != self._table or time.monotonic() >= self._next:
-            print_stderr(f"copying {table}: {counted(rows, 'row')} so far")
+            print_stderr(f"copying {table}: {pluralize(rows, 'row')} so far")
             self._table, self._next = table, time.monotonic() + _PROGRESS_SECONDS
 
 
 def use_lines(use: "DatabaseUse") -> Iterator[str]:
     """Describe who uses a database: a line for all, then one for each lease."""
-    from bough_server.cli.render.format import counted
+    from bough_server.cli.render.format import pluralize
 
-    yield f"{counted(use.servers, 'server')}, {counted(use.open_runs, 'open run')}"
+    yield f"{pluralize(use.servers, 'server')}, {pluralize(use.open_runs, 'open run')}"
     for lease in use.leases:
         lost = ", lost: other servers, or the next one, continue its runs" if lease.open_runs else ", lost"
-        state = lost if lease.is_lost else ""
-        yield f"  lease {lease.worker}: {counted(lease.open_runs, 'open run')}{state}"
+        state = lost if lease.is_dead else ""
+        yield f"  lease {lease.worker}: {pluralize(lease.open_runs, 'open run')}{state}"
 
 
 def verdict_text(status: "DatabaseStatus", command: str) -> str:

@@ -32,12 +32,12 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(files))
 
 
-def definitions_in(paths: Sequence[Path]) -> list[Source]:
+def read_definitions(paths: Sequence[Path]) -> list[Source]:
     """Read the definitions to send with a run. Raises ConfigurationError with every problem of their syntax."""
     return load_sources(files_of(paths))
 
 
-def in_files(error: InvalidRequest, sources: Sequence[Source]) -> ConfigurationError | InvalidRequest:
+def locate_in_files(error: InvalidRequest, sources: Sequence[Source]) -> ConfigurationError | InvalidRequest:
     """Rewrite the violations of a request as "file:line: field: message" for definitions that came from files.
 
     Returns the error itself if none of its violations is about such a definition.
@@ -54,7 +54,7 @@ def in_files(error: InvalidRequest, sources: Sequence[Source]) -> ConfigurationE
     return ConfigurationError("\n".join(lines)) if is_in_files else error
 
 
-def known_to(settings: Settings, *, without: Collection[Path] = ()) -> Known:
+def load_known_names(settings: Settings, *, without: Collection[Path] = ()) -> Known:
     """Return the tools, models and agents of a configuration, except the definitions in some files.
 
     Raises ConfigurationError if a Python module or a file cannot be read.
@@ -101,14 +101,14 @@ async def with_model(
     keep the catalog's. Raises ConfigurationError if no agent would change.
     """
     sent = {each.name: each for each in definitions}
-    reached = await _reached(client, agent, sent)
-    changed = {each.name: other for each in reached if (other := _changed(each, model)) is not None}
+    reached = await _fetch_reachable(client, agent, sent)
+    changed = {each.name: other for each in reached if (other := _replace_model(each, model)) is not None}
     if not changed:
         raise ConfigurationError(f"No agent that {agent!r} reaches names a model: omit --model.")
     return list({**sent, **changed}.values())
 
 
-async def _reached(
+async def _fetch_reachable(
     client: AsyncClient, agent: str, sent: dict[str, agent_pb2.AgentDefinition]
 ) -> Iterable[agent_pb2.AgentDefinition]:
     found: dict[str, agent_pb2.AgentDefinition] = {}
@@ -125,7 +125,7 @@ async def _reached(
     return found.values()
 
 
-def _changed(definition: agent_pb2.AgentDefinition, model: str) -> agent_pb2.AgentDefinition | None:
+def _replace_model(definition: agent_pb2.AgentDefinition, model: str) -> agent_pb2.AgentDefinition | None:
     changed = agent_pb2.AgentDefinition()
     changed.CopyFrom(definition)
     if changed.HasField("llm"):

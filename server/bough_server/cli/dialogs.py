@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from bough_server.cli.loop import on_interrupt
-from bough_server.cli.prompts import Dialog, readable
+from bough_server.cli.prompts import Dialog, wait_until_readable
 
 _MAX_PIECE_BYTES = 65536
 
@@ -40,7 +40,7 @@ class PipedDialog:
         descriptor = sys.stdin.fileno()
         # epoll refuses regular files, which are always readable.
         with suppress(PermissionError):
-            await readable(descriptor)
+            await wait_until_readable(descriptor)
         piece = os.read(descriptor, _MAX_PIECE_BYTES)
         self._buffer += piece
         return bool(piece)

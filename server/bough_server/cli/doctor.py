@@ -76,15 +76,15 @@ async def examine(target: Target, *, probe: bool = False) -> list[Finding]:
     except ConfigurationError as error:
         return [*findings, Finding(name="configuration", is_right=False, words=str(error))]
     findings.append(_configuration(settings))
-    findings.append(_checked("agents", lambda: _agents(settings)))
-    findings.append(_checked("database", lambda: _database(settings, target.command)))
+    findings.append(_run_check("agents", lambda: _agents(settings)))
+    findings.append(_run_check("database", lambda: _database(settings, target.command)))
     models = [_model(settings, name) for name in settings.models]
-    findings += await probed(settings, models) if probe else models
+    findings += await probe_models(settings, models) if probe else models
     findings.append(await _server(target))
     return findings
 
 
-def _checked(name: str, check: Callable[[], Finding]) -> Finding:
+def _run_check(name: str, check: Callable[[], Finding]) -> Finding:
     from bough_server.errors import ConfigurationError
 
     try:
@@ -107,12 +107,12 @@ def _configuration(settings: "Settings") -> Finding:
 
 def _agents(settings: "Settings") -> Finding:
     from bough_server.agents.loading import definition_files, load_sources, source_problems
-    from bough_server.cli.definitions import known_to
+    from bough_server.cli.definitions import load_known_names
     from bough_server.documents.yaml import raise_problems
 
     files = definition_files(settings.agents, settings.folder)
     sources = load_sources(files)
-    known = known_to(settings, without=files)
+    known = load_known_names(settings, without=files)
     raise_problems(source_problems(sources, known))
     names = [source.definition.name for source in sources] + [agent.name for agent in known.code_agents]
     return Finding(name="agents", is_right=True, words=", ".join(names) or "none")
@@ -158,9 +158,9 @@ def _model_problem(settings: "Settings", name: str) -> str:
     if model.alias:
         return _model_problem(settings, model.alias)
     if model.provider == "local":
-        from bough_server.models.local.engine import available
+        from bough_server.models.local.engine import find_problem
 
-        return available() or ""
+        return find_problem() or ""
     if model.provider == "scripted" and model.script is not None and not model.script.is_file():
         return f"its script {model.script} does not exist"
     from bough_server.models.registry import package_problem
@@ -172,7 +172,7 @@ def _model_problem(settings: "Settings", name: str) -> str:
     return ""
 
 
-async def probed(settings: "Settings", findings: "Sequence[Finding]") -> list[Finding]:
+async def probe_models(settings: "Settings", findings: "Sequence[Finding]") -> list[Finding]:
     """Call each model in which no check has found a problem, and report whether it answered.
 
     Aliases are not called: they are as good as their models. Scripted models are read only, they answer by agent.
@@ -194,7 +194,7 @@ async def probed(settings: "Settings", findings: "Sequence[Finding]") -> list[Fi
                 by_name[name] = await _probe(finding, models.get(name))
     finally:
         await models.close()
-    return [_like_its_model(name, by_name, settings) for name in by_name]
+    return [_resolve_alias_finding(name, by_name, settings) for name in by_name]
 
 
 async def _probe(finding: Finding, model: "Model") -> Finding:
@@ -221,7 +221,7 @@ async def _probe(finding: Finding, model: "Model") -> Finding:
     return replace(finding, words=f"{finding.words}; answered in {spent}: {clip(one_line(answer), 40)!r}")
 
 
-def _like_its_model(name: str, findings: "Mapping[str, Finding]", settings: "Settings") -> Finding:
+def _resolve_alias_finding(name: str, findings: "Mapping[str, Finding]", settings: "Settings") -> Finding:
     """Return a model's finding; an alias of a model that does not answer is not right either."""
     target = name
     while alias := settings.models[target].alias:

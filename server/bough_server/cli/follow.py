@@ -29,7 +29,7 @@ from bough_server.cli.options import Display, Output, View
 from bough_server.cli.output import Screen, forgive_encoding, json_line, print_line, print_lines, terminal
 from bough_server.cli.prompts import Dialog, TerminalDialog, ask_all, is_terminal
 from bough_server.cli.render.format import error_text
-from bough_server.cli.render.notes import cancelled_text, file_texts
+from bough_server.cli.render.notes import cancellation_text, file_texts
 from bough_server.cli.render.plain import plain_line
 from bough_server.cli.render.questions import waiting_lines
 from bough_server.cli.render.tree import tree_lines
@@ -123,12 +123,12 @@ async def follow_and_report(connection: Connection, stream: RunStream, display: 
     """Follow a run that this command started or resumed, and print its outcome; Ctrl-C cancels the run."""
     dialog = TerminalDialog() if display.asks and is_terminal() else None
     followed = await follow_turn(connection, stream, display, dialog, note=connection.note)
-    code = await print_followed(connection, followed, display)
+    code = await print_turn_outcome(connection, followed, display)
     return ExitCode.INTERRUPTED if followed.is_interrupted else code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Followed:
+class FollowedTurn:
     """A run up to its end or to where it waits for input that the user did not give."""
 
     run_id: str
@@ -138,26 +138,26 @@ class Followed:
     """Whether the user pressed Ctrl-C while it was followed."""
     is_answer_shown: bool
     """Whether the live view has shown the answer."""
-    said: Sequence[str] = ()
+    shown_errors: Sequence[str] = ()
     """The messages of errors that the live view has shown."""
 
 
 async def follow_turn(
     connection: Connection, stream: RunStream, display: Display, dialog: Dialog | None, *, note: str | None = None
-) -> Followed:
+) -> FollowedTurn:
     """Follow a run; with a dialog, ask for what it waits for and follow it on. Ctrl-C cancels the run.
 
     `note` is printed below the id of the run; None: neither is printed.
     """
     sinks, said = sink_of(display.output), _LastText()
     while True:
-        async with stream, interruptible(stream) as interrupted:
+        async with stream, cancel_on_interrupt(stream) as interrupted:
             if note is not None:
                 _print_ids(await stream.started(), note)
-            with rejoinable(connection, stream):
+            with explain_connection_loss(connection, stream):
                 async with sinks as sink:
                     live = display.output is Output.LIVE
-                    both = _Both(sink, said, announces_session=live and note is not None)
+                    both = _TurnSink(sink, said, announces_session=live and note is not None)
                     run = await follow_to_the_end(connection.client, stream, both, display.view)
         answers = await _answers(run, dialog) if dialog is not None and not interrupted.is_set() else []
         if not answers:
@@ -165,13 +165,13 @@ async def follow_turn(
         view = view_of(display.view)
         note, stream = None, connection.client.resume(stream.run_id, answers, view=view, timeout=display.timeout)
     shown = display.output is Output.LIVE and run.message is not None and said.text == text_of(run.message)
-    return Followed(
+    return FollowedTurn(
         run_id=stream.run_id,
         session_id=stream.session_id,
         run=run,
         is_interrupted=interrupted.is_set(),
         is_answer_shown=shown,
-        said=said_by(sink),
+        shown_errors=find_shown_errors(sink),
     )
 
 
@@ -199,11 +199,11 @@ class _LastText:
             self.text = text_of(event.llm_completed.response.message)
 
 
-class _Both:
+class _TurnSink:
     """Shows events on a sink, keeps the root's last text, and names the session before the first event if asked to."""
 
-    def __init__(self, sink: Sink, said: _LastText, *, announces_session: bool) -> None:
-        self._sink, self._said, self._announces_session = sink, said, announces_session
+    def __init__(self, sink: Sink, last_text: _LastText, *, announces_session: bool) -> None:
+        self._sink, self._said, self._announces_session = sink, last_text, announces_session
 
     def show(self, event: event_pb2.AgentEvent) -> None:
         if self._announces_session and event.session_id:
@@ -213,7 +213,7 @@ class _Both:
         self._sink.show(event)
 
 
-async def print_followed(connection: Connection, followed: Followed, display: Display) -> ExitCode:
+async def print_turn_outcome(connection: Connection, followed: FollowedTurn, display: Display) -> ExitCode:
     """Print the outcome of a followed run, its answer only if that is wanted again; return the exit code."""
     is_answer_known = followed.is_answer_shown and not display.answer
     return await print_outcome(
@@ -223,7 +223,7 @@ async def print_followed(connection: Connection, followed: Followed, display: Di
         display.output,
         tree=display.tree,
         answer=not is_answer_known,
-        said=followed.said,
+        shown_errors=followed.shown_errors,
     )
 
 
@@ -232,7 +232,7 @@ class ConnectionLost(BoughError):
 
 
 @contextmanager
-def rejoinable(connection: Connection, stream: RunStream) -> Iterator[None]:
+def explain_connection_loss(connection: Connection, stream: RunStream) -> Iterator[None]:
     """Raise ConnectionLost, with the command that rejoins the run, if the server of an accepted run is gone."""
     try:
         yield
@@ -247,9 +247,9 @@ def rejoinable(connection: Connection, stream: RunStream) -> Iterator[None]:
         ) from error
 
 
-def said_by(sink: Sink) -> Sequence[str]:
+def find_shown_errors(sink: Sink) -> Sequence[str]:
     """Return the messages of errors that a sink has shown to people."""
-    return sink.said if isinstance(sink, Screen) else ()
+    return sink.shown_errors if isinstance(sink, Screen) else ()
 
 
 def _is_one_place() -> bool:
@@ -268,26 +268,26 @@ async def print_outcome(
     *,
     tree: bool,
     answer: bool = True,
-    said: Sequence[str] = (),
+    shown_errors: Sequence[str] = (),
 ) -> ExitCode:
     """Print the answer, or on standard error why there is none yet, then the tree; return the exit code.
 
-    Errors that are on standard output already, `said`, are not repeated there.
+    Errors that are on standard output already, `shown_errors`, are not repeated there.
     """
     if run.message is not None and answer and output in (Output.LIVE, Output.ANSWER):
         answer_text = "\n".join(filter(None, (text_of(run.message), *file_texts(run.message))))
         _print_answer(answer_text, apart=output is Output.LIVE)
     if run.state == execution_pb2.EXECUTION_STATE_FAILED and run.error is not None:
-        print_stderr(f"The run failed: {error_text(run.error, said if _is_one_place() else ())}")
+        print_stderr(f"The run failed: {error_text(run.error, shown_errors if _is_one_place() else ())}")
     if run.state == execution_pb2.EXECUTION_STATE_CANCELLED:
-        print_stderr(f"The run was {cancelled_text(run.cancel_reason)}.")
+        print_stderr(f"The run was {cancellation_text(run.cancel_reason)}.")
     if run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
         for line in waiting_lines(run_id, run.open_requests, connection.command):
             print_stderr(line)
     if tree and output is Output.LIVE:
         if run.message is None or not answer:
             print_line("")
-        await _print_tree(connection.client, run_id, said)
+        await _print_tree(connection.client, run_id, shown_errors)
     return code_of(run.state)
 
 
@@ -308,18 +308,18 @@ def _print_answer(text: str, *, apart: bool) -> None:
         print_line("")
 
 
-async def _print_tree(client: AsyncClient, run_id: str, said: Sequence[str]) -> None:
+async def _print_tree(client: AsyncClient, run_id: str, shown_errors: Sequence[str]) -> None:
     try:
         invocation = await client.get_invocation(run_id, options=TREE_OPTIONS)
     except CallFailed as error:
         print_stderr(f"The tree could not be read: {error.message}")
         return
     console = terminal()
-    print_lines(tree_lines(invocation, width=console.width, is_pipe=not console.is_terminal, said=said))
+    print_lines(tree_lines(invocation, width=console.width, is_pipe=not console.is_terminal, shown_errors=shown_errors))
 
 
 @asynccontextmanager
-async def interruptible(stream: RunStream) -> AsyncIterator[asyncio.Event]:
+async def cancel_on_interrupt(stream: RunStream) -> AsyncIterator[asyncio.Event]:
     """Cancel the stream's run on the first Ctrl-C, and leave on the second. Yields an event that the first one sets."""
     main = asyncio.current_task()
     assert main is not None, "a command runs in a task"

@@ -108,7 +108,7 @@ def fork(
 
 
 async def _fork(target: Target, arguments: ForkArguments, display: Display, *, default_model: str | None) -> ExitCode:
-    from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.connection import connect, resolve_run
     from bough_server.cli.conversions import view_of
     from bough_server.cli.follow import follow_and_report
     from bough_server.cli.fork_changes import changes_of, find_calls
@@ -119,7 +119,7 @@ async def _fork(target: Target, arguments: ForkArguments, display: Display, *, d
         tool_results=arguments.tool_results,
         input_text=arguments.input_text,
     )
-    async with connected(target, default_model=default_model, is_silent=True, needs_runs=True) as connection:
+    async with connect(target, default_model=default_model, is_silent=True, needs_runs=True) as connection:
         client = connection.client
         origin_id = await resolve_run(client, arguments.run)
         await find_calls(client, origin_id, changes)

@@ -93,7 +93,7 @@ def target_of(context: typer.Context) -> Target:
     return target if target is not None else Target()
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Parse a duration such as 10m into seconds, for an option. Raises typer.BadParameter."""
     from bough_server.documents.yaml import parse_duration
 
@@ -212,7 +212,9 @@ RequestIdOption = Annotated[
 
 TimeoutOption = Annotated[
     float,
-    typer.Option("--timeout", parser=seconds, metavar="DURATION", help="The run's deadline, such as 90s or 1h30m."),
+    typer.Option(
+        "--timeout", parser=parse_seconds, metavar="DURATION", help="The run's deadline, such as 90s or 1h30m."
+    ),
 ]
 
 

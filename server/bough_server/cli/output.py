@@ -109,9 +109,9 @@ class Screen:
             self._live.stop()
 
     @property
-    def said(self) -> Sequence[str]:
+    def shown_errors(self) -> Sequence[str]:
         """The messages of the errors on the screen."""
-        return self._view.said
+        return self._view.shown_errors
 
     def show(self, event: event_pb2.AgentEvent) -> None:
         """Print the lines that an event completes."""

@@ -61,7 +61,7 @@ class TerminalDialog:
         print(f"{prompt} ", end="", file=sys.stderr, flush=True)
         descriptor = sys.stdin.fileno()
         # input() would block the event loop, and with it Ctrl-C.
-        await readable(descriptor)
+        await wait_until_readable(descriptor)
         # In canonical mode, a read from a terminal returns one whole line.
         typed = os.read(descriptor, _MAX_LINE_BYTES)
         if not typed:
@@ -75,7 +75,7 @@ def is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-async def readable(descriptor: int) -> None:
+async def wait_until_readable(descriptor: int) -> None:
     """Wait until a descriptor has something to read. Raises PermissionError for a regular file."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
@@ -149,7 +149,7 @@ async def _ask_arguments(request: input_pb2.InputRequest, dialog: Dialog) -> str
 
 async def _ask_result(dialog: Dialog) -> input_pb2.InputAnswer | None:
     typed = await _line(dialog, _RESULT)
-    return input_pb2.InputAnswer(tool_outcome=_typed_outcome(typed)) if typed else None
+    return input_pb2.InputAnswer(tool_outcome=_parse_typed_outcome(typed)) if typed else None
 
 
 async def _ask_value(request: input_pb2.InputRequest, dialog: Dialog) -> input_pb2.InputAnswer | None:
@@ -188,9 +188,9 @@ def _problems(request: input_pb2.InputRequest, value: object) -> list[str]:
     return schema_mistakes(value, request.answer_schema_json)
 
 
-def _typed_outcome(typed: str) -> message_pb2.ToolOutcome:
+def _parse_typed_outcome(typed: str) -> message_pb2.ToolOutcome:
     if typed.lower().startswith(_ERROR):
-        return _failed(typed[len(_ERROR) :].strip())
+        return _build_failure(typed[len(_ERROR) :].strip())
     try:
         return outcome_of(typed)
     except ConfigurationError:
@@ -214,14 +214,14 @@ def answers_of(texts: Iterable[str], requests: Sequence[input_pb2.InputRequest])
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigurationError(f"--answer {text!r} has no value: write INPUT_ID=JSON.")
-        request = request_named(name.strip(), requests)
+        request = find_request(name.strip(), requests)
         if request.input_id in answers:
             raise ConfigurationError(f"Request {request.input_id} has two answers: give only one.")
         answers[request.input_id] = answer_of(request, value)
     return list(answers.values())
 
 
-def request_named(name: str, requests: Sequence[input_pb2.InputRequest]) -> input_pb2.InputRequest:
+def find_request(name: str, requests: Sequence[input_pb2.InputRequest]) -> input_pb2.InputRequest:
     """Return the request with an id, or with a unique beginning or end of one. Raises ConfigurationError."""
     name = name.lower()
     found = [request for request in requests if request.input_id == name]
@@ -264,7 +264,7 @@ def outcome_of(text: str) -> message_pb2.ToolOutcome:
     """
     value = json_of(text, what="A result")
     if isinstance(value, dict) and value.keys() in _FAILURES and isinstance(value["error"], str):
-        outcome = _failed(value["error"])
+        outcome = _build_failure(value["error"])
         if "result" in value:
             outcome.parts.append(_part(value["result"], json.dumps(value["result"], ensure_ascii=False)))
         return outcome
@@ -275,7 +275,7 @@ def _part(value: JsonValue, text: str) -> message_pb2.Part:
     return message_pb2.Part(text=value) if isinstance(value, str) else message_pb2.Part(data_json=text)
 
 
-def _failed(message: str) -> message_pb2.ToolOutcome:
+def _build_failure(message: str) -> message_pb2.ToolOutcome:
     return message_pb2.ToolOutcome(failure=message_pb2.ToolFailure(message=message))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
-from bough_server.cli.options import Target, seconds, target_of
+from bough_server.cli.options import Target, parse_seconds, target_of
 
 if TYPE_CHECKING:
     from bough import AsyncClient
@@ -17,7 +17,7 @@ OlderThanOption = Annotated[
     float,
     typer.Option(
         "--older-than",
-        parser=seconds,
+        parser=parse_seconds,
         metavar="DURATION",
         help="How long ago the last run, or the end of an evaluation, was, such as 30d or 12h.",
     ),
@@ -35,14 +35,14 @@ def prune(context: typer.Context, older_than: OlderThanOption, dry_run: DryRunOp
 
 
 async def _prune(target: Target, older_than: float, *, is_dry: bool) -> ExitCode:
-    from bough_server.cli.connection import connected
-    from bough_server.cli.render.format import counted
+    from bough_server.cli.connection import connect
+    from bough_server.cli.render.format import pluralize
 
     before_ns = time.time_ns() - int(older_than * 1e9)
-    async with connected(target, is_reading=True) as connection:
+    async with connect(target, is_reading=True) as connection:
         sessions = await _prune_sessions(connection.client, before_ns, is_dry=is_dry)
         evaluations = await _prune_evaluations(connection.client, before_ns, is_dry=is_dry)
-    deleted = [counted(sessions, "session"), *([counted(evaluations, "evaluation")] if evaluations else [])]
+    deleted = [pluralize(sessions, "session"), *([pluralize(evaluations, "evaluation")] if evaluations else [])]
     print_stderr(f"{' and '.join(deleted)} {'would be deleted' if is_dry else 'deleted'}.")
     return ExitCode.YES
 

@@ -17,7 +17,7 @@ from bough_server.cli.options import Target
 from bough_server.errors import ConfigurationError
 from bough_server.settings import Settings
 
-_LOOK_SECONDS: Final = 0.5
+_POLL_SECONDS: Final = 0.5
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SUFFIXES: Final = (".yaml", ".yml", ".json", ".py")
 
@@ -36,13 +36,13 @@ async def serve_reloading(target: Target, arguments: Sequence[str], ready_file: 
         command = [sys.executable, "-m", "bough_server.cli", *target.arguments, "serve", *arguments]
         command += ["--ready-file", str(ready)]
         port: list[str] = []
-        async with _stopping() as (stop, hurry):
+        async with _watch_stop_signals() as (stop, hurry):
             while not stop.is_set():
                 ready.unlink(missing_ok=True)
                 before = files_of(target)
                 # In a separate process group the child gets signals from here only, and each once.
                 child = await asyncio.create_subprocess_exec(*command, *port, process_group=0)
-                changed = await _until_changed(target, before, child, stop)
+                changed = await _wait_for_change(target, before, child, stop)
                 await _end(child, hurry)
                 if changed is not None:
                     print_stderr(f"{changed} has changed: starting again.")
@@ -52,7 +52,7 @@ async def serve_reloading(target: Target, arguments: Sequence[str], ready_file: 
 
 
 @asynccontextmanager
-async def _stopping() -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
+async def _watch_stop_signals() -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
     """Yield an event that the first signal to stop sets, and one that the second sets."""
     loop, stop, hurry = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
@@ -68,12 +68,12 @@ async def _stopping() -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
             loop.remove_signal_handler(number)
 
 
-async def _until_changed(target: Target, before: Files, child: Process, stop: asyncio.Event) -> Path | None:
+async def _wait_for_change(target: Target, before: Files, child: Process, stop: asyncio.Event) -> Path | None:
     """Wait until a file has changed and return it; None if the server is to stop."""
     is_running = True
     while not stop.is_set():
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_SECONDS):
+            async with asyncio.timeout(_POLL_SECONDS):
                 await stop.wait()
         after = files_of(target)
         if changed := [path for path in after.keys() | before.keys() if after.get(path) != before.get(path)]:
@@ -119,9 +119,9 @@ def _paths(target: Target) -> Iterator[Path]:
     except ConfigurationError:
         # What is named by a file that cannot be read is unknown until that file has changed.
         folder = target.config.parent if target.config is not None else Path.cwd()
-        yield from _beside(folder)
+        yield from _find_files_beside(folder)
         return
-    yield from _beside(settings.folder)
+    yield from _find_files_beside(settings.folder)
     for name in settings.python:
         yield from (settings.folder / name.partition(".")[0]).rglob("*.py")
     yield from (model.script for model in settings.models.values() if model.script is not None)
@@ -132,5 +132,5 @@ def _paths(target: Target) -> Iterator[Path]:
             continue  # it matches no file yet
 
 
-def _beside(folder: Path) -> Iterator[Path]:
+def _find_files_beside(folder: Path) -> Iterator[Path]:
     yield from (path for path in folder.iterdir() if path.suffix in _SUFFIXES)

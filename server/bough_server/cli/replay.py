@@ -34,22 +34,22 @@ def replay(context: typer.Context, run: RunArgument, force: ForceOption = False)
 
 
 async def _replay(target: Target, text: str, *, is_forced: bool) -> ExitCode:
-    from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.connection import connect, resolve_run
     from bough_server.cli.definitions import registry_of
     from bough_server.cli.output import print_line
-    from bough_server.cli.render.format import counted
+    from bough_server.cli.render.format import pluralize
     from bough_server.clock import SystemClock
     from bough_server.observability.tracing import Tracing, make_provider
-    from bough_server.runs.replay import offline_resolver
+    from bough_server.runs.replay import build_offline_resolver
     from bough_server.runs.replay import replay as replay_log
     from bough_server.settings import Settings
 
-    async with connected(target, is_reading=True) as connection:
+    async with connect(target, is_reading=True) as connection:
         run_id = await resolve_run(connection.client, text)
         log = await _log(connection.client, run_id)
         session = await _session(connection.client, log)
         agents = await _agents(connection.client, log, registry_of(Settings.load(target.config)))
-        resolver = offline_resolver(log, agents, is_forced=is_forced)
+        resolver = build_offline_resolver(log, agents, is_forced=is_forced)
         replayed = await replay_log(
             log,
             resolver=resolver,
@@ -58,7 +58,7 @@ async def _replay(target: Target, text: str, *, is_forced: bool) -> ExitCode:
             session=session,
             files=_files(connection.client, log[0].session_id),
         )
-    results = f"{counted(replayed.results, 'recorded result')} replayed"
+    results = f"{pluralize(replayed.results, 'recorded result')} replayed"
     if replayed.divergence:
         print_line(f"run {run_id} diverges: {replayed.divergence}")
         return ExitCode.FAILED
@@ -89,15 +89,15 @@ async def _events(client: "AsyncClient", run_id: str) -> "Sequence[event_pb2.Age
 async def _agents(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]", registry: "Registry") -> "Resolver":
     """Return the agents configured here, and the run's other agents: stored on the server or sent with the run."""
     from bough import NotFound
-    from bough_server.agents.registry import overlaid
+    from bough_server.agents.registry import overlay_definitions
 
     fetched: list[agent_pb2.AgentDefinition] = []
     for ref in log[0].run_started.definition_refs:
         if not registry.place(ref.name):
-            # An agent in code exists only in configurations; offline_resolver() names it if it is missing here.
+            # An agent in code exists only in configurations; build_offline_resolver() names it if it is missing here.
             with suppress(NotFound):
                 fetched.append((await client.catalog.get_agent(ref.name, revision=ref.revision)).definition)
-    return overlaid(registry.resolver, fetched)
+    return overlay_definitions(registry.resolver, fetched)
 
 
 def _files(client: "AsyncClient", session_id: str) -> "SessionFiles":
@@ -122,7 +122,9 @@ class _ServerFiles:
         data = await self._client.sessions.read_blob(session_id, sha256)
         return BlobPiece(data=data, size=len(data), media_type="")
 
-    async def missing(self, principal: "Principal", session_id: str, sha256s: "Collection[str]") -> "Collection[str]":
+    async def find_missing(
+        self, principal: "Principal", session_id: str, sha256s: "Collection[str]"
+    ) -> "Collection[str]":
         """See Blobs; what is missing is found when it is read."""
         return ()
 
@@ -137,11 +139,15 @@ async def _session(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]")
     async for message in client.sessions.list_messages(session_id, page_size=_PAGE_SIZE):
         if message.position <= cut:
             by_run.setdefault(message.run_id, []).append(message)
-    found = [each for run_id, said in by_run.items() for each in await _said_in(client, run_id, session_id, said)]
+    found = [
+        each
+        for run_id, said in by_run.items()
+        for each in await _read_session_messages(client, run_id, session_id, said)
+    ]
     return sorted(found, key=lambda one: one.message.position)  # stable: calls come after the message before them
 
 
-async def _said_in(
+async def _read_session_messages(
     client: "AsyncClient", run_id: str, session_id: str, listed: "Sequence[message_pb2.Message]"
 ) -> "Sequence[StoredMessage]":
     """Return the messages and calls that a run has left in its session, read from its log as the server does.
@@ -150,7 +156,7 @@ async def _said_in(
     """
     from bough import NotFound
     from bough_server.log.events import kind_of
-    from bough_server.store.ports import Record, StoredMessage
+    from bough_server.store.ports import LogEvent, StoredMessage
     from bough_server.store.projected import LogAddress
     from bough_server.store.projection import RunFold
 
@@ -159,6 +165,6 @@ async def _said_in(
     except NotFound:
         return [StoredMessage(message=each, run_id=run_id, agent=each.author, chain="") for each in reversed(listed)]
     fold = RunFold(LogAddress(run_id=run_id, tenant_id="", user_id="", session_id=session_id))
-    records = [Record(sequence=event.sequence, kind=kind_of(event), data=b"", event=event) for event in log]
+    records = [LogEvent(sequence=event.sequence, kind=kind_of(event), data=b"", event=event) for event in log]
     said = fold.project(records)
     return [*said.shared, *said.messages, *said.shared_calls, *said.calls]

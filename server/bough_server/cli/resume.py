@@ -81,11 +81,11 @@ async def _resume(
     timeout: float,
     default_model: str | None,
 ) -> ExitCode:
-    from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.connection import connect, resolve_run
     from bough_server.cli.conversions import view_of
     from bough_server.cli.follow import follow_and_report
 
-    async with connected(target, default_model=default_model, is_silent=True, needs_runs=True) as connection:
+    async with connect(target, default_model=default_model, is_silent=True, needs_runs=True) as connection:
         client = connection.client
         run = await client.get_run(await resolve_run(client, run_text))
         answers = await _answers(connection, run, texts, asks=display.asks)

@@ -151,14 +151,14 @@ def _read_input() -> str:
 
 async def _run(target: Target, arguments: RunArguments, display: Display, *, default_model: str | None) -> ExitCode:
     from bough import file_part, user_message
-    from bough_server.cli.connection import connected
+    from bough_server.cli.connection import connect
     from bough_server.cli.conversions import view_of
     from bough_server.cli.follow import follow_and_report
 
     text = _read_input() if arguments.text == "-" else arguments.text
     message = user_message(text, *map(file_part, arguments.files))
     sources = _sources(arguments.definitions)
-    async with connected(target, default_model=default_model, is_silent=True) as connection:
+    async with connect(target, default_model=default_model, is_silent=True) as connection:
         client = connection.client
         stream = client.run(
             arguments.agent,
@@ -171,7 +171,7 @@ async def _run(target: Target, arguments: RunArguments, display: Display, *, def
             view=view_of(display.view),
             timeout=display.timeout,
         )
-        with _located_in(sources):
+        with _locate_errors(sources):
             return await follow_and_report(connection, stream, display)
 
 
@@ -210,13 +210,13 @@ def _sources(paths: Sequence[Path]) -> "Sequence[Source]":
     """Read definition files; without any, nothing is imported for it."""
     if not paths:
         return ()
-    from bough_server.cli.definitions import definitions_in
+    from bough_server.cli.definitions import read_definitions
 
-    return definitions_in(paths)
+    return read_definitions(paths)
 
 
 @contextmanager
-def _located_in(sources: "Sequence[Source]") -> Iterator[None]:
+def _locate_errors(sources: "Sequence[Source]") -> Iterator[None]:
     """Report what is wrong with these definitions by file and line."""
     from bough import InvalidRequest
 
@@ -225,6 +225,6 @@ def _located_in(sources: "Sequence[Source]") -> Iterator[None]:
     except InvalidRequest as error:
         if not sources:
             raise
-        from bough_server.cli.definitions import in_files
+        from bough_server.cli.definitions import locate_in_files
 
-        raise in_files(error, sources) from None
+        raise locate_in_files(error, sources) from None

@@ -72,7 +72,7 @@ def cancel(context: typer.Context, run: RunArgument) -> None:
 async def _runs(
     target: Target, *, session: str, state: str, evaluation: str, everything: bool, limit: int, json: bool
 ) -> ExitCode:
-    from bough_server.cli.connection import connected, resolve_session
+    from bough_server.cli.connection import connect, resolve_session
     from bough_server.cli.conversions import state_of
     from bough_server.cli.eval.follow import resolve_evaluation
     from bough_server.cli.output import print_table
@@ -80,7 +80,7 @@ async def _runs(
 
     states = [state_of(state)] if state else []
     found = []
-    async with connected(target, is_reading=True) as connection:
+    async with connect(target, is_reading=True) as connection:
         client = connection.client
         session_id = await resolve_session(client, session) if session else ""
         evaluation_id = await resolve_evaluation(client, evaluation) if evaluation else ""
@@ -101,14 +101,14 @@ async def _runs(
 
 async def _tree(target: Target, text: str, *, json: bool, html: bool, max_agents: int | None) -> ExitCode:
     from bough.v1 import invocation_pb2
-    from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.connection import connect, resolve_run
     from bough_server.cli.output import json_text, print_line, print_lines, terminal
     from bough_server.cli.render.format import clip
     from bough_server.cli.render.html import tree_page
     from bough_server.cli.render.questions import open_request_lines
     from bough_server.cli.render.tree import tree_lines
 
-    async with connected(target, is_reading=True) as connection:
+    async with connect(target, is_reading=True) as connection:
         run_id = await resolve_run(connection.client, text)
         # The table shows finish reasons, which are in the steps.
         options = invocation_pb2.InvocationOptions(max_agents=max_agents, include_steps=not json)
@@ -129,11 +129,11 @@ async def _tree(target: Target, text: str, *, json: bool, html: bool, max_agents
 
 
 async def _cancel(target: Target, text: str) -> ExitCode:
-    from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.connection import connect, resolve_run
     from bough_server.cli.output import print_line
     from bough_server.cli.render.format import state_text
 
-    async with connected(target, needs_runs=True) as connection:
+    async with connect(target, needs_runs=True) as connection:
         run_id = await resolve_run(connection.client, text)
         before = await connection.client.get_run(run_id)
         run = await connection.client.cancel(run_id)

@@ -97,12 +97,12 @@ def read_file(
 async def _read_file(target: Target, text: str, sha256: str, *, output: Path | None) -> ExitCode:
     from asyncio import to_thread
 
-    from bough_server.cli.connection import connected, resolve_session
+    from bough_server.cli.connection import connect, resolve_session
     from bough_server.errors import ConfigurationError
 
     if output is None and sys.stdout.isatty():
         raise ConfigurationError("A terminal cannot show a file: name one with --output, or redirect the output.")
-    async with connected(target, is_reading=True) as connection:
+    async with connect(target, is_reading=True) as connection:
         session_id = await resolve_session(connection.client, text)
         whole = await _whole_hash(connection.client, session_id, sha256)
         data = await connection.client.sessions.read_blob(session_id, whole)
@@ -134,12 +134,12 @@ async def _whole_hash(client: "AsyncClient", session_id: str, sha256: str) -> st
 
 
 async def _list(target: Target, *, everything: bool, limit: int, json: bool) -> ExitCode:
-    from bough_server.cli.connection import connected
+    from bough_server.cli.connection import connect
     from bough_server.cli.output import print_table
     from bough_server.cli.render.tables import sessions_table
 
     found = []
-    async with connected(target, is_reading=True) as connection:
+    async with connect(target, is_reading=True) as connection:
         listed = connection.client.sessions.list(include_evaluation_sessions=everything, page_size=min(limit, 1000))
         async for session in listed:
             found.append(session)
@@ -150,11 +150,11 @@ async def _list(target: Target, *, everything: bool, limit: int, json: bool) -> 
 
 
 async def _show(target: Target, text: str, *, json: bool) -> ExitCode:
-    from bough_server.cli.connection import connected, resolve_session
+    from bough_server.cli.connection import connect, resolve_session
     from bough_server.cli.output import json_text, print_line, print_lines, terminal
     from bough_server.cli.render.tables import runs_table, session_lines
 
-    async with connected(target, is_reading=True) as connection:
+    async with connect(target, is_reading=True) as connection:
         session_id = await resolve_session(connection.client, text)
         session = await connection.client.sessions.get(session_id)
         runs = [run async for run in connection.client.list_runs(session_id=session_id)]
@@ -167,12 +167,12 @@ async def _show(target: Target, text: str, *, json: bool) -> ExitCode:
 
 
 async def _messages(target: Target, text: str, *, limit: int, json: bool) -> ExitCode:
-    from bough_server.cli.connection import connected, resolve_session
+    from bough_server.cli.connection import connect, resolve_session
     from bough_server.cli.output import json_line, print_line, print_lines, terminal
     from bough_server.cli.render.tables import message_lines
 
     found = []
-    async with connected(target, is_reading=True) as connection:
+    async with connect(target, is_reading=True) as connection:
         session_id = await resolve_session(connection.client, text)
         async for message in connection.client.sessions.list_messages(session_id):
             found.append(message)
@@ -189,9 +189,9 @@ async def _messages(target: Target, text: str, *, limit: int, json: bool) -> Exi
 
 
 async def _state(target: Target, text: str, *, json: bool) -> ExitCode:
-    from bough_server.cli.connection import connected, resolve_session
+    from bough_server.cli.connection import connect, resolve_session
 
-    async with connected(target, is_reading=True) as connection:
+    async with connect(target, is_reading=True) as connection:
         session_id = await resolve_session(connection.client, text)
         state_json = await connection.client.sessions.get_state(session_id)
     _print_state(state_json, json=json)
@@ -199,10 +199,10 @@ async def _state(target: Target, text: str, *, json: bool) -> ExitCode:
 
 
 async def _set(target: Target, text: str, *, values: Sequence[str], deleted: Sequence[str], json: bool) -> ExitCode:
-    from bough_server.cli.connection import connected, resolve_session
+    from bough_server.cli.connection import connect, resolve_session
 
     changes = _changes(values, deleted)
-    async with connected(target, is_reading=True) as connection:
+    async with connect(target, is_reading=True) as connection:
         session_id = await resolve_session(connection.client, text)
         state_json = await connection.client.sessions.update_state(session_id, state_json=changes)
     _print_state(state_json, json=json)

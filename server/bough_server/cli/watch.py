@@ -59,10 +59,10 @@ def events(
 
 
 async def _watch(target: Target, text: str, *, after: int, view: View, output: Output, is_following: bool) -> ExitCode:
-    from bough_server.cli.connection import connected, resolve_run
-    from bough_server.cli.follow import print_outcome, said_by, sink_of
+    from bough_server.cli.connection import connect, resolve_run
+    from bough_server.cli.follow import find_shown_errors, print_outcome, sink_of
 
-    async with connected(target, is_reading=not is_following, needs_runs=True) as connection:
+    async with connect(target, is_reading=not is_following, needs_runs=True) as connection:
         client = connection.client
         run_id = await resolve_run(client, text)
         async with sink_of(output) as sink:
@@ -72,7 +72,7 @@ async def _watch(target: Target, text: str, *, after: int, view: View, output: O
             run = await client.get_run(run_id)
             error = run.error if run.HasField("error") else None
             ended = replace(ended, state=run.state, error=error, open_requests=tuple(run.open_requests))
-        return await print_outcome(connection, run_id, ended, output, tree=True, said=said_by(sink))
+        return await print_outcome(connection, run_id, ended, output, tree=True, shown_errors=find_shown_errors(sink))
 
 
 async def _show(
@@ -81,17 +81,17 @@ async def _show(
     """Show a run to its end or its open interruption, continuing past interruptions that have been answered."""
     from bough.v1 import follow_pb2
     from bough_server.cli.conversions import view_of
-    from bough_server.cli.follow import follow, rejoinable
+    from bough_server.cli.follow import explain_connection_loss, follow
 
     until = follow_pb2.WATCH_UNTIL_INTERRUPTED if is_following else follow_pb2.WATCH_UNTIL_CURRENT
     async with connection.client.watch(run_id, after_sequence=after, until=until, view=view_of(view)) as stream:
-        with rejoinable(connection, stream):
+        with explain_connection_loss(connection, stream):
             return await follow(stream, sink)
 
 
 async def _events(target: Target, text: str, *, json: bool, after: int, view: View, types: str) -> ExitCode:
     from bough.v1 import follow_pb2
-    from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.connection import connect, resolve_run
     from bough_server.cli.conversions import event_names_of, is_named, view_of
     from bough_server.cli.follow import JsonLines, PlainLines
     from bough_server.cli.output import forgive_encoding
@@ -100,7 +100,7 @@ async def _events(target: Target, text: str, *, json: bool, after: int, view: Vi
     forgive_encoding()
     names = event_names_of(types)
     sink = JsonLines() if json else PlainLines()
-    async with connected(target, is_reading=True) as connection:
+    async with connect(target, is_reading=True) as connection:
         stream = connection.client.watch(
             await resolve_run(connection.client, text),
             after_sequence=after,

@@ -212,13 +212,15 @@ class _MessageReader:
         schema = cast(Descriptor, message.DESCRIPTOR)
         if isinstance(message, input_pb2.ApprovalDecision):
             if not isinstance(value, str) or value not in DECISIONS:
-                raise _Wrong(f"must be {' or '.join(DECISIONS)}, or a mapping of {', '.join(_shown_names(schema))}")
+                raise _Wrong(
+                    f"must be {' or '.join(DECISIONS)}, or a mapping of {', '.join(_list_field_names(schema))}"
+                )
             message.approved = DECISIONS[value]
             return
         named = SHORTHANDS.get(schema.name, "")
         if not named or not isinstance(value, str):
             name = ("a text, or " if named == "exact" else "a name, or ") if named else ""
-            raise _Wrong(f"must be {name}a mapping of {', '.join(_shown_names(schema)) or 'nothing: {}'}")
+            raise _Wrong(f"must be {name}a mapping of {', '.join(_list_field_names(schema)) or 'nothing: {}'}")
         path, schema_path = places
         setattr(message, named, value)
         self.lines[f"{schema_path}.{named}"] = self.document.line(path)
@@ -241,7 +243,7 @@ def _refusal(descriptor: FieldDescriptor, given: Mapping[str, str], chosen: Mapp
     return ""
 
 
-def _shown_names(descriptor: Descriptor) -> list[str]:
+def _list_field_names(descriptor: Descriptor) -> list[str]:
     """Return the names to suggest: those of the schema, without the `_json` suffix."""
     return [each.name.removesuffix("_json") for each in descriptor.fields]
 
@@ -251,7 +253,7 @@ def _unknown_field(descriptor: Descriptor, key: str) -> str:
         return f"`{key}` is `{new}` now."
     if descriptor.name == "InvocationSource":
         return "A recorded run is written as `run: {run_id: ...}` or `invocation: {...}` now."
-    return f"There is no such field.{suggestion(key, _shown_names(descriptor))}"
+    return f"There is no such field.{suggestion(key, _list_field_names(descriptor))}"
 
 
 def _json_text(value: Value) -> str:

@@ -194,16 +194,16 @@ def parse_documents(text: str, *, path: str, bounds: DocumentBounds = DEFAULT_BO
     if len(text) > _MIB:
         try:
             with _without_collection():
-                return _composed(text, _LargeLoader, path, bounds)
+                return _compose(text, _LargeLoader, path, bounds)
         except yaml.YAMLError:
             pass  # either it is no YAML, or libyaml is stricter: the other loader says which
     try:
-        return _composed(text, _Loader, path, bounds)
+        return _compose(text, _Loader, path, bounds)
     except yaml.YAMLError as error:
         raise ConfigurationError(str(_syntax_problem(path, error))) from None
 
 
-def _composed(text: str, loader: type[yaml.SafeLoader], path: str, bounds: DocumentBounds) -> list[Document]:
+def _compose(text: str, loader: type[yaml.SafeLoader], path: str, bounds: DocumentBounds) -> list[Document]:
     """Return the documents that a loader makes of a text. Raises YAMLError and ConfigurationError."""
     problems: list[Problem] = []
     documents: list[Document] = []

@@ -23,8 +23,8 @@ class ReplayBarrier:
         scheduler: Scheduler,
         *,
         on_divergence: Callable[[NonDeterministic], None],
-        on_cut: Callable[[str], None],
-        on_cut_end: Callable[[str], None],
+        on_timeout: Callable[[str], None],
+        on_timeout_end: Callable[[str], None],
         on_live: Callable[[Sequence[str]], None],
     ) -> None:
         self._journal = journal
@@ -32,8 +32,8 @@ class ReplayBarrier:
         self._waiters: dict[str, Waiter[event_pb2.AgentEvent]] = {}
         self._frontier: list[tuple[str, Waiter[None]]] = []
         self._on_divergence = on_divergence
-        self._on_cut = on_cut
-        self._on_cut_end = on_cut_end
+        self._on_timeout = on_timeout
+        self._on_timeout_end = on_timeout_end
         self._on_live = on_live
         self._is_held = False
         self.live = journal.is_empty
@@ -57,11 +57,11 @@ class ReplayBarrier:
         self._waiters[key] = waiter
         return waiter
 
-    async def result(self, key: str) -> event_pb2.AgentEvent:
+    async def wait_for_result(self, key: str) -> event_pb2.AgentEvent:
         """Wait for the recorded result of an effect."""
         return await self.expect(key).wait()
 
-    async def until_live(self, key: str) -> None:
+    async def wait_until_live(self, key: str) -> None:
         """Wait until every recorded result has been delivered; then the effect may touch the world."""
         if self.live and not self._is_held:
             return
@@ -73,11 +73,11 @@ class ReplayBarrier:
         """Deliver the next recorded result, or go live if there is none left; called while the run is quiet."""
         while not self.live and self._journal.todo:
             event = self._journal.todo.popleft()
-            if event.sequence in self._journal.cut_short:
-                self._on_cut(event.cancel_requested.effect_scope)
+            if event.sequence in self._journal.timeouts:
+                self._on_timeout(event.cancel_requested.effect_scope)
                 continue
-            if self._journal.ends_cut(event):
-                self._on_cut_end(event.effect_key)
+            if self._journal.is_timeout_end(event):
+                self._on_timeout_end(event.effect_key)
                 # The end resolves a future, which wakes its waiter, if any, one loop iteration later: check after that.
                 self._scheduler.check_soon()
                 return
@@ -86,19 +86,19 @@ class ReplayBarrier:
             if self._journal.is_cancelled(event):
                 continue
             if waiter is None:
-                self._diverge(event)
+                self._report_divergence(event)
                 return
             # One delivery per quiet moment: code must react to a result before the next, as it did the first time.
             # A waiter that has not begun to wait, or no longer does, woke no coroutine, so the next result is due.
-            if waiter.open(event):
+            if waiter.resolve(event):
                 return
         if not self.live:
             self._go_live()
 
     def _go_live(self) -> None:
-        unclaimed = self._journal.forgotten()
+        unclaimed = self._journal.find_skipped_effect()
         if unclaimed is not None:
-            self._diverge(unclaimed)
+            self._report_divergence(unclaimed)
             return
         self.live = True
         self._on_live([key for key, _ in self._frontier if not self._journal.is_in_cancelled(key)])
@@ -111,9 +111,9 @@ class ReplayBarrier:
             for key, waiter in frontier:
                 # An effect in a cancelled scope stays parked: the cancellation cancels its task.
                 if not self._journal.is_in_cancelled(key):
-                    waiter.open(None)
+                    waiter.resolve(None)
 
-    def _diverge(self, event: event_pb2.AgentEvent) -> None:
+    def _report_divergence(self, event: event_pb2.AgentEvent) -> None:
         keys = {*self._waiters, *(key for key, _ in self._frontier)}
         asked = sorted(key or "the run's end" for key in keys) or ["nothing"]
         found = f"{events.name_of(event)} of the effect {event.effect_key}" if event.effect_key else "the run's end"

@@ -10,13 +10,13 @@ from bough.v1 import error_pb2, event_pb2, execution_pb2
 from bough_server.clock import Clock
 from bough_server.engine import keys
 from bough_server.engine.event_writer import EventWriter
-from bough_server.engine.open_invocations import Invocations, OpenInvocation, duration
+from bough_server.engine.open_invocations import Invocations, OpenInvocation, to_duration
 from bough_server.engine.scheduler import Scheduler
 from bough_server.log import events
 from bough_server.observability.tracing import Traced
 
 
-def closing(
+def build_end_events(
     invocations: Invocations, scope: str, error: error_pb2.AgentError, *, below: error_pb2.AgentError, now_ns: int
 ) -> list[event_pb2.AgentEvent]:
     """Return the end events of everything that is open in a scope, leaf first; `invocations` is not changed.
@@ -26,7 +26,7 @@ def closing(
     made: list[event_pb2.AgentEvent] = []
     # A copy that observes the ends as they are made: each end then carries the usage of the ends below it.
     left = invocations.copy()
-    for opened in left.by_depth():
+    for opened in left.sort_by_depth():
         for key, started in list(opened.effects.items()):
             if keys.covers(scope, key):
                 called, cause = opened.called.get(key), error if key == scope else below
@@ -37,8 +37,8 @@ def closing(
                 left.observe(made[-1])
         if keys.covers(scope, opened.key):
             own = error if opened.key == scope else below
-            made.extend(left.failing_step(opened, own, now_ns))
-            made.append(left.failed(opened, own, now_ns))
+            made.extend(left.build_step_failures(opened, own, now_ns))
+            made.append(left.build_failure_end(opened, own, now_ns))
             left.observe(made[-1])
     return made
 
@@ -71,7 +71,7 @@ def _effect_end(
         if started.HasField("tool_started"):
             result.call.CopyFrom(started.tool_started.call)
             result.start_time.CopyFrom(started.record_time)
-            result.duration.CopyFrom(duration(now_ns - started.record_time.ToNanoseconds()))
+            result.duration.CopyFrom(to_duration(now_ns - started.record_time.ToNanoseconds()))
         else:
             result.call.CopyFrom(started.input_requested.request.call)
         result.agent, result.invocation_id, result.child_invocation_id = owner.agent, owner.invocation_id, child
@@ -79,8 +79,8 @@ def _effect_end(
     else:
         failure = event.llm_failed.error
         event.llm_failed.not_sent = key in opened.unsent
-        if key in opened.lost:
-            event.llm_failed.lost_usage.CopyFrom(opened.lost[key])
+        if key in opened.partial_usage:
+            event.llm_failed.lost_usage.CopyFrom(opened.partial_usage[key])
     failure.CopyFrom(error)
     if not failure.agent:
         failure.agent, failure.invocation_id = owner.agent, owner.invocation_id
@@ -96,7 +96,7 @@ class Cancellation:
         self._closed: set[str] = set()
         self._cancelled_by_others: set[str] = set()
         """Scopes that are to end for another reason than their own timeout."""
-        self._cuts: dict[str, asyncio.Future[bool]] = {}
+        self._timeout_ends: dict[str, asyncio.Future[bool]] = {}
 
     def close_scope(self, scope: str) -> None:
         """Refuse every effect in a scope from now on."""
@@ -184,43 +184,43 @@ class Cancellation:
         """Stop the tasks of a closed scope and record the ends of everything open in it."""
         await self._scheduler.stop(scope)
         # Results that were in flight are recorded first: what they ended needs no cancelled end.
-        await self._writer.committed()
+        await self._writer.wait_for_commit()
         self.record_ends(scope, error, below)
-        await self._writer.committed()
+        await self._writer.wait_for_commit()
 
     def record_ends(self, scope: str, error: error_pb2.AgentError, below: error_pb2.AgentError) -> None:
         """Record the end of everything open in a scope, leaf first, in one append, and end its spans."""
-        ends = closing(self._writer.invocations, scope, error, below=below, now_ns=self._clock.now_ns())
+        ends = build_end_events(self._writer.invocations, scope, error, below=below, now_ns=self._clock.now_ns())
         if ends:
             self._writer.emit(*ends)
         for key in [key for key in self._spans if keys.covers(scope, key)]:
             self._spans.pop(key).end(error=error)
 
-    def cut(self, scope: str) -> "asyncio.Future[bool]":
+    def timeout_end(self, scope: str) -> "asyncio.Future[bool]":
         """Return the future that is done when a scope has ended by its own timeout while its caller continues.
 
         Its result is True if the end was replayed from the log: the waiter then has to apply its consequences.
         """
-        return self._cuts.setdefault(scope, asyncio.get_running_loop().create_future())
+        return self._timeout_ends.setdefault(scope, asyncio.get_running_loop().create_future())
 
-    def close_recorded(self) -> None:
+    def close_cancelled_scopes(self) -> None:
         """Close scopes that the log says were cancelled; called before anything of a recovered run goes live.
 
         The end that led to a cancellation may not be in the log. Whatever fails in the cancelled scope must not come
         first now and decide otherwise: its canceller finds the scope closed and ends it.
         """
         # Scopes with a timeout in the log are closed at that point, and the run's own is closed by its canceller.
-        cut = {event.cancel_requested.effect_scope for event in self._journal.cut_short.values()}
+        cut = {event.cancel_requested.effect_scope for event in self._journal.timeouts.values()}
         scopes = self._journal.cancelled.keys() - cut - {""}
         self._closed |= scopes
         self._cancelled_by_others |= scopes
 
-    def replay_cut(self, scope: str) -> None:
+    def replay_timeout(self, scope: str) -> None:
         """Close a scope whose timeout is recorded at this point of the log."""
         self.close_scope(scope)
         self._writer.observe_scope(scope)
 
-    def replay_cut_end(self, scope: str) -> None:
-        """Resolve the cut of a scope whose end by timeout is recorded at this point of the log."""
-        if not self.cut(scope).done():
-            self.cut(scope).set_result(True)
+    def replay_timeout_end(self, scope: str) -> None:
+        """Resolve the future of a scope whose end by timeout is recorded at this point of the log."""
+        if not self.timeout_end(scope).done():
+            self.timeout_end(scope).set_result(True)

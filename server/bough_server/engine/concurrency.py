@@ -34,7 +34,7 @@ class ConcurrencyLimiter:
         self._is_held = True
 
     @asynccontextmanager
-    async def place(self, key: str, budget: Budget) -> AsyncIterator[None]:
+    async def hold_slot(self, key: str, budget: Budget) -> AsyncIterator[None]:
         """Wait for a slot and hold it for an effect.
 
         Takes none if a limit is 0: no slot would ever be free, and the caller refuses the effect.
@@ -47,7 +47,7 @@ class ConcurrencyLimiter:
         finally:
             self._leave(key)
 
-    def ended(self, batch: Iterable[event_pb2.AgentEvent]) -> None:
+    def release_slots(self, batch: Iterable[event_pb2.AgentEvent]) -> None:
         """Release the slots of effects whose end is recorded, even if their coroutines have not finished yet."""
         if self._holders:
             for event in batch:
@@ -88,7 +88,7 @@ class ConcurrencyLimiter:
                 del self._waiting[waiting]
                 # Taken here and not when the waiter runs: until then another effect could take the slot.
                 self._enter(waiting, bounds)
-                waiter.open(None)
+                waiter.resolve(None)
 
 
 _ENDS = frozenset({events.LLM_COMPLETED, events.LLM_FAILED, *events.TOOL_END_KINDS})

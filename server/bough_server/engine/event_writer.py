@@ -19,7 +19,7 @@ from bough_server.engine.recorder import DeltaChunk, DeltaCoalescing, Recorder
 from bough_server.engine.run_metrics import RunMetrics
 from bough_server.errors import NonDeterministic
 from bough_server.log import events
-from bough_server.log.blobs import StoredBlob, event_by_reference
+from bough_server.log.blobs import StoredBlob, drop_file_bytes
 from bough_server.messages import copy_of
 from bough_server.observability.metrics import Metrics
 
@@ -35,9 +35,9 @@ _MEASURED: Final = ("duration", "start_time", "create_time", "model_calls_withou
 """What may differ when an event is made again. Logs of earlier versions do not count the calls without a cost."""
 
 
-def same_event(made: event_pb2.AgentEvent, recorded: event_pb2.AgentEvent) -> bool:
+def is_same_event(rebuilt: event_pb2.AgentEvent, recorded: event_pb2.AgentEvent) -> bool:
     """True if two events are equal but for run, session and trace ids, sequence, times and durations."""
-    return _without_measures(made) == _without_measures(recorded)
+    return _without_measures(rebuilt) == _without_measures(recorded)
 
 
 def _without_measures(event: event_pb2.AgentEvent) -> event_pb2.AgentEvent:
@@ -66,7 +66,7 @@ def _clear_measures(message: Any) -> None:
 def _measures(kind: Descriptor) -> tuple[tuple[str, ...], tuple[tuple[str, bool], ...]]:
     """Return a message's measured fields, and the fields that contain some further down, each with `is_repeated`."""
     measured = tuple(field.name for field in kind.fields if field.name in _MEASURED)
-    nested = [field for field, below in _nested(kind) if any(map(_has_measures, _within(below)))]
+    nested = [field for field, below in _iter_message_fields(kind) if any(map(_has_measures, _collect_types(below)))]
     return measured, tuple((field.name, field.is_repeated) for field in nested)
 
 
@@ -74,7 +74,7 @@ def _has_measures(kind: Descriptor) -> bool:
     return any(field.name in _MEASURED for field in kind.fields)
 
 
-def _nested(kind: Descriptor) -> Iterator[tuple[FieldDescriptor, Descriptor]]:
+def _iter_message_fields(kind: Descriptor) -> Iterator[tuple[FieldDescriptor, Descriptor]]:
     for field in kind.fields:
         below = field.message_type
         if below is None or field.name in _MEASURED:
@@ -84,11 +84,11 @@ def _nested(kind: Descriptor) -> Iterator[tuple[FieldDescriptor, Descriptor]]:
             yield field, below
 
 
-def _within(kind: Descriptor) -> set[Descriptor]:
+def _collect_types(kind: Descriptor) -> set[Descriptor]:
     """Return a message's type and the types of everything in it."""
     found, waiting = {kind}, [kind]  # types are recursive: a set of those seen ends the walk
     while waiting:
-        new = {below for _, below in _nested(waiting.pop())} - found
+        new = {below for _, below in _iter_message_fields(waiting.pop())} - found
         found |= new
         waiting.extend(new)
     return found
@@ -132,13 +132,13 @@ class EventWriter:
             if fresh:
                 self._record(fresh)
         except NonDeterministic as error:
-            raise self._diverged(error) from None
+            raise self._report_divergence(error) from None
         # Events of the log were observed before the run went live; a second time would count their usage twice.
         for event in fresh if self.is_live else batch:
             self.observe(event)
         self._on_emitted(batch)
 
-    def _diverged(self, error: NonDeterministic) -> asyncio.CancelledError:
+    def _report_divergence(self, error: NonDeterministic) -> asyncio.CancelledError:
         """Stop the run and return the exception that ends its agents' code; it must not catch the divergence."""
         self._on_divergence(error)
         return asyncio.CancelledError()
@@ -151,7 +151,7 @@ class EventWriter:
         try:
             self.journal.check(key, digest)
         except NonDeterministic as error:
-            raise self._diverged(error) from None
+            raise self._report_divergence(error) from None
 
     def append(self, event: event_pb2.AgentEvent) -> None:
         """Record an event without comparing it with the log: one of a kind that a run may have many of."""
@@ -165,7 +165,7 @@ class EventWriter:
         """
         self.observe_scope("")
         self.is_live = True
-        self.journal.drop_completed()
+        self.journal.prune()
         self._observed.clear()
         buffered, self._buffered = self._buffered, []
         if buffered and self._recorder is not None:
@@ -181,7 +181,7 @@ class EventWriter:
         if not self.is_live:
             self._observed.add(identity)
 
-    def observe_recorded(self, key: str) -> None:
+    def observe_effect(self, key: str) -> None:
         """Apply the log's events of an effect; not the end of its step, which the replay emits again."""
         for event in self.journal.of_effect.get(key, ()):
             identity = identity_of(event)
@@ -192,7 +192,7 @@ class EventWriter:
             ):
                 self._observe(event, identity)
 
-    def ends_again(self, step: OpenStep) -> bool:
+    def replay_step_end(self, step: OpenStep) -> bool:
         """Apply the recorded end of a step; return False if there is none and it has to be emitted.
 
         It follows from results that were replayed, so only an offline replay builds it again, to compare it.
@@ -212,30 +212,32 @@ class EventWriter:
             if identity not in self._observed and keys.covers(scope, event.effect_key):
                 self.observe(event)
 
-    def keep(self, files: Sequence[StoredBlob]) -> None:
+    def attach_files(self, files: Sequence[StoredBlob]) -> None:
         """Store files with the next event that is recorded; in an offline replay nothing is stored."""
         if self._recorder is not None and files:
-            self._recorder.keep(files)
+            self._recorder.attach_files(files)
 
-    async def committed(self) -> None:
+    async def wait_for_commit(self) -> None:
         """Wait until everything recorded so far is committed. Raises what the append raised."""
         if self._recorder is not None:
-            await self._recorder.committed()
+            await self._recorder.wait_for_commit()
 
-    def delta(self, chunk: DeltaChunk, coalescing: DeltaCoalescing, make: Callable[[], event_pb2.AgentEvent]) -> bool:
-        """Buffer streamed texts; return True if the producer has to await `room` before the next."""
+    def buffer_delta(
+        self, chunk: DeltaChunk, coalescing: DeltaCoalescing, make: Callable[[], event_pb2.AgentEvent]
+    ) -> bool:
+        """Buffer streamed texts; return True if the producer has to await `wait_for_room` before the next."""
         assert self._recorder is not None, "a replay streams nothing"
-        return self._recorder.delta(chunk, coalescing, make)
+        return self._recorder.buffer_delta(chunk, coalescing, make)
 
     def flush_below(self, scope: str) -> None:
         """Record the buffered deltas of every effect in a scope."""
         if self._recorder is not None:
             self._recorder.flush_below(lambda key: keys.covers(scope, key))
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until producers of deltas may continue."""
         assert self._recorder is not None, "a replay streams nothing"
-        await self._recorder.room()
+        await self._recorder.wait_for_room()
 
     def _record(self, fresh: Sequence[event_pb2.AgentEvent]) -> None:
         if self._recorder is None:
@@ -259,7 +261,7 @@ class EventWriter:
         if recorded is None:
             return False
         # Logs of before the server kept files hold the bytes of those that agents' code made.
-        if not same_event(event, recorded) and not same_event(event, event_by_reference(recorded)):
+        if not is_same_event(event, recorded) and not is_same_event(event, drop_file_bytes(recorded)):
             raise NonDeterministic(
                 f"The replay's {events.name_of(event)} of the effect {event.effect_key!r} differs from the one at "
                 f"sequence {recorded.sequence}."

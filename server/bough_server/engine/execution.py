@@ -17,7 +17,7 @@ from bough_server.engine.cancellation import Cancellation
 from bough_server.engine.concurrency import ConcurrencyLimiter
 from bough_server.engine.event_writer import EventWriter
 from bough_server.engine.files import SessionFiles, check_files, without_data
-from bough_server.engine.input_requests import PendingInputs, expired, received
+from bough_server.engine.input_requests import PendingInputs, build_answer_event, build_expiry_answer
 from bough_server.engine.journal import Journal
 from bough_server.engine.keys import RunInfo
 from bough_server.engine.recorder import Recorder
@@ -65,15 +65,17 @@ class Execution:
         self.clock = clock
         self.journal = journal
         # Its parts call it back weakly: in a cycle, a run that is over would occupy memory until a full collection.
-        stop = _weakly(self.stop)
-        self.scheduler = Scheduler(facts.run_id, _weakly(self._quiet), abandoned)
+        stop = _bind_weakly(self.stop)
+        self.scheduler = Scheduler(facts.run_id, _bind_weakly(self._on_quiet), abandoned)
         self.scheduler.is_replaying = not journal.is_empty
         self.concurrency = ConcurrencyLimiter(self.scheduler)
-        self.writer = EventWriter(journal, recorder, metrics, on_divergence=stop, on_emitted=self.concurrency.ended)
+        self.writer = EventWriter(
+            journal, recorder, metrics, on_divergence=stop, on_emitted=self.concurrency.release_slots
+        )
         self.invocations = self.writer.invocations
         self.spans: dict[str, Traced] = {}
         self.cancellation = Cancellation(self.writer, self.scheduler, clock, self.spans)
-        self.barrier = self._replay_barrier()
+        self.barrier = self._build_barrier()
         self.inputs = PendingInputs(self.scheduler)
         self.is_interrupted = False
         """True if the run waits for input: nothing more is recorded until a worker takes it over."""
@@ -84,14 +86,14 @@ class Execution:
         # Recorded when the run was accepted; applied at once, because a run may be ended before its root starts.
         self.writer.observe(facts.started)
 
-    def _replay_barrier(self) -> ReplayBarrier:
+    def _build_barrier(self) -> ReplayBarrier:
         return ReplayBarrier(
             self.journal,
             self.scheduler,
-            on_divergence=_weakly(self.stop),
-            on_cut=self.cancellation.replay_cut,
-            on_cut_end=self.cancellation.replay_cut_end,
-            on_live=_weakly(self._replayed),
+            on_divergence=_bind_weakly(self.stop),
+            on_timeout=self.cancellation.replay_timeout,
+            on_timeout_end=self.cancellation.replay_timeout_end,
+            on_live=_bind_weakly(self._on_live),
         )
 
     # What a fork takes from its origin, or changes
@@ -132,7 +134,7 @@ class Execution:
         """
         for event in batch:
             is_start = event.HasField("sub_agent_started")  # its own invocation is not open yet: check its caller
-            self.refuse(event.parent_invocation_id if is_start else event.invocation_id, event.effect_key)
+            self.check_open(event.parent_invocation_id if is_start else event.invocation_id, event.effect_key)
         self.writer.emit(*batch)
 
     def keep_files(self, message: message_pb2.Message) -> message_pb2.Message:
@@ -141,7 +143,7 @@ class Execution:
         Raises RunError OUTPUT_TOO_LARGE.
         """
         plain, files = without_data(message, most=self.max_files_bytes)
-        self.writer.keep(files)
+        self.writer.attach_files(files)
         return plain
 
     async def keep_parts(self, parts: Sequence[message_pb2.Part]) -> Sequence[message_pb2.Part]:
@@ -155,7 +157,7 @@ class Execution:
         check_files(size, self.max_files_bytes)
         plain = [copy_of(part) for part in parts]  # a tool may return the same parts again
         # In a thread: hashing some megabytes would hold up all runs.
-        self.writer.keep(await asyncio.to_thread(take_data, plain))
+        self.writer.attach_files(await asyncio.to_thread(take_data, plain))
         return plain
 
     @property
@@ -170,16 +172,16 @@ class Execution:
         # Ends are delivered in log order, like results: which of two parallel children ended first must not depend on
         # the event loop.
         if scope in self.journal.ends:
-            await self.barrier.result(scope)
+            await self.barrier.wait_for_result(scope)
         else:
-            await self.barrier.until_live(scope)
+            await self.barrier.wait_until_live(scope)
 
     async def reach_step_end(self, key: str) -> None:
         """Park for good, in a replay, if the log says that this step was cancelled although it had all its results."""
-        if not self.barrier.live and self.journal.is_step_cut_off(key):
-            await self.scheduler.never()
+        if not self.barrier.live and self.journal.is_step_cancelled(key):
+            await self.scheduler.rest_forever()
 
-    def refuse(self, invocation_id: str, key: str) -> None:
+    def check_open(self, invocation_id: str, key: str) -> None:
         """Raise CancelledError if the scope of an effect is closed, or its invocation has ended."""
         if self.is_refused(invocation_id, key):
             raise asyncio.CancelledError
@@ -200,19 +202,19 @@ class Execution:
         if asked.input_requested.request.HasField("expire_time"):
             timer = self.scheduler.spawn(f"{key}.timer", self._expire(asked))
         try:
-            return await self.inputs.wait(asked, self._asked)
+            return await self.inputs.wait(asked, self._wait_for_request_commit)
         finally:
             if timer is not None:
                 self.scheduler.cancel(timer)
 
-    async def _asked(self, asked: event_pb2.AgentEvent) -> None:
-        await self.writer.committed()
+    async def _wait_for_request_commit(self, asked: event_pb2.AgentEvent) -> None:
+        await self.writer.wait_for_commit()
         # The scope may have been closed during the commit: then nothing must wait for the answer.
-        self.refuse(asked.invocation_id, asked.effect_key)
+        self.check_open(asked.invocation_id, asked.effect_key)
 
     def waits_for(self, event: event_pb2.AgentEvent) -> bool:
         """True if an effect of this execution waits for this input_received, and its scope is not closed."""
-        is_pending = self.inputs.asked(event.input_received.answer.input_id) is not None
+        is_pending = self.inputs.get_request_event(event.input_received.answer.input_id) is not None
         return is_pending and not self.cancellation.is_closed(event.effect_key)
 
     def answer(self, event: event_pb2.AgentEvent) -> bool:
@@ -221,15 +223,15 @@ class Execution:
         if waiter is None:
             return False
         self.writer.emit(event)
-        waiter.open(event.input_received.answer)
+        waiter.resolve(event.input_received.answer)
         return True
 
     async def _expire(self, asked: event_pb2.AgentEvent) -> None:
         left = (asked.input_requested.request.expire_time.ToNanoseconds() - self.clock.now_ns()) / 1e9
-        # aside(), not asleep(): a run that waits for input only is interrupted, whatever timers it has; expiry is a
-        # stored time that any server enforces.
-        await self.scheduler.aside(self.clock.sleep(max(0.0, left)))
-        self.answer(received(asked, expired(asked.input_requested.request)))
+        # await_aside(), not await_sleep(): a run that waits for input only is interrupted, whatever timers it has;
+        # expiry is a stored time that any server enforces.
+        await self.scheduler.await_aside(self.clock.sleep(max(0.0, left)))
+        self.answer(build_answer_event(asked, build_expiry_answer(asked.input_requested.request)))
 
     # Ends
 
@@ -257,8 +259,8 @@ class Execution:
             self._stopped.set_exception(error)
             self._stopped.exception()  # mark it as retrieved: if finish() is not awaiting it, asyncio would log it
 
-    def ended(self) -> None:
-        """Finish a run that was ended from outside and whose ends are recorded; its root need not wake."""
+    def conclude(self) -> None:
+        """Conclude a run that was ended from outside and whose ends are recorded; its root need not wake."""
         self._end_without_error()
 
     def drain(self) -> None:
@@ -274,7 +276,7 @@ class Execution:
             traced.end()
         self.spans.clear()
 
-    def _quiet(self) -> None:
+    def _on_quiet(self) -> None:
         try:
             self._continue()
         except Exception as error:  # raised into the event loop it would be lost, and the run parked for good
@@ -309,26 +311,26 @@ class Execution:
         if not self._stopped.done():
             self._stopped.set_result(None)
 
-    def _waiting(self) -> set[str]:
+    def _find_waiting_effects(self) -> set[str]:
         """Return the effects that wait for an answer; for an approval, which has its own key, that is the call."""
         return {keys.owner(key) for key, _ in self.journal.open_requests()}
 
-    def _replayed(self, frontier: Sequence[str]) -> None:
+    def _on_live(self, frontier: Sequence[str]) -> None:
         """Switch to live, or end an offline replay, which must ask for nothing beyond the log."""
         self.scheduler.is_replaying = False
         if not self.writer.is_offline:
             self.writer.go_live()
-            self.cancellation.close_recorded()
+            self.cancellation.close_cancelled_scopes()
         elif "" in self.journal.cancelled:
             self.writer.observe_scope("")
             self._end_without_error()
-        elif self.journal.is_interrupted and set(map(keys.owner, frontier)) <= self._waiting():
+        elif self.journal.is_interrupted and set(map(keys.owner, frontier)) <= self._find_waiting_effects():
             self._end_without_error()
         else:
             self.stop(NonDeterministic(f"The log ends, but the agents asked for {', '.join(frontier) or 'nothing'}."))
 
 
-def _weakly(method: Callable[P, None]) -> Callable[P, None]:
+def _bind_weakly(method: Callable[P, None]) -> Callable[P, None]:
     """Return a function that calls a method as long as its object exists, without keeping it alive."""
     found = WeakMethod(method)
 
@@ -339,7 +341,7 @@ def _weakly(method: Callable[P, None]) -> Callable[P, None]:
     return call
 
 
-def as_run_error(error: BaseException) -> RunError:
+def to_run_error(error: BaseException) -> RunError:
     """Return any exception of agent or tool code as an error that an event can carry, without its stack."""
     if isinstance(error, RunError):
         return error

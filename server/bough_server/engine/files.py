@@ -67,7 +67,7 @@ class SessionFiles:
             self._cache.put(key, data)
         return data
 
-    async def with_data(self, messages: Sequence[message_pb2.Message]) -> Sequence[message_pb2.Message]:
+    async def load_data(self, messages: Sequence[message_pb2.Message]) -> Sequence[message_pb2.Message]:
         """Return messages for a model, with the bytes of their files.
 
         They get twice the bytes of one message at most, the newest files first; a text takes the place of the others.
@@ -87,7 +87,7 @@ class SessionFiles:
                     part.blob.data = data
                     room -= len(data)
                 else:
-                    part.text = not_shown(part.blob)
+                    part.text = render_placeholder(part.blob)
             filled.append(whole)
         return filled[::-1]
 
@@ -100,7 +100,7 @@ def _parts_with_hash(parts: Iterable[message_pb2.Part]) -> Iterator[message_pb2.
             yield from _parts_with_hash(part.tool_result.parts)
 
 
-def not_shown(blob: message_pb2.Blob) -> str:
+def render_placeholder(blob: message_pb2.Blob) -> str:
     """Return the text that a model gets in the place of a file."""
     name = f" {blob.filename!r}" if blob.filename else ""
     return f"[{blob.media_type or 'file'}{name} of {blob.size_bytes} bytes, not shown]"

@@ -20,7 +20,7 @@ _ALLOWED: Final = {
 }
 
 
-def mistakes(request: input_pb2.InputRequest, answer: input_pb2.InputAnswer) -> list[str]:
+def answer_mistakes(request: input_pb2.InputRequest, answer: input_pb2.InputAnswer) -> list[str]:
     """Return how an answer does not fit its request, in sentences; empty if it fits."""
     given = answer.WhichOneof("answer") or ""
     allowed = _ALLOWED.get(request.kind, ())
@@ -28,7 +28,7 @@ def mistakes(request: input_pb2.InputRequest, answer: input_pb2.InputAnswer) -> 
         kind = input_pb2.InputKind.Name(request.kind).removeprefix("INPUT_KIND_")
         return [f"{kind} is answered with {' or '.join(allowed)}, not with {given or 'nothing'}."]
     if given == "approval":
-        return _arguments(answer.approval.arguments_json, request.answer_schema_json)
+        return _argument_mistakes(answer.approval.arguments_json, request.answer_schema_json)
     if given == "value_json":
         return value_mistakes(answer.value_json, request.answer_schema_json, "value_json")
     return outcome_mistakes(answer.tool_outcome)
@@ -88,12 +88,12 @@ def outcome_of_caller(outcome: message_pb2.ToolOutcome) -> message_pb2.ToolOutco
 def is_json_object(text: str) -> bool:
     """Return whether a text is one JSON object."""
     try:
-        return isinstance(json.loads(text, parse_constant=_no_constant), dict)
+        return isinstance(json.loads(text, parse_constant=_reject_constant), dict)
     except (ValueError, RecursionError):
         return False
 
 
-def _arguments(arguments_json: str, schema_json: str) -> list[str]:
+def _argument_mistakes(arguments_json: str, schema_json: str) -> list[str]:
     try:
         if arguments_json:
             parse_arguments(arguments_json, schema_json or "{}")
@@ -105,7 +105,7 @@ def _arguments(arguments_json: str, schema_json: str) -> list[str]:
 def value_mistakes(value_json: str, schema_json: str, field: str) -> list[str]:
     """Return how a text is no JSON or does not fit a schema, in sentences that name `field`; empty if it fits."""
     try:
-        value = json.loads(value_json, parse_constant=_no_constant)
+        value = json.loads(value_json, parse_constant=_reject_constant)
         # JSON may escape half of a surrogate pair; no string field of a message can carry it, so refuse it here.
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -113,30 +113,30 @@ def value_mistakes(value_json: str, schema_json: str, field: str) -> list[str]:
     return schema_mistakes(value, schema_json) if schema_json else []
 
 
-def _no_constant(name: str) -> None:
+def _reject_constant(name: str) -> None:
     # Python reads NaN and Infinity; JSON has neither.
     raise ValueError(f"{name} is not JSON")
 
 
-def same_answer(one: input_pb2.InputAnswer, other: input_pb2.InputAnswer) -> bool:
+def is_same_answer(answer: input_pb2.InputAnswer, other: input_pb2.InputAnswer) -> bool:
     """True if two answers have the same content, whatever their source and author."""
-    return _bare(one) == _bare(other)
+    return _normalize(answer) == _normalize(other)
 
 
-def _bare(answer: input_pb2.InputAnswer) -> input_pb2.InputAnswer:
+def _normalize(answer: input_pb2.InputAnswer) -> input_pb2.InputAnswer:
     bare = copy_of(answer)
     bare.ClearField("source")
     bare.ClearField("answered_by")
     if bare.HasField("tool_outcome"):
         bare.tool_outcome.CopyFrom(outcome_of_caller(answer.tool_outcome))
     if bare.HasField("value_json"):
-        bare.value_json = _plain(bare.value_json)
+        bare.value_json = _canonicalize_json(bare.value_json)
     elif bare.approval.arguments_json:
-        bare.approval.arguments_json = _plain(bare.approval.arguments_json)
+        bare.approval.arguments_json = _canonicalize_json(bare.approval.arguments_json)
     return bare
 
 
-def _plain(text: str) -> str:
+def _canonicalize_json(text: str) -> str:
     """Return a JSON text in canonical form (sorted keys); a text that is no JSON is returned as it is."""
     try:
         return json.dumps(json.loads(text), sort_keys=True)
@@ -144,7 +144,7 @@ def _plain(text: str) -> str:
         return text
 
 
-def expired(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:
+def build_expiry_answer(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:
     """Return the answer to a request that expired: its default, or an empty answer."""
     answer = copy_of(request.default_answer)
     answer.input_id = request.input_id
@@ -152,7 +152,7 @@ def expired(request: input_pb2.InputRequest) -> input_pb2.InputAnswer:
     return answer
 
 
-def received(
+def build_answer_event(
     asked: event_pb2.AgentEvent,
     answer: input_pb2.InputAnswer,
     *,
@@ -184,7 +184,7 @@ class PendingInputs:
         asked = sorted((asked for asked, _ in self._waiting.values()), key=lambda event: event.sequence)
         return (event.input_requested.request for event in asked)
 
-    def asked(self, input_id: str) -> event_pb2.AgentEvent | None:
+    def get_request_event(self, input_id: str) -> event_pb2.AgentEvent | None:
         """Return the input_requested of a pending request, or None."""
         return self._waiting[input_id][0] if input_id in self._waiting else None
 
@@ -194,11 +194,11 @@ class PendingInputs:
         return waiter
 
     async def wait(
-        self, asked: event_pb2.AgentEvent, committed: Callable[[event_pb2.AgentEvent], Awaitable[None]]
+        self, asked: event_pb2.AgentEvent, wait_for_commit: Callable[[event_pb2.AgentEvent], Awaitable[None]]
     ) -> input_pb2.InputAnswer:
         """Wait for the answer to a request that is recorded.
 
-        `committed` waits for its commit, and raises CancelledError if the effect was cancelled meanwhile.
+        `wait_for_commit` waits for its commit, and raises CancelledError if the effect was cancelled meanwhile.
         """
         input_id = asked.input_requested.request.input_id
         waiter: Waiter[input_pb2.InputAnswer] = Waiter(self._scheduler)
@@ -206,7 +206,7 @@ class PendingInputs:
         self._waiting[input_id] = asked, waiter
         try:
             # Not parked during the commit, so the run cannot be interrupted before parallel code starts its effects.
-            await committed(asked)
+            await wait_for_commit(asked)
             return await waiter.wait()
         finally:
             self._waiting.pop(input_id, None)

@@ -55,7 +55,7 @@ class Forks:
         """Apply a run_forked."""
         self._forks.append(event)
 
-    def share(self, recorded: Mapping[EventIdentity, event_pb2.AgentEvent]) -> None:
+    def index_message_roots(self, recorded: Mapping[EventIdentity, event_pb2.AgentEvent]) -> None:
         """Note which run recorded each message that a replay makes again."""
         for (key, kind, _), event in recorded.items() if self._forks else ():
             following = next((fork for fork in self._forks if event.sequence < fork.sequence), None)
@@ -108,7 +108,7 @@ class Journal:
         """Scope of an invocation to its end."""
         self.cancelled: dict[str, int] = {}
         """Cancelled scope to the sequence of its first cancel_requested."""
-        self.cut_short: dict[int, event_pb2.AgentEvent] = {}
+        self.timeouts: dict[int, event_pb2.AgentEvent] = {}
         """Sequence to cancel_requested, of sub-agents that were cancelled by a timeout: their callers continued."""
         self.gaps: list[Downtime] = []
         self.fork_ns = 0
@@ -129,14 +129,14 @@ class Journal:
         self._requested_again: set[str] = set()
         """Effects that the replay has asked for."""
         self._read_all(log)
-        self.forks.share(self.recorded)
-        self.todo.extend(self._delivered())
+        self.forks.index_message_roots(self.recorded)
+        self.todo.extend(self._collect_deliveries())
 
-    def _delivered(self) -> list[event_pb2.AgentEvent]:
+    def _collect_deliveries(self) -> list[event_pb2.AgentEvent]:
         results = [event for event in self.results.values() if event.effect_key not in self.dispatched]
         # Ends are delivered too: only their place in the log says which of two ends, or an end and a cancellation,
         # came first.
-        delivered = [*results, *self.cut_short.values(), *self.ends.values()]
+        delivered = [*results, *self.timeouts.values(), *self.ends.values()]
         return sorted(delivered, key=lambda event: event.sequence)
 
     @property
@@ -149,7 +149,7 @@ class Journal:
         for event in log:
             kind = events.kind_of(event)
             if kind in events.RUN_KINDS:
-                self._read_of_the_run(event, kind, before)
+                self._read_run_event(event, kind, before)
             elif kind and kind not in events.DELTA_KINDS:
                 self._read(event, kind)
             before = event
@@ -182,9 +182,9 @@ class Journal:
                 event.cancel_requested.reason == execution_pb2.CANCEL_REASON_LIMIT
                 and event.cancel_requested.effect_scope
             ):
-                self.cut_short[event.sequence] = event
+                self.timeouts[event.sequence] = event
 
-    def _read_of_the_run(self, event: event_pb2.AgentEvent, kind: int, before: event_pb2.AgentEvent | None) -> None:
+    def _read_run_event(self, event: event_pb2.AgentEvent, kind: int, before: event_pb2.AgentEvent | None) -> None:
         self.of_the_run.append(event)
         if kind in (events.RUN_STARTED, events.CANCEL_REQUESTED):
             self._read(event, kind)
@@ -244,24 +244,24 @@ class Journal:
         down = sum(max(0, min(gap.end_ns, until_ns) - max(gap.begin_ns, since_ns)) for gap in self.gaps)
         return max(0, until_ns - since_ns - down)
 
-    def is_cut_short(self, scope: str) -> bool:
+    def is_timed_out(self, scope: str) -> bool:
         """True if a sub-agent was cancelled by its own timeout."""
-        return any(event.cancel_requested.effect_scope == scope for event in self.cut_short.values())
+        return any(event.cancel_requested.effect_scope == scope for event in self.timeouts.values())
 
-    def ends_cut(self, event: event_pb2.AgentEvent) -> bool:
+    def is_timeout_end(self, event: event_pb2.AgentEvent) -> bool:
         """True if this is the end of a sub-agent by its own timeout, after which its caller continued.
 
         If something else ended it while the timeout was being applied, its caller was ended as well.
         """
         scope = event.effect_key
-        if self.ends.get(scope) is not event or not self.is_cut_short(scope):
+        if self.ends.get(scope) is not event or not self.is_timed_out(scope):
             return False
         if event.sub_agent_failed.error.reason != error_pb2.ERROR_REASON_LIMIT_EXCEEDED:
             return False
         above = ((other, sequence) for other, sequence in self.cancelled.items() if other != scope)
         return not any(keys.covers(other, scope) and sequence < event.sequence for other, sequence in above)
 
-    def is_step_cut_off(self, key: str) -> bool:
+    def is_step_cancelled(self, key: str) -> bool:
         """True if a step was ended by a cancellation, whatever results it had."""
         ends = (event for event in self.of_effect.get(key, ()) if events.kind_of(event) in events.STEP_END_KINDS)
         return bool(self.cancelled) and any(self.is_cancelled(event) for event in ends)
@@ -283,7 +283,7 @@ class Journal:
                 f"{recorded.sequence}). Agent code must touch the world through effects only."
             )
 
-    def drop_completed(self) -> None:
+    def prune(self) -> None:
         """Free the events of effects and invocations that are over, once the replay is; only open ones are read again.
 
         Those in cancelled scopes stay: a cancellation that a crash cut short continues from them.
@@ -297,7 +297,7 @@ class Journal:
         self.recorded = {identity: event for identity, event in self.recorded.items() if identity[0] not in done}
         self._requested_again.clear()
 
-    def forgotten(self) -> event_pb2.AgentEvent | None:
+    def find_skipped_effect(self) -> event_pb2.AgentEvent | None:
         """Return the start of an effect without a result that the replay did not ask for again, or None."""
         for key, event in self.started.items():
             is_over = key in self.results or key in self.ends

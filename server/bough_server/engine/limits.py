@@ -54,7 +54,7 @@ class Allowances:
         """True if at least one of them has a limit."""
         return self.tokens.limit is not None or self.cost_nanos.limit is not None
 
-    def lacking(self, amount: Amount) -> tuple[str, str] | None:
+    def find_refusal(self, amount: Amount) -> tuple[str, str] | None:
         """Return the limit that does not allow an amount, and why, in words; None if both allow it."""
         if self.tokens.lacks(amount.tokens):
             return self.tokens.refusal("tokens", amount.tokens)
@@ -78,7 +78,7 @@ class Allowances:
         self.cost_nanos.spent += amount.cost_nanos
 
 
-def estimated(request: ModelRequest, model: Model) -> Amount:
+def estimate_amount(request: ModelRequest, model: Model) -> Amount:
     """Return what a call may use at most: its request, and max_output_tokens if its settings have that."""
     sent = request_tokens(request)
     written = request.settings.max_output_tokens
@@ -88,7 +88,7 @@ def estimated(request: ModelRequest, model: Model) -> Amount:
     return Amount(tokens=sent + written, cost_nanos=cost or 0)
 
 
-def reported(used: usage_pb2.Usage, *, unknown: Amount) -> Amount:
+def to_amount(used: usage_pb2.Usage, *, unknown: Amount) -> Amount:
     """Return what an attempt used, with `unknown` for whatever its provider did not report."""
     if not usage.is_reported(used):
         return unknown
@@ -146,13 +146,13 @@ class Budget:
         """Raise RunError LIMIT_EXCEEDED if a limit here or above does not allow another model call."""
         for budget in self.chain():
             if budget._model_calls is not None and budget._used_models >= budget._model_calls:
-                raise exceeded(f"{budget._model_calls} model calls", budget.owner)
+                raise build_limit_error(f"{budget._model_calls} model calls", budget.owner)
 
     def check_concurrency(self) -> None:
         """Raise RunError LIMIT_EXCEEDED if a concurrency limit is 0: the effect would wait forever."""
         for budget in self.chain():
             if budget.concurrency is not None and budget.concurrency <= 0:
-                raise exceeded("0 model calls and tools at once", budget.owner)
+                raise build_limit_error("0 model calls and tools at once", budget.owner)
 
     @property
     def is_metered(self) -> bool:
@@ -162,9 +162,9 @@ class Budget:
     def check_spending(self, amount: Amount) -> None:
         """Raise RunError LIMIT_EXCEEDED if too little is left for a model call of this amount."""
         for budget in self.chain():
-            if lacking := budget.allowances.lacking(amount):
+            if lacking := budget.allowances.find_refusal(amount):
                 limit, why = lacking
-                raise exceeded(limit, budget.owner, why)
+                raise build_limit_error(limit, budget.owner, why)
 
     def observe(self, event: event_pb2.AgentEvent) -> None:
         """Apply an event of a model or tool call, recorded now or read from the log."""
@@ -174,15 +174,15 @@ class Budget:
                 started = event.llm_started
                 self._begin(key, Amount(tokens=started.reserved_tokens, cost_nanos=started.reserved_cost_nanos))
             case "llm_retrying":
-                self._spend(reported(event.llm_retrying.lost_usage, unknown=Amount()))
+                self._spend(to_amount(event.llm_retrying.lost_usage, unknown=Amount()))
             # Usage that a provider did not report counts as what was reserved: a limit is to hold, not to be exact.
             case "llm_completed":
                 held = self._release(key)
-                self._spend(reported(event.llm_completed.response.usage, unknown=held))
+                self._spend(to_amount(event.llm_completed.response.usage, unknown=held))
             case "llm_failed":
                 held = self._release(key)
                 unknown = Amount() if event.llm_failed.not_sent else held
-                self._spend(reported(event.llm_failed.lost_usage, unknown=unknown))
+                self._spend(to_amount(event.llm_failed.lost_usage, unknown=unknown))
             case "tool_started":
                 self._begin_tool(key, event.agent, event.tool_started.call)
             case "input_requested" if event.input_requested.request.kind == input_pb2.INPUT_KIND_CLIENT_TOOL:
@@ -214,7 +214,7 @@ class Budget:
             return
         for budget in () if is_admitted else self.chain():
             if budget._tool_calls is not None and budget._used_tools >= budget._tool_calls:
-                raise exceeded(f"{budget._tool_calls} tool calls", budget.owner)
+                raise build_limit_error(f"{budget._tool_calls} tool calls", budget.owner)
         # Counted before it starts: the calls of a step run in parallel and must not exceed the limit together.
         self._tools[key] = False
         self._count_tool(agent, call, 1)
@@ -229,7 +229,7 @@ class Budget:
         """True if the tool call of this effect is already counted here."""
         return key in self._tools
 
-    def calls_made(self, agent: str, tool: str) -> int:
+    def count_calls(self, agent: str, tool: str) -> int:
         """Return how often an agent has called a tool in this run."""
         return list(self.chain())[-1]._made[agent, tool]
 
@@ -251,7 +251,7 @@ class Budget:
         """
         for budget in () if is_admitted else self.chain():
             if budget._transfers is not None and budget._used_transfers >= budget._transfers:
-                raise exceeded(f"{budget._transfers} transfers", budget.owner)
+                raise build_limit_error(f"{budget._transfers} transfers", budget.owner)
         for budget in self.chain():
             budget._used_transfers += 1
 
@@ -259,10 +259,10 @@ class Budget:
         """Raise RunError LIMIT_EXCEEDED if no invocation may begin at this depth of the tree."""
         for budget in self.chain():
             if budget._deepest is not None and depth > budget._deepest:
-                raise exceeded(f"a depth of {budget._deepest} in the tree", budget.owner)
+                raise build_limit_error(f"a depth of {budget._deepest} in the tree", budget.owner)
 
 
-def exceeded(what: str, owner: str, why: str = "") -> RunError:
+def build_limit_error(what: str, owner: str, why: str = "") -> RunError:
     """Return the error of a limit that is reached; `why` is added if it is not simply used up."""
     return RunError(
         f"The limit of {what} for {owner} is reached{why}. Raise it in the run's policy, the link or the definition.",

@@ -15,7 +15,7 @@ from bough_server.engine.limits import Budget
 from bough_server.log import events
 from bough_server.log.usage import ONE_TOOL_CALL, Sums
 from bough_server.messages import copy_of
-from bough_server.truncation import cut_results, without_raw
+from bough_server.truncation import truncate_results, without_raw
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class OpenInvocation:
     ended: set[str] = field(default_factory=set)
     """Calls that have ended: an input_requested that is applied after the end must not reopen its call."""
     attempts: dict[str, int] = field(default_factory=dict)
-    lost: dict[str, usage_pb2.Usage] = field(default_factory=dict)
+    partial_usage: dict[str, usage_pb2.Usage] = field(default_factory=dict)
     """Usage of model calls that were cancelled in flight, as far as their providers reported it."""
     unsent: set[str] = field(default_factory=set)
     """Model calls that were cancelled before their last attempt was sent to a provider."""
@@ -69,7 +69,7 @@ class OpenInvocation:
             event.trace_id, event.span_id = traced.trace_id, traced.span_id
         return event
 
-    def in_step(self, event: event_pb2.AgentEvent, index: int | None) -> event_pb2.AgentEvent:
+    def set_step(self, event: event_pb2.AgentEvent, index: int | None) -> event_pb2.AgentEvent:
         """Set the step of an event, by its effect key, and return it; no step if `index` is None."""
         if index is None:
             return event
@@ -83,14 +83,14 @@ class OpenInvocation:
         whole.add(self.below)
         return whole
 
-    def step(self, opened: OpenStep, now_ns: int) -> step_pb2.AgentStep:
+    def build_step(self, opened: OpenStep, now_ns: int) -> step_pb2.AgentStep:
         """Return a step as it is now, its results in call order, each truncated if it is large."""
         step = step_pb2.AgentStep(
             step_id=opened.step_id,
             invocation_id=self.template.invocation_id,
             step_index=opened.index,
             attempt=opened.attempt,
-            duration=duration(now_ns - opened.start_ns),
+            duration=to_duration(now_ns - opened.start_ns),
         )
         step.start_time.FromNanoseconds(opened.start_ns)
         if opened.response is not None:
@@ -99,30 +99,30 @@ class OpenInvocation:
                 step.annotations.CopyFrom(opened.response.annotations)
         # By number, not by text: "t10" comes after "t9".
         ordered = sorted(opened.results, key=lambda key: int(key.rpartition(".t")[2]))
-        step.tool_results.extend(cut_results([opened.results[key] for key in ordered]))
+        step.tool_results.extend(truncate_results([opened.results[key] for key in ordered]))
         return step
 
 
-def duration(nanoseconds: int) -> duration_pb2.Duration:
+def to_duration(nanoseconds: int) -> duration_pb2.Duration:
     """Return a duration, 0 for a negative number of nanoseconds: wall clocks may be set back."""
     made = duration_pb2.Duration()
     made.FromNanoseconds(max(0, nanoseconds))
     return made
 
 
-def copied(one: OpenInvocation) -> OpenInvocation:
+def copy_invocation(invocation: OpenInvocation) -> OpenInvocation:
     """Return a copy of an invocation that can be changed independently, without its budget."""
     return replace(
-        one,
-        own=one.own.copy(),
-        below=one.below.copy(),
-        steps={name: replace(step, results=dict(step.results)) for name, step in one.steps.items()},
-        effects=dict(one.effects),
-        called=dict(one.called),
-        ended=set(one.ended),
-        attempts=dict(one.attempts),
-        lost=dict(one.lost),
-        unsent=set(one.unsent),
+        invocation,
+        own=invocation.own.copy(),
+        below=invocation.below.copy(),
+        steps={name: replace(step, results=dict(step.results)) for name, step in invocation.steps.items()},
+        effects=dict(invocation.effects),
+        called=dict(invocation.called),
+        ended=set(invocation.ended),
+        attempts=dict(invocation.attempts),
+        partial_usage=dict(invocation.partial_usage),
+        unsent=set(invocation.unsent),
         budget=None,
     )
 
@@ -216,42 +216,42 @@ class Invocations:
         if parent is not None:
             parent.below.add(opened.tree_usage())
 
-    def by_depth(self) -> list[OpenInvocation]:
+    def sort_by_depth(self) -> list[OpenInvocation]:
         """Return the open invocations, the deepest first."""
         return sorted(self._open.values(), key=lambda one: one.template.depth, reverse=True)
 
     def copy(self) -> "Invocations":
         """Return a copy on which ends can be applied without changing this one."""
         made = Invocations(fork_ns=self._fork_ns)
-        made._open = {key: copied(one) for key, one in self._open.items()}
+        made._open = {key: copy_invocation(one) for key, one in self._open.items()}
         made._cancelled = dict(self._cancelled)
         return made
 
-    def failing_step(
+    def build_step_failures(
         self, opened: OpenInvocation, error: error_pb2.AgentError, now_ns: int
     ) -> Sequence[event_pb2.AgentEvent]:
         """Return the step_failed events of the open steps of an invocation."""
         made = []
         for step in list(opened.steps.values()):
-            event = opened.in_step(opened.event(step.key), step.index)
+            event = opened.set_step(opened.event(step.key), step.index)
             event.attempt = step.attempt
-            event.step_failed.step.CopyFrom(opened.step(step, now_ns))
+            event.step_failed.step.CopyFrom(opened.build_step(step, now_ns))
             event.step_failed.error.CopyFrom(error)
             made.append(event)
         return made
 
-    def completing_steps(self, opened: OpenInvocation, now_ns: int) -> Sequence[event_pb2.AgentEvent]:
+    def build_step_ends(self, opened: OpenInvocation, now_ns: int) -> Sequence[event_pb2.AgentEvent]:
         """Return the step_completed events of the open steps of an invocation."""
-        return [self.completed(opened, step, now_ns) for step in opened.steps.values()]
+        return [self.build_step_end(opened, step, now_ns) for step in opened.steps.values()]
 
-    def completed(self, opened: OpenInvocation, step: OpenStep, now_ns: int) -> event_pb2.AgentEvent:
+    def build_step_end(self, opened: OpenInvocation, step: OpenStep, now_ns: int) -> event_pb2.AgentEvent:
         """Return the step_completed of one open step."""
-        event = opened.in_step(opened.event(step.key), step.index)
+        event = opened.set_step(opened.event(step.key), step.index)
         event.attempt = step.attempt
-        event.step_completed.step.CopyFrom(opened.step(step, now_ns))
+        event.step_completed.step.CopyFrom(opened.build_step(step, now_ns))
         return event
 
-    def succeeded(
+    def build_success_end(
         self,
         opened: OpenInvocation,
         output: message_pb2.Message,
@@ -274,7 +274,9 @@ class Invocations:
         _fill(end, opened, end_reason, now_ns)
         return event
 
-    def failed(self, opened: OpenInvocation, error: error_pb2.AgentError, now_ns: int) -> event_pb2.AgentEvent:
+    def build_failure_end(
+        self, opened: OpenInvocation, error: error_pb2.AgentError, now_ns: int
+    ) -> event_pb2.AgentEvent:
         """Return the end event of an invocation that failed, or was cancelled if the error's reason is CANCELLED."""
         event = opened.event(opened.key)
         end: event_pb2.RunFailed | event_pb2.RunCancelled | event_pb2.SubAgentFailed
@@ -307,7 +309,7 @@ _END_REASONS = {
 def _fill(end: _End, opened: OpenInvocation, end_reason: execution_pb2.EndReason.ValueType, now_ns: int) -> None:
     end.usage.CopyFrom(opened.own.usage())
     end.tree_usage.CopyFrom(opened.tree_usage().usage())
-    end.duration.CopyFrom(duration(now_ns - opened.own_start_ns))
+    end.duration.CopyFrom(to_duration(now_ns - opened.own_start_ns))
     end.step_id = opened.last_step_id
     end.end_reason = end_reason
 

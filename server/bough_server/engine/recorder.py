@@ -15,7 +15,7 @@ from bough_server.clock import Clock
 from bough_server.engine.run_log import log_events
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob
-from bough_server.store.ports import EventLog, Record
+from bough_server.store.ports import EventLog, LogEvent
 
 MAX_PENDING_BYTES: Final = 1024 * 1024
 """Bytes of a run that may wait for their commit before producers of deltas have to wait."""
@@ -70,7 +70,7 @@ class Recorder:
         self._pending: dict[str, _Pending] = {}
         self._begun: dict[str, tuple[int, str]] = {}
         """Kind and subject of the text that each effect is streaming."""
-        self._batch: list[Record] = []
+        self._batch: list[LogEvent] = []
         self._batch_bytes = 0
         self._last: asyncio.Future[None] | None = None
         """Done when the newest batch is committed; None before the first."""
@@ -97,12 +97,14 @@ class Recorder:
         self._append(batch)
         log_events(self._run_id, batch)
 
-    def keep(self, files: Sequence[StoredBlob]) -> None:
+    def attach_files(self, files: Sequence[StoredBlob]) -> None:
         """Store files with the next event that is recorded: no event may refer to one that is not stored."""
         self._files.extend(files)
 
-    def delta(self, chunk: DeltaChunk, coalescing: DeltaCoalescing, make: Callable[[], event_pb2.AgentEvent]) -> bool:
-        """Buffer streamed texts; return True if the producer has to await `room` before the next.
+    def buffer_delta(
+        self, chunk: DeltaChunk, coalescing: DeltaCoalescing, make: Callable[[], event_pb2.AgentEvent]
+    ) -> bool:
+        """Buffer streamed texts; return True if the producer has to await `wait_for_room` before the next.
 
         Consecutive texts of one effect, kind and subject (the call, for tools) are coalesced, but for the first, which
         is recorded at once: its reader has waited for the model. `make` builds their event, without the text.
@@ -163,7 +165,7 @@ class Recorder:
         self._pending.clear()
         self._begun.clear()
 
-    async def committed(self) -> None:
+    async def wait_for_commit(self) -> None:
         """Wait until everything recorded so far is committed. Raises what the append raised."""
         if self.failure is not None:
             raise self.failure
@@ -172,9 +174,9 @@ class Recorder:
             # Shielded because all waiters share the future: a cancelled one must not cancel it for the others.
             await asyncio.shield(self._last)
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until producers of deltas may continue. Raises what the append raised."""
-        await self.committed()
+        await self.wait_for_commit()
 
     def _submit_soon(self) -> None:
         """Submit the open batch without waiting for MAX_DELAY."""
@@ -209,7 +211,7 @@ class Recorder:
             # Counted before it is submitted: a producer that never yields keeps the loop from submitting anything.
             self._waiting_bytes += len(data)
             kind = events.kind_of(event)
-            self._batch.append(Record(sequence=self._sequence, kind=kind, data=data, event=event, blobs=files))
+            self._batch.append(LogEvent(sequence=self._sequence, kind=kind, data=data, event=event, blobs=files))
             files = ()
 
     def _submit(self) -> None:
@@ -217,10 +219,10 @@ class Recorder:
         assert done is not None, "a batch is opened with its future"
         self._batch, self._batch_bytes, self._timer = [], 0, None
         # Not awaited here: the log keeps the order of a run's appends, so the next batch need not wait for this one.
-        appended = asyncio.ensure_future(self._log.append(self._run_id, epoch=self._epoch, records=records))
-        appended.add_done_callback(partial(self._settled, size, done))
+        appended = asyncio.ensure_future(self._log.append(self._run_id, epoch=self._epoch, log_events=records))
+        appended.add_done_callback(partial(self._on_append, size, done))
 
-    def _settled(self, size: int, done: "asyncio.Future[None]", appended: "asyncio.Future[None]") -> None:
+    def _on_append(self, size: int, done: "asyncio.Future[None]", appended: "asyncio.Future[None]") -> None:
         self._waiting_bytes -= size
         error = None if appended.cancelled() else appended.exception()
         if error is None:

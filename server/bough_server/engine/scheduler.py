@@ -37,7 +37,7 @@ class Waiter(Generic[T]):
         self._is_resting = False
         self._is_over = False
 
-    def open(self, value: T) -> bool:
+    def resolve(self, value: T) -> bool:
         """Supply the value, once; return True if that wakes a coroutine.
 
         Return False if the waiter was cancelled meanwhile, has a value already, or has not begun to wait: then it will
@@ -108,7 +108,7 @@ class Scheduler:
         self._scopes[task] = scope
         # Before its first step: between here and there the run must not look quiet.
         self.wake()
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_end)
         return task
 
     def is_own(self) -> bool:
@@ -144,31 +144,31 @@ class Scheduler:
             return
         waiter: Waiter[None] = Waiter(self)
 
-        def done(future: "asyncio.Future[Any]") -> None:
+        def on_done(future: "asyncio.Future[Any]") -> None:
             left.discard(future)
             if first or not left:
-                waiter.open(None)
+                waiter.resolve(None)
 
         for future in list(left):
-            future.add_done_callback(done)
+            future.add_done_callback(on_done)
         try:
             await waiter.wait()
         finally:
             for future in futures:
-                future.remove_done_callback(done)
+                future.remove_done_callback(on_done)
 
-    async def never(self) -> None:
+    async def rest_forever(self) -> None:
         """Rest until cancelled: the log says that the coroutine was cancelled here, or it is about to be."""
         await Waiter[None](self).wait()
 
-    async def abandoned(self) -> None:
+    async def block_forever(self) -> None:
         """Never return, to code that ignores its cancellation."""
         task = asyncio.current_task()
         if task is not None:
             self.disown(task)
         await asyncio.get_running_loop().create_future()
 
-    async def asleep(self, waiting: Awaitable[T]) -> T:
+    async def await_sleep(self, waiting: Awaitable[T]) -> T:
         """Await a sleep, resting; it keeps the run from being interrupted."""
         self.sleeping += 1
         self.rest()
@@ -178,7 +178,7 @@ class Scheduler:
             self.sleeping -= 1
             self.wake()
 
-    async def aside(self, waiting: Awaitable[T]) -> T:
+    async def await_aside(self, waiting: Awaitable[T]) -> T:
         """Await something that matters only while others run, such as their timeout; it does not keep the run awake."""
         self.rest()
         try:
@@ -187,7 +187,7 @@ class Scheduler:
             self.wake()
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
+    def keep_awake(self) -> Iterator[None]:
         """Keep the run from being quiet while code outside of it works on it."""
         self.wake()
         try:
@@ -247,7 +247,7 @@ class Scheduler:
         if self._awake == 0 and not self._is_over:
             self._on_quiet()
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_end(self, task: asyncio.Task[Any]) -> None:
         # Added in spawn(), so it runs before the callbacks of join(); those wake the joining coroutine before the
         # check that rest() schedules here.
         del self._scopes[task]

@@ -14,9 +14,9 @@ from bough_server.history.visible import (
     Reader,
     VisibleMessage,
     calls_in,
-    shown_from_above,
-    shown_of_own,
-    shown_of_session,
+    render_caller_messages,
+    render_own_messages,
+    render_session_messages,
 )
 
 _OVERHEAD: Final = 500
@@ -40,7 +40,7 @@ class SessionView:
         self.size = 0
         """The estimated bytes of memory that it takes besides the session's messages."""
 
-    def extended(self, entries: Sequence[HistoryEntry]) -> "SessionView":
+    def extend_to(self, entries: Sequence[HistoryEntry]) -> "SessionView":
         """Return the view of more messages, which begin with those of this one."""
         if len(entries) == self._count:
             return self
@@ -53,7 +53,7 @@ class SessionView:
     def _with(self, entries: Sequence[HistoryEntry], invocations: Iterable[str]) -> "SessionView":
         spoken = {*self.spoken}
         new = [entry for entry in entries[self._count :] if not self._after or entry.position > self._after]
-        shown = shown_of_session(self._reader, new, spoken)
+        shown = render_session_messages(self._reader, new, spoken)
         longer = SessionView(self._reader, after=self._after)
         longer._count = len(entries)
         longer._invocations = self._invocations.union(invocations)
@@ -83,31 +83,31 @@ class TranscriptView:
     def below(self, session: SessionView) -> list[VisibleMessage]:
         """Return what the reader sees, the session's messages first."""
         if self._above is None or self._above[0] != session.spoken:
-            self._above = session.spoken, shown_from_above(self._reader, self._transcript, {*session.spoken})
+            self._above = session.spoken, render_caller_messages(self._reader, self._transcript, {*session.spoken})
         return [*session.shown, *self._above[1], *self._own()]
 
     def _own(self) -> Sequence[VisibleMessage]:
         entries = self._transcript.entries
         if self._count > len(entries) or (self._count and entries[self._count - 1] is not self._last):
             self._restart()  # a transfer was removed
-        end = _end_of_settled(entries, self._count)
+        end = _find_settled_end(entries, self._count)
         new = [] if self._has_begun else [*self._transcript.before_fork()]
         new.extend(self._transcript.since(self._count, end))
         still_open = [*self._transcript.since(end)]
         asked, asked_in_open = _calls_in(new), _calls_in(still_open)
         if not (asked.isdisjoint(self._calls) and asked_in_open.isdisjoint(self._calls | asked)):
             self._restart()
-            return shown_of_own(self._reader, self._transcript.own())
-        self._settled.extend(shown_of_own(self._reader, new))
+            return render_own_messages(self._reader, self._transcript.own())
+        self._settled.extend(render_own_messages(self._reader, new))
         self._calls |= asked
         self._has_begun, self._count, self._last = True, end, entries[end - 1] if end else None
-        return [*self._settled, *shown_of_own(self._reader, still_open)] if still_open else self._settled
+        return [*self._settled, *render_own_messages(self._reader, still_open)] if still_open else self._settled
 
     def _restart(self) -> None:
         self._settled, self._calls, self._has_begun, self._count, self._last = [], set(), False, 0, None
 
 
-def _end_of_settled(entries: Sequence[HistoryEntry | JoinedChild], begin: int) -> int:
+def _find_settled_end(entries: Sequence[HistoryEntry | JoinedChild], begin: int) -> int:
     """Return the number of the last entry that asks for calls if some have no result yet, else that of all entries."""
     answered: set[Call] = set()
     for number in range(len(entries) - 1, begin - 1, -1):

@@ -17,7 +17,7 @@ from bough_server.history.rewrite import result_without_files
 from bough_server.history.visible import Call, VisibleMessage, is_summary
 from bough_server.messages import text_of, user
 from bough_server.models.model import ModelRequest
-from bough_server.truncation import cut_text, fit_texts
+from bough_server.truncation import fit_texts, truncate_text
 
 SUMMARY: Final = "For context: a summary of the conversation so far:"
 """The words that precede a summary when it is sent to its author's model."""
@@ -88,7 +88,7 @@ def window(parts: Sequence[Unit], sizes: Sequence[int], room: int) -> list[int]:
     return kept
 
 
-def to_be_summarized(
+def plan_summary(
     parts: Sequence[Unit], sizes: Sequence[int], room: int, *, keep_recent_exchanges: int, before: Compaction | None
 ) -> Plan | None:
     """Plan a summary of all but the last `keep_recent_exchanges` units; None if there is nothing new to summarize.
@@ -116,7 +116,7 @@ def to_be_summarized(
     )
 
 
-def in_its_place(shown: Sequence[VisibleMessage], compaction: Compaction) -> list[VisibleMessage]:
+def replace_with_summary(shown: Sequence[VisibleMessage], compaction: Compaction) -> list[VisibleMessage]:
     """Return a history that begins with a summary, without the messages of the run that it replaces.
 
     The caller has left out those of the session. The last input is repeated after the summary if that replaces it.
@@ -191,7 +191,7 @@ def summary_request(messages: Sequence[message_pb2.Message], *, room: int, words
 
 def summary_of(answer: message_pb2.Message, *, most: int) -> str:
     """Return the text of a model's answer, cut to `most` bytes; empty if it has none."""
-    return cut_text("".join(part.text for part in answer.parts).strip(), most)
+    return truncate_text("".join(part.text for part in answer.parts).strip(), most)
 
 
 def _newest(lines: Sequence[str], room: int) -> Sequence[str]:

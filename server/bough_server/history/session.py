@@ -57,7 +57,7 @@ class SessionHistory:
     def view(self, key: Hashable, make: Callable[[], SessionView]) -> SessionView:
         """Return what an agent sees of it; `key` tells views apart, and `make` returns an empty one."""
         before = self._views.get(key) or make()
-        view = self._views[key] = before.extended(self.entries)
+        view = self._views[key] = before.extend_to(self.entries)
         self._views.move_to_end(key)
         self.size += view.size - before.size
         if len(self._views) > _MOST_VIEWS:

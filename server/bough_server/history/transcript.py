@@ -35,7 +35,7 @@ class JoinedChild:
 
 
 class Transcript:
-    """The messages of one invocation; `above` is its caller's transcript, of which it sees the entries up to `cut`.
+    """The messages of one invocation; `above` is its caller's transcript, seen up to the entry `above_end`.
 
     Each lane of an invocation has its own transcript, with its invocation's as `above`.
     """
@@ -45,10 +45,10 @@ class Transcript:
         self.chain = chain
         self.above = above
         self.is_lane = is_lane
-        self.cut = len(above.entries) if above is not None else 0
+        self.above_end = len(above.entries) if above is not None else 0
         self.entries: list[HistoryEntry | JoinedChild] = []
 
-    def say(self, message: message_pb2.Message) -> None:
+    def add_message(self, message: message_pb2.Message) -> None:
         """Append a message: an input, a model's answer or a tool's result."""
         self.entries.append(HistoryEntry(message, self.agent, self.chain))
 
@@ -70,7 +70,7 @@ class Transcript:
         forks: list[tuple[Transcript, int]] = []
         transcript = self
         while transcript.is_lane and transcript.above is not None:
-            forks.append((transcript.above, transcript.cut))
+            forks.append((transcript.above, transcript.above_end))
             transcript = transcript.above
         for fork, cut in reversed(forks):
             yield from fork.flat(cut, is_opened=lambda _: False)
@@ -86,20 +86,20 @@ class Transcript:
         while transcript.is_lane and transcript.above is not None:
             transcript = transcript.above
         while transcript.above is not None:
-            above.append((transcript.above, transcript.cut))
+            above.append((transcript.above, transcript.above_end))
             transcript = transcript.above
         above.reverse()
         return above
 
     def flat(
-        self, cut: int | None = None, *, begin: int = 0, is_opened: "Callable[[Transcript], bool]"
+        self, end: int | None = None, *, begin: int = 0, is_opened: "Callable[[Transcript], bool]"
     ) -> Iterator[HistoryEntry]:
         """Yield the messages from the entry `begin` up to a cut, with those of joined children in their places.
 
         Of children that were called as tools, only those that `is_opened` accepts.
         """
         # An explicit stack, because children may nest deeper than Python's recursion limit.
-        stack: list[Iterator[HistoryEntry | JoinedChild]] = [iter(self.entries[begin:cut])]
+        stack: list[Iterator[HistoryEntry | JoinedChild]] = [iter(self.entries[begin:end])]
         while stack:
             entry = next(stack[-1], None)
             if entry is None:

@@ -18,7 +18,7 @@ from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.ids import agent_chain
 from bough_server.messages import calls_of, copy_of
 from bough_server.models.forms import MessageForms
-from bough_server.truncation import cut_result
+from bough_server.truncation import truncate_result
 
 Call = tuple[str, str]
 """The invocation that made a tool call, and the call's id."""
@@ -96,7 +96,7 @@ def is_summary(message: message_pb2.Message) -> bool:
     return message.kind == message_pb2.MESSAGE_KIND_SUMMARY
 
 
-def shown_of_session(reader: Reader, lines: Sequence[HistoryEntry], spoken: set[str]) -> list[VisibleMessage]:
+def render_session_messages(reader: Reader, lines: Sequence[HistoryEntry], spoken: set[str]) -> list[VisibleMessage]:
     """Return what a reader sees of messages of the session, which must be all of their runs.
 
     `spoken` are the agents that have spoken in the run that the first line continues; they are updated.
@@ -107,31 +107,33 @@ def shown_of_session(reader: Reader, lines: Sequence[HistoryEntry], spoken: set[
         seen = _outside_calls(lines, reader.is_exchange)
     else:
         seen = [line for line in lines if not line.is_call]
-    return _of_others(reader, _settled(seen, reader.is_exchange), spoken)
+    return _render_others(reader, _drop_open_calls(seen, reader.is_exchange), spoken)
 
 
-def shown_from_above(reader: Reader, transcript: Transcript, spoken: set[str]) -> list[VisibleMessage]:
-    """Return what a reader sees of the invocations above its own; `spoken` is as for `shown_of_session`."""
+def render_caller_messages(reader: Reader, transcript: Transcript, spoken: set[str]) -> list[VisibleMessage]:
+    """Return what a reader sees of the invocations above its own; `spoken` is as for `render_session_messages`."""
     if reader.scope == message_pb2.HISTORY_SCOPE_NONE:
         return []
     shown: list[VisibleMessage] = []
     for above, cut in transcript.lineage():
-        lines = _settled(above.flat(cut, is_opened=reader.opens), reader.is_exchange)
-        shown.extend(_of_others(reader, lines, spoken))
+        lines = _drop_open_calls(above.flat(cut, is_opened=reader.opens), reader.is_exchange)
+        shown.extend(_render_others(reader, lines, spoken))
     return shown
 
 
-def shown_of_own(reader: Reader, lines: Iterable[HistoryEntry]) -> list[VisibleMessage]:
+def render_own_messages(reader: Reader, lines: Iterable[HistoryEntry]) -> list[VisibleMessage]:
     """Return what a reader sees of messages of its invocation."""
-    settled = _settled(lines, lambda *_: False)
-    return _in_order(reader, [one for line in settled for one in _shown(line, reader, is_native=_is_by(line, reader))])
+    settled = _drop_open_calls(lines, lambda *_: False)
+    return _in_order(
+        reader, [one for line in settled for one in _render_line(line, reader, is_native=_is_by(line, reader))]
+    )
 
 
-def _of_others(reader: Reader, lines: Iterable[HistoryEntry], spoken: set[str]) -> list[VisibleMessage]:
+def _render_others(reader: Reader, lines: Iterable[HistoryEntry], spoken: set[str]) -> list[VisibleMessage]:
     if reader.scope == message_pb2.HISTORY_SCOPE_BRANCH:
         lines = [line for line in lines if _is_users(line) or line.chain in reader.chains]
-    remaining = _without_repeated(lines, spoken, all_relays=reader.scope == message_pb2.HISTORY_SCOPE_SESSION)
-    shown = (_shown(line, reader, is_native=_is_users(line) or _is_by(line, reader)) for line in remaining)
+    remaining = _drop_repeated_answers(lines, spoken, all_relays=reader.scope == message_pb2.HISTORY_SCOPE_SESSION)
+    shown = (_render_line(line, reader, is_native=_is_users(line) or _is_by(line, reader)) for line in remaining)
     return _in_order(reader, [one for each in shown for one in each])
 
 
@@ -159,7 +161,7 @@ def _outside_calls(lines: Sequence[HistoryEntry], is_exchange: _IsExchange) -> l
     return [line for line in lines if line.message.invocation_id not in hidden]
 
 
-def _without_repeated(lines: Iterable[HistoryEntry], spoken: set[str], *, all_relays: bool) -> list[HistoryEntry]:
+def _drop_repeated_answers(lines: Iterable[HistoryEntry], spoken: set[str], *, all_relays: bool) -> list[HistoryEntry]:
     """Return the lines without answers that a root relayed, if the reader sees the words of their authors as well."""
     remaining: list[HistoryEntry] = []
     for line in lines:
@@ -220,7 +222,7 @@ def _result_of(message: message_pb2.Message) -> message_pb2.ToolResult | None:
     return None
 
 
-def _settled(lines: Iterable[HistoryEntry], is_exchange: _IsExchange) -> list[HistoryEntry]:
+def _drop_open_calls(lines: Iterable[HistoryEntry], is_exchange: _IsExchange) -> list[HistoryEntry]:
     """Return the lines without calls that have no result, and without those whose exchange is seen instead."""
     messages = [line for line in lines if not is_summary(line.message)]
     answered: set[Call] = set()
@@ -257,7 +259,7 @@ def _is_by(line: HistoryEntry, reader: Reader) -> bool:
     return line.agent == reader.agent
 
 
-def _shown(line: HistoryEntry, reader: Reader, *, is_native: bool) -> list[VisibleMessage]:
+def _render_line(line: HistoryEntry, reader: Reader, *, is_native: bool) -> list[VisibleMessage]:
     """Return a line as its reader sees it: unchanged if it is the reader's own or the user's, else rewritten."""
     message = line.message
     result, calls = _result_of(message), _call_ids(message)
@@ -286,7 +288,9 @@ def _in_order(reader: Reader, shown: Sequence[VisibleMessage]) -> list[VisibleMe
     A call and its result are always in one invocation, so what is shown of others is ordered apart.
     """
     ordered = _results_after_calls(shown)
-    small = [one if (cut := _small(one.message)) is one.message else replace(one, message=cut) for one in ordered]
+    small = [
+        one if (cut := _truncate_result(one.message)) is one.message else replace(one, message=cut) for one in ordered
+    ]
     if reader.trim is None:
         return small
     return [replace(one, message=rest) for one in small for rest in reader.trim(one.message)]
@@ -307,15 +311,15 @@ def _results_after_calls(shown: Sequence[VisibleMessage]) -> list[VisibleMessage
     return ordered
 
 
-def _small(message: message_pb2.Message) -> message_pb2.Message:
+def _truncate_result(message: message_pb2.Message) -> message_pb2.Message:
     """Return a message with a very long tool result cut to its head and tail."""
     result = _result_of(message)
-    if result is None or cut_result(result) is result:
+    if result is None or truncate_result(result) is result:
         return message
     cut = copy_of(message)
     for part in cut.parts:
         if part.HasField("tool_result"):
-            part.tool_result.CopyFrom(cut_result(part.tool_result))
+            part.tool_result.CopyFrom(truncate_result(part.tool_result))
     return cut
 
 

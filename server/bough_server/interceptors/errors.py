@@ -25,7 +25,7 @@ from bough_server.interceptors.handlers import (
     Continuation,
     Handler,
     is_ours,
-    rebuilt,
+    rebuild_handler,
     streaming_behavior,
     unary_behavior,
 )
@@ -122,12 +122,12 @@ def _unary(handler: Handler, end: End) -> Handler:
         try:
             return await inner(request, context)
         except (asyncio.CancelledError, aio.InternalError) as gone:
-            _mark_cancelled(context)
+            _set_cancel_status(context)
             raise asyncio.CancelledError from gone
         except Exception as error:
             await end(error, context)
 
-    return rebuilt(handler, answer)
+    return rebuild_handler(handler, answer)
 
 
 def _streaming(handler: Handler, end: End) -> Handler:
@@ -139,16 +139,16 @@ def _streaming(handler: Handler, end: End) -> Handler:
                 async for message in messages:
                     yield message
         except GeneratorExit:  # the stream was closed before its end: the caller disconnected
-            _mark_cancelled(context)
+            _set_cancel_status(context)
             raise
         except (asyncio.CancelledError, aio.InternalError) as gone:
             # A write to a disconnected caller raises InternalError unless the task is cancelled first.
-            _mark_cancelled(context)
+            _set_cancel_status(context)
             raise asyncio.CancelledError from gone
         except Exception as error:
             await end(error, context)
 
-    return rebuilt(handler, stream)
+    return rebuild_handler(handler, stream)
 
 
 async def _end(error: Exception, context: Context, *, method: str, refusals: RefusalLog) -> Never:
@@ -175,11 +175,11 @@ def _refusal(error: CallError) -> dict[str, str]:
     """Return what the log says of a refused call; the values of the request stay out of it, they may be secret."""
     facts = {"code": code_pb2.Code.Name(error.code), "reason": _name(error.reason)}
     if isinstance(error, InvalidRequest):
-        facts["fields"] = ", ".join(_cut(each.field) for each in error.violations[:_LOGGED_FIELDS])
+        facts["fields"] = ", ".join(_truncate(each.field) for each in error.violations[:_LOGGED_FIELDS])
     return facts
 
 
-def _mark_cancelled(context: Context) -> None:
+def _set_cancel_status(context: Context) -> None:
     """Set the status code on the span: OpenTelemetry's interceptor would record 0 (OK) for a cancelled call."""
     remaining = context.time_remaining()
     overdue = remaining is not None and remaining <= _EARLY
@@ -198,19 +198,21 @@ def status_of(error: CallError) -> status_pb2.Status:
 
     It always has ErrorInfo, and BadRequest, PreconditionFailure, ResourceInfo and RetryInfo if they apply.
     """
-    info = error_details_pb2.ErrorInfo(reason=_name(error.reason), domain=DOMAIN, metadata=_bounded(error.details))
+    info = error_details_pb2.ErrorInfo(reason=_name(error.reason), domain=DOMAIN, metadata=_fit_details(error.details))
     details: list[Message] = [info]
     if error.violations:
         details.append(_bad_request(error, info))
     if isinstance(error, AgentLinked):
         details.append(_precondition_failure(error, info))
     if isinstance(error, NotFound):
-        details.append(error_details_pb2.ResourceInfo(resource_type=_cut(error.kind), resource_name=_cut(error.name)))
+        details.append(
+            error_details_pb2.ResourceInfo(resource_type=_truncate(error.kind), resource_name=_truncate(error.name))
+        )
     if error.retry_delay is not None:
         delay = Duration()
         delay.FromNanoseconds(int(error.retry_delay * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    return status_pb2.Status(code=error.code, message=_message(error), details=[_packed(detail) for detail in details])
+    return status_pb2.Status(code=error.code, message=_message(error), details=[_pack(detail) for detail in details])
 
 
 def _name(reason: Reason) -> str:
@@ -219,27 +221,27 @@ def _name(reason: Reason) -> str:
 
 def _message(error: CallError) -> str:
     """Return the error's sentence; for many violations as many as fit, and the number of the remaining ones."""
-    if _encoded_size(error.message) <= _MESSAGE_BYTES:
+    if _percent_encoded_size(error.message) <= _MESSAGE_BYTES:
         return error.message
     if not isinstance(error, InvalidRequest):
-        return _cut_encoded(error.message, _MESSAGE_BYTES)
+        return _truncate_encoded_text(error.message, _MESSAGE_BYTES)
     first, *others = map(str, error.violations)
     rest = f"; and {len(others)} more" if others else ""
-    text = _cut_encoded(first, _MESSAGE_BYTES - len(rest))
+    text = _truncate_encoded_text(first, _MESSAGE_BYTES - len(rest))
     for number, other in enumerate(others, start=2):
         longer, left = f"{text}; {other}", f"; and {len(error.violations) - number} more"
-        if _encoded_size(longer) + len(left) > _MESSAGE_BYTES:
+        if _percent_encoded_size(longer) + len(left) > _MESSAGE_BYTES:
             break
         text, rest = longer, left
     return text + rest
 
 
-def _bounded(details: Mapping[str, str]) -> dict[str, str]:
+def _fit_details(details: Mapping[str, str]) -> dict[str, str]:
     """Return the details that fit, each truncated if it is long."""
     bounded: dict[str, str] = {}
     room = _METADATA_BYTES
     for key, value in details.items():
-        key, value = _cut(key), _cut(value)
+        key, value = _truncate(key), _truncate(value)
         room -= len(key.encode()) + len(value.encode())
         if room < 0:
             break
@@ -252,8 +254,8 @@ def _bad_request(error: CallError, info: error_details_pb2.ErrorInfo) -> error_d
     request = error_details_pb2.BadRequest()
     for violation in error.violations:
         request.field_violations.add(
-            field=_cut(violation.field, _FIELD_BYTES),
-            description=_cut(violation.description, _DESCRIPTION_BYTES),
+            field=_truncate(violation.field, _FIELD_BYTES),
+            description=_truncate(violation.description, _DESCRIPTION_BYTES),
             reason=_name(violation.reason),
         )
         if request.ByteSize() > _VIOLATIONS_BYTES:
@@ -269,7 +271,7 @@ def _precondition_failure(
     """Return every linking agent that fits; if some do not, ErrorInfo holds the number of all."""
     failure = error_details_pb2.PreconditionFailure()
     for name in error.linked_by:
-        failure.violations.add(type=info.reason, subject=_cut(name), description="links to the agent")
+        failure.violations.add(type=info.reason, subject=_truncate(name), description="links to the agent")
         if failure.ByteSize() > _VIOLATIONS_BYTES:
             del failure.violations[-1]
             info.metadata["violations"] = str(len(error.linked_by))
@@ -277,34 +279,33 @@ def _precondition_failure(
     return failure
 
 
-def _cut(text: str, most: int = _NAME_BYTES) -> str:
-    """Truncate a text to at most `most` bytes."""
+def _truncate(text: str, most: int = _NAME_BYTES) -> str:
     data = text.encode()
     if len(data) <= most:
         return text
     return data[: most - len(_ELLIPSIS.encode())].decode(errors="ignore") + _ELLIPSIS
 
 
-def _cut_encoded(text: str, most: int) -> str:
+def _truncate_encoded_text(text: str, most: int) -> str:
     """Truncate a text to at most `most` bytes of its percent-encoded form."""
-    if _encoded_size(text) <= most:
+    if _percent_encoded_size(text) <= most:
         return text
-    room = most - _encoded_size(_ELLIPSIS)
+    room = most - _percent_encoded_size(_ELLIPSIS)
     kept = ""
     for character in text:
-        room -= _encoded_size(character)
+        room -= _percent_encoded_size(character)
         if room < 0:
             break
         kept += character
     return kept + _ELLIPSIS
 
 
-def _encoded_size(text: str) -> int:
+def _percent_encoded_size(text: str) -> int:
     data = text.encode()
     return len(data) + 2 * len(data.translate(None, _PLAIN))
 
 
-def _packed(detail: Message) -> any_pb2.Any:
+def _pack(detail: Message) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(detail)
     return packed

@@ -31,15 +31,15 @@ class _Malformed(Exception):
     """Bytes that are no message, or too many fields to look at."""
 
 
-def file_bytes(data: bytes, request: Descriptor) -> int:
+def count_file_bytes(data: bytes, request: Descriptor) -> int:
     """Return the bytes of all Blob.data in a serialized request; 0 if it is malformed or has too many fields."""
     try:
-        return _counted(data, request)
+        return _count(data, request)
     except (_Malformed, IndexError):
         return 0
 
 
-def _counted(data: bytes, request: Descriptor) -> int:
+def _count(data: bytes, request: Descriptor) -> int:
     found = looked_at = 0
     waiting = [(0, len(data), _fields(request))]
     while waiting:

@@ -49,7 +49,7 @@ def parser(handler: Handler) -> Callable[[bytes], Message]:
     return cast(Callable[[bytes], Message], handler.request_deserializer)
 
 
-def rebuilt(
+def rebuild_handler(
     handler: Handler,
     behavior: Callable[[Any, Context], Any],
     *,

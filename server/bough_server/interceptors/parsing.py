@@ -17,7 +17,7 @@ from bough_server.interceptors.handlers import (
     Handler,
     is_ours,
     parser,
-    rebuilt,
+    rebuild_handler,
     streaming_behavior,
     unary_behavior,
 )
@@ -48,13 +48,15 @@ class Parsing(aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler
-        parse = _careful(handler_call_details.method, parser(handler))
+        parse = _catch_parse_errors(handler_call_details.method, parser(handler))
         behavior = _behavior(handler)
         # Validation, outside of this, rejects those of our own services.
-        return rebuilt(handler, behavior if is_ours(handler_call_details) else _rejecting(behavior), deserializer=parse)
+        return rebuild_handler(
+            handler, behavior if is_ours(handler_call_details) else _guard_behavior(behavior), deserializer=parse
+        )
 
 
-def _careful(method: str, parse: Callable[[bytes], Message]) -> Callable[[bytes], Message | Unparsed]:
+def _catch_parse_errors(method: str, parse: Callable[[bytes], Message]) -> Callable[[bytes], Message | Unparsed]:
     def parse_or_note(data: bytes) -> Message | Unparsed:
         try:
             return parse(data)
@@ -68,23 +70,23 @@ def _behavior(handler: Handler) -> Callable[[Any, Context], Any]:
     return streaming_behavior(handler) if handler.response_streaming else unary_behavior(handler)
 
 
-def _rejecting(inner: Callable[[Any, Context], Any]) -> Callable[[Any, Context], Any]:
+def _guard_behavior(inner: Callable[[Any, Context], Any]) -> Callable[[Any, Context], Any]:
     """Return a behavior that aborts the call at an Unparsed; it is of the kind of function that gRPC looks at."""
     if inspect.isasyncgenfunction(inner):
 
         async def stream(request: Any, context: Context) -> AsyncGenerator[Any, None]:
-            async for response in inner(await _given(request, context), context):
+            async for response in inner(await _check_requests(request, context), context):
                 yield response
 
         return stream
 
     async def answer(request: Any, context: Context) -> Any:
-        return await inner(await _given(request, context), context)
+        return await inner(await _check_requests(request, context), context)
 
     return answer
 
 
-async def _given(request: Any, context: Context) -> Any:
+async def _check_requests(request: Any, context: Context) -> Any:
     """Return a request, or an iterator of requests, that holds no Unparsed."""
     if isinstance(request, Unparsed):
         await _reject(request, context)

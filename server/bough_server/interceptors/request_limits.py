@@ -11,7 +11,7 @@ from typing import Final
 from google.protobuf.message import Message
 
 from bough_server.errors import FieldViolation
-from bough_server.interceptors.file_bytes import REQUESTS, file_bytes
+from bough_server.interceptors.file_bytes import REQUESTS, count_file_bytes
 from bough_server.log.blobs import blobs_anywhere
 
 MAX_ITEMS: Final = 1_000
@@ -26,10 +26,10 @@ MAX_BYTES: Final = 1024 * 1024
 The bytes of files in inputs and results do not count: their bound is a separate one.
 """
 
-MAX_ITEMS_JUDGED: Final = 200_000
+MAX_ITEMS_SCORED: Final = 200_000
 """The most items of a request with eval sets, results or records, nested ones included."""
 
-_JUDGING: Final = frozenset(
+_EVALUATION_REQUESTS: Final = frozenset(
     {"EvaluateRequest", "CompareEvaluationsRequest", "ScoreInvocationsRequest", "DiffInvocationsRequest"}
 )
 """Requests that bring eval sets, results or records."""
@@ -37,7 +37,7 @@ _JUDGING: Final = frozenset(
 _MAX_BYTES_OF: Final[Mapping[str, int]] = {
     "ResumeRunRequest": 2 * MAX_BYTES,
     "AggregateEventsRequest": 8 * MAX_BYTES,
-    **dict.fromkeys(_JUDGING, 8 * MAX_BYTES),
+    **dict.fromkeys(_EVALUATION_REQUESTS, 8 * MAX_BYTES),
 }
 
 _UNBOUNDED: Final = frozenset({"AggregateEventsRequest"})
@@ -95,7 +95,7 @@ def most_bytes(max_files_bytes: int) -> int:
     return max(with_files, *_MAX_BYTES_OF.values())
 
 
-def bounded(
+def limit_request_size(
     method: str, parse: Callable[[bytes], Message], *, max_files_bytes: int
 ) -> Callable[[bytes], Message | TooLarge]:
     """Wrap the parser of a method so that a request that is too large becomes a TooLarge.
@@ -106,7 +106,7 @@ def bounded(
 
     def parse_small(data: bytes) -> Message | TooLarge:
         if len(data) > _max_bytes(request):
-            files = file_bytes(data, REQUESTS[request]) if request in REQUESTS else 0
+            files = count_file_bytes(data, REQUESTS[request]) if request in REQUESTS else 0
             if files > max_files_bytes or len(data) - files > _max_bytes(request):
                 size = len(data) - files
                 return TooLarge(request=request, size=size, files_size=files, max_files_bytes=max_files_bytes)
@@ -120,7 +120,7 @@ def excess(request: Message) -> FieldViolation | None:
     name = request.DESCRIPTOR.name
     if name in _UNBOUNDED:
         return None
-    most, most_in_all = (MAX_ITEMS_JUDGED,) * 2 if name in _JUDGING else (MAX_ITEMS, MAX_ITEMS_IN_ALL)
+    most, most_in_all = (MAX_ITEMS_SCORED,) * 2 if name in _EVALUATION_REQUESTS else (MAX_ITEMS, MAX_ITEMS_IN_ALL)
     count = 0
     waiting: list[tuple[str, Message]] = [("", request)]
     while waiting:

@@ -16,7 +16,14 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
-from bough_server.interceptors.handlers import Context, Continuation, Handler, is_ours, rebuilt, streaming_behavior
+from bough_server.interceptors.handlers import (
+    Context,
+    Continuation,
+    Handler,
+    is_ours,
+    rebuild_handler,
+    streaming_behavior,
+)
 
 _streams: ContextVar[AsyncExitStack] = ContextVar("streams")
 
@@ -41,7 +48,7 @@ class StreamWriter(aio.ServerInterceptor):
                 async for message in stream:
                     await _write(message, context)
 
-        return rebuilt(handler, write_all, serializer=_serialized)
+        return rebuild_handler(handler, write_all, serializer=_serialize)
 
 
 class StreamOwner(aio.ServerInterceptor):
@@ -55,12 +62,12 @@ class StreamOwner(aio.ServerInterceptor):
             return handler
         inner = streaming_behavior(handler)
 
-        def owned(request: Any, context: Context) -> AsyncGenerator[Any, None]:
+        def open_stream(request: Any, context: Context) -> AsyncGenerator[Any, None]:
             stream = inner(request, context)
             _streams.get().push_async_callback(stream.aclose)
             return stream
 
-        return rebuilt(handler, owned)
+        return rebuild_handler(handler, open_stream)
 
 
 async def _write(message: Any, context: Context) -> None:
@@ -71,5 +78,5 @@ async def _write(message: Any, context: Context) -> None:
         raise asyncio.CancelledError from error
 
 
-def _serialized(message: Message | bytes) -> bytes:
+def _serialize(message: Message | bytes) -> bytes:
     return message if isinstance(message, bytes) else message.SerializeToString()

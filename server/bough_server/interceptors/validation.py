@@ -19,19 +19,19 @@ from bough_server.interceptors.handlers import (
     Handler,
     is_ours,
     parser,
-    rebuilt,
+    rebuild_handler,
     streaming_behavior,
     unary_behavior,
 )
 from bough_server.interceptors.parsing import Unparsed
-from bough_server.interceptors.request_limits import TooLarge, bounded, excess
+from bough_server.interceptors.request_limits import TooLarge, excess, limit_request_size
 from bough_server.interceptors.stored_texts import unstorable_texts
 from bough_server.log.blobs import blobs_in, data_size, parts_of_request
 from bough_server.log.views import EVALUATION_EVENT_NAMES, RUN_EVENT_NAMES
 from bough_server.messages import copy_of
-from bough_server.schema_rules import broken_rules
+from bough_server.schema_rules import find_violations
 
-_NOT_JUDGED: Final = frozenset({event_pb2.AgentEvent.DESCRIPTOR, agent_pb2.AgentDefinition.DESCRIPTOR})
+_CHECKED_ELSEWHERE: Final = frozenset({event_pb2.AgentEvent.DESCRIPTOR, agent_pb2.AgentDefinition.DESCRIPTOR})
 """Messages that are not checked here: recorded events are read as they are, and definitions are validated by the
 catalog."""
 
@@ -59,13 +59,13 @@ class Validation(aio.ServerInterceptor):
         if handler is None or not is_ours(handler_call_details):
             return handler
         inner = streaming_behavior(handler) if handler.response_streaming else unary_behavior(handler)
-        check = _checked_each if handler.request_streaming else _checked
+        check = _check_each_request if handler.request_streaming else _check_request
 
-        def validated(request: Any, context: Context) -> Any:
+        def check_and_call(request: Any, context: Context) -> Any:
             return inner(check(request), context)
 
-        parse = bounded(handler_call_details.method, parser(handler), max_files_bytes=self._max_files_bytes)
-        return rebuilt(handler, validated, deserializer=parse)
+        parse = limit_request_size(handler_call_details.method, parser(handler), max_files_bytes=self._max_files_bytes)
+        return rebuild_handler(handler, check_and_call, deserializer=parse)
 
 
 def violations(request: Message) -> list[FieldViolation]:
@@ -75,10 +75,10 @@ def violations(request: Message) -> list[FieldViolation]:
     """
     if (too_much := excess(request)) is not None:
         return [too_much]
-    return _violations(_light(request) if isinstance(request, _WITH_FILES) else request)
+    return _violations(_drop_file_bytes(request) if isinstance(request, _WITH_FILES) else request)
 
 
-def _light(request: _Requested) -> _Requested:
+def _drop_file_bytes(request: _Requested) -> _Requested:
     """Return a copy without the bytes of files, if there are any: no rule looks further than whether there are."""
     if not any(data_size(parts) for _, parts in parts_of_request(request)):
         return request
@@ -93,7 +93,7 @@ def _violations(request: Message) -> list[FieldViolation]:
     # The schema's rules accept times out of range, but a log that holds one could not be written as JSON.
     if not isinstance(request, _NOT_STORED) and (unwritable := list(_unwritable_times(request, ""))):
         return unwritable
-    broken = broken_rules(request)
+    broken = find_violations(request)
     reported = {violation.field for violation in broken}
     return [*broken, *_unknown_event_names(request, reported), *unstorable_texts(request, reported)]
 
@@ -109,7 +109,7 @@ def _unknown_event_names(request: Message, reported: Container[str]) -> Iterator
             yield FieldViolation(field=field, description=description)
 
 
-def _checked(request: Message | TooLarge | Unparsed) -> Message:
+def _check_request(request: Message | TooLarge | Unparsed) -> Message:
     if isinstance(request, TooLarge):
         raise InvalidRequest([request.violation()])
     if isinstance(request, Unparsed):
@@ -120,14 +120,14 @@ def _checked(request: Message | TooLarge | Unparsed) -> Message:
     return request
 
 
-async def _checked_each(requests: AsyncIterator[Message | TooLarge | Unparsed]) -> AsyncIterator[Message]:
+async def _check_each_request(requests: AsyncIterator[Message | TooLarge | Unparsed]) -> AsyncIterator[Message]:
     async for request in requests:
-        yield _checked(request)
+        yield _check_request(request)
 
 
 def _unwritable_times(message: Message, place: str) -> Iterator[FieldViolation]:
     """Yield a violation for each duration and timestamp that has no JSON form: out of range, or of mixed signs."""
-    for path, value in _set_messages(message, place):
+    for path, value in _find_message_fields(message, place):
         if not isinstance(value, Duration | Timestamp):
             yield from _unwritable_times(value, path)
             continue
@@ -138,11 +138,11 @@ def _unwritable_times(message: Message, place: str) -> Iterator[FieldViolation]:
             yield FieldViolation(field=path, description=f"is out of the range of a {kind}")
 
 
-def _set_messages(message: Message, place: str) -> Iterator[tuple[str, Message]]:
+def _find_message_fields(message: Message, place: str) -> Iterator[tuple[str, Message]]:
     """Yield the set message fields of a message with their paths. Maps are skipped: none in a request holds times."""
     for field, value in message.ListFields():
         kind = field.message_type
-        if kind is None or kind in _NOT_JUDGED or kind.GetOptions().map_entry:
+        if kind is None or kind in _CHECKED_ELSEWHERE or kind.GetOptions().map_entry:
             continue
         path = f"{place}.{field.name}" if place else field.name
         if field.is_repeated:

@@ -62,10 +62,10 @@ def blobs_in(parts: Iterable[message_pb2.Part]) -> Iterator[message_pb2.Blob]:
 
 def take_data(parts: Iterable[message_pb2.Part]) -> list[StoredBlob]:
     """Put the SHA-256 of each file in the place of its bytes, and return the bytes."""
-    return [_taken(blob) for blob in blobs_in(parts) if blob.data]
+    return [_take_bytes(blob) for blob in blobs_in(parts) if blob.data]
 
 
-def _taken(blob: message_pb2.Blob) -> StoredBlob:
+def _take_bytes(blob: message_pb2.Blob) -> StoredBlob:
     data = blob.data
     blob.sha256 = hashlib.sha256(data).hexdigest()
     blob.size_bytes = len(data)
@@ -113,7 +113,7 @@ def _parts_of_changes(changes: fork_pb2.ForkChanges) -> Iterator[tuple[str, Sequ
         yield f"changes.tool_results[{index}].outcome.parts", edited.outcome.parts
 
 
-def by_reference(request: Requested) -> tuple[Requested, list[StoredBlob]]:
+def extract_files(request: Requested) -> tuple[Requested, list[StoredBlob]]:
     """Return a request that names its files by their SHA-256, and the files; the request itself if it brings no bytes.
 
     Files that the request names itself are returned without bytes.
@@ -139,8 +139,8 @@ def _size_text(size: int) -> str:
     return f"{size / 1_000:.0f} KB" if size < 999_500 else f"{size / 1_000_000:.1f} MB"
 
 
-async def referenced(request: Requested, *, most: int, field: str) -> tuple[Requested, list[StoredBlob]]:
-    """Return what by_reference does, made in a thread if there is much to hash.
+async def extract_files_within(request: Requested, *, most: int, field: str) -> tuple[Requested, list[StoredBlob]]:
+    """Return what extract_files does, in a thread if there is much to hash.
 
     Raises InvalidRequest, at `field`, if the files have more than `most` bytes.
     """
@@ -148,24 +148,24 @@ async def referenced(request: Requested, *, most: int, field: str) -> tuple[Requ
     if size > most:
         description = f"has {size:,} bytes of files; a message may have {most:,} (server.max_files_bytes)."
         raise InvalidRequest([FieldViolation(field=field, description=description)])
-    return by_reference(request) if size <= _SMALL else await asyncio.to_thread(by_reference, request)
+    return extract_files(request) if size <= _SMALL else await asyncio.to_thread(extract_files, request)
 
 
 def _files(field: str, parts: Sequence[message_pb2.Part]) -> Iterator[StoredBlob]:
     for index, part in enumerate(parts):
         if part.blob.data:
-            yield _taken(part.blob)
+            yield _take_bytes(part.blob)
         elif part.blob.sha256:
             path = f"{field}[{index}].blob.sha256"
             yield StoredBlob(sha256=part.blob.sha256, media_type=part.blob.media_type, data=None, field=path)
 
 
-def event_by_reference(event: event_pb2.AgentEvent) -> event_pb2.AgentEvent:
+def drop_file_bytes(event: event_pb2.AgentEvent) -> event_pb2.AgentEvent:
     """Return a copy of an event in which each file is named by its SHA-256, as logs of earlier versions lack it."""
     plain = copy_of(event)
     for blob in blobs_anywhere(plain):
         if blob.data:
-            _taken(blob)
+            _take_bytes(blob)
     return plain
 
 

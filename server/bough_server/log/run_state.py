@@ -53,7 +53,7 @@ class OpenRequests:
         """Return the invocations that wait, with one of their calls or themselves."""
         return frozenset(invocation_id for invocation_id, _ in self._ids_of)
 
-    def serialized(self) -> bytes | None:
+    def serialize(self) -> bytes | None:
         """Return all requests as a serialized RunInterrupted; None if there are none."""
         asked = event_pb2.RunInterrupted(requests=(request for _, request in self._open.values()))
         return asked.SerializeToString(deterministic=True) if self else None
@@ -141,7 +141,7 @@ class RunStateFold:
         return RunState(
             state=self.state,
             start_time_ns=_ns(self.start_time),
-            open_requests=self.requests.serialized(),
+            open_requests=self.requests.serialize(),
             next_expire_time_ns=self.requests.first_expiry_ns() if is_waiting else None,
             deadline_time_ns=self.deadline_ns,
         )
@@ -149,60 +149,60 @@ class RunStateFold:
     def _move(self, state: execution_pb2.ExecutionState.ValueType) -> None:
         self.state, self._is_changed = state, True
 
-    def _run_started(self, event: event_pb2.AgentEvent) -> None:
+    def _on_run_started(self, event: event_pb2.AgentEvent) -> None:
         self.state = self.state or execution_pb2.EXECUTION_STATE_RUNNING
         if not self.was_queued:
             self.start_time = events.time_of(event)
         self._deadline = _deadline_of(event.run_started)
 
-    def _run_queued(self, _: event_pb2.AgentEvent) -> None:
+    def _on_run_queued(self, _: event_pb2.AgentEvent) -> None:
         self.was_queued, self.start_time = True, None
         self._move(execution_pb2.EXECUTION_STATE_PENDING)
 
-    def _run_begins(self, event: event_pb2.AgentEvent) -> None:
+    def _on_run_dequeued(self, event: event_pb2.AgentEvent) -> None:
         if self.was_queued and self.start_time is None:
             self.start_time = events.time_of(event) or self.start_time
         self._move(execution_pb2.EXECUTION_STATE_RUNNING)
 
-    def _run_forked(self, event: event_pb2.AgentEvent) -> None:
+    def _on_run_forked(self, event: event_pb2.AgentEvent) -> None:
         """Begin at the fork, with the deadline of its caller; those of its origin are not the fork's."""
         self._deadline = _deadline_of(event.run_forked)
         self.start_time = events.time_of(event) or self.start_time
         self._move(execution_pb2.EXECUTION_STATE_RUNNING)
 
-    def _run_resumed(self, event: event_pb2.AgentEvent) -> None:
+    def _on_run_resumed(self, event: event_pb2.AgentEvent) -> None:
         if event.run_resumed.HasField("deadline_time"):
             self._deadline = _deadline_of(event.run_resumed)
         # A run that waits for its session still waits for it after another worker took it over.
         if self.state != execution_pb2.EXECUTION_STATE_PENDING:
             self._move(execution_pb2.EXECUTION_STATE_RUNNING)
 
-    def _run_interrupted(self, event: event_pb2.AgentEvent) -> None:
+    def _on_run_interrupted(self, event: event_pb2.AgentEvent) -> None:
         self._deadline = None
         self.requests.replace(event.run_interrupted.requests)
         self._move(execution_pb2.EXECUTION_STATE_INPUT_REQUIRED)
 
-    def _cancel_requested(self, event: event_pb2.AgentEvent) -> None:
+    def _on_cancel_requested(self, event: event_pb2.AgentEvent) -> None:
         """Move a waiting run to RUNNING: a cancelled run waits for no input, and recovery will end it."""
         if not event.cancel_requested.effect_scope and self.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             self._move(execution_pb2.EXECUTION_STATE_RUNNING)
 
-    def _input_requested(self, event: event_pb2.AgentEvent) -> None:
+    def _on_input_requested(self, event: event_pb2.AgentEvent) -> None:
         self.requests.ask(event.input_requested.request, event.invocation_id)
         self._is_changed = True
 
-    def _input_received(self, event: event_pb2.AgentEvent) -> None:
+    def _on_input_received(self, event: event_pb2.AgentEvent) -> None:
         self._is_changed |= self.requests.answer(event.input_received.answer.input_id)
 
-    def _call_ended(self, event: event_pb2.AgentEvent) -> None:
+    def _on_tool_ended(self, event: event_pb2.AgentEvent) -> None:
         if self.requests:
             self._is_changed |= self.requests.end((event.invocation_id, events.tool_result_of(event).call.call_id))
 
-    def _invocation_ended(self, event: event_pb2.AgentEvent) -> None:
+    def _on_sub_agent_ended(self, event: event_pb2.AgentEvent) -> None:
         self._is_changed |= self.requests.end_invocation(event.invocation_id)
 
 
-def folded(log: Iterable[event_pb2.AgentEvent]) -> RunStateFold:
+def fold_run_state(log: Iterable[event_pb2.AgentEvent]) -> RunStateFold:
     """Return the state of a run after its log."""
     fold = RunStateFold()
     for event in log:
@@ -222,17 +222,17 @@ def _ns(time: timestamp_pb2.Timestamp | None) -> int | None:
 
 
 _FOLDS: Final = {
-    events.RUN_STARTED: RunStateFold._run_started,
-    events.RUN_QUEUED: RunStateFold._run_queued,
-    events.RUN_DEQUEUED: RunStateFold._run_begins,
-    events.RUN_FORKED: RunStateFold._run_forked,
-    events.RUN_RESUMED: RunStateFold._run_resumed,
-    events.RUN_INTERRUPTED: RunStateFold._run_interrupted,
-    events.CANCEL_REQUESTED: RunStateFold._cancel_requested,
-    events.INPUT_REQUESTED: RunStateFold._input_requested,
-    events.INPUT_RECEIVED: RunStateFold._input_received,
-    events.TOOL_COMPLETED: RunStateFold._call_ended,
-    events.TOOL_FAILED: RunStateFold._call_ended,
-    events.SUB_AGENT_COMPLETED: RunStateFold._invocation_ended,
-    events.SUB_AGENT_FAILED: RunStateFold._invocation_ended,
+    events.RUN_STARTED: RunStateFold._on_run_started,
+    events.RUN_QUEUED: RunStateFold._on_run_queued,
+    events.RUN_DEQUEUED: RunStateFold._on_run_dequeued,
+    events.RUN_FORKED: RunStateFold._on_run_forked,
+    events.RUN_RESUMED: RunStateFold._on_run_resumed,
+    events.RUN_INTERRUPTED: RunStateFold._on_run_interrupted,
+    events.CANCEL_REQUESTED: RunStateFold._on_cancel_requested,
+    events.INPUT_REQUESTED: RunStateFold._on_input_requested,
+    events.INPUT_RECEIVED: RunStateFold._on_input_received,
+    events.TOOL_COMPLETED: RunStateFold._on_tool_ended,
+    events.TOOL_FAILED: RunStateFold._on_tool_ended,
+    events.SUB_AGENT_COMPLETED: RunStateFold._on_sub_agent_ended,
+    events.SUB_AGENT_FAILED: RunStateFold._on_sub_agent_ended,
 }

@@ -49,17 +49,17 @@ def values_of(state_json: str) -> dict[str, str]:
     values: dict[str, str] = {}
     at = _after(state_json, 0, "{")
     if state_json[at : at + 1] == "}":
-        return _whole(state_json, at + 1, values)
+        return _check_end(state_json, at + 1, values)
     while True:
-        name, end = _decoded(state_json, at)
+        name, end = _decode(state_json, at)
         if not isinstance(name, str):
             raise ValueError("a state is a JSON object")
         at = _after(state_json, end, ":")
-        _, end = _decoded(state_json, at)
+        _, end = _decode(state_json, at)
         values[name] = state_json[at:end]
         at = _SPACE.match(state_json, end).end()  # type: ignore[union-attr]  # the pattern matches empty text too
         if state_json[at : at + 1] == "}":
-            return _whole(state_json, at + 1, values)
+            return _check_end(state_json, at + 1, values)
         at = _after(state_json, at, ",")
 
 
@@ -71,14 +71,14 @@ def _after(text: str, at: int, mark: str) -> int:
     return _SPACE.match(text, found.end() + 1).end()  # type: ignore[union-attr]
 
 
-def _decoded(text: str, at: int) -> tuple[object, int]:
+def _decode(text: str, at: int) -> tuple[object, int]:
     try:
         return _DECODER.raw_decode(text, at)
     except RecursionError:
         raise ValueError("a value is nested too deeply") from None
 
 
-def _whole(text: str, at: int, values: dict[str, str]) -> dict[str, str]:
+def _check_end(text: str, at: int, values: dict[str, str]) -> dict[str, str]:
     if text[at:].strip():
         raise ValueError("a state is one JSON object")
     return values
@@ -158,8 +158,8 @@ def value_size(name: str, text: str | None) -> int:
     return 0 if text is None else size_of(_ENCODER.encode(name)) + size_of(text) + 2
 
 
-def applied(values: Mapping[str, str], write: Write) -> dict[str, str]:
-    """Return the values after changes, however large they become."""
+def apply_write(values: Mapping[str, str], write: Write) -> dict[str, str]:
+    """Return the values after one write, however large they become."""
     after = dict(values)
     for name, text in write:
         if text is None:
@@ -169,7 +169,7 @@ def applied(values: Mapping[str, str], write: Write) -> dict[str, str]:
     return after
 
 
-def changed(values: Mapping[str, str], writes: Iterable[Write]) -> dict[str, str]:
+def apply_bounded_writes(values: Mapping[str, str], writes: Iterable[Write]) -> dict[str, str]:
     """Return the values after writes, in order. A write that would exceed the bound has no effect."""
     after = dict(values)
     size = state_size(after)

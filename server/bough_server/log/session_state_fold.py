@@ -12,7 +12,7 @@ from typing import Final
 
 from bough.v1 import event_pb2
 from bough_server.log import events
-from bough_server.log.session_state import Write, changed, changes_of, values_of
+from bough_server.log.session_state import Write, apply_bounded_writes, changes_of, values_of
 
 _LANE: Final = re.compile(r"(?:(?:^|/)g|\.t|\.)([0-9]{1,9})(?=[/.]|$)")
 """Numbers of concurrent parts in a key: lanes of an agent, calls of a step, lanes of code."""
@@ -107,7 +107,7 @@ class StateFold:
     def values(self) -> dict[str, str]:
         """JSON text of each value, by key."""
         if self._values is None:
-            self._values = changed(self._began, self._writes.in_order())
+            self._values = apply_bounded_writes(self._began, self._writes.in_order())
         return self._values
 
     def _write(self, key: str, changes: Write) -> None:
@@ -119,7 +119,7 @@ class StateFold:
         lane.add(changes)
         # A write that sorts after all others applies on top of the known values; any other needs a new fold.
         is_known = is_newest and self._values is not None
-        self._values = changed(self._values or {}, [changes]) if is_known else None
+        self._values = apply_bounded_writes(self._values or {}, [changes]) if is_known else None
 
 
 _BEGIN: Final = frozenset({events.TOOL_STARTED, events.INPUT_REQUESTED})
@@ -190,9 +190,11 @@ class Conflicts:
 
     def _differ(self, lanes: Mapping[int, tuple[int, str | None]]) -> bool:
         ordered = [lanes[number] for number in sorted(lanes)]
-        return any(one != other and self._met(lane, next_lane) for (lane, one), (next_lane, other) in pairwise(ordered))
+        return any(
+            one != other and self._overlap(lane, next_lane) for (lane, one), (next_lane, other) in pairwise(ordered)
+        )
 
-    def _met(self, one: int, other: int) -> bool:
+    def _overlap(self, one: int, other: int) -> bool:
         """Return whether neither lane had ended when the other began."""
         never = self._applied + 1
         return self._began.get(one, 0) < self._ended.get(other, never) and self._began.get(other, 0) < self._ended.get(

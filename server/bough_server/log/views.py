@@ -93,17 +93,17 @@ class Selection:
         kind = events.kind_of(event)
         if self._is_summary and event.parent_invocation_id:
             if kind == events.LLM_OUTPUT_TEXT_DELTA:
-                return self._masked(events.SUB_AGENT_PARTIAL, lambda: _partial(event))
+                return self._apply_mask(events.SUB_AGENT_PARTIAL, lambda: _partial(event))
             if kind not in _OF_ANY_DEPTH:
                 return None
-        return self._masked(kind, lambda: event)
+        return self._apply_mask(kind, lambda: event)
 
     def show(self, stamped: bytes) -> bytes | None:
         """Return the bytes of an event as the view shows it, or None."""
         event = self.apply(events.parse(stamped))
         return None if event is None else event.SerializeToString()
 
-    def _masked(self, kind: int, shown: Callable[[], AgentEvent]) -> AgentEvent | None:
+    def _apply_mask(self, kind: int, shown: Callable[[], AgentEvent]) -> AgentEvent | None:
         return shown() if self._shown is None or kind in self._shown else None
 
 

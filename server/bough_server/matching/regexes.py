@@ -27,12 +27,12 @@ class RegexProblem(ValueError):
 
 def check_pattern(pattern: str) -> None:
     """Raise RegexProblem for a pattern that cannot be compiled."""
-    _compiled(pattern, False)
+    _compile(pattern, False)
 
 
 def is_found(pattern: str, text: str, *, ignore_case: bool = False) -> bool:
     """Return whether a pattern matches anywhere in a text. Raises RegexProblem."""
-    compiled = _compiled(pattern, ignore_case)
+    compiled = _compile(pattern, ignore_case)
     data = text.encode(errors="replace")
     if compiled.programsize * len(data) > MAX_WORK:
         raise RegexProblem(f"is too costly for a text of {len(data):,} bytes")
@@ -41,14 +41,14 @@ def is_found(pattern: str, text: str, *, ignore_case: bool = False) -> bool:
     return compiled.search(data.decode()) is not None
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Return a pattern that matches just a text."""
     pattern: str = re2.escape(text)
     return pattern
 
 
 @lru_cache(maxsize=256)
-def _compiled(pattern: str, ignore_case: bool) -> "re2._Regexp":
+def _compile(pattern: str, ignore_case: bool) -> "re2._Regexp":
     if len(pattern) > MAX_PATTERN:
         raise RegexProblem(f"is longer than {MAX_PATTERN:,} characters")
     options = re2.Options()

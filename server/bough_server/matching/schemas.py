@@ -38,7 +38,7 @@ class TooCostly(ValueError):
     """A schema that cannot be checked in a bounded time; the message is a sentence without a period."""
 
 
-def bounded_errors(value: Any, schema_json: str) -> list[ValidationError]:
+def find_errors(value: Any, schema_json: str) -> list[ValidationError]:
     """Return how a value violates a schema, at most 20 errors.
 
     Raises TooCostly, TooMuchWork, and what following a broken reference raises.
@@ -58,7 +58,7 @@ def schema_mistakes(value: Any, schema_json: str, *, is_bounded: bool = False) -
     `is_bounded`: a schema that would take long to check is a mistake, and its patterns are RE2's.
     """
     try:
-        found = bounded_errors(value, schema_json) if is_bounded else _linear_validator(schema_json).iter_errors(value)
+        found = find_errors(value, schema_json) if is_bounded else _linear_validator(schema_json).iter_errors(value)
         errors = sorted(found, key=lambda error: [str(p) for p in error.path])
     except (RecursionError, referencing.exceptions.Unresolvable):
         return ["the tool's schema cannot be followed to its end"]
@@ -81,7 +81,7 @@ def value_schema_problem(schema: Mapping[str, Any], *, is_bounded: bool = False)
     try:
         _resolve_references(schema)
         if is_bounded:
-            bounded_errors({}, json.dumps(schema))
+            find_errors({}, json.dumps(schema))
             return pattern_problem(schema)
         _linear_validator(json.dumps(schema)).is_valid({})  # a reference that leads back to itself shows only in use
     except (RecursionError, referencing.exceptions.Unresolvable):
@@ -186,12 +186,12 @@ def matches(pattern: str, text: str) -> bool:
     return is_found(pattern, text)
 
 
-def _any_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
+def _check_any_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
     if isinstance(instance, str) and not matches(pattern, instance):
         yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
-def _any_pattern_properties(
+def _check_any_pattern_properties(
     validator: Any, rules: Mapping[str, Any], instance: Any, schema: Any
 ) -> Iterator[ValidationError]:
     if isinstance(instance, dict):
@@ -200,7 +200,9 @@ def _any_pattern_properties(
                 yield from validator.descend(instance[name], rule, path=name, schema_path=pattern)
 
 
-def _any_additional_properties(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+def _check_any_additional_properties(
+    validator: Any, rule: Any, instance: Any, schema: Any
+) -> Iterator[ValidationError]:
     patterns = schema.get("patternProperties", {})
     if isinstance(instance, dict) and patterns:
         # What a pattern matches is not additional; the rest is left to the package's rule, which has no pattern then.
@@ -209,12 +211,12 @@ def _any_additional_properties(validator: Any, rule: Any, instance: Any, schema:
     yield from _OWN["additionalProperties"](validator, rule, instance, schema)
 
 
-def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
+def _check_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
     if isinstance(instance, str) and not is_found(pattern, instance):
         yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
-def _pattern_properties(
+def _check_pattern_properties(
     validator: Any, rules: Mapping[str, Any], instance: Any, schema: Any
 ) -> Iterator[ValidationError]:
     if isinstance(instance, dict):
@@ -224,7 +226,7 @@ def _pattern_properties(
                     yield from validator.descend(value, rule, path=name, schema_path=pattern)
 
 
-def _additional_properties(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+def _check_additional_properties(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
     if not isinstance(instance, dict):
         return
     known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
@@ -236,14 +238,14 @@ def _additional_properties(validator: Any, rule: Any, instance: Any, schema: Any
         yield ValidationError(f"{', '.join(extra)} {'is' if len(extra) == 1 else 'are'} not expected")
 
 
-def _unevaluated_properties(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+def _check_unevaluated_properties(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
     # The package's own rule matches patternProperties with patterns that may take for ever.
     if '"patternProperties"' in json.dumps(schema):
         raise TooCostly("the schema has unevaluatedProperties beside patternProperties, which is not supported here")
     yield from _OWN["unevaluatedProperties"](validator, rule, instance, schema)
 
 
-def _unique_items(validator: Any, rule: bool, instance: Any, schema: Any) -> Iterator[ValidationError]:
+def _check_unique_items(validator: Any, rule: bool, instance: Any, schema: Any) -> Iterator[ValidationError]:
     # The package's own rule compares each two of the items.
     if rule and isinstance(instance, list) and len({_key(item) for item in instance}) < len(instance):
         yield ValidationError("has equal items")
@@ -258,8 +260,8 @@ def _key(value: Any) -> object:
     return isinstance(value, bool), value
 
 
-def _bounded(rule: _Rule) -> _Rule:
-    """Return a rule that counts its steps, and those of its errors, each of which may quote the whole value."""
+def _count_steps(rule: _Rule) -> _Rule:
+    """Wrap a rule to count its steps, and those of its errors, each of which may quote the whole value."""
 
     def check(validator: Any, expected: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
         members = sum(len(one) for one in (expected, instance) if isinstance(one, list | dict))
@@ -271,8 +273,8 @@ def _bounded(rule: _Rule) -> _Rule:
     return check
 
 
-def _counted(rule: _Rule) -> _Rule:
-    """Return the rule of a reference that counts how often it is followed."""
+def _count_references(rule: _Rule) -> _Rule:
+    """Wrap the rule of a reference to count how often it is followed."""
 
     def follow(validator: Any, reference: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
         count = _followed.get()
@@ -289,26 +291,26 @@ _OWN: Final[Mapping[str, _Rule]] = dict(Draft202012Validator.VALIDATORS)
 LinearPatterns: Final = extend(  # type: ignore[no-untyped-call]
     Draft202012Validator,
     {
-        "pattern": _any_pattern,
-        "patternProperties": _any_pattern_properties,
-        "additionalProperties": _any_additional_properties,
+        "pattern": _check_any_pattern,
+        "patternProperties": _check_any_pattern_properties,
+        "additionalProperties": _check_any_additional_properties,
     },
 )
 """The package's validator, with patterns that RE2 matches as far as it has them."""
 
 _RULES: Final[Mapping[str, _Rule]] = {
     **_OWN,
-    "pattern": _pattern,
-    "patternProperties": _pattern_properties,
-    "additionalProperties": _additional_properties,
-    "unevaluatedProperties": _unevaluated_properties,
-    "uniqueItems": _unique_items,
-    "$ref": _counted(_OWN["$ref"]),
-    "$dynamicRef": _counted(_OWN["$dynamicRef"]),
+    "pattern": _check_pattern,
+    "patternProperties": _check_pattern_properties,
+    "additionalProperties": _check_additional_properties,
+    "unevaluatedProperties": _check_unevaluated_properties,
+    "uniqueItems": _check_unique_items,
+    "$ref": _count_references(_OWN["$ref"]),
+    "$dynamicRef": _count_references(_OWN["$dynamicRef"]),
 }
 
 _Bounded: Final = extend(  # type: ignore[no-untyped-call]
-    Draft202012Validator, {name: _bounded(rule) for name, rule in _RULES.items()}
+    Draft202012Validator, {name: _count_steps(rule) for name, rule in _RULES.items()}
 )
 
 

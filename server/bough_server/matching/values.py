@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from bough.v1 import eval_set_pb2
 from bough_server.matching.regexes import RegexProblem, check_pattern, is_found
 from bough_server.matching.schemas import schema_mistakes, value_path, value_schema_problem
-from bough_server.matching.work import TooMuchWork, bounded_work, spend
+from bough_server.matching.work import TooMuchWork, limit_work, spend
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 
@@ -43,14 +43,14 @@ def mismatch(matcher: eval_set_pb2.ValueMatcher, value_json: str) -> str:
     # Each value is compared with each of the paths that lead to it.
     spend(_CALL_STEPS + (matcher.ByteSize() + len(value_json)) * (1 + len(matcher.ignore) // 8))
     try:
-        return _cut(_mismatch(matcher, value_json), MAX_SENTENCE)
+        return _truncate(_mismatch(matcher, value_json), MAX_SENTENCE)
     except RecursionError:
         return _TOO_DEEP
 
 
 def answer_mismatch(expected: eval_set_pb2.ExpectedAnswer, text: str) -> str:
     """Return how an answer differs from what is expected, as a sentence without a period; empty if it matches."""
-    return _cut(next(_answer_mismatches(expected, text), ""), MAX_SENTENCE)
+    return _truncate(next(_answer_mismatches(expected, text), ""), MAX_SENTENCE)
 
 
 def check_matcher(matcher: eval_set_pb2.ValueMatcher) -> str:
@@ -102,11 +102,11 @@ def _mismatch(matcher: eval_set_pb2.ValueMatcher, value_json: str) -> str:
         case "regex":
             return _regex_mismatch(matcher.regex, value_json)
         case "schema_json":
-            with bounded_work():  # apart: whether it is checked once more depends on what was compared before
+            with limit_work():  # apart: whether it is checked once more depends on what was compared before
                 problem = _schema_problem(matcher.schema_json)
             if problem:
                 return f"the expected schema_json {problem}".rstrip(".")
-            return "; ".join(schema_mistakes(_parsed(value_json), matcher.schema_json, is_bounded=True))
+            return "; ".join(schema_mistakes(_parse_or_keep(value_json), matcher.schema_json, is_bounded=True))
         case None:
             return ""
 
@@ -118,7 +118,7 @@ def _difference(matcher: eval_set_pb2.ValueMatcher, expected_json: str, value_js
         return f"the expected value is not JSON: {error}"
     ignored = [tuple(path.split(".")) for path in matcher.ignore]
     comparison = _Comparison(is_subset=is_subset, tolerance=matcher.number_tolerance)
-    found = comparison.differences(_without(expected, ignored), _without(_parsed(value_json), ignored), ())
+    found = comparison.differences(_without(expected, ignored), _without(_parse_or_keep(value_json), ignored), ())
     return next(found, "")
 
 
@@ -136,7 +136,7 @@ class _Comparison:
         elif isinstance(expected, list) and isinstance(actual, list):
             yield from self._of_lists(expected, actual, path)
         elif not self._are_equal(expected, actual):
-            yield f"{_place(path)} is {_shown(actual)}, expected {_shown(expected)}"
+            yield f"{_place(path)} is {_excerpt(actual)}, expected {_excerpt(expected)}"
 
     def _of_objects(
         self, expected: Mapping[str, JsonValue], actual: Mapping[str, JsonValue], path: tuple[str | int, ...]
@@ -145,10 +145,10 @@ class _Comparison:
             if name in actual:
                 yield from self.differences(value, actual[name], (*path, name))
             else:
-                yield f"{_place((*path, name))} is missing, expected {_shown(value)}"
+                yield f"{_place((*path, name))} is missing, expected {_excerpt(value)}"
         extra = [] if self.is_subset else [name for name in actual if name not in expected]
         for name in extra:
-            yield f"{_place((*path, name))} is {_shown(actual[name])}, which is not expected"
+            yield f"{_place((*path, name))} is {_excerpt(actual[name])}, which is not expected"
 
     def _of_lists(
         self, expected: Sequence[JsonValue], actual: Sequence[JsonValue], path: tuple[str | int, ...]
@@ -195,15 +195,15 @@ def _below(name: str | None, ignored: Sequence[_Steps]) -> list[_Steps]:
 
 
 def _answer_mismatches(expected: eval_set_pb2.ExpectedAnswer, text: str) -> Iterator[str]:
-    folded = _folded(text, expected)
-    if expected.HasField("exact") and folded.strip() != _folded(expected.exact, expected).strip():
-        yield f"the answer is {_shown(text.strip())}, expected {_shown(expected.exact.strip())}"
+    folded = _fold_case(text, expected)
+    if expected.HasField("exact") and folded.strip() != _fold_case(expected.exact, expected).strip():
+        yield f"the answer is {_excerpt(text.strip())}, expected {_excerpt(expected.exact.strip())}"
     for part in expected.contains:
-        if _folded(part, expected) not in folded:
-            yield f"the answer {_shown(text)} does not contain {_shown(part)}"
+        if _fold_case(part, expected) not in folded:
+            yield f"the answer {_excerpt(text)} does not contain {_excerpt(part)}"
     for part in expected.excludes:
-        if _folded(part, expected) in folded:
-            yield f"the answer contains {_shown(part)}, which is excluded"
+        if _fold_case(part, expected) in folded:
+            yield f"the answer contains {_excerpt(part)}, which is excluded"
     if expected.regex and (wrong := _search(expected.regex, text, ignore_case=expected.ignore_case)):
         yield wrong
     if expected.HasField("min_characters") and len(text) < expected.min_characters:
@@ -218,18 +218,18 @@ def _json_mismatch(matcher: eval_set_pb2.ValueMatcher, text: str) -> Iterator[st
     try:
         parse_json(text)
     except ValueError:
-        yield f"the answer {_shown(text)} is not JSON"
+        yield f"the answer {_excerpt(text)} is not JSON"
         return
     if wrong := mismatch(matcher, text):
         yield f"in the answer's JSON {wrong}"
 
 
-def _folded(text: str, expected: eval_set_pb2.ExpectedAnswer) -> str:
+def _fold_case(text: str, expected: eval_set_pb2.ExpectedAnswer) -> str:
     return text.casefold() if expected.ignore_case else text
 
 
 def _regex_mismatch(pattern: str, value_json: str) -> str:
-    value = _parsed(value_json)
+    value = _parse_or_keep(value_json)
     return _search(pattern, value if isinstance(value, str) else value_json)
 
 
@@ -239,7 +239,7 @@ def _search(pattern: str, text: str, *, ignore_case: bool = False) -> str:
         found = is_found(pattern, text, ignore_case=ignore_case)
     except RegexProblem as error:
         return f"the expected regex {error}"
-    return "" if found else f"{_shown(text)} does not match the regex {_cut(pattern, _SHOWN)}"
+    return "" if found else f"{_excerpt(text)} does not match the regex {_truncate(pattern, _SHOWN)}"
 
 
 def regex_problem(pattern: str) -> str:
@@ -285,7 +285,7 @@ def _schema_problem(text: str) -> str:
         return "is nested too deeply."
 
 
-def _parsed(text: str) -> JsonValue:
+def _parse_or_keep(text: str) -> JsonValue:
     """Return the value of a JSON text, else the text itself."""
     try:
         return parse_json(text)
@@ -307,8 +307,8 @@ def _items(count: int) -> str:
     return "1 item" if count == 1 else f"{count} items"
 
 
-def _shown(value: JsonValue) -> str:
-    return _cut(_unicode(json.dumps(value, ensure_ascii=False)), _SHOWN)
+def _excerpt(value: JsonValue) -> str:
+    return _truncate(_unicode(json.dumps(value, ensure_ascii=False)), _SHOWN)
 
 
 def _unicode(text: str) -> str:
@@ -316,5 +316,5 @@ def _unicode(text: str) -> str:
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
-def _cut(text: str, limit: int) -> str:
+def _truncate(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -20,7 +20,7 @@ _left: ContextVar[list[int] | None] = ContextVar("bough_comparison_steps_left", 
 
 
 @contextmanager
-def bounded_work(most: int = MAX_STEPS) -> Iterator[None]:
+def limit_work(most: int = MAX_STEPS) -> Iterator[None]:
     """Bound the steps of everything that is compared inside. What is compared outside of any bound has none."""
     token = _left.set([most])
     try:

@@ -38,25 +38,25 @@ class AnnotationCollector:
         self._cited_bytes = 0
         self._extra: dict[str, object] = {}
 
-    def refused(self) -> None:
-        """Record that the model refused to answer."""
+    def add_refusal(self) -> None:
+        """Add that the model refused to answer."""
         self._add_verdict(step_pb2.SAFETY_SUBJECT_ANSWER, "refusal", step_pb2.SAFETY_VERDICT_BLOCK)
 
-    def filtered(self) -> None:
-        """Record that the provider's content filter cut the answer off."""
+    def add_content_filter(self) -> None:
+        """Add that the provider's content filter cut the answer off."""
         self._add_verdict(step_pb2.SAFETY_SUBJECT_ANSWER, "content_filter", step_pb2.SAFETY_VERDICT_BLOCK)
 
-    def filters(self, results: object, *, of_prompt: bool = False) -> None:
+    def add_filter_results(self, results: object, *, of_prompt: bool = False) -> None:
         """Record content filter results by category: `{"hate": {"filtered": false, "severity": "low"}}`."""
         subject = step_pb2.SAFETY_SUBJECT_PROMPT if of_prompt else step_pb2.SAFETY_SUBJECT_ANSWER
         for category, result in results.items() if is_object(results) else ():
             if is_object(result) and result.keys() & {"filtered", "detected", "severity"}:
                 self._add_verdict(subject, category, _verdict(result))
 
-    def prompt_filters(self, results: object) -> None:
+    def add_prompt_filter_results(self, results: object) -> None:
         """Record results for parts of the prompt: `[{"prompt_index": 0, "content_filter_results": {...}}]`."""
         for each in objects(results):
-            self.filters(each.get("content_filter_results"), of_prompt=True)
+            self.add_filter_results(each.get("content_filter_results"), of_prompt=True)
 
     def cite(self, annotation: Mapping[str, object], content: Content) -> None:
         """Record a citation, whose details are in the annotation itself or under its type; ignore other annotations.
@@ -92,14 +92,14 @@ class AnnotationCollector:
         if value is not None:
             self._extra[name] = value
 
-    def message(self, positions: "Mapping[Content, ContentPosition]") -> step_pb2.Annotations | None:
+    def build(self, positions: "Mapping[Content, ContentPosition]") -> step_pb2.Annotations | None:
         """Return the annotations; None if there are none. `positions` has that of each content."""
         safety = [
             step_pb2.SafetyNote(verdict=verdict, category=category, subject=subject)
             for (subject, category), verdict in self._safety.items()
         ]
         citations = [
-            _positioned(citation, positions.get(content) if content is not None else None)
+            _place_citation(citation, positions.get(content) if content is not None else None)
             for (content, _), citation in self._citations.items()
         ]
         extra = self._extra_json()
@@ -145,7 +145,7 @@ class ContentPosition:
     """Characters of the part before the content."""
 
 
-def _positioned(citation: step_pb2.CitationRef, position: ContentPosition | None) -> step_pb2.CitationRef:
+def _place_citation(citation: step_pb2.CitationRef, position: ContentPosition | None) -> step_pb2.CitationRef:
     """Return a copy of a citation with the part that cites it, and with offsets from the start of that part."""
     positioned = step_pb2.CitationRef()
     positioned.CopyFrom(citation)

@@ -16,12 +16,12 @@ REMOTE: Final = ("openai", "anthropic", "gemini")
 """Providers that are called over a network."""
 
 
-def _absolute(path: Path, info: ValidationInfo) -> Path:
+def _resolve_path(path: Path, info: ValidationInfo) -> Path:
     folder: Path = (info.context or {}).get("folder", Path.cwd())
     return folder / path
 
 
-def _variable(name: str) -> str:
+def _check_variable(name: str) -> str:
     if not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]{0,127})?", name):
         raise ValueError("must be the name of an environment variable that holds the key, not the key")
     return name
@@ -97,11 +97,11 @@ class ModelSection(Section):
     """The provider's name of the model; required but for `scripted` and `local`."""
     base_url: Annotated[str, Field(pattern=r"^(https?://.+)?$")] = ""
     """The URL of a server that speaks the API. Unset: the provider's."""
-    api_key_env: Annotated[str, AfterValidator(_variable)] = ""
+    api_key_env: Annotated[str, AfterValidator(_check_variable)] = ""
     """Name of the environment variable that holds the key; never the key itself. Default for `anthropic`
     and `gemini`: `ANTHROPIC_API_KEY` and `GEMINI_API_KEY`.
     """
-    script: Annotated[Path, AfterValidator(_absolute)] | None = None
+    script: Annotated[Path, AfterValidator(_resolve_path)] | None = None
     """The file that a `scripted` model answers from, relative to this file; required for `scripted`."""
     keep_raw: Flag = False
     """Whether answers carry the provider's events as they came, 256 KiB at most; not for `scripted` and `local`."""
@@ -206,7 +206,7 @@ def _fallback_cycle(name: str, models: Mapping[str, ModelSection]) -> list[str]:
     while chains:
         chain = chains.pop()
         for fallback in models[chain[-1]].fallbacks:
-            other = _target(fallback, models)
+            other = _follow_aliases(fallback, models)
             if other == name:
                 return [*chain, name]
             if other in models and other not in seen:
@@ -215,7 +215,7 @@ def _fallback_cycle(name: str, models: Mapping[str, ModelSection]) -> list[str]:
     return []
 
 
-def _target(name: str, models: Mapping[str, ModelSection]) -> str:
+def _follow_aliases(name: str, models: Mapping[str, ModelSection]) -> str:
     """Follow aliases and return the name at their end, known or not; empty if they form a cycle."""
     seen: set[str] = set()
     while name in models and models[name].alias:

@@ -102,7 +102,7 @@ class ProviderConnection(Protocol):
 
 
 @contextmanager
-def long_lived(package: str) -> Iterator[None]:
+def freeze_imports(package: str) -> Iterator[None]:
     """Keep what is loaded inside of it out of garbage collections, if `package` was not loaded before.
 
     A provider's package leaves tens of thousands of objects that live to the end. Every full collection would visit
@@ -149,7 +149,7 @@ class Endpoint:
                 events = decoder.feed(piece) if piece else decoder.finish()
                 if events:
                     timeout.renew()
-                deltas, error = _applied(events, answer)
+                deltas, error = _apply_events(events, answer)
                 if deltas:
                     yield deltas
                 if error is not None:
@@ -175,7 +175,7 @@ class Endpoint:
 
     def _unusable(self, error: Exception, answer: Answer) -> ModelError:
         if isinstance(error, ReportedError):
-            failure = self._failures.reported(error.value)
+            failure = self._failures.stream_error(error.value)
         else:
             failure = self._failures.bad_response(f"sent an invalid answer: {error}.")
         failure.lost_usage = answer.usage
@@ -227,7 +227,7 @@ class Endpoint:
                     pass
 
 
-def _applied(events: Sequence[bytes], answer: Answer) -> tuple[list[Delta], BadChunk | ReportedError | None]:
+def _apply_events(events: Sequence[bytes], answer: Answer) -> tuple[list[Delta], BadChunk | ReportedError | None]:
     """Apply events and return their deltas, up to the event that is an error, and that error."""
     deltas: list[Delta] = []
     try:

@@ -88,7 +88,7 @@ class Failures:
             return self._error(what, reason=reason, is_of_the_request=is_of_the_request, status=code)
         return self._error(what, reason=reason, retry=retry, after=after, status=code)
 
-    def reported(self, value: object) -> ModelError:
+    def stream_error(self, value: object) -> ModelError:
         """Return the error for one that the provider sent in its stream."""
         codes = _codes(value)
         reason = _reason(codes, _message(value))

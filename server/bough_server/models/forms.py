@@ -47,7 +47,7 @@ class MessageForms:
         """Return the message as items of JSON in a format of requests; `make` returns the items."""
         found = self._json.get(format)
         if found is None:
-            found = [encoded(item) for item in make(self.message)]
+            found = [encode_body(item) for item in make(self.message)]
             if sum(map(len, found)) <= _MOST_BYTES:
                 if len(self._json) == _MOST_FORMATS:
                     del self._json[next(iter(self._json))]
@@ -55,7 +55,7 @@ class MessageForms:
         return found
 
 
-def encoded(body: Mapping[str, object]) -> bytes:
+def encode_body(body: Mapping[str, object]) -> bytes:
     """Return the body of a request as bytes."""
     if not any(isinstance(value, JsonItems) for value in body.values()):
         return json.dumps(body, ensure_ascii=False).encode()

@@ -52,7 +52,7 @@ class AttemptEnd(Enum):
 
 
 class CircuitOpen(Exception):
-    """The breaker is open for `seconds` more; 0 while a trial attempt is under way."""
+    """The breaker is open for `seconds` more; 0 while a probe is under way."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"The breaker is open for {seconds:g} seconds.")
@@ -83,15 +83,15 @@ class CircuitBreaker:
         self._is_trying = self._open_until is not None
         return self._is_trying
 
-    def leave(self, ended: AttemptEnd, *, is_trial: bool) -> None:
+    def leave(self, ended: AttemptEnd, *, is_probe: bool) -> None:
         """Record the end of an attempt. One that began before the breaker opened may close it, but not prolong it."""
-        if is_trial:
+        if is_probe:
             self._is_trying = False
         if ended is AttemptEnd.ANSWERED:
             self._failures, self._open_until = 0, None
-        elif ended is AttemptEnd.FAILED and (is_trial or self._open_until is None):
+        elif ended is AttemptEnd.FAILED and (is_probe or self._open_until is None):
             self._failures += 1
-            if is_trial or (self._policy.failures and self._failures >= self._policy.failures):
+            if is_probe or (self._policy.failures and self._failures >= self._policy.failures):
                 self._open_until = self._clock.monotonic() + self._policy.cooldown
 
 
@@ -171,7 +171,7 @@ class RateLimiter:
             # The planned time moves both ways while it waits: other attempts settle, are withdrawn or are cancelled.
             while (wait := reservation.time - self._clock.monotonic()) > _MOMENT or self._waiting[0] is not reservation:
                 reservation.moved.clear()
-                await self._until_moved(reservation, wait)
+                await self._wait_for_move(reservation, wait)
         except BaseException:
             # Also when cancelled: a reservation that stays in the queue would block all behind it.
             self._waiting.remove(reservation)
@@ -180,7 +180,7 @@ class RateLimiter:
         self._waiting.popleft()
         self._expire()
 
-    async def _until_moved(self, reservation: Reservation, seconds: float) -> None:
+    async def _wait_for_move(self, reservation: Reservation, seconds: float) -> None:
         if seconds <= _MOMENT:
             # Due, but the attempt ahead is still queued; wait until its _plan() sets `moved`.
             await reservation.moved.wait()
@@ -287,7 +287,7 @@ class ModelLimiter:
             ended = AttemptEnd.FAILED if error.retry in _FAILURES else AttemptEnd.ANSWERED
             raise
         finally:
-            self._breaker.leave(ended, is_trial=is_trial)
+            self._breaker.leave(ended, is_probe=is_trial)
 
     def _settle(self, reservation: Reservation, meter: AttemptMeter) -> None:
         if not meter.is_sent:

@@ -205,15 +205,15 @@ def cost_of(usage: usage_pb2.Usage, price: Price) -> int | None:
     fresh = usage.input_tokens - cached
     written = min(usage.cache_write_tokens, fresh) if price.cache_write_per_million is not None else 0
     exact = _NANOS * (
-        (fresh - written) * _exact(price.input_per_million)
-        + cached * _exact(price.cached_input_per_million or 0.0)
-        + written * _exact(price.cache_write_per_million or 0.0)
-        + usage.output_tokens * _exact(price.output_per_million)
+        (fresh - written) * _to_fraction(price.input_per_million)
+        + cached * _to_fraction(price.cached_input_per_million or 0.0)
+        + written * _to_fraction(price.cache_write_per_million or 0.0)
+        + usage.output_tokens * _to_fraction(price.output_per_million)
     )
     return min(int(exact + Fraction(1, 2)), _LARGEST_COST)
 
 
-def _exact(price: float) -> Fraction:
+def _to_fraction(price: float) -> Fraction:
     """Return the price exactly as it was written: 0.1 is a tenth, not the nearest binary fraction."""
     return Fraction(repr(price))
 

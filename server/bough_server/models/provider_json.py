@@ -19,13 +19,13 @@ def json_object(data: bytes) -> dict[str, object]:
     try:
         value: object = _decoder.decode(data)
     except (ValueError, RecursionError):
-        value = _with_halves(data)
+        value = _parse_halves(data)
     if not is_object(value):
         raise BadChunk("not a JSON object")
     return value
 
 
-def _with_halves(data: bytes) -> object:
+def _parse_halves(data: bytes) -> object:
     """Parse JSON whose texts may have halves of surrogate pairs, which the faster parser refuses. Raises BadChunk."""
     try:
         return json.loads(data)

@@ -88,12 +88,12 @@ def build_models(
     starts without the keys it does not use. Raises ConfigurationError if an alias or a fallback names no model or forms
     a cycle, a provider is unknown, or a script is invalid.
     """
-    aliases = {name: _target(name, configs) for name, config in configs.items() if config.alias}
+    aliases = {name: _follow_aliases(name, configs) for name, config in configs.items() if config.alias}
     models = {
         name: _model(
             name,
             config,
-            fallbacks=_fallbacks(name, configs),
+            fallbacks=_resolve_fallbacks(name, configs),
             secrets=secrets,
             folder=folder,
             price=_price(config, currency),
@@ -105,7 +105,7 @@ def build_models(
     return ConfiguredModels(models, aliases, default=default)
 
 
-def _target(name: str, configs: Mapping[str, ModelSection]) -> str:
+def _follow_aliases(name: str, configs: Mapping[str, ModelSection]) -> str:
     seen = [name]
     while alias := configs[seen[-1]].alias:
         if alias not in configs:
@@ -116,7 +116,7 @@ def _target(name: str, configs: Mapping[str, ModelSection]) -> str:
     return seen[-1]
 
 
-def _fallbacks(name: str, configs: Mapping[str, ModelSection]) -> Sequence[str]:
+def _resolve_fallbacks(name: str, configs: Mapping[str, ModelSection]) -> Sequence[str]:
     """Return every model that a call of this one may fall back to, in order: each fallback, followed by its own."""
     order: list[str] = []
 
@@ -124,7 +124,7 @@ def _fallbacks(name: str, configs: Mapping[str, ModelSection]) -> Sequence[str]:
         for fallback in configs[chain[-1]].fallbacks:
             if fallback not in configs:
                 raise ConfigurationError(f"models.{chain[-1]}.fallbacks: There is no model {fallback!r}.")
-            other = _target(fallback, configs)
+            other = _follow_aliases(fallback, configs)
             if other in chain:
                 cycle = " > ".join([*chain[chain.index(other) :], other])
                 raise ConfigurationError(f"models.{other}.fallbacks: forms a cycle: {cycle}")

@@ -31,13 +31,13 @@ class EventDecoder:
 
         Raises EventTooLarge.
         """
-        lines = self._with_line_feeds(piece).split(b"\n")
+        lines = self._normalize_line_ends(piece).split(b"\n")
         events: list[bytes] = []
         if len(lines) > 1:
             if self._line_pieces:
                 lines[0] = b"".join([*self._line_pieces, lines[0]])
                 self._line_pieces, self._line_size = [], 0
-            self._lines(lines[:-1], events)
+            self._read_lines(lines[:-1], events)
         if rest := lines[-1]:
             self._line_pieces.append(rest)
             self._line_size += len(rest)
@@ -48,11 +48,11 @@ class EventDecoder:
     def finish(self) -> list[bytes]:
         """Return the data of a last event that the stream ended without an empty line."""
         events: list[bytes] = []
-        self._lines([b"".join(self._line_pieces), b""], events)
+        self._read_lines([b"".join(self._line_pieces), b""], events)
         self._line_pieces, self._line_size = [], 0
         return events
 
-    def _with_line_feeds(self, piece: bytes) -> bytes:
+    def _normalize_line_ends(self, piece: bytes) -> bytes:
         """Return a piece whose lines end with a line feed."""
         if self._ends_with_return:
             piece = b"\r" + piece
@@ -62,7 +62,7 @@ class EventDecoder:
             return piece
         return piece.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
-    def _lines(self, lines: list[bytes], events: list[bytes]) -> None:
+    def _read_lines(self, lines: list[bytes], events: list[bytes]) -> None:
         for line in lines:
             if not line:
                 if self._data:

@@ -48,14 +48,14 @@ def result_text(result: message_pb2.ToolResult, *, apart: Callable[[message_pb2.
     Files that are sent `apart` are said to be shown below.
     """
     texts = (
-        _below(part.blob) if apart and part.HasField("blob") and apart(part.blob) else as_text(part)
+        _describe_file_below(part.blob) if apart and part.HasField("blob") and apart(part.blob) else part_to_text(part)
         for part in result.parts
     )
     return "\n".join(filter(None, (error_text(result), *texts)))
 
 
-def _below(blob: message_pb2.Blob) -> str:
-    return f"[{_named(blob)}, shown below]"
+def _describe_file_below(blob: message_pb2.Blob) -> str:
+    return f"[{_describe_file(blob)}, shown below]"
 
 
 def content(
@@ -63,8 +63,8 @@ def content(
 ) -> str | list[Body]:
     """Return a message's content: one text or, if it has files, pieces in an API's format without empty texts."""
     if not any(part.HasField("blob") for part in parts):
-        return "\n".join(filter(None, (as_text(part) for part in parts)))
-    pieces = (blob(part.blob) if part.HasField("blob") else text(as_text(part)) for part in parts)
+        return "\n".join(filter(None, (part_to_text(part) for part in parts)))
+    pieces = (blob(part.blob) if part.HasField("blob") else text(part_to_text(part)) for part in parts)
     return [piece for piece in pieces if piece != text("")]
 
 
@@ -103,7 +103,7 @@ def data_uri(blob: message_pb2.Blob) -> str:
     return f"data:{kind};base64,{base64.b64encode(blob.data).decode()}"
 
 
-def as_text(part: message_pb2.Part) -> str:
+def part_to_text(part: message_pb2.Part) -> str:
     """Return a part as text; empty for reasoning, tool calls and results, which APIs have other fields for, or none."""
     content = part.WhichOneof("content")
     if content == "text":
@@ -111,20 +111,20 @@ def as_text(part: message_pb2.Part) -> str:
     if content == "data_json":
         return part.data_json
     if content == "blob":
-        return blob_as_text(part.blob)
+        return blob_to_text(part.blob)
     return "" if content in ("reasoning", "tool_call", "tool_result") else "[content of an unknown kind]"
 
 
-def blob_as_text(blob: message_pb2.Blob) -> str:
+def blob_to_text(blob: message_pb2.Blob) -> str:
     """Return a file as text: its URI, its text, or its size."""
     if blob.uri:
-        return f"[{_named(blob)} at {blob.uri}]"
+        return f"[{_describe_file(blob)} at {blob.uri}]"
     if blob.media_type.startswith("text/") and not blob.sha256:
-        return f"[{_named(blob)}]\n{blob.data.decode('utf-8', 'replace')}"
-    return f"[{_named(blob)} of {len(blob.data) or blob.size_bytes} bytes, not shown]"
+        return f"[{_describe_file(blob)}]\n{blob.data.decode('utf-8', 'replace')}"
+    return f"[{_describe_file(blob)} of {len(blob.data) or blob.size_bytes} bytes, not shown]"
 
 
-def _named(blob: message_pb2.Blob) -> str:
+def _describe_file(blob: message_pb2.Blob) -> str:
     kind = blob.media_type or "file"
     return f"{kind} {blob.filename!r}" if blob.filename else kind
 
@@ -156,12 +156,12 @@ def is_strict(schema_json: str) -> bool:
 
 def chat_format(schema_json: str) -> Body:
     """Return the `response_format` of Chat Completions."""
-    return {"type": "json_schema", "json_schema": _named_schema(schema_json)}
+    return {"type": "json_schema", "json_schema": _build_schema_format(schema_json)}
 
 
 def responses_format(schema_json: str) -> Body:
     """Return the `text.format` of Responses."""
-    return {"type": "json_schema", **_named_schema(schema_json)}
+    return {"type": "json_schema", **_build_schema_format(schema_json)}
 
 
 def instruction_with_schema(instruction: str, schema_json: str) -> str:
@@ -174,7 +174,7 @@ def instruction_with_schema(instruction: str, schema_json: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _named_schema(schema_json: str) -> Body:
+def _build_schema_format(schema_json: str) -> Body:
     # Cached, so shared by all requests with this schema: never modified.
     schema: object = json.loads(schema_json)
     return {"name": _NAME, "schema": schema, "strict": _is_strict_schema(schema)}

@@ -30,7 +30,7 @@ class CountsTokens(Protocol):
         ...
 
 
-async def counted(model: Model | None, request: ModelRequest) -> int:
+async def count_request_tokens(model: Model | None, request: ModelRequest) -> int:
     """Return the tokens of a request by the model's tokenizer, or the estimate if it has none, fails or takes 5 s."""
     if isinstance(model, CountsTokens):
         try:

@@ -55,7 +55,7 @@ class BoundedNames:
         return name
 
 
-class ModelCalled(NamedTuple):
+class ModelCallEnd(NamedTuple):
     """A model call that ended, or lost an attempt."""
 
     agent: str
@@ -99,7 +99,7 @@ class Metrics:
             unit="{run}",
             description="Runs of other servers, and of earlier ones, that this one continued.",
         )
-        self._lost_leases = meter.create_counter(
+        self._lease_losses = meter.create_counter(
             "bough.leases.lost",
             unit="{lease}",
             description="Times that this server found that others had taken it for lost.",
@@ -150,36 +150,36 @@ class Metrics:
         finally:
             self._runs -= 1
 
-    def agent_ended(self, agent: str, *, kind: str, state: str, end_reason: str, seconds: float) -> None:
-        """Record the end of an invocation."""
+    def on_agent_end(self, agent: str, *, kind: str, state: str, end_reason: str, seconds: float) -> None:
+        """Count and time an invocation that has ended."""
         self._enqueue(self._write_agent, agent, {"kind": kind, "state": state}, end_reason, seconds)
 
-    def run_ended(self, agent: str, *, state: str, seconds: float) -> None:
-        """Record the end of a run."""
+    def on_run_end(self, agent: str, *, state: str, seconds: float) -> None:
+        """Count and time a run that has ended."""
         self._enqueue(self._write_run, agent, state, seconds)
 
-    def tool_ended(self, tool: str, *, outcome: str, error: str, seconds: float) -> None:
-        """Record the end of a tool call; `error` is the reason if its outcome is `failed`."""
+    def on_tool_end(self, tool: str, *, outcome: str, error: str, seconds: float) -> None:
+        """Count and time a tool call that has ended; `error` is the reason if its outcome is `failed`."""
         self._enqueue(self._write_tool, tool, outcome, error, seconds)
 
-    def model_called(self, call: "ModelCalled") -> None:
-        """Record a lost attempt or the end of a model call."""
+    def on_model_call(self, call: "ModelCallEnd") -> None:
+        """Count an attempt of a model call that failed, or its end."""
         self._enqueue(self._write_model, call)
 
-    def loop_blocked(self) -> None:
-        """Record that the event loop has not turned for a second; any thread may call it."""
+    def on_loop_block(self) -> None:
+        """Count that the event loop has not turned for a second; any thread may call it."""
         self._enqueue(self._blocked.add, 1)
 
-    def run_taken_over(self, cause: str) -> None:
-        """Record that this server continues a run of another, or of itself before: `lost`, or `released` in order."""
+    def on_takeover(self, cause: str) -> None:
+        """Count that this server continues a run of another, or of itself before: `lost`, or `released` in order."""
         self._enqueue(self._takeovers.add, 1, {"cause": cause})
 
-    def lease_lost(self) -> None:
-        """Record that other servers took this one for lost, and may have its runs."""
-        self._enqueue(self._lost_leases.add, 1)
+    def on_lease_loss(self) -> None:
+        """Count that other servers declared this one dead, and may have its runs."""
+        self._enqueue(self._lease_losses.add, 1)
 
-    def committed(self, writes: int, seconds: float) -> None:
-        """Record a transaction of the store with so many writes; any thread may call it."""
+    def on_commit(self, writes: int, seconds: float) -> None:
+        """Count a transaction of the store with so many writes; any thread may call it."""
         self._enqueue(self._write_commit, writes, seconds)
 
     @property
@@ -217,7 +217,7 @@ class Metrics:
         named = {"tool": self._tools(tool), "outcome": outcome}
         self._tool_time.record(seconds, {**named, "error.type": error} if error else named)
 
-    def _write_model(self, call: "ModelCalled") -> None:
+    def _write_model(self, call: "ModelCallEnd") -> None:
         agent = self._agents(call.agent)
         named = {
             "gen_ai.operation.name": "chat",

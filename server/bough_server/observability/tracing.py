@@ -44,7 +44,7 @@ class Parent:
         return cls(context.get_current())
 
     @classmethod
-    def recorded(cls, trace_id: str, span_id: str) -> "Parent":
+    def from_ids(cls, trace_id: str, span_id: str) -> "Parent":
         """Return a span that an event names, whichever process opened it; an empty parent if the ids are invalid."""
         try:
             ids = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=_SAMPLED)
@@ -92,7 +92,7 @@ class Traced:
         self._span, self._operation, self._capture, self._ended = span, operation, capture, False
 
     @contextmanager
-    def attached(self) -> Iterator[None]:
+    def attach(self) -> Iterator[None]:
         """Make the span current for user code; enter and exit in the same task."""
         token = context.attach(self.below.context)
         try:
@@ -154,7 +154,7 @@ class Tracing:
         If `is_over`, return ids without a span: the invocation has ended, and its span was exported when it did.
         """
         if is_over or self._tracer is None:
-            return _untraced("invoke_agent", parent)
+            return _without_span("invoke_agent", parent)
         attributes: dict[str, str | int | float] = {
             "gen_ai.agent.name": agent,
             "gen_ai.agent.id": agent,
@@ -172,7 +172,7 @@ class Tracing:
     ) -> Traced:
         """Start the span of a model call, which covers all its attempts."""
         if self._tracer is None:
-            return _untraced("chat", parent)
+            return _without_span("chat", parent)
         attributes: dict[str, str | int | float] = {"gen_ai.provider.name": provider, "gen_ai.request.model": model}
         if settings is not None:
             if settings.HasField("temperature"):
@@ -186,7 +186,7 @@ class Tracing:
     def execute_tool(self, *, tool: str, call_id: str, parent: Parent, description: str = "") -> Traced:
         """Start the span of a tool call."""
         if self._tracer is None:
-            return _untraced("execute_tool", parent)
+            return _without_span("execute_tool", parent)
         attributes: dict[str, str | int | float] = {
             "gen_ai.tool.name": tool,
             "gen_ai.tool.call.id": call_id,
@@ -216,7 +216,7 @@ def make_provider(*, export: bool, processor: SpanProcessor | None = None) -> Tr
     if not export and processor is None:
         return None
     provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
-    provider.add_span_processor(processor or _exporting())
+    provider.add_span_processor(processor or _make_exporter())
     return provider
 
 
@@ -225,7 +225,7 @@ def resource() -> Resource:
     return Resource({"service.name": "bough"}).merge(OTELResourceDetector().detect())
 
 
-def _exporting() -> SpanProcessor:
+def _make_exporter() -> SpanProcessor:
     # Imported here, so that only a server that exports pays for loading the exporter.
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
@@ -240,7 +240,7 @@ def _with_own_id(span: Span, parent: Parent) -> Span:
     return _ids_below(parent)
 
 
-def _untraced(operation: str, parent: Parent) -> Traced:
+def _without_span(operation: str, parent: Parent) -> Traced:
     return Traced(_ids_below(parent), parent, operation=operation, capture=False)
 
 

@@ -101,14 +101,14 @@ class ServerRunner:
             loop.run_until_complete(_as_main(asyncio.wait(tasks, timeout=END_SECONDS)))
         self._executor.shutdown(wait=False, cancel_futures=True)
         left = sorted(task.get_name() for task in asyncio.all_tasks(loop))
-        left += self._threads_left(time.monotonic() + END_SECONDS)
+        left += self._join_threads(time.monotonic() + END_SECONDS)
         self.has_leftovers = bool(left)
         if left:
             _log.warning("leaving without code that does not end", left=left)
         else:
             runner.close()
 
-    def _threads_left(self, deadline: float) -> list[str]:
+    def _join_threads(self, deadline: float) -> list[str]:
         """Return the names of the new threads that the interpreter would wait for; wait for them to the deadline."""
         started = [thread for thread in threading.enumerate() if thread not in self._before and not thread.daemon]
         for thread in started:

@@ -42,19 +42,19 @@ class Watchdog:
         self._closing.set()
         self._thread.join()
 
-    def blocked_seconds(self) -> float:
+    def measure_block(self) -> float:
         """Return for how long the loop has not taken a turn that it was asked for; 0 if it takes its turns."""
         return time.monotonic() - self._asked if self._is_asked else 0.0
 
     def _watch(self) -> None:
         while not self._closing.wait(_INTERVAL):
             try:
-                self._look()
+                self._poll()
             except RuntimeError:  # the loop is closed
                 return
 
-    def _look(self) -> None:
-        blocked = self.blocked_seconds()
+    def _poll(self) -> None:
+        blocked = self.measure_block()
         if not self._is_asked:
             self._asked, self._is_asked = time.monotonic(), True
             self._loop.call_soon_threadsafe(self._turn)
@@ -70,7 +70,7 @@ class Watchdog:
 
     def _turn(self) -> None:
         if self._is_reported:
-            _log.warning("the event loop turns again", seconds=round(self.blocked_seconds(), 1))
+            _log.warning("the event loop turns again", seconds=round(self.measure_block(), 1))
         self._is_asked = self._is_reported = False
 
     def _stack(self) -> str:

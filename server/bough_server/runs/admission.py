@@ -21,15 +21,15 @@ from bough.v1 import (
 )
 from bough_server import ids
 from bough_server.agents.pinned import REPLAY_VERSION
-from bough_server.agents.registry import VersionHashes, reachable
+from bough_server.agents.registry import VersionHashes, find_reachable
 from bough_server.engine.input_requests import is_json_object, part_of_caller
 from bough_server.errors import FieldViolation, InvalidRequest, RequestIdReused
 from bough_server.log import events
-from bough_server.log.blobs import StoredBlob, referenced
+from bough_server.log.blobs import StoredBlob, extract_files_within
 from bough_server.messages import copy_of
 from bough_server.runtime.agent import Agent, Resolver
 from bough_server.runtime.tool_mocks import mock_mistakes
-from bough_server.store.ports import Principal, RunRecord
+from bough_server.store.ports import Principal, RunRow
 
 MAX_INPUT_BYTES: Final = 256 * 1024
 """The most bytes of an input without its files: all parts, and the metadata of the message."""
@@ -46,12 +46,12 @@ class RunDefaults:
     disconnect_grace: float = 30.0
 
 
-def stored_definitions(resolver: Resolver, root: str) -> Mapping[str, agent_pb2.AgentDefinition]:
+def collect_definitions(resolver: Resolver, root: str) -> Mapping[str, agent_pb2.AgentDefinition]:
     """Return the definitions that a run of `root` can reach, by revision, in order of name.
 
     Agents in code are left out: they have a declared version instead of a stored definition.
     """
-    return {resolver.agents[one.name].revision: one for one in reachable(resolver, root) if one.WhichOneof("kind")}
+    return {resolver.agents[one.name].revision: one for one in find_reachable(resolver, root) if one.WhichOneof("kind")}
 
 
 def check_input(message: message_pb2.Message, *, field: str = "input") -> None:
@@ -89,21 +89,21 @@ def _metadata_violations(message: message_pb2.Message, field: str) -> Iterator[F
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text, parse_constant=_no_constant)
+        json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError):  # deeply nested text exhausts the stack of Python's parser
         return False
     return True
 
 
-def _no_constant(name: str) -> None:
+def _reject_constant(name: str) -> None:
     # Python's parser accepts NaN and Infinity, which JSON does not have.
     raise ValueError(name)
 
 
-Followed = agent_service_pb2.RunRequest | agent_service_pb2.ResumeRunRequest | agent_service_pb2.ForkRunRequest
+FollowRequest = agent_service_pb2.RunRequest | agent_service_pb2.ResumeRunRequest | agent_service_pb2.ForkRunRequest
 
 
-def request_digest(request: Followed) -> str:
+def digest_request(request: FollowRequest) -> str:
     """Return a SHA-256 hex digest of a request's content, without the fields that only concern following the run."""
     content: Message = type(request)()
     content.CopyFrom(request)
@@ -114,7 +114,7 @@ def request_digest(request: Followed) -> str:
     return hashlib.sha256(content.SerializeToString(deterministic=True)).hexdigest()
 
 
-def same_request(earlier: RunRecord, digest: str, request_id: str) -> RunRecord:
+def check_same_request(earlier: RunRow, digest: str, request_id: str) -> RunRow:
     """Return the run that an earlier request started. Raises RequestIdReused if that request had other content."""
     if earlier.request_digest != digest:
         raise RequestIdReused(
@@ -186,7 +186,7 @@ async def admit_evaluation(
         return evaluation, ()
     mocks = copy_of(evaluation.mocks)
     mocks.DiscardUnknownFields()
-    mocks, files = await referenced(mocks, most=most, field="mocks")
+    mocks, files = await extract_files_within(mocks, most=most, field="mocks")
     wrong = [
         FieldViolation(field=f"mocks.{field}" if field else "mocks", description=sentence)
         for field, sentence in mock_mistakes(mocks)
@@ -216,7 +216,7 @@ class Admission:
     evaluation: EvaluationRun | None = None
 
 
-def record_of(admission: Admission, principal: Principal, session_id: str, *, owner: str, is_queued: bool) -> RunRecord:
+def build_row(admission: Admission, principal: Principal, session_id: str, *, owner: str, is_queued: bool) -> RunRow:
     """Return the row of a run as it is right after it was created."""
     run = run_pb2.Run(
         run_id=admission.run_id,
@@ -233,10 +233,10 @@ def record_of(admission: Admission, principal: Principal, session_id: str, *, ow
     run.start_time.FromNanoseconds(admission.now_ns)
     if admission.deadline_time_ns is not None:
         run.deadline_time.FromNanoseconds(admission.deadline_time_ns)
-    return RunRecord(run=run, principal=principal, epoch=1, request_digest=admission.digest, owner=owner)
+    return RunRow(run=run, principal=principal, epoch=1, request_digest=admission.digest, owner=owner)
 
 
-def run_queued(started: event_pb2.AgentEvent, behind_run_id: str) -> event_pb2.AgentEvent:
+def build_queue_event(started: event_pb2.AgentEvent, behind_run_id: str) -> event_pb2.AgentEvent:
     """Return the second event of a run that waits for its session."""
     event = events.in_place_of(started)
     event.sequence = 2
@@ -245,7 +245,9 @@ def run_queued(started: event_pb2.AgentEvent, behind_run_id: str) -> event_pb2.A
     return event
 
 
-def run_started(admission: Admission, *, session_cut: int, trace_id: str, span_id: str) -> event_pb2.AgentEvent:
+def build_start_event(
+    admission: Admission, *, session_position: int, trace_id: str, span_id: str
+) -> event_pb2.AgentEvent:
     """Return the first event of a run."""
     request, definition, resolver = admission.request, admission.agent.definition, admission.resolver
     event = event_pb2.AgentEvent(
@@ -261,15 +263,15 @@ def run_started(admission: Admission, *, session_cut: int, trace_id: str, span_i
     begun.invocation_id = begun.key_root = admission.run_id
     begun.agent, begun.kind = definition.name, admission.agent.kind
     begun.run_path.append(definition.name)
-    begun.input.CopyFrom(spoken_by_user(request.input, root_id=admission.run_id, message_root=admission.run_id))
+    begun.input.CopyFrom(build_user_message(request.input, root_id=admission.run_id, message_root=admission.run_id))
     begun.input.create_time.FromNanoseconds(admission.now_ns)
     begun.policy.CopyFrom(admission.policy)
     if admission.deadline_time_ns is not None:
         begun.deadline_time.FromNanoseconds(admission.deadline_time_ns)
     begun.labels.update(request.labels)
-    for revision, reached in stored_definitions(resolver, definition.name).items():
+    for revision, reached in collect_definitions(resolver, definition.name).items():
         begun.definition_refs.add(name=reached.name, revision=revision)
-    begun.session_cut = session_cut
+    begun.session_cut = session_position
     versions = admission.versions
     begun.versions.replay, begun.versions.prices = REPLAY_VERSION, versions.prices
     begun.versions.tools.update(versions.tools)
@@ -290,7 +292,7 @@ def set_evaluation(begun: event_pb2.RunStarted | event_pb2.RunForked, evaluation
         begun.mocks.CopyFrom(evaluation.mocks)
 
 
-def spoken_by_user(content: message_pb2.Message, *, root_id: str, message_root: str) -> message_pb2.Message:
+def build_user_message(content: message_pb2.Message, *, root_id: str, message_root: str) -> message_pb2.Message:
     """Return a user's message in the form that the session stores; `message_root` is the root of ids.message_id.
 
     Of the request's message it has the parts and the metadata. Everything else is for the server to say.

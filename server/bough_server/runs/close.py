@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, policy_pb2
-from bough_server.engine.cancellation import closing
+from bough_server.engine.cancellation import build_end_events
 from bough_server.engine.journal import Journal
 from bough_server.engine.open_invocations import Invocations
 from bough_server.engine.run_log import log_events
@@ -14,7 +14,7 @@ from bough_server.errors import RunError
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob
 from bough_server.runs.dependencies import RunDependencies
-from bough_server.store.ports import Catalog, EventLog, Record, RunRecord
+from bough_server.store.ports import Catalog, EventLog, LogEvent, RunRow
 
 RUN: Final = "The run"
 
@@ -46,7 +46,7 @@ def wall_owner(policy: policy_pb2.Limits, root: agent_pb2.AgentDefinition) -> st
     return f"The agent {root.name!r}"
 
 
-def why_ended(
+def build_end_errors(
     reason: execution_pb2.CancelReason.ValueType, owner: str = RUN
 ) -> tuple[error_pb2.AgentError, error_pb2.AgentError]:
     """Return the error of a run that is ended from outside, and the error of everything below its root.
@@ -93,29 +93,29 @@ class CloseReason:
 
 def close_reason(request: event_pb2.CancelRequested, owner: str = RUN) -> CloseReason:
     """Return the reason of an end from outside; `owner` as in why_ended."""
-    return CloseReason(request, *why_ended(request.reason, owner))
+    return CloseReason(request, *build_end_errors(request.reason, owner))
 
 
-def failed(error: RunError) -> CloseReason:
+def to_close_reason(error: RunError) -> CloseReason:
     """Return the reason of a run that cannot continue because of an error."""
     below = RunError("The run cannot continue.", reason=error_pb2.ERROR_REASON_CANCELLED)
     request = event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_SERVER)
     return CloseReason(request, error.to_agent_error(), below.to_agent_error())
 
 
-async def close_run(dependencies: RunDependencies, record: RunRecord, reason: CloseReason) -> None:
+async def close_run(dependencies: RunDependencies, run_row: RunRow, reason: CloseReason) -> None:
     """Take a run over under the next epoch and end it, with every open invocation, in one append.
 
     If the log already holds a cancel request for the whole run, its reason is used instead. Raises RunMoved if
     another worker acted meanwhile, Fenced if the run has ended, and StorageFailed.
     """
-    log = await read_log(dependencies.store.log, record.run.run_id)
+    log = await read_log(dependencies.store.log, run_row.run.run_id)
     journal = Journal(log)
     invocations = Invocations(fork_ns=journal.fork_ns)
     for event in log:
         invocations.observe(event)
     made: list[event_pb2.AgentEvent] = []
-    if (requested := cancel_of(log)) is not None:
+    if (requested := find_cancel(log)) is not None:
         reason = close_reason(requested, await _wall_owner(dependencies.store.catalog, log))
     else:
         cancel = invocations.root().event("")
@@ -123,20 +123,20 @@ async def close_run(dependencies: RunDependencies, record: RunRecord, reason: Cl
         invocations.observe(cancel)
         made.append(cancel)
     now = dependencies.clock.now_ns()
-    made.extend(closing(invocations, "", reason.error, below=reason.below, now_ns=now))
-    records = as_records(made, after=record.run.last_sequence, now_ns=now)
+    made.extend(build_end_events(invocations, "", reason.error, below=reason.below, now_ns=now))
+    records = to_log_events(made, after=run_row.run.last_sequence, now_ns=now)
     # The new epoch fences a former owner that may still execute the run.
     await dependencies.store.log.take_over(
-        record.run.run_id, epoch=record.epoch + 1, owner=dependencies.worker, records=records
+        run_row.run.run_id, epoch=run_row.epoch + 1, owner=dependencies.worker, log_events=records
     )
-    log_events(record.run.run_id, made)
+    log_events(run_row.run.run_id, made)
     if dependencies.metrics is not None:
         measuring = RunMetrics(dependencies.metrics, invocations, journal)
         for event in made:
             measuring.report(event)
 
 
-def cancel_of(log: Iterable[event_pb2.AgentEvent]) -> event_pb2.CancelRequested | None:
+def find_cancel(log: Iterable[event_pb2.AgentEvent]) -> event_pb2.CancelRequested | None:
     """Return the log's cancel request for the whole run, or None."""
     requests = (event.cancel_requested for event in log if event.HasField("cancel_requested"))
     return next((request for request in requests if not request.effect_scope), None)  # others cancel only a part
@@ -163,24 +163,24 @@ async def _wall_owner(catalog: Catalog, log: Sequence[event_pb2.AgentEvent]) -> 
 
 async def read_log(log: EventLog, run_id: str) -> list[event_pb2.AgentEvent]:
     """Return a run's events without deltas, and without the run and session ids that are stamped for readers."""
-    return [record.event for record in await read_records(log, run_id)]
+    return [record.event for record in await read_log_events(log, run_id)]
 
 
-async def read_records(log: EventLog, run_id: str, *, last_sequence: int = 0) -> list[Record]:
+async def read_log_events(log: EventLog, run_id: str, *, last_sequence: int = 0) -> list[LogEvent]:
     """Return what `read_log` returns, as records of the log; `last_sequence` is that of its last event, if known."""
-    found: list[Record] = []
+    found: list[LogEvent] = []
     after = 0
     while page := await log.read(run_id, after=after, deltas=False):
-        found += [Record(sequence, kind, data, events.parse(data)) for sequence, kind, data in page]
+        found += [LogEvent(sequence, kind, data, events.parse(data)) for sequence, kind, data in page]
         after = page[-1].sequence
         if after == last_sequence:
             break  # saves the read of an empty page
     return found
 
 
-def as_records(
+def to_log_events(
     made: Sequence[event_pb2.AgentEvent], *, after: int, now_ns: int, files: Sequence[StoredBlob] = ()
-) -> list[Record]:
+) -> list[LogEvent]:
     """Number and time events, and return them as records for the log; the first gets sequence `after` + 1.
 
     `files` are those that the events refer to and that are to be stored with them.
@@ -190,6 +190,6 @@ def as_records(
         event.sequence = sequence
         event.record_time.FromNanoseconds(now_ns)
         kind, data = events.kind_of(event), event.SerializeToString()
-        records.append(Record(sequence=sequence, kind=kind, data=data, event=event, blobs=files))
+        records.append(LogEvent(sequence=sequence, kind=kind, data=data, event=event, blobs=files))
         files = ()
     return records

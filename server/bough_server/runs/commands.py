@@ -14,7 +14,7 @@ from bough_server.log import events
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.follow import Pages
 from bough_server.runs.recovery import retry_until_stored
-from bough_server.store.ports import RunRecord, StoredEvent
+from bough_server.store.ports import RunRow, StoredEvent
 from bough_server.store.worker_ports import RunCommand
 
 PENDING_SECONDS: Final = 1.0
@@ -22,7 +22,7 @@ PENDING_SECONDS: Final = 1.0
 
 _log = structlog.get_logger(__name__)
 
-Act = Callable[[RunRecord, RunCommand], Awaitable[None]]
+Act = Callable[[RunRow, RunCommand], Awaitable[None]]
 """Carries out a command on a run that this worker executes, or that no worker does."""
 
 
@@ -32,17 +32,17 @@ class RemoteCommands:
     def __init__(self, dependencies: RunDependencies) -> None:
         self._dependencies = dependencies
 
-    async def cancel(self, record: RunRecord, request: event_pb2.CancelRequested) -> bool:
+    async def cancel(self, run_row: RunRow, request: event_pb2.CancelRequested) -> bool:
         """Ask the owner to end a run, and wait until the request is in its log; return False if the owner dropped it.
 
         Raises Fenced if the run has ended.
         """
-        run_id = record.run.run_id
-        return await self._send(RunCommand(command_id=0, run_id=run_id, cancel=request), record, _cancels_run)
+        run_id = run_row.run.run_id
+        return await self._send(RunCommand(command_id=0, run_id=run_id, cancel=request), run_row, _cancels_run)
 
     async def answer(
         self,
-        record: RunRecord,
+        run_row: RunRow,
         request: agent_service_pb2.ResumeRunRequest,
         *,
         user_id: str,
@@ -52,17 +52,17 @@ class RemoteCommands:
 
         Returns too if the owner dropped them.
         """
-        run_id = record.run.run_id
+        run_id = run_row.run.run_id
         command = RunCommand(
             command_id=0, run_id=run_id, answers=request, user_id=user_id, deadline_time_ns=deadline_time_ns
         )
-        await self._send(command, record, _answers_run)
+        await self._send(command, run_row, _answers_run)
 
-    async def read(self, act: Act, is_elsewhere: Callable[[RunRecord], Awaitable[bool]]) -> None:
+    async def serve(self, act: Act, is_elsewhere: Callable[[RunRow], Awaitable[bool]]) -> None:
         """Carry out commands to runs that no other live worker executes, until the store closes."""
         await retry_until_stored(self._dependencies.clock, partial(self._carry_out_all, act, is_elsewhere))
 
-    async def _carry_out_all(self, act: Act, is_elsewhere: Callable[[RunRecord], Awaitable[bool]]) -> None:
+    async def _carry_out_all(self, act: Act, is_elsewhere: Callable[[RunRow], Awaitable[bool]]) -> None:
         """Carry out commands as they arrive. Raises ServerStopping, and StorageFailed if it cannot begin."""
         async for run_id in self._dependencies.store.mailbox.arrivals():
             carry_out = partial(self._carry_out, run_id, act, is_elsewhere)
@@ -71,7 +71,7 @@ class RemoteCommands:
             except Exception as error:  # one bad run must not keep commands from the others
                 _log.error("commands of a run not carried out", run_id=run_id, exc_info=error)
 
-    async def _carry_out(self, run_id: str, act: Act, is_elsewhere: Callable[[RunRecord], Awaitable[bool]]) -> None:
+    async def _carry_out(self, run_id: str, act: Act, is_elsewhere: Callable[[RunRow], Awaitable[bool]]) -> None:
         """Carry out a run's pending commands, dropping those that are no longer possible or fail unexpectedly.
 
         Commands to evaluations arrive as well, and are left to their reader: no run with such an id is found.
@@ -89,16 +89,16 @@ class RemoteCommands:
                 _log.warning("command dropped", run_id=run_id, error=str(error))
             except Exception as error:  # kept, it would fail again and hold up those after it
                 _log.error("command failed, and is dropped", run_id=run_id, exc_info=error)
-            await self._dependencies.store.mailbox.done(command.command_id)
+            await self._dependencies.store.mailbox.delete_command(command.command_id)
 
-    async def _send(self, command: RunCommand, record: RunRecord, is_done: Callable[[StoredEvent], bool]) -> bool:
+    async def _send(self, command: RunCommand, run_row: RunRow, is_done: Callable[[StoredEvent], bool]) -> bool:
         """Post a command, and wait until the log holds such an event or the run's end; return False if it never will.
 
         The owner deletes a command whose events are committed, and one that it drops.
         """
-        mailbox, run_id, after = self._dependencies.store.mailbox, command.run_id, record.run.last_sequence
+        mailbox, run_id, after = self._dependencies.store.mailbox, command.run_id, run_row.run.last_sequence
         command_id = await mailbox.post(command)
-        found = asyncio.ensure_future(self._until(run_id, after=after, is_done=is_done))
+        found = asyncio.ensure_future(self._wait_for_event(run_id, after=after, is_done=is_done))
         try:
             while not (await asyncio.wait({found}, timeout=PENDING_SECONDS))[0]:
                 if all(pending.command_id != command_id for pending in await mailbox.take(run_id)):
@@ -116,7 +116,7 @@ class RemoteCommands:
             after = page[-1].sequence
         return False
 
-    async def _until(self, run_id: str, *, after: int, is_done: Callable[[StoredEvent], bool]) -> None:
+    async def _wait_for_event(self, run_id: str, *, after: int, is_done: Callable[[StoredEvent], bool]) -> None:
         """Wait for such an event after a sequence, or for the end of the run."""
         tail = cast(Pages, self._dependencies.store.log.tail(run_id, after=after))
         async with aclosing(tail):

@@ -69,6 +69,6 @@ class RunDependencies:
     file_cache: FileCache = field(default_factory=FileCache)
     """Files that models were sent last."""
 
-    async def session_history(self, principal: Principal, session_id: str, *, through: int) -> SessionHistory:
+    async def read_session_history(self, principal: Principal, session_id: str, *, through: int) -> SessionHistory:
         """Return the messages of a session up to the cut of a run."""
         return await self.session_histories.read(self.store.sessions, principal, session_id, through=through)

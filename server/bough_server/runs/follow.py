@@ -35,37 +35,37 @@ class LogFollower:
         SequenceOutOfRange before the first page, and the error that stopped the run, if it was not recorded, after the
         last.
         """
-        live = self._live_runs.at_hand(run_id)
+        live = self._live_runs.get_live(run_id)
         is_current = until == follow_pb2.WATCH_UNTIL_CURRENT
         # A client that follows the run it has just started needs no look at the disk: it exists and is its own.
-        is_known = live is not None and live.record.principal == principal and not after
+        is_known = live is not None and live.run_row.principal == principal and not after
         last = 0 if is_known and not is_current else await self._last_sequence(principal, run_id, after)
         if is_current:
-            async with aclosing(self._up_to(run_id, after, last)) as pages:
+            async with aclosing(self._read_up_to(run_id, after, last)) as pages:
                 async for page in pages:
                     yield page
             return
-        self._live_runs.joined(run_id)
+        self._live_runs.add_follower(run_id)
         self._report(run_id)
         try:
             tail = cast(Pages, self._dependencies.store.log.tail(run_id, after=after))
             async with aclosing(tail):
                 async for page in tail:
-                    end = _interruption(page, past) if until == follow_pb2.WATCH_UNTIL_INTERRUPTED else None
+                    end = _find_interruption(page, past) if until == follow_pb2.WATCH_UNTIL_INTERRUPTED else None
                     if end is not None:
                         yield page[: end + 1]
                         return
                     yield page
         finally:
-            self._live_runs.left(run_id)
+            self._live_runs.remove_follower(run_id)
 
     def _report(self, run_id: str) -> None:
         """Report a new follower of another server's run at once: the run may end soon without one."""
         store = self._dependencies.store
-        if store.leases.is_shared and self._live_runs.at_hand(run_id) is None:
+        if store.leases.is_shared and self._live_runs.get_live(run_id) is None:
             store.notifier.publish(Topic.FOLLOWED, run_id)
 
-    async def _up_to(self, run_id: str, after: int, last: int) -> Pages:
+    async def _read_up_to(self, run_id: str, after: int, last: int) -> Pages:
         while after < last:
             page = await self._dependencies.store.log.read(run_id, after=after, through=last)
             if not page:
@@ -96,16 +96,16 @@ class RemoteFollowers:
 
     async def report(self) -> None:
         """Report the runs of other servers that are followed here, until cancelled."""
-        self._notifier.subscribe(Topic.FOLLOWED, self._live_runs.followed_elsewhere)
+        self._notifier.subscribe(Topic.FOLLOWED, self._live_runs.count_remote_follower)
         while True:
             if not self._notifier.is_connected:
-                self._live_runs.followed_elsewhere("")  # perhaps: nothing is heard of the others
-            for run_id in self._live_runs.followed_here():
+                self._live_runs.count_remote_follower("")  # perhaps: nothing is heard of the others
+            for run_id in self._live_runs.list_runs_to_report():
                 self._notifier.publish(Topic.FOLLOWED, run_id)
             await self._dependencies.clock.sleep(REPORT_SECONDS)
 
 
-def _interruption(page: Sequence[StoredEvent], past: int) -> int | None:
+def _find_interruption(page: Sequence[StoredEvent], past: int) -> int | None:
     """Return the index of a page's first interruption with a sequence over `past`, or None."""
     found = (
         place for place, stored in enumerate(page) if stored.kind == events.RUN_INTERRUPTED and stored.sequence > past

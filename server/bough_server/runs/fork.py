@@ -25,16 +25,16 @@ from bough_server.errors import FieldViolation, ForkRefused, InvalidRequest, Seq
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob
 from bough_server.messages import copy_of
-from bough_server.runs.admission import EvaluationRun, check_input, effective_policy, set_evaluation, spoken_by_user
-from bough_server.runs.close import as_records, policy_of, read_log
+from bough_server.runs.admission import EvaluationRun, build_user_message, check_input, effective_policy, set_evaluation
+from bough_server.runs.close import policy_of, read_log, to_log_events
 from bough_server.runs.dependencies import RunDependencies
-from bough_server.runs.fork_aborts import start_under_policy
-from bough_server.runs.fork_edits import check_edits, edited_ends, with_result
+from bough_server.runs.fork_aborts import find_start_under_policy
+from bough_server.runs.fork_edits import check_edits, find_edited_ends, replace_result
 from bough_server.runs.live import LiveRun
 from bough_server.runs.takeover import Takeover
 from bough_server.runtime.agent import Resolver, llm_of
 from bough_server.runtime.tool_mocks import is_replaced
-from bough_server.store.ports import NewFork, Principal, RunRecord
+from bough_server.store.ports import NewFork, Principal, RunRow
 from bough_server.templates import template_mistake
 
 
@@ -69,7 +69,7 @@ class ForkStart:
     definitions: Sequence[agent_pb2.AgentDefinition]
 
 
-def fork_point_of(
+def find_fork_point(
     request: agent_service_pb2.ForkRunRequest,
     log: Sequence[event_pb2.AgentEvent],
     *,
@@ -80,23 +80,23 @@ def fork_point_of(
 
     `policy` is the fork's, None if it keeps its origin's. Raises SequenceOutOfRange, ForkRefused and InvalidRequest.
     """
-    edited = edited_ends(request.changes, log)
+    edited = find_edited_ends(request.changes, log)
     # An edited result must not be among the shared events, so the fork starts before the first of them.
     sequence = min([request.after_sequence, *(end.sequence - 1 for end in edited)])
     _check_place(log, sequence, last_sequence)
     if policy is not None:
-        sequence = start_under_policy(log, sequence, policy)
+        sequence = find_start_under_policy(log, sequence, policy)
     shared = [event for event in log if event.sequence <= sequence]
     check_edits(edited, shared, last_sequence=sequence)
     _check_input_change(request.changes, sequence)
     return ForkPoint(shared=shared, sequence=sequence, edited=edited)
 
 
-def fork_of(
+def build_fork(
     request: agent_service_pb2.ForkRunRequest,
     point: ForkPoint,
     *,
-    origin: RunRecord,
+    origin: RunRow,
     resolver: Resolver,
     address: ForkAddress,
 ) -> ForkStart:
@@ -107,17 +107,17 @@ def fork_of(
     if not request.allow_open_effects:
         mocks = address.evaluation.mocks if address.evaluation is not None else None
         _check_open_tools(point.shared, {end.effect_key for end in point.edited}, resolver, mocks)
-    definitions = changed_definitions(request.changes, resolver)
-    forked = _forked(request, point, address)
+    definitions = override_definitions(request.changes, resolver)
+    forked = _build_fork_event(request, point, address)
     forked.run_forked.labels.update(request.labels or origin.run.labels)
     forked.run_forked.definition_refs.extend(
         event_pb2.DefinitionRef(name=each.name, revision=revision(each)) for each in definitions
     )
-    results = [with_result(end, each) for end, each in zip(point.edited, request.changes.tool_results, strict=True)]
+    results = [replace_result(end, each) for end, each in zip(point.edited, request.changes.tool_results, strict=True)]
     return ForkStart(events=[forked, *results], definitions=definitions)
 
 
-def changed_definitions(changes: fork_pb2.ForkChanges, resolver: Resolver) -> list[agent_pb2.AgentDefinition]:
+def override_definitions(changes: fork_pb2.ForkChanges, resolver: Resolver) -> list[agent_pb2.AgentDefinition]:
     """Return the definitions that a fork changes, with the changes applied, in order of name. Raises InvalidRequest."""
     made: list[agent_pb2.AgentDefinition] = []
     wrong: list[FieldViolation] = []
@@ -132,7 +132,7 @@ def changed_definitions(changes: fork_pb2.ForkChanges, resolver: Resolver) -> li
         if agent.definition.WhichOneof("kind") not in ("llm", "supervisor"):
             wrong.append(FieldViolation(field=field, description="The agent does not call a model itself."))
             continue
-        made.append(_overridden(agent.definition, override))
+        made.append(_apply_override(agent.definition, override))
     if wrong:
         raise InvalidRequest(wrong)
     return made
@@ -145,7 +145,9 @@ def _override_violations(override: fork_pb2.AgentOverride, field: str, resolver:
         yield FieldViolation(field=f"{field}.instruction", description=problem)
 
 
-def _overridden(definition: agent_pb2.AgentDefinition, override: fork_pb2.AgentOverride) -> agent_pb2.AgentDefinition:
+def _apply_override(
+    definition: agent_pb2.AgentDefinition, override: fork_pb2.AgentOverride
+) -> agent_pb2.AgentDefinition:
     changed = copy_of(definition)
     if override.HasField("model"):
         llm_of(changed).model = override.model
@@ -206,14 +208,16 @@ def _check_open_tools(
                 )
 
 
-def _forked(request: agent_service_pb2.ForkRunRequest, point: ForkPoint, address: ForkAddress) -> event_pb2.AgentEvent:
+def _build_fork_event(
+    request: agent_service_pb2.ForkRunRequest, point: ForkPoint, address: ForkAddress
+) -> event_pb2.AgentEvent:
     started = point.shared[0]
     event = events.in_place_of(started)
     forked = event.run_forked
     forked.origin.run_id, forked.origin.sequence = request.run_id, point.sequence
     forked.changes.CopyFrom(request.changes)
     if request.changes.HasField("input"):
-        message = spoken_by_user(request.changes.input, root_id=started.invocation_id, message_root=address.run_id)
+        message = build_user_message(request.changes.input, root_id=started.invocation_id, message_root=address.run_id)
         forked.changes.input.CopyFrom(message)
     for edited in forked.changes.tool_results:
         edited.outcome.CopyFrom(outcome_of_caller(edited.outcome))
@@ -262,36 +266,36 @@ class RunForker:
         log = await read_log(dependencies.store.log, request.run_id)
         has_policy = request.HasField("policy")
         policy = effective_policy(request.policy, dependencies.defaults) if has_policy else None
-        point = fork_point_of(request, log, last_sequence=last_sequence, policy=policy)
+        point = find_fork_point(request, log, last_sequence=last_sequence, policy=policy)
         try:
-            resolver = await self._takeover.resolver(point.shared)
-            fork = fork_of(request, point, origin=origin, resolver=resolver, address=address)
+            resolver = await self._takeover.restore_resolver(point.shared)
+            fork = build_fork(request, point, origin=origin, resolver=resolver, address=address)
             _set_policy(fork.events[0].run_forked, point, policy=policy, deadline_time_ns=deadline_time_ns)
-            record = self._record(address, point, fork)
+            record = self._build_row(address, point, fork)
             await self._create(fork, record, files)
             return await self._takeover.launch(record, [*point.shared, *fork.events])
         except MissingVersion as missing:
             raise ForkRefused(str(missing)) from None
 
-    async def _create(self, fork: ForkStart, record: RunRecord, files: Sequence[StoredBlob]) -> None:
-        forked, created = fork.events[0].run_forked, record.run.create_time.ToNanoseconds()
+    async def _create(self, fork: ForkStart, run_row: RunRow, files: Sequence[StoredBlob]) -> None:
+        forked, created = fork.events[0].run_forked, run_row.run.create_time.ToNanoseconds()
         await self._dependencies.store.log.fork(
             NewFork(
-                run_id=record.run.run_id,
-                principal=record.principal,
-                session_id=record.run.session_id,
+                run_id=run_row.run.run_id,
+                principal=run_row.principal,
+                session_id=run_row.run.session_id,
                 origin_run_id=forked.origin.run_id,
                 origin_sequence=forked.origin.sequence,
                 request_id=forked.request_id,
                 request_digest=forked.request_digest,
                 create_time_ns=created,
-                records=as_records(fork.events, after=forked.origin.sequence, now_ns=created, files=files),
+                log_events=to_log_events(fork.events, after=forked.origin.sequence, now_ns=created, files=files),
                 definitions={revision(each): each for each in fork.definitions},
-                owner=record.owner,
+                owner=run_row.owner,
             )
         )
 
-    def _record(self, address: ForkAddress, point: ForkPoint, fork: ForkStart) -> RunRecord:
+    def _build_row(self, address: ForkAddress, point: ForkPoint, fork: ForkStart) -> RunRow:
         """Return the row of a fork as it is right after it was created."""
         now, started, forked = self._dependencies.clock.now_ns(), point.shared[0], fork.events[0].run_forked
         run = run_pb2.Run(
@@ -308,7 +312,7 @@ class RunForker:
         )
         run.create_time.FromNanoseconds(now)
         run.start_time.CopyFrom(run.create_time)
-        return RunRecord(
+        return RunRow(
             run=run,
             principal=address.principal,
             epoch=1,

@@ -24,37 +24,37 @@ class _Stop:
     sequence: int
 
 
-def start_under_policy(log: Sequence[event_pb2.AgentEvent], sequence: int, policy: policy_pb2.RunPolicy) -> int:
+def find_start_under_policy(log: Sequence[event_pb2.AgentEvent], sequence: int, policy: policy_pb2.RunPolicy) -> int:
     """Return where a fork with a policy starts: at `sequence`, or right before the aborts that are under way there."""
     shared = [event for event in log if event.sequence <= sequence]
-    if not _aborts(policy_of(shared)) or _aborts(policy):
+    if not _is_abort_policy(policy_of(shared)) or _is_abort_policy(policy):
         return sequence
     # Look again after each move: an abort that is over at a sequence may be under way at an earlier one.
-    while begun := min(_under_way(shared), default=0):
+    while begun := min(_find_open_aborts(shared), default=0):
         sequence = begun - 1
         shared = [event for event in shared if event.sequence <= sequence]
     return sequence
 
 
-def _aborts(policy: policy_pb2.RunPolicy) -> bool:
+def _is_abort_policy(policy: policy_pb2.RunPolicy) -> bool:
     return policy.on_sub_agent_failure == policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT
 
 
-def _under_way(shared: Sequence[event_pb2.AgentEvent]) -> Iterator[int]:
+def _find_open_aborts(shared: Sequence[event_pb2.AgentEvent]) -> Iterator[int]:
     """Yield the sequences of the stops whose cause has not ended by the end of a log.
 
     The log does not name the cause: it is a child of the same caller that began before and is not stopped itself.
     """
     stops: dict[str, list[_Stop]] = defaultdict(list)
-    for stop in _stops(shared):
+    for stop in _find_stops(shared):
         stops[stop.caller].append(stop)
-    for started in _open(shared) if stops else ():
+    for started in _find_open_children(shared) if stops else ():
         of_caller = stops[started.parent_invocation_id]
         if not any(keys.covers(stop.scope, started.effect_key) for stop in of_caller):
             yield from (stop.sequence for stop in of_caller if stop.sequence > started.sequence)
 
 
-def _stops(shared: Sequence[event_pb2.AgentEvent]) -> Iterator[_Stop]:
+def _find_stops(shared: Sequence[event_pb2.AgentEvent]) -> Iterator[_Stop]:
     late: set[str] = set()
     for event in shared:
         scope, reason = event.cancel_requested.effect_scope, event.cancel_requested.reason
@@ -67,7 +67,7 @@ def _stops(shared: Sequence[event_pb2.AgentEvent]) -> Iterator[_Stop]:
             yield _Stop(caller=event.parent_invocation_id, scope=event.effect_key, sequence=event.sequence)
 
 
-def _open(shared: Sequence[event_pb2.AgentEvent]) -> list[event_pb2.AgentEvent]:
+def _find_open_children(shared: Sequence[event_pb2.AgentEvent]) -> list[event_pb2.AgentEvent]:
     """Return the starts of the sub-agents that have no end in a log."""
     started: dict[str, event_pb2.AgentEvent] = {}
     for event in shared:

@@ -12,9 +12,9 @@ from bough_server.messages import copy_of
 from bough_server.truncation import MAX_RESULT_BYTES, MAX_TEXT_BYTES, size_of
 
 
-def edited_ends(changes: fork_pb2.ForkChanges, log: Sequence[event_pb2.AgentEvent]) -> list[event_pb2.AgentEvent]:
+def find_edited_ends(changes: fork_pb2.ForkChanges, log: Sequence[event_pb2.AgentEvent]) -> list[event_pb2.AgentEvent]:
     """Return the events that ended the edited calls, in the order of the edits. Raises InvalidRequest."""
-    found = [_ends_of(edited, log) for edited in changes.tool_results]
+    found = [_find_ends(edited, log) for edited in changes.tool_results]
     calls = Counter(ends[0].effect_key for ends in found if len(ends) == 1)
     wrong: list[FieldViolation] = []
     for index, (edited, ends) in enumerate(zip(changes.tool_results, found, strict=True)):
@@ -49,7 +49,7 @@ def _is_called(end: event_pb2.AgentEvent, answered: set[str], begun: set[str], l
     return end.effect_key in begun or end.sequence == last_sequence + 1
 
 
-def with_result(end: event_pb2.AgentEvent, edited: fork_pb2.EditedResult) -> event_pb2.AgentEvent:
+def replace_result(end: event_pb2.AgentEvent, edited: fork_pb2.EditedResult) -> event_pb2.AgentEvent:
     """Return a copy of a call's end with the edited result; everything about the call itself is kept."""
     event = copy_of(end)
     event.ClearField("payload")
@@ -64,7 +64,7 @@ def with_result(end: event_pb2.AgentEvent, edited: fork_pb2.EditedResult) -> eve
     return event
 
 
-def _ends_of(edited: fork_pb2.EditedResult, log: Sequence[event_pb2.AgentEvent]) -> list[event_pb2.AgentEvent]:
+def _find_ends(edited: fork_pb2.EditedResult, log: Sequence[event_pb2.AgentEvent]) -> list[event_pb2.AgentEvent]:
     return [
         event
         for event in log

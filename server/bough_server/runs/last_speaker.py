@@ -9,7 +9,7 @@ from bough_server.runs.close import read_log
 from bough_server.store.ports import EventLog, StoredMessage
 
 
-async def first_member(log: EventLog, root: agent_pb2.AgentDefinition, session: Sequence[StoredMessage]) -> str:
+async def find_first_member(log: EventLog, root: agent_pb2.AgentDefinition, session: Sequence[StoredMessage]) -> str:
     """Return the member that a run of `root` starts with; empty for its usual start.
 
     `session` are the messages that the run sees. The log of an earlier run is read only if `root` starts with its last

@@ -14,10 +14,10 @@ _log = structlog.get_logger(__name__)
 RENEW_SECONDS: Final = 2.0
 """Seconds between two renewals of a lease."""
 
-LOST_SECONDS: Final = 6.0
+DECLARE_DEAD_SECONDS: Final = 6.0
 """A worker whose counter has been read unchanged for so long is taken for lost."""
 
-_LOOK_SECONDS: Final = 0.5
+_POLL_SECONDS: Final = 0.5
 """Seconds between two looks at the counters of other workers."""
 
 _GAP_SECONDS: Final = 2.0
@@ -64,7 +64,7 @@ class LeaseKeeper:
         unchanged: dict[str, tuple[int, float]] = {}  # by worker, its counter and since when it has been so
         looked = self._clock.monotonic()
         while True:
-            await self._clock.sleep(_LOOK_SECONDS)
+            await self._clock.sleep(_POLL_SECONDS)
             try:
                 counters = await self._leases.counters()
                 now = self._clock.monotonic()
@@ -77,7 +77,7 @@ class LeaseKeeper:
                     if worker != self._worker
                 }
                 for worker, (counter, since) in unchanged.items():
-                    if now - since >= LOST_SECONDS:
+                    if now - since >= DECLARE_DEAD_SECONDS:
                         _log.warning("a server is lost: its runs are continued by others", worker=worker)
                         await self._leases.expire(worker, counter)
             except StorageFailed:

@@ -12,11 +12,11 @@ from bough_server.engine.execution import Execution
 from bough_server.errors import Fenced, NonDeterministic, ServerStopping, StorageFailed
 from bough_server.history.session import SessionHistory
 from bough_server.observability.metrics import Metrics
-from bough_server.runs.close import Bound, wall_owner, why_ended
+from bough_server.runs.close import Bound, build_end_errors, wall_owner
 from bough_server.runtime.agent import Resolver
 from bough_server.runtime.context import LaneContext
 from bough_server.runtime.dispatcher import dispatch_root
-from bough_server.store.ports import RunRecord, SessionCut
+from bough_server.store.ports import RunRow, SessionPosition
 
 _log = structlog.get_logger(__name__)
 
@@ -32,7 +32,7 @@ class LiveRun:
 
     def __init__(
         self,
-        record: RunRecord,
+        run_row: RunRow,
         execution: Execution,
         resolver: Resolver,
         *,
@@ -41,7 +41,7 @@ class LiveRun:
         metrics: Metrics | None = None,
     ) -> None:
         self._metrics = metrics
-        self.record = record
+        self.run_row = run_row
         self.has_waited = is_queued
         """True if it had to wait for its session."""
         self.execution = execution
@@ -64,12 +64,12 @@ class LiveRun:
     @property
     def run_id(self) -> str:
         """Id of the run."""
-        return self.record.run.run_id
+        return self.run_row.run.run_id
 
     @property
     def session_key(self) -> tuple[str, str]:
         """Ids of its tenant and its session."""
-        return self.record.principal.tenant_id, self.record.run.session_id
+        return self.run_row.principal.tenant_id, self.run_row.run.session_id
 
     @property
     def is_waiting(self) -> bool:
@@ -81,7 +81,7 @@ class LiveRun:
         """True if no effect starts in it any more: it is ending, waits for input, or has stopped."""
         return self.execution.cancellation.is_closed("")
 
-    async def over(self) -> None:
+    async def wait_for_end(self) -> None:
         """Wait until its task has ended."""
         assert self.task is not None, "a registered run has been launched"
         await asyncio.wait({self.task})  # unlike await, raises no exception of the task
@@ -92,15 +92,15 @@ class LiveRun:
         The run is cancelled at its deadline, and when its wall_duration, counted from when it leaves the queue, is up.
         """
         self._wall = wall
-        self._bound(deadline)
+        self._start_timers(deadline)
         if not self.has_waited:
-            self._bound(wall)
+            self._start_timers(wall)
             self._may_start.set()
         self.task = asyncio.get_running_loop().create_task(self._supervise(), name=f"run:{self.run_id}")
         if not self._followers:
-            self._await_follower(max(self._grace_seconds(), FIRST_FOLLOWER_SECONDS))
+            self._start_grace(max(self._grace_seconds(), FIRST_FOLLOWER_SECONDS))
 
-    def _bound(self, bounds: Iterable[Bound]) -> None:
+    def _start_timers(self, bounds: Iterable[Bound]) -> None:
         loop = asyncio.get_running_loop()
         for seconds, reason in bounds:
             request = event_pb2.CancelRequested(reason=reason)
@@ -111,44 +111,44 @@ class LiveRun:
         """Definition of its root agent."""
         return self._resolver.agents[self.execution.facts.started.run_started.agent].definition
 
-    def begin(self, cut: SessionCut, session: SessionHistory, *, starts_with: str) -> None:
+    def begin(self, position: SessionPosition, session: SessionHistory, *, starts_with: str) -> None:
         """Start a queued run, which holds its session now, with the session's messages and state.
 
         `starts_with` is the member that its root starts with, empty for the usual start.
         """
         if self.is_waiting and self._ending is None:
             event = self.execution.invocations.root().event("")
-            event.run_dequeued.session_cut, event.run_dequeued.state_json = cut.position, cut.state_json
+            event.run_dequeued.session_cut, event.run_dequeued.state_json = position.position, position.state_json
             event.run_dequeued.starts_with = starts_with
             self.execution.writer.append(event)
-            self.execution.session, self.execution.state_json = session, cut.state_json
+            self.execution.session, self.execution.state_json = session, position.state_json
             self.execution.starts_with = starts_with
-            self._bound(self._wall)
+            self._start_timers(self._wall)
             self._may_start.set()
 
-    def followed_by(self, followers: int) -> None:
+    def set_followers(self, followers: int) -> None:
         """Set the number of streams that follow the run."""
         had, self._followers = self._followers, followers
         if followers:
-            self._stop_waiting()
+            self._cancel_grace()
         elif had:
-            self._await_follower(self._grace_seconds())
+            self._start_grace(self._grace_seconds())
 
-    def followed_elsewhere(self) -> None:
+    def count_remote_follower(self) -> None:
         """Count a follower at another server, which repeats itself as long as it is there."""
         self._followed_until = asyncio.get_running_loop().time() + REMOTE_FOLLOWER_SECONDS
         if not self._followers:
-            self._stop_waiting()
-            self._await_follower(self._grace_seconds())
+            self._cancel_grace()
+            self._start_grace(self._grace_seconds())
 
-    def keep_going(self) -> None:
+    def ignore_disconnects(self) -> None:
         """Disable the disconnect policy: the server stops, or the run is over."""
         self._needs_followers = False
-        self._stop_waiting()
+        self._cancel_grace()
 
     def drain(self) -> None:
         """Start no more effects: stop a queued run at once, any other when its effects in flight have ended."""
-        self.keep_going()
+        self.ignore_disconnects()
         if self.is_waiting:
             self.stop(ServerStopping("The server is stopping; another one will continue the run."))
         else:
@@ -177,16 +177,16 @@ class LiveRun:
         self.end_soon(request)
         assert self.task is not None, "a registered run has been launched"
         if not self.execution.barrier.live:
-            await self.lived()
+            await self.wait_for_replay()
             await asyncio.sleep(0)  # lets _end, which waits for the same event, record the request first
         try:
-            await self.execution.writer.committed()
+            await self.execution.writer.wait_for_commit()
         except (StorageFailed, ServerStopping):
             await asyncio.wait({self.task})
             return False
         return self._is_cancel_recorded
 
-    async def lived(self) -> None:
+    async def wait_for_replay(self) -> None:
         """Wait until replay is over, or the run is."""
         assert self.task is not None, "a registered run has been launched"
         lived = asyncio.ensure_future(self.execution.barrier.lived.wait())
@@ -207,19 +207,19 @@ class LiveRun:
         if is_recorded:
             started = self.execution.facts.started.run_started
             owner = wall_owner(self._policy.limits, self._resolver.agents[started.agent].definition)
-            await self.execution.cancellation.end("", *why_ended(request.reason, owner))
-            self.execution.ended()
+            await self.execution.cancellation.end("", *build_end_errors(request.reason, owner))
+            self.execution.conclude()
 
     def _grace_seconds(self) -> float:
         return self._policy.disconnect_grace.ToTimedelta().total_seconds()
 
-    def _await_follower(self, seconds: float) -> None:
+    def _start_grace(self, seconds: float) -> None:
         if self._needs_followers:
             loop = asyncio.get_running_loop()
             request = event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_DISCONNECTED)
             self.grace = loop.call_at(max(loop.time(), self._followed_until) + seconds, self.end_soon, request)
 
-    def _stop_waiting(self) -> None:
+    def _cancel_grace(self) -> None:
         if self.grace is not None:
             self.grace.cancel()
             self.grace = None
@@ -252,9 +252,9 @@ class LiveRun:
         """
         try:
             await self.execution.finish(dispatch_root(self.execution, self._resolver, LaneContext))
-            await self.execution.writer.committed()
+            await self.execution.writer.wait_for_commit()
         except ServerStopping:
-            await self.execution.writer.committed()  # followers must see all events recorded until now
+            await self.execution.writer.wait_for_commit()  # followers must see all events recorded until now
             raise
         finally:
             if self._ending is not None:
@@ -263,7 +263,7 @@ class LiveRun:
                 await asyncio.gather(self._ending, return_exceptions=True)
 
     def _clean_up(self, stopped: BaseException | None) -> None:
-        self.keep_going()
+        self.ignore_disconnects()
         for timer in self._timers:
             timer.cancel()
         self.execution.end_spans()

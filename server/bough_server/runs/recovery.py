@@ -11,7 +11,7 @@ import structlog
 
 from bough_server.clock import Clock
 from bough_server.errors import ServerStopping, StorageFailed
-from bough_server.store.ports import RunIndex, RunRecord
+from bough_server.store.ports import RunIndex, RunRow
 
 _log = structlog.get_logger(__name__)
 
@@ -22,7 +22,7 @@ INITIAL_BACKOFF: Final = 1.0
 MAX_BACKOFF: Final = 60.0
 """Bounds of the seconds between two tries."""
 
-LOOK_SECONDS: Final = 2.0
+POLL_SECONDS: Final = 2.0
 """Seconds between two looks at what other servers may have left, if no notification comes."""
 
 YOUNG_OBJECTS: Final = 100_000
@@ -32,11 +32,11 @@ It bounds the garbage in cycles to some ten megabytes.
 """
 
 _usual: Final[list[int]] = []
-"""What is restored at the end, once for every `rare_collections` that is open."""
+"""What is restored at the end, once for every `collect_garbage_rarely` that is open."""
 
 
 @contextmanager
-def rare_collections() -> Iterator[None]:
+def collect_garbage_rarely() -> Iterator[None]:
     """Collect garbage rarely inside the block. Blocks may overlap: the last one restores what was there before.
 
     Almost everything that a replay creates lives on, so collections find nothing, and visit it again and again.
@@ -66,28 +66,28 @@ class Recovery:
         *,
         is_shared: bool,
         room: Callable[[], int],
-        claim: Callable[[int], Awaitable[Sequence[RunRecord]]],
-        revive: Callable[[RunRecord], Awaitable[None]],
+        claim: Callable[[int], Awaitable[Sequence[RunRow]]],
+        revive: Callable[[RunRow], Awaitable[None]],
         expire: Callable[[str], Awaitable[None]],
-        losses: Callable[[RunRecord], Awaitable[int]],
-        settled: Callable[[RunRecord], Awaitable[None]],
+        count_crashes: Callable[[RunRow], Awaitable[int]],
+        wait_for_progress: Callable[[RunRow], Awaitable[None]],
     ) -> None:
         self._index = index
         self._clock = clock
         self._is_shared = is_shared
         # What other servers have left must not wait for a minute because the database was away.
-        self._longest = LOOK_SECONDS if is_shared else MAX_BACKOFF
+        self._longest = POLL_SECONDS if is_shared else MAX_BACKOFF
         self._room, self._claim = room, claim
         self._revive = revive
         self._expire = expire
-        self._losses = losses
-        self._settled = settled
+        self._count_crashes = count_crashes
+        self._wait_for_progress = wait_for_progress
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._offered = asyncio.Event()
         self._left = 0
         """How many runs are to be continued, suspects excepted."""
-        self._suspects: list[tuple[int, int, str, RunRecord]] = []
+        self._suspects: list[tuple[int, int, str, RunRow]] = []
         """A heap of the runs that have lost several servers: how many, then the age of the run."""
         self._suspecting = False
         self._interrupted = asyncio.Event()
@@ -95,7 +95,7 @@ class Recovery:
         self._is_failing = False
         self._works = asyncio.Event()
         """Set, and replaced, when a look succeeds after one that failed."""
-        self._put_off: set[str] = set()
+        self._postponed: set[str] = set()
         """Runs whose overdue requests could not be answered; left out for a while so that they do not block others."""
 
     async def start(self) -> int:
@@ -104,25 +104,25 @@ class Recovery:
         Return the number of runs that were found to continue at once; that happens in the background, while calls are
         served.
         """
-        found = await self._claim(self._most()) if self._most() > 0 else ()
+        found = await self._claim(self._claim_limit()) if self._claim_limit() > 0 else ()
         self.spawn(self._continue_all(found))
         self.spawn(retry_until_stored(self._clock, self._watch_expiries, longest=self._longest))
         return len(found)
 
-    def offered(self) -> None:
+    def on_offer(self) -> None:
         """Look for runs to continue: some have no owner any more, or there is room for more."""
         self._offered.set()
         self._interrupted.set()  # the server that watched for the next expiry may be gone
 
-    def interrupted(self) -> None:
+    def on_interruption(self) -> None:
         """Notify the watch that a run has been interrupted: one of its requests may expire before all others."""
         self._interrupted.set()
 
-    def try_later(self, record: RunRecord) -> None:
+    def try_later(self, run_row: RunRow) -> None:
         """Continue a run whose log could not be written, after a backoff."""
-        self.spawn(self._later(record, self._next_backoff(record.run.run_id)))
+        self.spawn(self._retry_after(run_row, self._next_backoff(run_row.run.run_id)))
 
-    def is_well(self, run_id: str) -> None:
+    def reset_backoff(self, run_id: str) -> None:
         """Reset the backoff of a run whose log can be written."""
         self._backoffs.pop(run_id, None)
 
@@ -145,28 +145,28 @@ class Recovery:
         self._tasks.add(task)  # the event loop keeps only weak references to tasks
         task.add_done_callback(self._tasks.discard)
 
-    async def _later(self, record: RunRecord, seconds: float) -> None:
+    async def _retry_after(self, run_row: RunRow, seconds: float) -> None:
         await wait_at_most(self._clock, self._works, seconds)
         async with self._slots:  # many may wait for the same storage
-            await self.try_now(record)
+            await self.try_now(run_row)
 
-    def _most(self) -> int:
+    def _claim_limit(self) -> int:
         """Return how many runs to claim at once."""
         # Beside other servers only as many as are continued at once: the rest is for them.
         return min(self._room(), AT_ONCE) if self._is_shared else self._room()
 
-    async def _continue_all(self, found: Sequence[RunRecord]) -> None:
+    async def _continue_all(self, found: Sequence[RunRow]) -> None:
         """Continue runs, and all that can be claimed later."""
         await self._continue(found)
         while True:
             self._offered.clear()  # before the look: an offer after it must wake the wait below
-            await retry_until_stored(self._clock, self._look, longest=self._longest)
-            await wait_at_most(self._clock, self._offered, LOOK_SECONDS if self._is_shared else None)
+            await retry_until_stored(self._clock, self._poll, longest=self._longest)
+            await wait_at_most(self._clock, self._offered, POLL_SECONDS if self._is_shared else None)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Continue all runs that can be claimed, and those that wait for the storage if it works again."""
         try:
-            while (most := self._most()) > 0 and (found := await self._claim(most)):
+            while (most := self._claim_limit()) > 0 and (found := await self._claim(most)):
                 await self._continue(found)
         except StorageFailed:
             self._is_failing = True
@@ -177,21 +177,21 @@ class Recovery:
             self._works.set()
             self._works = asyncio.Event()
 
-    async def _continue(self, found: Sequence[RunRecord]) -> None:
+    async def _continue(self, found: Sequence[RunRow]) -> None:
         """Begin to continue runs, a bounded number at once."""
         self._left += len(found)
         for record in found:
             await self._slots.acquire()  # before the task is created, so that the runs start oldest first
-            self.spawn(self._continue_one(record))
+            self.spawn(self._continue_claimed_run(record))
 
-    async def _continue_one(self, record: RunRecord) -> None:
+    async def _continue_claimed_run(self, run_row: RunRow) -> None:
         try:
-            with rare_collections():
-                if losses := await self._losses(record):
-                    run = record.run
-                    heappush(self._suspects, (losses, run.create_time.ToNanoseconds(), run.run_id, record))
+            with collect_garbage_rarely():
+                if losses := await self._count_crashes(run_row):
+                    run = run_row.run
+                    heappush(self._suspects, (losses, run.create_time.ToNanoseconds(), run.run_id, run_row))
                 else:
-                    await self.try_now(record)
+                    await self.try_now(run_row)
         finally:
             self._slots.release()
             self._left -= 1
@@ -210,24 +210,24 @@ class Recovery:
             while self._suspects and not self._left:
                 *_, record = heappop(self._suspects)
                 await self.try_now(record)
-                await self._settled(record)
+                await self._wait_for_progress(record)
         finally:
             self._suspecting = False
 
-    async def try_now(self, record: RunRecord) -> None:
+    async def try_now(self, run_row: RunRow) -> None:
         """Continue a run, later if the storage fails, and log any other error that keeps it from being continued."""
         try:
-            await self._revive(record)
+            await self._revive(run_row)
         except StorageFailed:
-            self.try_later(record)
+            self.try_later(run_row)
         except Exception as error:
-            _log.error("run not continued", run_id=record.run.run_id, exc_info=error)
+            _log.error("run not continued", run_id=run_row.run.run_id, exc_info=error)
 
     async def _watch_expiries(self) -> None:
         while True:
             self._interrupted.clear()  # before the read: an interruption after it must wake the wait below
-            expiry = await self._index.next_expiry(but=self._put_off)
-            most = LOOK_SECONDS if self._is_shared else None  # another server may interrupt a run, and be lost
+            expiry = await self._index.next_expiry(but=self._postponed)
+            most = POLL_SECONDS if self._is_shared else None  # another server may interrupt a run, and be lost
             if expiry is None:
                 await wait_at_most(self._clock, self._interrupted, most)
                 continue
@@ -240,12 +240,12 @@ class Recovery:
                 await self._expire(run_id)
             except Exception as error:
                 _log.error("expired requests not answered", run_id=run_id, exc_info=error)
-                self._put_off.add(run_id)
-                self.spawn(self._put_off_for(run_id, self._next_backoff(run_id)))
+                self._postponed.add(run_id)
+                self.spawn(self._postpone_for(run_id, self._next_backoff(run_id)))
 
-    async def _put_off_for(self, run_id: str, seconds: float) -> None:
+    async def _postpone_for(self, run_id: str, seconds: float) -> None:
         await self._clock.sleep(seconds)
-        self._put_off.discard(run_id)
+        self._postponed.discard(run_id)
         self._interrupted.set()
 
 

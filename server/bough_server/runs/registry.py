@@ -21,11 +21,11 @@ class RunRegistry:
     def __iter__(self) -> Iterator[LiveRun]:
         return iter(list(self._live.values()))  # a copy: runs end while callers iterate
 
-    def executed(self) -> set[str]:
+    def list_executing(self) -> set[str]:
         """Return the live runs that do not wait for their session, and those that are about to be live."""
         return {live.run_id for live in self._live.values() if not live.is_waiting} | self._arriving.keys()
 
-    def arriving(self, run_id: str, work: "asyncio.Task[Any]") -> None:
+    def register_arrival(self, run_id: str, work: "asyncio.Task[Any]") -> None:
         """Register a task that is about to make a run live, or to end it."""
         self._arriving[run_id] = work
         work.add_done_callback(lambda _: self._forget(run_id, work))
@@ -40,34 +40,34 @@ class RunRegistry:
         if live.has_waited:
             self._waiting[live.session_key] += 1
         if followers := self._followers[live.run_id]:
-            live.followed_by(followers)
+            live.set_followers(followers)
 
-    def joined(self, run_id: str) -> None:
+    def add_follower(self, run_id: str) -> None:
         """Count a follower of a run, live or not."""
         self._followers[run_id] += 1
         if (live := self._live.get(run_id)) is not None:
-            live.followed_by(self._followers[run_id])
+            live.set_followers(self._followers[run_id])
 
-    def left(self, run_id: str) -> None:
+    def remove_follower(self, run_id: str) -> None:
         """Count a follower less."""
         self._followers[run_id] -= 1
         followers = self._followers[run_id]
         if not followers:
             del self._followers[run_id]
         if (live := self._live.get(run_id)) is not None:
-            live.followed_by(followers)
+            live.set_followers(followers)
 
-    def followed_here(self) -> list[str]:
+    def list_runs_to_report(self) -> list[str]:
         """Return the followed runs that are not live."""
         return [run_id for run_id in self._followers if run_id not in self._live]
 
-    def followed_elsewhere(self, run_id: str) -> None:
+    def count_remote_follower(self, run_id: str) -> None:
         """Note that a run is followed at another server; without an id, that any run may be."""
         if not run_id:
             for each in self:
-                each.followed_elsewhere()
+                each.count_remote_follower()
         elif (live := self._live.get(run_id)) is not None:
-            live.followed_elsewhere()
+            live.count_remote_follower()
 
     def remove(self, live: LiveRun) -> None:
         """Remove a run that is no longer live."""
@@ -82,7 +82,7 @@ class RunRegistry:
         """True if a live run may be waiting for a session of the principal's tenant."""
         return (principal.tenant_id, session_id) in self._waiting
 
-    def at_hand(self, run_id: str) -> LiveRun | None:
+    def get_live(self, run_id: str) -> LiveRun | None:
         """Return the live run with an id, or None, without waiting."""
         return self._live.get(run_id)
 
@@ -93,12 +93,12 @@ class RunRegistry:
             self._forget(run_id, work)  # a task that is done, but whose callback has not run yet, would loop here
         return self._live.get(run_id)
 
-    async def arrived(self) -> None:
+    async def wait_for_current_arrivals(self) -> None:
         """Wait for the runs that are being created, taken over or ended now, and for none that come after."""
         if self._arriving:
             await asyncio.wait(list(self._arriving.values()))
 
-    async def settle(self) -> None:
+    async def wait_for_all_arrivals(self) -> None:
         """Wait for all runs that are being created, taken over or ended."""
         while self._arriving:
             await asyncio.wait(self._arriving.values())

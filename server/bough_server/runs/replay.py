@@ -17,7 +17,7 @@ from bough_server.errors import ConfigurationError, NonDeterministic
 from bough_server.history.session import SessionHistory
 from bough_server.log import events
 from bough_server.observability.tracing import Parent, Tracing
-from bough_server.runs.fork import changed_definitions
+from bough_server.runs.fork import override_definitions
 from bough_server.runtime.agent import Agent, Resolver, llm_of
 from bough_server.runtime.context import LaneContext
 from bough_server.runtime.dispatcher import dispatch_root
@@ -30,7 +30,7 @@ PATIENCE: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
+class ReplayOutcome:
     """Outcome of a replay: the number of recorded results, and a message about its divergence, empty if it had none."""
 
     results: int
@@ -46,7 +46,7 @@ async def replay(
     session: Sequence[StoredMessage] = (),
     files: SessionFiles | None = None,
     patience: float = PATIENCE,
-) -> Replayed:
+) -> ReplayOutcome:
     """Run the agents of a run that has ended, or was interrupted, again from its log.
 
     Every effect gets its recorded result; every end is computed again and compared with the recorded one. An event that
@@ -56,7 +56,7 @@ async def replay(
     """
     journal = Journal(log)
     results = len(journal.results.keys() - journal.dispatched)  # ends of children are computed, not replayed
-    facts = _facts_of(log, session)
+    facts = _build_run_info(log, session)
     execution = Execution(facts, tracing=tracing, clock=clock, journal=journal, recorder=None, files=files)
     execution.spans[""] = tracing.invoke_agent(
         agent=facts.started.agent,
@@ -70,17 +70,17 @@ async def replay(
     )
     divergence = ""
     try:
-        await _finished(execution, dispatch_root(execution, resolver, LaneContext), patience)
+        await _run_to_end(execution, dispatch_root(execution, resolver, LaneContext), patience)
         if events.kind_of(log[-1]) not in {*events.TERMINAL_KINDS, events.RUN_INTERRUPTED}:
             divergence = "The log has no end."
     except NonDeterministic as error:
         divergence = error.message
     finally:
         execution.end_spans()
-    return Replayed(results=results, divergence=divergence)
+    return ReplayOutcome(results=results, divergence=divergence)
 
 
-def _facts_of(log: Sequence[event_pb2.AgentEvent], session: Sequence[StoredMessage]) -> RunInfo:
+def _build_run_info(log: Sequence[event_pb2.AgentEvent], session: Sequence[StoredMessage]) -> RunInfo:
     started = log[0]
     users = [event.run_forked.user_id for event in log if event.HasField("run_forked")]
     return RunInfo(
@@ -92,7 +92,7 @@ def _facts_of(log: Sequence[event_pb2.AgentEvent], session: Sequence[StoredMessa
     )
 
 
-async def _finished(execution: Execution, root: Coroutine[Any, Any, None], patience: float) -> None:
+async def _run_to_end(execution: Execution, root: Coroutine[Any, Any, None], patience: float) -> None:
     """Run the root agent to its end. Raises NonDeterministic, also if nothing is replayed for `patience` seconds."""
     finishing = asyncio.get_running_loop().create_task(execution.finish(root))
     try:
@@ -120,7 +120,7 @@ class _OfflineModels:
         raise NonDeterministic(f"The replay called the model {name!r}, which a replay never does.")
 
 
-def offline(resolver: Resolver) -> Resolver:
+def make_offline(resolver: Resolver) -> Resolver:
     """Return a catalog whose models and tools raise NonDeterministic if used. Functions are pure, so they may run."""
     tools = {name: _offline_tool(tool) for name, tool in resolver.tools.items()}
     return replace(resolver, tools=tools, models=_OfflineModels())
@@ -133,7 +133,7 @@ def _offline_tool(tool: Tool) -> Tool:
     return replace(tool, function=refuse, context_parameter="", arguments=None)
 
 
-def offline_resolver(log: Sequence[event_pb2.AgentEvent], resolver: Resolver, *, is_forced: bool) -> Resolver:
+def build_offline_resolver(log: Sequence[event_pb2.AgentEvent], resolver: Resolver, *, is_forced: bool) -> Resolver:
     """Return the catalog to replay a log with: the agents of `resolver`, with the changes of the log's forks applied.
 
     Raises ConfigurationError if an agent or a tool is missing and, unless `is_forced`, if an agent, a tool or the
@@ -143,22 +143,22 @@ def offline_resolver(log: Sequence[event_pb2.AgentEvent], resolver: Resolver, *,
     named = {ref.name: ref.revision for ref in log[0].run_started.definition_refs} | dict(versions.agents)
     missing = [f"The agent {name!r}" for name in sorted(named) if name not in resolver.agents]
     if missing:
-        raise _not_configured(missing)
+        raise _build_missing_error(missing)
     definitions = {name: resolver.agents[name].definition for name in named}
     for event in log:
         if event.HasField("run_forked"):
-            current = _with(definitions, resolver)
-            definitions |= {each.name: each for each in changed_definitions(event.run_forked.changes, current)}
+            current = _replace_agents(definitions, resolver)
+            definitions |= {each.name: each for each in override_definitions(event.run_forked.changes, current)}
             named |= {ref.name: ref.revision for ref in event.run_forked.definition_refs}
-    changed = _with(definitions, resolver)
-    if absent := _absent_tools(changed, definitions):
-        raise _not_configured([f"The tool {name!r}" for name in absent])
+    changed = _replace_agents(definitions, resolver)
+    if absent := _find_missing_tools(changed, definitions):
+        raise _build_missing_error([f"The tool {name!r}" for name in absent])
     if not is_forced:
-        _check(versions, named, {name: changed.agents[name].revision for name in definitions}, resolver)
-    return offline(changed)
+        _check_versions(versions, named, {name: changed.agents[name].revision for name in definitions}, resolver)
+    return make_offline(changed)
 
 
-def _check(
+def _check_versions(
     versions: event_pb2.RunVersions, named: Mapping[str, str], here: Mapping[str, str], resolver: Resolver
 ) -> None:
     """Raise ConfigurationError if an agent, a tool or the replay version differs from the run's.
@@ -183,21 +183,21 @@ def _check(
         )
 
 
-def _not_configured(missing: Sequence[str]) -> ConfigurationError:
+def _build_missing_error(missing: Sequence[str]) -> ConfigurationError:
     lines = [f"{each} is not in this configuration." for each in missing]
     return ConfigurationError("\n".join([*lines, "Name the configuration that the run started with by --config."]))
 
 
-def _absent_tools(resolver: Resolver, agents: Iterable[str]) -> Sequence[str]:
+def _find_missing_tools(resolver: Resolver, agents: Iterable[str]) -> Sequence[str]:
     """Return the tools that agents name and that are missing: agents of a server's catalog come without their tools."""
     links = [link for name in agents for link in llm_of(resolver.agents[name].definition).tools]
     return sorted({link.name for link in links if link.name not in SPECS and link.name not in resolver.tools})
 
 
-def _with(definitions: Mapping[str, agent_pb2.AgentDefinition], resolver: Resolver) -> Resolver:
-    return replace(resolver, agents={name: _agent(each, resolver) for name, each in definitions.items()})
+def _replace_agents(definitions: Mapping[str, agent_pb2.AgentDefinition], resolver: Resolver) -> Resolver:
+    return replace(resolver, agents={name: _resolve_agent(each, resolver) for name, each in definitions.items()})
 
 
-def _agent(definition: agent_pb2.AgentDefinition, resolver: Resolver) -> Agent:
+def _resolve_agent(definition: agent_pb2.AgentDefinition, resolver: Resolver) -> Agent:
     current = resolver.agents[definition.name]
     return current if current.definition == definition else agent_of(definition, resolver.agents)

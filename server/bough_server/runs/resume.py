@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from bough.v1 import agent_service_pb2, event_pb2, input_pb2
 from bough_server.agents.pinned import MissingVersion
-from bough_server.engine.input_requests import mistakes, received, same_answer
+from bough_server.engine.input_requests import answer_mistakes, build_answer_event, is_same_answer
 from bough_server.engine.journal import Journal
 from bough_server.errors import (
     AgentUnusable,
@@ -19,15 +19,15 @@ from bough_server.errors import (
     SessionBusy,
 )
 from bough_server.log import events
-from bough_server.log.blobs import UNKNOWN, StoredBlob, referenced
+from bough_server.log.blobs import UNKNOWN, StoredBlob, extract_files_within
 from bough_server.messages import copy_of
-from bough_server.runs.admission import request_digest
+from bough_server.runs.admission import digest_request
 from bough_server.runs.close import policy_of, read_log
 from bough_server.runs.commands import RemoteCommands
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
 from bough_server.runs.supervisor import RunSupervisor
-from bough_server.store.ports import Principal, RunMoved, RunRecord
+from bough_server.store.ports import Principal, RunMoved, RunRow
 
 _TRIES = 20
 
@@ -53,23 +53,23 @@ def check_answers(
     _check_unique(request.answers)
     asked = {event.input_requested.request.input_id: event for event in log if event.HasField("input_requested")}
     answered = {event.input_received.answer.input_id: event for event in log if event.HasField("input_received")}
-    _check_repeated(request, answered.values(), digest)
+    _check_request_id(request, answered.values(), digest)
     known = [answer for answer in request.answers if answer.input_id in answered]
     for answer in known:
-        if not same_answer(answer, answered[answer.input_id].input_received.answer):
+        if not is_same_answer(answer, answered[answer.input_id].input_received.answer):
             raise AlreadyAnswered(
                 f"The request {answer.input_id!r} already has another answer, which is final.",
                 details={"input_id": answer.input_id},
             )
     if len(known) == len(request.answers):
-        return CheckedAnswers(fresh=(), since=_followed_from(log, [answered[answer.input_id] for answer in known]))
+        return CheckedAnswers(fresh=(), since=_find_follow_start(log, [answered[answer.input_id] for answer in known]))
     if events.kind_of(log[-1]) in events.TERMINAL_KINDS:
         raise RunEnded("The run has ended: it accepts no more answers.", details={"run_id": request.run_id})
     _check_answers(request, asked, answered, log)
     fresh = [
-        received(
+        build_answer_event(
             asked[answer.input_id],
-            _from_caller(answer, user_id),
+            _attribute_answer(answer, user_id),
             request_id=request.request_id,
             request_digest=digest if request.request_id else "",
         )
@@ -92,7 +92,7 @@ def _check_unique(answers: Iterable[input_pb2.InputAnswer]) -> None:
         raise InvalidRequest(wrong)
 
 
-def _check_repeated(
+def _check_request_id(
     request: agent_service_pb2.ResumeRunRequest, answered: Iterable[event_pb2.AgentEvent], digest: str
 ) -> None:
     if not request.request_id:
@@ -124,27 +124,27 @@ def _check_answers(
         elif answer.input_id not in is_open:
             descriptions = ["The agent or tool that made this request has ended."]
         else:
-            descriptions = mistakes(event.input_requested.request, answer)
+            descriptions = answer_mistakes(event.input_requested.request, answer)
             field = f"answers[{index}].{answer.WhichOneof('answer') or 'answer'}"
         wrong += [FieldViolation(field=field, description=each) for each in descriptions]
     if wrong:
         raise InvalidRequest(wrong)
 
 
-def _from_caller(answer: input_pb2.InputAnswer, user_id: str) -> input_pb2.InputAnswer:
+def _attribute_answer(answer: input_pb2.InputAnswer, user_id: str) -> input_pb2.InputAnswer:
     attributed = copy_of(answer)
     attributed.source, attributed.answered_by = input_pb2.ANSWER_SOURCE_CALLER, user_id
     return attributed
 
 
-def _followed_from(log: Sequence[event_pb2.AgentEvent], known: Sequence[event_pb2.AgentEvent]) -> int:
+def _find_follow_start(log: Sequence[event_pb2.AgentEvent], known: Sequence[event_pb2.AgentEvent]) -> int:
     """Return the sequence before the run_resumed that the answers caused.
 
     If the answers were recorded in a run that was still executing, return the sequence before the first of them.
     """
     first = min(known, key=lambda event: event.sequence)
     for event in reversed([event for event in log if event.sequence < first.sequence]):
-        if not _is_beside(event, first):
+        if not _is_in_same_append(event, first):
             # run_resumed and the answers that caused it are one append, so they have the same time.
             is_cause = (
                 event.run_resumed.cause == event_pb2.RESUME_CAUSE_ANSWER and event.record_time == first.record_time
@@ -153,7 +153,7 @@ def _followed_from(log: Sequence[event_pb2.AgentEvent], known: Sequence[event_pb
     return first.sequence - 1
 
 
-def _is_beside(event: event_pb2.AgentEvent, answered: event_pb2.AgentEvent) -> bool:
+def _is_in_same_append(event: event_pb2.AgentEvent, answered: event_pb2.AgentEvent) -> bool:
     """True if an event is an answer from the same call as this one; all events of an append have the same time."""
     one, other = event.input_received, answered.input_received
     is_same = (one.request_id, one.request_digest) == (
@@ -164,10 +164,10 @@ def _is_beside(event: event_pb2.AgentEvent, answered: event_pb2.AgentEvent) -> b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
+class ResumeOutcome:
     """A run whose answers are recorded, and the sequence after which to follow it."""
 
-    record: RunRecord
+    run_row: RunRow
     since: int
 
 
@@ -187,15 +187,15 @@ class RunResumer:
         request: agent_service_pb2.ResumeRunRequest,
         *,
         deadline_time_ns: int | None,
-    ) -> Resumed:
+    ) -> ResumeOutcome:
         """Check all answers, record those that are new, and continue the run.
 
         Raises NotFound, InvalidRequest, SequenceOutOfRange, AlreadyAnswered, RunEnded, AgentUnusable (the run is
         parked), RequestIdReused, SessionBusy, ServerStopping and StorageFailed.
         """
         given = request  # sent to another worker as it is
-        request, files = await referenced(request, most=self._dependencies.max_files_bytes, field="answers")
-        digest = request_digest(request)
+        request, files = await extract_files_within(request, most=self._dependencies.max_files_bytes, field="answers")
+        digest = digest_request(request)
         for _ in range(_TRIES):
             # Before anything of the run is waited for: another tenant's caller must not notice that it exists.
             await self._dependencies.store.runs.get(principal, request.run_id)
@@ -207,7 +207,7 @@ class RunResumer:
             log = await read_log(self._dependencies.store.log, request.run_id)
             checked = check_answers(request, log, digest=digest, user_id=principal.user_id)
             if not checked.fresh:
-                return Resumed(record=record, since=checked.since)
+                return ResumeOutcome(run_row=record, since=checked.since)
             await self._check_files(record, files)
             if live is not None:
                 since = await self._answer(live, checked, files)
@@ -221,7 +221,7 @@ class RunResumer:
                 deadline = None if is_background else deadline_time_ns
                 since = await self._continue_run(record, checked, files, deadline_time_ns=deadline)
             if since is not None:
-                return Resumed(record=record, since=since)
+                return ResumeOutcome(run_row=record, since=since)
         details = {"run_id": request.run_id}
         raise SessionBusy("The run keeps changing while it is being answered. Try again.", details=details)
 
@@ -236,20 +236,20 @@ class RunResumer:
                 details={"last_sequence": str(last)},
             )
 
-    async def _check_files(self, record: RunRecord, files: Sequence[StoredBlob]) -> None:
+    async def _check_files(self, run_row: RunRow, files: Sequence[StoredBlob]) -> None:
         """Raise InvalidRequest if answers name files without their bytes that the run's session does not have."""
         named = [file for file in files if file.data is None]
         hashes = {file.sha256 for file in named}
-        session_id = record.run.session_id
-        missing = await self._dependencies.store.blobs.missing(record.principal, session_id, hashes)
+        session_id = run_row.run.session_id
+        missing = await self._dependencies.store.blobs.find_missing(run_row.principal, session_id, hashes)
         if wrong := [FieldViolation(field=file.field, description=UNKNOWN) for file in named if file.sha256 in missing]:
             raise InvalidRequest(wrong)
 
     async def _is_leaving(self, live: LiveRun) -> bool:
         """Return True if a run accepts no more answers here, after waiting for its end; else wait for its replay."""
-        await live.lived()
+        await live.wait_for_replay()
         if live.is_over:
-            await live.over()
+            await live.wait_for_end()
             return True
         return False
 
@@ -261,21 +261,21 @@ class RunResumer:
         execution = live.execution
         try:
             if not all(execution.waits_for(event) for event in checked.fresh):
-                await execution.writer.committed()  # then the log has the other answer, or the end of the request
+                await execution.writer.wait_for_commit()  # then the log has the other answer, or the end of the request
                 return None
-            execution.writer.keep(files)
+            execution.writer.attach_files(files)
             for event in checked.fresh:
                 execution.answer(event)
-            await execution.writer.committed()
+            await execution.writer.wait_for_commit()
         except Fenced as error:
             live.stop(error)  # else it would wait for its effects in flight
-            await live.over()
+            await live.wait_for_end()
             return None
         return min(event.sequence for event in checked.fresh) - 1
 
     async def _continue_run(
         self,
-        record: RunRecord,
+        run_row: RunRow,
         checked: CheckedAnswers,
         files: Sequence[StoredBlob],
         *,
@@ -283,7 +283,7 @@ class RunResumer:
     ) -> int | None:
         try:
             await self._supervisor.continue_run(
-                record,
+                run_row,
                 event_pb2.RESUME_CAUSE_ANSWER,
                 answers=checked.fresh,
                 files=files,
@@ -293,4 +293,4 @@ class RunResumer:
             return None
         except MissingVersion as missing:
             raise AgentUnusable(f"The run cannot continue here, so it accepts no answers now: {missing}") from None
-        return record.run.last_sequence
+        return run_row.run.last_sequence

@@ -10,16 +10,16 @@ from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, follow_pb2, me
 from bough_server import ids
 from bough_server.errors import Fenced, ServerStopping, StorageFailed
 from bough_server.log import events
-from bough_server.log.blobs import StoredBlob, referenced
+from bough_server.log.blobs import StoredBlob, extract_files_within
 from bough_server.observability.tracing import Parent
 from bough_server.runs.admission import (
     Admission,
     EvaluationRun,
     admit_evaluation,
     check_input,
+    check_same_request,
+    digest_request,
     effective_policy,
-    request_digest,
-    same_request,
 )
 from bough_server.runs.close import close_reason
 from bough_server.runs.commands import RemoteCommands
@@ -27,10 +27,10 @@ from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.follow import LogFollower, Pages, RemoteFollowers, Until
 from bough_server.runs.fork import ForkAddress, RunForker
 from bough_server.runs.leases import LeaseKeeper
-from bough_server.runs.resume import Resumed, RunResumer
+from bough_server.runs.resume import ResumeOutcome, RunResumer
 from bough_server.runs.start import RunStarter
 from bough_server.runs.supervisor import RunSupervisor
-from bough_server.store.ports import Page, Principal, RequestIdTaken, RunFilter, RunRecord
+from bough_server.store.ports import Page, Principal, RequestIdTaken, RunFilter, RunRow
 from bough_server.store.worker_ports import RunCommand, Topic
 
 _log = structlog.get_logger(__name__)
@@ -69,7 +69,7 @@ class Runs:
         deadline_time_ns: int | None,
         trace: Parent,
         evaluation: EvaluationRun | None = None,
-    ) -> RunRecord:
+    ) -> RunRow:
         """Create a run and start it, or return the one that the same request started before.
 
         `evaluation` is set by evaluations only. The request's digest does not cover it.
@@ -79,10 +79,12 @@ class Runs:
         self._refuse_while_draining()
         self._dependencies.store.check_writes()  # before reads, which may wait for the same database
         request.DiscardUnknownFields()  # nothing has checked them, and they would be written to the log
-        request, files = await referenced(request, most=self._dependencies.max_files_bytes, field="input.parts")
+        request, files = await extract_files_within(
+            request, most=self._dependencies.max_files_bytes, field="input.parts"
+        )
         check_input(request.input)
-        digest = request_digest(request)
-        if (earlier := await self._earlier(principal, request.request_id, digest)) is not None:
+        digest = digest_request(request)
+        if (earlier := await self._find_earlier(principal, request.request_id, digest)) is not None:
             return earlier
         evaluation, mocked = await admit_evaluation(evaluation, most=self._dependencies.max_files_bytes)
         admission = await self._admit(
@@ -95,14 +97,14 @@ class Runs:
         )
         self._refuse_while_draining()  # again, because draining may have begun during the awaits
         # Shielded: a caller that disconnects meanwhile must not leave a run on disk that no worker executes.
-        starting = self._supervisor.shielded(admission.run_id, self._starter.start(principal, admission, trace))
+        starting = self._supervisor.shield_work(admission.run_id, self._starter.start(principal, admission, trace))
         try:
             record = await starting
         except RequestIdTaken as taken:
-            return same_request(
+            return check_same_request(
                 await self._dependencies.store.runs.get(principal, taken.run_id), digest, request.request_id
             )
-        live = self._supervisor.live_runs.at_hand(record.run.run_id)
+        live = self._supervisor.live_runs.get_live(record.run.run_id)
         if live is not None and live.is_waiting:
             # The holder may have ended before this run was registered; then its end found no live run to start.
             await self._supervisor.call_next(principal, record.run.session_id)
@@ -143,7 +145,7 @@ class Runs:
         *,
         deadline_time_ns: int | None,
         evaluation: EvaluationRun | None = None,
-    ) -> tuple[RunRecord, int]:
+    ) -> tuple[RunRow, int]:
         """Fork a run, or return the fork that the same request created before, with the sequence of the fork point.
 
         `evaluation` is set by evaluations only. The request's digest does not cover it.
@@ -153,9 +155,9 @@ class Runs:
         self._refuse_while_draining()
         self._dependencies.store.check_writes()  # before reads, which may wait for the same database
         request.DiscardUnknownFields()
-        request, files = await referenced(request, most=self._dependencies.max_files_bytes, field="changes")
-        digest = request_digest(request)
-        record = await self._earlier(principal, request.request_id, digest)
+        request, files = await extract_files_within(request, most=self._dependencies.max_files_bytes, field="changes")
+        digest = digest_request(request)
+        record = await self._find_earlier(principal, request.request_id, digest)
         if record is None:
             evaluation, mocked = await admit_evaluation(evaluation, most=self._dependencies.max_files_bytes)
             address = ForkAddress(
@@ -166,27 +168,27 @@ class Runs:
             )
             forking = self._forker.fork(request, address, files=[*files, *mocked], deadline_time_ns=deadline_time_ns)
             try:
-                record = (await self._supervisor.shielded(address.run_id, forking)).record
+                record = (await self._supervisor.shield_work(address.run_id, forking)).run_row
             except RequestIdTaken as taken:
                 record = await self._dependencies.store.runs.get(principal, taken.run_id)
-                same_request(record, digest, request.request_id)
+                check_same_request(record, digest, request.request_id)
         return record, record.run.forked_from.sequence
 
     async def resume(
         self, principal: Principal, request: agent_service_pb2.ResumeRunRequest, *, deadline_time_ns: int | None
-    ) -> Resumed:
+    ) -> ResumeOutcome:
         """Answer a run's open requests and continue it. See RunResumer."""
         self._refuse_while_draining()
         self._dependencies.store.check_writes()  # before reads, which may wait for the same database
         request.DiscardUnknownFields()
         return await self._resumer.resume(principal, request, deadline_time_ns=deadline_time_ns)
 
-    async def _earlier(self, principal: Principal, request_id: str, digest: str) -> RunRecord | None:
+    async def _find_earlier(self, principal: Principal, request_id: str, digest: str) -> RunRow | None:
         if not request_id:
             return None
         earlier = await self._dependencies.store.runs.find_request(principal, request_id)
         if earlier is not None:
-            return same_request(earlier, digest, request_id)
+            return check_same_request(earlier, digest, request_id)
         self._refuse_while_draining()
         return None
 
@@ -208,10 +210,10 @@ class Runs:
         """Yield pages of a run's committed events after a sequence. See LogFollower."""
         return self._follower.follow(principal, run_id, after=after, until=until, past=past)
 
-    async def get(self, principal: Principal, run_id: str) -> RunRecord:
+    async def get(self, principal: Principal, run_id: str) -> RunRow:
         """Return a run of the principal's tenant. Raises NotFound."""
         record = await self._dependencies.store.runs.get(principal, run_id)
-        await self._fill_in(record.run)
+        await self._fill_parked_reason(record.run)
         return record
 
     async def final_answer(self, run: run_pb2.Run) -> message_pb2.Message | None:
@@ -227,10 +229,10 @@ class Runs:
         """Return a page of runs, newest first, and the next page's token."""
         runs, token = await self._dependencies.store.runs.list(principal, run_filter, page)
         for run in runs:
-            await self._fill_in(run)
+            await self._fill_parked_reason(run)
         return runs, token
 
-    async def _fill_in(self, run: run_pb2.Run) -> None:
+    async def _fill_parked_reason(self, run: run_pb2.Run) -> None:
         """Add what no row holds: why the run cannot go on here."""
         parked = self._supervisor.parked
         if run.run_id not in parked:
@@ -244,7 +246,7 @@ class Runs:
 
     # Ending
 
-    async def cancel(self, principal: Principal, run_id: str, *, note: str = "") -> RunRecord:
+    async def cancel(self, principal: Principal, run_id: str, *, note: str = "") -> RunRow:
         """Cancel a run; the request is durable when this returns. No effect on a run that has ended.
 
         A run that no worker executes has ended when this returns. Raises NotFound, ServerStopping, StorageFailed.
@@ -256,35 +258,35 @@ class Runs:
         await self._cancel(record, request)
         return await self.get(principal, run_id)
 
-    async def _cancel(self, record: RunRecord, request: event_pb2.CancelRequested) -> None:
-        while not await self._request_cancel(record, request):
-            record = await self._dependencies.store.runs.get(record.principal, record.run.run_id)
+    async def _cancel(self, run_row: RunRow, request: event_pb2.CancelRequested) -> None:
+        while not await self._request_cancel(run_row, request):
+            run_row = await self._dependencies.store.runs.get(run_row.principal, run_row.run.run_id)
 
-    async def _request_cancel(self, record: RunRecord, request: event_pb2.CancelRequested) -> bool:
+    async def _request_cancel(self, run_row: RunRow, request: event_pb2.CancelRequested) -> bool:
         """Request the end of a run; return False if it was taken over meanwhile and the caller must try again.
 
         A run that has already ended counts as True.
         """
-        run_id = record.run.run_id
+        run_id = run_row.run.run_id
         live = await self._supervisor.live_runs.find(run_id)
         if live is not None:
             with suppress(Fenced):  # another worker has taken it over
                 if await live.end(request):
                     return True
-            await live.over()
-            record = await self._dependencies.store.runs.get(record.principal, run_id)
-        if await self._supervisor.is_elsewhere(record):
+            await live.wait_for_end()
+            run_row = await self._dependencies.store.runs.get(run_row.principal, run_id)
+        if await self._supervisor.is_elsewhere(run_row):
             with suppress(Fenced):  # it has ended meanwhile
-                return await self._remote_commands.cancel(record, request)
+                return await self._remote_commands.cancel(run_row, request)
             return True
-        return await self._supervisor.close(record.principal, run_id, close_reason(request))
+        return await self._supervisor.close(run_row.principal, run_id, close_reason(request))
 
-    async def _act(self, record: RunRecord, command: RunCommand) -> None:
+    async def _carry_out(self, run_row: RunRow, command: RunCommand) -> None:
         if command.answers is not None:
-            principal = Principal(tenant_id=record.principal.tenant_id, user_id=command.user_id)
+            principal = Principal(tenant_id=run_row.principal.tenant_id, user_id=command.user_id)
             await self._resumer.resume(principal, command.answers, deadline_time_ns=command.deadline_time_ns)
         elif command.cancel is not None:
-            await self._cancel(record, command.cancel)
+            await self._cancel(run_row, command.cancel)
 
     # The worker
 
@@ -295,15 +297,18 @@ class Runs:
         """
         dependencies, recovery = self._dependencies, self._supervisor.recovery
         await dependencies.store.leases.begin(dependencies.worker)
-        dependencies.store.notifier.subscribe(Topic.UNOWNED, lambda _: recovery.offered())
+        dependencies.store.notifier.subscribe(Topic.UNOWNED, lambda _: recovery.on_offer())
         if dependencies.store.leases.is_shared:
             keeper = LeaseKeeper(
-                dependencies.store.leases, dependencies.worker, dependencies.clock, on_lost=self._supervisor.lose_all
+                dependencies.store.leases,
+                dependencies.worker,
+                dependencies.clock,
+                on_lost=self._supervisor.replace_lease,
             )
             recovery.spawn(keeper.keep())
             recovery.spawn(keeper.watch_others())
             recovery.spawn(self._followers.report())
-        recovery.spawn(self._remote_commands.read(self._act, self._supervisor.is_elsewhere))
+        recovery.spawn(self._remote_commands.serve(self._carry_out, self._supervisor.is_elsewhere))
         return await recovery.start()
 
     async def drain(self, grace: float) -> None:
@@ -312,7 +317,7 @@ class Runs:
         Stopped runs remain RUNNING; the next server on this store continues them.
         """
         self._supervisor.drain()
-        await self._supervisor.live_runs.settle()  # runs that are being created are live only after this
+        await self._supervisor.live_runs.wait_for_all_arrivals()  # runs that are being created are live only after this
         for live in self._supervisor.live_runs:
             live.drain()
         await self._wait_for_ends(grace)

@@ -11,21 +11,21 @@ from bough_server.history.session import SessionHistory
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob
 from bough_server.observability.tracing import Parent, Traced
-from bough_server.runs.admission import Admission, record_of, run_queued, run_started, stored_definitions
+from bough_server.runs.admission import Admission, build_queue_event, build_row, build_start_event, collect_definitions
 from bough_server.runs.close import close_reason, close_run
 from bough_server.runs.dependencies import RunDependencies
-from bough_server.runs.last_speaker import first_member
+from bough_server.runs.last_speaker import find_first_member
 from bough_server.runs.takeover import Launcher
 from bough_server.store.ports import (
+    LogEvent,
     NewRun,
     Page,
     Principal,
-    Record,
     RunFilter,
     RunMoved,
-    RunRecord,
-    SessionCut,
+    RunRow,
     SessionMoved,
+    SessionPosition,
 )
 from bough_server.store.worker_ports import Topic
 
@@ -33,7 +33,7 @@ _TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Accepted:
+class _CreatedRun:
     started: event_pb2.AgentEvent
     queued: event_pb2.AgentEvent | None
     session: SessionHistory
@@ -55,7 +55,7 @@ class RunStarter:
         self._call_next = call_next
         self._has_room = has_room
 
-    async def start(self, principal: Principal, admission: Admission, trace: Parent) -> RunRecord:
+    async def start(self, principal: Principal, admission: Admission, trace: Parent) -> RunRow:
         """Create a run and launch it, or leave it to any server if this one has no room for it.
 
         Raises SessionBusy, RequestIdTaken, NotFound and StorageFailed.
@@ -63,15 +63,15 @@ class RunStarter:
         session_id = admission.request.session_id or ids.new_uuid7(admission.now_ns)
         owner = self._dependencies.worker if self._has_room() else ""
         # Only for the span: whether the run is queued is not known before it is created.
-        record = record_of(admission, principal, session_id, owner=owner, is_queued=False)
-        traced = self._launcher.span(record, admission.agent.definition, admission.run_id, trace)
+        record = build_row(admission, principal, session_id, owner=owner, is_queued=False)
+        traced = self._launcher.start_span(record, admission.agent.definition, admission.run_id, trace)
         try:
             accepted = await self._accept(principal, admission, session_id, owner=owner, traced=traced)
         except BaseException:
             traced.end()
             raise
         is_queued = accepted.queued is not None
-        record = record_of(admission, principal, session_id, owner=owner, is_queued=is_queued)
+        record = build_row(admission, principal, session_id, owner=owner, is_queued=is_queued)
         if not owner:
             traced.end()  # the spans of those who execute it are its children
             self._dependencies.store.notifier.publish(Topic.UNOWNED)
@@ -88,7 +88,7 @@ class RunStarter:
 
     async def _accept(
         self, principal: Principal, admission: Admission, session_id: str, *, owner: str, traced: Traced
-    ) -> _Accepted:
+    ) -> _CreatedRun:
         policy = admission.policy.on_busy_session
         details = {"session_id": session_id}
         busy = SessionBusy("The session keeps changing while the run is being started. Try again.", details=details)
@@ -115,7 +115,7 @@ class RunStarter:
                 raise busy
         raise busy
 
-    async def _gives_way(self, holder: RunRecord) -> bool:
+    async def _gives_way(self, holder: RunRow) -> bool:
         """True if a run waits for input and no other run is queued behind it, so that a new run may replace it."""
         if holder.run.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             return False
@@ -125,42 +125,44 @@ class RunStarter:
 
     async def _hold(
         self, principal: Principal, admission: Admission, session_id: str, *, owner: str, traced: Traced
-    ) -> _Accepted:
+    ) -> _CreatedRun:
         if not admission.request.session_id:
-            return await self._hold_at(SessionCut(0, ""), principal, admission, session_id, owner=owner, traced=traced)
+            return await self._hold_at(
+                SessionPosition(0, ""), principal, admission, session_id, owner=owner, traced=traced
+            )
         async with self._dependencies.session_locks.hold(principal, session_id):
-            cut = await self._cut(principal, admission)
+            cut = await self._read_position(principal, admission)
             return await self._hold_at(cut, principal, admission, session_id, owner=owner, traced=traced)
 
-    async def _cut(self, principal: Principal, admission: Admission) -> SessionCut:
+    async def _read_position(self, principal: Principal, admission: Admission) -> SessionPosition:
         """Return the cut of the session that a request names, or an empty cut if the run is to create it.
 
         Raises NotFound.
         """
         try:
-            return await self._dependencies.store.sessions.cut(principal, admission.request.session_id)
+            return await self._dependencies.store.sessions.read_position(principal, admission.request.session_id)
         except NotFound:
             if not _creates_session(admission):
                 raise
-            return SessionCut(0, "")
+            return SessionPosition(0, "")
 
     async def _hold_at(
         self,
-        cut: SessionCut,
+        position: SessionPosition,
         principal: Principal,
         admission: Admission,
         session_id: str,
         *,
         owner: str,
         traced: Traced,
-    ) -> _Accepted:
+    ) -> _CreatedRun:
         # Read the messages before the run is created: once it exists, no failure may keep it from being launched.
-        session = await self._dependencies.session_history(principal, session_id, through=cut.position)
-        started = self._started(admission, cut, traced)
+        session = await self._dependencies.read_session_history(principal, session_id, through=position.position)
+        started = self._build_start(admission, position, traced)
         definition, log = admission.agent.definition, self._dependencies.store.log
-        started.run_started.starts_with = await first_member(log, definition, session.stored)
-        await self._create(principal, admission, session_id, started, cut=cut, owner=owner)
-        return _Accepted(started=started, queued=None, session=session)
+        started.run_started.starts_with = await find_first_member(log, definition, session.stored)
+        await self._create(principal, admission, session_id, started, position=position, owner=owner)
+        return _CreatedRun(started=started, queued=None, session=session)
 
     async def _queue(
         self,
@@ -170,17 +172,19 @@ class RunStarter:
         session_id: str,
         owner: str,
         traced: Traced,
-        holder: RunRecord,
-    ) -> _Accepted:
-        cut = SessionCut(0, "")
-        started = self._started(admission, cut, traced)
-        queued = run_queued(started, holder.run.run_id)
-        await self._create(principal, admission, session_id, started, cut=cut, owner=owner, queued=queued)
-        return _Accepted(started=started, queued=queued, session=SessionHistory())
+        holder: RunRow,
+    ) -> _CreatedRun:
+        cut = SessionPosition(0, "")
+        started = self._build_start(admission, cut, traced)
+        queued = build_queue_event(started, holder.run.run_id)
+        await self._create(principal, admission, session_id, started, position=cut, owner=owner, queued=queued)
+        return _CreatedRun(started=started, queued=queued, session=SessionHistory())
 
-    def _started(self, admission: Admission, cut: SessionCut, traced: Traced) -> event_pb2.AgentEvent:
-        event = run_started(admission, session_cut=cut.position, trace_id=traced.trace_id, span_id=traced.span_id)
-        event.run_started.state_json = cut.state_json
+    def _build_start(self, admission: Admission, position: SessionPosition, traced: Traced) -> event_pb2.AgentEvent:
+        event = build_start_event(
+            admission, session_position=position.position, trace_id=traced.trace_id, span_id=traced.span_id
+        )
+        event.run_started.state_json = position.state_json
         return event
 
     async def _create(
@@ -190,7 +194,7 @@ class RunStarter:
         session_id: str,
         started: event_pb2.AgentEvent,
         *,
-        cut: SessionCut,
+        position: SessionPosition,
         owner: str,
         queued: event_pb2.AgentEvent | None = None,
     ) -> None:
@@ -201,19 +205,19 @@ class RunStarter:
                 session_id=session_id,
                 new_session=not admission.request.session_id,
                 create_session=_creates_session(admission) and queued is None,
-                session_cut=cut.position,
-                state_json=cut.state_json,
+                session_position=position.position,
+                state_json=position.state_json,
                 request_id=admission.request.request_id,
                 request_digest=started.run_started.request_digest,
                 create_time_ns=admission.now_ns,
-                first=_record(started, admission.files),
-                definitions=stored_definitions(admission.resolver, admission.agent.definition.name),
+                first=_to_log_event(started, admission.files),
+                definitions=collect_definitions(admission.resolver, admission.agent.definition.name),
                 owner=owner,
-                queued=_record(queued) if queued is not None else None,
+                queued=_to_log_event(queued) if queued is not None else None,
             )
         )
 
-    async def _cancel(self, holder: RunRecord, principal: Principal, by_run_id: str) -> None:
+    async def _cancel(self, holder: RunRow, principal: Principal, by_run_id: str) -> None:
         request = event_pb2.CancelRequested(
             reason=execution_pb2.CANCEL_REASON_SUPERSEDED, requested_by=principal.user_id, by_run_id=by_run_id
         )
@@ -231,6 +235,6 @@ def _creates_session(admission: Admission) -> bool:
     return is_asked and bool(request.session_id)
 
 
-def _record(event: event_pb2.AgentEvent, files: Sequence[StoredBlob] = ()) -> Record:
+def _to_log_event(event: event_pb2.AgentEvent, files: Sequence[StoredBlob] = ()) -> LogEvent:
     kind, data = events.kind_of(event), event.SerializeToString()
-    return Record(sequence=event.sequence, kind=kind, data=data, event=event, blobs=files)
+    return LogEvent(sequence=event.sequence, kind=kind, data=data, event=event, blobs=files)

@@ -10,19 +10,19 @@ import structlog
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2
 from bough_server.agents.pinned import MissingVersion
-from bough_server.engine.input_requests import expired, received
+from bough_server.engine.input_requests import build_answer_event, build_expiry_answer
 from bough_server.engine.journal import Journal
 from bough_server.errors import Fenced, NonDeterministic, NotFound, RunError, RunParked, ServerStopping, StorageFailed
 from bough_server.log.blobs import StoredBlob
-from bough_server.runs.close import CloseReason, close_run, failed, read_log
+from bough_server.runs.close import CloseReason, close_run, read_log, to_close_reason
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.follow import Pages
-from bough_server.runs.last_speaker import first_member
+from bough_server.runs.last_speaker import find_first_member
 from bough_server.runs.live import LiveRun
 from bough_server.runs.recovery import INITIAL_BACKOFF, Recovery, retry_until_stored
 from bough_server.runs.registry import RunRegistry
-from bough_server.runs.takeover import PROGRESS, Launcher, Takeover, losses_of
-from bough_server.store.ports import Principal, RunMoved, RunRecord
+from bough_server.runs.takeover import PROGRESS, Launcher, Takeover, count_crashes
+from bough_server.store.ports import Principal, RunMoved, RunRow
 
 T = TypeVar("T")
 
@@ -49,18 +49,18 @@ class RunSupervisor:
     def __init__(self, dependencies: RunDependencies) -> None:
         self._dependencies = dependencies
         self.live_runs = RunRegistry()
-        self.launcher = Launcher(dependencies, self.live_runs, on_end=self._ended)
+        self.launcher = Launcher(dependencies, self.live_runs, on_end=self._on_end)
         self.takeover = Takeover(dependencies, self.launcher)
         self.recovery = Recovery(
             dependencies.store.runs,
             dependencies.clock,
             is_shared=dependencies.store.leases.is_shared,
-            room=self._room,
+            room=self._count_free_slots,
             claim=self._claim,
             revive=self._revive,
             expire=self._expire,
-            losses=self._losses,
-            settled=self._settled,
+            count_crashes=self._count_crashes,
+            wait_for_progress=self._wait_for_progress,
         )
         self._holders = SessionWatcher(dependencies, spawn=self.recovery.spawn, on_end=self.call_next)
         self.parked: dict[str, str] = {}
@@ -73,18 +73,18 @@ class RunSupervisor:
         self._claimed: set[str] = set()
         """Runs that this worker has claimed and does not execute yet."""
 
-    async def shielded(self, run_id: str, work: Coroutine[Any, Any, T], *, is_retried: bool = False) -> T:
+    async def shield_work(self, run_id: str, work: Coroutine[Any, Any, T], *, is_retried: bool = False) -> T:
         """Run work that makes a run live, or ends it; it is completed even if the caller is cancelled.
 
         `is_retried` if the caller tries again later when the storage fails; else the run is offered to any server then.
         """
-        await self._until_leased(work)
+        await self._wait_for_lease(work)
         task = asyncio.get_running_loop().create_task(work)
-        self.live_runs.arriving(run_id, task)
-        task.add_done_callback(partial(self._arrived, run_id, is_retried=is_retried))
+        self.live_runs.register_arrival(run_id, task)
+        task.add_done_callback(partial(self._on_arrival, run_id, is_retried=is_retried))
         return await asyncio.shield(task)
 
-    async def _until_leased(self, work: Coroutine[Any, Any, object]) -> None:
+    async def _wait_for_lease(self, work: Coroutine[Any, Any, object]) -> None:
         """Wait while this worker, which was taken for lost, has no lease: what it would own others would take."""
         try:
             await self._leased.wait()
@@ -92,7 +92,7 @@ class RunSupervisor:
             work.close()
             raise
 
-    def _arrived(self, run_id: str, work: "asyncio.Task[Any]", *, is_retried: bool) -> None:
+    def _on_arrival(self, run_id: str, work: "asyncio.Task[Any]", *, is_retried: bool) -> None:
         # If the caller is gone, this marks an exception as retrieved, so that asyncio does not log it.
         if not work.cancelled() and isinstance(work.exception(), StorageFailed) and not is_retried:
             # It may have been written all the same: then this worker owns the run, and no worker would execute it.
@@ -109,34 +109,34 @@ class RunSupervisor:
 
     async def continue_run(
         self,
-        record: RunRecord,
+        run_row: RunRow,
         cause: event_pb2.ResumeCause.ValueType,
         *,
         answers: Sequence[event_pb2.AgentEvent] = (),
         files: Sequence[StoredBlob] = (),
         deadline_time_ns: int | None = None,
-        lost_by: str = "",
+        former_owner: str = "",
         is_retried: bool = False,
     ) -> LiveRun | None:
         """Continue a run; return None if it was ended instead. Raises as Takeover.continue_run does.
 
-        `is_retried` as in `shielded`.
+        `is_retried` as in `shield_work`.
         """
-        is_queued = record.run.state == execution_pb2.EXECUTION_STATE_PENDING
+        is_queued = run_row.run.state == execution_pb2.EXECUTION_STATE_PENDING
         work = self.takeover.continue_run(
-            record,
+            run_row,
             cause,
             answers=answers,
             files=files,
             deadline_time_ns=deadline_time_ns,
             is_queued=is_queued,
-            lost_by=lost_by,
+            former_owner=former_owner,
         )
-        live = await self.shielded(record.run.run_id, work, is_retried=is_retried)
-        self.parked.pop(record.run.run_id, None)
+        live = await self.shield_work(run_row.run.run_id, work, is_retried=is_retried)
+        self.parked.pop(run_row.run.run_id, None)
         # A run that was ended has released its session, and a queued one may have been given it while it was not live.
         if live is None or is_queued:
-            await self.call_next(record.principal, record.run.session_id)
+            await self.call_next(run_row.principal, run_row.run.session_id)
         return live
 
     async def close(self, principal: Principal, run_id: str, reason: CloseReason) -> bool:
@@ -146,7 +146,7 @@ class RunSupervisor:
             if record.run.HasField("end_time"):
                 return True
             try:
-                await self.shielded(run_id, close_run(self._dependencies, record, reason), is_retried=True)
+                await self.shield_work(run_id, close_run(self._dependencies, record, reason), is_retried=True)
             except RunMoved:
                 if await self.live_runs.find(run_id) is not None:
                     return False
@@ -173,53 +173,53 @@ class RunSupervisor:
         holder = await self._dependencies.store.runs.holder(principal, session_id)
         if holder is None or self.is_draining:
             return
-        live = self.live_runs.at_hand(holder.run.run_id)
+        live = self.live_runs.get_live(holder.run.run_id)
         if live is None and self._may_end_elsewhere(holder) and self.live_runs.has_waiting(principal, session_id):
             self._holders.watch(holder)
         if live is None or not live.is_waiting:
             return
-        cut = await self._dependencies.store.sessions.cut(principal, session_id)
-        session = await self._dependencies.session_history(principal, session_id, through=cut.position)
-        starts_with = await first_member(self._dependencies.store.log, live.definition, session.stored)
+        cut = await self._dependencies.store.sessions.read_position(principal, session_id)
+        session = await self._dependencies.read_session_history(principal, session_id, through=cut.position)
+        starts_with = await find_first_member(self._dependencies.store.log, live.definition, session.stored)
         live.begin(cut, session, starts_with=starts_with)
 
-    def _may_end_elsewhere(self, holder: RunRecord) -> bool:
+    def _may_end_elsewhere(self, holder: RunRow) -> bool:
         """Return True if the end of a run that is not live here may go unnoticed here.
 
         Another server may also end one that waits for input in this worker's name: when its request has expired.
         """
         return self._dependencies.store.leases.is_shared or holder.owner != self._dependencies.worker
 
-    async def is_elsewhere(self, record: RunRecord) -> bool:
+    async def is_elsewhere(self, run_row: RunRow) -> bool:
         """Return True if another live worker owns a run."""
-        if record.owner in ("", self._dependencies.worker):
+        if run_row.owner in ("", self._dependencies.worker):
             return False
-        return record.owner in await self._dependencies.store.leases.counters()
+        return run_row.owner in await self._dependencies.store.leases.counters()
 
     def has_room(self) -> bool:
         """True unless this worker executes more runs than it may; a run that is being created counts."""
         most = self._dependencies.max_live_runs
-        return most is None or len(self._executed()) <= most
+        return most is None or len(self._list_executing()) <= most
 
-    def _room(self) -> int:
+    def _count_free_slots(self) -> int:
         """Return how many runs this worker may continue that no worker owns."""
         if self.is_draining:
             return 0
         most = self._dependencies.max_live_runs
-        return MANY if most is None else most - len(self._executed())
+        return MANY if most is None else most - len(self._list_executing())
 
-    def _executed(self) -> Collection[str]:
+    def _list_executing(self) -> Collection[str]:
         """Return the runs that take up room: not those that wait for their session, perhaps for one without room."""
-        return self.live_runs.executed() | self._claimed
+        return self.live_runs.list_executing() | self._claimed
 
-    async def _claim(self, most: int) -> Sequence[RunRecord]:
+    async def _claim(self, most: int) -> Sequence[RunRow]:
         found = await self._dependencies.store.leases.claim(self._dependencies.worker, most=most, but=self.parked)
         self._claimed.update(record.run.run_id for record in found)
         if self.is_draining:
-            self._give_up_claimed()
+            self._give_up_claims()
         return found
 
-    async def _revive(self, found: RunRecord) -> None:
+    async def _revive(self, found: RunRow) -> None:
         """Continue a run that this worker has claimed or owned before, and wait until its replay is over.
 
         Raises StorageFailed.
@@ -228,10 +228,10 @@ class RunSupervisor:
             await self._continue_found(found)
         finally:
             self._claimed.discard(found.run.run_id)
-            if self._dependencies.max_live_runs is not None and found.run.run_id not in self._executed():
-                self.recovery.offered()  # it leaves the room that it was claimed for
+            if self._dependencies.max_live_runs is not None and found.run.run_id not in self._list_executing():
+                self.recovery.on_offer()  # it leaves the room that it was claimed for
 
-    async def _continue_found(self, found: RunRecord) -> None:
+    async def _continue_found(self, found: RunRow) -> None:
         run_id = found.run.run_id
         for _ in range(_TRIES):
             try:
@@ -240,11 +240,11 @@ class RunSupervisor:
                 return
             state = record.run.state
             is_over = record.run.HasField("end_time") or state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
-            if is_over or await self.is_elsewhere(record) or self.live_runs.at_hand(run_id) or self.is_draining:
+            if is_over or await self.is_elsewhere(record) or self.live_runs.get_live(run_id) or self.is_draining:
                 return
             try:
                 live = await self.continue_run(
-                    record, event_pb2.RESUME_CAUSE_RECOVERY, lost_by=found.owner, is_retried=True
+                    record, event_pb2.RESUME_CAUSE_RECOVERY, former_owner=found.owner, is_retried=True
                 )
             except MissingVersion as missing:
                 await self.park(record, str(missing))
@@ -254,26 +254,28 @@ class RunSupervisor:
                 return  # it has ended, or the server stops
             else:
                 if live is not None and not live.is_waiting:
-                    await live.lived()  # keeps the slot of Recovery until then, which bounds concurrent replays
+                    await (
+                        live.wait_for_replay()
+                    )  # keeps the slot of Recovery until then, which bounds concurrent replays
             return
         self.recovery.try_later(found)
 
-    async def _losses(self, record: RunRecord) -> int:
+    async def _count_crashes(self, run_row: RunRow) -> int:
         """Return how many servers were lost with a run since its last progress, without the last one."""
-        if record.epoch <= FIRST_EPOCH:
+        if run_row.epoch <= FIRST_EPOCH:
             return 0  # it has had one server: its log need not be read
         try:
-            return losses_of(await read_log(self._dependencies.store.log, record.run.run_id))
+            return count_crashes(await read_log(self._dependencies.store.log, run_row.run.run_id))
         except Exception:  # one bad log must not keep the others from being continued
             return 0  # continuing it finds that out as well, and handles or logs it
 
-    async def _settled(self, record: RunRecord) -> None:
+    async def _wait_for_progress(self, run_row: RunRow) -> None:
         """Wait until a run that was continued has made progress, is no longer live, or SUSPECT_SECONDS are over."""
-        live = self.live_runs.at_hand(record.run.run_id)
+        live = self.live_runs.get_live(run_row.run.run_id)
         if live is None or live.is_waiting:
             return
-        progress = asyncio.ensure_future(self._progress(record))
-        over = asyncio.ensure_future(live.over())
+        progress = asyncio.ensure_future(self._wait_for_result(run_row))
+        over = asyncio.ensure_future(live.wait_for_end())
         try:
             await asyncio.wait({progress, over}, timeout=SUSPECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -281,20 +283,20 @@ class RunSupervisor:
             over.cancel()
             await asyncio.wait({progress, over})
 
-    async def _progress(self, record: RunRecord) -> None:
+    async def _wait_for_result(self, run_row: RunRow) -> None:
         """Wait until a run has recorded the result of an effect, or its log has ended."""
-        tail = cast(Pages, self._dependencies.store.log.tail(record.run.run_id, after=record.run.last_sequence))
+        tail = cast(Pages, self._dependencies.store.log.tail(run_row.run.run_id, after=run_row.run.last_sequence))
         with suppress(StorageFailed, Fenced, RunParked, ServerStopping):
             async with aclosing(tail):
                 async for page in tail:
                     if any(stored.kind in PROGRESS for stored in page):
                         return
 
-    async def park(self, record: RunRecord, missing: str) -> None:
+    async def park(self, run_row: RunRow, missing: str) -> None:
         """Park a run that cannot be executed here, and end its readers, unless it was taken over meanwhile."""
-        run_id = record.run.run_id
+        run_id = run_row.run.run_id
         now = await self._dependencies.store.runs.find(run_id)
-        if now is None or now.epoch != record.epoch or now.run.HasField("end_time"):
+        if now is None or now.epoch != run_row.epoch or now.run.HasField("end_time"):
             return
         self.parked[run_id] = missing
         _log.warning("run parked", run_id=run_id, reason=missing)
@@ -316,9 +318,9 @@ class RunSupervisor:
         else:
             self.parked.pop(run_id, None)
 
-    def _fail_readers(self, record: RunRecord, missing: str) -> None:
+    def _fail_readers(self, run_row: RunRow, missing: str) -> None:
         error = RunParked(f"The run is parked until a server has everything it started with: {missing}")
-        self._dependencies.store.log.fail_readers(record.run.run_id, error, epoch=record.epoch)
+        self._dependencies.store.log.fail_readers(run_row.run.run_id, error, epoch=run_row.epoch)
 
     async def _give_up(self, run_id: str) -> None:
         """Let other servers continue a run that this one owns."""
@@ -328,11 +330,11 @@ class RunSupervisor:
     def drain(self) -> None:
         """Execute no more runs: others continue those that are claimed, too."""
         self.is_draining = True
-        self._give_up_claimed()
+        self._give_up_claims()
 
-    def _give_up_claimed(self) -> None:
+    def _give_up_claims(self) -> None:
         claimed, self._claimed = self._claimed, set()
-        for run_id in claimed - self.live_runs.executed():
+        for run_id in claimed - self.live_runs.list_executing():
             self._give_up_soon(run_id)
 
     def _give_up_soon(self, run_id: str) -> None:
@@ -351,13 +353,13 @@ class RunSupervisor:
         if self._given_up:
             await asyncio.wait(self._given_up)
 
-    async def lose_all(self) -> None:
+    async def replace_lease(self) -> None:
         """Stop all runs, which others continue, and begin a new lease. Raises StorageFailed."""
         if self._dependencies.metrics is not None:
-            self._dependencies.metrics.lease_lost()
+            self._dependencies.metrics.on_lease_loss()
         self._leased.clear()  # none arrives between the stop and the lease, which has no runs
         try:
-            await self.live_runs.arrived()
+            await self.live_runs.wait_for_current_arrivals()
             await self.stop_all(Fenced("This server was taken for lost, and another one continues the run."))
             await self._dependencies.store.leases.begin(self._dependencies.worker)
         finally:
@@ -372,7 +374,7 @@ class RunSupervisor:
         now = self._dependencies.clock.now_ns()
         asked = {event.effect_key: event for event in log if event.HasField("input_requested")}
         due = [
-            received(asked[key], expired(request))
+            build_answer_event(asked[key], build_expiry_answer(request))
             for key, request in Journal(log).open_requests()
             if request.HasField("expire_time") and request.expire_time.ToNanoseconds() <= now
         ]
@@ -381,22 +383,22 @@ class RunSupervisor:
         except (RunMoved, Fenced):
             return  # another call answered first
 
-    def _ended(self, live: LiveRun, stopped: BaseException | None) -> None:
+    def _on_end(self, live: LiveRun, stopped: BaseException | None) -> None:
         """Handle the end of a run's task: the run has ended, waits for input, or stopped with an unrecorded error."""
         self.live_runs.remove(live)
         self._dependencies.store.log.release(live.run_id)
         if live.execution.is_interrupted:
-            self.recovery.interrupted()
+            self.recovery.on_interruption()
         if self.is_draining:
             if isinstance(stopped, ServerStopping):
                 self._give_up_soon(live.run_id)
             return
         if self._dependencies.max_live_runs is not None:
-            self.recovery.offered()
+            self.recovery.on_offer()
         if isinstance(stopped, StorageFailed):
-            self.recovery.try_later(live.record)
+            self.recovery.try_later(live.run_row)
             return
-        self.recovery.is_well(live.run_id)
+        self.recovery.reset_backoff(live.run_id)
         if isinstance(stopped, NonDeterministic):
             self._close_soon(live, stopped)
         elif stopped is not None and not isinstance(stopped, Fenced | ServerStopping):
@@ -405,12 +407,12 @@ class RunSupervisor:
                 reason=error_pb2.ERROR_REASON_INTERNAL,
             )
             self._close_soon(live, error)
-        principal, session_id = live.record.principal, live.record.run.session_id
+        principal, session_id = live.run_row.principal, live.run_row.run.session_id
         if self.live_runs.has_waiting(principal, session_id):
             self.recovery.spawn(self.call_next(principal, session_id))
 
     def _close_soon(self, live: LiveRun, error: RunError) -> None:
-        closing = partial(self.close, live.record.principal, live.run_id, failed(error))
+        closing = partial(self.close, live.run_row.principal, live.run_id, to_close_reason(error))
         self.recovery.spawn(retry_until_stored(self._dependencies.clock, closing))
 
 
@@ -432,14 +434,14 @@ class SessionWatcher:
         self._on_end = on_end
         self._watched: set[tuple[str, str]] = set()
 
-    def watch(self, holder: RunRecord) -> None:
+    def watch(self, holder: RunRow) -> None:
         """Wait for the end of a run in a background task, one per session."""
         watched = holder.principal.tenant_id, holder.run.session_id
         if watched not in self._watched:
             self._watched.add(watched)
             self._spawn(self._watch(holder))
 
-    async def _watch(self, holder: RunRecord) -> None:
+    async def _watch(self, holder: RunRow) -> None:
         try:
             while not await self._is_over(holder):
                 await self._dependencies.clock.sleep(INITIAL_BACKOFF)
@@ -449,7 +451,7 @@ class SessionWatcher:
             self._watched.discard((holder.principal.tenant_id, holder.run.session_id))
         await self._on_end(holder.principal, holder.run.session_id)
 
-    async def _is_over(self, holder: RunRecord) -> bool:
+    async def _is_over(self, holder: RunRow) -> bool:
         """Wait for the end of a run; return False if its log failed, was fenced or parked before that."""
         tail = cast(Pages, self._dependencies.store.log.tail(holder.run.run_id, after=holder.run.last_sequence))
         try:

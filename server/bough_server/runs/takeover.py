@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2
-from bough_server.agents.pinned import MissingVersion, pinned
+from bough_server.agents.pinned import MissingVersion, restore_catalog
 from bough_server.engine.execution import Execution
 from bough_server.engine.files import SessionFiles
 from bough_server.engine.journal import Journal
@@ -14,30 +14,30 @@ from bough_server.errors import RunError
 from bough_server.history.session import SessionHistory
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob
-from bough_server.log.run_state import folded
+from bough_server.log.run_state import fold_run_state
 from bough_server.messages import copy_of
 from bough_server.observability.tracing import Parent, Traced
 from bough_server.runs.close import (
     Bound,
     CloseReason,
-    as_records,
-    cancel_of,
     close_reason,
     close_run,
     deadline_bound,
-    failed,
-    read_records,
+    find_cancel,
+    read_log_events,
+    to_close_reason,
+    to_log_events,
     wall_bounds,
 )
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
 from bough_server.runs.registry import RunRegistry
 from bough_server.runtime.agent import Resolver
-from bough_server.store.ports import RunRecord
+from bough_server.store.ports import RunRow
 
 OnEnd = Callable[[LiveRun, BaseException | None], None]
 
-MOST_RESUMED = 5
+MAX_RECOVERIES = 5
 """How often a run is recovered from crashes without a new result of an effect in between, before it is failed."""
 
 PROGRESS = frozenset(
@@ -65,7 +65,7 @@ class Launcher:
 
     def launch(
         self,
-        record: RunRecord,
+        run_row: RunRow,
         log: Sequence[event_pb2.AgentEvent],
         *,
         resolver: Resolver,
@@ -75,16 +75,16 @@ class Launcher:
     ) -> LiveRun:
         """Start or continue a run: `log` is its log without deltas, and `record` its row at the end of that log."""
         facts = RunInfo(
-            run_id=record.run.run_id,
-            session_id=record.run.session_id,
-            user_id=record.principal.user_id,
+            run_id=run_row.run.run_id,
+            session_id=run_row.run.session_id,
+            user_id=run_row.principal.user_id,
             started=log[0],
             session=session,
         )
-        execution = self._execution(record, facts, Journal(log))
+        execution = self._build_execution(run_row, facts, Journal(log))
         execution.spans[""] = traced
         live = LiveRun(
-            record,
+            run_row,
             execution,
             resolver,
             is_queued=is_queued,
@@ -93,18 +93,18 @@ class Launcher:
         )
         self._live_runs.add(live)
         log_start(facts.run_id, facts.session_id, execution.journal.of_the_run)
-        deadline = folded(execution.journal.of_the_run).deadline_ns
+        deadline = fold_run_state(execution.journal.of_the_run).deadline_ns
         bounds = [deadline_bound(deadline, self._dependencies.clock.now_ns())] if deadline is not None else []
-        live.launch(bounds, self._wall(execution, resolver, is_queued=is_queued))
+        live.launch(bounds, self._wall_bounds(execution, resolver, is_queued=is_queued))
         return live
 
-    def _execution(self, record: RunRecord, facts: RunInfo, journal: Journal) -> Execution:
+    def _build_execution(self, run_row: RunRow, facts: RunInfo, journal: Journal) -> Execution:
         dependencies = self._dependencies
         recorder = Recorder(
             dependencies.store.log,
             facts.run_id,
-            epoch=record.epoch,
-            last_sequence=record.run.last_sequence,
+            epoch=run_row.epoch,
+            last_sequence=run_row.run.last_sequence,
             clock=dependencies.clock,
         )
         return Execution(
@@ -119,13 +119,13 @@ class Launcher:
             files=SessionFiles(
                 dependencies.store.blobs,
                 dependencies.file_cache,
-                record.principal,
-                record.run.session_id,
+                run_row.principal,
+                run_row.run.session_id,
                 most=dependencies.max_files_bytes,
             ),
         )
 
-    def _wall(self, execution: Execution, resolver: Resolver, *, is_queued: bool) -> list[Bound]:
+    def _wall_bounds(self, execution: Execution, resolver: Resolver, *, is_queued: bool) -> list[Bound]:
         """Return the bounds of the run's wall_duration, which counts only the time in which it is executed."""
         journal, started = execution.journal, execution.facts.started
         began, now = journal.dequeued or started, self._dependencies.clock.now_ns()
@@ -133,9 +133,11 @@ class Launcher:
         definition = resolver.agents[started.run_started.agent].definition
         return wall_bounds([execution.policy.limits, definition.limits], spent)
 
-    def span(self, record: RunRecord, definition: agent_pb2.AgentDefinition, root_id: str, parent: Parent) -> Traced:
+    def start_span(
+        self, run_row: RunRow, definition: agent_pb2.AgentDefinition, root_id: str, parent: Parent
+    ) -> Traced:
         """Start a span for a run's root agent, or for the part of it that this worker executes."""
-        run = record.run
+        run = run_row.run
         return self._dependencies.tracing.invoke_agent(
             agent=definition.name,
             description=definition.description,
@@ -144,14 +146,14 @@ class Launcher:
             session_id=run.session_id,
             branch=definition.name,
             depth=0,
-            parent=parent.for_run(run_id=run.run_id, session_id=run.session_id, user_id=record.principal.user_id),
+            parent=parent.for_run(run_id=run.run_id, session_id=run.session_id, user_id=run_row.principal.user_id),
         )
 
 
-def overrun() -> RunError:
-    """Return the error of a run that was recovered MOST_RESUMED times without progress."""
+def build_recovery_limit_error() -> RunError:
+    """Return the error of a run that was recovered MAX_RECOVERIES times without progress."""
     return RunError(
-        f"The run was recovered {MOST_RESUMED} times without progress and has been failed: its next step probably "
+        f"The run was recovered {MAX_RECOVERIES} times without progress and has been failed: its next step probably "
         "crashes the server.",
         reason=error_pb2.ERROR_REASON_RECOVERY_LIMIT,
     )
@@ -166,14 +168,14 @@ class Takeover:
 
     async def continue_run(
         self,
-        record: RunRecord,
+        run_row: RunRow,
         cause: event_pb2.ResumeCause.ValueType,
         *,
         answers: Sequence[event_pb2.AgentEvent] = (),
         files: Sequence[StoredBlob] = (),
         deadline_time_ns: int | None = None,
         is_queued: bool = False,
-        lost_by: str = "",
+        former_owner: str = "",
     ) -> LiveRun | None:
         """Continue a run under the next epoch, recording `answers` in the same append; None if it was ended instead.
 
@@ -181,37 +183,37 @@ class Takeover:
 
         Raises MissingVersion before it writes anything, RunMoved, Fenced and StorageFailed.
         """
-        run = record.run
-        read = await read_records(self._dependencies.store.log, run.run_id, last_sequence=run.last_sequence)
+        run = run_row.run
+        read = await read_log_events(self._dependencies.store.log, run.run_id, last_sequence=run.last_sequence)
         log = [one.event for one in read]
         of_the_run = [one.event for one in read if one.kind in events.RUN_KINDS]
-        reason = self._close_reason(log, of_the_run)
+        reason = self._find_close_reason(log, of_the_run)
         if reason is not None:
-            await close_run(self._dependencies, record, reason)
+            await close_run(self._dependencies, run_row, reason)
             return None
-        resolver = await self.resolver(of_the_run)
-        if cause == event_pb2.RESUME_CAUSE_RECOVERY and not self._dependencies.store.leases.crashed(lost_by):
+        resolver = await self.restore_resolver(of_the_run)
+        if cause == event_pb2.RESUME_CAUSE_RECOVERY and not self._dependencies.store.leases.has_crashed(former_owner):
             cause = event_pb2.RESUME_CAUSE_TAKEOVER  # the former owner released its lease in order
-        resumed = self._resumed(record, log[0], cause, deadline_time_ns)
+        resumed = self._build_resume(run_row, log[0], cause, deadline_time_ns)
         now = self._dependencies.clock.now_ns()
-        records = as_records([resumed, *answers], after=record.run.last_sequence, now_ns=now, files=files)
+        records = to_log_events([resumed, *answers], after=run_row.run.last_sequence, now_ns=now, files=files)
         await self._dependencies.store.log.take_over(
-            record.run.run_id, epoch=record.epoch + 1, owner=self._dependencies.worker, records=records, log=read
+            run_row.run.run_id, epoch=run_row.epoch + 1, owner=self._dependencies.worker, log_events=records, log=read
         )
-        self._count(cause)
-        taken = _taken(record, self._dependencies.worker, is_queued=is_queued)
+        self._count_takeover(cause)
+        taken = _build_row(run_row, self._dependencies.worker, is_queued=is_queued)
         taken.run.last_sequence = records[-1].sequence
         return await self.launch(taken, [*log, resumed, *answers], resolver, is_queued=is_queued)
 
-    def _count(self, cause: event_pb2.ResumeCause.ValueType) -> None:
+    def _count_takeover(self, cause: event_pb2.ResumeCause.ValueType) -> None:
         if self._dependencies.metrics is None:
             return
         if cause == event_pb2.RESUME_CAUSE_RECOVERY:
-            self._dependencies.metrics.run_taken_over("lost")
+            self._dependencies.metrics.on_takeover("lost")
         elif cause == event_pb2.RESUME_CAUSE_TAKEOVER:
-            self._dependencies.metrics.run_taken_over("released")
+            self._dependencies.metrics.on_takeover("released")
 
-    async def resolver(self, log: Sequence[event_pb2.AgentEvent]) -> Resolver:
+    async def restore_resolver(self, log: Sequence[event_pb2.AgentEvent]) -> Resolver:
         """Return the catalog that a run started with, with the changes of its forks. Raises MissingVersion."""
         definitions: dict[str, agent_pb2.AgentDefinition] = {}
         named = [*log[0].run_started.definition_refs]
@@ -225,72 +227,72 @@ class Takeover:
                     f"The definition of {ref.name!r} with revision {ref.revision!r} is not stored here."
                 )
             definitions[ref.name] = definition  # a later fork's definition replaces an earlier one
-        return pinned(log[0].run_started, definitions, self._dependencies.resolver)
+        return restore_catalog(log[0].run_started, definitions, self._dependencies.resolver)
 
-    def _close_reason(
+    def _find_close_reason(
         self, log: Sequence[event_pb2.AgentEvent], of_the_run: Sequence[event_pb2.AgentEvent]
     ) -> CloseReason | None:
         """Return why a run must be ended rather than continued, or None; `of_the_run` are its events of RUN_KINDS."""
-        if (requested := cancel_of(of_the_run)) is not None:
+        if (requested := find_cancel(of_the_run)) is not None:
             return close_reason(requested)
-        deadline = folded(of_the_run).deadline_ns
+        deadline = fold_run_state(of_the_run).deadline_ns
         if deadline is not None and deadline <= self._dependencies.clock.now_ns():
             return close_reason(event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_DEADLINE))
-        if losses_of(log) >= MOST_RESUMED:
-            return failed(overrun())
+        if count_crashes(log) >= MAX_RECOVERIES:
+            return to_close_reason(build_recovery_limit_error())
         return None
 
-    def _resumed(
+    def _build_resume(
         self,
-        record: RunRecord,
+        run_row: RunRow,
         started: event_pb2.AgentEvent,
         cause: event_pb2.ResumeCause.ValueType,
         deadline_time_ns: int | None,
     ) -> event_pb2.AgentEvent:
         event = events.in_place_of(started)
         resumed = event.run_resumed
-        resumed.cause, resumed.epoch, resumed.owner = cause, record.epoch + 1, self._dependencies.worker
+        resumed.cause, resumed.epoch, resumed.owner = cause, run_row.epoch + 1, self._dependencies.worker
         if deadline_time_ns is not None:
             resumed.deadline_time.FromNanoseconds(deadline_time_ns)
         return event
 
     async def launch(
         self,
-        record: RunRecord,
+        run_row: RunRow,
         log: Sequence[event_pb2.AgentEvent],
         resolver: Resolver | None = None,
         *,
         is_queued: bool = False,
     ) -> LiveRun:
         """Launch a run that this worker already owns, from its log without deltas. Raises MissingVersion."""
-        started, resolver = log[0], resolver or await self.resolver(log)
-        session = SessionHistory() if is_queued else await self._session(record, log)
+        started, resolver = log[0], resolver or await self.restore_resolver(log)
+        session = SessionHistory() if is_queued else await self._read_session(run_row, log)
         definition = resolver.agents[started.run_started.agent].definition
-        parent = Parent.recorded(started.trace_id, started.span_id)
-        traced = self._launcher.span(record, definition, started.invocation_id, parent)
+        parent = Parent.from_ids(started.trace_id, started.span_id)
+        traced = self._launcher.start_span(run_row, definition, started.invocation_id, parent)
         return self._launcher.launch(
-            record, log, resolver=resolver, session=session, traced=traced, is_queued=is_queued
+            run_row, log, resolver=resolver, session=session, traced=traced, is_queued=is_queued
         )
 
-    async def _session(self, record: RunRecord, log: Sequence[event_pb2.AgentEvent]) -> SessionHistory:
-        return await self._dependencies.session_history(
-            record.principal, record.run.session_id, through=session_cut(log)
+    async def _read_session(self, run_row: RunRow, log: Sequence[event_pb2.AgentEvent]) -> SessionHistory:
+        return await self._dependencies.read_session_history(
+            run_row.principal, run_row.run.session_id, through=session_position(log)
         )
 
 
-def session_cut(log: Sequence[event_pb2.AgentEvent]) -> int:
+def session_position(log: Sequence[event_pb2.AgentEvent]) -> int:
     """Return the position of the last session message that a run sees."""
     dequeued = [event.run_dequeued.session_cut for event in log if event.HasField("run_dequeued")]
     return dequeued[0] if dequeued else log[0].run_started.session_cut
 
 
-def losses_of(log: Sequence[event_pb2.AgentEvent]) -> int:
+def count_crashes(log: Sequence[event_pb2.AgentEvent]) -> int:
     """Count the recorded crashes of a run's servers since its last progress.
 
     Those while it was queued do not count: it cannot make progress then.
     """
     count, is_waiting = 0, False
-    for event in _since_progress(log):
+    for event in _skip_to_progress(log):
         if event.HasField("run_queued") or event.HasField("run_dequeued"):
             is_waiting = event.HasField("run_queued")
         elif event.HasField("run_resumed"):
@@ -298,7 +300,7 @@ def losses_of(log: Sequence[event_pb2.AgentEvent]) -> int:
     return count
 
 
-def _since_progress(log: Sequence[event_pb2.AgentEvent]) -> Sequence[event_pb2.AgentEvent]:
+def _skip_to_progress(log: Sequence[event_pb2.AgentEvent]) -> Sequence[event_pb2.AgentEvent]:
     """Return the events after a run's last progress; before that it was not queued."""
     for index in reversed(range(len(log))):
         if events.kind_of(log[index]) in PROGRESS:
@@ -306,15 +308,15 @@ def _since_progress(log: Sequence[event_pb2.AgentEvent]) -> Sequence[event_pb2.A
     return log
 
 
-def _taken(record: RunRecord, worker: str, *, is_queued: bool) -> RunRecord:
+def _build_row(run_row: RunRow, worker: str, *, is_queued: bool) -> RunRow:
     """Return a run's row as it is after this worker has taken it over."""
-    run = copy_of(record.run)
+    run = copy_of(run_row.run)
     run.state = execution_pb2.EXECUTION_STATE_PENDING if is_queued else execution_pb2.EXECUTION_STATE_RUNNING
     run.ClearField("open_requests")
-    return RunRecord(
+    return RunRow(
         run=run,
-        principal=record.principal,
-        epoch=record.epoch + 1,
-        request_digest=record.request_digest,
+        principal=run_row.principal,
+        epoch=run_row.epoch + 1,
+        request_digest=run_row.request_digest,
         owner=worker,
     )

@@ -27,7 +27,7 @@ class Outcome:
     action: action_pb2.AgentAction | None = None
     author: str = ""
     """The agent that wrote the output, if this one only relays it; histories have it under that author already."""
-    is_said: bool = False
+    is_in_transcript: bool = False
     """True if the output is already part of the agent's transcript."""
     closed_by: str = ""
     """The closing tool whose call ended the agent; empty if none did."""
@@ -37,7 +37,7 @@ class Outcome:
     @classmethod
     def exit(cls, output: str | message_pb2.Message) -> "Outcome":
         """End every agent above with this answer, up to an agent that was called as a tool."""
-        answer = _message(output)
+        answer = _to_message(output)
         return cls(
             output=answer,
             end_reason=execution_pb2.END_REASON_EXITED,
@@ -45,18 +45,20 @@ class Outcome:
         )
 
     @classmethod
-    def break_loop(cls, output: str | message_pb2.Message | None = None, *, is_said: bool = False) -> "Outcome":
+    def break_loop(
+        cls, output: str | message_pb2.Message | None = None, *, is_in_transcript: bool = False
+    ) -> "Outcome":
         """End the nearest loop above, whose answer is the one before.
 
-        `output` is what the agent says itself, and the loop's answer if there is none before; `is_said` if the agent's
-        model has said it already.
+        `output` is what the agent says itself, and the loop's answer if there is none before; `is_in_transcript` if
+        the agent's model has said it already.
         """
-        said = _message(output)
+        said = _to_message(output)
         return cls(
             output=said,
             end_reason=execution_pb2.END_REASON_BROKE_LOOP,
             action=action_pb2.AgentAction(break_loop=action_pb2.BreakLoopAction()),
-            is_said=is_said or not said.parts,
+            is_in_transcript=is_in_transcript or not said.parts,
         )
 
     @classmethod
@@ -73,22 +75,22 @@ class Outcome:
         `output` is what the agent says itself. `call_id` is the model's call that transfers; its output is said
         already.
         """
-        said = _message(output)
-        told = _message(message) if message is not None else None
+        said = _to_message(output)
+        told = _to_message(message) if message is not None else None
         return cls(
             output=said,
             end_reason=execution_pb2.END_REASON_TRANSFERRED,
             action=action_pb2.AgentAction(transfer=action_pb2.TransferAction(agent=agent, message=told)),
-            is_said=bool(call_id) or not said.parts,
+            is_in_transcript=bool(call_id) or not said.parts,
             transfer_id=call_id,
         )
 
 
-def _message(said: str | message_pb2.Message | None) -> message_pb2.Message:
+def _to_message(content: str | message_pb2.Message | None) -> message_pb2.Message:
     """A text as a message; None as an empty one."""
-    if isinstance(said, str):
-        return message_pb2.Message(parts=[message_pb2.Part(text=said)])
-    return message_pb2.Message() if said is None else said
+    if isinstance(content, str):
+        return message_pb2.Message(parts=[message_pb2.Part(text=content)])
+    return message_pb2.Message() if content is None else content
 
 
 def value_of(output: message_pb2.Message) -> str:
@@ -105,7 +107,7 @@ def llm_of(definition: agent_pb2.AgentDefinition) -> agent_pb2.LlmAgent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class CallResult:
     """A call's result and, for a linked agent, its transcript."""
 
     result: message_pb2.ToolResult
@@ -177,7 +179,7 @@ class Context(Protocol):
         """
         ...
 
-    async def tools(self, calls: Sequence[message_pb2.ToolCall], *, parallel: bool = True) -> list[Answered]:
+    async def tools(self, calls: Sequence[message_pb2.ToolCall], *, parallel: bool = True) -> list[CallResult]:
         """Run calls of the last model answer, all or some, and return their results in the order given.
 
         Calls of linked agents are run too. The step ends when all calls have results, or with the next model call. A

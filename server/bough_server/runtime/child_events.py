@@ -6,8 +6,8 @@ from bough.v1 import error_pb2, event_pb2, execution_pb2, message_pb2
 from bough_server import ids
 from bough_server.engine import keys
 from bough_server.engine.cancellation import failure_of_child
-from bough_server.engine.execution import Execution, as_run_error
-from bough_server.engine.open_invocations import OpenInvocation, duration
+from bough_server.engine.execution import Execution, to_run_error
+from bough_server.engine.open_invocations import OpenInvocation, to_duration
 from bough_server.engine.scheduler import STOP_SECONDS
 from bough_server.errors import RunError
 from bough_server.log import events
@@ -34,43 +34,43 @@ def outcome_of(
         if running.scope not in execution.journal.ends:
             names = {"agent": running.name, "invocation_id": running.invocation_id}
             log_failure("agent failed", raised, run_id=execution.facts.run_id, **names)
-        return None, as_run_error(raised)
+        return None, to_run_error(raised)
     return task.result(), None
 
 
-def finish(
+def build_invocation_end(
     execution: Execution, running: RunningAgent, outcome: Outcome | None, error: RunError | None
 ) -> list[event_pb2.AgentEvent]:
     """Return the end events of an invocation: of its open steps, then its own.
 
     A new answer is added to its transcript and gets a message id, which gives it a place in the session.
     """
-    now, opened = execution.clock.now_ns(), running.record
+    now, opened = execution.clock.now_ns(), running.open_invocation
     if error is not None:
         failure = error.to_agent_error(agent=running.name, invocation_id=running.invocation_id)
-        steps = list(execution.invocations.failing_step(opened, failure, now))
-        _last_step(opened, steps)
-        return [*steps, execution.invocations.failed(opened, failure, now)]
+        steps = list(execution.invocations.build_step_failures(opened, failure, now))
+        _set_last_step(opened, steps)
+        return [*steps, execution.invocations.build_failure_end(opened, failure, now)]
     assert outcome is not None, "an invocation without an error has an answer"
     output = copy_of(outcome.output)
-    steps = list(execution.invocations.completing_steps(opened, now))
-    _last_step(opened, steps)
+    steps = list(execution.invocations.build_step_ends(opened, now))
+    _set_last_step(opened, steps)
     is_root = running.parent is None
     kind = "ASSISTANT" if is_root else "SUB_AGENT_ASSISTANT"
     output.role, output.invocation_id = message_pb2.ROLE_ASSISTANT, running.invocation_id
     output.author = outcome.author or running.name
-    is_new = not outcome.author and not outcome.is_said
+    is_new = not outcome.author and not outcome.is_in_transcript
     if is_root or is_new:  # the session must hold the answer to its user, whichever agent wrote it
         output.kind = message_pb2.MessageKind.Value(f"MESSAGE_KIND_{kind}")
         recorded_by = events.RUN_COMPLETED if is_root else events.SUB_AGENT_COMPLETED
         output.message_id = execution.message_id(running.scope, recorded_by, kind)
     if is_new:
-        running.transcript.say(output)
-    end = execution.invocations.succeeded(opened, output, outcome.end_reason, now, action=outcome.action)
+        running.transcript.add_message(output)
+    end = execution.invocations.build_success_end(opened, output, outcome.end_reason, now, action=outcome.action)
     return [*steps, end]
 
 
-def _last_step(opened: OpenInvocation, steps: list[event_pb2.AgentEvent]) -> None:
+def _set_last_step(opened: OpenInvocation, steps: list[event_pb2.AgentEvent]) -> None:
     if steps:
         opened.last_step_id = steps[-1].step_id
 
@@ -92,17 +92,17 @@ async def cancel_remaining(execution: Execution, running: RunningAgent) -> None:
         execution.scheduler.cancel(lane)
     if running.lanes:
         await asyncio.wait(running.lanes, timeout=STOP_SECONDS)
-    left = [*execution.invocations.children_of(running.invocation_id), *running.record.effects]
+    left = [*execution.invocations.children_of(running.invocation_id), *running.open_invocation.effects]
     for key in dict.fromkeys(left):
-        await end_effect(execution, running, key)
+        await cancel_effect(execution, running, key)
 
 
-async def end_others(execution: Execution, running: RunningAgent, key: str, error: RunError) -> None:
+async def cancel_others(execution: Execution, running: RunningAgent, key: str, error: RunError) -> None:
     """Cancel all other effects of an invocation if `error` is the abort that the failure of effect `key` caused."""
     if error is not running.abort:
         return
     lanes = {scope: lane for lane, scope in running.lanes.items() if not keys.covers(scope, key)}
-    others = [*lanes, *execution.invocations.children_of(running.invocation_id), *running.record.effects]
+    others = [*lanes, *execution.invocations.children_of(running.invocation_id), *running.open_invocation.effects]
     doomed = [other for other in dict.fromkeys(others) if other != key]
     cancellation = execution.cancellation
     # Close all before awaiting the first: one that fails meanwhile would cancel this coroutine halfway.
@@ -117,20 +117,20 @@ async def end_others(execution: Execution, running: RunningAgent, key: str, erro
     ]
     for lane in lanes.values():
         execution.scheduler.cancel(lane)
-    abandoned = _abandoned()
+    abandoned = _build_abandon_error()
     for other in ending:
         await cancellation.end(other, abandoned, abandoned)
 
 
-async def end_effect(execution: Execution, running: RunningAgent, key: str) -> None:
+async def cancel_effect(execution: Execution, running: RunningAgent, key: str) -> None:
     """Cancel an effect of an invocation that its code no longer waits for."""
-    error = _abandoned()
+    error = _build_abandon_error()
     await execution.cancellation.cancel(
         key, caller=running.invocation_id, reason=execution_pb2.CANCEL_REASON_ABORT, error=error, below=error
     )
 
 
-def _abandoned() -> error_pb2.AgentError:
+def _build_abandon_error() -> error_pb2.AgentError:
     return RunError("Its caller continued without it.", reason=error_pb2.ERROR_REASON_CANCELLED).to_agent_error()
 
 
@@ -139,23 +139,23 @@ def record_child_start(
 ) -> RunningAgent:
     """Record the start of a child, in one append with the call that dispatched it, and return the child."""
     execution, caller = lane.execution, lane.running
-    started = _started(lane, work, agent, input)
+    started = _build_start(lane, work, agent, input)
     started.effect_digest = digest
-    traced = _traced(lane, work, agent, started)
+    traced = _start_span(lane, work, agent, started)
     started.trace_id, started.span_id = traced.trace_id, traced.span_id
     batch: list[event_pb2.AgentEvent] = []
     if work.call is not None:
-        batch.append(_called(lane, work, work.call, traced))
+        batch.append(_build_call_start(lane, work, work.call, traced))
         batch[-1].effect_digest = digest
     if work.transfer is not None:
-        batch.append(_transferred(caller, work.transfer, started, traced))
+        batch.append(_build_transfer(caller, work.transfer, started, traced))
     execution.emit(*batch, started)
     call_site = _call_site(lane, work, agent, input)
     record = execution.invocations[started.invocation_id]
-    return caller.child(execution, call_site, record=record, traced=traced)
+    return caller.child(execution, call_site, open_invocation=record, traced=traced)
 
 
-def _started(lane: Lane, work: Dispatch, agent: Agent, input: message_pb2.Message) -> event_pb2.AgentEvent:
+def _build_start(lane: Lane, work: Dispatch, agent: Agent, input: message_pb2.Message) -> event_pb2.AgentEvent:
     caller = lane.running
     started = event_pb2.AgentEvent(
         invocation_id=ids.invocation_id(lane.execution.facts.key_root, work.key),
@@ -190,7 +190,7 @@ def _revision(lane: Lane, work: Dispatch, agent: Agent) -> str:
     return agent.revision if agent.definition.WhichOneof("kind") else ""
 
 
-def _traced(lane: Lane, work: Dispatch, agent: Agent, started: event_pb2.AgentEvent) -> Traced:
+def _start_span(lane: Lane, work: Dispatch, agent: Agent, started: event_pb2.AgentEvent) -> Traced:
     execution, facts = lane.execution, lane.execution.facts
     traced = execution.tracing.invoke_agent(
         agent=work.agent,
@@ -207,15 +207,15 @@ def _traced(lane: Lane, work: Dispatch, agent: Agent, started: event_pb2.AgentEv
     return traced
 
 
-def _called(lane: Lane, work: Dispatch, call: message_pb2.ToolCall, traced: Traced) -> event_pb2.AgentEvent:
+def _build_call_start(lane: Lane, work: Dispatch, call: message_pb2.ToolCall, traced: Traced) -> event_pb2.AgentEvent:
     execution, caller = lane.execution, lane.running
-    called = caller.record.in_step(caller.event(work.key, traced=traced), work.step_index)
+    called = caller.open_invocation.set_step(caller.event(work.key, traced=traced), work.step_index)
     called.attempt = 1
     called.tool_started.call.CopyFrom(call)
     # After a crash or in a fork the recorded key is kept: this start is compared with the recorded one.
     earlier = execution.journal.started.get(work.key)
     called.tool_started.idempotency_key = (
-        earlier.tool_started.idempotency_key if earlier else ids.derived_id(execution.facts.run_id, work.key)
+        earlier.tool_started.idempotency_key if earlier else ids.derive_id(execution.facts.run_id, work.key)
     )
     return called
 
@@ -239,7 +239,7 @@ def _call_site(lane: Lane, work: Dispatch, agent: Agent, input: message_pb2.Mess
     )
 
 
-def _transferred(
+def _build_transfer(
     caller: RunningAgent, transfer: Transfer, started: event_pb2.AgentEvent, traced: Traced
 ) -> event_pb2.AgentEvent:
     event = caller.event(started.effect_key, traced=traced)
@@ -249,7 +249,7 @@ def _transferred(
     return event
 
 
-def result_of(
+def build_result(
     work: Dispatch, caller: RunningAgent, running: RunningAgent, *, outcome: Outcome | None, error: RunError | None
 ) -> message_pb2.ToolResult:
     """Return the result of the call that dispatched a child; if code dispatched it, its end in the form of a result."""
@@ -258,7 +258,7 @@ def result_of(
     )
     if work.call is not None:
         result.call.CopyFrom(work.call)
-    result.start_time.FromNanoseconds(running.record.own_start_ns)
+    result.start_time.FromNanoseconds(running.open_invocation.own_start_ns)
     if outcome is not None:
         result.parts.extend(outcome.output.parts)
     if error is not None:
@@ -277,10 +277,10 @@ def record_child_end(
     result: message_pb2.ToolResult,
 ) -> None:
     """Record the end of a child, in one append with the end of the call that dispatched it."""
-    batch = finish(execution, running, outcome, error)
+    batch = build_invocation_end(execution, running, outcome, error)
     if work.call is not None:
-        result.duration.CopyFrom(duration(execution.clock.now_ns() - running.record.own_start_ns))
-        ended = caller.record.in_step(caller.event(work.key, traced=running.traced), work.step_index)
+        result.duration.CopyFrom(to_duration(execution.clock.now_ns() - running.open_invocation.own_start_ns))
+        ended = caller.open_invocation.set_step(caller.event(work.key, traced=running.traced), work.step_index)
         ended.attempt = 1
         (ended.tool_failed if error else ended.tool_completed).result.CopyFrom(result)
         batch.append(ended)

@@ -12,7 +12,7 @@ from bough_server.functions import InputBuilder, Snapshot, Values
 from bough_server.history.rewrite import as_context
 from bough_server.log import events
 from bough_server.messages import copy_of, text_of
-from bough_server.runtime.dispatch import Dispatch, said_by
+from bough_server.runtime.dispatch import Dispatch, parse_call_text
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.state import LaneState
 from bough_server.templates import names_in, render
@@ -41,7 +41,7 @@ def snapshot_of(
         plan=plan.get("plan", ""),
         step=plan.get("step", ""),
         executed_steps=plan.get("executed_steps", ""),
-        read_history=lane.visible_history.frozen().messages,
+        read_history=lane.visible_history.freeze().messages,
     )
 
 
@@ -59,7 +59,7 @@ def build_child_input(lane: Lane, work: Dispatch) -> Dispatch:
     recorded = lane.execution.journal.recorded.get((work.key, events.SUB_AGENT_STARTED, 0))
     if recorded is not None:
         return replace(work, input=recorded.sub_agent_started.input)
-    built = _built(lane, work)
+    built = _build_message(lane, work)
     if not any(part.text.strip() or part.data_json or part.HasField("blob") for part in built.parts):
         raise RunError(
             f"The input for {work.agent!r} is empty. Change the `input` of its link, or what it is built from.",
@@ -68,7 +68,7 @@ def build_child_input(lane: Lane, work: Dispatch) -> Dispatch:
     return replace(work, input=built)
 
 
-def _built(lane: Lane, work: Dispatch) -> message_pb2.Message:
+def _build_message(lane: Lane, work: Dispatch) -> message_pb2.Message:
     snapshot = snapshot_of(
         lane,
         message=_message(lane, work),
@@ -80,18 +80,18 @@ def _built(lane: Lane, work: Dispatch) -> message_pb2.Message:
     if builder.HasField("function"):
         function = lane.running.resolver.functions[builder.function]
         assert isinstance(function, InputBuilder)  # validated when the run started
-        return function.built(snapshot)
-    return _filled(builder.template, snapshot, what=f"The `input` of the link to {work.agent!r}")
+        return function.build(snapshot)
+    return _fill_template(builder.template, snapshot, what=f"The `input` of the link to {work.agent!r}")
 
 
 def _message(lane: Lane, work: Dispatch) -> message_pb2.Message | None:
     """Return the message of the call or dispatch; arguments are validated even if the builder does not use them."""
     if work.call is None:
         return work.input
-    return message_pb2.Message(parts=[message_pb2.Part(text=said_by(work.call, lane.running))])
+    return message_pb2.Message(parts=[message_pb2.Part(text=parse_call_text(work.call, lane.running))])
 
 
-def _filled(template: str, snapshot: Snapshot, *, what: str) -> message_pb2.Message:
+def _fill_template(template: str, snapshot: Snapshot, *, what: str) -> message_pb2.Message:
     """Return a filled template, followed by the files of the messages that it names."""
     messages = {
         "input": snapshot.input,
@@ -100,7 +100,7 @@ def _filled(template: str, snapshot: Snapshot, *, what: str) -> message_pb2.Mess
     }
     known: dict[str, Callable[[], str]] = {name: partial(text_of, message) for name, message in messages.items()}
     known |= {
-        "history": lambda: _as_text(snapshot.history),
+        "history": lambda: _render_messages(snapshot.history),
         "plan": lambda: snapshot.plan,
         "step": lambda: snapshot.step,
         "executed_steps": lambda: snapshot.executed_steps,
@@ -114,7 +114,7 @@ def _filled(template: str, snapshot: Snapshot, *, what: str) -> message_pb2.Mess
     return built
 
 
-def _as_text(messages: Iterable[message_pb2.Message]) -> str:
+def _render_messages(messages: Iterable[message_pb2.Message]) -> str:
     """Return messages as lines of text that name their authors."""
     lines = []
     for message in messages:

@@ -9,7 +9,7 @@ from bough_server.engine import keys
 from bough_server.errors import RunError
 from bough_server.log import events
 from bough_server.models.model import ToolSpec
-from bough_server.runtime.child_events import end_others
+from bough_server.runtime.child_events import cancel_others
 from bough_server.runtime.dispatch import Dispatch, DispatchResult, Transfer
 from bough_server.runtime.dispatcher import OnFailure, dispatch
 from bough_server.runtime.lane import Lane
@@ -36,17 +36,17 @@ class Child:
     """The iteration of its caller, from 0; None if its caller has no loop and no plan."""
 
 
-async def _nothing(_: RunError) -> None:
+async def _ignore_failure(_: RunError) -> None:
     return None
 
 
-async def run_child(lane: Lane, child: Child, *, on_failure: OnFailure = _nothing) -> DispatchResult:
+async def run_child(lane: Lane, child: Child, *, on_failure: OnFailure = _ignore_failure) -> DispatchResult:
     """Run a child to its end and append its messages to the lane's. Raises Abort if its failure aborts the caller.
 
     `on_failure` is awaited if it fails, before its end is recorded.
     """
     key = keys.below(lane.scope, child.name)
-    async with lane.effect(key):
+    async with lane.guard_effect(key):
         work = Dispatch(
             key=key,
             agent=child.link.agent,
@@ -61,7 +61,7 @@ async def run_child(lane: Lane, child: Child, *, on_failure: OnFailure = _nothin
         )
 
         async def fail(error: RunError) -> None:
-            await end_others(lane.execution, lane.running, key, error)
+            await cancel_others(lane.execution, lane.running, key, error)
             await on_failure(error)
 
         ended = await dispatch(lane, work, on_failure=fail)
@@ -95,16 +95,16 @@ async def run_transfer(
 async def begin_iteration(lane: Lane, number: int) -> None:
     """Record the start of an iteration of a loop, counted from 0."""
     key = keys.below(lane.scope, f"l{number}")
-    async with lane.effect(key):
+    async with lane.guard_effect(key):
         event = lane.running.event(key)
         event.loop_iteration_started.iteration = number
         await _record(lane, event)
 
 
-async def begin_plan(lane: Lane, number: int, steps: Iterable[str]) -> None:
+async def record_plan(lane: Lane, number: int, steps: Iterable[str]) -> None:
     """Record the plan of an iteration: plan_made in the first, number 0, plan_revised in any other."""
     key = keys.below(lane.scope, f"p{number}")
-    async with lane.effect(key):
+    async with lane.guard_effect(key):
         event = lane.running.event(key)
         items = event.plan_revised.items if number else event.plan_made.items
         items.extend(event_pb2.PlanItem(text=step) for step in steps)
@@ -128,7 +128,7 @@ async def run_lanes(
     With `fails_fast` the first failure in log order cancels the others, unless the failed child's link says CONTINUE.
     Raises Abort if a failure aborts the caller.
     """
-    async with lane.effect(keys.below(lane.scope, "g")):
+    async with lane.guard_effect(keys.below(lane.scope, "g")):
         return await _Lanes(lane, children, fails_fast=fails_fast).run(at_once)
 
 
@@ -139,7 +139,7 @@ class _Lanes:
         self._caller, self._execution, self._running = lane, lane.execution, lane.running
         self._children, self._fails_fast = children, fails_fast
         group = keys.below(lane.scope, "g")
-        self._lanes = [lane.beside(lane.lane_state.fork(group, place)) for place in range(len(children))]
+        self._lanes = [lane.fork_lane(lane.lane_state.fork(group, place)) for place in range(len(children))]
         self._tasks: dict[int, asyncio.Task[DispatchResult]] = {}
         self._is_over = False
 
@@ -174,9 +174,11 @@ class _Lanes:
         self._running.lanes[task] = self._key(place)
 
     async def _run(self, place: int) -> DispatchResult:
-        return await run_child(self._lanes[place], self._children[place], on_failure=lambda _: self._fail(place))
+        return await run_child(
+            self._lanes[place], self._children[place], on_failure=lambda _: self._cancel_others(place)
+        )
 
-    async def _fail(self, place: int) -> None:
+    async def _cancel_others(self, place: int) -> None:
         """Cancel the other lanes if the failure of this one is to end them."""
         is_tolerated = self._children[place].link.on_failure == policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE
         if self._is_over or self._running.abort is not None or not self._fails_fast or is_tolerated:

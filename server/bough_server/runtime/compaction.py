@@ -10,13 +10,13 @@ from typing import Final
 from bough.v1 import event_pb2, message_pb2, step_pb2
 from bough_server.engine import keys
 from bough_server.errors import RunError
-from bough_server.history.overflow import Plan, Unit, summary_of, summary_request, to_be_summarized, window
+from bough_server.history.overflow import Plan, Unit, plan_summary, summary_of, summary_request, window
 from bough_server.log import events
 from bough_server.messages import text_of
 from bough_server.models.model import Model, ModelRequest
-from bough_server.models.tokens import BYTES_PER_TOKEN, counted, form_tokens, request_tokens
+from bough_server.models.tokens import BYTES_PER_TOKEN, count_request_tokens, form_tokens, request_tokens
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.model_call import Asked, ModelCallSpec, ask, check_asked
+from bough_server.runtime.model_call import ModelCallSpec, RequestSource, call_model, check_call
 from bough_server.truncation import size_of
 
 _TRIES: Final = 4
@@ -29,7 +29,7 @@ _LEAST_WORDS: Final = 20
 _MOST_WORDS: Final = 500
 
 
-async def fitted(lane: Lane, index: int, make: Callable[[], ModelRequest], *, name: str) -> Asked:
+async def fit_request(lane: Lane, index: int, make: Callable[[], ModelRequest], *, name: str) -> RequestSource:
     """Return the request of a step, made to fit; return `make` itself if it is not sent or there is no limit.
 
     `name` is the model to be called. During a replay no request is built.
@@ -52,19 +52,19 @@ class _Fitting:
         self._limit = self._summarize.max_tokens if self._summarize else window.max_tokens - window.reserve_tokens
         self._words = max(_LEAST_WORDS, min(_MOST_WORDS, self._limit // (2 * _SHARE)))
 
-    async def run(self) -> Asked:
+    async def run(self) -> RequestSource:
         execution, journal = self._lane.execution, self._lane.execution.journal
         is_answered, is_summarized = self._key in journal.results, self._effect in journal.results
         is_summarizing = self._effect in journal.started and not is_summarized
         is_new = self._key not in journal.started
-        unused = await self._replayed() if is_summarized else ""
+        unused = await self._replay_summary() if is_summarized else ""
         if is_answered:
             return self._make
         # Counted as asked for before going live: an effect that the log holds as started and that the replay does not
         # ask for again is a divergence.
-        check_asked(execution, self._key)
+        check_call(execution, self._key)
         if is_summarizing:
-            check_asked(execution, self._effect)
+            check_call(execution, self._effect)
         await self._lane.go_live(self._key)
         try:
             made = self._make()
@@ -76,18 +76,18 @@ class _Fitting:
         elif self._summarize is not None and (
             is_summarizing or (is_new and not is_summarized and self._is_worth(size))
         ):
-            await self._summarized(self._plan(made, size))
+            await self._request_summary(self._plan(made, size))
         else:
-            return await self._windowed(made, size)
+            return await self._drop_oldest_units(made, size)
         made = self._make()
-        return await self._windowed(made, await self._measure(made))
+        return await self._drop_oldest_units(made, await self._measure(made))
 
-    async def _replayed(self) -> str:
+    async def _replay_summary(self) -> str:
         """Apply the recorded summary; return its text if the log ends before its history_compacted, else ""."""
         recorded = [event.history_compacted for event in self._lane.execution.journal.of_effect.get(self._effect, ())]
         compacted = next((one for one in recorded if one.HasField("summary")), None)
         try:
-            response = await ask(self._lane, ModelCallSpec(key=self._effect, index=None), self._make, self._name)
+            response = await call_model(self._lane, ModelCallSpec(key=self._effect, index=None), self._make, self._name)
         except RunError:
             return ""
         if compacted is None:
@@ -95,21 +95,23 @@ class _Fitting:
         self._lane.visible_history.apply(compacted)
         return ""
 
-    async def _summarized(self, plan: Plan | None) -> None:
+    async def _request_summary(self, plan: Plan | None) -> None:
         """Have a model summarize the messages of a plan, if there is one."""
         if plan is None or self._summarize is None:
             return
         name = self._summarize.model or self._name
         made: list[event_pb2.AgentEvent] = []
 
-        def beside(response: step_pb2.LlmResponse) -> Sequence[event_pb2.AgentEvent]:
+        def build_compaction(response: step_pb2.LlmResponse) -> Sequence[event_pb2.AgentEvent]:
             text = self._text(response)
             made.extend([self._event(text, plan)] if text else [])
             return made
 
-        request = await self._asked(plan, name)
+        request = await self._build_summary_request(plan, name)
         try:
-            await ask(self._lane, ModelCallSpec(key=self._effect, index=None, beside=beside), request, name)
+            await call_model(
+                self._lane, ModelCallSpec(key=self._effect, index=None, beside=build_compaction), request, name
+            )
         except RunError:
             return
         for event in made:
@@ -121,7 +123,7 @@ class _Fitting:
             self._lane.execution.emit(event)
             self._lane.visible_history.apply(event.history_compacted)
 
-    async def _windowed(self, made: ModelRequest, size: int) -> ModelRequest:
+    async def _drop_oldest_units(self, made: ModelRequest, size: int) -> ModelRequest:
         """Return the request without as many of its oldest units as do not fit."""
         if size <= self._limit:
             return made
@@ -133,7 +135,7 @@ class _Fitting:
             before, kept = kept, window(parts, _sizes(parts), self._room(room, made, size, parts))
             if kept == before:
                 break  # nothing more can be left out
-            with self._lane.visible_history.narrowed([parts[index] for index in kept]):
+            with self._lane.visible_history.narrow_to([parts[index] for index in kept]):
                 narrower = self._make()
             left = await self._measure(narrower)
             # The model's tokenizer may count more than the estimate: take the excess off the room and try again.
@@ -149,7 +151,7 @@ class _Fitting:
         if size <= self._limit:
             # The summary was started by an earlier execution, which counted more tokens: keep as little as possible.
             keep, room = 1, 0
-        return to_be_summarized(parts, _sizes(parts), room, keep_recent_exchanges=keep, before=before)
+        return plan_summary(parts, _sizes(parts), room, keep_recent_exchanges=keep, before=before)
 
     def _room(self, limit: int, made: ModelRequest, size: int, parts: Sequence[Unit]) -> int:
         """Return the estimated tokens left for the history if the whole request may take `limit` tokens."""
@@ -164,12 +166,12 @@ class _Fitting:
         """Return the estimated tokens that a summary's request has left for the messages."""
         return self._limit - request_tokens(summary_request([], room=0, words=self._words))
 
-    async def _asked(self, plan: Plan, name: str) -> ModelRequest:
+    async def _build_summary_request(self, plan: Plan, name: str) -> ModelRequest:
         room = self._room_to_ask() * BYTES_PER_TOKEN
         frame = _bytes_of(summary_request([], room=0, words=self._words))
         for _ in range(_TRIES):
             request = summary_request(plan.messages, room=room, words=self._words)
-            over = await counted(self._model(name), request) - self._limit
+            over = await count_request_tokens(self._model(name), request) - self._limit
             if over <= 0:
                 break
             # From what the conversation takes: the room may be larger, by the estimate, and cut nothing.
@@ -194,7 +196,7 @@ class _Fitting:
         return event
 
     async def _measure(self, request: ModelRequest) -> int:
-        return await counted(self._model(self._name), request)
+        return await count_request_tokens(self._model(self._name), request)
 
     def _model(self, name: str) -> Model | None:
         try:

@@ -9,21 +9,21 @@ from typing import Any, TypeVar
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import ids
 from bough_server.engine import keys
-from bough_server.engine.execution import as_run_error
+from bough_server.engine.execution import to_run_error
 from bough_server.errors import RunError
 from bough_server.log import events
 from bough_server.messages import calls_of, copy_of, text_of
 from bough_server.models.model import ModelRequest, ToolSpec
-from bough_server.runtime.agent import NO_DEFAULT, Answered, Context, Work, value_of
-from bough_server.runtime.child_events import end_effect, end_others
-from bough_server.runtime.compaction import fitted
+from bough_server.runtime.agent import NO_DEFAULT, CallResult, Context, Work, value_of
+from bough_server.runtime.child_events import cancel_effect, cancel_others
+from bough_server.runtime.compaction import fit_request
 from bough_server.runtime.dispatch import Dispatch
 from bough_server.runtime.dispatcher import dispatch
 from bough_server.runtime.effects import Value, record_value
 from bough_server.runtime.failure_log import log_failure
 from bough_server.runtime.lane import Lane, PendingCalls
-from bough_server.runtime.model_call import ModelCallSpec, ask
-from bough_server.runtime.questions import question
+from bough_server.runtime.model_call import ModelCallSpec, call_model
+from bough_server.runtime.questions import ask_question
 from bough_server.runtime.tool_call import call_from_code
 from bough_server.runtime.tool_calls import ParallelToolCalls
 from bough_server.runtime.visible_history import is_transfer
@@ -90,7 +90,7 @@ class LaneContext:
         return [
             offer.spec
             for offer in running.toolset.offers.values()
-            if offer.max_calls is None or budget.calls_made(name, offer.spec.name) < offer.max_calls
+            if offer.max_calls is None or budget.count_calls(name, offer.spec.name) < offer.max_calls
         ]
 
     # Effects
@@ -103,28 +103,30 @@ class LaneContext:
         lane.check_task()
         index = lane.step_index + 1
         key = keys.below(lane.scope, f"s{index}.m")
-        async with lane.effect(key):
+        async with lane.guard_effect(key):
             await _end_open_calls(lane)
             await lane.execution.reach_step_end(lane.step_key("m"))
             lane.complete_steps()
             lane.step_index, lane.waiting = index, PendingCalls(())
             if callable(request):
-                request = await fitted(lane, index, request, name=model or lane.running.model_name)
-            response = await ask(lane, ModelCallSpec(key=key, index=index), request, model or lane.running.model_name)
+                request = await fit_request(lane, index, request, name=model or lane.running.model_name)
+            response = await call_model(
+                lane, ModelCallSpec(key=key, index=index), request, model or lane.running.model_name
+            )
         calls = calls_of(response.message)
         lane.running.call_ids.update(call.call_id for call in calls)
         if calls:
             lane.waiting = PendingCalls(calls)
-            lane.transcript.say(response.message)
+            lane.transcript.add_message(response.message)
         return response
 
-    async def tools(self, calls: Sequence[message_pb2.ToolCall], *, parallel: bool = True) -> list[Answered]:
+    async def tools(self, calls: Sequence[message_pb2.ToolCall], *, parallel: bool = True) -> list[CallResult]:
         """Run calls of the last model answer, and end the step when all of them have results."""
         if not calls:
             return []
         lane = self._lane
         lane.check_task()
-        async with lane.effect(lane.step_key("t")):
+        async with lane.guard_effect(lane.step_key("t")):
             taken = lane.waiting.take(calls)
             try:
                 answers = await ParallelToolCalls(lane, index=lane.step_index, calls=taken).run(parallel=parallel)
@@ -135,7 +137,7 @@ class LaneContext:
         for position, answer in answered:
             if answer.child is not None:
                 lane.transcript.join(answer.child, by_call=True)
-            lane.transcript.say(_tool_message(lane, position, answer.result))
+            lane.transcript.add_message(_tool_message(lane, position, answer.result))
         if not lane.waiting:
             await lane.execution.reach_step_end(lane.step_key("m"))
             lane.complete_steps()
@@ -147,10 +149,10 @@ class LaneContext:
         told = message_pb2.Message(parts=[message_pb2.Part(text=input)]) if isinstance(input, str) else input
         link = next((one for one in lane.definition.sub_agents if one.agent == agent), agent_pb2.AgentLink(agent=agent))
         effect = lane.next_key(key)
-        async with lane.effect(effect):
+        async with lane.guard_effect(effect):
             work = Dispatch(key=effect, agent=agent, link=link, input=told)
             ended = await dispatch(
-                lane, work, on_failure=lambda error: end_others(lane.execution, lane.running, effect, error)
+                lane, work, on_failure=lambda error: cancel_others(lane.execution, lane.running, effect, error)
             )
         if ended.transcript is not None:
             lane.transcript.join(ended.transcript, by_call=False)
@@ -162,7 +164,7 @@ class LaneContext:
         """Call one of the agent's own tools; return its JSON value, else its text."""
         lane = self._lane
         key = lane.next_key("")
-        async with lane.effect(key):
+        async with lane.guard_effect(key):
             result = await call_from_code(lane, key, name, arguments)
         if result.HasField("error"):
             raise RunError.of(result.error)
@@ -174,26 +176,26 @@ class LaneContext:
 
     async def gather(self, *work: Work[T]) -> list[T]:
         """Run coroutine functions at once and return their results in the order given, after all have ended."""
-        return await self._gathered([_bound(*one) if isinstance(one, tuple) else one for one in work])
+        return await self._run_parallel([_bind_arguments(*one) if isinstance(one, tuple) else one for one in work])
 
     async def map(self, fn: Callable[[Context, Item], Awaitable[T]], items: Iterable[Item]) -> list[T]:
         """Run a coroutine function of every item at once; results in the order of the items."""
-        return await self._gathered([_bound(fn, item) for item in items])
+        return await self._run_parallel([_bind_arguments(fn, item) for item in items])
 
-    async def _gathered(self, codes: Sequence[Callable[[Context], Awaitable[T]]]) -> list[T]:
+    async def _run_parallel(self, codes: Sequence[Callable[[Context], Awaitable[T]]]) -> list[T]:
         if not codes:
             return []
         group = self._lane.next_key("")
-        async with self._lane.effect(group):
-            return await _in_lanes(self._lane, group, codes)
+        async with self._lane.guard_effect(group):
+            return await _run_lanes(self._lane, group, codes)
 
     async def now(self) -> datetime:
         """Return the current time; a replay returns the recorded one."""
 
-        async def read() -> str:
+        async def read_clock() -> str:
             return json.dumps(str(self._lane.execution.clock.now_ns()))
 
-        value = await self._value(Value(self._lane.next_key(""), event_pb2.VALUE_KIND_NOW, "now"), read)
+        value = await self._record_value(Value(self._lane.next_key(""), event_pb2.VALUE_KIND_NOW, "now"), read_clock)
         return datetime.fromtimestamp(int(json.loads(value)) / 1e9, UTC)
 
     async def sleep(self, seconds: float) -> None:
@@ -201,14 +203,14 @@ class LaneContext:
         lane = self._lane
         key = lane.next_key("")
 
-        async def wake() -> str:
+        async def read_wake_time() -> str:
             return json.dumps(str(lane.execution.clock.now_ns() + int(seconds * 1e9)))
 
-        async with lane.effect(key):
-            value = await record_value(lane, Value(key, event_pb2.VALUE_KIND_SLEEP, "sleep"), wake)
+        async with lane.guard_effect(key):
+            value = await record_value(lane, Value(key, event_pb2.VALUE_KIND_SLEEP, "sleep"), read_wake_time)
             lane.wake_ns = max(lane.wake_ns, int(json.loads(value)))
             if lane.execution.barrier.live:
-                await lane.sleep_on()
+                await lane.finish_sleep()
 
     async def ask(
         self,
@@ -222,17 +224,19 @@ class LaneContext:
         """Ask the user, and return the answer: a JSON value."""
         lane = self._lane
         effect = lane.next_key(key)
-        async with lane.effect(effect):
-            value = await question(lane, effect, prompt, schema=schema, within=expires, default=default)
+        async with lane.guard_effect(effect):
+            value = await ask_question(lane, effect, prompt, schema=schema, within=expires, default=default)
         return json.loads(value)
 
     async def step(self, name: str, work: Callable[[], Awaitable[Any]], *, key: str = "") -> Any:
         """Run other work with side effects and return its value."""
 
-        async def do() -> str:
+        async def run_work() -> str:
             return json.dumps(await work(), allow_nan=False)
 
-        return json.loads(await self._value(Value(self._lane.next_key(key), event_pb2.VALUE_KIND_STEP, name), do))
+        return json.loads(
+            await self._record_value(Value(self._lane.next_key(key), event_pb2.VALUE_KIND_STEP, name), run_work)
+        )
 
     async def read_file(self, blob: message_pb2.Blob) -> bytes:
         """Return the bytes of a file."""
@@ -243,21 +247,21 @@ class LaneContext:
 
     def new_id(self) -> str:
         """Return a new UUID, the same on a replay."""
-        return self._derived_id()
+        return self._derive_id()
 
     @property
     def random(self) -> random.Random:
         """Random numbers that are the same on a replay."""
-        return random.Random(self._derived_id())
+        return random.Random(self._derive_id())
 
     # Their common rules
 
-    async def _value(self, value: Value, work: Callable[[], Awaitable[str]]) -> str:
-        async with self._lane.effect(value.key):
+    async def _record_value(self, value: Value, work: Callable[[], Awaitable[str]]) -> str:
+        async with self._lane.guard_effect(value.key):
             return await record_value(self._lane, value, work)
 
-    def _derived_id(self) -> str:
-        return ids.derived_id(self._lane.execution.facts.key_root, self._lane.next_key(""))
+    def _derive_id(self) -> str:
+        return ids.derive_id(self._lane.execution.facts.key_root, self._lane.next_key(""))
 
 
 def lane_of(ctx: Context) -> Lane:
@@ -270,8 +274,8 @@ def lane_of(ctx: Context) -> Lane:
 async def _end_open_calls(lane: Lane) -> None:
     """End the calls of the step before that its code no longer waits for."""
     calls = lane.step_key("t")
-    for key in [key for key in lane.running.record.effects if key.startswith(calls)]:
-        await end_effect(lane.execution, lane.running, key)
+    for key in [key for key in lane.running.open_invocation.effects if key.startswith(calls)]:
+        await cancel_effect(lane.execution, lane.running, key)
 
 
 def _tool_message(lane: Lane, position: int, result: message_pb2.ToolResult) -> message_pb2.Message:
@@ -288,19 +292,20 @@ def _tool_message(lane: Lane, position: int, result: message_pb2.ToolResult) -> 
     return message
 
 
-def _bound(fn: Callable[..., Awaitable[T]], *arguments: object) -> Callable[[Context], Awaitable[T]]:
+def _bind_arguments(fn: Callable[..., Awaitable[T]], *arguments: object) -> Callable[[Context], Awaitable[T]]:
     """A function of a context alone."""
     return lambda ctx: fn(ctx, *arguments)
 
 
-async def _in_lanes(lane: Lane, group: str, codes: Sequence[Callable[[Context], Awaitable[T]]]) -> list[T]:
+async def _run_lanes(lane: Lane, group: str, codes: Sequence[Callable[[Context], Awaitable[T]]]) -> list[T]:
     """Run code in lanes of one group, and return the results when all have ended."""
     execution, running = lane.execution, lane.running
     lanes = [
-        lane.beside(lane.lane_state.fork(f"{group}.", place), scope=f"{group}.{place}") for place in range(len(codes))
+        lane.fork_lane(lane.lane_state.fork(f"{group}.", place), scope=f"{group}.{place}")
+        for place in range(len(codes))
     ]
     pairs = zip(lanes, codes, strict=True)
-    tasks = [execution.scheduler.spawn(below.scope, _in_lane(below, code)) for below, code in pairs]
+    tasks = [execution.scheduler.spawn(below.scope, _run_lane(below, code)) for below, code in pairs]
     running.lanes.update({task: below.scope for task, below in zip(tasks, lanes, strict=True)})
     await execution.scheduler.join(*tasks)
     for task in tasks:
@@ -317,14 +322,14 @@ async def _in_lanes(lane: Lane, group: str, codes: Sequence[Callable[[Context], 
     return [task.result() for task in tasks]
 
 
-async def _in_lane(lane: Lane, code: Callable[[Context], Awaitable[T]]) -> T:
+async def _run_lane(lane: Lane, code: Callable[[Context], Awaitable[T]]) -> T:
     """Run one lane of an agent's code to its end, and record what it left of the state."""
     try:
         result = await code(LaneContext(lane))
         await lane.record_state()
         return result
     except (KeyboardInterrupt, SystemExit) as error:  # they would end the server's event loop
-        raise as_run_error(error) from error
+        raise to_run_error(error) from error
 
 
 def _join(lane: Lane, lanes: Sequence[Lane]) -> None:

@@ -83,7 +83,7 @@ class DispatchResult:
     transcript: Transcript | None = None
 
 
-def child_input(execution: Execution, work: Dispatch, caller: RunningAgent) -> message_pb2.Message:
+def build_input_message(execution: Execution, work: Dispatch, caller: RunningAgent) -> message_pb2.Message:
     """Return the input of a child as it is stored in the session. Raises RunError BAD_ARGUMENTS."""
     key_root = execution.facts.key_root
     message = message_pb2.Message()
@@ -95,7 +95,7 @@ def child_input(execution: Execution, work: Dispatch, caller: RunningAgent) -> m
                 reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
             )
     elif work.call is not None:
-        message.parts.add(text=said_by(work.call, caller))
+        message.parts.add(text=parse_call_text(work.call, caller))
     else:
         # Histories contain it already as the caller's input, so it gets no kind and no place in the session.
         message.role, message.author = caller.input.role, caller.input.author
@@ -114,7 +114,7 @@ def child_input(execution: Execution, work: Dispatch, caller: RunningAgent) -> m
     return message
 
 
-def said_by(call: message_pb2.ToolCall, caller: RunningAgent) -> str:
+def parse_call_text(call: message_pb2.ToolCall, caller: RunningAgent) -> str:
     """Return the text of a model's call to a linked agent: its `message`, or all arguments as JSON.
 
     Raises RunError BAD_ARGUMENTS.
@@ -146,18 +146,18 @@ async def wait_for_child(
     if not seconds:
         await execution.scheduler.join(task)
         return False
-    cut = execution.cancellation.cut(work.key)
+    cut = execution.cancellation.timeout_end(work.key)
     timer = None
     # Offline, the log alone says whether it timed out.
     if not execution.writer.is_offline:
-        cutting = _cut_after(
-            execution, running, work, seconds=min(seconds), cut=partial(_cut, asyncio.current_task(), fail)
+        cutting = _time_out_after(
+            execution, running, work, seconds=min(seconds), time_out=partial(_time_out, asyncio.current_task(), fail)
         )
         # Within the child's scope, so that whatever ends the child ends its timer.
         timer = execution.scheduler.spawn(f"{work.key}.timer", cutting)
     await execution.scheduler.join(task, cut, first=True)
     # If the child's code had returned when its timeout fired, the log says which of the two came first.
-    is_cut = not task.done() or execution.cancellation.is_closed(work.key) or execution.journal.is_cut_short(work.key)
+    is_cut = not task.done() or execution.cancellation.is_closed(work.key) or execution.journal.is_timed_out(work.key)
     if is_cut:
         await execution.scheduler.join(cut)
     if timer is not None and not timer.done():
@@ -165,34 +165,34 @@ async def wait_for_child(
     if is_cut and cut.result():
         await fail()
         # The log may end right after the child's end: record what is missing, such as the end of its call.
-        execution.cancellation.record_ends(work.key, *_cut_errors(work.agent))
+        execution.cancellation.record_ends(work.key, *_build_timeout_errors(work.agent))
     return is_cut
 
 
-async def _cut_after(
+async def _time_out_after(
     execution: Execution,
     running: RunningAgent,
     work: Dispatch,
     *,
     seconds: float,
-    cut: Callable[[Execution, Dispatch], Awaitable[None]],
+    time_out: Callable[[Execution, Dispatch], Awaitable[None]],
 ) -> None:
     # During a replay the log decides whether the child timed out; only then does the clock.
-    await execution.scheduler.aside(execution.barrier.lived.wait())
+    await execution.scheduler.await_aside(execution.barrier.lived.wait())
     cancellation = execution.cancellation
     if work.key in execution.journal.ends:
         return  # something else ended it, and will end its caller too
     if not cancellation.is_closed(work.key):
-        spent = execution.journal.running_ns(running.record.start_ns, execution.clock.now_ns()) / 1e9
-        await execution.scheduler.aside(execution.clock.sleep(max(0.0, seconds - spent)))
+        spent = execution.journal.running_ns(running.open_invocation.start_ns, execution.clock.now_ns()) / 1e9
+        await execution.scheduler.await_aside(execution.clock.sleep(max(0.0, seconds - spent)))
     caller = running.parent.invocation_id if running.parent else running.invocation_id
     request = event_pb2.CancelRequested(effect_scope=work.key, reason=execution_pb2.CANCEL_REASON_LIMIT)
     is_requested = cancellation.request_cancel(request, caller=caller)
     if is_requested or cancellation.is_ending(work.key):
-        await cut(execution, work)
+        await time_out(execution, work)
 
 
-async def _cut(
+async def _time_out(
     waiter: "asyncio.Task[Any] | None", fail: Callable[[], Awaitable[None]], execution: Execution, work: Dispatch
 ) -> None:
     """End a child whose scope is closed, but not its caller, which continues.
@@ -201,25 +201,25 @@ async def _cut(
     ends: a replay takes the first end by a timeout for the failure that cancelled the others.
     """
     await execution.scheduler.stop(work.key, spared=waiter)
-    await execution.writer.committed()
+    await execution.writer.wait_for_commit()
     # Its caller may have been cancelled during the commit; that cancellation records the child's end too.
     execution.cancellation.raise_if_cancelled_above(work.key)
     if execution.cancellation.is_cancelled_by_other(work.key):
         return
     await fail()
-    execution.cancellation.record_ends(work.key, *_cut_errors(work.agent))
-    cut = execution.cancellation.cut(work.key)
+    execution.cancellation.record_ends(work.key, *_build_timeout_errors(work.agent))
+    cut = execution.cancellation.timeout_end(work.key)
     if not cut.done():
         cut.set_result(False)
 
 
-def child_timeout(agent: str) -> RunError:
+def build_timeout_error(agent: str) -> RunError:
     """Return the error of a sub-agent that exceeded its wall_duration."""
     return RunError(
         f"The agent {agent!r} took longer than its wall_duration.", reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED
     )
 
 
-def _cut_errors(agent: str) -> tuple[error_pb2.AgentError, error_pb2.AgentError]:
+def _build_timeout_errors(agent: str) -> tuple[error_pb2.AgentError, error_pb2.AgentError]:
     below = RunError("An agent above exceeded its wall_duration.", reason=error_pb2.ERROR_REASON_CANCELLED)
-    return child_timeout(agent).to_agent_error(), below.to_agent_error()
+    return build_timeout_error(agent).to_agent_error(), below.to_agent_error()

@@ -11,23 +11,30 @@ from dataclasses import replace
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.engine import keys
-from bough_server.engine.execution import Execution, as_run_error
+from bough_server.engine.execution import Execution, to_run_error
 from bough_server.engine.limits import check_hops
 from bough_server.errors import RunError
 from bough_server.log.blobs import data_size
 from bough_server.messages import constant_in, text_of
 from bough_server.runtime.agent import Agent, Context, Outcome, Resolver, value_of
 from bough_server.runtime.child_events import (
+    build_invocation_end,
+    build_result,
     cancel_remaining,
     close_span,
-    finish,
     outcome_of,
     record_child_end,
     record_child_start,
-    result_of,
 )
 from bough_server.runtime.child_input import build_child_input
-from bough_server.runtime.dispatch import Abort, Dispatch, DispatchResult, child_input, child_timeout, wait_for_child
+from bough_server.runtime.dispatch import (
+    Abort,
+    Dispatch,
+    DispatchResult,
+    build_input_message,
+    build_timeout_error,
+    wait_for_child,
+)
 from bough_server.runtime.failure_log import bind_invocation
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.running_agent import RunningAgent
@@ -43,7 +50,7 @@ def refusal_event(caller: RunningAgent, work: Dispatch, digest: str, refusal: Ru
         event.value_recorded.kind = event_pb2.VALUE_KIND_STEP
         event.value_recorded.error.CopyFrom(error)
     else:
-        caller.record.in_step(event, work.step_index)
+        caller.open_invocation.set_step(event, work.step_index)
         result = event.tool_failed.result
         result.agent, result.invocation_id = caller.name, caller.invocation_id
         result.call.CopyFrom(work.call)
@@ -73,8 +80,8 @@ async def dispatch(lane: Lane, work: Dispatch, *, on_failure: OnFailure) -> Disp
     # A child that the log shows as started is run again at once, also during a replay: its effects are replayed.
     if work.key in execution.journal.dispatched:
         execution.writer.check(work.key, digest)
-    elif (replayed := await lane.replayed(work.key, digest)) is not None:
-        return await _refused(refusal_of(replayed), on_failure)
+    elif (replayed := await lane.replay_result(work.key, digest)) is not None:
+        return await _report_refusal(refusal_of(replayed), on_failure)
     else:
         await lane.go_live(work.key)
     try:
@@ -82,11 +89,11 @@ async def dispatch(lane: Lane, work: Dispatch, *, on_failure: OnFailure) -> Disp
     except RunError as refusal:
         event = refusal_event(caller, work, digest, refusal)
         execution.emit(event)
-        return await _refused(refusal_of(event), on_failure)
-    return await _run(lane, work, child, message=message, digest=digest, on_failure=on_failure)
+        return await _report_refusal(refusal_of(event), on_failure)
+    return await _run_child(lane, work, child, message=message, digest=digest, on_failure=on_failure)
 
 
-async def _refused(result: DispatchResult, on_failure: OnFailure) -> DispatchResult:
+async def _report_refusal(result: DispatchResult, on_failure: OnFailure) -> DispatchResult:
     if result.error is not None:
         await on_failure(result.error)
     return result
@@ -99,7 +106,7 @@ def _admit(lane: Lane, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
         raise RunError(
             f"The agent {work.agent!r} is not linked to {caller.name!r}.", reason=error_pb2.ERROR_REASON_NOT_LINKED
         )
-    message = child_input(execution, build_child_input(lane, work), caller)
+    message = build_input_message(execution, build_child_input(lane, work), caller)
     is_admitted = work.key in execution.journal.dispatched
     if not is_admitted:
         caller.budget.check_depth(caller.depth + 1)
@@ -111,7 +118,7 @@ def _admit(lane: Lane, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
     return caller.resolver.agents[work.agent], message
 
 
-async def _run(
+async def _run_child(
     lane: Lane,
     work: Dispatch,
     agent: Agent,
@@ -124,21 +131,21 @@ async def _run(
     running = record_child_start(lane, work, agent, input=message, digest=digest)
     # A message without a kind is its caller's own input, which it sees in the history, unless it sees no history.
     if message.kind or running.history.scope == message_pb2.HISTORY_SCOPE_NONE:
-        running.transcript.say(message)
+        running.transcript.add_message(message)
     own = lane.child(running)
-    task = execution.scheduler.spawn(running.scope, _body(own, message))
-    late = child_timeout(work.agent)
+    task = execution.scheduler.spawn(running.scope, _run_agent(own, message))
+    late = build_timeout_error(work.agent)
 
-    async def cut_off() -> None:
+    async def on_timeout() -> None:
         with suppress(Abort):  # raised below, in the caller's own task
             await _fail(execution, work, caller, late, on_failure=on_failure)
 
-    is_cut = await wait_for_child(execution, running, work, task=task, fail=cut_off)
+    is_cut = await wait_for_child(execution, running, work, task=task, fail=on_timeout)
     running.state.join()  # if it was cancelled, its own code did not join its lanes
     if is_cut:
-        if (abort := _abort_of(execution, work, caller, late)) is not None:
+        if (abort := _build_abort(execution, work, caller, late)) is not None:
             raise abort
-        result = result_of(work, caller, running, outcome=None, error=late)
+        result = build_result(work, caller, running, outcome=None, error=late)
         return DispatchResult(result=result, path=own.path, error=late, transcript=running.transcript)
     return await _end_child(lane, work, own, task, on_failure=on_failure)
 
@@ -160,7 +167,7 @@ async def _end_child(
             await _fail(execution, work, caller, error, on_failure=on_failure)
         except Abort as raised:
             abort = raised
-    result = result_of(work, caller, running, outcome=outcome, error=error)
+    result = build_result(work, caller, running, outcome=outcome, error=error)
     record_child_end(execution, caller, running, work, outcome=outcome, error=error, result=result)
     if abort is not None:
         raise abort
@@ -174,7 +181,7 @@ async def _fail(
     execution: Execution, work: Dispatch, caller: RunningAgent, error: RunError, *, on_failure: OnFailure
 ) -> None:
     """Apply the consequences of a child's failure to its siblings and its caller. Raises Abort if it aborts that."""
-    abort = _abort_of(execution, work, caller, error)
+    abort = _build_abort(execution, work, caller, error)
     if abort is None:
         await on_failure(error)
         return
@@ -192,8 +199,8 @@ async def dispatch_root(execution: Execution, resolver: Resolver, context: Calla
         return  # cancelled before it started
     traced = execution.spans[""]
     running = RunningAgent.root(execution, resolver, agent, traced)
-    running.transcript.say(execution.input)
-    task = execution.scheduler.spawn("", _body(Lane(execution, running, context), execution.input))
+    running.transcript.add_message(execution.input)
+    task = execution.scheduler.spawn("", _run_agent(Lane(execution, running, context), execution.input))
     await execution.scheduler.join(task)
     if not execution.cancellation.is_closed(""):
         await execution.reach_end("")
@@ -203,15 +210,15 @@ async def dispatch_root(execution: Execution, resolver: Resolver, context: Calla
     if execution.cancellation.is_closed(""):
         return
     outcome, error = outcome_of(execution, task, running)
-    execution.emit(*finish(execution, running, outcome, error))
+    execution.emit(*build_invocation_end(execution, running, outcome, error))
     close_span(execution, running, outcome, error)
-    await execution.writer.committed()
+    await execution.writer.wait_for_commit()
 
 
-async def _body(lane: Lane, message: message_pb2.Message) -> Outcome:
+async def _run_agent(lane: Lane, message: message_pb2.Message) -> Outcome:
     running = lane.running
     bind_invocation(lane.run_id, running)
-    with running.traced.attached():
+    with running.traced.attach():
         try:
             outcome = await lane.run_agent(message)
             if isinstance(outcome, Outcome) and data_size(outcome.output.parts):
@@ -222,7 +229,7 @@ async def _body(lane: Lane, message: message_pb2.Message) -> Outcome:
             await lane.settle()
         # asyncio would let them end the event loop, and every run of the server with it.
         except (KeyboardInterrupt, SystemExit) as error:
-            raise as_run_error(error) from error
+            raise to_run_error(error) from error
     if not isinstance(outcome, Outcome):
         raise RunError(
             f"The agent {running.name!r} returned {type(outcome).__name__}; it must return an Outcome.",
@@ -260,7 +267,7 @@ def _check_peer(running: RunningAgent, agent: str) -> None:
         )
 
 
-def _abort_of(execution: Execution, work: Dispatch, caller: RunningAgent, error: RunError) -> Abort | None:
+def _build_abort(execution: Execution, work: Dispatch, caller: RunningAgent, error: RunError) -> Abort | None:
     policy = (
         work.link.on_failure
         or caller.agent.definition.on_sub_agent_failure

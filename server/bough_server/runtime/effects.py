@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bough.v1 import error_pb2, event_pb2
 from bough_server.engine import keys
-from bough_server.engine.execution import as_run_error
+from bough_server.engine.execution import to_run_error
 from bough_server.errors import RunError
 from bough_server.runtime.failure_log import log_failure
 from bough_server.runtime.lane import Lane
@@ -25,23 +25,23 @@ class Value:
 
 async def record_value(lane: Lane, value: Value, work: Callable[[], Awaitable[str]]) -> str:
     """Return the value as JSON text, made by `work` or read from the log. Raises RunError if the work raised."""
-    recorded = await _recorded(lane, value, work)
+    recorded = await _replay_or_run(lane, value, work)
     if recorded.value_recorded.HasField("error"):
         raise RunError.of(recorded.value_recorded.error)
     return recorded.value_recorded.value_json
 
 
-async def _recorded(lane: Lane, value: Value, work: Callable[[], Awaitable[str]]) -> event_pb2.AgentEvent:
+async def _replay_or_run(lane: Lane, value: Value, work: Callable[[], Awaitable[str]]) -> event_pb2.AgentEvent:
     execution, running = lane.execution, lane.running
     digest = keys.digest("value", str(value.kind), value.name)
-    if (replayed := await lane.replayed(value.key, digest)) is not None:
+    if (replayed := await lane.replay_result(value.key, digest)) is not None:
         return replayed
     await lane.go_live(value.key)
     # A step has no start event: all that led to it must be on disk before it touches the world.
-    await execution.writer.committed()
+    await execution.writer.wait_for_commit()
     recorded = running.event(value.key)
     recorded.effect_digest, recorded.value_recorded.kind = digest, value.kind
-    made = await _made(value, work)
+    made = await _run_work(value, work)
     if isinstance(made, RunError):
         error = made.to_agent_error(agent=running.name, invocation_id=running.invocation_id)
         recorded.value_recorded.error.CopyFrom(error)
@@ -51,7 +51,7 @@ async def _recorded(lane: Lane, value: Value, work: Callable[[], Awaitable[str]]
     return recorded
 
 
-async def _made(value: Value, work: Callable[[], Awaitable[str]]) -> str | RunError:
+async def _run_work(value: Value, work: Callable[[], Awaitable[str]]) -> str | RunError:
     task = asyncio.current_task()
     cancels = task.cancelling() if task is not None else 0
     try:
@@ -61,7 +61,7 @@ async def _made(value: Value, work: Callable[[], Awaitable[str]]) -> str | RunEr
             raise
         if not isinstance(raised, asyncio.CancelledError):
             log_failure("step failed", raised, step=value.name)
-            cause = as_run_error(raised).message
+            cause = to_run_error(raised).message
             return RunError(f"The step {value.name!r} failed: {cause}", reason=error_pb2.ERROR_REASON_TOOL_FAILED)
         # If nothing has cancelled this task, the work itself raised CancelledError and has failed.
         if task is not None and task.cancelling() > cancels:

@@ -135,7 +135,7 @@ class Lane:
         """Return the first lane of another invocation."""
         return Lane(self.execution, running, self._context)
 
-    def beside(self, state: LaneState, *, scope: str | None = None) -> "Lane":
+    def fork_lane(self, state: LaneState, *, scope: str | None = None) -> "Lane":
         """Return a lane of the same invocation that begins now and runs beside others."""
         lane = Lane(
             self.execution,
@@ -149,50 +149,50 @@ class Lane:
         lane.path = self.path
         return lane
 
-    async def replayed(self, key: str, digest: str) -> event_pb2.AgentEvent | None:
+    async def replay_result(self, key: str, digest: str) -> event_pb2.AgentEvent | None:
         """Wait for the recorded result of an effect and return it; None if there is none and it has to `go_live`.
 
         Raises CancelledError and stops the run if the log holds another effect under this key.
         """
-        waiter = self.expected(key, digest)
-        return await self.received(key, waiter) if waiter is not None else None
+        waiter = self.expect_result(key, digest)
+        return await self.await_result(key, waiter) if waiter is not None else None
 
-    def expected(self, key: str, digest: str) -> Waiter[event_pb2.AgentEvent] | None:
+    def expect_result(self, key: str, digest: str) -> Waiter[event_pb2.AgentEvent] | None:
         """Check an effect against the log and return the waiter of its recorded result, or None if there is none.
 
-        Together with `received` this is `replayed` in two halves, for effects that start together: all have to be
-        expected before the first is received, as results are delivered in log order.
+        Together with `await_result` this is `replay_result` in two halves, for effects that start together: all have to
+        be expected before the first is received, as results are delivered in log order.
         """
         self.execution.writer.check(key, digest)
         return self.execution.barrier.expect(key) if key in self.execution.journal.results else None
 
-    async def received(self, key: str, waiter: Waiter[event_pb2.AgentEvent]) -> event_pb2.AgentEvent:
+    async def await_result(self, key: str, waiter: Waiter[event_pb2.AgentEvent]) -> event_pb2.AgentEvent:
         """Wait for an expected result and apply the recorded events of its effect."""
         recorded = await waiter.wait()
-        self.execution.writer.observe_recorded(key)
+        self.execution.writer.observe_effect(key)
         return recorded
 
     async def go_live(self, key: str) -> None:
         """Wait until an effect may touch the world. Raises CancelledError if its scope was cancelled meanwhile."""
-        await self.until_live(key)
+        await self.wait_until_live(key)
         self.execution.cancellation.raise_if_cancelled(key)
 
-    async def until_live(self, key: str) -> None:
+    async def wait_until_live(self, key: str) -> None:
         """Wait until the run is live and a replayed sleep of this lane is over."""
-        await self.execution.barrier.until_live(key)
-        await self.sleep_on()
+        await self.execution.barrier.wait_until_live(key)
+        await self.finish_sleep()
 
     async def settle(self) -> None:
         """Prepare the end of the agent: record its writes, and wait for a sleep that a crash cut short."""
         await self.record_state()
         if self.wake_ns and self.scope not in self.execution.journal.ends and not self.execution.writer.is_offline:
-            await self.until_live(self.scope)
+            await self.wait_until_live(self.scope)
 
-    async def sleep_on(self) -> None:
+    async def finish_sleep(self) -> None:
         """Wait for the rest of a replayed sleep."""
         left, self.wake_ns = self.wake_ns - self.execution.clock.now_ns(), 0
         if left > 0:
-            await self.execution.scheduler.asleep(self.execution.clock.sleep(left / 1e9))
+            await self.execution.scheduler.await_sleep(self.execution.clock.sleep(left / 1e9))
 
     def next_key(self, explicit: str) -> str:
         """Return the key of the next effect of code: its number in the lane, or an explicit name.
@@ -221,7 +221,7 @@ class Lane:
 
     async def record_state(self) -> None:
         """Record the pending writes to the session state."""
-        if changes := self.state.taken():
+        if changes := self.state.take_changes():
             key = self.next_key("")
             await self._record_changes(key, changes)
             self.lane_state.apply(changes)
@@ -229,7 +229,7 @@ class Lane:
     async def _record_changes(self, key: str, changes: Sequence[session_pb2.SessionStateChange]) -> None:
         parts = [part for one in changes for part in (one.key, str(one.HasField("value_json")), one.value_json)]
         digest = keys.digest("state", *parts)
-        if await self.replayed(key, digest) is not None:
+        if await self.replay_result(key, digest) is not None:
             return
         await self.go_live(key)
         changed = self.running.event(key)
@@ -243,14 +243,14 @@ class Lane:
 
     def complete_steps(self) -> None:
         """End the step of the lane's last model call, if it is open; it has all the results that its code asked for."""
-        opened, execution = self.running.record, self.execution
+        opened, execution = self.running.open_invocation, self.execution
         step = opened.steps.get(self.step_key("m"))
         if step is not None:
-            execution.refuse(self.running.invocation_id, step.key)
-            if not execution.writer.ends_again(step):
-                execution.emit(execution.invocations.completed(opened, step, execution.clock.now_ns()))
+            execution.check_open(self.running.invocation_id, step.key)
+            if not execution.writer.replay_step_end(step):
+                execution.emit(execution.invocations.build_step_end(opened, step, execution.clock.now_ns()))
 
-    def effect(self, key: str) -> "EffectGuard":
+    def guard_effect(self, key: str) -> "EffectGuard":
         """Return a guard that holds the lane while an effect is in flight, after recording pending state writes.
 
         Entering it raises RunError CONCURRENT_EFFECTS if another effect of the lane is in flight.
@@ -322,4 +322,4 @@ class EffectGuard:
         if self._lane.refusals <= MOST_REFUSALS:
             await asyncio.sleep(0)  # yield, so that such a loop does not starve other coroutines
             raise asyncio.CancelledError
-        await self._lane.execution.scheduler.abandoned()
+        await self._lane.execution.scheduler.block_forever()

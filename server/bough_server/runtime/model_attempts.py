@@ -62,19 +62,19 @@ class FallbackChain:
         return 0.0
 
 
-def fallback_chain(resolver: Resolver, name: str, recorded: Sequence[event_pb2.AgentEvent] = ()) -> FallbackChain:
+def build_fallback_chain(resolver: Resolver, name: str, recorded: Sequence[event_pb2.AgentEvent] = ()) -> FallbackChain:
     """Return the fallback chain of a call; a call that the log shows as started continues with its last model.
 
     Raises RunError MODEL_UNAVAILABLE if that model is not configured; fallbacks that are not configured are skipped.
     """
-    attempted = list(_attempted(recorded))
+    attempted = list(_list_attempt_models(recorded))
     model = resolver.model(attempted[-1] if attempted else name)
     if model is None:
         raise RunError(
             f"There is no model {name!r} in the server's configuration.",
             reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE,
         )
-    after = _after(resolver, attempted[0], attempted[-1]) if attempted else None
+    after = _list_remaining_fallbacks(resolver, attempted[0], attempted[-1]) if attempted else None
     names = model.fallbacks if after is None else after
     others = [found for other in names if (found := resolver.model(other)) is not None]
     # Recorded attempts of the last model count against its retries, those of a lost server included: an answer that
@@ -83,13 +83,13 @@ def fallback_chain(resolver: Resolver, name: str, recorded: Sequence[event_pb2.A
     return FallbackChain([model, *others], tries=lost + 1)
 
 
-def _attempted(recorded: Sequence[event_pb2.AgentEvent]) -> Sequence[str]:
+def _list_attempt_models(recorded: Sequence[event_pb2.AgentEvent]) -> Sequence[str]:
     """Return the model of each attempt in the log."""
     named = [event.llm_retrying.next_model or event.llm_started.model for event in recorded]
     return [name for name in named if name]
 
 
-def _after(resolver: Resolver, first: str, last: str) -> Sequence[str] | None:
+def _list_remaining_fallbacks(resolver: Resolver, first: str, last: str) -> Sequence[str] | None:
     """Return the first model's fallbacks after the last attempted model; None if that is not among them."""
     model = resolver.model(first)
     order = [first, *model.fallbacks] if model is not None else []
@@ -136,24 +136,24 @@ class ModelAttempts:
 
     async def answer(self, request: ModelRequest) -> step_pb2.LlmResponse:
         """Stream attempts, of the model and then of its fallbacks, until one answers. Raises the last ModelError."""
-        self._running.record.unsent.discard(self._key)
+        self._running.open_invocation.unsent.discard(self._key)
         try:
             while True:
                 self._meter = AttemptMeter()
                 try:
-                    return self._completed(await self._streamed(request))
+                    return self._complete_response(await self._stream_attempt(request))
                 except ModelError as error:
                     self._release_call_ids()
                     if error.lost_usage is not None:
-                        self._price(error.lost_usage)
+                        self._set_cost(error.lost_usage)
                     await self._retry(error)
         except asyncio.CancelledError:
-            self._note_loss()
+            self._note_partial_usage()
             raise
 
     def _jitter(self) -> float:
         """Return a factor from 0.5 to 1, derived from the run, the effect and the attempt."""
-        seed = ids.derived_id(self._execution.facts.key_root, f"{self._key}#{self._attempt}")
+        seed = ids.derive_id(self._execution.facts.key_root, f"{self._key}#{self._attempt}")
         return 0.5 + random.Random(seed).random() / 2
 
     @property
@@ -199,19 +199,19 @@ class ModelAttempts:
         # A cancellation during the delay must not find the failed attempt's usage again: it is in llm_retrying.
         self._meter = AttemptMeter()
         # Committed before the provider is called: a worker that takes the run over continues from this attempt.
-        await self._writer.committed()
+        await self._writer.wait_for_commit()
         await self._execution.clock.sleep(delay)
 
-    def _note_loss(self) -> None:
+    def _note_partial_usage(self) -> None:
         """Note how far the last attempt of a cancelled call got, for the llm_failed that the cancellation records."""
-        opened, meter = self._running.record, self._meter
+        opened, meter = self._running.open_invocation, self._meter
         if not meter.is_sent:
             opened.unsent.add(self._key)
         if meter.usage is not None:
-            self._price(meter.usage)
-            opened.lost[self._key] = meter.usage
+            self._set_cost(meter.usage)
+            opened.partial_usage[self._key] = meter.usage
 
-    async def _streamed(self, request: ModelRequest) -> step_pb2.LlmResponse:
+    async def _stream_attempt(self, request: ModelRequest) -> step_pb2.LlmResponse:
         response: step_pb2.LlmResponse | None = None
         self._size = 0
         model = self._chain.model
@@ -222,7 +222,7 @@ class ModelAttempts:
                 if isinstance(item, step_pb2.LlmResponse):
                     response = item
                 elif self._record(item):
-                    await self._writer.room()
+                    await self._writer.wait_for_room()
         if response is None:
             raise ModelError(
                 f"The model {model.name!r} ended its stream without an answer.",
@@ -232,12 +232,12 @@ class ModelAttempts:
         return response
 
     def _record(self, deltas: Deltas) -> bool:
-        """Record deltas; return True if the next ones have to await `room`. Raises ModelError beyond the limit."""
+        """Record deltas; return True to await `wait_for_room` before the next. Raises ModelError over the limit."""
         has_to_wait = False
         for stream, group in groupby(deltas, self._stream_of):
             texts = [delta.arguments if isinstance(delta, ToolCallDelta) else delta.text for delta in group]
-            fitting = self._fitting(texts)
-            has_to_wait = self._texts(stream, fitting) or has_to_wait
+            fitting = self._limit_texts(texts)
+            has_to_wait = self._buffer_texts(stream, fitting) or has_to_wait
             if len(fitting) < len(texts):
                 raise _too_large()
         return has_to_wait
@@ -247,7 +247,7 @@ class ModelAttempts:
             return events.LLM_TOOL_CALL_DELTA, self._call_id(delta.index, delta.provider_call_id), delta.name
         return _TEXT if isinstance(delta, TextDelta) else _REASONING
 
-    def _fitting(self, texts: Sequence[str]) -> Sequence[str]:
+    def _limit_texts(self, texts: Sequence[str]) -> Sequence[str]:
         """Count texts; return those before the one that exceeds the limit of an answer."""
         for number, text in enumerate(texts):
             self._size += size_of(text)
@@ -255,7 +255,7 @@ class ModelAttempts:
                 return texts[:number]
         return texts
 
-    def _texts(self, stream: _Stream, texts: Sequence[str]) -> bool:
+    def _buffer_texts(self, stream: _Stream, texts: Sequence[str]) -> bool:
         self._execution.cancellation.raise_if_cancelled(self._key)
         kind, subject, name = stream
         texts = texts if name else [text for text in texts if text]
@@ -273,7 +273,9 @@ class ModelAttempts:
                 event.llm_tool_call_delta.name = name
             return event
 
-        return self._writer.delta(DeltaChunk(self._key, kind, subject, texts), self._running.delta_coalescing, make)
+        return self._writer.buffer_delta(
+            DeltaChunk(self._key, kind, subject, texts), self._running.delta_coalescing, make
+        )
 
     def _call_id(self, position: int, provider_call_id: str) -> str:
         """Return the provider's call id if this invocation has not used it, else one made of branch, step and position.
@@ -298,11 +300,11 @@ class ModelAttempts:
         self._call_ids = {}
 
     def _event(self) -> event_pb2.AgentEvent:
-        event = self._running.record.in_step(self._running.event(self._key, traced=self._traced), self._index)
+        event = self._running.open_invocation.set_step(self._running.event(self._key, traced=self._traced), self._index)
         event.attempt = self._attempt
         return event
 
-    def _completed(self, response: step_pb2.LlmResponse) -> step_pb2.LlmResponse:
+    def _complete_response(self, response: step_pb2.LlmResponse) -> step_pb2.LlmResponse:
         """Return the answer with call ids and costs, within the size limits. Raises ModelError if it is too large."""
         position = 0
         for part in response.message.parts:
@@ -313,14 +315,14 @@ class ModelAttempts:
                 call.provider_call_id = "" if provider_id == call.call_id else provider_id
                 position += 1
         if response.HasField("usage"):
-            self._price(response.usage)
+            self._set_cost(response.usage)
         if size_of(response.raw_json) > _MAX_RAW_BYTES:
             response.ClearField("raw_json")
         if any(part.ByteSize() > MAX_TEXT_BYTES for part in response.message.parts):
             raise _too_large(response.usage)
         return response
 
-    def _price(self, used: usage_pb2.Usage) -> None:
+    def _set_cost(self, used: usage_pb2.Usage) -> None:
         rates = self._chain.model.price
         if rates is not None and usage.is_reported(used):
             cost = cost_of(used, rates)

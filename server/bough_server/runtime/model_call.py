@@ -6,20 +6,20 @@ from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server.engine import keys
-from bough_server.engine.execution import Execution, as_run_error
-from bough_server.engine.limits import Amount, estimated
+from bough_server.engine.execution import Execution, to_run_error
+from bough_server.engine.limits import Amount, estimate_amount
 from bough_server.errors import RunError
 from bough_server.log import events
 from bough_server.messages import calls_of, copy_of
 from bough_server.models.model import Model, ModelRequest, forms_of
 from bough_server.runtime.lane import Lane
-from bough_server.runtime.model_attempts import FallbackChain, ModelAttempts, fallback_chain
+from bough_server.runtime.model_attempts import FallbackChain, ModelAttempts, build_fallback_chain
 from bough_server.runtime.running_agent import RunningAgent
 
 _DIGEST: Final = keys.digest("model")
 """One digest for all model calls: requests follow from the log, and a new version may build them differently."""
 
-Asked = ModelRequest | Callable[[], ModelRequest]
+RequestSource = ModelRequest | Callable[[], ModelRequest]
 """A request, or a function that builds it."""
 
 
@@ -33,7 +33,7 @@ class ModelCallSpec:
     beside: Callable[[step_pb2.LlmResponse], Sequence[event_pb2.AgentEvent]] | None = None
 
 
-def check_asked(execution: Execution, key: str) -> None:
+def check_call(execution: Execution, key: str) -> None:
     """Note a model call that its agent is about to make.
 
     Raises CancelledError and stops the run if the log holds another effect under its key.
@@ -41,29 +41,29 @@ def check_asked(execution: Execution, key: str) -> None:
     execution.writer.check(key, _DIGEST)
 
 
-async def ask(lane: Lane, effect: ModelCallSpec, request: Asked, name: str) -> step_pb2.LlmResponse:
+async def call_model(lane: Lane, effect: ModelCallSpec, request: RequestSource, name: str) -> step_pb2.LlmResponse:
     """Call a model and return its answer, or return the recorded one. Raises RunError if it is refused or fails."""
     execution, running, key, index = lane.execution, lane.running, effect.key, effect.index
-    if (replayed := await lane.replayed(key, _DIGEST)) is not None:
-        response = _answered(replayed)
+    if (replayed := await lane.replay_result(key, _DIGEST)) is not None:
+        response = _replay_response(replayed)
         _complete_step(lane, effect, response)
         return response
     await lane.go_live(key)
-    async with execution.concurrency.place(key, running.budget):
+    async with execution.concurrency.hold_slot(key, running.budget):
         try:
-            made = _made(running, effect, request)
-            models, amount = _admitted(lane, key, name, made)
+            made = _build_request(running, effect, request)
+            models, amount = _admit(lane, key, name, made)
         except RunError as refusal:
-            event = running.record.in_step(running.event(key), index)
+            event = running.open_invocation.set_step(running.event(key), index)
             event.effect_digest = _DIGEST
-            event.llm_failed.error.CopyFrom(_error(running, refusal))
+            event.llm_failed.error.CopyFrom(_to_agent_error(running, refusal))
             event.llm_failed.not_sent = True
             execution.emit(event)
             raise
-        return await _ask(lane, effect, made, models=models, amount=amount)
+        return await _send(lane, effect, made, models=models, amount=amount)
 
 
-def _made(running: RunningAgent, effect: ModelCallSpec, request: Asked) -> ModelRequest:
+def _build_request(running: RunningAgent, effect: ModelCallSpec, request: RequestSource) -> ModelRequest:
     """Return the request as it is sent. Raises RunError if building it fails."""
     agent = running.name if effect.index is not None else f"{running.name}.summary"
     try:
@@ -71,10 +71,10 @@ def _made(running: RunningAgent, effect: ModelCallSpec, request: Asked) -> Model
     except RunError:
         raise
     except Exception as error:
-        raise as_run_error(error) from error
+        raise to_run_error(error) from error
 
 
-def _admitted(lane: Lane, key: str, name: str, request: ModelRequest) -> tuple[FallbackChain, Amount]:
+def _admit(lane: Lane, key: str, name: str, request: ModelRequest) -> tuple[FallbackChain, Amount]:
     """Return the models to call and the amount to reserve, 0 for a call that the log shows as started.
 
     Raises RunError LIMIT_EXCEEDED or MODEL_UNAVAILABLE.
@@ -82,18 +82,18 @@ def _admitted(lane: Lane, key: str, name: str, request: ModelRequest) -> tuple[F
     journal, budget = lane.execution.journal, lane.running.budget
     is_new = key not in journal.started
     # A started call was admitted and holds its reservation: it is not checked again, against its own reservation too.
-    models = fallback_chain(lane.running.resolver, name, () if is_new else journal.of_effect[key])
+    models = build_fallback_chain(lane.running.resolver, name, () if is_new else journal.of_effect[key])
     amount = Amount()
     if is_new:
         budget.check_concurrency()
         budget.check_model_call()
         if budget.is_metered:
-            amount = estimated(request, models.model)
+            amount = estimate_amount(request, models.model)
             budget.check_spending(amount)
     return models, amount
 
 
-async def _ask(
+async def _send(
     lane: Lane, effect: ModelCallSpec, request: ModelRequest, *, models: FallbackChain, amount: Amount
 ) -> step_pb2.LlmResponse:
     execution, running, model, key, index = lane.execution, lane.running, models.model, effect.key, effect.index
@@ -106,22 +106,22 @@ async def _ask(
     if lost:
         call.recover()
     else:
-        started = running.record.in_step(running.event(key, traced=traced), index)
+        started = running.open_invocation.set_step(running.event(key, traced=traced), index)
         started.effect_digest, started.attempt = _DIGEST, 1
-        started.llm_started.CopyFrom(_begun(request, model, amount))
+        started.llm_started.CopyFrom(_build_start(request, model, amount))
         execution.emit(started)
-    running.record.unsent.add(key)  # until the first attempt: a cancellation may come before it
-    await execution.writer.committed()
-    ended = running.record.in_step(running.event(key, traced=traced), index)
+    running.open_invocation.unsent.add(key)  # until the first attempt: a cancellation may come before it
+    await execution.writer.wait_for_commit()
+    ended = running.open_invocation.set_step(running.event(key, traced=traced), index)
     try:
-        response = await call.answer(await _with_files(execution, request))
+        response = await call.answer(await _load_files(execution, request))
     except Exception as raised:  # not CancelledError: the cancellation records the end, from what the call noted
-        error = as_run_error(raised)
+        error = to_run_error(raised)
         ended.attempt = call.attempt
-        ended.llm_failed.CopyFrom(_failed(running, error, raised, is_sent=call.is_sent))
+        ended.llm_failed.CopyFrom(_build_failure(running, error, raised, is_sent=call.is_sent))
         execution.emit(ended)
         execution.spans.pop(key).end(error=ended.llm_failed.error, input=request.messages)
-        await execution.writer.committed()
+        await execution.writer.wait_for_commit()
         if error is raised:
             raise  # from itself, it would lose its cause
         raise error from raised
@@ -134,23 +134,23 @@ async def _ask(
     return response
 
 
-async def _with_files(execution: Execution, request: ModelRequest) -> ModelRequest:
+async def _load_files(execution: Execution, request: ModelRequest) -> ModelRequest:
     """Return the request with the bytes of its files."""
     if not any(form.has_files for form in forms_of(request)):
         return request
     files = execution.files
-    messages = await files.with_data(request.messages) if files is not None else request.messages
+    messages = await files.load_data(request.messages) if files is not None else request.messages
     return replace(request, messages=messages, forms=())
 
 
-def _failed(running: RunningAgent, error: RunError, raised: Exception, *, is_sent: bool) -> event_pb2.LlmFailed:
+def _build_failure(running: RunningAgent, error: RunError, raised: Exception, *, is_sent: bool) -> event_pb2.LlmFailed:
     return event_pb2.LlmFailed(
-        error=_error(running, error), not_sent=not is_sent, lost_usage=getattr(raised, "lost_usage", None)
+        error=_to_agent_error(running, error), not_sent=not is_sent, lost_usage=getattr(raised, "lost_usage", None)
     )
 
 
-def _begun(request: ModelRequest, model: Model, amount: Amount) -> event_pb2.LlmStarted:
-    """What the start of a call says of its request; settings that leave all to the provider are not said."""
+def _build_start(request: ModelRequest, model: Model, amount: Amount) -> event_pb2.LlmStarted:
+    """Return the llm_started of a call; settings that leave all to the provider are left out."""
     return event_pb2.LlmStarted(
         model=model.name,
         provider=model.provider,
@@ -181,13 +181,13 @@ def _attribute(
     message.message_id = execution.message_id(effect.key, events.LLM_COMPLETED, kind)
 
 
-def _answered(recorded: event_pb2.AgentEvent) -> step_pb2.LlmResponse:
+def _replay_response(recorded: event_pb2.AgentEvent) -> step_pb2.LlmResponse:
     if recorded.HasField("llm_failed"):
         raise RunError.of(recorded.llm_failed.error)
     return copy_of(recorded.llm_completed.response)
 
 
-def _error(running: RunningAgent, error: RunError) -> error_pb2.AgentError:
+def _to_agent_error(running: RunningAgent, error: RunError) -> error_pb2.AgentError:
     return error.to_agent_error(agent=running.name, invocation_id=running.invocation_id)
 
 

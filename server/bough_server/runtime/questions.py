@@ -47,20 +47,20 @@ async def ask_outside(lane: Lane, spec: InputRequestSpec) -> input_pb2.InputAnsw
         (event for event in execution.journal.of_effect.get(spec.key, ()) if event.HasField("input_requested")), None
     )
     if requested is None:
-        requested = _requested(lane, spec)
+        requested = _build_request(lane, spec)
     answer = await execution.ask_outside(requested)
-    execution.refuse(running.invocation_id, spec.key)
+    execution.check_open(running.invocation_id, spec.key)
     return answer
 
 
-def _requested(lane: Lane, spec: InputRequestSpec) -> event_pb2.AgentEvent:
+def _build_request(lane: Lane, spec: InputRequestSpec) -> event_pb2.AgentEvent:
     execution, running = lane.execution, lane.running
     event = running.event(spec.key)
     if spec.step_index is not None:
-        running.record.in_step(event, spec.step_index)
+        running.open_invocation.set_step(event, spec.step_index)
     event.effect_digest = spec.digest
     request = event.input_requested.request
-    request.input_id = ids.derived_id(execution.facts.key_root, spec.key)
+    request.input_id = ids.derive_id(execution.facts.key_root, spec.key)
     request.invocation_id, request.kind, request.prompt = running.invocation_id, spec.kind, spec.prompt
     request.answer_schema_json = spec.schema_json
     request.agent_path.extend(_agent_path(running))
@@ -83,7 +83,7 @@ def _agent_path(running: RunningAgent) -> list[str]:
     return names[::-1]
 
 
-async def question(
+async def ask_question(
     lane: Lane, key: str, prompt: str, *, schema: Mapping[str, Any] | None, within: float | None, default: object
 ) -> str:
     """Ask a question for an agent's code and return the answer as JSON text.
@@ -94,11 +94,11 @@ async def question(
     default_json = json.dumps(default, allow_nan=False) if default is not NO_DEFAULT else None
     _check_sizes(prompt, schema_json, default_json)
     if schema is not None and (problem := value_schema_problem(schema)):
-        raise _bad(f"The schema of the question {prompt!r} {problem}")
+        raise _bad_arguments(f"The schema of the question {prompt!r} {problem}")
     if schema_json and default_json is not None and (wrong := schema_mistakes(default, schema_json)):
-        raise _bad(f"The default of the question {prompt!r} does not fit its schema: {'; '.join(wrong)}.")
+        raise _bad_arguments(f"The default of the question {prompt!r} does not fit its schema: {'; '.join(wrong)}.")
     digest = keys.digest("ask", schema_json)
-    if (replayed := await lane.replayed(key, digest)) is not None:
+    if (replayed := await lane.replay_result(key, digest)) is not None:
         return _value_of(replayed.input_received.answer, prompt)
     await lane.go_live(key)
     spec = InputRequestSpec(
@@ -116,10 +116,10 @@ async def question(
 def _check_sizes(prompt: str, schema_json: str, default_json: str | None) -> None:
     for name, text in (("prompt", prompt), ("schema", schema_json), ("default", default_json or "")):
         if size_of(text) > MAX_TEXT_BYTES:
-            raise _bad(f"The {name} of a question is longer than {MAX_TEXT_BYTES // 1024} KiB.")
+            raise _bad_arguments(f"The {name} of a question is longer than {MAX_TEXT_BYTES // 1024} KiB.")
 
 
-def _bad(message: str) -> RunError:
+def _bad_arguments(message: str) -> RunError:
     return RunError(message, reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
 
 
@@ -139,7 +139,7 @@ class ToolQuestions:
         self._key = key
         self._index = index
 
-    async def approved(self, call: message_pb2.ToolCall, offer: ToolOffer) -> message_pb2.ToolCall:
+    async def request_approval(self, call: message_pb2.ToolCall, offer: ToolOffer) -> message_pb2.ToolCall:
         """Return the call as approved, with the approver's arguments if there are any. Raises RunError to refuse it."""
         if not self._is_needed(call, offer):
             return call
@@ -152,12 +152,12 @@ class ToolQuestions:
                 schema_json=offer.spec.input_schema_json,
                 call=call,
                 step_index=self._index,
-                within=_within(offer),
+                within=_answer_seconds(offer),
             ),
         )
-        return _as_approved(call, answer)
+        return _apply_approval(call, answer)
 
-    async def from_client(self, call: message_pb2.ToolCall, offer: ToolOffer, digest: str) -> message_pb2.ToolResult:
+    async def ask_client(self, call: message_pb2.ToolCall, offer: ToolOffer, digest: str) -> message_pb2.ToolResult:
         """Return the result of a client-side tool; a failed one if the client did not answer in time."""
         answer = await ask_outside(
             self._lane,
@@ -168,7 +168,7 @@ class ToolQuestions:
                 digest=digest,
                 call=call,
                 step_index=self._index,
-                within=_within(offer),
+                within=_answer_seconds(offer),
             ),
         )
         if answer.HasField("tool_outcome"):
@@ -178,7 +178,7 @@ class ToolQuestions:
         )
         return message_pb2.ToolResult(call=call, error=expired.to_agent_error())
 
-    async def after_loss(
+    async def ask_for_recovery(
         self, call: message_pb2.ToolCall, offer: ToolOffer, *, attempt: int
     ) -> message_pb2.ToolResult | message_pb2.ToolCall:
         """Ask about a call that was running when its server was lost; return its result, or the call to run again.
@@ -194,12 +194,12 @@ class ToolQuestions:
                 schema_json=offer.spec.input_schema_json,
                 call=call,
                 step_index=self._index,
-                within=_within(offer),
+                within=_answer_seconds(offer),
             ),
         )
         if answer.HasField("tool_outcome"):
             return result_of(answer.tool_outcome, call)
-        return _as_approved(call, answer)
+        return _apply_approval(call, answer)
 
     def _is_needed(self, call: message_pb2.ToolCall, offer: ToolOffer) -> bool:
         if offer.requires_approval or f"{self._key}.ok" in self._lane.execution.journal.requested:
@@ -209,7 +209,7 @@ class ToolQuestions:
         return needs_approval(offer.tool, parse_arguments(call.arguments_json, offer.spec.input_schema_json))
 
 
-def _as_approved(call: message_pb2.ToolCall, answer: input_pb2.InputAnswer) -> message_pb2.ToolCall:
+def _apply_approval(call: message_pb2.ToolCall, answer: input_pb2.InputAnswer) -> message_pb2.ToolCall:
     if not answer.HasField("approval"):
         raise RunError(
             f"The call of {call.name!r} was not approved in time; it did not run.",
@@ -226,5 +226,5 @@ def _as_approved(call: message_pb2.ToolCall, answer: input_pb2.InputAnswer) -> m
     return edited
 
 
-def _within(offer: ToolOffer) -> float | None:
+def _answer_seconds(offer: ToolOffer) -> float | None:
     return offer.tool.answer_within if offer.tool is not None else None

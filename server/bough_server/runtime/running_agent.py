@@ -19,7 +19,7 @@ from bough_server.models.model import ToolSpec
 from bough_server.observability.tracing import Traced
 from bough_server.runtime.agent import Agent, Resolver, llm_of
 from bough_server.runtime.state import LaneState
-from bough_server.runtime.toolset import Toolset, toolset
+from bough_server.runtime.toolset import Toolset, build_toolset
 
 MAX_BRANCH_BYTES: Final = 256
 MAX_RUN_PATH: Final = 32
@@ -46,7 +46,7 @@ def run_path_below(path: tuple[str, ...], name: str) -> tuple[str, ...]:
     return (*path, name)[-MAX_RUN_PATH:]
 
 
-def delta_coalescing(policies: "list[policy_pb2.DeltaPolicy]") -> DeltaCoalescing:
+def choose_coalescing(policies: "list[policy_pb2.DeltaPolicy]") -> DeltaCoalescing:
     """Return the first policy that is set, of the request's, the agent's, the server's; default: 50 ms, 256 chars."""
     for policy in policies:
         if policy.HasField("passthrough"):
@@ -104,7 +104,7 @@ class RunningAgent:
     delta_coalescing: DeltaCoalescing
     transcript: Transcript
     state: LaneState
-    record: OpenInvocation
+    open_invocation: OpenInvocation
     """Its open steps and effects, and its usage, folded from its events."""
     traced: Traced
     input: message_pb2.Message
@@ -126,26 +126,26 @@ class RunningAgent:
     @property
     def invocation_id(self) -> str:
         """The invocation's id."""
-        return self.record.template.invocation_id
+        return self.open_invocation.template.invocation_id
 
     @property
     def scope(self) -> str:
         """The key under which all its effects are."""
-        return self.record.key
+        return self.open_invocation.key
 
     @property
     def depth(self) -> int:
         """Its depth in the agent tree; 0 for the root."""
-        return self.record.template.depth
+        return self.open_invocation.template.depth
 
     @property
     def branch(self) -> str:
         """The names from the root down to it, `root/child`."""
-        return self.record.template.branch
+        return self.open_invocation.template.branch
 
     def event(self, key: str, *, traced: Traced | None = None) -> event_pb2.AgentEvent:
         """Return a new event of this invocation, with the trace ids of `traced`, default: of the invocation's start."""
-        event = self.record.event(key)
+        event = self.open_invocation.event(key)
         if traced is not None:
             event.trace_id, event.span_id = traced.trace_id, traced.span_id
         return event
@@ -158,32 +158,32 @@ class RunningAgent:
         budget = Budget(policy.limits, owner="the run", depth=0)
         if is_bounded(definition.limits):
             budget = Budget(definition.limits, owner=f"the agent {definition.name!r}", depth=0, above=budget)
-        record = execution.invocations[started.invocation_id]
-        record.budget = budget
+        opened = execution.invocations[started.invocation_id]
+        opened.budget = budget
         return cls(
             agent=agent,
             resolver=resolver,
             parent=None,
             run_path=(definition.name,),
             budget=budget,
-            toolset=toolset(definition, agent.tool_links, resolver, None),
+            toolset=build_toolset(definition, agent.tool_links, resolver, None),
             model_name=llm_of(definition).model,
             history=policy_of(definition),
-            delta_coalescing=delta_coalescing([policy.deltas, definition.deltas, execution.default_deltas]),
+            delta_coalescing=choose_coalescing([policy.deltas, definition.deltas, execution.default_deltas]),
             transcript=Transcript(agent=definition.name, chain=agent_chain("", definition.name)),
             state=LaneState(values_of(execution.state_json)),
-            record=record,
+            open_invocation=opened,
             traced=traced,
             input=execution.input,
             hops=(definition.name,),
         )
 
     def child(
-        self, execution: Execution, call_site: CallSite, *, record: OpenInvocation, traced: Traced
+        self, execution: Execution, call_site: CallSite, *, open_invocation: OpenInvocation, traced: Traced
     ) -> "RunningAgent":
         """Return a child of this agent, whose start is recorded."""
         definition, policy = call_site.agent.definition, execution.policy
-        record.budget = budget = self._budget_of(call_site, record.template.depth)
+        open_invocation.budget = budget = self._budget_of(call_site, open_invocation.template.depth)
         return RunningAgent(
             agent=call_site.agent,
             resolver=self.resolver,
@@ -193,10 +193,10 @@ class RunningAgent:
             toolset=self._toolset_of(call_site),
             model_name=llm_of(definition).model or self.model_name,
             history=policy_of(definition, call_site.link, self.agent.definition),
-            delta_coalescing=delta_coalescing([policy.deltas, definition.deltas, execution.default_deltas]),
+            delta_coalescing=choose_coalescing([policy.deltas, definition.deltas, execution.default_deltas]),
             transcript=self._transcript_of(call_site),
             state=call_site.state,
-            record=record,
+            open_invocation=open_invocation,
             traced=traced,
             input=call_site.input,
             hops=(*(self.hops if call_site.is_for_good else ()), definition.name)[-TRANSFER_WINDOW:],
@@ -212,7 +212,7 @@ class RunningAgent:
     def _toolset_of(self, call_site: CallSite) -> Toolset:
         caller, definition = self.agent.definition, call_site.agent.definition
         members = caller.sub_agents if caller.HasField("swarm") else ()
-        return toolset(
+        return build_toolset(
             definition,
             call_site.agent.tool_links,
             self.resolver,
@@ -227,5 +227,5 @@ class RunningAgent:
         transcript = Transcript(agent=name, chain=agent_chain(self.transcript.chain, name), above=call_site.above)
         if call_site.is_transferred:
             # Without the transfer's result, the caller's last entry: its call is then open, and left out as well.
-            transcript.cut -= 1
+            transcript.above_end -= 1
         return transcript

@@ -14,7 +14,7 @@ from bough_server.log.session_state import (
     KEY,
     LIMITS,
     MAX_STATE_BYTES,
-    changed,
+    apply_bounded_writes,
     is_key,
     is_value,
     state_size,
@@ -42,13 +42,13 @@ class LaneState:
         """Apply changes that are recorded."""
         if made := write_of(changes):
             self._writes.add(made)
-            self.values = changed(self.values, [made])
+            self.values = apply_bounded_writes(self.values, [made])
 
     def join(self) -> None:
         """Apply the writes of the lanes forked from this one, in lane order; also those of cancelled lanes."""
         # Recomputed from the initial values: lanes may end after an earlier join, and writes apply in lane order.
         if self._writes.has_group_last:
-            self.values = changed(self._began, self._writes.in_order())
+            self.values = apply_bounded_writes(self._began, self._writes.in_order())
 
 
 class StateView(MutableMapping[str, Any]):
@@ -77,22 +77,22 @@ class StateView(MutableMapping[str, Any]):
         try:
             text = value_text(value)
         except (TypeError, ValueError, RecursionError) as error:
-            raise _refused(f"The value {key!r} of the state cannot be written as JSON: {error}.") from None
+            raise _bad_arguments(f"The value {key!r} of the state cannot be written as JSON: {error}.") from None
         self._keep(key, text)
 
     def keep_text(self, key: str, text: str) -> None:
         """Set a value given as JSON text. Raises RunError BAD_ARGUMENTS."""
         if not is_value(text):
-            raise _refused(f"The value {key!r} of the state is not JSON that a state can hold: {LIMITS}.")
+            raise _bad_arguments(f"The value {key!r} of the state is not JSON that a state can hold: {LIMITS}.")
         self._keep(key, text.strip())
 
     def _keep(self, key: str, text: str) -> None:
         if not isinstance(key, str) or not is_key(key):
-            raise _refused(f"{key!r} cannot name a value of the state: use a string that matches {KEY}.")
+            raise _bad_arguments(f"{key!r} cannot name a value of the state: use a string that matches {KEY}.")
         with self._writing:
-            size = self._counted() + value_size(key, text) - value_size(key, self._text(key))
+            size = self._measure_size() + value_size(key, text) - value_size(key, self._text(key))
             if size > MAX_STATE_BYTES:
-                raise _refused(
+                raise _bad_arguments(
                     f"With {key!r} the session's state would be larger than {MAX_STATE_BYTES // 1024} KiB. Keep large "
                     "values elsewhere and put references to them here."
                 )
@@ -102,7 +102,7 @@ class StateView(MutableMapping[str, Any]):
         with self._writing:
             if (text := self._text(key)) is None:
                 raise KeyError(key)
-            self._size = self._counted() - value_size(key, text)
+            self._size = self._measure_size() - value_size(key, text)
             if key in self._state.values:
                 self._pending[key] = None
             else:
@@ -124,7 +124,7 @@ class StateView(MutableMapping[str, Any]):
         # Copied first: a function that timed out may still be writing in its thread.
         return [session_pb2.SessionStateChange(key=key, value_json=text) for key, text in list(self._pending.items())]
 
-    def taken(self) -> list[session_pb2.SessionStateChange]:
+    def take_changes(self) -> list[session_pb2.SessionStateChange]:
         """Return the buffered writes and clear the buffer."""
         changes = self.pending()
         self._pending.clear()
@@ -134,7 +134,7 @@ class StateView(MutableMapping[str, Any]):
     def _text(self, key: str) -> str | None:
         return self._pending[key] if key in self._pending else self._state.values.get(key)
 
-    def _counted(self) -> int:
+    def _measure_size(self) -> int:
         """Return the size of the current values in bytes, computed anew only if the recorded ones changed."""
         # Identity is enough: LaneState replaces its mapping when it changes.
         if self._sized is not self._state.values:
@@ -146,5 +146,5 @@ class StateView(MutableMapping[str, Any]):
         return {key: text for key, text in {**self._state.values, **self._pending}.items() if text is not None}
 
 
-def _refused(message: str) -> RunError:
+def _bad_arguments(message: str) -> RunError:
     return RunError(message, reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)

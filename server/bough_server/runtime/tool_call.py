@@ -12,9 +12,9 @@ from typing import Final
 from bough.v1 import error_pb2, eval_set_pb2, event_pb2, message_pb2, session_pb2
 from bough_server import ids
 from bough_server.engine import keys
-from bough_server.engine.execution import as_run_error
+from bough_server.engine.execution import to_run_error
 from bough_server.engine.files import SessionFiles
-from bough_server.engine.open_invocations import duration
+from bough_server.engine.open_invocations import to_duration
 from bough_server.engine.recorder import DeltaChunk
 from bough_server.engine.scheduler import Waiter
 from bough_server.errors import RunError
@@ -24,12 +24,12 @@ from bough_server.observability.tracing import Traced
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.questions import ToolQuestions
 from bough_server.runtime.state import LaneState, StateView
-from bough_server.runtime.tool_mocks import mock_of, mocked_result
+from bough_server.runtime.tool_mocks import build_mock_result, find_mock
 from bough_server.runtime.toolset import ToolOffer
 from bough_server.tools import builtin
 from bough_server.tools import execution as tool_execution
 from bough_server.tools.arguments import parse_arguments
-from bough_server.truncation import MAX_RESULT_BYTES, MAX_TEXT_BYTES, cut_result
+from bough_server.truncation import MAX_RESULT_BYTES, MAX_TEXT_BYTES, truncate_result
 
 _CHUNK_CHARACTERS: Final = 64 * 1024
 """Longer output is split into several events, so that none exceeds the size limit of an event."""
@@ -83,54 +83,54 @@ class ToolCallEffect:
         self._attempt = 1
         self._questions = ToolQuestions(lane, key=key, index=index)
 
-    async def result(self, offer: ToolOffer | None) -> message_pb2.ToolResult:
+    async def run_or_replay(self, offer: ToolOffer | None) -> message_pb2.ToolResult:
         """Return the call's result, from the log or made now. Any RunError becomes a failed result."""
-        if (waiter := self.expected()) is not None:
-            return await self.replayed(waiter)
+        if (waiter := self.expect_result()) is not None:
+            return await self.await_result(waiter)
         await self._lane.go_live(self._key)
         try:
-            return await self._made(offer)
+            return await self._run_live(offer)
         finally:
             self._release()
 
-    async def _made(self, offer: ToolOffer | None) -> message_pb2.ToolResult:
+    async def _run_live(self, offer: ToolOffer | None) -> message_pb2.ToolResult:
         started = self._execution.journal.started.get(self._key)
         try:
             if started is not None:
-                return await self._again(started, offer)
-            offer = self._admitted(offer)
-            call = await self._questions.approved(self._call, offer)
-            mock = self._mock(call, offer)
+                return await self._recover(started, offer)
+            offer = self._admit(offer)
+            call = await self._questions.request_approval(self._call, offer)
+            mock = self._find_mock(call, offer)
         except RunError as refusal:
             self._release()  # before the refusal is recorded: code that reacts to it may call again at once
             return self._fail(refusal)
         if mock is None and offer.tool is not None and offer.tool.is_client_side:
-            return await self._in_client(call, offer)
-        return await self._run(call, offer, mock, ids.derived_id(self._execution.facts.run_id, self._key))
+            return await self._run_in_client(call, offer)
+        return await self._run(call, offer, mock, ids.derive_id(self._execution.facts.run_id, self._key))
 
-    def _mock(self, call: message_pb2.ToolCall, offer: ToolOffer) -> eval_set_pb2.ToolMock | None:
+    def _find_mock(self, call: message_pb2.ToolCall, offer: ToolOffer) -> eval_set_pb2.ToolMock | None:
         """Return the mock that answers a call instead of its tool, or None. Raises RunError TOOL_NOT_MOCKED."""
         mocks = self._execution.mocks
         # A client that has answered before the fork that brought the mocks is not contradicted by them.
         if mocks is None or offer.tool is None or self._key in self._execution.journal.answered:
             return None
-        return mock_of(mocks, call, agent=self._running.name)
+        return find_mock(mocks, call, agent=self._running.name)
 
     def _release(self) -> None:
         """Release the call's reservation if it has not started."""
         self._running.budget.release_tool_call(self._key, self._running.name, self._call)
 
-    def expected(self) -> Waiter[event_pb2.AgentEvent] | None:
+    def expect_result(self) -> Waiter[event_pb2.AgentEvent] | None:
         """Return the waiter of its recorded result; None if the log holds none."""
-        return self._lane.expected(self._key, self._digest)
+        return self._lane.expect_result(self._key, self._digest)
 
-    async def replayed(self, waiter: Waiter[event_pb2.AgentEvent]) -> message_pb2.ToolResult:
+    async def await_result(self, waiter: Waiter[event_pb2.AgentEvent]) -> message_pb2.ToolResult:
         """Wait for its recorded result and return it."""
-        event = await self._lane.received(self._key, waiter)
+        event = await self._lane.await_result(self._key, waiter)
         self._state.apply(event.tool_completed.state_changes)
         return events.tool_result_of(event)
 
-    def _admitted(self, offer: ToolOffer | None) -> ToolOffer:
+    def _admit(self, offer: ToolOffer | None) -> ToolOffer:
         """Check a call before it starts and reserve its part of the limits. Raises RunError to refuse it."""
         running, call = self._running, self._call
         if offer is None:
@@ -145,7 +145,7 @@ class ToolCallEffect:
         if (
             is_new
             and offer.max_calls is not None
-            and running.budget.calls_made(running.name, call.name) >= offer.max_calls
+            and running.budget.count_calls(running.name, call.name) >= offer.max_calls
         ):
             raise RunError(
                 f"The limit of calls of {call.name!r} by {running.name!r} in a run is reached: {offer.max_calls}.",
@@ -156,7 +156,7 @@ class ToolCallEffect:
         running.budget.reserve_tool_call(self._key, running.name, call)
         return offer
 
-    async def _again(self, started: event_pb2.AgentEvent, offer: ToolOffer | None) -> message_pb2.ToolResult:
+    async def _recover(self, started: event_pb2.AgentEvent, offer: ToolOffer | None) -> message_pb2.ToolResult:
         """Run, ask about or fail a call that was running when its server was lost. Raises RunError to refuse it."""
         execution, key = self._execution, self._key
         self._attempt = execution.journal.attempts[key]
@@ -165,25 +165,25 @@ class ToolCallEffect:
         # The last start, not the model's call: an approver may have edited the arguments.
         starts = [event for event in execution.journal.of_effect[key] if event.HasField("tool_started")]
         call = starts[-1].tool_started.call
-        mock = self._mock(call, offer)
+        mock = self._find_mock(call, offer)
         # A mock answers again: the rule is for tools, which may have changed something.
         rule = offer.tool.on_recovery if offer.tool is not None and mock is None else "retry"
         if rule == "fail":
-            raise _lost(call.name)
+            raise _build_recovery_error(call.name)
         if rule == "ask":
-            answer = await self._questions.after_loss(call, offer, attempt=self._attempt)
+            answer = await self._questions.ask_for_recovery(call, offer, attempt=self._attempt)
             if isinstance(answer, message_pb2.ToolResult):
                 return self._end(answer, None)
-            call, mock = answer, self._mock(answer, offer)  # an approver may have edited the arguments
+            call, mock = answer, self._find_mock(answer, offer)  # an approver may have edited the arguments
         if mock is None and offer.tool is not None and offer.tool.is_client_side:
-            return await self._in_client(call, offer)  # a fork without the mocks of its origin
+            return await self._run_in_client(call, offer)  # a fork without the mocks of its origin
         self._attempt += 1
         return await self._run(call, offer, mock, self._idempotency_key(started))
 
     def _idempotency_key(self, started: event_pb2.AgentEvent) -> str:
         """Return the key of the first attempt, so that the tool can detect the repetition; a fork uses its own."""
         if started.sequence <= self._execution.journal.shared_through:
-            return ids.derived_id(self._execution.facts.run_id, self._key)
+            return ids.derive_id(self._execution.facts.run_id, self._key)
         return started.tool_started.idempotency_key
 
     def _fail(self, refusal: RunError) -> message_pb2.ToolResult:
@@ -197,9 +197,9 @@ class ToolCallEffect:
         self._execution.emit(event)
         return result
 
-    async def _in_client(self, call: message_pb2.ToolCall, offer: ToolOffer) -> message_pb2.ToolResult:
+    async def _run_in_client(self, call: message_pb2.ToolCall, offer: ToolOffer) -> message_pb2.ToolResult:
         """Have the client run the call, and record the result that it reports."""
-        return self._end(await self._questions.from_client(call, offer, self._digest), None)
+        return self._end(await self._questions.ask_client(call, offer, self._digest), None)
 
     def _end(
         self,
@@ -208,10 +208,10 @@ class ToolCallEffect:
         written: Sequence[session_pb2.SessionStateChange] = (),
     ) -> message_pb2.ToolResult:
         """Record a result of this server or of the client."""
-        result = cut_result(result, MAX_RESULT_BYTES)
+        result = truncate_result(result, MAX_RESULT_BYTES)
         error = RunError.of(result.error) if result.HasField("error") else None
         self._fill(result, error)
-        ended = self._running.record.in_step(self._running.event(self._key, traced=traced), self._index)
+        ended = self._running.open_invocation.set_step(self._running.event(self._key, traced=traced), self._index)
         ended.attempt = self._attempt
         # A call that ran here has its digest in tool_started; a client's has no other event to carry it.
         if self._key not in self._execution.journal.started and traced is None:
@@ -233,7 +233,7 @@ class ToolCallEffect:
         mock: eval_set_pb2.ToolMock | None,
         idempotency_key: str,
     ) -> message_pb2.ToolResult:
-        async with self._execution.concurrency.place(self._key, self._running.budget):
+        async with self._execution.concurrency.hold_slot(self._key, self._running.budget):
             return await self._run_now(call, offer, mock, idempotency_key)
 
     async def _run_now(
@@ -248,24 +248,26 @@ class ToolCallEffect:
             tool=call.name, call_id=call.call_id, description=offer.spec.description, parent=running.traced.below
         )
         execution.spans[key] = traced
-        started = running.record.in_step(running.event(key, traced=traced), self._index)
+        started = running.open_invocation.set_step(running.event(key, traced=traced), self._index)
         started.effect_digest, started.attempt = self._digest, self._attempt
         started.tool_started.call.CopyFrom(call)
         started.tool_started.idempotency_key = idempotency_key
         execution.emit(started)
-        await execution.writer.committed()  # write ahead: after a crash the log must say that the tool may have run
+        await (
+            execution.writer.wait_for_commit()
+        )  # write ahead: after a crash the log must say that the tool may have run
         result = message_pb2.ToolResult(call=call, start_time=started.record_time)
         state = StateView(self._state)
         try:
             if mock is not None:
-                result.MergeFrom(mocked_result(mock, call))
+                result.MergeFrom(build_mock_result(mock, call))
             else:
-                with traced.attached():
+                with traced.attach():
                     result.parts.extend(await self._execution.keep_parts(await self._execute(started, offer, state)))
         except Exception as raised:
-            result.error.CopyFrom(as_run_error(raised).to_agent_error())
-        result.duration.CopyFrom(duration(execution.clock.now_ns() - result.start_time.ToNanoseconds()))
-        result = self._end(result, traced, state.taken())
+            result.error.CopyFrom(to_run_error(raised).to_agent_error())
+        result.duration.CopyFrom(to_duration(execution.clock.now_ns() - result.start_time.ToNanoseconds()))
+        result = self._end(result, traced, state.take_changes())
         output = text_of(result)
         error = result.error if result.HasField("error") else None
         execution.spans.pop(key).end(error=error, input=call.arguments_json, output=output)
@@ -292,7 +294,7 @@ class ToolCallEffect:
 
         async def emit(text: str) -> None:
             for start in range(0, len(text), _CHUNK_CHARACTERS):
-                await self._output(call.call_id, text[start : start + _CHUNK_CHARACTERS])
+                await self._buffer_output(call.call_id, text[start : start + _CHUNK_CHARACTERS])
 
         return await tool_execution.execute(
             offer.tool,
@@ -303,7 +305,7 @@ class ToolCallEffect:
             abandoned=self._execution.scheduler.abandoned_tasks,
         )
 
-    async def _output(self, call_id: str, text: str) -> None:
+    async def _buffer_output(self, call_id: str, text: str) -> None:
         def make() -> event_pb2.AgentEvent:
             event = self._event()
             event.attempt = self._attempt
@@ -313,13 +315,13 @@ class ToolCallEffect:
             return event
 
         self._execution.cancellation.raise_if_cancelled(self._key)
-        if self._writer.delta(
+        if self._writer.buffer_delta(
             DeltaChunk(self._key, events.TOOL_OUTPUT, call_id, (text,)), self._running.delta_coalescing, make
         ):
-            await self._writer.room()
+            await self._writer.wait_for_room()
 
     def _event(self) -> event_pb2.AgentEvent:
-        return self._running.record.in_step(self._running.event(self._key), self._index)
+        return self._running.open_invocation.set_step(self._running.event(self._key), self._index)
 
     def _fill(self, result: message_pb2.ToolResult, error: RunError | None) -> None:
         result.agent, result.invocation_id = self._running.name, self._running.invocation_id
@@ -337,17 +339,17 @@ async def call_from_code(lane: Lane, key: str, name: str, arguments: Mapping[str
     # The number of the effect; in lanes of the code, whose effects have the same numbers, after that of the lane.
     call_id = key.removeprefix(f"{running.scope}/")
     if call_id in running.call_ids:  # a provider has chosen the same id
-        call_id = ids.derived_id(lane.run_id, key)
+        call_id = ids.derive_id(lane.run_id, key)
     call = message_pb2.ToolCall(call_id=call_id, name=name, arguments_json=_arguments_json(name, arguments))
     running.call_ids.add(call_id)  # a model's call gets another one
     effect = ToolCallEffect(
         lane, key=key, index=None, call=call, state=lane.lane_state, refusal=_refusal_to_code(name, offer)
     )
     # In a task with the call's scope, as the calls of a step: what ends the call alone must not end its caller.
-    task = tasks.spawn(key, effect.result(offer))
+    task = tasks.spawn(key, effect.run_or_replay(offer))
     await tasks.join(task)
     if task.cancelled():
-        await tasks.never()  # what ended the call ends the lane as well
+        await tasks.rest_forever()  # what ended the call ends the lane as well
     return task.result()
 
 
@@ -355,9 +357,11 @@ def _arguments_json(name: str, arguments: Mapping[str, object]) -> str:
     try:
         text = json.dumps(arguments, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise _bad(f"The arguments of {name!r} cannot be serialized as JSON: {error}.") from None
+        raise _bad_arguments(f"The arguments of {name!r} cannot be serialized as JSON: {error}.") from None
     if len(text) > MAX_TEXT_BYTES:
-        raise _bad(f"The arguments of {name!r} are longer than {MAX_TEXT_BYTES // 1024} KiB. Pass a reference instead.")
+        raise _bad_arguments(
+            f"The arguments of {name!r} are longer than {MAX_TEXT_BYTES // 1024} KiB. Pass a reference instead."
+        )
     return text
 
 
@@ -366,12 +370,12 @@ def _refusal_to_code(name: str, offer: ToolOffer | None) -> RunError | None:
     if offer is None or offer.tool is not None or name in builtin.OF_STATE:
         return None
     if offer.link is not None:
-        return _bad(f"{name!r} is an agent: run it by ctx.dispatch({offer.link.agent!r}, ...).")
+        return _bad_arguments(f"{name!r} is an agent: run it by ctx.dispatch({offer.link.agent!r}, ...).")
     instead = "return Outcome.exit(...) instead" if name == builtin.EXIT else "return an Outcome instead"
-    return _bad(f"The tool {name!r} is for models. In Python, {instead}.")
+    return _bad_arguments(f"The tool {name!r} is for models. In Python, {instead}.")
 
 
-def _bad(message: str) -> RunError:
+def _bad_arguments(message: str) -> RunError:
     return RunError(message, reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
 
 
@@ -386,7 +390,7 @@ def unknown_tool(name: str, known: Sequence[str]) -> RunError:
     return RunError(f"There is no tool {name!r}.{offered}", reason=error_pb2.ERROR_REASON_UNKNOWN_TOOL)
 
 
-def _lost(name: str) -> RunError:
+def _build_recovery_error(name: str) -> RunError:
     """Return the error of a call that was running when its server was lost and must not run again."""
     return RunError(
         f"The server was lost while the tool {name!r} was running, and its recovery policy forbids running it again: "

@@ -8,7 +8,7 @@ from typing import Final
 from bough.v1 import error_pb2, execution_pb2, message_pb2
 from bough_server.engine import keys
 from bough_server.errors import RunError
-from bough_server.runtime.agent import Answered
+from bough_server.runtime.agent import CallResult
 from bough_server.runtime.dispatch import Dispatch
 from bough_server.runtime.dispatcher import dispatch
 from bough_server.runtime.lane import Lane
@@ -31,20 +31,20 @@ class ParallelToolCalls:
         self._running = lane.running
         self._index = index
         self._calls = calls
-        self._answers: dict[int, Answered] = {}
-        self._tasks: dict[int, asyncio.Task[Answered]] = {}
+        self._answers: dict[int, CallResult] = {}
+        self._tasks: dict[int, asyncio.Task[CallResult]] = {}
         self._is_parallel = True
 
     def key(self, position: int) -> str:
         """Return the key of a call."""
         return keys.below(self._lane.scope, f"s{self._index}.t{position}")
 
-    async def run(self, *, parallel: bool) -> list[Answered]:
+    async def run(self, *, parallel: bool) -> list[CallResult]:
         """Run the calls and return their answers. Raises Abort if a sub-agent's failure aborts the caller."""
         self._is_parallel = parallel
         # The common case of a replay, without a task for each call.
         if parallel and len(self._calls) <= MAX_LANES and all(map(self._is_recorded, self._calls)):
-            return await self._replayed()
+            return await self._replay_all()
         waiting = iter(self._calls)
         lanes = min(len(self._calls), MAX_LANES) if parallel else 1
         for position in [next(waiting) for _ in range(lanes)]:
@@ -60,7 +60,7 @@ class ParallelToolCalls:
                 if following is not None:
                     self._start(following)
         if len(self._answers) < len(self._calls):
-            await self._execution.scheduler.never()  # a call was cancelled, and the step with it: wait for that
+            await self._execution.scheduler.rest_forever()  # a call was cancelled, and the step with it: wait for that
         return [self._answers[position] for position in self._calls]
 
     def _is_recorded(self, position: int) -> bool:
@@ -74,13 +74,13 @@ class ParallelToolCalls:
         offer = self._running.toolset.offers.get(self._calls[position].name)
         return offer is not None and offer.link is not None
 
-    async def _replayed(self) -> list[Answered]:
+    async def _replay_all(self) -> list[CallResult]:
         """Return the results of calls that are all in the log; none of them needs its own task."""
         effects = [self._effect(position) for position in self._calls]
         # All are expected before the first is awaited: the log may deliver them in any order.
-        waiters = [effect.expected() for effect in effects]
+        waiters = [effect.expect_result() for effect in effects]
         return [
-            Answered(result=await effect.replayed(waiter))
+            CallResult(result=await effect.await_result(waiter))
             for effect, waiter in zip(effects, waiters, strict=True)
             if waiter is not None
         ]
@@ -91,15 +91,15 @@ class ParallelToolCalls:
             key=self.key(position),
             index=self._index,
             call=self._calls[position],
-            state=self._state(position),
+            state=self._fork_state(position),
             refusal=self._refusal(position),
         )
 
     def _start(self, position: int) -> None:
-        task = self._execution.scheduler.spawn(self.key(position), self._answer(position))
+        task = self._execution.scheduler.spawn(self.key(position), self._run_call(position))
         self._tasks[position] = task
 
-    async def _answer(self, position: int) -> Answered:
+    async def _run_call(self, position: int) -> CallResult:
         call, offer = self._calls[position], self._running.toolset.offers.get(self._calls[position].name)
         if offer is not None and offer.link is not None:
             work = Dispatch(
@@ -108,13 +108,13 @@ class ParallelToolCalls:
                 link=offer.link,
                 call=call,
                 step_index=self._index,
-                state=self._state(position),
+                state=self._fork_state(position),
             )
-            dispatched = await dispatch(self._lane, work, on_failure=partial(self._fail, position))
-            return Answered(result=dispatched.result, child=dispatched.transcript)
-        return Answered(result=await self._effect(position).result(offer))
+            dispatched = await dispatch(self._lane, work, on_failure=partial(self._cancel_siblings, position))
+            return CallResult(result=dispatched.result, child=dispatched.transcript)
+        return CallResult(result=await self._effect(position).run_or_replay(offer))
 
-    def _state(self, position: int) -> LaneState:
+    def _fork_state(self, position: int) -> LaneState:
         """Return the session state for a call that starts now; parallel calls do not see each other's writes."""
         state = self._lane.lane_state
         if not self._is_parallel:
@@ -131,13 +131,14 @@ class ParallelToolCalls:
             is_ending = call.name in ACTIONS or call.name in self._running.toolset.closing
             if earlier >= position or not is_ending or call.name not in offers:
                 continue
-            if not target_problem(call, targets) and _is_in_order(call, offers[call.name]):
+            if not target_problem(call, targets) and _has_valid_arguments(call, offers[call.name]):
                 return RunError(
-                    f"{_taken(call.name)} This call was not carried out.", reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS
+                    f"{_describe_earlier_call(call.name)} This call was not carried out.",
+                    reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
                 )
         return None
 
-    async def _fail(self, position: int, failure: RunError) -> None:
+    async def _cancel_siblings(self, position: int, failure: RunError) -> None:
         """Cancel the siblings of a call whose failure aborts the caller."""
         if failure is not self._running.abort:
             return
@@ -150,13 +151,13 @@ class ParallelToolCalls:
         )
 
 
-def _taken(name: str) -> str:
+def _describe_earlier_call(name: str) -> str:
     if name not in ACTIONS:
         return f"An earlier call of {name} ends the agent."
     return f"An answer can take one of {', '.join(sorted(ACTIONS))}, and an earlier call took {name}."
 
 
-def _is_in_order(call: message_pb2.ToolCall, offer: ToolOffer) -> bool:
+def _has_valid_arguments(call: message_pb2.ToolCall, offer: ToolOffer) -> bool:
     try:
         parse_arguments(call.arguments_json, offer.spec.input_schema_json)
     except RunError:

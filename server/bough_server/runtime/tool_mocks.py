@@ -8,10 +8,10 @@ from bough.v1 import error_pb2, eval_set_pb2, message_pb2
 from bough_server.engine.input_requests import outcome_mistakes, result_of, value_mistakes
 from bough_server.errors import RunError
 from bough_server.matching.values import check_matcher, mismatch
-from bough_server.matching.work import TooMuchWork, bounded_work
+from bough_server.matching.work import TooMuchWork, limit_work
 from bough_server.tools.builtin import RESERVED
 from bough_server.tools.output import result_parts
-from bough_server.truncation import cut_text
+from bough_server.truncation import truncate_text
 
 MAX_MOCKS_BYTES: Final = 1024 * 1024
 """The most bytes of all mocks of a run: an event has to hold them beside the input and the session's values."""
@@ -23,16 +23,16 @@ _SHOWN_BYTES: Final = 512
 """The most bytes of a call's arguments in an error's message."""
 
 
-def mock_of(mocks: eval_set_pb2.ToolMocks, call: message_pb2.ToolCall, *, agent: str) -> eval_set_pb2.ToolMock | None:
+def find_mock(mocks: eval_set_pb2.ToolMocks, call: message_pb2.ToolCall, *, agent: str) -> eval_set_pb2.ToolMock | None:
     """Return the first mock that answers an agent's call of an ordinary tool, or None if the tool is to run.
 
     Raises RunError TOOL_NOT_MOCKED if there is none and the mocks are strict, or if it takes too long to find one.
     """
-    shown = cut_text(call.arguments_json or "{}", _SHOWN_BYTES)
+    shown = truncate_text(call.arguments_json or "{}", _SHOWN_BYTES)
     try:
-        with bounded_work(_MAX_STEPS):
+        with limit_work(_MAX_STEPS):
             for mock in mocks.tools:
-                if mock.name == call.name and mock.agent in ("", agent) and _takes(mock, call.arguments_json):
+                if mock.name == call.name and mock.agent in ("", agent) and _matches(mock, call.arguments_json):
                     return mock
     except TooMuchWork:
         raise RunError(
@@ -54,17 +54,17 @@ def is_replaced(mocks: eval_set_pb2.ToolMocks | None, call: message_pb2.ToolCall
     if mocks is None or mocks.strict:
         return mocks is not None
     try:
-        return mock_of(mocks, call, agent=agent) is not None
+        return find_mock(mocks, call, agent=agent) is not None
     except RunError:
         return True
 
 
-def _takes(mock: eval_set_pb2.ToolMock, arguments_json: str) -> bool:
+def _matches(mock: eval_set_pb2.ToolMock, arguments_json: str) -> bool:
     # A model may leave out the arguments of a tool that has none.
     return not mock.HasField("arguments_match") or not mismatch(mock.arguments_match, arguments_json or "{}")
 
 
-def mocked_result(mock: eval_set_pb2.ToolMock, call: message_pb2.ToolCall) -> message_pb2.ToolResult:
+def build_mock_result(mock: eval_set_pb2.ToolMock, call: message_pb2.ToolCall) -> message_pb2.ToolResult:
     """Return the result that a mock has for a call, bounded as that of a tool.
 
     A JSON string is a text and null an empty text, as what a tool in Python returns. Raises RunError OUTPUT_TOO_LARGE.

@@ -61,7 +61,7 @@ class Toolset:
         return [offer for offer in self.offers.values() if offer.tool is not None]
 
 
-def toolset(
+def build_toolset(
     definition: agent_pb2.AgentDefinition,
     links: Iterable[agent_pb2.ToolLink],
     resolver: Resolver,

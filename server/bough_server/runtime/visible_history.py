@@ -11,7 +11,7 @@ from bough.v1 import event_pb2, message_pb2
 from bough_server.engine.execution import Execution
 from bough_server.functions import Rewriter
 from bough_server.history.growing import SessionView, TranscriptView
-from bough_server.history.overflow import Compaction, Unit, in_its_place, units
+from bough_server.history.overflow import Compaction, Unit, replace_with_summary, units
 from bough_server.history.rewrite import Rewriter as Rewrite
 from bough_server.history.rewrite import as_context
 from bough_server.history.transcript import Transcript
@@ -66,27 +66,27 @@ class VisibleHistory:
         self._transcript = transcript
         self.compaction = compaction
         self._narrowed: Sequence[Unit] | None = None
-        """The units to show instead of all, inside `narrowed`."""
+        """The units to show instead of all, inside `narrow_to`."""
         self._view: TranscriptView | None = None
 
-    def frozen(self) -> "VisibleHistory":
+    def freeze(self) -> "VisibleHistory":
         """Return a copy that does not see messages added from now on."""
         return VisibleHistory(self._execution, self._running, self._transcript.lane(), self.compaction)
 
     def messages(self) -> list[message_pb2.Message]:
         """Return the messages that the agent sees now. They are shared with later runs of the session: not changed."""
-        return [one.message for one in self.visible()]
+        return [one.message for one in self.list_visible()]
 
-    def visible(self) -> Sequence[VisibleMessage]:
+    def list_visible(self) -> Sequence[VisibleMessage]:
         """Return the messages that the agent sees now, with their origins."""
-        return self.shown() if self._narrowed is None else [one for unit in self._narrowed for one in unit]
+        return self.list_all_visible() if self._narrowed is None else [one for unit in self._narrowed for one in unit]
 
     def units(self) -> list[Unit]:
         """Return all visible messages in units, between which the history may be cut."""
-        return units(self.shown())
+        return units(self.list_all_visible())
 
-    def shown(self) -> list[VisibleMessage]:
-        """Return all visible messages with their origins, also inside `narrowed`."""
+    def list_all_visible(self) -> list[VisibleMessage]:
+        """Return all visible messages with their origins, also inside `narrow_to`."""
         active = self.active_summary()
         after = active.summary.summary_range.to_position if active is not None else 0
         reader = self._reader()
@@ -94,11 +94,11 @@ class VisibleHistory:
             self._view = TranscriptView(self._transcript, reader)
         session = self._execution.session.view(self._key(reader, after), lambda: SessionView(reader, after=after))
         shown = self._view.below(session)
-        return shown if active is None else in_its_place(shown, active)
+        return shown if active is None else replace_with_summary(shown, active)
 
     def _reader(self) -> Reader:
         llm, scope = llm_of(self._running.agent.definition), self._running.history.scope
-        rewrite, trim = self._rewrite(), _without_transfers_in if llm.skip_transfer_messages else None
+        rewrite, trim = self._choose_rewrite(), _without_transfers_in if llm.skip_transfer_messages else None
         return reader_of(self._transcript, scope=scope, rewrite=rewrite, trim=trim)
 
     def _key(self, reader: Reader, after: int) -> Hashable:
@@ -107,13 +107,13 @@ class VisibleHistory:
         function = self._running.resolver.functions[llm.history_rewriter] if llm.history_rewriter else None
         return reader.agent, reader.chains, reader.scope, function, llm.skip_transfer_messages, after
 
-    def _rewrite(self) -> Rewrite:
+    def _choose_rewrite(self) -> Rewrite:
         """Return the function that rewrites other agents' messages for this one."""
         llm, rewrite = llm_of(self._running.agent.definition), as_context
         if llm.history_rewriter:
             function = self._running.resolver.functions[llm.history_rewriter]
             assert isinstance(function, Rewriter)  # validated when the run started
-            rewrite = function.rewritten
+            rewrite = function.rewrite
         return partial(skip_transfers, rewrite=rewrite) if llm.skip_transfer_messages else rewrite
 
     def active_summary(self) -> Compaction | None:
@@ -127,10 +127,10 @@ class VisibleHistory:
     def apply(self, compacted: event_pb2.HistoryCompacted) -> None:
         """Replace the history before a new summary by it."""
         self.compaction = Compaction(summary=compacted.summary, run_message_count=compacted.run_message_count)
-        self._transcript.say(compacted.summary)
+        self._transcript.add_message(compacted.summary)
 
     @contextmanager
-    def narrowed(self, remaining: Sequence[Unit]) -> Iterator[None]:
+    def narrow_to(self, remaining: Sequence[Unit]) -> Iterator[None]:
         """Show these units only, inside the `with` block."""
         self._narrowed = remaining
         try:

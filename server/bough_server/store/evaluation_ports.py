@@ -9,7 +9,7 @@ from bough_server.store.ports import Page, Principal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationRecord:
+class EvaluationRow:
     """An evaluation's row: its principal, its owner, and the resource that clients see."""
 
     evaluation: evaluation_pb2.Evaluation
@@ -36,15 +36,15 @@ class EvaluationIndex(Protocol):
     Ids and request ids of runs are unknown here.
     """
 
-    async def get(self, principal: Principal, evaluation_id: str) -> EvaluationRecord:
+    async def get(self, principal: Principal, evaluation_id: str) -> EvaluationRow:
         """Return an evaluation of the principal's tenant. Raises NotFound."""
         ...
 
-    async def find(self, evaluation_id: str) -> EvaluationRecord | None:
+    async def find(self, evaluation_id: str) -> EvaluationRow | None:
         """Return an evaluation of any tenant, for workers, or None."""
         ...
 
-    async def find_request(self, principal: Principal, request_id: str) -> EvaluationRecord | None:
+    async def find_request(self, principal: Principal, request_id: str) -> EvaluationRow | None:
         """Return the evaluation that the principal's user started with a request id, or None."""
         ...
 
@@ -64,6 +64,6 @@ class EvaluationIndex(Protocol):
         """
         ...
 
-    async def open_evaluations(self) -> Sequence[EvaluationRecord]:
+    async def open_evaluations(self) -> Sequence[EvaluationRow]:
         """Return every evaluation of every tenant that has not ended, oldest first."""
         ...

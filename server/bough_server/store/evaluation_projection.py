@@ -6,7 +6,7 @@ from typing import Final
 from bough.v1 import error_pb2, eval_result_pb2, evaluation_pb2, execution_pb2
 from bough_server.log import evaluation_events
 from bough_server.log.usage import Sums
-from bough_server.store.ports import EvaluationFact
+from bough_server.store.ports import EvaluationLogEvent
 from bough_server.store.projected import NOTHING, EvaluationChange, Projected, RunEnd, RunStart
 
 
@@ -24,10 +24,10 @@ class EvaluationFold:
         self._start: RunStart | None = None
         self._end: RunEnd | None = None
 
-    def project(self, records: Iterable[EvaluationFact]) -> Projected:
+    def project(self, log_events: Iterable[EvaluationLogEvent]) -> Projected:
         """Return the changes that these events cause; NOTHING if they only say what was begun."""
         is_quiet = True
-        for record in records:
+        for record in log_events:
             fold = _FOLDS.get(record.kind)
             if fold is not None:
                 fold(self, record.event)
@@ -39,7 +39,7 @@ class EvaluationFold:
         self._start = self._end = None
         return projected
 
-    def _planned(self, event: evaluation_pb2.EvaluationEvent) -> None:
+    def _on_evaluation_planned(self, event: evaluation_pb2.EvaluationEvent) -> None:
         planned = event.evaluation_planned
         self._totals.cases, self._totals.trials = planned.case_count, planned.trial_count
         self._start = RunStart(
@@ -54,7 +54,7 @@ class EvaluationFold:
             eval_set_name=planned.eval_set.name,
         )
 
-    def _scored(self, event: evaluation_pb2.EvaluationEvent) -> None:
+    def _on_case_trial_scored(self, event: evaluation_pb2.EvaluationEvent) -> None:
         result, totals = event.case_trial_scored.result, self._totals
         totals.trials_ended += 1
         totals.trials_passed += result.verdict == eval_result_pb2.VERDICT_PASSED
@@ -63,23 +63,23 @@ class EvaluationFold:
         totals.usage.CopyFrom(self._usage.usage())
         totals.judge_usage.CopyFrom(self._judge_usage.usage())
 
-    def _totaled(self, event: evaluation_pb2.EvaluationEvent) -> None:
+    def _on_evaluation_totaled(self, event: evaluation_pb2.EvaluationEvent) -> None:
         self._totals.CopyFrom(event.evaluation_totaled.totals)
 
-    def _completed(self, event: evaluation_pb2.EvaluationEvent) -> None:
+    def _on_evaluation_completed(self, event: evaluation_pb2.EvaluationEvent) -> None:
         self._verdict = event.evaluation_completed.verdict
-        self._ended(event, execution_pb2.EXECUTION_STATE_SUCCEEDED)
+        self._set_end(event, execution_pb2.EXECUTION_STATE_SUCCEEDED)
 
-    def _failed(self, event: evaluation_pb2.EvaluationEvent) -> None:
-        self._ended(event, execution_pb2.EXECUTION_STATE_FAILED, event.evaluation_failed.error)
+    def _on_evaluation_failed(self, event: evaluation_pb2.EvaluationEvent) -> None:
+        self._set_end(event, execution_pb2.EXECUTION_STATE_FAILED, event.evaluation_failed.error)
 
-    def _cancelled(self, event: evaluation_pb2.EvaluationEvent) -> None:
+    def _on_evaluation_cancelled(self, event: evaluation_pb2.EvaluationEvent) -> None:
         cancelled = event.evaluation_cancelled
         if cancelled.HasField("totals"):
             self._totals.CopyFrom(cancelled.totals)
-        self._ended(event, execution_pb2.EXECUTION_STATE_CANCELLED, cancelled.error)
+        self._set_end(event, execution_pb2.EXECUTION_STATE_CANCELLED, cancelled.error)
 
-    def _ended(
+    def _set_end(
         self,
         event: evaluation_pb2.EvaluationEvent,
         state: execution_pb2.ExecutionState.ValueType,
@@ -94,10 +94,10 @@ class EvaluationFold:
 
 
 _FOLDS: Final = {
-    evaluation_events.EVALUATION_PLANNED: EvaluationFold._planned,
-    evaluation_events.CASE_TRIAL_SCORED: EvaluationFold._scored,
-    evaluation_events.EVALUATION_TOTALED: EvaluationFold._totaled,
-    evaluation_events.EVALUATION_COMPLETED: EvaluationFold._completed,
-    evaluation_events.EVALUATION_FAILED: EvaluationFold._failed,
-    evaluation_events.EVALUATION_CANCELLED: EvaluationFold._cancelled,
+    evaluation_events.EVALUATION_PLANNED: EvaluationFold._on_evaluation_planned,
+    evaluation_events.CASE_TRIAL_SCORED: EvaluationFold._on_case_trial_scored,
+    evaluation_events.EVALUATION_TOTALED: EvaluationFold._on_evaluation_totaled,
+    evaluation_events.EVALUATION_COMPLETED: EvaluationFold._on_evaluation_completed,
+    evaluation_events.EVALUATION_FAILED: EvaluationFold._on_evaluation_failed,
+    evaluation_events.EVALUATION_CANCELLED: EvaluationFold._on_evaluation_cancelled,
 }

@@ -29,7 +29,7 @@ class LinkedCalls:
             self._called_in[invocation_id] = called
             self._inside[called].append(invocation_id)
 
-    def apply_unstored(self, event: event_pb2.AgentEvent, message: message_pb2.Message) -> bool:
+    def apply_message(self, event: event_pb2.AgentEvent, message: message_pb2.Message) -> bool:
         """Apply a model's message that the session does not store; return whether it holds calls of linked agents."""
         # Only such calls keep a message of a step from being stored, and what is no step has no calls that are run.
         calls = calls_of(message) if event.step_id else []

@@ -27,7 +27,7 @@ class _Database(Protocol):
     def database_status(self, url: str) -> DatabaseStatus: ...
     def upgrade_database(self, url: str) -> DatabaseStatus: ...
     def exclusive_connection(self, url: str) -> AbstractContextManager[Connection]: ...
-    def shown(self, url: str) -> str: ...
+    def display_url(self, url: str) -> str: ...
 
 
 def open_store(url: str, **options: Any) -> Store:
@@ -41,7 +41,7 @@ def open_store(url: str, **options: Any) -> Store:
             "storage.listen_url is for notifications of PostgreSQL: postgresql://USER@HOST/DATABASE."
         )
     if is_postgres(url):
-        opened: Store = _postgres("store").open_postgres(url, opening)
+        opened: Store = _import_postgres("store").open_postgres(url, opening)
         return opened
     return open_sqlite(url, opening)
 
@@ -105,20 +105,20 @@ def copy_database(source: str, target: str, report: Report) -> Mapping[str, int]
         )
 
 
-def shown_database(url: str) -> str:
+def display_database_url(url: str) -> str:
     """Return how a database is named in logs and messages: the path of its file, or its URL without the password."""
-    return _database_of(url).shown(url)
+    return _database_of(url).display_url(url)
 
 
 def _database_of(url: str) -> _Database:
-    return cast("_Database", _postgres("database") if is_postgres(url) else sqlite)
+    return cast("_Database", _import_postgres("database") if is_postgres(url) else sqlite)
 
 
 def _driver_of(url: str) -> Driver:
-    return cast("Driver", _postgres("driver").POSTGRES) if is_postgres(url) else SQLITE
+    return cast("Driver", _import_postgres("driver").POSTGRES) if is_postgres(url) else SQLITE
 
 
-def _postgres(module: str) -> Any:
+def _import_postgres(module: str) -> Any:
     """Import a module of the store on PostgreSQL, whose driver may not be installed."""
     try:
         return import_module(f"bough_server.store.postgres.{module}")

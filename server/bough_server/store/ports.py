@@ -19,7 +19,7 @@ class Principal:
     user_id: str
 
 
-class Record(NamedTuple):
+class LogEvent(NamedTuple):
     """An event to append to a log, or read from one. `data` is its serialized form without run_id and session_id."""
 
     # A tuple rather than a dataclass: one is built for every event that is written, and for all of a run's at takeover.
@@ -32,7 +32,7 @@ class Record(NamedTuple):
     """The files that this event, or one after it in the same append, is the first of its run to refer to."""
 
 
-class EvaluationFact(NamedTuple):
+class EvaluationLogEvent(NamedTuple):
     """An event of an evaluation, as Record is one of a run. `data` is its serialized form without evaluation_id."""
 
     # A class besides Record, so that the fold of a run need not ask of each record which of both it is.
@@ -45,7 +45,7 @@ class EvaluationFact(NamedTuple):
     """Always empty: evaluations have no files."""
 
 
-LogRecord = Record | EvaluationFact
+AnyLogEvent = LogEvent | EvaluationLogEvent
 """An event to append; all of one log are of one class."""
 
 
@@ -63,7 +63,7 @@ class StoredEvent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
+class RunRow:
     """A run's row: its principal, its owner, and the resource that clients see."""
 
     run: run_pb2.Run
@@ -82,30 +82,30 @@ class NewRun:
     principal: Principal
     session_id: str
     new_session: bool
-    session_cut: int
+    session_position: int
     """The session's last position, as run_started names it; SessionMoved is raised if it has changed since."""
     state_json: str = ""
     """The session state, as run_started names it; SessionMoved is raised if it has changed since."""
     create_session: bool = False
-    """True to create the session if the tenant has none with this id; then `session_cut` is 0 and the state empty."""
+    """True to create the session if the tenant has none with this id: at `session_position` 0, with an empty state."""
     request_id: str
     request_digest: str
     create_time_ns: int
-    first: Record
+    first: LogEvent
     definitions: Mapping[str, agent_pb2.AgentDefinition] = field(default_factory=dict)
     """The definitions that run_started names, by revision; each revision is stored once."""
     owner: str = ""
     """The worker that starts it."""
-    queued: Record | None = None
-    """The second event, run_queued, if the run waits for its session. Then `session_cut` is 0, the state is empty, and
-    neither is checked."""
+    queued: LogEvent | None = None
+    """The second event, run_queued, if the run waits for its session. Then `session_position` is 0, the state is empty,
+    and neither is checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFork:
     """A fork to create, with everything that is written in its transaction.
 
-    Its log begins with a byte-for-byte copy of the origin's events up to `origin_sequence`; `records` follow them,
+    Its log begins with a byte-for-byte copy of the origin's events up to `origin_sequence`; `log_events` follow them,
     run_forked first. It gets a new session, with the messages that the origin's run could see or had added by then.
     """
 
@@ -117,7 +117,7 @@ class NewFork:
     request_id: str
     request_digest: str
     create_time_ns: int
-    records: Sequence[Record]
+    log_events: Sequence[LogEvent]
     definitions: Mapping[str, agent_pb2.AgentDefinition] = field(default_factory=dict)
     """The definitions that run_forked names, by revision; the fork also keeps those of the origin."""
     owner: str = ""
@@ -138,7 +138,7 @@ class NewEvaluation:
     request_id: str
     request_digest: str
     create_time_ns: int
-    records: Sequence[EvaluationFact]
+    log_events: Sequence[EvaluationLogEvent]
     """evaluation_planned and one case_planned for each case, up to 8 MiB in all."""
     owner: str = ""
 
@@ -193,7 +193,7 @@ class EventLog(Protocol):
         """
         ...
 
-    def append(self, run_id: str, *, epoch: int, records: Sequence[LogRecord]) -> Awaitable[None]:
+    def append(self, run_id: str, *, epoch: int, log_events: Sequence[AnyLogEvent]) -> Awaitable[None]:
         """Append to a run's log if the records continue it without a gap and `epoch` is the run's.
 
         Returns at once; the awaitable is done when the records and everything derived from them are on disk. Appends
@@ -208,7 +208,7 @@ class EventLog(Protocol):
         ...
 
     async def take_over(
-        self, run_id: str, *, epoch: int, owner: str, records: Sequence[LogRecord], log: Sequence[Record] = ()
+        self, run_id: str, *, epoch: int, owner: str, log_events: Sequence[AnyLogEvent], log: Sequence[LogEvent] = ()
     ) -> None:
         """Make `owner` the run's owner under `epoch` and append its first records, in one compare-and-set.
 
@@ -291,15 +291,15 @@ class RunIndex(Protocol):
     Ids and request ids of evaluations are unknown here.
     """
 
-    async def get(self, principal: Principal, run_id: str) -> RunRecord:
+    async def get(self, principal: Principal, run_id: str) -> RunRow:
         """Return a run of the principal's tenant. Raises NotFound."""
         ...
 
-    async def find(self, run_id: str) -> RunRecord | None:
+    async def find(self, run_id: str) -> RunRow | None:
         """Return a run of any tenant, for workers, or None."""
         ...
 
-    async def find_request(self, principal: Principal, request_id: str) -> RunRecord | None:
+    async def find_request(self, principal: Principal, request_id: str) -> RunRow | None:
         """Return the run that the principal's user started with a request id, or None."""
         ...
 
@@ -310,7 +310,7 @@ class RunIndex(Protocol):
         """
         ...
 
-    async def holder(self, principal: Principal, session_id: str) -> RunRecord | None:
+    async def holder(self, principal: Principal, session_id: str) -> RunRow | None:
         """Return the run that holds a session of the principal's tenant, or None.
 
         When a holder ends, the oldest queued run becomes the holder in the same transaction.
@@ -350,7 +350,7 @@ class StoredCall(StoredMessage):
     """Of a result: ids of the called invocation and of all that were below it."""
 
 
-class SessionCut(NamedTuple):
+class SessionPosition(NamedTuple):
     """The point in a session at which a run starts."""
 
     position: int
@@ -402,7 +402,7 @@ class Sessions(Protocol):
         """
         ...
 
-    async def cut(self, principal: Principal, session_id: str) -> SessionCut:
+    async def read_position(self, principal: Principal, session_id: str) -> SessionPosition:
         """Return the session's last position and its state, in one consistent read. Raises NotFound."""
         ...
 
@@ -459,7 +459,7 @@ class Blobs(Protocol):
         """
         ...
 
-    async def missing(self, principal: Principal, session_id: str, sha256s: Collection[str]) -> Collection[str]:
+    async def find_missing(self, principal: Principal, session_id: str, sha256s: Collection[str]) -> Collection[str]:
         """Return those of some hashes under which a session has no file."""
         ...
 
@@ -471,7 +471,7 @@ class Catalog(Protocol):
         """Return the definition with a revision, or None."""
         ...
 
-    async def get_of(self, tenant_id: str, revision: str) -> agent_pb2.AgentDefinition | None:
+    async def get_for_tenant(self, tenant_id: str, revision: str) -> agent_pb2.AgentDefinition | None:
         """Return the definition with a revision if a run of the tenant names it, or None; for callers."""
         ...
 
@@ -495,6 +495,6 @@ class UsageEntry:
 class UsageLedger(Protocol):
     """Usage entries: one for each attempt of a model call that reported usage, keyed by the event that holds it."""
 
-    async def of_run(self, run_id: str) -> Sequence[UsageEntry]:
+    async def list_for_run(self, run_id: str) -> Sequence[UsageEntry]:
         """Return a run's entries, ordered by sequence."""
         ...

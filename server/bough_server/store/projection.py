@@ -20,7 +20,7 @@ from bough_server.log.session_state_fold import StateFold
 from bough_server.log.usage import Sums
 from bough_server.messages import calls_of, copy_of
 from bough_server.store.linked_calls import LinkedCalls
-from bough_server.store.ports import Record, StoredCall, StoredMessage, UsageEntry
+from bough_server.store.ports import LogEvent, StoredCall, StoredMessage, UsageEntry
 from bough_server.store.projected import NOTHING, LogAddress, Projected, RunEnd, RunStart
 from bough_server.store.usage_so_far import COUNTED, UsageSoFar
 
@@ -45,7 +45,7 @@ class RunFold:
         self._address = address
         self._message_root = ""
         """The root of the ids of tool messages, which no event holds; see ids.message_id."""
-        self._position = self._shared_position = self._session_cut = 0
+        self._position = self._shared_position = self._session_position = 0
         self._run_state = RunStateFold()
         self._used = UsageSoFar()
         self._state = StateFold()
@@ -68,9 +68,9 @@ class RunFold:
         self._usage: list[UsageEntry] = []
 
     @property
-    def session_cut(self) -> int:
+    def session_position(self) -> int:
         """Position of the session's last message when the run started."""
-        return self._session_cut
+        return self._session_position
 
     @property
     def shared_position(self) -> int:
@@ -82,14 +82,14 @@ class RunFold:
         """The session state after the events so far; empty if it has no values."""
         return json_of(self._state.values)
 
-    def project(self, records: Iterable[Record]) -> Projected:
+    def project(self, log_events: Iterable[LogEvent]) -> Projected:
         """Return the changes that these events cause; NOTHING for deltas, which are not looked at.
 
         A run_queued must come in one call with the run_started before it, and a run_forked with all events that the
         fork shares: each removes changes that those events would have caused.
         """
         is_quiet = True
-        for record in records:
+        for record in log_events:
             if record.kind in COUNTED:
                 attempt = self._used.apply(record.event, record.kind)
                 if attempt is not None:  # before the fold below forgets the call's model
@@ -99,9 +99,9 @@ class RunFold:
             if fold is not None:
                 fold(self, record.event)
                 is_quiet = False
-        return NOTHING if is_quiet else self._projected()
+        return NOTHING if is_quiet else self._take_changes()
 
-    def _projected(self) -> Projected:
+    def _take_changes(self) -> Projected:
         run_state, used = self._run_state.change(), self._used.change()
         has_changes = self._messages or self._calls or self._usage or self._start or self._end or self._is_state_new
         if not (has_changes or run_state or used is not None):
@@ -125,10 +125,10 @@ class RunFold:
         self._is_state_new = False
         return projected
 
-    def _run_started(self, event: event_pb2.AgentEvent) -> None:
+    def _on_run_started(self, event: event_pb2.AgentEvent) -> None:
         started = event.run_started
         self._message_root = started.key_root
-        self._position = self._session_cut = started.session_cut
+        self._position = self._session_position = started.session_cut
         self._state.apply(event)
         self._chains[event.invocation_id] = (started.agent, ids.agent_chain("", started.agent))
         self._run_state.apply(event)
@@ -145,20 +145,20 @@ class RunFold:
         )
         self._store(event, started.input)
 
-    def _run_queued(self, event: event_pb2.AgentEvent) -> None:
+    def _on_run_queued(self, event: event_pb2.AgentEvent) -> None:
         """Hold the user's message back: it has no position until the run leaves the queue."""
         self._run_state.apply(event)
         self._waiting = self._messages.pop() if self._messages else None
-        self._position = self._session_cut = 0
+        self._position = self._session_position = 0
 
-    def _run_dequeued(self, event: event_pb2.AgentEvent) -> None:
+    def _on_run_dequeued(self, event: event_pb2.AgentEvent) -> None:
         self._run_state.apply(event)
-        self._position = self._session_cut = event.run_dequeued.session_cut
+        self._position = self._session_position = event.run_dequeued.session_cut
         self._begin_time_ns = event.record_time.ToNanoseconds()
         self._state.apply(event)
         self._store_waiting()
 
-    def _run_forked(self, event: event_pb2.AgentEvent) -> None:
+    def _on_run_forked(self, event: event_pb2.AgentEvent) -> None:
         """Drop the usage of the shared events, which the origin is charged for; share the run's messages so far."""
         forked = event.run_forked
         assert self._begun is not None, "a log begins with run_started"
@@ -172,7 +172,7 @@ class RunFold:
         self._shared += self._messages
         self._shared_calls += self._calls
         if forked.changes.HasField("input") and self._shared:
-            self._waiting = _with_content(self._shared[0], forked.changes.input, event.record_time)
+            self._waiting = _replace_content(self._shared[0], forked.changes.input, event.record_time)
             self._position = self._shared[0].message.position - 1
             self._shared = []
         self._messages, self._usage, self._results, self._begin_time_ns = [], [], [], None
@@ -185,13 +185,13 @@ class RunFold:
     def _apply_run_state(self, event: event_pb2.AgentEvent) -> None:
         self._run_state.apply(event)
 
-    def _sub_agent_started(self, event: event_pb2.AgentEvent) -> None:
+    def _on_sub_agent_started(self, event: event_pb2.AgentEvent) -> None:
         _, above = self._chains.get(event.parent_invocation_id, ("", ""))
         self._chains[event.invocation_id] = (event.agent, ids.agent_chain(above, event.agent))
         self._linked_calls.apply_start(event)
         self._store(event, event.sub_agent_started.input)
 
-    def _sub_agent_completed(self, event: event_pb2.AgentEvent) -> None:
+    def _on_sub_agent_completed(self, event: event_pb2.AgentEvent) -> None:
         self._store(event, event.sub_agent_completed.output)
         self._close_requests(event)
 
@@ -200,29 +200,29 @@ class RunFold:
         if self._run_state.requests:  # most runs have no open request: skip the fold
             self._run_state.apply(event)
 
-    def _llm_started(self, event: event_pb2.AgentEvent) -> None:
+    def _on_llm_started(self, event: event_pb2.AgentEvent) -> None:
         self._models[event.effect_key] = event.llm_started.model
 
-    def _llm_retrying(self, event: event_pb2.AgentEvent) -> None:
+    def _on_llm_retrying(self, event: event_pb2.AgentEvent) -> None:
         if event.llm_retrying.next_model:
             self._models[event.effect_key] = event.llm_retrying.next_model
 
-    def _llm_completed(self, event: event_pb2.AgentEvent) -> None:
+    def _on_llm_completed(self, event: event_pb2.AgentEvent) -> None:
         response = event.llm_completed.response
         self._models.pop(event.effect_key, None)
         if self._store(event, response.message):
             self._stored_calls.update((event.invocation_id, call.call_id) for call in calls_of(response.message))
-        elif self._linked_calls.apply_unstored(event, response.message):
+        elif self._linked_calls.apply_message(event, response.message):
             self._store_call(event, response.message)
 
-    def _llm_failed(self, event: event_pb2.AgentEvent) -> None:
+    def _on_llm_failed(self, event: event_pb2.AgentEvent) -> None:
         self._models.pop(event.effect_key, None)
 
-    def _history_compacted(self, event: event_pb2.AgentEvent) -> None:
+    def _on_history_compacted(self, event: event_pb2.AgentEvent) -> None:
         self._store(event, event.history_compacted.summary)
 
-    def _tool_completed(self, event: event_pb2.AgentEvent) -> None:
-        self._answer(event, event.tool_completed.result)
+    def _on_tool_completed(self, event: event_pb2.AgentEvent) -> None:
+        self._store_result(event, event.tool_completed.result)
         self._close_requests(event)
         if event.tool_completed.state_changes:
             self._change_state(event)
@@ -230,21 +230,21 @@ class RunFold:
     def _change_state(self, event: event_pb2.AgentEvent) -> None:
         self._is_state_new = self._state.apply(event) or self._is_state_new
 
-    def _tool_failed(self, event: event_pb2.AgentEvent) -> None:
-        self._answer(event, event.tool_failed.result)
+    def _on_tool_failed(self, event: event_pb2.AgentEvent) -> None:
+        self._store_result(event, event.tool_failed.result)
         self._close_requests(event)
 
-    def _run_completed(self, event: event_pb2.AgentEvent) -> None:
+    def _on_run_completed(self, event: event_pb2.AgentEvent) -> None:
         self._store(event, event.run_completed.final_answer)
-        self._run_ended(event, event.run_completed)
+        self._set_end(event, event.run_completed)
 
-    def _run_failed(self, event: event_pb2.AgentEvent) -> None:
-        self._run_ended(event, event.run_failed)
+    def _on_run_failed(self, event: event_pb2.AgentEvent) -> None:
+        self._set_end(event, event.run_failed)
 
-    def _run_cancelled(self, event: event_pb2.AgentEvent) -> None:
-        self._run_ended(event, event.run_cancelled)
+    def _on_run_cancelled(self, event: event_pb2.AgentEvent) -> None:
+        self._set_end(event, event.run_cancelled)
 
-    def _run_ended(
+    def _set_end(
         self, event: event_pb2.AgentEvent, end: event_pb2.RunCompleted | event_pb2.RunFailed | event_pb2.RunCancelled
     ) -> None:
         error = None if isinstance(end, event_pb2.RunCompleted) or not end.HasField("error") else end.error
@@ -254,10 +254,10 @@ class RunFold:
             error=None if error is None else error.SerializeToString(deterministic=True),
             tree_usage=end.tree_usage.SerializeToString(deterministic=True)
             if end.HasField("tree_usage")
-            else self._used.serialized(),
+            else self._used.serialize(),
         )
 
-    def _answer(self, event: event_pb2.AgentEvent, result: message_pb2.ToolResult) -> None:
+    def _store_result(self, event: event_pb2.AgentEvent, result: message_pb2.ToolResult) -> None:
         """Store a tool's result as a message if the message with its call is stored.
 
         Results of agents are no messages, as the session holds the agents' own; they are stored as calls.
@@ -336,29 +336,29 @@ class RunFold:
 
 
 _FOLDS: Final = {
-    events.RUN_STARTED: RunFold._run_started,
-    events.RUN_QUEUED: RunFold._run_queued,
-    events.RUN_DEQUEUED: RunFold._run_dequeued,
-    events.RUN_FORKED: RunFold._run_forked,
+    events.RUN_STARTED: RunFold._on_run_started,
+    events.RUN_QUEUED: RunFold._on_run_queued,
+    events.RUN_DEQUEUED: RunFold._on_run_dequeued,
+    events.RUN_FORKED: RunFold._on_run_forked,
     events.RUN_RESUMED: RunFold._apply_run_state,
     events.RUN_INTERRUPTED: RunFold._apply_run_state,
     events.CANCEL_REQUESTED: RunFold._apply_run_state,
     events.INPUT_REQUESTED: RunFold._apply_run_state,
     events.INPUT_RECEIVED: RunFold._apply_run_state,
-    events.SUB_AGENT_STARTED: RunFold._sub_agent_started,
-    events.SUB_AGENT_COMPLETED: RunFold._sub_agent_completed,
+    events.SUB_AGENT_STARTED: RunFold._on_sub_agent_started,
+    events.SUB_AGENT_COMPLETED: RunFold._on_sub_agent_completed,
     events.SUB_AGENT_FAILED: RunFold._close_requests,
-    events.LLM_STARTED: RunFold._llm_started,
-    events.LLM_RETRYING: RunFold._llm_retrying,
-    events.LLM_COMPLETED: RunFold._llm_completed,
-    events.LLM_FAILED: RunFold._llm_failed,
-    events.HISTORY_COMPACTED: RunFold._history_compacted,
-    events.TOOL_COMPLETED: RunFold._tool_completed,
-    events.TOOL_FAILED: RunFold._tool_failed,
+    events.LLM_STARTED: RunFold._on_llm_started,
+    events.LLM_RETRYING: RunFold._on_llm_retrying,
+    events.LLM_COMPLETED: RunFold._on_llm_completed,
+    events.LLM_FAILED: RunFold._on_llm_failed,
+    events.HISTORY_COMPACTED: RunFold._on_history_compacted,
+    events.TOOL_COMPLETED: RunFold._on_tool_completed,
+    events.TOOL_FAILED: RunFold._on_tool_failed,
     events.SESSION_STATE_CHANGED: RunFold._change_state,
-    events.RUN_COMPLETED: RunFold._run_completed,
-    events.RUN_FAILED: RunFold._run_failed,
-    events.RUN_CANCELLED: RunFold._run_cancelled,
+    events.RUN_COMPLETED: RunFold._on_run_completed,
+    events.RUN_FAILED: RunFold._on_run_failed,
+    events.RUN_CANCELLED: RunFold._on_run_cancelled,
 }
 
 
@@ -391,11 +391,11 @@ def _fork_start(origin: RunStart, event: event_pb2.AgentEvent) -> RunStart:
     )
 
 
-def _with_content(said: StoredMessage, instead: message_pb2.Message, time: Timestamp) -> StoredMessage:
+def _replace_content(stored: StoredMessage, instead: message_pb2.Message, time: Timestamp) -> StoredMessage:
     """Return a copy of the user's message with other content, id and time; run, agent and position stay."""
-    message = copy_of(said.message)
+    message = copy_of(stored.message)
     message.ClearField("parts")
     message.parts.extend(instead.parts)
     message.message_id, message.metadata_json = instead.message_id, instead.metadata_json
     message.create_time.CopyFrom(time)
-    return replace(said, message=message)
+    return replace(stored, message=message)

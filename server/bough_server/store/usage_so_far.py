@@ -28,13 +28,13 @@ class UsageSoFar:
         if not self._is_changed:
             return None
         self._is_changed = False
-        return self.serialized()
+        return self.serialize()
 
-    def serialized(self) -> bytes:
+    def serialize(self) -> bytes:
         """Return the sum as a serialized Usage."""
         return self._sums.usage().SerializeToString(deterministic=True)
 
-    def _attempt(self, usage: usage_pb2.Usage) -> Sums:
+    def _add_attempt(self, usage: usage_pb2.Usage) -> Sums:
         used = Sums.of_attempt(usage)
         self._add(used)
         return used
@@ -43,30 +43,30 @@ class UsageSoFar:
         self._sums.add(used)
         self._is_changed = True
 
-    def _llm_started(self, event: event_pb2.AgentEvent) -> None:
+    def _on_llm_started(self, event: event_pb2.AgentEvent) -> None:
         self._models.add(_model_call(event))
 
-    def _llm_retrying(self, event: event_pb2.AgentEvent) -> Sums | None:
-        return None if event.llm_retrying.not_sent else self._attempt(event.llm_retrying.lost_usage)
+    def _on_llm_retrying(self, event: event_pb2.AgentEvent) -> Sums | None:
+        return None if event.llm_retrying.not_sent else self._add_attempt(event.llm_retrying.lost_usage)
 
-    def _llm_completed(self, event: event_pb2.AgentEvent) -> Sums:
+    def _on_llm_completed(self, event: event_pb2.AgentEvent) -> Sums:
         self._models.discard(_model_call(event))
-        return self._attempt(event.llm_completed.response.usage)
+        return self._add_attempt(event.llm_completed.response.usage)
 
-    def _llm_failed(self, event: event_pb2.AgentEvent) -> Sums | None:
+    def _on_llm_failed(self, event: event_pb2.AgentEvent) -> Sums | None:
         failed, call = event.llm_failed, _model_call(event)
         # A call that was refused before llm_started never reached a provider, so it is not counted.
         was_started = call in self._models or failed.HasField("lost_usage")
         self._models.discard(call)
-        return self._attempt(failed.lost_usage) if was_started and not failed.not_sent else None
+        return self._add_attempt(failed.lost_usage) if was_started and not failed.not_sent else None
 
-    def _tool_started(self, event: event_pb2.AgentEvent) -> None:
+    def _on_tool_started(self, event: event_pb2.AgentEvent) -> None:
         call = (event.invocation_id, event.tool_started.call.call_id)
         if call not in self._tools:  # each attempt records tool_started, but all of them are one call
             self._tools.add(call)
             self._add(ONE_TOOL_CALL)
 
-    def _tool_ended(self, event: event_pb2.AgentEvent) -> None:
+    def _on_tool_end(self, event: event_pb2.AgentEvent) -> None:
         self._tools.discard((event.invocation_id, events.tool_result_of(event).call.call_id))
 
 
@@ -76,12 +76,12 @@ def _model_call(event: event_pb2.AgentEvent) -> tuple[str, str]:
 
 
 COUNTED: Final[Mapping[int, Callable[[UsageSoFar, event_pb2.AgentEvent], Sums | None]]] = {
-    events.LLM_STARTED: UsageSoFar._llm_started,
-    events.LLM_RETRYING: UsageSoFar._llm_retrying,
-    events.LLM_COMPLETED: UsageSoFar._llm_completed,
-    events.LLM_FAILED: UsageSoFar._llm_failed,
-    events.TOOL_STARTED: UsageSoFar._tool_started,
-    events.TOOL_COMPLETED: UsageSoFar._tool_ended,
-    events.TOOL_FAILED: UsageSoFar._tool_ended,
+    events.LLM_STARTED: UsageSoFar._on_llm_started,
+    events.LLM_RETRYING: UsageSoFar._on_llm_retrying,
+    events.LLM_COMPLETED: UsageSoFar._on_llm_completed,
+    events.LLM_FAILED: UsageSoFar._on_llm_failed,
+    events.TOOL_STARTED: UsageSoFar._on_tool_started,
+    events.TOOL_COMPLETED: UsageSoFar._on_tool_end,
+    events.TOOL_FAILED: UsageSoFar._on_tool_end,
 }
 """Kinds of events that add usage or end a call that does."""

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, overload
 from weakref import WeakValueDictionary, ref
 
 from bough_server.log import evaluation_events, events
-from bough_server.store.ports import LogRecord, StoredEvent
+from bough_server.store.ports import AnyLogEvent, StoredEvent
 
 PAGE_EVENTS: Final = 256
 """The most events in a page."""
@@ -30,7 +30,7 @@ _EVENT_OVERHEAD: Final = 160
 
 _kind: Final = itemgetter(0)
 _data: Final = itemgetter(1)
-_data_of_one: Final = attrgetter("data")
+_event_data: Final = attrgetter("data")
 
 _NO_END: Final = 2**63 - 1
 
@@ -168,12 +168,12 @@ class RecentEvents:
         # A message costs ten times as much as joining its events: who comes later gets all that there is by then.
         return page[-1].sequence == self.head or len(page) == PAGE_EVENTS
 
-    def add(self, records: Sequence[LogRecord] | Sequence[StoredEvent]) -> None:
+    def add(self, committed: Sequence[AnyLogEvent] | Sequence[StoredEvent]) -> None:
         """Add committed events; those here are kept if they directly follow them."""
-        assert records, "an append has at least one event"
-        if self._chunks and self._chunks[-1].stored[-1].sequence != records[0].sequence - 1:
+        assert committed, "an append has at least one event"
+        if self._chunks and self._chunks[-1].stored[-1].sequence != committed[0].sequence - 1:
             self.clear()  # another process has written to the log in between
-        for record in records:
+        for record in committed:
             if not self._chunks or self._chunks[-1].size >= _CHUNK_BYTES or len(self._chunks[-1].stored) >= PAGE_EVENTS:
                 self._chunks.append(_Chunk())
                 self._starts.append(record.sequence)
@@ -182,8 +182,8 @@ class RecentEvents:
             size = len(record.data) + _EVENT_OVERHEAD
             chunk.size += size
             self.size += size
-        self.head = records[-1].sequence
-        self.is_ended = records[-1].kind in END_KINDS
+        self.head = committed[-1].sequence
+        self.is_ended = committed[-1].kind in END_KINDS
         self.notify()
 
     def clear(self) -> None:
@@ -237,7 +237,7 @@ class RecentEventsOfRuns:
         """Bytes held for live runs and for followed ones."""
         return self._size
 
-    def of(self, run_id: str) -> RecentEvents:
+    def get_window(self, run_id: str) -> RecentEvents:
         """Return a run's recent events. If the run is not live, they last only as long as a caller refers to them."""
         window = self._known.get(run_id)
         if window is None:
@@ -262,11 +262,11 @@ class RecentEventsOfRuns:
             if run_id not in self._live:
                 self._size -= window.size
 
-    def followed_elsewhere(self) -> Iterable[str]:
+    def list_logs_to_poll(self) -> Iterable[str]:
         """Return the logs that are followed here, and that this process does not write."""
         return [run_id for run_id in self._followed if run_id not in self._live]
 
-    def grew_elsewhere(self, run_id: str) -> bool:
+    def note_growth(self, run_id: str) -> bool:
         """Note that another process has written to a log; return whether its events, or its epoch, should be read."""
         if run_id in self._followed or run_id in self._failures:
             return True
@@ -282,7 +282,7 @@ class RecentEventsOfRuns:
 
     def feed(self, run_id: str, stored: Sequence[StoredEvent], *, epoch: int) -> None:
         """Give the followers of a log what another process has written to it, and the log's epoch."""
-        self.looked_up(run_id, epoch=epoch)
+        self.clear_stale_failure(run_id, epoch=epoch)
         window = self._followed.get(run_id)
         if window is None or not stored or stored[-1].sequence <= window.head:
             return
@@ -291,33 +291,33 @@ class RecentEventsOfRuns:
         self._size += window.size - before
         self._shrink()
 
-    def looked_up(self, run_id: str, *, epoch: int) -> None:
+    def clear_stale_failure(self, run_id: str, *, epoch: int) -> None:
         """Clear the failure of a log that has another owner by now, as its epoch says."""
         failure = self._failures.get(run_id)
         if failure is not None and failure.epoch is not None and epoch > failure.epoch:
             self.resume(run_id)
 
-    def gone(self, run_id: str) -> None:
+    def notify_deletion(self, run_id: str) -> None:
         """Let the followers of a log that was deleted find that out."""
         self._failures.pop(run_id, None)
         if (window := self._followed.get(run_id)) is not None:
             window.forget_head()
             window.notify()
 
-    def add(self, run_id: str, records: Sequence[LogRecord]) -> None:
+    def add(self, run_id: str, committed: Sequence[AnyLogEvent]) -> None:
         """Add committed events of a run."""
         window = self._live.get(run_id)
         if window is None:
-            window = self.of(run_id)
+            window = self.get_window(run_id)
             if not window.followers:
                 window.clear()  # it was not counted
             self._live[run_id] = window
             self.resume(run_id)
         before = window.size
-        window.add(records)
+        window.add(committed)
         self._size += window.size - before
         # A run that waits for input may wait for months.
-        if window.is_ended or records[-1].kind == events.RUN_INTERRUPTED:
+        if window.is_ended or committed[-1].kind == events.RUN_INTERRUPTED:
             self.release(run_id)
         self._shrink()
 
@@ -395,4 +395,4 @@ class PackedEvents(Sequence[StoredEvent]):
 
 def data_of(stored: Sequence[StoredEvent]) -> list[bytes]:
     """Return the stored bytes of each event."""
-    return stored.data() if isinstance(stored, PackedEvents) else list(map(_data_of_one, stored))
+    return stored.data() if isinstance(stored, PackedEvents) else list(map(_event_data, stored))

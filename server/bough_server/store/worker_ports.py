@@ -10,7 +10,7 @@ from typing import Protocol
 
 from bough.v1 import agent_pb2, agent_service_pb2, event_pb2
 from bough_server.store.evaluation_ports import EvaluationIndex
-from bough_server.store.ports import Blobs, Catalog, EventLog, RunIndex, RunRecord, Sessions
+from bough_server.store.ports import Blobs, Catalog, EventLog, RunIndex, RunRow, Sessions
 
 
 class Lease(Protocol):
@@ -51,7 +51,7 @@ class Lease(Protocol):
         """End a lease: the worker executes no runs any more, and those in its name get no owner."""
         ...
 
-    def crashed(self, worker: str) -> bool:
+    def has_crashed(self, worker: str) -> bool:
         """True if a worker is known to have been lost without releasing its lease."""
         ...
 
@@ -62,7 +62,7 @@ class Lease(Protocol):
         """
         ...
 
-    async def claim(self, worker: str, *, most: int, but: Collection[str] = ()) -> Sequence[RunRecord]:
+    async def claim(self, worker: str, *, most: int, but: Collection[str] = ()) -> Sequence[RunRow]:
         """Make a worker the owner of runs that no live worker owns, oldest first, for it to take them over.
 
         Return up to `most` of them, as they were before, with their former owner; none if the worker has no lease. Runs
@@ -134,7 +134,7 @@ class Mailbox(Protocol):
         """Return a run's pending commands in the order they were posted; they stay pending until `done`."""
         ...
 
-    async def done(self, command_id: int) -> None:
+    async def delete_command(self, command_id: int) -> None:
         """Delete a command whose events are committed."""
         ...
 

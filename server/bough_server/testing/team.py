@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from bough import AsyncClient, Client, CollectedRun, collect_sync, user_message
 from bough.v1 import event_pb2, execution_pb2, input_pb2, invocation_pb2
-from bough_server.app import serving
+from bough_server.app import open_server
 from bough_server.errors import ConfigurationError
 from bough_server.models.config import ModelSection
 from bough_server.process.loop import ServerRunner
@@ -204,7 +204,7 @@ class _Served:
 
     async def _serve(self) -> None:
         try:
-            async with serving(self._settings) as address:
+            async with open_server(self._settings) as address:
                 self._started.set_result(address)
                 await self._stop.wait()
         except Exception as error:

@@ -96,8 +96,8 @@ class _ToolCall:
         """
         task = asyncio.current_task()
         try:
-            given = _converted(self._tool, arguments, context)
-            return await _result(await _started(self._tool.function, given), self._guarded)
+            given = _convert_arguments(self._tool, arguments, context)
+            return await _collect_result(await _call_function(self._tool.function, given), self._emit_text)
         except (_EmitFailed, RunError):
             raise
         except BaseException as error:
@@ -121,7 +121,7 @@ class _ToolCall:
                 if abandoned is not None:
                     abandoned.add(task)
 
-    async def _guarded(self, text: str) -> None:
+    async def _emit_text(self, text: str) -> None:
         if self.is_over:
             raise asyncio.CancelledError  # a tool that ignored its cancellation streams nothing more
         if not text:
@@ -137,7 +137,7 @@ def _retrieve(task: "asyncio.Task[list[message_pb2.Part]]") -> None:
         task.exception()  # mark it as retrieved: no one waits for it, and asyncio would log it
 
 
-def _converted(tool: Tool, arguments: dict[str, Any], context: ToolContext) -> dict[str, Any]:
+def _convert_arguments(tool: Tool, arguments: dict[str, Any], context: ToolContext) -> dict[str, Any]:
     if tool.arguments is not None:
         try:
             arguments = tool.arguments.convert(arguments)
@@ -148,7 +148,7 @@ def _converted(tool: Tool, arguments: dict[str, Any], context: ToolContext) -> d
     return arguments
 
 
-async def _started(function: Callable[..., Any], arguments: dict[str, Any]) -> object:
+async def _call_function(function: Callable[..., Any], arguments: dict[str, Any]) -> object:
     """Call the function: in a thread, unless the call only creates a coroutine or generator."""
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     if any(is_kind(function) for is_kind in kinds):
@@ -156,16 +156,16 @@ async def _started(function: Callable[..., Any], arguments: dict[str, Any]) -> o
     return await THREADS.run(lambda: function(**arguments))
 
 
-async def _result(value: object, emit: Emit) -> list[message_pb2.Part]:
+async def _collect_result(value: object, emit: Emit) -> list[message_pb2.Part]:
     if isinstance(value, AsyncGenerator):
-        return [(await _streamed(value, emit)).part()]
+        return [(await _collect_stream(value, emit)).part()]
     if isinstance(value, Generator):
         streamed, returned = await pull(value, emit, THREADS)
         return result_parts(returned) if returned is not None else [streamed.part()]
     return result_parts(await value if inspect.isawaitable(value) else value)
 
 
-async def _streamed(generator: AsyncGenerator[object, None], emit: Emit) -> Excerpt:
+async def _collect_stream(generator: AsyncGenerator[object, None], emit: Emit) -> Excerpt:
     streamed = Excerpt()
     async with aclosing(generator):
         async for piece in generator:

@@ -12,7 +12,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from bough.v1 import error_pb2, message_pb2
 from bough_server.errors import RunError
 from bough_server.messages import constant_in
-from bough_server.truncation import MAX_TEXT_BYTES, cut_text
+from bough_server.truncation import MAX_TEXT_BYTES, truncate_text
 
 _PARTS_LIMIT: Final = 1024 * 1024
 """The most bytes of a result's parts without the data of files.
@@ -48,7 +48,9 @@ class Excerpt:
             return message_pb2.Part(text=self._head.decode())
         # A character may be split where the tail was trimmed and between head and tail: its bytes are dropped.
         kept = (self._head + self._tail).decode(errors="ignore")
-        return message_pb2.Part(text=cut_text(kept, self._limit), truncated=True, original_bytes=self.original_bytes)
+        return message_pb2.Part(
+            text=truncate_text(kept, self._limit), truncated=True, original_bytes=self.original_bytes
+        )
 
 
 def text_part(text: str, limit: int = MAX_TEXT_BYTES) -> message_pb2.Part:
@@ -66,9 +68,9 @@ def result_parts(value: object) -> list[message_pb2.Part]:
     that do not fit. The data of files does not count; its bound is that of a message.
     """
     if isinstance(value, message_pb2.Part):
-        return _fitted([value])
+        return _fit_parts([value])
     if isinstance(value, list) and value and all(isinstance(each, message_pb2.Part) for each in value):
-        return _fitted(value)
+        return _fit_parts(value)
     if isinstance(value, Enum):
         value = value.value
     if value is None:
@@ -90,7 +92,7 @@ def _check_json(data_json: str) -> None:
         raise TypeError(f"{constant} is not JSON; return null or a text instead")
 
 
-def _fitted(parts: Sequence[message_pb2.Part]) -> list[message_pb2.Part]:
+def _fit_parts(parts: Sequence[message_pb2.Part]) -> list[message_pb2.Part]:
     fitted: list[message_pb2.Part] = []
     room = MAX_TEXT_BYTES
     for part in parts:

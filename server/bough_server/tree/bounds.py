@@ -70,27 +70,27 @@ def head(text: str, limit: int) -> tuple[str, bool]:
     return data[:limit].decode(errors="ignore"), True
 
 
-def fit(record: invocation_pb2.Invocation, max_bytes: int) -> None:
+def fit(invocation: invocation_pb2.Invocation, max_bytes: int) -> None:
     """Shrink a record, in place, until it serializes to at most `max_bytes`; from 1,024 on that always succeeds.
 
     The longest texts are cut first, all to one length and each marked. Then steps, tools, agents and intermediate
     responses are left out from the end, and their totals kept. Finally the other fields without a fixed size are
     cleared one by one.
     """
-    if record.ByteSize() <= max_bytes:
+    if invocation.ByteSize() <= max_bytes:
         return
-    _level_texts(record, max_bytes, floor=_LEGIBLE)
+    _level_texts(invocation, max_bytes, floor=_LEGIBLE)
     for name in ("steps", "tools", "agents", "intermediate_responses"):
-        _leave_out(record, name, max_bytes)
-    _clear(record, ("anomalies", "labels"), max_bytes)
-    if record.ByteSize() > max_bytes:
-        _level_texts(record, max_bytes, floor=0)
-    _clear(record, _LAST_TO_GO, max_bytes)
+        _leave_out(invocation, name, max_bytes)
+    _clear(invocation, ("anomalies", "labels"), max_bytes)
+    if invocation.ByteSize() > max_bytes:
+        _level_texts(invocation, max_bytes, floor=0)
+    _clear(invocation, _LAST_TO_GO, max_bytes)
 
 
-def _leave_out(record: invocation_pb2.Invocation, name: str, max_bytes: int) -> None:
-    excess = record.ByteSize() - max_bytes
-    items = getattr(record, name)
+def _leave_out(invocation: invocation_pb2.Invocation, name: str, max_bytes: int) -> None:
+    excess = invocation.ByteSize() - max_bytes
+    items = getattr(invocation, name)
     if excess <= 0 or not items:
         return
     keep = len(items)
@@ -100,13 +100,13 @@ def _leave_out(record: invocation_pb2.Invocation, name: str, max_bytes: int) -> 
     del items[keep:]
 
 
-def _clear(record: invocation_pb2.Invocation, names: Sequence[str], max_bytes: int) -> None:
-    fields: Message = record
+def _clear(invocation: invocation_pb2.Invocation, names: Sequence[str], max_bytes: int) -> None:
+    fields: Message = invocation
     for name in names:
-        if record.ByteSize() > max_bytes:
+        if invocation.ByteSize() > max_bytes:
             fields.ClearField(name)
-            del record.anomalies[:]  # they have no fixed size either; the one that is added says why
-            record.anomalies.add(
+            del invocation.anomalies[:]  # they have no fixed size either; the one that is added says why
+            invocation.anomalies.add(
                 kind=invocation_pb2.ANOMALY_KIND_CUT,
                 message="Parts of this record were left out because they do not fit max_bytes.",
             )
@@ -130,7 +130,7 @@ class _Text:
     marked: Message | None
     flag: str
 
-    def cut(self, limit: int) -> None:
+    def truncate(self, limit: int) -> None:
         """Cut the text to `limit` bytes and mark it. Bytes and JSON objects are useless in part and become empty."""
         value = getattr(self.holder, self.field)
         if isinstance(value, bytes) or self.field in _OBJECTS:
@@ -146,10 +146,10 @@ class _Text:
             setattr(self.marked, self.flag, True)
 
 
-def _level_texts(record: invocation_pb2.Invocation, max_bytes: int, *, floor: int) -> None:
+def _level_texts(invocation: invocation_pb2.Invocation, max_bytes: int, *, floor: int) -> None:
     """Cut every longer text to one level: the highest, at least `floor` bytes, at which the record fits."""
-    excess = record.ByteSize() - max_bytes
-    texts = sorted(_texts(record, longer_than=floor), key=attrgetter("size"), reverse=True)
+    excess = invocation.ByteSize() - max_bytes
+    texts = sorted(_texts(invocation, longer_than=floor), key=attrgetter("size"), reverse=True)
     level, longer = floor, 0
     for count, text in enumerate(texts, start=1):
         longer += text.size
@@ -161,33 +161,33 @@ def _level_texts(record: invocation_pb2.Invocation, max_bytes: int, *, floor: in
     for text in texts:
         if text.size <= level:
             break
-        text.cut(level)
+        text.truncate(level)
 
 
-def _texts(record: invocation_pb2.Invocation, *, longer_than: int) -> Iterator[_Text]:
+def _texts(invocation: invocation_pb2.Invocation, *, longer_than: int) -> Iterator[_Text]:
     """Yield the texts longer than `longer_than` bytes; there may be hundreds of thousands of shorter ones."""
-    for holder, field, marked, flag in _places(record):
+    for holder, field, marked, flag in _places(invocation):
         value = getattr(holder, field)
         size = len(value) if isinstance(value, bytes) or value.isascii() else len(value.encode())
         if size > longer_than:
             yield _Text(holder=holder, field=field, size=size, marked=marked, flag=flag)
 
 
-def _places(record: invocation_pb2.Invocation) -> Iterator[_Place]:
-    for message in (record.user_content, record.final_response, *record.intermediate_responses):
+def _places(invocation: invocation_pb2.Invocation) -> Iterator[_Place]:
+    for message in (invocation.user_content, invocation.final_response, *invocation.intermediate_responses):
         yield from _places_in_message(message)
-    yield from _places_in_error(record.error)
-    for agent in record.agents:
+    yield from _places_in_error(invocation.error)
+    for agent in invocation.agents:
         yield from _places_in_message(agent.input)
         yield from _places_in_message(agent.output)
         yield agent.settings, "extra_json", None, ""
         yield from _places_in_error(agent.error)
-    for tool in record.tools:
+    for tool in invocation.tools:
         yield tool, "arguments_json", tool, "arguments_truncated"
         yield tool, "executed_arguments_json", tool, "executed_arguments_truncated"
         yield tool, "result_json", tool, "result_truncated"
         yield from _places_in_error(tool.error)
-    for step in record.steps:
+    for step in invocation.steps:
         yield from _places_in_message(step.llm_response.message)
         for result in step.tool_results:
             yield from _places_in_result(result)

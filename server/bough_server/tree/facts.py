@@ -115,7 +115,7 @@ class TreeState:
     def _end_of(self, event: event_pb2.AgentEvent, kind: int) -> End:
         return End.of(event, kind, generation=self.run.generation)
 
-    def _apply_llm_started(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+    def _apply_llm_start(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         call = event.effect_key or event.step_id
         if not events.is_summarizing(event):
             # A later attempt of an open call belongs to the same step.
@@ -125,18 +125,18 @@ class TreeState:
         node.open_calls.add(call)
         node.error = None
 
-    def _apply_llm_retrying(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+    def _apply_llm_retry(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         if not event.llm_retrying.not_sent:
             self._charge(node, Sums.of_attempt(event.llm_retrying.lost_usage))
 
-    def _apply_llm_completed(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+    def _apply_llm_completion(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         response = event.llm_completed.response
         node.open_calls.discard(event.effect_key or event.step_id)
         self._charge(node, Sums.of_attempt(response.usage))
         if not node.parent and (text := _text_beside_calls(response.message)) is not None:
             node.intermediate_responses.append(text)
 
-    def _apply_llm_failed(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+    def _apply_llm_failure(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         failed = event.llm_failed
         call = event.effect_key or event.step_id
         # A refused call never started and reports no usage: it went to no provider and is not counted.
@@ -150,7 +150,7 @@ class TreeState:
         node.running.add(used)
         self._charged.add(used)
 
-    def _apply_tool_started(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+    def _apply_tool_start(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         call_id = event.tool_started.call.call_id
         if call_id not in node.open_tools:  # a further attempt is not a further call
             node.open_tools.add(call_id)
@@ -205,11 +205,11 @@ _READERS: Final[Mapping[int, _Reader]] = {
     events.SUB_AGENT_STARTED: TreeState._apply_start,
     events.SUB_AGENT_COMPLETED: TreeState._apply_end,
     events.SUB_AGENT_FAILED: TreeState._apply_end,
-    events.LLM_STARTED: TreeState._apply_llm_started,
-    events.LLM_RETRYING: TreeState._apply_llm_retrying,
-    events.LLM_COMPLETED: TreeState._apply_llm_completed,
-    events.LLM_FAILED: TreeState._apply_llm_failed,
-    events.TOOL_STARTED: TreeState._apply_tool_started,
+    events.LLM_STARTED: TreeState._apply_llm_start,
+    events.LLM_RETRYING: TreeState._apply_llm_retry,
+    events.LLM_COMPLETED: TreeState._apply_llm_completion,
+    events.LLM_FAILED: TreeState._apply_llm_failure,
+    events.TOOL_STARTED: TreeState._apply_tool_start,
     events.TOOL_OUTPUT: TreeState._apply_tool_output,
     events.TOOL_COMPLETED: TreeState._apply_tool_end,
     events.TOOL_FAILED: TreeState._apply_tool_end,

@@ -16,7 +16,7 @@ from bough_server.log import events
 from bough_server.tree.bounds import Bounds
 from bough_server.tree.facts import TreeState
 from bough_server.tree.nodes import anomaly
-from bough_server.tree.record import record
+from bough_server.tree.record import build_invocation
 
 ANOMALY: Final = anomaly(
     invocation_pb2.ANOMALY_KIND_INVALID_TIME,
@@ -53,7 +53,7 @@ def fold(
     return tree.invocation()
 
 
-def fold_stored(
+def fold_log(
     stored: Iterable[Stored],
     *,
     run_id: str,
@@ -63,7 +63,7 @@ def fold_stored(
     """Return the record of a log of this server, or of a prefix of it."""
     tree = Tree(options, run_id=run_id, session_id=session_id)
     for one in stored:
-        tree.add_stored(one)
+        tree.add_stored_event(one)
     return tree.invocation()
 
 
@@ -90,7 +90,7 @@ class Tree:
         self._state.apply_envelope(event)
         self._state.apply(events.kind_of(event), event, event.sequence)
 
-    def add_stored(self, stored: Stored) -> None:
+    def add_stored_event(self, stored: Stored) -> None:
         """Add an event of this server's log. Kinds that do not change the tree, above all deltas, are not parsed."""
         self._state.sequence = stored.sequence
         if stored.kind not in self._ignored_kinds:
@@ -98,27 +98,27 @@ class Tree:
 
     def invocation(self) -> invocation_pb2.Invocation:
         """Return the record of the events so far."""
-        invocation = record(self._state, self._bounds)
+        invocation = build_invocation(self._state, self._bounds)
         if self._is_foreign:  # the server's own logs have valid times
             leave_out_impossible_times(invocation)
         return invocation
 
 
-def leave_out_impossible_times(record: invocation_pb2.Invocation) -> None:
+def leave_out_impossible_times(invocation: invocation_pb2.Invocation) -> None:
     """Clear the invalid times of a record, in place, and add an anomaly if there are any."""
     found = False
-    for message in _messages(record):
+    for message in _messages(invocation):
         for field, value in message.ListFields():
             if isinstance(value, Timestamp | Duration) and not _is_possible(value):
                 message.ClearField(field.name)
                 found = True
     if found:
-        record.anomalies.append(ANOMALY)
+        invocation.anomalies.append(ANOMALY)
 
 
-def _messages(record: Message) -> Iterator[Message]:
+def _messages(whole: Message) -> Iterator[Message]:
     """Yield a message and all messages in it except times; lazily, as there may be hundreds of thousands."""
-    ahead: list[Iterator[Message]] = [iter((record,))]
+    ahead: list[Iterator[Message]] = [iter((whole,))]
     while ahead:
         message = next(ahead[-1], None)
         if message is None:

@@ -88,11 +88,11 @@ def _cyclic(parents: Mapping[str, str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def record(tree: TreeState, bounds: Bounds) -> invocation_pb2.Invocation:
+def build_invocation(tree: TreeState, bounds: Bounds) -> invocation_pb2.Invocation:
     """Build the record of a tree state, which is not changed."""
     forest = arrange({one: node.parent for one, node in tree.nodes.items()}, first=tree.run.root)
     main = tree.run.root or (forest.order[0] if forest.order else "")
-    built = _described_run(tree, main)
+    built = _describe_run(tree, main)
     sums = _sums_below(tree, forest)
     whole = Sums()
     for one in forest.order:
@@ -108,7 +108,7 @@ def record(tree: TreeState, bounds: Bounds) -> invocation_pb2.Invocation:
     return built
 
 
-def _described_run(tree: TreeState, main: str) -> invocation_pb2.Invocation:
+def _describe_run(tree: TreeState, main: str) -> invocation_pb2.Invocation:
     run, progress = tree.run, tree.run.progress
     root = tree.nodes.get(main)
     built = invocation_pb2.Invocation(

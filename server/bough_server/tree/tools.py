@@ -11,7 +11,7 @@ from bough_server.log.run_state import CallKey
 from bough_server.messages import copy_of
 from bough_server.tree.bounds import Bounds, head
 
-_CUT_IN_STEPS: Final = 64 * 1024
+_STEP_TRUNCATION_BYTES: Final = 64 * 1024
 """Results up to this size are whole in the step's end; larger ones are truncated there."""
 
 
@@ -61,7 +61,7 @@ class ToolCalls:
         key = (event.invocation_id, result.call.call_id)
         if key not in self._calls:
             self._open(key, result.call, event, sequence)
-        if self._bounds.include_steps and key not in self._results and result.ByteSize() > _CUT_IN_STEPS:
+        if self._bounds.include_steps and key not in self._results and result.ByteSize() > _STEP_TRUNCATION_BYTES:
             self._results[key] = copy_of(result)
         known = self._calls[key]
         if known is not None and key not in self._ended:

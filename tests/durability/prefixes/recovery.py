@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, follow_pb2, invocation_pb2, run_pb2, usage_pb2
 from bough_server.models.model import RetryPolicy
-from bough_server.runs.replay import Replayed
+from bough_server.runs.replay import ReplayOutcome
 from bough_server.store.opening import rebuild_projections
 from bough_server.store.ports import StoredMessage
 from tests.durability.prefixes.scenario import Answer, Scenario, World
@@ -35,7 +35,7 @@ class Finished:
     """The session's."""
     state_json: str
     """The values that the session has at the end."""
-    replayed: Replayed
+    replayed: ReplayOutcome
 
 
 async def record(scenario: Scenario, folder: Path, *, is_cancelled: bool) -> Finished:
@@ -162,8 +162,8 @@ async def _finished(scenario: Scenario, folder: Path, world: World, harness: Run
         world=world,
         log=log,
         tree=await harness.tree(log),
-        ledger=[entry.usage for entry in await harness.store.usage.of_run(run.run_id)],
+        ledger=[entry.usage for entry in await harness.store.usage.list_for_run(run.run_id)],
         messages=await harness.messages(run.session_id),
-        state_json=(await harness.store.sessions.cut(ME, run.session_id)).state_json,
+        state_json=(await harness.store.sessions.read_position(ME, run.session_id)).state_json,
         replayed=await harness.replay(log),
     )

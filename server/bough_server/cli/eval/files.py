@@ -41,7 +41,7 @@ class Files:
         """Raise ConfigurationError for a file that could not be written, before anything runs."""
         from bough.v1 import eval_result_pb2
         from bough_server.errors import ConfigurationError
-        from bough_server.evals.results.content import reduced
+        from bough_server.evals.results.content import reduce_result
 
         paths = [path for path in (self.junit, self.markdown, self.html, self.json) if path is not None]
         for path in paths:
@@ -52,7 +52,9 @@ class Files:
         for file, package in ((self.junit, "junitparser"), (self.html, "jinja2")):
             if file is not None and util.find_spec(package) is None:
                 raise ConfigurationError(f'{file}: This needs the extra "eval": {install_command("eval")}.')
-        reduced(eval_result_pb2.EvalResult(), None, self.content.value, fields=redact.fields, patterns=redact.patterns)
+        reduce_result(
+            eval_result_pb2.EvalResult(), None, self.content.value, fields=redact.fields, patterns=redact.patterns
+        )
 
     def write(
         self,
@@ -68,9 +70,9 @@ class Files:
         from bough_server.evals.reports.html import html_page
         from bough_server.evals.reports.junit import junit_text
         from bough_server.evals.reports.markdown import markdown_text
-        from bough_server.evals.results.content import reduced
+        from bough_server.evals.results.content import reduce_result
 
-        shown, compared = reduced(
+        shown, compared = reduce_result(
             result, comparison, self.content.value, fields=redact.fields, patterns=redact.patterns
         )
         writers: tuple[tuple[Path | None, Callable[[], str]], ...] = (
@@ -85,7 +87,7 @@ class Files:
                 print_stderr(f"wrote {path}")
 
 
-def redacted(
+def redact_result(
     result: "eval_result_pb2.EvalResult",
     comparison: "eval_result_pb2.EvalComparison | None" = None,
     *,
@@ -94,9 +96,9 @@ def redacted(
     """Return a result and its comparison as a command prints them: whole, without secrets."""
     if not redact.fields and not redact.patterns:
         return result, comparison
-    from bough_server.evals.results.content import reduced
+    from bough_server.evals.results.content import reduce_result
 
-    return reduced(result, comparison, Content.FULL.value, fields=redact.fields, patterns=redact.patterns)
+    return reduce_result(result, comparison, Content.FULL.value, fields=redact.fields, patterns=redact.patterns)
 
 
 def why_unwritable(path: Path) -> str:
@@ -132,16 +134,16 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def baseline_of(text: str) -> "str | eval_result_pb2.EvalResult":
+def read_baseline(text: str) -> "str | eval_result_pb2.EvalResult":
     """Return the result in a file, or the id of an evaluation if there is no such file.
 
     Raises ConfigurationError for a file that holds no result.
     """
     path = Path(text)
-    return result_in(path) if path.exists() or path.suffix == ".json" else text
+    return read_result(path) if path.exists() or path.suffix == ".json" else text
 
 
-def result_in(path: Path) -> "eval_result_pb2.EvalResult":
+def read_result(path: Path) -> "eval_result_pb2.EvalResult":
     """Return the result that a file of --json holds. Raises ConfigurationError."""
     from google.protobuf import json_format
 

@@ -49,7 +49,7 @@ def export(
 
 async def _import(files: Sequence[Path], to: Path, agent: str) -> ExitCode:
     from bough_server.cli.eval.files import write_whole
-    from bough_server.cli.render.format import counted
+    from bough_server.cli.render.format import pluralize
     from bough_server.evals.importers.files import import_files
 
     eval_set, sentences = import_files(files)
@@ -60,19 +60,19 @@ async def _import(files: Sequence[Path], to: Path, agent: str) -> ExitCode:
         print_stderr(sentence)
     if not agent and not all(turn.HasField("recorded") for case in eval_set.cases for turn in case.turns):
         print_stderr("The set names no agent: write one into it, or name it by `bough eval run --agent`.")
-    print_stderr(f"wrote {to}: {counted(len(eval_set.cases), 'case')}")
+    print_stderr(f"wrote {to}: {pluralize(len(eval_set.cases), 'case')}")
     return ExitCode.YES
 
 
 async def _export(result: Path, to: Path, format: ExportFormat) -> ExitCode:
     import json
 
-    from bough_server.cli.eval.files import result_in, write_whole
+    from bough_server.cli.eval.files import read_result, write_whole
     from bough_server.evals.importers.trpc_result import trpc_result
 
     match format:
         case ExportFormat.TRPC:
-            written = trpc_result(result_in(result))
+            written = trpc_result(read_result(result))
     write_whole(to, json.dumps(written, ensure_ascii=False, indent=2) + "\n")
     print_stderr(f"wrote {to}")
     return ExitCode.YES

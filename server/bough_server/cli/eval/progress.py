@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bar
 
 from bough.v1 import eval_result_pb2, evaluation_pb2
-from bough_server.cli.eval.files import redacted
+from bough_server.cli.eval.files import redact_result
 from bough_server.cli.exit_codes import print_stderr
 from bough_server.evals.reports.words import verdict_text
 from bough_server.plain_text import one_line
@@ -48,13 +48,13 @@ class EvalProgress:
             case "case_planned":
                 self._runs[event.case_planned.eval_case.id] = event.case_planned.trials
             case "case_trial_scored":
-                self._scored(event.case_trial_scored.result)
+                self._show_trial(event.case_trial_scored.result)
             case "evaluation_failed":
                 print_stderr(f"The evaluation failed: {one_line(event.evaluation_failed.error.message)}")
             case _:
                 pass
 
-    def _scored(self, result: eval_result_pb2.CaseTrialResult) -> None:
+    def _show_trial(self, result: eval_result_pb2.CaseTrialResult) -> None:
         if self._bar is not None and self._task is not None:
             self._bar.advance(self._task)
             if result.verdict != eval_result_pb2.VERDICT_PASSED:
@@ -65,7 +65,7 @@ class EvalProgress:
     def _line(self, found: eval_result_pb2.CaseTrialResult) -> str:
         runs = self._runs.get(found.case_id, 1)
         whole = eval_result_pb2.EvalResult(cases=[eval_result_pb2.CaseResult(trials=[found])])
-        result = redacted(whole, redact=self._redact)[0].cases[0].trials[0]
+        result = redact_result(whole, redact=self._redact)[0].cases[0].trials[0]
         number = f" {result.trial + 1}/{runs}" if runs > 1 else ""
         reason = f": {one_line(result.reason)}" if result.reason else ""
         return f"{one_line(result.case_id)}{number} {verdict_text(result.verdict)}{reason}"

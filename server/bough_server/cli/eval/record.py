@@ -57,7 +57,7 @@ def record(
 async def _record(
     target: Target, runs: Sequence[str], set_path: Path, case_id: str, *, expect: Sequence[Expect], mocks: bool
 ) -> ExitCode:
-    from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.connection import connect, resolve_run
     from bough_server.cli.eval.files import why_unwritable
     from bough_server.errors import ConfigurationError
     from bough_server.settings import Settings
@@ -68,12 +68,12 @@ async def _record(
         raise ConfigurationError(f"{set_path}: {why}")
     redact = Settings.load(target.config).evaluation.redact
     eval_set = _read_or_new(set_path)
-    async with connected(target, is_silent=True, is_reading=True) as connection:
+    async with connect(target, is_silent=True, is_reading=True) as connection:
         for run in runs:
             run_id = await resolve_run(connection.client, run)
             made, agent = await _case(connection.client, run_id, case_id or run_id, expect, mocks=mocks)
             eval_set.agent = eval_set.agent or agent
-            _put(eval_set, _redacted(made, redact))
+            _put(eval_set, _redact_case(made, redact))
     _write(set_path, eval_set)
     return ExitCode.YES
 
@@ -84,7 +84,7 @@ async def _case(
     """Return a case that a run passes, and the run's agent. Say on standard error what the case leaves out."""
     from bough.v1 import execution_pb2, follow_pb2, invocation_pb2
     from bough_server.cli.render.format import state_text
-    from bough_server.evals.sets.cases_from_runs import case_of, recorded_answers
+    from bough_server.evals.sets.cases_from_runs import case_of, extract_answers
 
     options = invocation_pb2.InvocationOptions(
         max_agents=_LARGEST, max_tools=_LARGEST, max_tool_args_bytes=_LARGEST, max_tool_result_bytes=_LARGEST
@@ -92,7 +92,7 @@ async def _case(
     invocation = await client.get_invocation(run_id, options=options)
     made, dropped = case_of(invocation, case_id, parts=[each.value for each in expect], with_mocks=mocks)
     async with client.watch(run_id, until=follow_pb2.WATCH_UNTIL_CURRENT, event_names=[_CONTROL_EVENTS]) as stream:
-        answers, unanswered = recorded_answers([event async for event in stream], with_mocks=mocks)
+        answers, unanswered = extract_answers([event async for event in stream], with_mocks=mocks)
     made.answers.extend(answers)
     if invocation.state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
         print_stderr(f"The run {run_id} is {state_text(invocation.state)}: say in the case what is expected.")
@@ -101,7 +101,7 @@ async def _case(
     return made, invocation.agent
 
 
-def _redacted(case: "eval_set_pb2.EvalCase", redact: "RedactSection") -> "eval_set_pb2.EvalCase":
+def _redact_case(case: "eval_set_pb2.EvalCase", redact: "RedactSection") -> "eval_set_pb2.EvalCase":
     """Return a case without secrets; say on standard error that it differs from the run."""
     from bough_server.evals.results.content import remove_secrets
     from bough_server.evals.results.secrets import REDACTED
@@ -143,9 +143,9 @@ def _put(eval_set: "eval_set_pb2.EvalSet", case: "eval_set_pb2.EvalCase") -> Non
 def _write(path: Path, eval_set: "eval_set_pb2.EvalSet") -> None:
     from bough_server.cli.eval.files import write_whole
     from bough_server.cli.output import json_text
-    from bough_server.cli.render.format import counted
+    from bough_server.cli.render.format import pluralize
     from bough_server.evals.sets.eval_set import eval_set_yaml
 
     text = json_text(eval_set) + "\n" if path.suffix == ".json" else eval_set_yaml(eval_set)
     write_whole(path, text)
-    print_stderr(f"wrote {path}: {counted(len(eval_set.cases), 'case')}")
+    print_stderr(f"wrote {path}: {pluralize(len(eval_set.cases), 'case')}")

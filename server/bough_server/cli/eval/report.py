@@ -1,7 +1,7 @@
 """Results on standard output and in files, and the exit codes that stand for them."""
 
 from bough.v1 import eval_result_pb2, execution_pb2
-from bough_server.cli.eval.files import Files, redacted
+from bough_server.cli.eval.files import Files, redact_result
 from bough_server.cli.exit_codes import ExitCode
 from bough_server.cli.output import print_lines, whole_width
 from bough_server.cli.render.evaluations import result_lines
@@ -16,7 +16,7 @@ def report(
     redact: RedactSection,
 ) -> ExitCode:
     """Print a result, write it to files, and return its exit code. Raises ConfigurationError."""
-    shown, compared = redacted(result, comparison, redact=redact)
+    shown, compared = redact_result(result, comparison, redact=redact)
     print_lines(result_lines(shown, compared, width=whole_width()))
     files.write(result, comparison, redact=redact)
     return exit_code(result)

@@ -8,7 +8,7 @@ from typing import Final, Self
 from bough import AsyncClient, InvalidRequest, NotFound
 from bough.v1 import eval_result_pb2, evaluation_pb2, policy_pb2
 from bough_server.agents.definition import Source
-from bough_server.cli.definitions import definitions_in
+from bough_server.cli.definitions import read_definitions
 from bough_server.cli.eval.options import EvalArguments
 from bough_server.cli.exit_codes import with_commands
 from bough_server.documents.yaml import parse_duration, suggestion
@@ -55,7 +55,7 @@ class EvalRequest:
         return cls(
             arguments=arguments,
             source=parse_eval_set(arguments.set_path),
-            agents=definitions_in(arguments.agents) if arguments.agents else (),
+            agents=read_definitions(arguments.agents) if arguments.agents else (),
             budget=budget_of(arguments.budget),
             labels=pairs_of(arguments.labels, "--label"),
         )
@@ -91,17 +91,19 @@ class EvalRequest:
                 f"it, and a request may be {MAX_SET_BYTES >> 20} MiB: split the set."
             )
 
-    def located(self, error: InvalidRequest | NotFound) -> ConfigurationError | InvalidRequest | NotFound:
+    def locate_error(self, error: InvalidRequest | NotFound) -> ConfigurationError | InvalidRequest | NotFound:
         """Rewrite an error as "file:line: field: message", or "--option: message", for each thing that is wrong."""
         if isinstance(error, NotFound):
             if error.reason != "UNKNOWN_AGENT":
                 return error
-            return ConfigurationError(self._placed("eval_set.agent", with_commands(error.message)))
+            return ConfigurationError(self._locate_problem("eval_set.agent", with_commands(error.message)))
         if not error.violations:
             return error
-        return ConfigurationError("\n".join(self._placed(one.field, one.description) for one in error.violations))
+        return ConfigurationError(
+            "\n".join(self._locate_problem(one.field, one.description) for one in error.violations)
+        )
 
-    def _placed(self, field: str, description: str) -> str:
+    def _locate_problem(self, field: str, description: str) -> str:
         if field == "eval_set.agent" and self.arguments.agent:
             return f"--agent {self.arguments.agent}: {description}"
         if field == "eval_set" or field.startswith("eval_set."):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bough_server.cli.eval.files import Content, Files, redacted
+from bough_server.cli.eval.files import Content, Files, redact_result
 from bough_server.cli.eval.options import (
     AllowIncompleteOption,
     ContentOption,
@@ -43,11 +43,11 @@ def list_evaluations(context: typer.Context, limit: LimitOption = 20, json: Json
 
 
 async def _list(target: Target, *, limit: int, json: bool) -> ExitCode:
-    from bough_server.cli.connection import connected
+    from bough_server.cli.connection import connect
     from bough_server.cli.output import json_line, print_line, print_lines, whole_width
     from bough_server.cli.render.evaluations import evaluations_table
 
-    async with connected(target, is_silent=True, is_reading=True) as connection:
+    async with connect(target, is_silent=True, is_reading=True) as connection:
         found = []
         async for one in connection.client.evaluations.list(page_size=min(limit, _PAGE_SIZE)):
             found.append(one)
@@ -79,14 +79,14 @@ def show(
 
 
 async def _show(target: Target, evaluation: str, files: Files) -> ExitCode:
-    from bough_server.cli.connection import connected
+    from bough_server.cli.connection import connect
     from bough_server.cli.eval.follow import result_of
     from bough_server.cli.eval.report import report
     from bough_server.settings import Settings
 
     redact = Settings.load(target.config).evaluation.redact
     files.check(redact)
-    async with connected(target, is_silent=True, is_reading=True) as connection:
+    async with connect(target, is_silent=True, is_reading=True) as connection:
         result = await result_of(connection.client, evaluation)
     return report(result, files=files, redact=redact)
 
@@ -97,7 +97,7 @@ def watch(context: typer.Context, evaluation: EvaluationArgument) -> None:
 
 
 async def _watch(target: Target, evaluation: str) -> ExitCode:
-    from bough_server.cli.connection import connected
+    from bough_server.cli.connection import connect
     from bough_server.cli.eval.follow import Following, resolve_evaluation
     from bough_server.cli.eval.report import report
     from bough_server.settings import Settings
@@ -105,7 +105,7 @@ async def _watch(target: Target, evaluation: str) -> ExitCode:
     redact = Settings.load(target.config).evaluation.redact
     # The patterns are checked before the evaluation is followed.
     Files().check(redact)
-    async with connected(target, needs_runs=True, subject="evaluation") as connection:
+    async with connect(target, needs_runs=True, subject="evaluation") as connection:
         evaluation_id = await resolve_evaluation(connection.client, evaluation)
         following = Following(connection, evaluation_id=evaluation_id, redact=redact)
         await following.watch(connection.client.evaluations.watch(evaluation_id, without_trees=True))
@@ -123,12 +123,12 @@ def cancel(
 
 
 async def _cancel(target: Target, evaluation: str, note: str) -> ExitCode:
-    from bough_server.cli.connection import connected
+    from bough_server.cli.connection import connect
     from bough_server.cli.eval.follow import resolve_evaluation
     from bough_server.cli.output import print_line
     from bough_server.cli.render.format import state_text
 
-    async with connected(target, needs_runs=True) as connection:
+    async with connect(target, needs_runs=True) as connection:
         evaluation_id = await resolve_evaluation(connection.client, evaluation)
         found = await connection.client.evaluations.cancel(evaluation_id, note=note)
     ended = found.HasField("end_time")
@@ -152,14 +152,16 @@ async def _compare(target: Target, baseline: str, candidate: str, *, json: bool,
     from bough_server.cli.output import json_text, print_line, print_lines, whole_width
     from bough_server.cli.render.evaluations import comparison_lines
     from bough_server.errors import ConfigurationError
-    from bough_server.evals.results.compare import compare, incomplete
+    from bough_server.evals.results.compare import compare, find_baseline_problem
     from bough_server.settings import Settings
 
     # Not by the server: files need none, and two results with all of their trees may be larger than a request.
-    before, after = await _results(target, baseline, candidate)
-    if (why := incomplete(before)) and not allow_incomplete:
+    before, after = await _fetch_results(target, baseline, candidate)
+    if (why := find_baseline_problem(before)) and not allow_incomplete:
         raise ConfigurationError(f"{baseline}: The baseline {why}: add --allow-incomplete-baseline to compare with it.")
-    found = _shown(compare(before, after), before, after, redact=Settings.load(target.config).evaluation.redact)
+    found = _redact_comparison(
+        compare(before, after), before, after, redact=Settings.load(target.config).evaluation.redact
+    )
     if json:
         print_line(json_text(found))
     else:
@@ -167,7 +169,7 @@ async def _compare(target: Target, baseline: str, candidate: str, *, json: bool,
     return ExitCode.FAILED if found.worse or found.removed else ExitCode.YES
 
 
-def _shown(
+def _redact_comparison(
     comparison: "eval_result_pb2.EvalComparison",
     before: "eval_result_pb2.EvalResult",
     after: "eval_result_pb2.EvalResult",
@@ -178,19 +180,19 @@ def _shown(
     from bough.v1 import eval_result_pb2
 
     both = eval_result_pb2.EvalResult(cases=[*before.cases, *after.cases])
-    return redacted(both, comparison, redact=redact)[1] or comparison
+    return redact_result(both, comparison, redact=redact)[1] or comparison
 
 
-async def _results(target: Target, *texts: str) -> "list[eval_result_pb2.EvalResult]":
-    from bough_server.cli.connection import connected
-    from bough_server.cli.eval.files import baseline_of
+async def _fetch_results(target: Target, *texts: str) -> "list[eval_result_pb2.EvalResult]":
+    from bough_server.cli.connection import connect
+    from bough_server.cli.eval.files import read_baseline
     from bough_server.cli.eval.follow import result_of
 
-    sources = [baseline_of(text) for text in texts]
+    sources = [read_baseline(text) for text in texts]
     results = [source for source in sources if not isinstance(source, str)]
     if len(results) == len(sources):
         return results
-    async with connected(target, is_silent=True, is_reading=True) as connection:
+    async with connect(target, is_silent=True, is_reading=True) as connection:
         return [await result_of(connection.client, source) for source in sources]
 
 
@@ -218,14 +220,14 @@ def score(
 
 async def _score(target: Target, runs: Sequence[str], set_path: Path | None, case_id: str, *, files: Files) -> ExitCode:
     from bough import run_source
-    from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.connection import connect, resolve_run
     from bough_server.cli.eval.report import report
     from bough_server.settings import Settings
 
     case = _case(set_path, case_id) if set_path is not None else None
     redact = Settings.load(target.config).evaluation.redact
     files.check(redact)
-    async with connected(target, needs_runs=True) as connection:
+    async with connect(target, needs_runs=True) as connection:
         client = connection.client
         sources = [run_source(await resolve_run(client, run)) for run in runs]
         if case is None:
@@ -239,9 +241,9 @@ def _case(set_path: Path, case_id: str) -> "eval_set_pb2.EvalCase":
     """Return a case of a set, with the metrics of the set's defaults. Raises ConfigurationError."""
     from bough_server.documents.yaml import suggestion
     from bough_server.errors import ConfigurationError
-    from bough_server.evals.sets.eval_set import parse_eval_set, planned_cases
+    from bough_server.evals.sets.eval_set import parse_eval_set, plan_cases
 
-    cases = {one.eval_case.id: one.eval_case for one in planned_cases(parse_eval_set(set_path).set, trials=None)}
+    cases = {one.eval_case.id: one.eval_case for one in plan_cases(parse_eval_set(set_path).set, trials=None)}
     if not case_id and len(cases) == 1:
         return next(iter(cases.values()))
     if case_id not in cases:
@@ -262,13 +264,13 @@ def diff(
 
 async def _diff(target: Target, left: str, right: str, *, json: bool) -> ExitCode:
     from bough import run_source
-    from bough_server.cli.connection import connected, resolve_run
+    from bough_server.cli.connection import connect, resolve_run
     from bough_server.cli.output import json_text, print_line, print_lines, whole_width
     from bough_server.cli.render.evaluations import diff_lines
     from bough_server.evals.results.content import remove_secrets
     from bough_server.settings import Settings
 
-    async with connected(target, is_silent=True, is_reading=True) as connection:
+    async with connect(target, is_silent=True, is_reading=True) as connection:
         client = connection.client
         sides = [run_source(await resolve_run(client, each)) for each in (left, right)]
         found = await client.evaluations.diff(*sides)

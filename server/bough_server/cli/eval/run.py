@@ -72,8 +72,8 @@ def run(
 
 async def _run(target: Target, arguments: EvalArguments, *, default_model: str | None) -> ExitCode:
     from bough import InvalidRequest, NotFound
-    from bough_server.cli.connection import connected
-    from bough_server.cli.eval.files import baseline_of
+    from bough_server.cli.connection import connect
+    from bough_server.cli.eval.files import read_baseline
     from bough_server.cli.eval.follow import Following, result_of
     from bough_server.cli.eval.report import report
     from bough_server.cli.eval.request import EvalRequest
@@ -81,16 +81,16 @@ async def _run(target: Target, arguments: EvalArguments, *, default_model: str |
     from bough_server.settings import Settings
 
     request = EvalRequest.of(arguments)
-    baseline = baseline_of(arguments.baseline) if arguments.baseline else None
+    baseline = read_baseline(arguments.baseline) if arguments.baseline else None
     redact = Settings.load(target.config).evaluation.redact
     arguments.files.check(redact)
-    async with connected(target, default_model=default_model, subject="evaluation") as connection:
+    async with connect(target, default_model=default_model, subject="evaluation") as connection:
         client, following = connection.client, Following(connection, redact=redact)
         before = await result_of(client, baseline) if baseline is not None else None
         try:
             await following.start(request.events(client, before))
         except (InvalidRequest, NotFound) as error:
-            raise request.located(error) from None
+            raise request.locate_error(error) from None
         result = await client.evaluations.result(following.evaluation_id)
     comparison = compare(before, result) if before is not None else None
     code = report(result, comparison, files=arguments.files, redact=redact)

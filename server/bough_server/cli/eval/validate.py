@@ -26,16 +26,16 @@ def validate(
 
 async def _validate(target: Target, paths: list[Path]) -> ExitCode:
     from bough_server.cli.output import print_line
-    from bough_server.cli.render.format import counted
+    from bough_server.cli.render.format import pluralize
     from bough_server.errors import ConfigurationError
 
-    known = _known(target)
+    known = _load_known_names(target)
     files = list(dict.fromkeys(paths))
     found: dict[str, None] = {}
     case_count = 0
     for path in files:
         try:
-            cases, problems = _checked(path, known)
+            cases, problems = _check_set(path, known)
         except ConfigurationError as error:
             # The other files are checked all the same.
             found |= dict.fromkeys(error.message.splitlines())
@@ -45,27 +45,27 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
     for problem in found:
         print_line(problem)
     if found:
-        print_stderr(f"{counted(len(found), 'problem')} in {counted(len(files), 'file')}.")
+        print_stderr(f"{pluralize(len(found), 'problem')} in {pluralize(len(files), 'file')}.")
         return ExitCode.IMPOSSIBLE
-    print_stderr(f"{counted(case_count, 'case')} in {counted(len(files), 'file')}: no problems found.")
+    print_stderr(f"{pluralize(case_count, 'case')} in {pluralize(len(files), 'file')}: no problems found.")
     return ExitCode.YES
 
 
-def _checked(path: Path, known: "KnownNames") -> tuple[int, list["Problem"]]:
+def _check_set(path: Path, known: "KnownNames") -> tuple[int, list["Problem"]]:
     """Return how many cases a set has, and every problem of its file, in the order of the lines."""
-    from bough_server.agents.loading import not_yet_reported
+    from bough_server.agents.loading import drop_reported_problems
     from bough_server.evals.sets.eval_set import read_eval_set
     from bough_server.evals.sets.validation import set_problems
 
     source, problems = read_eval_set(path)
     if source.lines:
-        problems += not_yet_reported(set_problems(source, known), problems)
+        problems += drop_reported_problems(set_problems(source, known), problems)
     return len(source.set.cases), sorted(problems, key=lambda problem: problem.line)
 
 
-def _known(target: Target) -> "KnownNames":
+def _load_known_names(target: Target) -> "KnownNames":
     """Return the names of the configuration; none are known if there is no configuration."""
-    from bough_server.cli.definitions import known_to
+    from bough_server.cli.definitions import load_known_names
     from bough_server.evals.sets.expectation_validation import KnownNames
     from bough_server.settings import Settings
 
@@ -75,6 +75,6 @@ def _known(target: Target) -> "KnownNames":
             "No agents and models are configured, so names are not checked; --config names a bough.yaml that has them."
         )
         return KnownNames()
-    known = known_to(settings)
+    known = load_known_names(settings)
     agents = frozenset(each.name for each in (*known.definitions, *known.code_agents))
     return KnownNames(agents=agents, models=frozenset(known.models))

@@ -159,7 +159,7 @@ class AgentBlocks:
 
     def __init__(self, width: int, *, is_pipe: bool = False) -> None:
         self._width, self._is_pipe = width, is_pipe
-        self.said: list[str] = []
+        self.shown_errors: list[str] = []
         """The messages of all errors that were written, the longest first."""
         self._lanes: dict[str, AgentLane] = {}
         self._branches: Counter[str] = Counter()
@@ -200,7 +200,7 @@ class AgentBlocks:
         style = depth_style(lane.depth)
         header.append("● ", style=style).append(lane.name, style=f"bold {style}")
         header.append(f"  {words}" if words else "", style="dim")
-        self._lines.append(fitted(header, self._width))
+        self._lines.append(truncate_line(header, self._width))
         self._current = lane.invocation_id
 
     def close(self, lane: AgentLane, mark: str, style: str, words: str) -> None:
@@ -209,13 +209,15 @@ class AgentBlocks:
         line = bars(lane.depth).append(f"{mark} ", style=style)
         line.append(lane.name, style=f"bold {depth_style(lane.depth)}")
         line.append(f"  {words}" if words else "", style="dim" if mark == "✓" else style)
-        self._lines.append(fitted(line, self._width))
+        self._lines.append(truncate_line(line, self._width))
         self._leave(lane)
 
     def fail(self, lane: AgentLane, error: error_pb2.AgentError) -> None:
         """End a lane's block with an error."""
         self.flush(lane)
-        for piece in self._pieces(f"✗ {lane.name}  {self.say(error)}", self._width - bars(lane.depth).cell_len):
+        for piece in self._pieces(
+            f"✗ {lane.name}  {self.format_error(error)}", self._width - bars(lane.depth).cell_len
+        ):
             self._lines.append(bars(lane.depth).append(piece, style="red"))
         self._leave(lane)
 
@@ -236,7 +238,7 @@ class AgentBlocks:
     def _write(self, lane: AgentLane, text: str, style: str) -> None:
         if self._current != lane.invocation_id:
             label = bars(lane.depth).append(f"▸ {lane.branch}", style=f"dim {depth_style(lane.depth)}")
-            self._lines.append(fitted(label, self._width))
+            self._lines.append(truncate_line(label, self._width))
             self._current = lane.invocation_id
         line = bars(lane.depth + 1)
         line.append(text, style=style)
@@ -249,12 +251,12 @@ class AgentBlocks:
         wrapper = TextWrapper(max(_NARROWEST, width))
         return [*wrapper.add(text), *wrapper.finish()]
 
-    def say(self, error: error_pb2.AgentError) -> str:
-        """Return an error as text, without messages that were said before; from now on its message counts as said."""
-        text = error_text(error, self.said)
+    def format_error(self, error: error_pb2.AgentError) -> str:
+        """Return an error as text, without messages that were shown before; its message counts as shown from now on."""
+        text = error_text(error, self.shown_errors)
         message = one_line(error.message)
-        if message and message not in self.said:
-            self.said = sorted([*self.said, message], key=len, reverse=True)
+        if message and message not in self.shown_errors:
+            self.shown_errors = sorted([*self.shown_errors, message], key=len, reverse=True)
         return text
 
     def flush(self, lane: AgentLane) -> None:
@@ -306,13 +308,13 @@ Handlers: TypeAlias = Mapping[str, Handler]
 def status_lines(lanes: Iterable[AgentLane], now: float, *, width: int) -> list[Text]:
     """Return lines about work in progress: incomplete text, activities, running tools; at most 8, and how many more."""
     lines = [line for lane in lanes if not lane.has_ended for line in _in_progress(lane, now)]
-    fitting = [fitted(line, width) for line in lines[:_MOST_LINES]]
+    fitting = [truncate_line(line, width) for line in lines[:_MOST_LINES]]
     if len(lines) > _MOST_LINES:
         fitting.append(Text(f"… and {len(lines) - _MOST_LINES} more", style="dim"))
     return fitting
 
 
-def fitted(line: Text, width: int) -> Text:
+def truncate_line(line: Text, width: int) -> Text:
     """Cut a line to a width, in place, and return it."""
     line.truncate(width, overflow="ellipsis")
     return line

@@ -6,24 +6,24 @@ from typing import Final
 from bough import text_of
 from bough.v1 import event_pb2, execution_pb2, message_pb2
 from bough_server.cli.render.blocks import STARTING, AgentBlocks, AgentLane, Handlers, Running, TextWrapper
-from bough_server.cli.render.format import clip, counted, duration_text, seconds_text
+from bough_server.cli.render.format import clip, duration_text, pluralize, seconds_text
 from bough_server.cli.render.notes import (
-    cancelling_text,
+    answer_or_expiry_text,
+    cancel_request_text,
     changes_text,
-    compacted_text,
+    compaction_text,
     expiry_text,
     finish_text,
     first_member_text,
-    forked_text,
-    interrupted_text,
+    fork_text,
+    interruption_text,
     iteration_text,
     parts_text,
-    queued_text,
-    received_text,
+    queue_text,
     request_text,
-    resumed_text,
+    result_text,
+    resume_text,
     retry_text,
-    shown_result,
 )
 from bough_server.plain_text import one_line
 from bough_server.tools.builtin import TRANSFER
@@ -33,7 +33,7 @@ _PLAN_KEYS: Final = ("plan", "executed_steps")
 _MAX_STEPS: Final = 8
 
 
-def _requested(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_input_requested(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     request = event.input_requested.request
     blocks.flush(lane)
     blocks.write_line(lane, f"? {request_text(request)}", "magenta")
@@ -42,48 +42,48 @@ def _requested(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: flo
     lane.wait_for("waiting for an answer", now)
 
 
-def _received(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    blocks.write_line(lane, f"! {one_line(received_text(event.input_received.answer))}", "magenta")
+def _on_input_received(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+    blocks.write_line(lane, f"! {one_line(answer_or_expiry_text(event.input_received.answer))}", "magenta")
     lane.activity = ""
 
 
-def _queued(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    blocks.write_line(lane, f"… {queued_text(event.run_queued)}", "dim")
+def _on_run_queued(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+    blocks.write_line(lane, f"… {queue_text(event.run_queued)}", "dim")
     lane.wait_for("waiting for its session", now)
 
 
-def _dequeued(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_run_dequeued(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     blocks.write_line(lane, "… its session is free", "dim")
     if event.run_dequeued.starts_with:
         blocks.write_line(lane, f"⇢ {first_member_text(event.run_dequeued.starts_with)}", "cyan")
     lane.wait_for(STARTING, now)
 
 
-def _forked(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    blocks.write_line(lane, f"⑂ {one_line(forked_text(event.run_forked))}", "yellow")
+def _on_run_forked(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+    blocks.write_line(lane, f"⑂ {one_line(fork_text(event.run_forked))}", "yellow")
     lane.forked_ns = event.record_time.ToNanoseconds()
 
 
-def _resumed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_run_resumed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     # Effects in flight start again and record new events; only their incomplete lines have to be dropped.
     for known in blocks.lanes:
         known.text.finish()
         known.tools.clear()
         known.activity = ""
-    blocks.write_line(lane, f"↻ {resumed_text(event.run_resumed)}", "yellow")
+    blocks.write_line(lane, f"↻ {resume_text(event.run_resumed)}", "yellow")
 
 
-def _interrupted(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    blocks.write_line(lane, f"‖ {interrupted_text(event.run_interrupted)}", "magenta")
+def _on_run_interrupted(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+    blocks.write_line(lane, f"‖ {interruption_text(event.run_interrupted)}", "magenta")
     for known in blocks.lanes:
         known.activity = ""
 
 
-def _cancelling(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    blocks.write_line(lane, f"■ stopping: {cancelling_text(event.cancel_requested)}", "yellow")
+def _on_cancel_requested(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+    blocks.write_line(lane, f"■ stopping: {cancel_request_text(event.cancel_requested)}", "yellow")
 
 
-def _transferred(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_agent_transferred(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     transfer = event.agent_transferred
     # A swarm records the transfers of its members: name the member.
     who = "" if transfer.from_agent in ("", event.agent) else f"{transfer.from_agent} "
@@ -91,75 +91,75 @@ def _transferred(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: f
     blocks.write_line(lane, f"⇢ {who}transfers to {transfer.to_agent}", "cyan")
 
 
-def _iteration(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_loop_iteration_started(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     blocks.write_line(lane, f"○ {iteration_text(event.loop_iteration_started)}", "dim")
 
 
-def _planned(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    _plan(blocks, lane, event.plan_made.items, "planned")
+def _on_plan_made(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+    _write_plan(blocks, lane, event.plan_made.items, "planned")
 
 
-def _revised(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    _plan(blocks, lane, event.plan_revised.items, "left to do")
+def _on_plan_revised(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+    _write_plan(blocks, lane, event.plan_revised.items, "left to do")
 
 
-def _plan(blocks: AgentBlocks, lane: AgentLane, items: Sequence[event_pb2.PlanItem], what: str) -> None:
-    blocks.write_line(lane, f"≡ {what}: {counted(len(items), 'step')}", "cyan")
+def _write_plan(blocks: AgentBlocks, lane: AgentLane, items: Sequence[event_pb2.PlanItem], what: str) -> None:
+    blocks.write_line(lane, f"≡ {what}: {pluralize(len(items), 'step')}", "cyan")
     for number, item in enumerate(items[:_MAX_STEPS], start=1):
         blocks.write_line(lane, f"  {number}. {one_line(item.text)}")
     if len(items) > _MAX_STEPS:
         blocks.write_line(lane, f"  … and {len(items) - _MAX_STEPS} more", "dim")
 
 
-def _changed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_session_state_changed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     # A plan_execute agent stores its plan in the session state; it is shown as the plan already.
     hidden = _PLAN_KEYS if lane.kind == execution_pb2.AGENT_KIND_PLAN_EXECUTE else ()
     if changes := [change for change in event.session_state_changed.state_changes if change.key not in hidden]:
         blocks.write_line(lane, f"≔ {changes_text(changes)}", "dim")
 
 
-def _compacted(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    blocks.write_line(lane, f"≈ {compacted_text(event.history_compacted)}", "dim")
+def _on_history_compacted(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+    blocks.write_line(lane, f"≈ {compaction_text(event.history_compacted)}", "dim")
 
 
 CONTROL_EVENTS: Final[Handlers] = {
-    "input_requested": _requested,
-    "input_received": _received,
-    "run_queued": _queued,
-    "run_dequeued": _dequeued,
-    "run_forked": _forked,
-    "run_resumed": _resumed,
-    "run_interrupted": _interrupted,
-    "cancel_requested": _cancelling,
-    "agent_transferred": _transferred,
-    "loop_iteration_started": _iteration,
-    "plan_made": _planned,
-    "plan_revised": _revised,
-    "session_state_changed": _changed,
-    "history_compacted": _compacted,
+    "input_requested": _on_input_requested,
+    "input_received": _on_input_received,
+    "run_queued": _on_run_queued,
+    "run_dequeued": _on_run_dequeued,
+    "run_forked": _on_run_forked,
+    "run_resumed": _on_run_resumed,
+    "run_interrupted": _on_run_interrupted,
+    "cancel_requested": _on_cancel_requested,
+    "agent_transferred": _on_agent_transferred,
+    "loop_iteration_started": _on_loop_iteration_started,
+    "plan_made": _on_plan_made,
+    "plan_revised": _on_plan_revised,
+    "session_state_changed": _on_session_state_changed,
+    "history_compacted": _on_history_compacted,
 }
 """Handlers of control events."""
 
 
-def _output(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_output_text_delta(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     blocks.add_text(event, lane, "text", event.llm_output_text_delta.text)
 
 
-def _partial(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_sub_agent_partial(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     blocks.add_text(event, lane, "text", event.sub_agent_partial.text)
 
 
-def _reasoning(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_reasoning_delta(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     blocks.add_text(event, lane, "reasoning", event.llm_reasoning_delta.text)
 
 
-def _calling(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_tool_call_delta(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     if event.llm_tool_call_delta.name:
         blocks.flush(lane)
         lane.wait_for(f"writing a call of {event.llm_tool_call_delta.name}", now)
 
 
-def _model_started(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_llm_started(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     blocks.flush(lane)
     started = event.llm_started
     lane.model = started.model
@@ -167,7 +167,7 @@ def _model_started(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now:
     lane.wait_for(f"{what} {'/'.join(name for name in (started.provider, started.model) if name)}", now)
 
 
-def _retrying(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_llm_retrying(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     retrying = event.llm_retrying
     is_another = bool(retrying.next_model and lane.model and retrying.next_model != lane.model)
     lane.model = retrying.next_model or lane.model
@@ -187,7 +187,7 @@ def _retrying(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: floa
         lane.wait_for(f"waiting for {retrying.next_model}" if is_another else "waiting to try again", now)
 
 
-def _model_completed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_llm_completed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     text = text_of(event.llm_completed.response.message)
     shown = lane.attempts.get(event.step_id)
     is_shown = shown is not None and shown.has_text and shown.number == event.attempt
@@ -200,13 +200,13 @@ def _model_completed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, no
     lane.activity = ""
 
 
-def _model_failed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_llm_failed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     blocks.flush(lane)
-    blocks.write_error(lane, f"✗ model: {blocks.say(event.llm_failed.error)}")
+    blocks.write_error(lane, f"✗ model: {blocks.format_error(event.llm_failed.error)}")
     lane.activity = ""
 
 
-def _tool_started(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_tool_started(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     blocks.flush(lane)
     call = event.tool_started.call
     arguments = one_line(call.arguments_json)
@@ -215,33 +215,33 @@ def _tool_started(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: 
     lane.tools[call.call_id] = Running(name=call.name, since=now, output=output)
 
 
-def _tool_output(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_tool_output(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     running = lane.tools.get(event.tool_output.call_id)
     for line in running.output.add(event.tool_output.text) if running else ():
         blocks.write_line(lane, f"┊ {line}", "dim")
 
 
-def _tool_completed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_tool_completed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     result = event.tool_completed.result
     if result.call.name == TRANSFER:
         lane.tools.pop(result.call.call_id, None)  # the transfer itself comes next
     else:
-        _tool_ended(blocks, lane, result)
+        _write_tool_result(blocks, lane, result)
 
 
-def _tool_failed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_tool_failed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     result = event.tool_failed.result
     _end_output(blocks, lane, result)
     parts = one_line(parts_text(result))
-    text = f"✗ {result.call.name}  {blocks.say(result.error)}{f'; {parts}' if parts else ''}"
-    blocks.write_error(lane, text + _took(result))
+    text = f"✗ {result.call.name}  {blocks.format_error(result.error)}{f'; {parts}' if parts else ''}"
+    blocks.write_error(lane, text + _format_duration(result))
 
 
-def _tool_ended(blocks: AgentBlocks, lane: AgentLane, result: message_pb2.ToolResult) -> None:
+def _write_tool_result(blocks: AgentBlocks, lane: AgentLane, result: message_pb2.ToolResult) -> None:
     _end_output(blocks, lane, result)
-    took = _took(result)
+    took = _format_duration(result)
     # The answer of a sub-agent is right above, in its own block.
-    shown = "" if result.child_invocation_id else one_line(shown_result(result))
+    shown = "" if result.child_invocation_id else one_line(result_text(result))
     text = clip(f"{result.call.name}  {shown}".rstrip(), blocks.room(lane) - len(took) - 2)
     blocks.write_line(lane, f"← {text}{took}", "blue")
 
@@ -252,22 +252,22 @@ def _end_output(blocks: AgentBlocks, lane: AgentLane, result: message_pb2.ToolRe
         blocks.write_line(lane, f"┊ {line}", "dim")
 
 
-def _took(result: message_pb2.ToolResult) -> str:
+def _format_duration(result: message_pb2.ToolResult) -> str:
     return f"  {duration_text(result.duration)}" if result.HasField("duration") else ""
 
 
 CALL_EVENTS: Final[Handlers] = {
-    "llm_started": _model_started,
-    "llm_output_text_delta": _output,
-    "sub_agent_partial": _partial,
-    "llm_reasoning_delta": _reasoning,
-    "llm_tool_call_delta": _calling,
-    "llm_retrying": _retrying,
-    "llm_completed": _model_completed,
-    "llm_failed": _model_failed,
-    "tool_started": _tool_started,
-    "tool_output": _tool_output,
-    "tool_completed": _tool_completed,
-    "tool_failed": _tool_failed,
+    "llm_started": _on_llm_started,
+    "llm_output_text_delta": _on_output_text_delta,
+    "sub_agent_partial": _on_sub_agent_partial,
+    "llm_reasoning_delta": _on_reasoning_delta,
+    "llm_tool_call_delta": _on_tool_call_delta,
+    "llm_retrying": _on_llm_retrying,
+    "llm_completed": _on_llm_completed,
+    "llm_failed": _on_llm_failed,
+    "tool_started": _on_tool_started,
+    "tool_output": _on_tool_output,
+    "tool_completed": _on_tool_completed,
+    "tool_failed": _on_tool_failed,
 }
 """Handlers of model and tool events."""

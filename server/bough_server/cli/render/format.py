@@ -61,7 +61,7 @@ def duration_text(duration: duration_pb2.Duration) -> str:
     return seconds_text(duration.ToTimedelta().total_seconds())
 
 
-def between(start: timestamp_pb2.Timestamp, end: timestamp_pb2.Timestamp) -> float:
+def seconds_between(start: timestamp_pb2.Timestamp, end: timestamp_pb2.Timestamp) -> float:
     """Return the seconds from one time to another."""
     return (end.ToNanoseconds() - start.ToNanoseconds()) / 1e9
 
@@ -101,7 +101,7 @@ def cost_text(usage: usage_pb2.Usage) -> str:
     return f"{amount_text(usage)} {usage.currency_code}".rstrip()
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """Format a number with its noun, such as "1 tool call" and "2 tool calls"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
@@ -133,9 +133,9 @@ def reason_text(reason: error_pb2.ErrorReason.ValueType) -> str:
     return error_pb2.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")
 
 
-def error_text(error: error_pb2.AgentError, said: Iterable[str] = ()) -> str:
-    """Format an error on one line, its reason first; without the messages that the reader has `said` before it."""
+def error_text(error: error_pb2.AgentError, shown_errors: Iterable[str] = ()) -> str:
+    """Format an error on one line, its reason first; without the messages that `shown_errors` has."""
     message = one_line(error.message)
-    for each in said:
+    for each in shown_errors:
         message = message.replace(each, "").rstrip(": ")
     return ": ".join(part for part in (reason_text(error.reason), message) if part) or "no reason given"

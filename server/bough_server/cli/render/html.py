@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from bough import text_of
 from bough.v1 import invocation_pb2, message_pb2, step_pb2
 from bough_server.cli.render.format import (
-    between,
     cost_text,
-    counted,
     error_text,
+    pluralize,
+    seconds_between,
     seconds_text,
     state_text,
     tokens,
@@ -16,7 +16,7 @@ from bough_server.cli.render.format import (
 )
 from bough_server.cli.render.notes import finish_text
 from bough_server.cli.render.tree import kind_and_end, origin_parts, totals
-from bough_server.evals.reports.page import Block, Call, Note, Step, TreeNode, indented_json, render
+from bough_server.evals.reports.page import Block, Call, Note, Step, TreeNode, indent_json, render
 from bough_server.log.blobs import file_text
 from bough_server.plain_text import one_line
 
@@ -32,7 +32,7 @@ def tree_page(invocation: invocation_pb2.Invocation) -> str:
         run_id=invocation.run_id,
         head=list(_head(invocation)),
         nodes=[_node(agent, work) for agent in invocation.agents],
-        tail=[Note(text=f"… and {counted(more, 'more agent')}")] if more > 0 else [],
+        tail=[Note(text=f"… and {pluralize(more, 'more agent')}")] if more > 0 else [],
     )
 
 
@@ -107,9 +107,9 @@ def _facts(agent: invocation_pb2.AgentInvocation) -> Iterator[str]:
     if kind := kind_and_end(agent):
         yield kind
     if agent.HasField("start_time") and agent.HasField("end_time"):
-        yield seconds_text(between(agent.start_time, agent.end_time))
+        yield seconds_text(seconds_between(agent.start_time, agent.end_time))
     if agent.step_count:
-        yield counted(agent.step_count, "step")
+        yield pluralize(agent.step_count, "step")
     if tokens(agent.usage) is not None:
         yield f"{tokens_text(agent.usage)} tokens"
     if agent.usage.HasField("cost_nanos"):
@@ -119,16 +119,16 @@ def _facts(agent: invocation_pb2.AgentInvocation) -> Iterator[str]:
 def _call(tool: invocation_pb2.ToolInvocation, names: Mapping[str, str]) -> Call:
     spent: list[str] = []
     if tool.HasField("start_time") and tool.HasField("end_time"):
-        spent.append(seconds_text(between(tool.start_time, tool.end_time)))
+        spent.append(seconds_text(seconds_between(tool.start_time, tool.end_time)))
     is_known = tool.child_invocation_id in names
     return Call(
         name=tool.name,
         state=state_text(tool.state),
         facts=spent,
         blocks=[
-            *_json("arguments", tool.arguments_json, is_cut=tool.arguments_truncated),
-            *_json("edited arguments", tool.executed_arguments_json, is_cut=tool.executed_arguments_truncated),
-            *_json("result", tool.result_json, is_cut=tool.result_truncated),
+            *_json("arguments", tool.arguments_json, is_truncated=tool.arguments_truncated),
+            *_json("edited arguments", tool.executed_arguments_json, is_truncated=tool.executed_arguments_truncated),
+            *_json("result", tool.result_json, is_truncated=tool.result_truncated),
         ],
         notes=[Note(text=error_text(tool.error), style="failed")] if tool.HasField("error") else [],
         target=tool.child_invocation_id if is_known else "",
@@ -143,15 +143,15 @@ def _message(title: str, message: message_pb2.Message) -> Iterator[Block]:
         yield Block(title=title, text=text)
     for part in message.parts:
         if part.data_json:
-            yield from _json(title, part.data_json, is_cut=part.truncated)
+            yield from _json(title, part.data_json, is_truncated=part.truncated)
         elif part.HasField("blob"):
             yield Block(title=title, text=file_text(part.blob))
 
 
-def _json(title: str, text: str, *, is_cut: bool) -> Iterator[Block]:
+def _json(title: str, text: str, *, is_truncated: bool) -> Iterator[Block]:
     if not text:
         return
-    yield Block(title=f"{title}, cut" if is_cut else title, text=indented_json(text))
+    yield Block(title=f"{title}, cut" if is_truncated else title, text=indent_json(text))
 
 
 def _is_output(message: message_pb2.Message, output: message_pb2.Message) -> bool:

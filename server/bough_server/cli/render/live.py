@@ -10,7 +10,7 @@ from bough.v1 import event_pb2, execution_pb2, usage_pb2
 from bough_server.cli.render.blocks import STARTING, AgentBlocks, AgentLane, Handlers, status_lines
 from bough_server.cli.render.events import CALL_EVENTS, CONTROL_EVENTS
 from bough_server.cli.render.format import seconds_text, tokens, tokens_text
-from bough_server.cli.render.notes import cancelled_text, ending_text, first_member_text, kind_text
+from bough_server.cli.render.notes import cancellation_text, ending_text, first_member_text, kind_text
 
 AgentEvent = event_pb2.AgentEvent
 
@@ -26,9 +26,9 @@ class LiveView:
         self._blocks = AgentBlocks(width, is_pipe=is_pipe)
 
     @property
-    def said(self) -> Sequence[str]:
+    def shown_errors(self) -> Sequence[str]:
         """The messages of all errors that were shown, the longest first."""
-        return self._blocks.said
+        return self._blocks.shown_errors
 
     def feed(self, event: AgentEvent, now: float = 0.0) -> list[Text]:
         """Return the lines that an event completes. `now` is in seconds on any clock, the same one as for `status`."""
@@ -42,7 +42,7 @@ class LiveView:
         return status_lines(self._blocks.lanes, now, width=self._width)
 
 
-def _started(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_started(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     started = event.run_started if event.HasField("run_started") else event.sub_agent_started
     caller = blocks.caller(lane)
     if caller is not None and caller.activity == STARTING:
@@ -54,23 +54,23 @@ def _started(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float
     lane.wait_for(STARTING, now)
 
 
-def _ended_well(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_completed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     end = event.run_completed if event.HasField("run_completed") else event.sub_agent_completed
     how = ending_text(end.end_reason, lane.kind)
-    used = _used(_seconds(event, end.duration, lane), end.tree_usage)
+    used = _format_usage(_seconds(event, end.duration, lane), end.tree_usage)
     blocks.close(lane, "✓", "green", f"{how}, {used}" if how else used)
 
 
-def _failed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+def _on_failed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     end = event.run_failed if event.HasField("run_failed") else event.sub_agent_failed
     if end.end_reason == execution_pb2.END_REASON_CANCELLED:
-        blocks.close(lane, "■", "yellow", cancelled_text(event.sub_agent_failed.cancel_reason))
+        blocks.close(lane, "■", "yellow", cancellation_text(event.sub_agent_failed.cancel_reason))
     else:
         blocks.fail(lane, end.error)
 
 
-def _cancelled(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
-    blocks.close(lane, "■", "yellow", cancelled_text(event.run_cancelled.cancel_reason))
+def _on_run_cancelled(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+    blocks.close(lane, "■", "yellow", cancellation_text(event.run_cancelled.cancel_reason))
 
 
 def _seconds(event: AgentEvent, duration: duration_pb2.Duration, lane: AgentLane) -> float:
@@ -80,7 +80,7 @@ def _seconds(event: AgentEvent, duration: duration_pb2.Duration, lane: AgentLane
     return duration.ToTimedelta().total_seconds()
 
 
-def _used(seconds: float, usage: usage_pb2.Usage) -> str:
+def _format_usage(seconds: float, usage: usage_pb2.Usage) -> str:
     known = "" if tokens(usage) is None else f", {tokens_text(usage)} tokens"
     return f"{seconds_text(seconds)}{known}"
 
@@ -88,11 +88,11 @@ def _used(seconds: float, usage: usage_pb2.Usage) -> str:
 _HANDLERS: Final[Handlers] = {
     **CALL_EVENTS,
     **CONTROL_EVENTS,
-    "run_started": _started,
-    "sub_agent_started": _started,
-    "run_completed": _ended_well,
-    "sub_agent_completed": _ended_well,
-    "run_failed": _failed,
-    "sub_agent_failed": _failed,
-    "run_cancelled": _cancelled,
+    "run_started": _on_started,
+    "sub_agent_started": _on_started,
+    "run_completed": _on_completed,
+    "sub_agent_completed": _on_completed,
+    "run_failed": _on_failed,
+    "sub_agent_failed": _on_failed,
+    "run_cancelled": _on_run_cancelled,
 }

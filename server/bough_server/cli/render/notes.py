@@ -6,7 +6,7 @@ from typing import Final
 
 from bough import text_of
 from bough.v1 import event_pb2, execution_pb2, fork_pb2, input_pb2, message_pb2, session_pb2, step_pb2
-from bough_server.cli.render.format import counted, enum_text, error_text, time_text
+from bough_server.cli.render.format import enum_text, error_text, pluralize, time_text
 from bough_server.log.blobs import file_text
 from bough_server.plain_text import one_line
 
@@ -36,25 +36,25 @@ def first_member_text(member: str) -> str:
     return f"starts with {member}, who spoke last"
 
 
-def queued_text(queued: event_pb2.RunQueued) -> str:
+def queue_text(queued: event_pb2.RunQueued) -> str:
     """Describe what a queued run waits for."""
     return f"waits for its session, behind run {queued.behind_run_id}"
 
 
-def resumed_text(resumed: event_pb2.RunResumed) -> str:
+def resume_text(resumed: event_pb2.RunResumed) -> str:
     """Describe why a run continues."""
     return _RESUMED.get(resumed.cause, "continued")
 
 
-def forked_text(forked: event_pb2.RunForked) -> str:
+def fork_text(forked: event_pb2.RunForked) -> str:
     """Describe a fork's origin and its changes."""
     changes = "; ".join([*_changes(forked.changes), *(["another policy"] if forked.HasField("policy") else [])])
     return f"fork of run {forked.origin.run_id} after {forked.origin.sequence}" + (f": {changes}" if changes else "")
 
 
-def interrupted_text(interrupted: event_pb2.RunInterrupted) -> str:
+def interruption_text(interrupted: event_pb2.RunInterrupted) -> str:
     """Describe how many answers a run waits for."""
-    return f"waits for {counted(len(interrupted.requests), 'answer')}"
+    return f"waits for {pluralize(len(interrupted.requests), 'answer')}"
 
 
 def asker_text(request: input_pb2.InputRequest) -> str:
@@ -84,7 +84,7 @@ def expiry_text(request: input_pb2.InputRequest) -> str:
     return f"until {time_text(request.expire_time)} UTC; then {then}"
 
 
-def received_text(answer: input_pb2.InputAnswer) -> str:
+def answer_or_expiry_text(answer: input_pb2.InputAnswer) -> str:
     """Describe the answer to a request, or that it expired."""
     if answer.source != input_pb2.ANSWER_SOURCE_EXPIRY:
         return answer_text(answer)
@@ -111,7 +111,7 @@ def call_text(call: message_pb2.ToolCall) -> str:
     return f"{call.name} {'' if arguments == '{}' else arguments}".rstrip()
 
 
-def shown_result(result: message_pb2.ToolResult) -> str:
+def result_text(result: message_pb2.ToolResult) -> str:
     """Return a tool's result as text: its error, its parts, or both."""
     error = error_text(result.error) if result.HasField("error") else ""
     return _with_parts(error, result.parts)
@@ -193,7 +193,7 @@ def iteration_text(started: event_pb2.LoopIterationStarted) -> str:
 def steps_text(items: Sequence[event_pb2.PlanItem]) -> str:
     """Return a plan on one line."""
     steps = "; ".join(one_line(item.text) for item in items)
-    return f"{counted(len(items), 'step')}: {steps}" if steps else "nothing"
+    return f"{pluralize(len(items), 'step')}: {steps}" if steps else "nothing"
 
 
 def changes_text(changes: Sequence[session_pb2.SessionStateChange]) -> str:
@@ -204,13 +204,13 @@ def changes_text(changes: Sequence[session_pb2.SessionStateChange]) -> str:
     )
 
 
-def compacted_text(compacted: event_pb2.HistoryCompacted) -> str:
+def compaction_text(compacted: event_pb2.HistoryCompacted) -> str:
     """Describe which messages a summary replaces, followed by the summary, on one line."""
     covered, replaced = [], compacted.summary.summary_range
     if replaced.to_position:
         covered.append(f"messages {replaced.from_position} to {replaced.to_position} of the session")
     if compacted.run_message_count:
-        covered.append(f"{counted(compacted.run_message_count, 'message')} of this run")
+        covered.append(f"{pluralize(compacted.run_message_count, 'message')} of this run")
     summary = one_line(text_of(compacted.summary))
     return f"summarized {' and '.join(covered) or 'nothing'}" + (f": {summary}" if summary else "")
 
@@ -220,14 +220,14 @@ def retry_text(reason: event_pb2.RetryReason.ValueType) -> str:
     return enum_text(event_pb2.RetryReason.DESCRIPTOR, reason)
 
 
-def cancelled_text(reason: execution_pb2.CancelReason.ValueType) -> str:
+def cancellation_text(reason: execution_pb2.CancelReason.ValueType) -> str:
     """Describe a cancellation and its reason, such as "cancelled: fail_fast"."""
     if reason == execution_pb2.CANCEL_REASON_UNSPECIFIED:
         return "cancelled"
     return f"cancelled: {enum_text(execution_pb2.CancelReason.DESCRIPTOR, reason)}"
 
 
-def cancelling_text(requested: event_pb2.CancelRequested) -> str:
+def cancel_request_text(requested: event_pb2.CancelRequested) -> str:
     """Describe a requested cancellation: its reason, who requested it and with which note, as far as recorded."""
     words = enum_text(execution_pb2.CancelReason.DESCRIPTOR, requested.reason)
     words += f" by {one_line(requested.requested_by)}" if requested.requested_by else ""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from bough.v1 import input_pb2, run_pb2
-from bough_server.cli.render.format import counted
+from bough_server.cli.render.format import pluralize
 from bough_server.cli.render.notes import asker_text, expiry_text, request_text
 from bough_server.plain_text import one_line, printable
 
@@ -34,7 +34,7 @@ def request_lines(request: input_pb2.InputRequest) -> list[str]:
 
 def waiting_lines(run_id: str, requests: Sequence[input_pb2.InputRequest], command: str) -> list[str]:
     """Return all requests of a run, and the command that answers them, which begins with `command`."""
-    lines = [f"The run waits for {counted(len(requests), 'answer')}."]
+    lines = [f"The run waits for {pluralize(len(requests), 'answer')}."]
     for request in requests:
         lines += request_lines(request)
     return [*lines, "Answer with:", f"  {answer_command(run_id, requests, command)}"]

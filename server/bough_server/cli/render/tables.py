@@ -17,7 +17,7 @@ from bough_server.cli.render.format import (
     tokens,
     tokens_text,
 )
-from bough_server.cli.render.notes import shown_result
+from bough_server.cli.render.notes import result_text
 from bough_server.cli.render.questions import open_request_lines, origin_lines
 from bough_server.log.blobs import blobs_in, file_text
 from bough_server.plain_text import one_line, printable
@@ -40,21 +40,22 @@ def runs_table(runs: Sequence[run_pb2.Run], width: int) -> list[Text]:
         line = Text(f"{run.run_id:36}  ")
         line.append(f"{state_text(run.state):{state_width}}", style=state_style(run.state))
         line.append(f"  {time_text(run.create_time)}  {run.agent}")
-        lines.append(_fitted(line, width))
+        lines.append(_truncate_line(line, width))
         if below := _usage_and_input(run):
-            lines.append(_fitted(Text(f"  {below}", style="dim"), width))
+            lines.append(_truncate_line(Text(f"  {below}", style="dim"), width))
         lines += [
-            _fitted(Text(f"  {below}", style=_BELOW), width) for below in [*origin_lines(run), *open_request_lines(run)]
+            _truncate_line(Text(f"  {below}", style=_BELOW), width)
+            for below in [*origin_lines(run), *open_request_lines(run)]
         ]
     return lines
 
 
 def _usage_and_input(run: run_pb2.Run) -> str:
     """Return a run's usage so far, as far as it is known, and the beginning of its input."""
-    return " · ".join(part for part in (*_used(run.tree_usage), one_line(run.input_excerpt)) if part)
+    return " · ".join(part for part in (*_format_usage(run.tree_usage), one_line(run.input_excerpt)) if part)
 
 
-def _used(usage: usage_pb2.Usage) -> list[str]:
+def _format_usage(usage: usage_pb2.Usage) -> list[str]:
     used = [f"{tokens_text(usage)} tokens"] if tokens(usage) is not None else []
     return used + ([cost_text(usage)] if usage.HasField("cost_nanos") else [])
 
@@ -64,7 +65,7 @@ def sessions_table(sessions: Sequence[session_pb2.Session], width: int) -> list[
     lines = [Text(f"{'session':36}  {'last run':16}  held by"[:width], style="dim")]
     for session in sessions:
         line = Text(f"{session.session_id:36}  {_last_run(session):16}  {session.current_run_id or '-'}")
-        lines.append(_fitted(line, width))
+        lines.append(_truncate_line(line, width))
     return lines
 
 
@@ -82,7 +83,7 @@ def session_lines(session: session_pb2.Session, *, width: int) -> list[Text]:
         ("held by", session.current_run_id or "-"),
         *(("label", f"{key}={value}") for key, value in sorted(session.labels.items())),
     ]
-    return [_fitted(Text(f"{name:8}  {one_line(value)}"), width) for name, value in fields]
+    return [_truncate_line(Text(f"{name:8}  {one_line(value)}"), width) for name, value in fields]
 
 
 def agents_table(agents: Sequence[agent_pb2.Agent], width: int) -> list[Text]:
@@ -129,7 +130,7 @@ def models_table(models: Sequence[model_pb2.ModelInfo], width: int) -> list[Text
         line = Text(f"{row[0]:{sizes[0]}}", style="bold")
         rest = "".join(f"  {cell:{size}}" for cell, size in zip(row[1:], sizes[1:], strict=True))
         line.append(f"{rest}  {', '.join(model.fallbacks) or '-'}", style="not bold")
-        lines.append(_fitted(line, width))
+        lines.append(_truncate_line(line, width))
     return lines
 
 
@@ -138,20 +139,20 @@ def message_lines(message: message_pb2.Message, *, width: int) -> list[Text]:
     kind = enum_text(message_pb2.MessageKind.DESCRIPTOR, message.kind)
     head = Text(f"{message.position:>4}  ", style="dim")
     head.append(message.author or "?", style="bold").append(f"  {kind}", style="dim")
-    lines = [_fitted(head, width)]
+    lines = [_truncate_line(head, width)]
     lines += [Text(f"      {line}") for line in printable(text_of(message)).splitlines()]
-    lines += [Text(f"      {line}", style="dim") for line in map(one_line, _named_files(message))]
+    lines += [Text(f"      {line}", style="dim") for line in map(one_line, _describe_files(message))]
     for part in message.parts:
         if part.HasField("tool_call"):
             call = f"→ {part.tool_call.name} {one_line(part.tool_call.arguments_json)}"
             lines.append(Text("      " + clip(call, max(8, width - 6)), style="blue"))
         elif part.HasField("tool_result"):
-            result = f"← {part.tool_result.call.name}  {one_line(shown_result(part.tool_result))}"
+            result = f"← {part.tool_result.call.name}  {one_line(result_text(part.tool_result))}"
             lines.append(Text("      " + clip(result, max(8, width - 6)), style="blue"))
     return lines
 
 
-def _named_files(message: message_pb2.Message) -> list[str]:
+def _describe_files(message: message_pb2.Message) -> list[str]:
     """Describe each file of a message, with the hash by which `bough sessions file` reads it."""
     return [" ".join(filter(None, (file_text(blob), blob.sha256))) for blob in blobs_in(message.parts)]
 
@@ -164,6 +165,6 @@ def _model(agent: agent_pb2.Agent) -> str:
     return agent.definition.supervisor.llm.model or agent.definition.llm.model or "(caller's)"
 
 
-def _fitted(line: Text, width: int) -> Text:
+def _truncate_line(line: Text, width: int) -> Text:
     line.truncate(width, overflow="ellipsis")
     return line

@@ -13,19 +13,19 @@ from bough.v1 import execution_pb2, invocation_pb2
 from bough_server.cli.render.format import (
     UNKNOWN,
     amount_text,
-    between,
     clip,
     clip_middle,
     cost_text,
-    counted,
     error_text,
+    pluralize,
+    seconds_between,
     seconds_text,
     state_style,
     state_text,
     tokens,
     tokens_text,
 )
-from bough_server.cli.render.notes import cancelled_text, ending_text, finish_text, kind_text
+from bough_server.cli.render.notes import cancellation_text, ending_text, finish_text, kind_text
 from bough_server.plain_text import one_line
 
 _DEEPEST: Final = 8
@@ -53,17 +53,17 @@ Titled = tuple[str, invocation_pb2.Invocation]
 
 
 def tree_lines(
-    invocation: invocation_pb2.Invocation, *, width: int = 80, is_pipe: bool = False, said: Sequence[str] = ()
+    invocation: invocation_pb2.Invocation, *, width: int = 80, is_pipe: bool = False, shown_errors: Sequence[str] = ()
 ) -> list[Text]:
     """Return the tree, its totals and its anomalies as lines of at most `width` cells; in a pipe errors are not cut.
 
-    Messages of errors that the reader has `said` before it are left out.
+    Messages of errors that `shown_errors` has are left out.
     """
     room = sys.maxsize if is_pipe else width
     columns = _columns(invocation)
     name_width = max(_NARROWEST_NAME, width - _sizes(columns))
     lines = [_row("agent", _heads(invocation, columns), columns, name_width, style="dim")]
-    tools, unfinished = _tools_by_agent(invocation), _unfinished_by_agent(invocation)
+    tools, unfinished = _tools_by_agent(invocation), _finish_reasons_by_agent(invocation)
     for agent, (head, below) in zip(invocation.agents, _connectors(invocation.agents), strict=True):
         lines.append(_agent_row(agent, head, columns, name_width))
         if description := kind_and_end(agent):
@@ -73,14 +73,14 @@ def tree_lines(
         if agent.invocation_id in unfinished:
             lines.append(_note(below, f"· finish reason {unfinished[agent.invocation_id]}", "yellow", width))
         if agent.HasField("error") and agent.state != execution_pb2.EXECUTION_STATE_CANCELLED:
-            lines.append(_note(below, f"✗ {error_text(agent.error, said)}", state_style(agent.state), room))
+            lines.append(_note(below, f"✗ {error_text(agent.error, shown_errors)}", state_style(agent.state), room))
     if (more := invocation.agents_total - len(invocation.agents)) > 0:
-        lines.append(Text(f"… and {counted(more, 'more agent')}", style="dim"))
-    lines += [Text(line, style="bold") for line in _joined(totals(invocation), width)]
+        lines.append(Text(f"… and {pluralize(more, 'more agent')}", style="dim"))
+    lines += [Text(line, style="bold") for line in _join_parts(totals(invocation), width)]
     if invocation.HasField("forked_from"):
-        lines += [Text(line, style="dim") for line in _joined(origin_parts(invocation), width)]
+        lines += [Text(line, style="dim") for line in _join_parts(origin_parts(invocation), width)]
     if not invocation.agents and invocation.HasField("error"):
-        lines.append(Text(clip(f"✗ {error_text(invocation.error, said)}", room), style="red"))
+        lines.append(Text(clip(f"✗ {error_text(invocation.error, shown_errors)}", room), style="red"))
     anomalies = [*invocation.anomalies, *(each for agent in invocation.agents for each in agent.anomalies)]
     return lines + [Text(clip(f"! {one_line(each.message)}", room), style="yellow") for each in anomalies]
 
@@ -145,7 +145,7 @@ def _agent_row(
 def kind_and_end(agent: invocation_pb2.AgentInvocation) -> str:
     """Describe an agent's kind and how it ended; empty for a model that simply answered."""
     is_explained = agent.cancel_reason != execution_pb2.CANCEL_REASON_UNSPECIFIED
-    cancelled = cancelled_text(agent.cancel_reason) if is_explained else ""
+    cancelled = cancellation_text(agent.cancel_reason) if is_explained else ""
     parts = (kind_text(agent.kind), ending_text(agent.end_reason, agent.kind), cancelled)
     return ", ".join(part for part in parts if part)
 
@@ -153,7 +153,7 @@ def kind_and_end(agent: invocation_pb2.AgentInvocation) -> str:
 def _time_text(agent: invocation_pb2.AgentInvocation) -> str:
     if not (agent.HasField("start_time") and agent.HasField("end_time")):
         return UNKNOWN
-    return seconds_text(between(agent.start_time, agent.end_time))
+    return seconds_text(seconds_between(agent.start_time, agent.end_time))
 
 
 def _note(below: str, text: str, style: str, width: int) -> Text:
@@ -182,7 +182,7 @@ def _tool_text(name: str, states: Counter[execution_pb2.ExecutionState.ValueType
     return f"{name} x{number}" + (f" ({counts})" if counts else "")
 
 
-def _unfinished_by_agent(invocation: invocation_pb2.Invocation) -> dict[str, str]:
+def _finish_reasons_by_agent(invocation: invocation_pb2.Invocation) -> dict[str, str]:
     """Return the finish reasons of each agent's incomplete answers; the record must have steps."""
     reasons: dict[str, Counter[str]] = {}
     for step in invocation.steps:
@@ -215,7 +215,7 @@ def _connectors(agents: Sequence[invocation_pb2.AgentInvocation]) -> Iterator[tu
     return reversed(found)
 
 
-def _joined(parts: Sequence[str], width: int) -> list[str]:
+def _join_parts(parts: Sequence[str], width: int) -> list[str]:
     """Join parts with dots, on as many lines as they need."""
     lines = [parts[0]]
     for part in parts[1:]:
@@ -229,16 +229,16 @@ def totals(invocation: invocation_pb2.Invocation) -> list[str]:
     usage = invocation.tree_usage
     parts = [
         state_text(invocation.state),
-        counted(invocation.agents_total, "agent"),
-        counted(usage.model_calls, "model call"),
-        counted(usage.tool_calls, "tool call"),
+        pluralize(invocation.agents_total, "agent"),
+        pluralize(usage.model_calls, "model call"),
+        pluralize(usage.tool_calls, "tool call"),
     ]
     if tokens(usage) is not None:
         parts.append(f"{tokens_text(usage)} tokens")
     if usage.HasField("cost_nanos"):
         parts.append(f"cost {cost_text(usage)}")
     if invocation.HasField("start_time") and invocation.HasField("end_time"):
-        parts.append(seconds_text(between(invocation.start_time, invocation.end_time)))
+        parts.append(seconds_text(seconds_between(invocation.start_time, invocation.end_time)))
     if not invocation.complete:
         parts.append(f"so far, to event {invocation.as_of_sequence}")
     return parts
@@ -249,8 +249,8 @@ def origin_parts(invocation: invocation_pb2.Invocation) -> list[str]:
     origin, inherited = invocation.forked_from, invocation.inherited_usage
     parts = [f"fork of run {origin.run_id} after {origin.sequence}"]
     if inherited.model_calls or inherited.tool_calls:
-        parts.append(f"inherited {counted(inherited.model_calls, 'model call')}")
-        parts.append(counted(inherited.tool_calls, "tool call"))
+        parts.append(f"inherited {pluralize(inherited.model_calls, 'model call')}")
+        parts.append(pluralize(inherited.tool_calls, "tool call"))
         if tokens(inherited) is not None:
             parts.append(f"{tokens_text(inherited)} tokens")
     return parts
@@ -264,16 +264,23 @@ def trees_beside(left: Titled, right: Titled, *, width: int, is_pipe: bool = Fal
     half = (width - len(_BETWEEN)) // 2
     has_whole_errors = is_pipe and any(agent.HasField("error") for _, tree in (left, right) for agent in tree.agents)
     if has_whole_errors or half < max(narrowest_tree(left[1]), narrowest_tree(right[1])):
-        return [*_titled(left, width, is_pipe=is_pipe), Text(""), *_titled(right, width, is_pipe=is_pipe)]
-    return [_beside(one, other, half) for one, other in zip_longest(_titled(left, half), _titled(right, half))]
+        return [
+            *_render_with_title(left, width, is_pipe=is_pipe),
+            Text(""),
+            *_render_with_title(right, width, is_pipe=is_pipe),
+        ]
+    return [
+        _join_columns(one, other, half)
+        for one, other in zip_longest(_render_with_title(left, half), _render_with_title(right, half))
+    ]
 
 
-def _titled(titled: Titled, width: int, *, is_pipe: bool = False) -> Sequence[Text]:
+def _render_with_title(titled: Titled, width: int, *, is_pipe: bool = False) -> Sequence[Text]:
     title, invocation = titled
     return [Text(title, style="bold"), *tree_lines(invocation, width=width, is_pipe=is_pipe)]
 
 
-def _beside(left: Text | None, right: Text | None, half: int) -> Text:
+def _join_columns(left: Text | None, right: Text | None, half: int) -> Text:
     line = left.copy() if left is not None else Text("")
     line.truncate(half, overflow="ellipsis", pad=True)
     line.append(_BETWEEN, style="dim")

@@ -128,12 +128,12 @@ def _mode(criterion: JsonObject) -> TrajectoryMode.ValueType:
 
 
 def _compares_tools(mode: TrajectoryMode.ValueType, *, ignores_arguments: bool) -> ComparesTools:
-    def expected(call: ImportedCall) -> ExpectedTool:
+    def expect_call(call: ImportedCall) -> ExpectedTool:
         if ignores_arguments:
             return ExpectedTool(name=call.name)
         return ExpectedTool(name=call.name, arguments_json="{}" if call.arguments is None else as_json(call.arguments))
 
-    return ComparesTools(mode=mode, expected=expected)
+    return ComparesTools(mode=mode, expected=expect_call)
 
 
 def _case(source: JsonObject, metrics: Sequence[ImportedMetric], notes: Notes) -> ImportedCase:
@@ -182,7 +182,7 @@ def _older_case(
 
 
 def _older_call(use: JsonObject, mocks: eval_set_pb2.ToolMocks) -> ImportedCall:
-    call = ImportedCall(name=use.required_text("toolName"), arguments=use.raw("toolInput"))
+    call = ImportedCall(name=use.require_text("toolName"), arguments=use.raw("toolInput"))
     if use.has("mockToolOutput"):
         mock = mocks.tools.add(name=call.name, result_json=as_json(use.raw("mockToolOutput")))
         mock.arguments_match.equals_json = "{}" if call.arguments is None else as_json(call.arguments)

@@ -26,7 +26,7 @@ from bough.v1.eval_set_pb2 import (
 from bough.v1.invocation_pb2 import InvocationSource
 from bough_server.errors import ConfigurationError
 from bough_server.evals.importers.conversations import Exchange, ImportedCall
-from bough_server.evals.importers.unplaced import unplaced_metric
+from bough_server.evals.importers.unplaced import build_unplaced_metric
 from bough_server.evals.importers.values import JsonObject, JsonValue, Notes, as_json
 from bough_server.log.session_state import is_key
 
@@ -104,7 +104,7 @@ def assemble(source: ImportedSet, notes: Notes) -> EvalSet:
         why = " ".join(notes.about_cases)
         raise ConfigurationError(f"The set has no case that can be imported. {why}".strip())
     eval_set = EvalSet(name=eval_set_name(source.name), description=source.description[:_MAX_DESCRIPTION])
-    eval_set.cases.extend(_Placement(source=source, case=case, notes=notes).placed() for case in kept)
+    eval_set.cases.extend(_Placement(source=source, case=case, notes=notes).build_case() for case in kept)
     _share_metrics(eval_set)
     return eval_set
 
@@ -140,22 +140,21 @@ class _Placement:
     _answers: Sequence[ExpectedAnswer | None] | None = None
     _metrics: list[EvalMetric] = field(default_factory=list)
 
-    def placed(self) -> EvalCase:
-        """Return the case."""
+    def build_case(self) -> EvalCase:
         names = _unique([_metric_name(metric.name) for metric in self.case.metrics], _MAX_NAME)
         for name, metric in zip(names, self.case.metrics, strict=True):
             try:
-                self._metrics.append(self._placed(name, metric))
+                self._metrics.append(self._build_metric(name, metric))
             except NoCounterpart as error:
-                self._metrics.append(self._unplaced(name, metric, str(error)))
-        self._keep_unjudged(names)
+                self._metrics.append(self._build_unplaced_metric(name, metric, str(error)))
+        self._keep_extra_expectations(names)
         case = EvalCase(id=self.case.id, session_state_json=self.case.state_json, metrics=self._metrics)
         if self.case.mocks is not None:
             case.mocks.CopyFrom(self.case.mocks)
-        case.turns.extend(self._turn(index, turn) for index, turn in enumerate(self.case.turns))
+        case.turns.extend(self._build_turn(index, turn) for index, turn in enumerate(self.case.turns))
         return case
 
-    def _placed(self, name: str, metric: ImportedMetric) -> EvalMetric:
+    def _build_metric(self, name: str, metric: ImportedMetric) -> EvalMetric:
         turns = self.case.turns
         match metric.compares:
             case ComparesTools(mode=mode, expected=expected):
@@ -164,7 +163,7 @@ class _Placement:
                 if self._tools is None:
                     self._tools = calls
                 elif calls != self._tools:
-                    wanted.tools.extend(_of_one_turn(calls))
+                    wanted.tools.extend(_require_one_turn(calls))
                 return EvalMetric(name=name, threshold=metric.threshold, tool_trajectory=wanted)
             case ComparesAnswers(expected=expected_answer):
                 answers = [expected_answer(turn.answer) for turn in turns]
@@ -172,17 +171,17 @@ class _Placement:
                 if self._answers is None:
                     self._answers = answers
                 elif answers != self._answers:
-                    judged.answer.CopyFrom(_of_one_turn(answers))
+                    judged.answer.CopyFrom(_require_one_turn(answers))
                 return EvalMetric(name=name, threshold=metric.threshold, final_response=judged)
             case str(reason):
                 raise NoCounterpart(reason)
 
-    def _unplaced(self, name: str, metric: ImportedMetric, why: str) -> EvalMetric:
+    def _build_unplaced_metric(self, name: str, metric: ImportedMetric, why: str) -> EvalMetric:
         self.notes.add(
             f"The metric {metric.name!r} has no counterpart: {why}. Its cases are not scored until it is removed.",
             self.case.id,
         )
-        return unplaced_metric(
+        return build_unplaced_metric(
             self.source.tool,
             metric.name,
             metric_name=name,
@@ -191,7 +190,7 @@ class _Placement:
             notes=self.notes,
         )
 
-    def _keep_unjudged(self, taken: Sequence[str]) -> None:
+    def _keep_extra_expectations(self, taken: Sequence[str]) -> None:
         """Keep expectations that no metric compares, judged with the threshold 0."""
         turns = self.case.turns
         if self._tools is None and any(turn.calls for turn in turns):
@@ -208,8 +207,8 @@ class _Placement:
             self._metrics.append(EvalMetric(name=name, threshold=0, final_response=FinalResponseMetric()))
             self.notes.add("No metric compares the expected answers: they are kept with the threshold 0.")
 
-    def _turn(self, index: int, turn: Exchange) -> EvalTurn:
-        made = _said(turn)
+    def _build_turn(self, index: int, turn: Exchange) -> EvalTurn:
+        made = _build_user_turn(turn)
         if self._tools is not None:
             made.expect.SetInParent()  # without expected calls a metric has none to expect, but judges the turn
             made.expect.tools.extend(self._tools[index])
@@ -218,7 +217,7 @@ class _Placement:
         return made
 
 
-def _said(turn: Exchange) -> EvalTurn:
+def _build_user_turn(turn: Exchange) -> EvalTurn:
     if turn.recorded is not None:
         return EvalTurn(recorded=InvocationSource(invocation=turn.recorded))
     if all(part.HasField("text") for part in turn.user.parts):
@@ -226,7 +225,7 @@ def _said(turn: Exchange) -> EvalTurn:
     return EvalTurn(input=turn.user)
 
 
-def _of_one_turn(expected: Sequence[_Expected]) -> _Expected:
+def _require_one_turn(expected: Sequence[_Expected]) -> _Expected:
     """Return what a metric expects that cannot be kept with the turns. Raises NoCounterpart."""
     if len(expected) != 1 or expected[0] == []:
         raise NoCounterpart("another metric of the set compares the same turns in another way")
@@ -238,13 +237,13 @@ def _has_turns(case: ImportedCase, notes: Notes) -> bool:
     if not case.turns:
         notes.add("A case without a conversation was left out.", case.id)
         return False
-    if any(turn.recorded is None and not _is_said(turn.user) for turn in case.turns):
+    if any(turn.recorded is None and not _has_content(turn.user) for turn in case.turns):
         notes.add("A case with a turn in which the user says nothing was left out.", case.id)
         return False
     return True
 
 
-def _is_said(message: message_pb2.Message) -> bool:
+def _has_content(message: message_pb2.Message) -> bool:
     return any(part.text.strip() or not part.HasField("text") for part in message.parts)
 
 

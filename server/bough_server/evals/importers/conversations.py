@@ -55,7 +55,7 @@ def read_exchange(source: JsonObject, case_id: str, notes: Notes) -> Exchange:
     )
 
 
-def read_record(source: JsonObject, case_id: str, notes: Notes) -> invocation_pb2.Invocation:
+def read_invocation(source: JsonObject, case_id: str, notes: Notes) -> invocation_pb2.Invocation:
     """Return an invocation of a conversation as the record of a run that succeeded. Raises ConfigurationError."""
     record = invocation_pb2.Invocation(
         invocation_id=source.text("invocationId"), state=_SUCCEEDED, complete=True, agents=_agents(source)
@@ -129,7 +129,7 @@ def _file(data: str, uri: str, media_type: str) -> Part | None:
 def _calls(source: JsonObject) -> Iterator[ImportedCall]:
     for tool in source.children("tools"):
         yield ImportedCall(
-            name=tool.required_text("name"),
+            name=tool.require_text("name"),
             call_id=tool.text("id"),
             arguments=tool.raw("arguments"),
             result=tool.raw("result"),
@@ -151,7 +151,7 @@ def _intermediate_calls(source: JsonObject) -> Iterator[ImportedCall]:
     for use in uses:
         response = _response_of(use, responses)
         yield ImportedCall(
-            name=use.required_text("name"),
+            name=use.require_text("name"),
             call_id=use.text("id"),
             arguments=use.raw("args"),
             result=None if response is None else response.raw("response"),

@@ -64,9 +64,9 @@ def import_files(paths: Sequence[Path]) -> tuple[EvalSet, list[str]]:
         held = "; ".join(f"{file.path} is {_article(file.format)}" for file in files)
         raise ConfigurationError(f"Name one file with cases, and at most one with metrics: {held or 'there is none'}.")
     notes = Notes()
-    metrics = others[0] if others else _beside(sets[0], notes)
+    metrics = others[0] if others else _find_metrics_file(sets[0], notes)
     try:
-        eval_set = _imported(sets[0], metrics, notes)
+        eval_set = _import_set(sets[0], metrics, notes)
     except ConfigurationError as error:
         raise ConfigurationError(f"{', '.join(str(file.path) for file in files)}: {error.message}") from error
     return eval_set, notes.sentences
@@ -83,10 +83,10 @@ def import_values(value: JsonValue, metrics: JsonValue = None, *, path: Path) ->
         metrics = clean(metrics)
         other = _File(path=path, value=metrics, format=detect(metrics, Path("metrics.json")))
     notes = Notes()
-    return _imported(source, other, notes), notes.sentences
+    return _import_set(source, other, notes), notes.sentences
 
 
-def _imported(source: _File, metrics: _File | None, notes: Notes) -> EvalSet:
+def _import_set(source: _File, metrics: _File | None, notes: Notes) -> EvalSet:
     name = _stem(source.path)
     if metrics is not None and metrics.format in _SETS:
         raise ConfigurationError(f"{metrics.path} is {_article(metrics.format)}, which has no metrics.")
@@ -111,7 +111,7 @@ def _read(path: Path) -> _File:
     return _File(path=path, value=value, format=detect(value, path))
 
 
-def _beside(source: _File, notes: Notes) -> _File | None:
+def _find_metrics_file(source: _File, notes: Notes) -> _File | None:
     """Return the metrics that the other tool would find beside a set; None if there are none."""
     # An older set of trpc-agent-go looks like one of ADK.
     of_trpc = source.format in (FileFormat.TRPC_SET, FileFormat.ADK_SET)

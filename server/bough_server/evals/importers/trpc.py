@@ -18,7 +18,7 @@ from bough_server.evals.importers.assembly import (
     assemble,
     session_state,
 )
-from bough_server.evals.importers.conversations import Exchange, read_exchange, read_record
+from bough_server.evals.importers.conversations import Exchange, read_exchange, read_invocation
 from bough_server.evals.importers.trpc_criteria import compares_answers, compares_tools
 from bough_server.evals.importers.values import JsonObject, JsonValue, Notes, object_of, objects_of
 
@@ -141,27 +141,27 @@ def _case(source: JsonObject, metrics: Sequence[ImportedMetric], notes: Notes) -
         turns = [read_exchange(turn, case_id, notes) for turn in expected]
         return ImportedCase(id=case_id, turns=turns, metrics=metrics, state_json=state)
     exchanges = [read_exchange(turn, case_id, notes) for turn in expected]
-    records = [read_record(turn, case_id, notes) for turn in actual]
-    return _recorded_case(case_id, exchanges, records, metrics)
+    records = [read_invocation(turn, case_id, notes) for turn in actual]
+    return _build_recorded_case(case_id, exchanges, records, metrics)
 
 
-def _recorded_case(
-    case_id: str, exchanges: Sequence[Exchange], records: Sequence[Invocation], metrics: Sequence[ImportedMetric]
+def _build_recorded_case(
+    case_id: str, exchanges: Sequence[Exchange], invocations: Sequence[Invocation], metrics: Sequence[ImportedMetric]
 ) -> ImportedCase:
-    if exchanges and len(exchanges) != len(records):
-        why = f"{len(records)} turns are recorded and {len(exchanges)} are expected"
+    if exchanges and len(exchanges) != len(invocations):
+        why = f"{len(invocations)} turns are recorded and {len(exchanges)} are expected"
         metrics = [*metrics, ImportedMetric(name="actualConversation", threshold=None, compares=why)]
-    missing = [Exchange(user=record.user_content) for record in records[len(exchanges) :]]
-    turns = [_recorded(one, record) for one, record in zip([*exchanges, *missing], records, strict=False)]
+    missing = [Exchange(user=record.user_content) for record in invocations[len(exchanges) :]]
+    turns = [_attach_invocation(one, record) for one, record in zip([*exchanges, *missing], invocations, strict=False)]
     # The session of a record has no state to begin with.
     return ImportedCase(id=case_id, turns=turns, metrics=metrics)
 
 
-def _recorded(exchange: Exchange, record: Invocation) -> Exchange:
+def _attach_invocation(exchange: Exchange, invocation: Invocation) -> Exchange:
     """Return a turn that is judged by its record. Without an answer on both sides the answers are equal."""
-    if exchange.answer is None and not record.HasField("final_response"):
-        record.final_response.role = ROLE_ASSISTANT
-    return replace(exchange, recorded=record)
+    if exchange.answer is None and not invocation.HasField("final_response"):
+        invocation.final_response.role = ROLE_ASSISTANT
+    return replace(exchange, recorded=invocation)
 
 
 def _result_case(source: JsonObject, runs: Counter[str], notes: Notes) -> ImportedCase:
@@ -175,10 +175,10 @@ def _result_case(source: JsonObject, runs: Counter[str], notes: Notes) -> Import
         if actual is None:
             notes.add("A turn of the result without an actual invocation was left out.", case_id)
             continue
-        record = read_record(actual, case_id, notes)
+        record = read_invocation(actual, case_id, notes)
         exchange = Exchange(user=record.user_content)
         if expected is not None:
             exchange = read_exchange(expected, case_id, notes)
-        turns.append(_recorded(exchange, record))
+        turns.append(_attach_invocation(exchange, record))
     metrics = read_metrics(source.children("overallEvalMetricResults"), notes)
     return ImportedCase(id=case_id, turns=turns, metrics=metrics)

@@ -22,7 +22,7 @@ from bough_server.evals.importers.assembly import ComparesAnswers, ComparesTools
 from bough_server.evals.importers.conversations import ImportedCall
 from bough_server.evals.importers.values import JsonObject, JsonValue, Notes, as_json, object_of
 from bough_server.evals.metrics.tool_names import ANY
-from bough_server.matching.regexes import RegexProblem, check_pattern, escaped
+from bough_server.matching.regexes import RegexProblem, check_pattern, escape
 
 NUMBER_TOLERANCE: Final = 1e-6
 """How far numbers may be apart if the criterion does not say."""
@@ -59,14 +59,14 @@ def compares_tools(criterion: JsonObject | None, notes: Notes) -> ComparesTools:
     for strategy in (default, *strategies.values()):
         _check_strategy(strategy)
 
-    def expected(call: ImportedCall) -> ExpectedTool:
-        tool = _expected_tool(call, strategies.get(call.name, default), notes)
+    def expect_call(call: ImportedCall) -> ExpectedTool:
+        tool = _build_expected_tool(call, strategies.get(call.name, default), notes)
         if criterion is None and call.result is None:
             tool.ClearField("result_match")
         return tool
 
     mode = _MODES[source.flag("orderSensitive"), source.flag("subsetMatching")]
-    return ComparesTools(mode=mode, expected=expected)
+    return ComparesTools(mode=mode, expected=expect_call)
 
 
 def compares_answers(criterion: JsonObject) -> ComparesAnswers:
@@ -79,16 +79,16 @@ def compares_answers(criterion: JsonObject) -> ComparesAnswers:
     if text is None and value is None:
         raise NoCounterpart("it says neither text nor json")
 
-    def expected(answer: str | None) -> ExpectedAnswer:
+    def expect_answer(answer: str | None) -> ExpectedAnswer:
         if answer is None and (_compares(text) or _compares(value)):
             return ExpectedAnswer(exact="")  # no answer is expected: both missing is a pass
         wanted = ExpectedAnswer() if text is None else _text_expectation(text, answer or "")
         if value is not None and not value.flag("ignore"):
-            wanted.json.CopyFrom(value_matcher(value, _parsed(answer or "") if _compares(value) else None))
+            wanted.json.CopyFrom(value_matcher(value, _parse_answer(answer or "") if _compares(value) else None))
         return wanted
 
-    expected("null")  # what is wrong with the criterion itself shows with any answer
-    return ComparesAnswers(expected=expected)
+    expect_answer("null")  # what is wrong with the criterion itself shows with any answer
+    return ComparesAnswers(expected=expect_answer)
 
 
 def _compares(criterion: JsonObject | None) -> bool:
@@ -114,13 +114,13 @@ def value_matcher(criterion: JsonObject, expected: JsonValue) -> ValueMatcher:
         raise NoCounterpart("its numberTolerance is less than 0")
     if only is not None and only.members:
         return ValueMatcher(schema_json=as_json(_only_schema(only, expected, tolerance)))
-    paths = [".".join(path) for path in _ignored_paths(ignored)] if ignored is not None else []
+    paths = [".".join(path) for path in _find_ignored_paths(ignored)] if ignored is not None else []
     return ValueMatcher(equals_json=as_json(expected), number_tolerance=tolerance, ignore=paths)
 
 
-def _expected_tool(call: ImportedCall, strategy: JsonObject, notes: Notes) -> ExpectedTool:
+def _build_expected_tool(call: ImportedCall, strategy: JsonObject, notes: Notes) -> ExpectedTool:
     name = strategy.child("name")
-    tool = ExpectedTool(name=call.name) if name is None else _expected_name(call.name, name)
+    tool = ExpectedTool(name=call.name) if name is None else _build_expected_name(call.name, name)
     if name is None:
         notes.add(
             f"The strategy of the tool {call.name!r} compares no names, so that trpc-agent-go takes calls of other "
@@ -134,7 +134,7 @@ def _expected_tool(call: ImportedCall, strategy: JsonObject, notes: Notes) -> Ex
     return tool
 
 
-def _expected_name(name: str, criterion: JsonObject) -> ExpectedTool:
+def _build_expected_name(name: str, criterion: JsonObject) -> ExpectedTool:
     """Return the expectation of a name, compared as a text criterion does."""
     how = criterion.text("matchStrategy")
     if criterion.flag("ignore") or how == "skip" or (how == "contains" and not name):
@@ -142,7 +142,7 @@ def _expected_name(name: str, criterion: JsonObject) -> ExpectedTool:
     is_folded = criterion.flag("caseInsensitive")
     if how in ("", "exact") and not is_folded:
         return ExpectedTool(name=name)
-    pattern = name if how == "regex" else escaped(name)
+    pattern = name if how == "regex" else escape(name)
     if how in ("", "exact"):
         pattern = rf"\A{pattern}\z"
     return ExpectedTool(name_regex=_regex(f"(?i){pattern}" if is_folded else pattern))
@@ -211,7 +211,7 @@ def _regex(pattern: str) -> str:
     return pattern
 
 
-def _ignored_paths(tree: JsonObject) -> Iterator[tuple[str, ...]]:
+def _find_ignored_paths(tree: JsonObject) -> Iterator[tuple[str, ...]]:
     """Yield the paths to what a tree says to ignore. Raises NoCounterpart for names that a path cannot have."""
     for name, value in tree.members.items():
         if value is not True and not isinstance(value, dict):
@@ -221,7 +221,7 @@ def _ignored_paths(tree: JsonObject) -> Iterator[tuple[str, ...]]:
         if value is True:
             yield (name,)
         else:
-            yield from ((name, *path) for path in _ignored_paths(object_of(value, tree.at(name))))
+            yield from ((name, *path) for path in _find_ignored_paths(object_of(value, tree.at(name))))
 
 
 def _only_schema(tree: JsonObject, expected: JsonValue, tolerance: float) -> JsonValue:
@@ -262,7 +262,7 @@ def _equal_schema(expected: JsonValue, tolerance: float) -> JsonValue:
         return {"const": expected}
 
 
-def _parsed(answer: str) -> JsonValue:
+def _parse_answer(answer: str) -> JsonValue:
     try:
         value: JsonValue = json.loads(answer, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

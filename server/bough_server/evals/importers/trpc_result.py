@@ -25,7 +25,7 @@ from bough.v1.eval_set_pb2 import EvalTurn, ExpectedTool
 from bough_server.evals.importers.values import JsonValue
 from bough_server.evals.metrics.statistics import reaches
 from bough_server.matching.values import parse_json
-from bough_server.messages import executed_arguments
+from bough_server.messages import effective_arguments
 
 _STATUSES: Final[Mapping[Verdict.ValueType, str]] = {
     VERDICT_PASSED: "passed",
@@ -64,8 +64,8 @@ def _case_result(eval_set_name: str, case: CaseResult, run: CaseTrialResult) -> 
         turns.append(
             _without_zeros(
                 {
-                    "actualInvocation": _actual(turn, expected),
-                    "expectedInvocation": _expected(case.case_id, index, expected),
+                    "actualInvocation": _build_actual_invocation(turn, expected),
+                    "expectedInvocation": _build_expected_invocation(case.case_id, index, expected),
                     "evalMetricResults": own,
                 }
             )
@@ -105,12 +105,12 @@ def _metric_summary(score: MetricScore) -> _Members:
     )
 
 
-def _actual(turn: EvalTurnResult, expected: EvalTurn) -> JsonValue:
+def _build_actual_invocation(turn: EvalTurnResult, expected: EvalTurn) -> JsonValue:
     calls = [call for agent in turn.agents for call in agent.calls]
     return _without_zeros(
         {
             "invocationId": turn.run_id,
-            "userContent": _message("user", _said(expected)),
+            "userContent": _message("user", _user_text(expected)),
             "finalResponse": _message("assistant", turn.answer),
             "tools": [_tool(number, call) for number, call in enumerate(calls, start=1)],
             "agents": _agents(turn.agents),
@@ -118,20 +118,20 @@ def _actual(turn: EvalTurnResult, expected: EvalTurn) -> JsonValue:
     )
 
 
-def _expected(case_id: str, index: int, turn: EvalTurn) -> JsonValue:
+def _build_expected_invocation(case_id: str, index: int, turn: EvalTurn) -> JsonValue:
     answer = turn.expect.answer
     text = answer.exact or " ".join(answer.contains) or answer.regex or answer.json.equals_json
     return _without_zeros(
         {
             "invocationId": f"{case_id}-{index + 1}",
-            "userContent": _message("user", _said(turn)),
+            "userContent": _message("user", _user_text(turn)),
             "finalResponse": _message("assistant", text),
-            "tools": [_expected_tool(tool) for tool in turn.expect.tools],
+            "tools": [_build_expected_tool(tool) for tool in turn.expect.tools],
         }
     )
 
 
-def _said(turn: EvalTurn) -> str:
+def _user_text(turn: EvalTurn) -> str:
     return turn.user or "\n".join(part.text for part in turn.input.parts if part.text)
 
 
@@ -140,19 +140,19 @@ def _message(role: str, text: str) -> JsonValue:
 
 
 def _tool(number: int, call: EvalCall) -> JsonValue:
-    result = _parsed(call.result_json) if call.result_json else call.error.message or None
-    tool: _Members = {"id": f"call-{number}", "name": call.name, "arguments": _parsed(executed_arguments(call))}
+    result = _parse_or_keep(call.result_json) if call.result_json else call.error.message or None
+    tool: _Members = {"id": f"call-{number}", "name": call.name, "arguments": _parse_or_keep(effective_arguments(call))}
     return {**tool, "result": result} if result is not None else tool
 
 
-def _expected_tool(tool: ExpectedTool) -> JsonValue:
+def _build_expected_tool(tool: ExpectedTool) -> JsonValue:
     made: _Members = {"name": tool.name or tool.name_regex}
     for name, text in (
         ("arguments", tool.arguments_json or tool.arguments_match.equals_json or tool.arguments_match.subset_json),
         ("result", tool.result_json or tool.result_match.equals_json or tool.result_match.subset_json),
     ):
         if text:
-            made[name] = _parsed(text)
+            made[name] = _parse_or_keep(text)
     return made
 
 
@@ -177,7 +177,7 @@ def _agents(agents: Sequence[EvalAgent]) -> list[JsonValue]:
     return made
 
 
-def _parsed(text: str) -> JsonValue:
+def _parse_or_keep(text: str) -> JsonValue:
     """Return the value of a JSON text, or the text if it is none, as one that was cut."""
     try:
         return parse_json(text or "{}")

@@ -31,7 +31,7 @@ _SECRET_URL: Final = re.compile(
 )
 
 
-def unplaced_metric(
+def build_unplaced_metric(
     tool: str, name: str, *, metric_name: str, threshold: float | None, config: JsonValue, notes: Notes
 ) -> eval_set_pb2.EvalMetric:
     """Return a custom metric that keeps what another tool's metric had, without what looks like a secret.
@@ -51,7 +51,7 @@ def is_unplaced(metric: eval_set_pb2.EvalMetric) -> bool:
     return metric.HasField("custom") and metric.custom.name.startswith(PREFIXES)
 
 
-def unplaced_reason(metric: eval_set_pb2.EvalMetric) -> str:
+def explain_unplaced_metric(metric: eval_set_pb2.EvalMetric) -> str:
     """Return why a case with such a metric is not judged."""
     return f"The metric {metric.custom.name!r} was imported and has no counterpart here."
 

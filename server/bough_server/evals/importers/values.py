@@ -74,7 +74,7 @@ class JsonObject:
             raise self.wrong(name, "must be a text")
         return value
 
-    def required_text(self, name: str) -> str:
+    def require_text(self, name: str) -> str:
         """Return a text that is not empty. Raises ConfigurationError."""
         if not (text := self.text(name)):
             raise self.wrong(name, "is required")

@@ -11,7 +11,7 @@ from bough.v1 import event_pb2
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.log import evaluation_events
 from bough_server.runs.recovery import retry_until_stored
-from bough_server.store.evaluation_ports import EvaluationRecord
+from bough_server.store.evaluation_ports import EvaluationRow
 from bough_server.store.ports import StoredEvent
 from bough_server.store.worker_ports import RunCommand
 
@@ -30,19 +30,19 @@ class CancelCommands:
         self,
         dependencies: EvaluationDependencies,
         *,
-        cancel: Callable[[EvaluationRecord, event_pb2.CancelRequested], Awaitable[None]],
-        is_elsewhere: Callable[[EvaluationRecord], Awaitable[bool]],
+        cancel: Callable[[EvaluationRow, event_pb2.CancelRequested], Awaitable[None]],
+        is_elsewhere: Callable[[EvaluationRow], Awaitable[bool]],
     ) -> None:
         self._dependencies, self._cancel, self._is_elsewhere = dependencies, cancel, is_elsewhere
 
-    async def send(self, record: EvaluationRecord, request: event_pb2.CancelRequested) -> None:
+    async def send(self, row: EvaluationRow, request: event_pb2.CancelRequested) -> None:
         """Ask the owner to end an evaluation, and wait until the request, or the end, is in its log.
 
         Raises Fenced if it has ended, and StorageFailed.
         """
-        store, evaluation_id = self._dependencies.store, record.evaluation.evaluation_id
+        store, evaluation_id = self._dependencies.store, row.evaluation.evaluation_id
         await store.mailbox.post(RunCommand(command_id=0, run_id=evaluation_id, cancel=request))
-        tail = store.log.tail(evaluation_id, after=record.evaluation.last_sequence)
+        tail = store.log.tail(evaluation_id, after=row.evaluation.last_sequence)
         async with aclosing(cast(AsyncGenerator[Sequence[StoredEvent], None], tail)) as pages:
             async for page in pages:
                 if any(stored.kind in _STOPS for stored in page):
@@ -73,4 +73,4 @@ class CancelCommands:
         for command in await store.mailbox.take(evaluation_id):
             if command.cancel is not None:
                 await self._cancel(record, command.cancel)
-            await store.mailbox.done(command.command_id)
+            await store.mailbox.delete_command(command.command_id)

@@ -24,12 +24,12 @@ from bough_server.errors import CallError, NotFound, ServerStopping, SessionExis
 from bough_server.evals.job.answers import answers_to
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.sets.cases_from_runs import mocks_of
-from bough_server.evals.trees.folding import UNLIMITED, TreeBuilder, read_record, read_source
+from bough_server.evals.trees.folding import UNLIMITED, TreeBuilder, read_invocation, read_source
 from bough_server.log import events
 from bough_server.log.session_state import values_of
 from bough_server.observability.tracing import Parent
 from bough_server.runs.admission import EvaluationRun
-from bough_server.store.ports import Page, Principal, RunFilter, RunRecord, StoredEvent
+from bough_server.store.ports import Page, Principal, RunFilter, RunRow, StoredEvent
 from bough_server.tree.fold import Tree
 
 _ENDED: Final = frozenset(
@@ -58,7 +58,7 @@ _UNANSWERED: Final = "The case of an evaluation that this run belongs to does no
 _NOT_CONTINUED: Final = "The evaluation that this run belongs to could not continue it."
 
 
-class NotJudged(Exception):
+class NotScorable(Exception):
     """A trial that cannot be scored; the message is a sentence that says why.
 
     `unanswered` is the request that no answer of the case answers, and `invocations` are the turns that were run.
@@ -127,11 +127,11 @@ class TrialRunner:
         self._dependencies, self._principal, self._is_cancelled = dependencies, principal, is_cancelled
         self._evaluation_id, self._agent, self._definitions = evaluation_id, agent, definitions
 
-    def named(self, planned: evaluation_pb2.CasePlanned, trial: int) -> CaseTrial:
-        """Return the name of a trial."""
+    def build_trial(self, planned: evaluation_pb2.CasePlanned, trial: int) -> CaseTrial:
+        """drop. params and locals `named` stay or become `case_trial`."""
         return CaseTrial(evaluation_id=self._evaluation_id, case_id=planned.eval_case.id, trial=trial)
 
-    async def recorded(self, case: eval_set_pb2.EvalCase) -> list[invocation_pb2.Invocation]:
+    async def read_recorded_turns(self, case: eval_set_pb2.EvalCase) -> list[invocation_pb2.Invocation]:
         """Return the records that a case has instead of runs.
 
         Raises NotJudged if one is of a run that is not stored here, ServerStopping and StorageFailed.
@@ -142,7 +142,7 @@ class TrialRunner:
         except (ServerStopping, StorageFailed):
             raise
         except CallError as error:
-            raise NotJudged(f"A recorded run cannot be read: {error.message}") from None
+            raise NotScorable(f"A recorded run cannot be read: {error.message}") from None
 
     async def run(self, planned: evaluation_pb2.CasePlanned, trial: int) -> list[invocation_pb2.Invocation]:
         """Run the turns of a case up to the first that fails, and return the record of each.
@@ -150,7 +150,7 @@ class TrialRunner:
         Turns that were run before, by this process or an earlier one, are not run again. Once the evaluation is
         cancelled no further turn begins. Raises NotJudged, ServerStopping and StorageFailed.
         """
-        case, named = planned.eval_case, self.named(planned, trial)
+        case, named = planned.eval_case, self.build_trial(planned, trial)
         mocks = await self._mocks(case)
         invocations: list[invocation_pb2.Invocation] = []
         session_id = ""
@@ -161,12 +161,12 @@ class TrialRunner:
                 record = await self._begin(case, named, number, session_id=session_id, mocks=mocks)
                 session_id = record.run.session_id
                 invocations.append(await self._finish(record, case))
-            except NotJudged as error:
-                raise NotJudged(error.reason, unanswered=error.unanswered, invocations=invocations) from None
+            except NotScorable as error:
+                raise NotScorable(error.reason, unanswered=error.unanswered, invocations=invocations) from None
             except (ServerStopping, StorageFailed):
                 raise
             except CallError as error:
-                raise NotJudged(f"Turn {number + 1} was not run: {error.message}", invocations=invocations) from None
+                raise NotScorable(f"Turn {number + 1} was not run: {error.message}", invocations=invocations) from None
             if invocations[-1].state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
                 break
         return invocations
@@ -195,7 +195,7 @@ class TrialRunner:
         *,
         session_id: str,
         mocks: eval_set_pb2.ToolMocks | None,
-    ) -> RunRecord:
+    ) -> RunRow:
         """Start a turn, or find the run that was started for it before."""
         if number == 0 and case.HasField("origin"):
             record = await self._fork(case, named, mocks)
@@ -235,7 +235,7 @@ class TrialRunner:
         session: str,
         number: int,
         mocks: eval_set_pb2.ToolMocks | None,
-    ) -> RunRecord:
+    ) -> RunRow:
         request = agent_service_pb2.RunRequest(
             request_id=named.request_id(number),
             agent=self._agent,
@@ -255,7 +255,7 @@ class TrialRunner:
 
     async def _fork(
         self, case: eval_set_pb2.EvalCase, named: CaseTrial, mocks: eval_set_pb2.ToolMocks | None
-    ) -> RunRecord:
+    ) -> RunRow:
         origin = case.origin
         request = agent_service_pb2.ForkRunRequest(
             request_id=named.request_id(0),
@@ -277,28 +277,28 @@ class TrialRunner:
         mocks = messages.copy_of(case.mocks)
         if mocks.run_id:
             try:
-                mocks.tools.extend(mocks_of(await self._record(mocks.run_id)))
+                mocks.tools.extend(mocks_of(await self._read_invocation(mocks.run_id)))
             except NotFound:
-                raise NotJudged(f"The run {mocks.run_id!r} that tools are mocked from is not stored here.") from None
+                raise NotScorable(f"The run {mocks.run_id!r} that tools are mocked from is not stored here.") from None
         mocks.run_id = ""
         return mocks
 
-    async def _record(self, run_id: str) -> invocation_pb2.Invocation:
-        return await read_record(self._dependencies.runs, self._dependencies.store.log, self._principal, run_id)
+    async def _read_invocation(self, run_id: str) -> invocation_pb2.Invocation:
+        return await read_invocation(self._dependencies.runs, self._dependencies.store.log, self._principal, run_id)
 
-    async def _finish(self, record: RunRecord, case: eval_set_pb2.EvalCase) -> invocation_pb2.Invocation:
+    async def _finish(self, row: RunRow, case: eval_set_pb2.EvalCase) -> invocation_pb2.Invocation:
         """Follow a run to its end, answer what it asks, and return its record. Raises NotJudged."""
-        reader = _TurnReader(record)
+        reader = _TurnReader(row)
         try:
             unanswered = await self._answer_to_the_end(reader, case)
         except (ServerStopping, StorageFailed):
             raise
         except CallError as error:
-            await self._cancel(record.run.run_id, note=_NOT_CONTINUED)
-            raise NotJudged(f"The run could not be continued: {error.message}") from None
+            await self._cancel(row.run.run_id, note=_NOT_CONTINUED)
+            raise NotScorable(f"The run could not be continued: {error.message}") from None
         if unanswered is not None:
             question = unanswered.prompt or f"the call of {unanswered.call.name}"
-            raise NotJudged(f"No answer of the case answers this: {question}", unanswered=unanswered)
+            raise NotScorable(f"No answer of the case answers this: {question}", unanswered=unanswered)
         return await reader.invocation()
 
     async def _answer_to_the_end(
@@ -329,9 +329,9 @@ class TrialRunner:
 class _TurnReader:
     """Reads the log of a turn's run."""
 
-    def __init__(self, record: RunRecord) -> None:
-        self.run_id = record.run.run_id
-        self._builder = TreeBuilder(Tree(UNLIMITED, run_id=self.run_id, session_id=record.run.session_id))
+    def __init__(self, row: RunRow) -> None:
+        self.run_id = row.run.run_id
+        self._builder = TreeBuilder(Tree(UNLIMITED, run_id=self.run_id, session_id=row.run.session_id))
         self.after = 0
         self.requests: Sequence[input_pb2.InputRequest] = ()
         """What the run asked when it was interrupted last."""
@@ -340,7 +340,7 @@ class _TurnReader:
 
     async def add(self, page: Sequence[StoredEvent]) -> None:
         """Add the next events of the log."""
-        await self._builder.add_stored(page)
+        await self._builder.add_page(page)
         self.after = page[-1].sequence
         for stored in page:
             if stored.kind == events.RUN_INTERRUPTED:

@@ -32,6 +32,6 @@ class EvaluationDependencies:
     threads: ThreadLimit = field(default_factory=lambda: ThreadLimit(METRIC_THREADS))
     """Where the operator's metrics run."""
 
-    def known_names(self) -> KnownNames:
+    def collect_known_names(self) -> KnownNames:
         """Return the names that sets may refer to. Those of agents are checked with the rest of a run's start."""
         return KnownNames(models=frozenset(self.models), metrics=frozenset(self.metrics))

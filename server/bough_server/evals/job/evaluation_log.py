@@ -9,15 +9,15 @@ from bough.v1 import error_pb2, eval_result_pb2, evaluation_pb2, execution_pb2
 from bough_server.evals.results.verdicts import case_result, totals
 from bough_server.log import evaluation_events
 from bough_server.log.usage import Sums
-from bough_server.store.ports import EvaluationFact, EventLog, StoredEvent
+from bough_server.store.ports import EvaluationLogEvent, EventLog, StoredEvent
 
 
-def as_fact(event: evaluation_pb2.EvaluationEvent, *, sequence: int, now_ns: int) -> EvaluationFact:
+def as_fact(event: evaluation_pb2.EvaluationEvent, *, sequence: int, now_ns: int) -> EvaluationLogEvent:
     """Return an event as it is appended; its sequence and its time are set."""
     event.sequence = sequence
     event.record_time.FromNanoseconds(now_ns)
     kind = evaluation_events.kind_of(event)
-    return EvaluationFact(sequence=sequence, kind=kind, data=event.SerializeToString(), event=event)
+    return EvaluationLogEvent(sequence=sequence, kind=kind, data=event.SerializeToString(), event=event)
 
 
 TrialKey: TypeAlias = tuple[str, int]

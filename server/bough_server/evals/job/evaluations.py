@@ -26,10 +26,10 @@ from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.evaluation_log import EvaluationState, as_fact, read_state
 from bough_server.evals.job.evaluator import LiveEvaluation
 from bough_server.evals.job.planning import EvaluationPlan, plan, request_digest
-from bough_server.evals.results.compare import incomplete
+from bough_server.evals.results.compare import find_baseline_problem
 from bough_server.observability.tracing import Parent
-from bough_server.runs.recovery import LOOK_SECONDS, retry_until_stored, wait_at_most
-from bough_server.store.evaluation_ports import EvaluationFilter, EvaluationRecord
+from bough_server.runs.recovery import POLL_SECONDS, retry_until_stored, wait_at_most
+from bough_server.store.evaluation_ports import EvaluationFilter, EvaluationRow
 from bough_server.store.ports import (
     NewEvaluation,
     Page,
@@ -68,7 +68,7 @@ class Evaluations:
 
     async def start(
         self, principal: Principal, request: eval_service_pb2.EvaluateRequest, *, trace: Parent
-    ) -> EvaluationRecord:
+    ) -> EvaluationRow:
         """Create an evaluation and start it, or return the one that the same request started before.
 
         `trace` is the caller's; the runs are part of it.
@@ -98,12 +98,12 @@ class Evaluations:
 
     async def _create(
         self, principal: Principal, request: eval_service_pb2.EvaluateRequest, planned: EvaluationPlan
-    ) -> EvaluationRecord:
+    ) -> EvaluationRow:
         now = self.dependencies.clock.now_ns()
         evaluation_id = ids.new_uuid7(now)
         # A task: a caller that disconnects meanwhile must not leave an evaluation that no worker executes.
         work = self._write(principal, request, planned, evaluation_id=evaluation_id, now_ns=now)
-        return await self._unless_stopped(self._launch_attempt(evaluation_id, work))
+        return await self._wait_for_task(self._launch_attempt(evaluation_id, work))
 
     async def _write(
         self,
@@ -113,7 +113,7 @@ class Evaluations:
         *,
         evaluation_id: str,
         now_ns: int,
-    ) -> EvaluationRecord:
+    ) -> EvaluationRow:
         events = planned.events()
         records = [as_fact(event, sequence=sequence, now_ns=now_ns) for sequence, event in enumerate(events, start=1)]
         new = NewEvaluation(
@@ -122,7 +122,7 @@ class Evaluations:
             request_id=request.request_id,
             request_digest=planned.started.request_digest,
             create_time_ns=now_ns,
-            records=records,
+            log_events=records,
             owner=self.dependencies.worker,
             eval_set_name=planned.started.eval_set.name,
             agent=planned.started.agent,
@@ -143,14 +143,14 @@ class Evaluations:
         )
         return record
 
-    def _launch(self, record: EvaluationRecord, fold: EvaluationState) -> None:
+    def _launch(self, row: EvaluationRow, fold: EvaluationState) -> None:
         if self._is_stopping:
             return  # the next server continues it
-        live = LiveEvaluation(self.dependencies, record, fold, on_end=self._ended)
+        live = LiveEvaluation(self.dependencies, row, fold, on_end=self._on_end)
         self._live[live.evaluation_id] = live
         live.launch()
 
-    def _ended(self, live: LiveEvaluation, stopped: BaseException | None) -> None:
+    def _on_end(self, live: LiveEvaluation, stopped: BaseException | None) -> None:
         """Handle the end of an evaluation's task: it has ended, or stopped with an error that no event records."""
         self._live.pop(live.evaluation_id, None)
         self.dependencies.store.log.release(live.evaluation_id)
@@ -193,7 +193,7 @@ class Evaluations:
         finally:
             await tail.aclose()
 
-    async def get(self, principal: Principal, evaluation_id: str) -> EvaluationRecord:
+    async def get(self, principal: Principal, evaluation_id: str) -> EvaluationRow:
         """Return an evaluation of the principal's tenant. Raises NotFound."""
         return await self.dependencies.store.evaluations.get(principal, evaluation_id)
 
@@ -234,7 +234,7 @@ class Evaluations:
         unless the request allows it.
         """
         result = await self.source(principal, source, field="baseline")
-        if (why := incomplete(result)) and not allow_incomplete:
+        if (why := find_baseline_problem(result)) and not allow_incomplete:
             field = "evaluation_id" if source.HasField("evaluation_id") else "result.state"
             description = f"{why}: set allow_incomplete_baseline to compare with it."
             raise InvalidRequest([FieldViolation(field=f"baseline.{field}", description=description)])
@@ -242,7 +242,7 @@ class Evaluations:
 
     # Ending
 
-    async def cancel(self, principal: Principal, evaluation_id: str, *, note: str = "") -> EvaluationRecord:
+    async def cancel(self, principal: Principal, evaluation_id: str, *, note: str = "") -> EvaluationRow:
         """Cancel an evaluation; the request is durable when this returns. No effect on one that has ended.
 
         Raises NotFound, ServerStopping and StorageFailed.
@@ -259,21 +259,21 @@ class Evaluations:
         if not await self.dependencies.store.evaluations.delete(principal, evaluation_id):
             raise EvaluationNotEnded(evaluation_id, field="evaluation_id", advice="cancel it first")
 
-    async def _cancel(self, record: EvaluationRecord, request: event_pb2.CancelRequested) -> None:
-        while not await self._request_cancel(record, request):
-            record = await self.get(record.principal, record.evaluation.evaluation_id)
+    async def _cancel(self, row: EvaluationRow, request: event_pb2.CancelRequested) -> None:
+        while not await self._request_cancel(row, request):
+            row = await self.get(row.principal, row.evaluation.evaluation_id)
 
-    async def _request_cancel(self, record: EvaluationRecord, request: event_pb2.CancelRequested) -> bool:
+    async def _request_cancel(self, row: EvaluationRow, request: event_pb2.CancelRequested) -> bool:
         """Request the end of an evaluation; return False if it changed hands meanwhile and the caller must try again.
 
         An evaluation that has already ended counts as True.
         """
-        evaluation_id = record.evaluation.evaluation_id
-        if record.evaluation.HasField("end_time"):
+        evaluation_id = row.evaluation.evaluation_id
+        if row.evaluation.HasField("end_time"):
             return True
-        if await self._is_elsewhere(record):
+        if await self._is_elsewhere(row):
             with suppress(Fenced):  # it has ended meanwhile
-                await self._commands.send(record, request)
+                await self._commands.send(row, request)
             return True
         if evaluation_id not in self._live:
             self._refuse_while_stopping()
@@ -300,18 +300,18 @@ class Evaluations:
         store.notifier.subscribe(Topic.UNOWNED, lambda _: self._offered.set())
         found = await store.evaluations.open_evaluations()
         self._continue_all(found)
-        self._spawn(self._look())
+        self._spawn(self._poll())
         return len(found)
 
-    def _continue_all(self, found: Sequence[EvaluationRecord]) -> None:
+    def _continue_all(self, found: Sequence[EvaluationRow]) -> None:
         for record in found:
             if record.evaluation.evaluation_id not in self._live:
                 self._spawn(self._try_now(record.evaluation.evaluation_id))
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Continue the evaluations that other servers leave, until cancelled."""
         while True:
-            most = LOOK_SECONDS if self.dependencies.store.leases.is_shared else None
+            most = POLL_SECONDS if self.dependencies.store.leases.is_shared else None
             await wait_at_most(self.dependencies.clock, self._offered, most)
             self._offered.clear()
             await retry_until_stored(self.dependencies.clock, self._continue_open)
@@ -348,7 +348,7 @@ class Evaluations:
         attempt = self._launching.get(evaluation_id)
         if attempt is None:
             attempt = self._launch_attempt(evaluation_id, self._take_over(evaluation_id))
-        await self._unless_stopped(attempt)
+        await self._wait_for_task(attempt)
 
     def _launch_attempt(self, evaluation_id: str, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Run the one attempt to launch an evaluation that is under way, in a task of this object."""
@@ -365,17 +365,17 @@ class Evaluations:
             return
         try:
             await self.dependencies.store.log.take_over(
-                evaluation_id, epoch=record.epoch + 1, owner=self.dependencies.worker, records=()
+                evaluation_id, epoch=record.epoch + 1, owner=self.dependencies.worker, log_events=()
             )
         except (RunMoved, Fenced):
             return  # another worker was faster
         taken = replace(record, epoch=record.epoch + 1, owner=self.dependencies.worker)
         self._launch(taken, await read_state(self.dependencies.store.log, evaluation_id))
 
-    async def _is_elsewhere(self, record: EvaluationRecord) -> bool:
-        if record.owner in ("", self.dependencies.worker):
+    async def _is_elsewhere(self, row: EvaluationRow) -> bool:
+        if row.owner in ("", self.dependencies.worker):
             return False
-        return record.owner in await self.dependencies.store.leases.counters()
+        return row.owner in await self.dependencies.store.leases.counters()
 
     async def close(self) -> None:
         """Stop everything where it is; the next server continues it."""
@@ -403,7 +403,7 @@ class Evaluations:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _unless_stopped(self, task: "asyncio.Task[T]") -> T:
+    async def _wait_for_task(self, task: "asyncio.Task[T]") -> T:
         """Wait for a task that the caller's cancellation must not end. Raises ServerStopping if `close` ended it."""
         try:
             return await asyncio.shield(task)
@@ -413,7 +413,7 @@ class Evaluations:
             raise
 
 
-def _same_request(earlier: EvaluationRecord, digest: str, request_id: str) -> EvaluationRecord:
+def _same_request(earlier: EvaluationRow, digest: str, request_id: str) -> EvaluationRow:
     if earlier.request_digest != digest:
         raise RequestIdReused(
             f"The request id {request_id!r} was used for another evaluation with other content. Use a new one.",

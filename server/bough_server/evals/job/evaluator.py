@@ -14,17 +14,17 @@ from bough.v1 import (
     usage_pb2,
 )
 from bough_server.errors import Fenced, RunError, ServerStopping, StorageFailed
-from bough_server.evals.job.case_trials import NotJudged, TrialRunner
+from bough_server.evals.job.case_trials import NotScorable, TrialRunner
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.evaluation_log import EvaluationState, as_fact
 from bough_server.evals.job.judges import Judges
-from bough_server.evals.job.judging import judge_trial
-from bough_server.evals.metrics.scoring import not_evaluated
-from bough_server.evals.results.evaluation_verdict import judged
+from bough_server.evals.job.judging import score_all_metrics
+from bough_server.evals.metrics.scoring import build_not_evaluated_result
+from bough_server.evals.results.evaluation_verdict import compute_verdict
 from bough_server.evals.sets.eval_set import is_recorded
 from bough_server.observability.tracing import Parent
-from bough_server.store.evaluation_ports import EvaluationRecord
-from bough_server.store.ports import EvaluationFact
+from bough_server.store.evaluation_ports import EvaluationRow
+from bough_server.store.ports import EvaluationLogEvent
 
 _log = structlog.get_logger(__name__)
 
@@ -32,8 +32,8 @@ _log = structlog.get_logger(__name__)
 class EvaluationRecorder:
     """Appends to the log of an evaluation, and folds what it appends."""
 
-    def __init__(self, dependencies: EvaluationDependencies, record: EvaluationRecord, fold: EvaluationState) -> None:
-        self._dependencies, self._record, self.fold = dependencies, record, fold
+    def __init__(self, dependencies: EvaluationDependencies, row: EvaluationRow, fold: EvaluationState) -> None:
+        self._dependencies, self._record, self.fold = dependencies, row, fold
         self._last = fold.last_sequence
 
     async def record(self, *events: evaluation_pb2.EvaluationEvent) -> None:
@@ -42,13 +42,13 @@ class EvaluationRecorder:
         Raises Fenced and StorageFailed, after which this recorder cannot be used: its sequences would leave a gap.
         """
         now = self._dependencies.clock.now_ns()
-        records: list[EvaluationFact] = []
+        records: list[EvaluationLogEvent] = []
         for event in events:
             self._last += 1
             records.append(as_fact(event, sequence=self._last, now_ns=now))
         # No await between the sequence and the append: appends are committed in the order of the calls.
         await self._dependencies.store.log.append(
-            self._record.evaluation.evaluation_id, epoch=self._record.epoch, records=records
+            self._record.evaluation.evaluation_id, epoch=self._record.epoch, log_events=records
         )
         for event in events:
             self.fold.apply(event)
@@ -60,18 +60,18 @@ class LiveEvaluation:
     def __init__(
         self,
         dependencies: EvaluationDependencies,
-        record: EvaluationRecord,
+        row: EvaluationRow,
         fold: EvaluationState,
         *,
         on_end: Callable[["LiveEvaluation", BaseException | None], None],
     ) -> None:
-        self._dependencies, self.record, self._fold = dependencies, record, fold
-        self.evaluation_id = record.evaluation.evaluation_id
-        self._recorder = EvaluationRecorder(dependencies, record, fold)
-        trace = Parent.recorded(fold.planned.trace_id, fold.planned.span_id)
+        self._dependencies, self.record, self._fold = dependencies, row, fold
+        self.evaluation_id = row.evaluation.evaluation_id
+        self._recorder = EvaluationRecorder(dependencies, row, fold)
+        trace = Parent.from_ids(fold.planned.trace_id, fold.planned.span_id)
         self._judges = Judges(
             dependencies,
-            record.principal,
+            row.principal,
             evaluation_id=self.evaluation_id,
             counted=fold.judge_runs,
             is_cancelled=lambda: fold.cancel is not None,
@@ -79,7 +79,7 @@ class LiveEvaluation:
         )
         self._runner = TrialRunner(
             dependencies,
-            record.principal,
+            row.principal,
             evaluation_id=self.evaluation_id,
             agent=fold.planned.agent,
             definitions=fold.planned.definitions,
@@ -94,7 +94,7 @@ class LiveEvaluation:
 
     def launch(self) -> None:
         """Start to execute it, in a task of this object."""
-        self._task = asyncio.create_task(self._live())
+        self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
         """Stop where it is; the next server continues it."""
@@ -124,7 +124,7 @@ class LiveEvaluation:
             raise
         self._cancel_asked.set()
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         stopped: BaseException | None = None
         try:
             await self._execute()
@@ -177,9 +177,9 @@ class LiveEvaluation:
             await self._execute_trial(planned, trial)
 
     async def _execute_trial(self, planned: evaluation_pb2.CasePlanned, trial: int) -> None:
-        case, named = planned.eval_case, self._runner.named(planned, trial)
-        if (used_up := self._used_up()) and (case.id, trial) not in self._fold.started:
-            await self._record_score(not_evaluated(case, trial, used_up))
+        case, named = planned.eval_case, self._runner.build_trial(planned, trial)
+        if (used_up := self._check_budget()) and (case.id, trial) not in self._fold.started:
+            await self._record_score(build_not_evaluated_result(case, trial, used_up))
             return
         if (case.id, trial) not in self._fold.started:
             event = evaluation_pb2.EvaluationEvent()
@@ -204,25 +204,29 @@ class LiveEvaluation:
             run_ids = [invocation.run_id for invocation in invocations]
             if is_recorded(case):
                 run_ids = [turn.recorded.run.run_id for turn in case.turns]
-            judging = judge_trial(
+            judging = score_all_metrics(
                 self._dependencies, case, invocations, trial=trial, run_ids=run_ids, judges=self._judges
             )
-            return await self._unless_cancelled(judging)
-        except NotJudged as error:
-            return not_evaluated(case, trial, error.reason, invocations=error.invocations, unanswered=error.unanswered)
+            return await self._wait_for_result(judging)
+        except NotScorable as error:
+            return build_not_evaluated_result(
+                case, trial, error.reason, invocations=error.invocations, unanswered=error.unanswered
+            )
         except (ServerStopping, StorageFailed, Fenced):
             raise
         except Exception as error:
             _log.error(
                 "trial not scored", evaluation_id=self.evaluation_id, case_id=case.id, trial=trial, exc_info=error
             )
-            return not_evaluated(case, trial, "The server failed while scoring it; the server's log says why.")
+            return build_not_evaluated_result(
+                case, trial, "The server failed while scoring it; the server's log says why."
+            )
 
     async def _run_turns(self, planned: evaluation_pb2.CasePlanned, trial: int) -> Sequence[invocation_pb2.Invocation]:
         """Return the records of a trial's turns, which are run unless the case has recorded ones."""
         case = planned.eval_case
         if is_recorded(case):
-            return await self._runner.recorded(case)
+            return await self._runner.read_recorded_turns(case)
         invocations = await self._runner.run(planned, trial)
         if (case.id, trial) not in self._fold.ended:
             event = evaluation_pb2.EvaluationEvent()
@@ -231,11 +235,11 @@ class LiveEvaluation:
             await self._recorder.record(event)
         return invocations
 
-    async def _unless_cancelled(
-        self, judging: Coroutine[Any, Any, eval_result_pb2.CaseTrialResult]
+    async def _wait_for_result(
+        self, scoring: Coroutine[Any, Any, eval_result_pb2.CaseTrialResult]
     ) -> eval_result_pb2.CaseTrialResult | None:
-        """Return the result, or None as soon as the evaluation is cancelled: judges have further questions."""
-        tasks = asyncio.create_task(judging), asyncio.create_task(self._cancel_asked.wait())
+        """Return the result, or None as soon as the evaluation is cancelled: later calls of judges are not made."""
+        tasks = asyncio.create_task(scoring), asyncio.create_task(self._cancel_asked.wait())
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -271,11 +275,11 @@ class LiveEvaluation:
             return
         result = fold.result(self.evaluation_id, cases, summary)
         totaled = evaluation_pb2.EvaluationEvent()
-        totaled.evaluation_totaled.CopyFrom(await asyncio.to_thread(judged, fold.planned, result))
+        totaled.evaluation_totaled.CopyFrom(await asyncio.to_thread(compute_verdict, fold.planned, result))
         end.evaluation_completed.verdict = totaled.evaluation_totaled.verdict
         await self._recorder.record(totaled, end)
 
-    def _used_up(self) -> str:
+    def _check_budget(self) -> str:
         """Return a sentence if the budget of the evaluation is used up, else an empty text."""
         limits, spent = self._fold.planned.budget, self._fold.spent.usage()
         bounds = {field.name: value for field, value in limits.ListFields()}

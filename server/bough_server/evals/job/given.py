@@ -7,11 +7,11 @@ from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.judges import Judges
-from bough_server.evals.job.judging import judge_trial
+from bough_server.evals.job.judging import score_all_metrics
 from bough_server.evals.job.planning import require_extra
 from bough_server.evals.metrics.scoring import applicable_metrics
 from bough_server.evals.results.verdicts import case_result, totals, verdict
-from bough_server.evals.sets.eval_set import planned_cases
+from bough_server.evals.sets.eval_set import plan_cases
 from bough_server.evals.sets.validation import request_problems
 from bough_server.evals.trees.diff import diff
 from bough_server.evals.trees.folding import read_source
@@ -47,7 +47,7 @@ async def score_invocations(
     for number, source in enumerate(request.invocations):
         invocation = await read_source(dependencies.runs, dependencies.store.log, principal, source)
         case.id = found.case_id(invocation, number)
-        result = await judge_trial(
+        result = await score_all_metrics(
             dependencies, case, [invocation], trial=0, run_ids=[source.run.run_id], judges=judges
         )
         await asyncio.to_thread(found.add, case, result)
@@ -76,9 +76,9 @@ class _Found:
         self._taken.add(name)
         return name
 
-    def add(self, judged: eval_set_pb2.EvalCase, trial: eval_result_pb2.CaseTrialResult) -> None:
+    def add(self, eval_case: eval_set_pb2.EvalCase, trial: eval_result_pb2.CaseTrialResult) -> None:
         """Add the next case, with as much about it as fits beside the least about those that follow."""
-        case = case_result(evaluation_pb2.CasePlanned(eval_case=judged, trials=1), [trial])
+        case = case_result(evaluation_pb2.CasePlanned(eval_case=eval_case, trials=1), [trial])
         self._waiting -= 1
         numbers = copy_of(case)
         _strip(numbers, "numbers")
@@ -137,7 +137,7 @@ async def _check(dependencies: EvaluationDependencies, case: eval_set_pb2.EvalCa
     one = eval_set_pb2.EvalSet(name="given", cases=[case])
     # Marks the case as one that is not run, as those of the request are.
     one.cases[0].turns[0].recorded.run.run_id = "given"
-    wrong = await asyncio.to_thread(request_problems, one, known=dependencies.known_names())
+    wrong = await asyncio.to_thread(request_problems, one, known=dependencies.collect_known_names())
     if wrong:
         raise InvalidRequest([FieldViolation(field=_in_request(path), description=text) for path, text in wrong])
 
@@ -151,4 +151,4 @@ def _case(request: eval_service_pb2.ScoreInvocationsRequest) -> eval_set_pb2.Eva
     if request.HasField("expect"):
         turn.expect.CopyFrom(request.expect)
     case = eval_set_pb2.EvalCase(id="given", turns=[turn], metrics=request.metrics)
-    return planned_cases(eval_set_pb2.EvalSet(cases=[case]), trials=1)[0].eval_case
+    return plan_cases(eval_set_pb2.EvalSet(cases=[case]), trials=1)[0].eval_case

@@ -28,7 +28,7 @@ from bough_server.evals.metrics.turn import name_of
 from bough_server.log.usage import Sums
 from bough_server.observability.tracing import Parent
 from bough_server.runs.admission import EvaluationRun
-from bough_server.store.ports import Principal, RunRecord
+from bough_server.store.ports import Principal, RunRow
 
 MAX_AT_ONCE: Final = 16
 """The most judges of an evaluation that run at the same time."""
@@ -96,7 +96,7 @@ class Judges:
         problem = ""
         for question, answer in zip(asked, answers, strict=True):
             if isinstance(answer, llm_judge.JudgeAnswer):
-                said += llm_judge.judgments(metric.llm_judge, question, answer)
+                said += llm_judge.parse_judgments(metric.llm_judge, question, answer)
             elif isinstance(answer, ServerStopping | StorageFailed) or not isinstance(answer, CallError | RunError):
                 raise answer
             else:
@@ -145,10 +145,10 @@ class Judges:
     ) -> llm_judge.JudgeAnswer | None:
         """Return what the run of this request says; None if it has no answer and was started elsewhere."""
         found = await self._dependencies.store.runs.find_request(self._principal, request.request_id)
-        run = (found or await self._started(request, ref)).run
+        run = (found or await self._shield_start(request, ref)).run
         if found is not None and run.HasField("end_time") and run.state != _SUCCEEDED and not self._is_own(run):
             return None
-        ended = await self._ended(run.run_id)
+        ended = await self._wait_for_end(run.run_id)
         if found is None or self._is_own(ended):
             self._count(ended, used)
         elif ended.state == execution_pb2.EXECUTION_STATE_CANCELLED:
@@ -158,13 +158,15 @@ class Judges:
             return llm_judge.JudgeAnswer(run_id=ended.run_id, problem=ended.error.message or "its run has no answer.")
         return llm_judge.JudgeAnswer(run_id=ended.run_id, text=messages.text_of(answer))
 
-    async def _started(self, request: agent_service_pb2.RunRequest, ref: evaluation_ref_pb2.EvaluationRef) -> RunRecord:
+    async def _shield_start(
+        self, request: agent_service_pb2.RunRequest, ref: evaluation_ref_pb2.EvaluationRef
+    ) -> RunRow:
         # Shielded: whatever stops the caller meanwhile must not leave a run of an evaluation that is cancelled.
         starting = asyncio.create_task(self._start(request, ref))
         starting.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(starting)
 
-    async def _start(self, request: agent_service_pb2.RunRequest, ref: evaluation_ref_pb2.EvaluationRef) -> RunRecord:
+    async def _start(self, request: agent_service_pb2.RunRequest, ref: evaluation_ref_pb2.EvaluationRef) -> RunRow:
         if self._is_cancelled():
             raise RunError("The evaluation was cancelled.", reason=error_pb2.ERROR_REASON_CANCELLED)
         record = await self._dependencies.runs.start(
@@ -178,8 +180,8 @@ class Judges:
             await self._dependencies.runs.cancel(self._principal, record.run.run_id)
         return record
 
-    async def _ended(self, run_id: str) -> run_pb2.Run:
-        """Return a run once it has ended."""
+    async def _wait_for_end(self, run_id: str) -> run_pb2.Run:
+        """Wait until a run has ended and return it."""
         pages = self._dependencies.runs.follow(self._principal, run_id, until=follow_pb2.WATCH_UNTIL_TERMINAL)
         async with aclosing(pages):
             async for _ in pages:

@@ -8,12 +8,12 @@ from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, invocation_pb2
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.judges import Judges
 from bough_server.evals.metrics import custom
-from bough_server.evals.metrics.scoring import applicable_metrics, can_be_judged, not_evaluated, score_trial
+from bough_server.evals.metrics.scoring import applicable_metrics, build_not_evaluated_result, is_scorable, score_trial
 from bough_server.evals.metrics.turn import no_score
 from bough_server.log.usage import Sums
 
 
-async def judge_trial(
+async def score_all_metrics(
     dependencies: EvaluationDependencies,
     case: eval_set_pb2.EvalCase,
     invocations: Sequence[invocation_pb2.Invocation],
@@ -31,38 +31,38 @@ async def judge_trial(
     scores: dict[str, eval_result_pb2.MetricScore] = {}
     used = Sums()
     asked = [metric for metric in applicable_metrics(case) if metric.WhichOneof("kind") in ("custom", "llm_judge")]
-    can_ask = bool(asked) and await asyncio.to_thread(_can_be_asked, case, invocations)
+    can_ask = bool(asked) and await asyncio.to_thread(_is_scorable_by_code, case, invocations)
     if can_ask:
         for metric in asked:
             if metric.HasField("custom"):
-                scores[metric.name] = await _custom(dependencies, metric, case, invocations)
+                scores[metric.name] = await _score_custom(dependencies, metric, case, invocations)
             else:
                 scores[metric.name] = await judges.score(
                     metric, case, invocations, trial=trial, run_ids=run_ids, used=used
                 )
-    result = await asyncio.to_thread(_scored, case, invocations, trial=trial, extra_scores=scores)
+    result = await asyncio.to_thread(_score_or_reject, case, invocations, trial=trial, extra_scores=scores)
     if used.numbers:
         result.judge_usage.CopyFrom(used.usage())
     return result
 
 
-def _can_be_asked(case: eval_set_pb2.EvalCase, invocations: Sequence[invocation_pb2.Invocation]) -> bool:
-    return not unmocked(invocations) and can_be_judged(case, invocations)
+def _is_scorable_by_code(case: eval_set_pb2.EvalCase, invocations: Sequence[invocation_pb2.Invocation]) -> bool:
+    return not find_mock_problem(invocations) and is_scorable(case, invocations)
 
 
-def _scored(
+def _score_or_reject(
     case: eval_set_pb2.EvalCase,
     invocations: Sequence[invocation_pb2.Invocation],
     *,
     trial: int,
     extra_scores: Mapping[str, eval_result_pb2.MetricScore],
 ) -> eval_result_pb2.CaseTrialResult:
-    if mistake := unmocked(invocations):
-        return not_evaluated(case, trial, mistake, invocations=invocations)
+    if mistake := find_mock_problem(invocations):
+        return build_not_evaluated_result(case, trial, mistake, invocations=invocations)
     return score_trial(case, invocations, trial=trial, extra_scores=extra_scores)
 
 
-async def _custom(
+async def _score_custom(
     dependencies: EvaluationDependencies,
     metric: eval_set_pb2.EvalMetric,
     case: eval_set_pb2.EvalCase,
@@ -80,7 +80,7 @@ async def _custom(
         return no_score(metric, f"The metric {function.name!r} has not returned within {seconds:g} s.")
 
 
-def unmocked(invocations: Sequence[invocation_pb2.Invocation]) -> str:
+def find_mock_problem(invocations: Sequence[invocation_pb2.Invocation]) -> str:
     """Return what a call that no mock answered says, if mocks are strict; else an empty text."""
     for invocation in invocations:
         for call in invocation.tools:

@@ -8,14 +8,14 @@ from importlib import util
 from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2
-from bough_server.agents.definition import received
-from bough_server.agents.registry import VersionHashes, reachable
+from bough_server.agents.definition import drop_unknown_fields
+from bough_server.agents.registry import VersionHashes, find_reachable
 from bough_server.distribution import install_command, version
 from bough_server.errors import FieldViolation, InvalidRequest, NotInstalled
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.results.compare import baseline_of
-from bough_server.evals.results.gates import parse_gate, unreachable
-from bough_server.evals.sets.eval_set import planned_cases, set_digest
+from bough_server.evals.results.gates import explain_unreachable, parse_gate
+from bough_server.evals.sets.eval_set import plan_cases, set_digest
 from bough_server.evals.sets.expectation_validation import unknown_agents
 from bough_server.evals.sets.validation import request_problems
 from bough_server.messages import copy_of
@@ -77,7 +77,7 @@ async def plan(
     trials = request.trials if request.HasField("trials") else None
     # In a thread: a set of 8 MiB takes seconds to check.
     wrong = await asyncio.to_thread(
-        request_problems, request.eval_set, agent=request.agent, known=dependencies.known_names(), trials=trials
+        request_problems, request.eval_set, agent=request.agent, known=dependencies.collect_known_names(), trials=trials
     )
     violations = [FieldViolation(field=_in_set(path), description=text) for path, text in wrong]
     violations += [*_large_definitions(request), *_meaningless_bounds(request)]
@@ -86,7 +86,7 @@ async def plan(
         violations.append(FieldViolation(field="baseline.result.cases", description="must have at least one case"))
     if violations:
         raise InvalidRequest(violations)
-    cases = await asyncio.to_thread(planned_cases, request.eval_set, trials=trials)
+    cases = await asyncio.to_thread(plan_cases, request.eval_set, trials=trials)
     _refuse_gates(request, cases, has_baseline=baseline is not None)
     pins = eval_result_pb2.EvalPins(eval_set_digest=set_digest(request.eval_set), server_version=version())
     if agent:
@@ -98,13 +98,13 @@ async def plan(
             if metric.HasField("llm_judge"):
                 model = metric.llm_judge.model
                 pins.judges[model] = dependencies.models.get(model, "")
-    started = _started(request, principal, agent=agent, cases=cases, pins=pins, digest=digest)
+    started = _build_first_event(request, principal, agent=agent, cases=cases, pins=pins, digest=digest)
     if baseline is not None:
-        started.baseline.CopyFrom(_kept(baseline))
+        started.baseline.CopyFrom(_reduce_baseline(baseline))
     return EvaluationPlan(started=started, cases=cases)
 
 
-def _started(
+def _build_first_event(
     request: eval_service_pb2.EvaluateRequest,
     principal: Principal,
     *,
@@ -119,7 +119,7 @@ def _started(
         trial_count=sum(one.trials for one in cases),
         max_concurrency=request.max_concurrency if request.HasField("max_concurrency") else DEFAULT_CONCURRENCY,
         gates=request.gates,
-        definitions=[received(one) for one in request.definitions],
+        definitions=[drop_unknown_fields(one) for one in request.definitions],
         pins=pins,
         allow_removed=request.allow_removed,
         labels=dict(request.labels),
@@ -136,7 +136,7 @@ def _started(
 
 def _pin(pins: eval_result_pb2.EvalPins, agent: str, resolver: Resolver, versions: VersionHashes) -> None:
     pins.agent = agent
-    for one in reachable(resolver, agent):
+    for one in find_reachable(resolver, agent):
         pins.agents[one.name] = resolver.agents[one.name].revision or versions.agents.get(one.name, "")
     pins.models.update(versions.models)
     pins.tools.update(versions.tools)
@@ -166,13 +166,13 @@ def _refuse_gates(
             continue
         if gate.needs_baseline and not has_baseline:
             wrong.append(FieldViolation(field=field, description="needs a baseline"))
-        elif why := unreachable(gate, cases):
+        elif why := explain_unreachable(gate, cases):
             wrong.append(FieldViolation(field=field, description=why))
     if wrong:
         raise InvalidRequest(wrong)
 
 
-def _kept(baseline: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalResult:
+def _reduce_baseline(baseline: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalResult:
     kept = baseline_of(baseline)
     if kept.ByteSize() > MAX_BASELINE_BYTES:
         description = f"is {kept.ByteSize():,} bytes without its trees and may be {MAX_BASELINE_BYTES:,}"

@@ -7,7 +7,7 @@ from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, invocation_pb2
 from bough_server.evals.metrics import tool_trajectory
-from bough_server.evals.metrics.tree_matching import ANY, ExpectedNode, Match, best_matching, expected_tree
+from bough_server.evals.metrics.tree_matching import ANY, ExpectedNode, Match, best_matching, build_expected_tree
 from bough_server.evals.metrics.tree_words import MAX_DIFFERENCES, TreeDifferences
 from bough_server.evals.trees.agent_tree import AgentNode, agent_tree
 from bough_server.matching.work import spend
@@ -56,7 +56,7 @@ def compare_trees(
         TooMuchWork: It takes too many steps to compare them.
         ConfigurationError: scipy is not installed.
     """
-    wanted = expected_tree(expected, order=metric.roots_order, extra=metric.extra_roots)
+    wanted = build_expected_tree(expected, order=metric.roots_order, extra=metric.extra_roots)
     there = agent_tree(actual, is_transparent=_transparent(wanted, metric))
     faults = _Faults(tool_trajectory.names_of(actual.agents))
     matches = best_matching(wanted, there, faults.count)
@@ -111,8 +111,8 @@ class _Faults:
         agent = expected.agent
         if not agent.tools and not agent.tools_mode:
             return ""
-        calls = tool_trajectory.counted(agent.tools, actual.calls, agents=self._agents)
-        if cut := tool_trajectory.cut_call(agent.tools, calls):
+        calls = tool_trajectory.select_calls(agent.tools, actual.calls, agents=self._agents)
+        if cut := tool_trajectory.find_truncated_call(agent.tools, calls):
             raise ValueError(cut)
         return tool_trajectory.mismatch(agent.tools, calls, agent.tools_mode)
 

@@ -51,10 +51,10 @@ def best_in_order(rows: Sequence[Row]) -> Pairs:
         else:
             paired = np.concatenate((zero, above[:-1] + weights))
             best.append(np.minimum.accumulate(np.minimum(above, paired)))
-    return _traced(rows, [line.tolist() for line in best])
+    return _trace_back(rows, [line.tolist() for line in best])
 
 
-def _traced(rows: Sequence[Row], best: Sequence[Sequence[int]]) -> Pairs:
+def _trace_back(rows: Sequence[Row], best: Sequence[Sequence[int]]) -> Pairs:
     pairs: Pairs = []
     i, j = len(rows), len(best[0]) - 1
     while i and j:
@@ -78,7 +78,7 @@ def best_in_any_order(rows: Sequence[Row]) -> Pairs:
     weights = [rows[i].weights for i in closed]
     if any(gains):
         weights = [[min(0, weight - gain) for weight, gain in zip(line, gains, strict=True)] for line in weights]
-    for number, j in _assigned(weights):
+    for number, j in _assign(weights):
         if weights[number][j] < 0:
             chosen[j] = closed[number]
     return sorted(((i, j) for j, i in chosen.items()), key=lambda pair: pair[1])
@@ -92,7 +92,7 @@ def _best_of_open_rows(rows: Sequence[Row]) -> tuple[dict[int, int], list[int]]:
     return chosen, gains
 
 
-def _assigned(weights: Sequence[Sequence[int]]) -> Pairs:
+def _assign(weights: Sequence[Sequence[int]]) -> Pairs:
     """Return the complete assignment with the least sum."""
     if not weights:
         return []

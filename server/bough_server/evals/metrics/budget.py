@@ -44,7 +44,7 @@ def score(
     They are not scored if something under a bound is not known, unless what is known exceeds a bound.
     """
     bounds = _bounds(metric.budget)
-    used = _used([part for turn in turns for part in _parts(turn.invocation, metric.budget.agent)])
+    used = _measure_consumption([part for turn in turns for part in _parts(turn.invocation, metric.budget.agent)])
     over = [
         f"{_WORDS[name]}: {_text(name, used[name].known)}, at most {_text(name, bound)}"
         for name, bound in bounds.items()
@@ -58,7 +58,7 @@ def score(
     return with_score(metric, 1.0)
 
 
-def used_by_run(invocation: Invocation) -> Sums:
+def compute_own_usage(invocation: Invocation) -> Sums:
     """Return what a run used itself: a fork without its shared beginning, which is charged to its origin."""
     whole = Sums.of(invocation.tree_usage)
     for name, value in Sums.of(invocation.inherited_usage).numbers.items():
@@ -101,7 +101,7 @@ class _Part:
 def _parts(invocation: Invocation, agent: str) -> Iterator[_Part]:
     if not agent:
         yield _Part(
-            usage=used_by_run(invocation) if invocation.HasField("tree_usage") else None,
+            usage=compute_own_usage(invocation) if invocation.HasField("tree_usage") else None,
             agents=invocation.agents,
             calls=invocation.tools,
             duration_ns=duration_ns(invocation),
@@ -149,7 +149,7 @@ def _nanoseconds(time: Timestamp) -> int:
     return time.seconds * _BILLION + time.nanos
 
 
-def _used(parts: Sequence[_Part]) -> Mapping[str, Consumption]:
+def _measure_consumption(parts: Sequence[_Part]) -> Mapping[str, Consumption]:
     durations = [part.duration_ns for part in parts]
     return {
         **_usage_amounts(parts),

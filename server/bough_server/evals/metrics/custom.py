@@ -15,16 +15,16 @@ from bough.v1.eval_set_pb2 import EvalCase, EvalMetric
 from bough.v1.invocation_pb2 import Invocation
 from bough_server.agents.loading import load_values
 from bough_server.errors import text_of_error
-from bough_server.evals.metrics.turn import TurnScore, mean_score, no_score, not_judged
+from bough_server.evals.metrics.turn import TurnScore, mean_score, no_score, no_turn_score
 from bough_server.functions import NAME
 from bough_server.matching.values import parse_json
 from bough_server.messages import copy_of
 
-Judgment: TypeAlias = float | bool | tuple[float | bool, str]
+MetricValue: TypeAlias = float | bool | tuple[float | bool, str]
 """A score, or a score and the reason for it. True is 1, False is 0."""
 
-_Function: TypeAlias = Callable[[Invocation, EvalCase], Judgment]
-_Configured: TypeAlias = Callable[[Invocation, EvalCase, Mapping[str, object]], Judgment]
+_Function: TypeAlias = Callable[[Invocation, EvalCase], MetricValue]
+_Configured: TypeAlias = Callable[[Invocation, EvalCase, Mapping[str, object]], MetricValue]
 
 _TAKES_CONFIGURATION: Final = 3
 
@@ -36,11 +36,11 @@ class MetricFunction:
     """A function that judges one turn of a case, made by `@metric`; callable like the wrapped function."""
 
     name: str
-    function: Callable[..., Judgment]
+    function: Callable[..., MetricValue]
     takes_configuration: bool
     """Whether its third parameter is the configuration of the metric that calls it."""
 
-    def __call__(self, invocation: Invocation, case: EvalCase, *configuration: Mapping[str, object]) -> Judgment:
+    def __call__(self, invocation: Invocation, case: EvalCase, *configuration: Mapping[str, object]) -> MetricValue:
         return self.function(invocation, case, *configuration)
 
 
@@ -62,7 +62,7 @@ def metric(
     """
 
     def make(function: _Function | _Configured) -> MetricFunction:
-        return _made(function, name)
+        return _build_metric_function(function, name)
 
     return make if function is None else make(function)
 
@@ -119,16 +119,16 @@ def _turn_score(
     except BaseException as error:  # whatever its class: a function must not end the server
         _log.error("metric failed", exc_info=error, metric=function.name)
         text = f"{type(error).__name__}: {text_of_error(error)}".removesuffix(": ")
-        return not_judged(_unicode(f"The metric {function.name!r} raised {text[:500]}"))
+        return no_turn_score(_unicode(f"The metric {function.name!r} raised {text[:500]}"))
     if not isfinite(number) or not isinstance(reason, str):
         if inspect.iscoroutine(found):
             found.close()  # else Python warns that it was never awaited
         words = "it must return a number, True or False, or one of them with a text"
-        return not_judged(f"The metric {function.name!r} returned {_shown(found)}; {words}.")
+        return no_turn_score(f"The metric {function.name!r} returned {_describe_value(found)}; {words}.")
     return TurnScore(value=number, reason=_unicode(reason))
 
 
-def _made(function: _Function | _Configured, name: str) -> MetricFunction:
+def _build_metric_function(function: _Function | _Configured, name: str) -> MetricFunction:
     if not callable(function):
         raise TypeError(f"@metric takes a function, not a {type(function).__name__}.")
     name = name or getattr(function, "__name__", "")
@@ -155,7 +155,7 @@ def _takes(function: Callable[..., object], count: int) -> bool:
     return True
 
 
-def _shown(found: object) -> str:
+def _describe_value(found: object) -> str:
     return str(found) if isinstance(found, float) else type(found).__name__
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, invocation_pb2, message_pb2
-from bough_server.evals.metrics.turn import Turn, TurnScore, judged, mean_score, not_judged
+from bough_server.evals.metrics.turn import Turn, TurnScore, mean_score, no_turn_score, score_difference
 from bough_server.matching.values import answer_mismatch
 from bough_server.messages import text_of
 
@@ -31,10 +31,10 @@ def score(
 def _turn_score(expected: eval_set_pb2.ExpectedAnswer, turn: Turn, agent: str) -> TurnScore:
     said = last_answer(turn.invocation, agent)
     if said is None:
-        return judged(f"{agent} did not answer" if agent else "there is no answer")
+        return score_difference(f"{agent} did not answer" if agent else "there is no answer")
     if any(part.truncated for part in said.parts):
-        return not_judged("The answer was cut in the record, so it cannot be compared.")
-    return judged(answer_mismatch(expected, text_of(said)))
+        return no_turn_score("The answer was cut in the record, so it cannot be compared.")
+    return score_difference(answer_mismatch(expected, text_of(said)))
 
 
 def last_answer(invocation: invocation_pb2.Invocation, agent: str) -> message_pb2.Message | None:

@@ -11,7 +11,7 @@ from bough.v1 import agent_pb2, error_pb2, eval_result_pb2, eval_set_pb2, invoca
 from bough_server import templates
 from bough_server.errors import RunError
 from bough_server.evals.metrics.turn import MAX_REASON, no_score, with_score
-from bough_server.messages import executed_arguments, has_cut_arguments, text_of
+from bough_server.messages import effective_arguments, has_truncated_arguments, text_of
 
 AGENT: Final = "judge"
 """The name of the agent that a judgment is a run of."""
@@ -84,12 +84,12 @@ def questions(
 ) -> list[Question]:
     """Return what the judge is asked about a turn, as often as `samples` says. Raises RunError if it is too long."""
     prompt = _prompt(metric, turn, invocation)
-    definition = judge(metric)
+    definition = build_judge(metric)
     samples = metric.samples if metric.HasField("samples") else 1
     return [Question(turn=number, sample=sample, prompt=prompt, definition=definition) for sample in range(samples)]
 
 
-def judge(metric: eval_set_pb2.LlmJudgeMetric) -> agent_pb2.AgentDefinition:
+def build_judge(metric: eval_set_pb2.LlmJudgeMetric) -> agent_pb2.AgentDefinition:
     """Return the agent that judges by a metric's rubrics, with one member of its answer for each of them."""
     one = {
         "type": "object",
@@ -115,53 +115,53 @@ def judge(metric: eval_set_pb2.LlmJudgeMetric) -> agent_pb2.AgentDefinition:
     return definition
 
 
-def judgments(
-    metric: eval_set_pb2.LlmJudgeMetric, question: Question, said: JudgeAnswer
+def parse_judgments(
+    metric: eval_set_pb2.LlmJudgeMetric, question: Question, judge_answer: JudgeAnswer
 ) -> list[eval_result_pb2.Judgment]:
     """Return what the judge said about each rubric; without `holds` if it did not say."""
     try:
-        answer = json.loads(said.text)
+        answer = json.loads(judge_answer.text)
     except (ValueError, RecursionError):
         answer = None
     found: list[eval_result_pb2.Judgment] = []
     for index, rubric in enumerate(metric.rubrics):
         one = eval_result_pb2.Judgment(
-            rubric_id=rubric.id, sample=question.sample, turn=question.turn, run_id=said.run_id
+            rubric_id=rubric.id, sample=question.sample, turn=question.turn, run_id=judge_answer.run_id
         )
         judged = answer.get(_key(index)) if isinstance(answer, dict) else None
         if isinstance(judged, dict) and isinstance(judged.get("holds"), bool):
             one.holds = judged["holds"]
-            one.reason = _shown(str(judged.get("reason", "")))
+            one.reason = _clean_reason(str(judged.get("reason", "")))
         else:
-            one.reason = _shown(said.problem or "its answer does not say whether the criterion holds.")
+            one.reason = _clean_reason(judge_answer.problem or "its answer does not say whether the criterion holds.")
         found.append(one)
     return found
 
 
 def score(
-    metric: eval_set_pb2.EvalMetric, said: Sequence[eval_result_pb2.Judgment], *, problem: str = ""
+    metric: eval_set_pb2.EvalMetric, judgments: Sequence[eval_result_pb2.Judgment], *, problem: str = ""
 ) -> eval_result_pb2.MetricScore:
     """Return the score: the part of the rubrics that hold by majority, averaged over the turns; a tie fails.
 
     It could not be scored if `problem` says so, or a judgment is missing.
     """
-    missing = next((one for one in said if not one.HasField("holds")), None)
-    if problem or missing is not None or not said:
+    missing = next((one for one in judgments if not one.HasField("holds")), None)
+    if problem or missing is not None or not judgments:
         why = problem or (f"The judge gave no verdict: {missing.reason}" if missing else "Nothing was scored.")
         found = no_score(metric, why)
     else:
-        holds = _majorities(said)
+        holds = _majorities(judgments)
         failed = dict.fromkeys(rubric for (_, rubric), held in holds.items() if not held)
         reason = f"Does not hold: {', '.join(failed)}." if failed else ""
         # Every turn is judged by the same rubrics, so this is also the mean of the turns' means.
         found = with_score(metric, sum(holds.values()) / len(holds), reason)
-    found.judgments.extend(said)
+    found.judgments.extend(judgments)
     return found
 
 
-def _majorities(said: Sequence[eval_result_pb2.Judgment]) -> dict[tuple[int, str], bool]:
+def _majorities(judgments: Sequence[eval_result_pb2.Judgment]) -> dict[tuple[int, str], bool]:
     votes: dict[tuple[int, str], list[bool]] = {}
-    for one in said:
+    for one in judgments:
         votes.setdefault((one.turn, one.rubric_id), []).append(one.holds)
     return {place: sum(each) * 2 > len(each) for place, each in votes.items()}
 
@@ -171,13 +171,13 @@ def _prompt(
 ) -> str:
     template = metric.template or DEFAULT_TEMPLATE
     for name in sorted(templates.names_in(template)):
-        if what := _cut_part(name, invocation):
+        if what := _find_truncated_part(name, invocation):
             message = f"{what} cut in the record."
             raise RunError(message, reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
-    texts = {name: _bound(name)(turn, invocation) for name in sorted(templates.names_in(template))}
+    texts = {name: _find_text(name)(turn, invocation) for name in sorted(templates.names_in(template))}
     # No text can hold the mark that depends on it, so none can end itself; and equal texts have equal marks.
     mark = f"text-{hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]}"
-    known = {name: partial(_marked, text, mark) for name, text in texts.items()}
+    known = {name: partial(_wrap_in_tag, text, mark) for name, text in texts.items()}
     criteria = "\n".join(f"{_key(index)}: {rubric.text}" for index, rubric in enumerate(metric.rubrics))
     shown = templates.render(template, known, {}, what="The template of the judge")
     prompt = _PROMPT.format(criteria=criteria, mark=mark, shown=shown)
@@ -187,13 +187,13 @@ def _prompt(
     return prompt
 
 
-def _cut_part(name: str, invocation: invocation_pb2.Invocation) -> str:
+def _find_truncated_part(name: str, invocation: invocation_pb2.Invocation) -> str:
     """Return what of a placeholder's text was cut in the record, as the beginning of a sentence; empty if nothing was.
 
     A part would be judged for what is missing.
     """
     if name == "tools":
-        is_cut = any(has_cut_arguments(call) or call.result_truncated for call in invocation.tools)
+        is_cut = any(has_truncated_arguments(call) or call.result_truncated for call in invocation.tools)
         return "Calls of tools were" if is_cut else ""
     said = {"user": invocation.user_content, "answer": invocation.final_response}.get(name)
     what = {"user": "What the user said was", "answer": "The answer was"}.get(name, f"What {name} stands for was")
@@ -202,15 +202,15 @@ def _cut_part(name: str, invocation: invocation_pb2.Invocation) -> str:
     return what if said is not None and any(part.truncated for part in said.parts) else ""
 
 
-def _marked(text: str, mark: str) -> str:
+def _wrap_in_tag(text: str, mark: str) -> str:
     return f"<{mark}>\n{text}\n</{mark}>"
 
 
-def _bound(name: str) -> _Text:
+def _find_text(name: str) -> _Text:
     return partial(_of_agent, name) if _is_of_agent(name) else _TEXTS[name]
 
 
-def _shown(reason: str) -> str:
+def _clean_reason(reason: str) -> str:
     # JSON can escape unpaired surrogates, which a result cannot hold.
     return reason.encode(errors="replace").decode()[:MAX_REASON]
 
@@ -245,7 +245,7 @@ def _answer(_: eval_set_pb2.EvalTurn, invocation: invocation_pb2.Invocation) -> 
     return text_of(invocation.final_response)
 
 
-def _expected(turn: eval_set_pb2.EvalTurn, _: invocation_pb2.Invocation) -> str:
+def _expectation(turn: eval_set_pb2.EvalTurn, _: invocation_pb2.Invocation) -> str:
     answer = turn.expect.answer
     said = [answer.exact, *answer.contains, answer.regex, answer.json.equals_json, answer.json.subset_json]
     return "\n".join(text for text in said if text)
@@ -253,7 +253,7 @@ def _expected(turn: eval_set_pb2.EvalTurn, _: invocation_pb2.Invocation) -> str:
 
 def _tools(_: eval_set_pb2.EvalTurn, invocation: invocation_pb2.Invocation) -> str:
     return "\n".join(
-        f"{call.agent}: {call.name}({executed_arguments(call)}) = {call.result_json or call.error.message}"
+        f"{call.agent}: {call.name}({effective_arguments(call)}) = {call.result_json or call.error.message}"
         for call in sorted(invocation.tools, key=lambda call: call.sequence)
     )
 
@@ -265,7 +265,7 @@ def _tree(_: eval_set_pb2.EvalTurn, invocation: invocation_pb2.Invocation) -> st
 _TEXTS: Final[Mapping[str, _Text]] = {
     "user": _user,
     "answer": _answer,
-    "expected": _expected,
+    "expected": _expectation,
     "tools": _tools,
     "tree": _tree,
 }

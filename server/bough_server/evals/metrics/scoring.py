@@ -25,7 +25,7 @@ from bough_server.evals.metrics import budget, final_response, tool_trajectory, 
 from bough_server.evals.metrics.turn import Turn, name_of, no_score
 from bough_server.evals.metrics.turn_result import MAX_BYTES, turn_result
 from bough_server.log.usage import Sums
-from bough_server.matching.work import TooMuchWork, bounded_work
+from bough_server.matching.work import TooMuchWork, limit_work
 from bough_server.messages import copy_of
 
 MAX_REASON: Final = 1_000
@@ -60,16 +60,16 @@ def applicable_metrics(case: EvalCase) -> list[EvalMetric]:
 
     All are copies that have their names.
     """
-    metrics = [_named(metric, name_of(metric)) for metric in case.metrics]
+    metrics = [_copy_with_name(metric, name_of(metric)) for metric in case.metrics]
     taken = {metric.name for metric in metrics}
     for field, default in _KINDS.items():
-        if _is_expected(case, field) and not any(_judges(metric, field) for metric in case.metrics):
+        if _is_expected(case, field) and not any(_scores_field(metric, field) for metric in case.metrics):
             kind = name_of(default)
-            metrics.append(_named(default, f"{kind}.expected" if kind in taken else kind))
+            metrics.append(_copy_with_name(default, f"{kind}.expected" if kind in taken else kind))
     return metrics
 
 
-def can_be_judged(case: EvalCase, invocations: Sequence[Invocation]) -> bool:
+def is_scorable(case: EvalCase, invocations: Sequence[Invocation]) -> bool:
     """Return whether a trial has scores: that it did not crash, and that its records are whole."""
     return next(_problems(case, invocations), "") == ""
 
@@ -87,22 +87,22 @@ def score_trial(
     scipy and it is not installed.
     """
     if any(invocation.state in _CRASHED for invocation in invocations):
-        return _crashed(case, invocations, trial=trial)
+        return _build_crash_result(case, invocations, trial=trial)
     if problem := next(_problems(case, invocations), ""):
-        return not_evaluated(case, trial, problem, invocations=invocations)
-    result = _unscored(case, trial, invocations)
+        return build_not_evaluated_result(case, trial, problem, invocations=invocations)
+    result = _begin_result(case, trial, invocations)
     turns = [
         Turn(index=number, expect=turn.expect if turn.HasField("expect") else None, invocation=invocation)
         for number, (turn, invocation) in enumerate(zip(case.turns, invocations, strict=True))
     ]
-    with bounded_work():
+    with limit_work():
         marks = _add_scores(result, case, turns, extra_scores)
     result.verdict, result.reason = _verdict(result.scores)
     _add_turns(result, invocations, marks)
     return result
 
 
-def not_evaluated(
+def build_not_evaluated_result(
     case: EvalCase,
     trial: int,
     reason: str,
@@ -111,7 +111,7 @@ def not_evaluated(
     unanswered: input_pb2.InputRequest | None = None,
 ) -> CaseTrialResult:
     """Return the result of a trial that could not be scored, with the turns that were run."""
-    result = _unscored(case, trial, invocations)
+    result = _begin_result(case, trial, invocations)
     result.verdict, result.reason = VERDICT_NOT_EVALUATED, reason[:MAX_REASON]
     if unanswered is not None:
         result.unanswered.CopyFrom(unanswered)
@@ -119,7 +119,7 @@ def not_evaluated(
     return result
 
 
-def _named(metric: EvalMetric, name: str) -> EvalMetric:
+def _copy_with_name(metric: EvalMetric, name: str) -> EvalMetric:
     named = copy_of(metric)
     named.name = name
     return named
@@ -129,7 +129,7 @@ def _is_expected(case: EvalCase, field: str) -> bool:
     return any(field in (known.name for known, _ in turn.expect.ListFields()) for turn in case.turns)
 
 
-def _judges(metric: EvalMetric, field: str) -> bool:
+def _scores_field(metric: EvalMetric, field: str) -> bool:
     """Return whether a metric judges a field of expectations: not if it has its own expectation instead."""
     if field == "answer":
         return metric.HasField("final_response") and not metric.final_response.HasField("answer")
@@ -138,12 +138,12 @@ def _judges(metric: EvalMetric, field: str) -> bool:
     return metric.HasField("agent_trajectory")
 
 
-def _unscored(case: EvalCase, trial: int, invocations: Sequence[Invocation]) -> CaseTrialResult:
+def _begin_result(case: EvalCase, trial: int, invocations: Sequence[Invocation]) -> CaseTrialResult:
     """Return what is known of a trial before it is scored."""
     result = CaseTrialResult(case_id=case.id, trial=trial)
     used, durations = Sums(), [budget.duration_ns(invocation) for invocation in invocations]
     for invocation in invocations:
-        used.add(budget.used_by_run(invocation))
+        used.add(budget.compute_own_usage(invocation))
     if any(invocation.HasField("tree_usage") for invocation in invocations):
         result.usage.CopyFrom(used.usage())
     if any(duration is not None for duration in durations):
@@ -151,9 +151,9 @@ def _unscored(case: EvalCase, trial: int, invocations: Sequence[Invocation]) -> 
     return result
 
 
-def _crashed(case: EvalCase, invocations: Sequence[Invocation], *, trial: int) -> CaseTrialResult:
+def _build_crash_result(case: EvalCase, invocations: Sequence[Invocation], *, trial: int) -> CaseTrialResult:
     number, crash = next((at, one) for at, one in enumerate(invocations) if one.state in _CRASHED)
-    result = _unscored(case, trial, invocations)
+    result = _begin_result(case, trial, invocations)
     ended = "was cancelled" if crash.state == execution_pb2.EXECUTION_STATE_CANCELLED else "failed"
     why = f": {crash.error.message}" if crash.error.message else "."
     result.reason = f"{_subject(case, number)} {ended}{why}"[:MAX_REASON]
@@ -193,7 +193,7 @@ def _add_scores(
         score = extra_scores.get(metric.name)
         try:
             if score is None and metric.HasField("agent_trajectory"):
-                judgment = trees.judge(metric, case, turns)
+                judgment = trees.score_with_marks(metric, case, turns)
                 if judgment is None:
                     continue
                 marks, score = judgment.marks if marks is None else marks, judgment.score

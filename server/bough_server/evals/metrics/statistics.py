@@ -88,7 +88,7 @@ def highest_lower(n: int) -> float:
     return n / (n + _Z_SQUARED)
 
 
-def trials_needed(lower: float) -> int:
+def find_least_trials(lower: float) -> int:
     """Return the least n for which Wilson's lower bound of n of n reaches a number.
 
     Raises ValueError for 1 and more.
@@ -111,7 +111,7 @@ def bootstrap(rates: Sequence[float], seed: str) -> eval_result_pb2.ConfidenceIn
     count = len(rates)
     if is_close(min(rates), max(rates)):
         return _wilson_of_rate(rates[0], count)
-    resampled = _resampled(sorted(rates), seed)
+    resampled = _resample(sorted(rates), seed)
     return _interval(
         lower=min(resampled.lower, wilson(count, count).lower), upper=max(resampled.upper, wilson(0, count).upper)
     )
@@ -125,7 +125,7 @@ def _wilson_of_rate(rate: float, count: int) -> eval_result_pb2.ConfidenceInterv
     return _interval(wilson(math.floor(seen), count).lower, wilson(math.ceil(seen), count).upper)
 
 
-def _resampled(rates: Sequence[float], seed: str) -> eval_result_pb2.ConfidenceInterval:
+def _resample(rates: Sequence[float], seed: str) -> eval_result_pb2.ConfidenceInterval:
     """Return the percentile interval of the mean; BCa, the default of scipy, is not defined for every sample."""
     # Imported late: numpy comes with scipy.
     import numpy as np

@@ -18,11 +18,11 @@ from bough.v1.invocation_pb2 import AgentInvocation, ToolInvocation
 from bough_server.distribution import install_command
 from bough_server.errors import ConfigurationError
 from bough_server.evals.metrics.tool_names import fits_name, is_named, name_words
-from bough_server.evals.metrics.turn import Turn, TurnScore, is_configured, judged, mean_score, not_judged
+from bough_server.evals.metrics.turn import Turn, TurnScore, is_configured, mean_score, no_turn_score, score_difference
 from bough_server.history.visible import CALL_PREFIX
 from bough_server.matching import values
 from bough_server.matching.work import spend
-from bough_server.messages import executed_arguments, has_cut_arguments
+from bough_server.messages import effective_arguments, has_truncated_arguments
 from bough_server.tools.builtin import RESERVED
 
 _PAIR_STEPS: Final = 50
@@ -51,7 +51,7 @@ def score(
     return mean_score(metric, case, scores)
 
 
-def counted(
+def select_calls(
     expected: Sequence[ExpectedTool], calls: Iterable[ToolInvocation], *, agents: Collection[str]
 ) -> list[ToolInvocation]:
     """Return the calls that count, in the order in which they started; `agents` are the names of all in the record.
@@ -93,17 +93,21 @@ def mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation],
     installed.
     """
     if mode in _UNORDERED:
-        return _unordered_mismatch(expected, actual, mode)
-    return _order_mismatch(expected, actual) if mode == TRAJECTORY_MODE_IN_ORDER else _exact_mismatch(expected, actual)
+        return _find_unordered_mismatch(expected, actual, mode)
+    return (
+        _find_order_mismatch(expected, actual)
+        if mode == TRAJECTORY_MODE_IN_ORDER
+        else _find_exact_mismatch(expected, actual)
+    )
 
 
-def cut_call(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> str:
+def find_truncated_call(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> str:
     """Return that a call was cut where it has to be compared, as a sentence; empty if none was."""
     for call in actual:
-        if not (has_cut_arguments(call) or call.result_truncated):
+        if not (has_truncated_arguments(call) or call.result_truncated):
             continue  # nearly always, and there may be thousands of both
         named = [tool for tool in expected if fits_name(tool, call.name)]
-        if has_cut_arguments(call) and any(_arguments_matchers(tool) for tool in named):
+        if has_truncated_arguments(call) and any(_arguments_matchers(tool) for tool in named):
             return f"The arguments of {_label(call)} were cut in the record, so they cannot be compared."
         if call.result_truncated and any(_result_matchers(tool) for tool in named):
             return f"The result of {_label(call)} was cut in the record, so it cannot be compared."
@@ -112,12 +116,12 @@ def cut_call(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation])
 
 def _turn_score(wanted: eval_set_pb2.ToolTrajectoryMetric, expected: Sequence[ExpectedTool], turn: Turn) -> TurnScore:
     calls = [call for call in turn.invocation.tools if wanted.agent in ("", call.agent)]
-    actual = counted(expected, calls, agents=names_of(turn.invocation.agents))
-    cut = cut_call(expected, actual)
-    return not_judged(cut) if cut else judged(mismatch(expected, actual, wanted.mode))
+    actual = select_calls(expected, calls, agents=names_of(turn.invocation.agents))
+    cut = find_truncated_call(expected, actual)
+    return no_turn_score(cut) if cut else score_difference(mismatch(expected, actual, wanted.mode))
 
 
-def _exact_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> str:
+def _find_exact_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> str:
     for number, (tool, call) in enumerate(zip(expected, actual, strict=False), start=1):
         if wrong := _difference(tool, call, number):
             return wrong
@@ -128,7 +132,7 @@ def _exact_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvoc
     return ""
 
 
-def _order_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> str:
+def _find_order_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> str:
     """Take the first call that fits each expected one: if any choice leaves enough for the rest, this one does."""
     position = 0
     for tool in expected:
@@ -141,7 +145,7 @@ def _order_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvoc
     return ""
 
 
-def _unordered_mismatch(
+def _find_unordered_mismatch(
     expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation], mode: TrajectoryMode.ValueType
 ) -> str:
     pairs = _pairs(expected, actual)
@@ -193,7 +197,7 @@ def _difference(tool: ExpectedTool, call: ToolInvocation, number: int) -> str:
     """Return how a call differs from an expected one; empty if it fits."""
     if not fits_name(tool, call.name):
         return f"call {number} is {_label(call)}, expected {name_words(tool)}"
-    arguments = executed_arguments(call).strip() or "{}"  # no text means no arguments
+    arguments = effective_arguments(call).strip() or "{}"  # no text means no arguments
     for matcher in _arguments_matchers(tool):
         if wrong := values.mismatch(matcher, arguments):
             return f"call {number}, {_label(call)}: the arguments differ: {wrong}"

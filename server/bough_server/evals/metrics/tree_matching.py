@@ -65,7 +65,7 @@ class ExpectedNode:
         self.can_fail = bool(agent.tools or agent.tools_mode or agent.forbidden)
 
 
-def expected_tree(
+def build_expected_tree(
     roots: Sequence[eval_set_pb2.ExpectedAgent],
     *,
     order: eval_set_pb2.EvalOrder.ValueType = eval_set_pb2.EVAL_ORDER_UNSPECIFIED,
@@ -160,7 +160,7 @@ class _Matcher:
         while ahead:
             expected, actual, is_required = ahead.pop()
             pairs = self._alignments.get((expected.index, actual.index), _NOTHING).pairs
-            match, below = _matched(expected, actual, pairs, is_required=is_required)
+            match, below = _build_match(expected, actual, pairs, is_required=is_required)
             matches.append(match)
             ahead.extend(reversed(below))
         return matches
@@ -264,7 +264,7 @@ def _copies(child: ExpectedNode, candidates: int) -> tuple[int, int, bool]:
     return needed, child.spare, False
 
 
-def _matched(
+def _build_match(
     expected: ExpectedNode, actual: AgentNode, pairs: Pairs, *, is_required: bool
 ) -> tuple[Match, list[tuple[ExpectedNode, AgentNode, bool]]]:
     """Return a match, and the matches directly below it: expected, actual, whether it is required."""

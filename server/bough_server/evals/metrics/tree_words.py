@@ -7,8 +7,8 @@ from typing import Final
 
 from bough.v1 import eval_result_pb2
 from bough_server.evals.metrics.tree_matching import ANY, ExpectedNode, Match
-from bough_server.evals.trees.agent_tree import AgentNode, joined_path, path_of
-from bough_server.truncation import cut_text
+from bough_server.evals.trees.agent_tree import AgentNode, join_path, path_of
+from bough_server.truncation import truncate_text
 
 MAX_DIFFERENCES: Final = 100
 """The most differences of one tree."""
@@ -36,9 +36,9 @@ class TreeDifferences:
         """Agents that are expected and nowhere, in preorder, repeats included."""
         self.moved: dict[AgentNode, ExpectedNode] = {}
         """Agents that are there, and where they are expected."""
-        self._pair_moved(matches)
+        self._pair_moves(matches)
 
-    def _pair_moved(self, matches: Sequence[Match]) -> None:
+    def _pair_moves(self, matches: Sequence[Match]) -> None:
         unmatched: dict[str, deque[AgentNode]] = {}
         for node in sorted([*self.refused, *self.allowed], key=lambda node: node.index):
             unmatched.setdefault(node.agent.name, deque()).append(node)
@@ -53,7 +53,7 @@ class TreeDifferences:
         """Yield the agents that are moved, missing and unexpected."""
         for node, expected in self.moved.items():
             yield self._difference(
-                eval_result_pb2.DIFFERENCE_KIND_MOVED, self._moved(node, expected), node=node, expected=expected
+                eval_result_pb2.DIFFERENCE_KIND_MOVED, self._describe_move(node, expected), node=node, expected=expected
             )
         for expected in self.missing:
             name = "an agent" if expected.name == ANY else expected.name
@@ -64,7 +64,7 @@ class TreeDifferences:
             )
         for node in self.refused:
             if node not in self.moved:
-                message = f"{node.name} {_called_by(node)}, which is not expected"
+                message = f"{node.name} {_describe_caller(node)}, which is not expected"
                 yield self._difference(eval_result_pb2.DIFFERENCE_KIND_UNEXPECTED, message, node=node)
 
     def tools(self, failed: Callable[[ExpectedNode, AgentNode], str]) -> Iterator[Difference]:
@@ -79,7 +79,7 @@ class TreeDifferences:
         """Yield the agents that are `found` below a matched agent that forbids them."""
         for match in self._matches.values():
             for node in found(match.expected, match.actual):
-                message = f"{node.name} {_called_by(node)}, forbidden below {match.actual.name}"
+                message = f"{node.name} {_describe_caller(node)}, forbidden below {match.actual.name}"
                 yield self._difference(eval_result_pb2.DIFFERENCE_KIND_FORBIDDEN, message, node=node)
 
     def _difference(
@@ -93,42 +93,44 @@ class TreeDifferences:
         return Difference(
             kind=kind,
             agent=node.name if node is not None else expected.name if expected is not None else "",
-            expected_parent=expected_path(expected.parent) if expected is not None else "",
+            expected_parent=build_expected_path(expected.parent) if expected is not None else "",
             actual_parent=path_of(node.parent) if node is not None else "",
-            message=cut_text(message, _MAX_MESSAGE_BYTES),
+            message=truncate_text(message, _MAX_MESSAGE_BYTES),
             invocation_id=node.agent.invocation_id if node is not None else "",
         )
 
-    def _moved(self, node: AgentNode, expected: ExpectedNode) -> str:
+    def _describe_move(self, node: AgentNode, expected: ExpectedNode) -> str:
         """Say where an agent is and where it is expected: by its callers' names, or their paths if those are equal."""
         assert node.parent is not None
         assert expected.parent is not None
         actual_caller, expected_caller = node.parent.name, _caller(expected)
         if actual_caller == expected_caller:
-            actual_caller, expected_caller = path_of(node.parent), expected_path(expected.parent)
+            actual_caller, expected_caller = path_of(node.parent), build_expected_path(expected.parent)
         if actual_caller != expected_caller:
             wanted = f"expected by {expected_caller}" if expected_caller else "expected as a root"
-            return f"{node.name} {_called_by(node, actual_caller)}, {wanted}"
+            return f"{node.name} {_describe_caller(node, actual_caller)}, {wanted}"
         caller = self._matches.get(node.parent)
         if caller is not None and caller.expected is expected.parent:
-            return f"{node.name} {_called_by(node)} in another order, or with other agents or tools, than expected"
-        return f"{node.name} {_called_by(node)}, expected by another {expected_caller}"
+            return (
+                f"{node.name} {_describe_caller(node)} in another order, or with other agents or tools, than expected"
+            )
+        return f"{node.name} {_describe_caller(node)}, expected by another {expected_caller}"
 
 
-def expected_path(node: ExpectedNode | None) -> str:
+def build_expected_path(node: ExpectedNode | None) -> str:
     """Return the names from the root down to an expected agent, joined by "/"; empty for the virtual root."""
     names = []
     while node is not None and node.parent is not None:
         names.append(node.name)
         node = node.parent
-    return joined_path(names[::-1])
+    return join_path(names[::-1])
 
 
 def _caller(expected: ExpectedNode) -> str:
     return expected.parent.name if expected.parent is not None else ""
 
 
-def _called_by(node: AgentNode, caller: str = "") -> str:
+def _describe_caller(node: AgentNode, caller: str = "") -> str:
     caller = caller or (node.parent.name if node.parent is not None else "")
     return f"was called by {caller}" if caller else "was a root"
 
@@ -143,10 +145,10 @@ def _missing(matches: Sequence[Match]) -> Iterator[ExpectedNode]:
     for match in matches:
         for child, count in match.missing:
             for _ in range(count):
-                yield from _required(child)
+                yield from _walk_required_nodes(child)
 
 
-def _required(root: ExpectedNode) -> Iterator[ExpectedNode]:
+def _walk_required_nodes(root: ExpectedNode) -> Iterator[ExpectedNode]:
     # Repeats are iterated, not listed: a thousand times a thousand of them would not fit into memory.
     ahead: list[Iterator[ExpectedNode]] = [iter((root,))]
     while ahead:

@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 
 from bough.v1 import eval_result_pb2, eval_set_pb2
 from bough_server.evals.metrics.agent_trajectory import TreeScore, compare_trees
-from bough_server.evals.metrics.turn import Turn, TurnScore, mean_score, not_judged
+from bough_server.evals.metrics.turn import Turn, TurnScore, mean_score, no_turn_score
 
 Marks: TypeAlias = Mapping[str, eval_result_pb2.TreeMark.ValueType]
 """The marks of a turn's agents by invocation id."""
@@ -16,7 +16,7 @@ _MAX_SENTENCES: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreeJudgment:
+class TrajectoryScore:
     """What an agent_trajectory metric found."""
 
     score: eval_result_pb2.MetricScore
@@ -28,11 +28,13 @@ def score(
     metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase, turns: Sequence[Turn]
 ) -> eval_result_pb2.MetricScore | None:
     """Return the mean over the turns with expected agents; None if there are none."""
-    judgment = judge(metric, case, turns)
+    judgment = score_with_marks(metric, case, turns)
     return judgment.score if judgment is not None else None
 
 
-def judge(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase, turns: Sequence[Turn]) -> TreeJudgment | None:
+def score_with_marks(
+    metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase, turns: Sequence[Turn]
+) -> TrajectoryScore | None:
     """Return the mean over the turns with expected agents and how each agent compares; None if there are none."""
     scores: dict[int, TurnScore] = {}
     found: dict[int, TreeScore] = {}
@@ -42,7 +44,7 @@ def judge(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase, turns: S
         try:
             tree = compare_trees(turn.expect.agents, turn.invocation, metric.agent_trajectory)
         except ValueError as error:
-            scores[turn.index] = not_judged(str(error))
+            scores[turn.index] = no_turn_score(str(error))
             continue
         found[turn.index] = tree
         scores[turn.index] = TurnScore(value=tree.score, reason=_reason(tree.comparison))
@@ -52,7 +54,7 @@ def judge(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase, turns: S
     for index, tree in found.items():
         result.tree_comparisons.add().CopyFrom(tree.comparison)
         result.tree_comparisons[-1].turn = index
-    return TreeJudgment(score=result, marks={index: tree.marks for index, tree in found.items()})
+    return TrajectoryScore(score=result, marks={index: tree.marks for index, tree in found.items()})
 
 
 def _reason(comparison: eval_result_pb2.TreeComparison) -> str:

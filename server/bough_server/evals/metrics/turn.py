@@ -33,12 +33,12 @@ class TurnScore:
     """What differs, or why the turn could not be scored; empty if there is nothing to say."""
 
 
-def judged(difference: str) -> TurnScore:
+def score_difference(difference: str) -> TurnScore:
     """Return the score of a turn that is either as expected or not: 1 without a difference, else 0."""
     return TurnScore(value=0.0 if difference else 1.0, reason=difference)
 
 
-def not_judged(reason: str) -> TurnScore:
+def no_turn_score(reason: str) -> TurnScore:
     """Return the score of a turn that could not be scored."""
     return TurnScore(value=None, reason=reason)
 

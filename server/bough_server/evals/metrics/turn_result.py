@@ -52,18 +52,18 @@ def turn_result(
     """
     result = EvalTurnResult()
     for bounds in _BOUNDS:
-        result = _Cutter(bounds).turn(invocation, marks)
+        result = _Truncator(bounds).turn(invocation, marks)
         if result.ByteSize() <= max_bytes:
             break
     return result
 
 
 @dataclass(slots=True)
-class _Cutter:
+class _Truncator:
     """Copies what is kept, and notes whether anything was left out."""
 
     bounds: _Bounds
-    has_cut: bool = field(default=False, init=False)
+    has_truncated: bool = field(default=False, init=False)
 
     def turn(self, invocation: invocation_pb2.Invocation, marks: Mapping[str, TreeMark.ValueType]) -> EvalTurnResult:
         result = EvalTurnResult(
@@ -84,7 +84,7 @@ class _Cutter:
         has_more = max(len(invocation.agents), invocation.agents_total) > len(result.agents) or max(
             len(invocation.tools), invocation.tools_total
         ) > sum(len(agent.calls) for agent in result.agents)
-        result.truncated = self.has_cut or has_more
+        result.truncated = self.has_truncated or has_more
         return result
 
     def _add_agents(
@@ -113,7 +113,7 @@ class _Cutter:
         """Add the steps to their agents. Return the number of each by its agent invocation and its id."""
         numbers: dict[tuple[str, str], int] = {}
         answers = {agent.invocation_id: text_of(agent.output) for agent in invocation.agents}
-        self.has_cut = self.has_cut or len(invocation.steps) > self.bounds.calls
+        self.has_truncated = self.has_truncated or len(invocation.steps) > self.bounds.calls
         for step in invocation.steps[: self.bounds.calls]:
             agent = kept.get(step.invocation_id)
             if agent is None:
@@ -135,25 +135,25 @@ class _Cutter:
         )
         if call.HasField("error"):
             kept.error.CopyFrom(self._error(call.error))
-        self.has_cut |= call.arguments_truncated or call.executed_arguments_truncated or call.result_truncated
+        self.has_truncated |= call.arguments_truncated or call.executed_arguments_truncated or call.result_truncated
 
     def _error(self, error: error_pb2.AgentError) -> error_pb2.AgentError:
         kept = copy_of(error)
         kept.message, kept.details_json = self._text(error.message), ""
         kept.agent, kept.invocation_id = self._name(error.agent), self._name(error.invocation_id)
-        self.has_cut = self.has_cut or bool(error.details_json)
+        self.has_truncated = self.has_truncated or bool(error.details_json)
         return kept
 
     def _answer(self, message: message_pb2.Message) -> str:
-        self.has_cut = self.has_cut or any(part.truncated for part in message.parts)
+        self.has_truncated = self.has_truncated or any(part.truncated for part in message.parts)
         return self._text(text_of(message))
 
     def _text(self, text: str) -> str:
-        return self._cut(text, self.bounds.text)
+        return self._truncate(text, self.bounds.text)
 
     def _name(self, text: str) -> str:
-        return self._cut(text, _MAX_NAME)
+        return self._truncate(text, _MAX_NAME)
 
-    def _cut(self, text: str, limit: int) -> str:
-        self.has_cut = self.has_cut or len(text) > limit
+    def _truncate(self, text: str, limit: int) -> str:
+        self.has_truncated = self.has_truncated or len(text) > limit
         return text[:limit]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from bough.v1 import eval_set_pb2
 from bough_server.evals.metrics.tool_names import name_words
-from bough_server.evals.reports.page import Block, indented_json
+from bough_server.evals.reports.page import Block, indent_json
 
 _MODES = {
     eval_set_pb2.TRAJECTORY_MODE_EXACT: "in this order, and no others",
@@ -15,7 +15,7 @@ _MODES = {
 }
 
 
-def expected_blocks(expect: eval_set_pb2.EvalExpectation) -> Iterator[Block]:
+def expectation_blocks(expect: eval_set_pb2.EvalExpectation) -> Iterator[Block]:
     """Yield what is expected beside the tree: the answer and the tool calls."""
     if expect.HasField("answer"):
         yield Block(title="answer", text=answer_words(expect.answer))
@@ -30,7 +30,7 @@ def call_blocks(tool: eval_set_pb2.ExpectedTool) -> Iterator[Block]:
         ("result", tool.result_json, tool.result_match if tool.HasField("result_match") else None),
     ):
         if text:
-            yield Block(title=title, text=indented_json(text))
+            yield Block(title=title, text=indent_json(text))
         if matcher is not None:
             yield Block(title=title, text=matcher_words(matcher))
 
@@ -57,13 +57,13 @@ def matcher_words(matcher: eval_set_pb2.ValueMatcher) -> str:
     """Return what a value has to be."""
     kind = matcher.WhichOneof("expected")
     if kind == "equals_json":
-        lines = [f"equals {indented_json(matcher.equals_json)}"]
+        lines = [f"equals {indent_json(matcher.equals_json)}"]
     elif kind == "subset_json":
-        lines = [f"contains {indented_json(matcher.subset_json)}"]
+        lines = [f"contains {indent_json(matcher.subset_json)}"]
     elif kind == "regex":
         lines = [f"matches: {matcher.regex}"]
     elif kind == "schema_json":
-        lines = [f"fits the JSON Schema {indented_json(matcher.schema_json)}"]
+        lines = [f"fits the JSON Schema {indent_json(matcher.schema_json)}"]
     else:
         lines = ["is anything"]
     if matcher.ignore:

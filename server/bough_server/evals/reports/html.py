@@ -6,9 +6,9 @@ from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, input_pb2, usage_pb2
 from bough_server.evals.metrics.tool_names import name_words
-from bough_server.evals.reports.expectations import call_blocks, expected_blocks, mode_words, repeat_words
-from bough_server.evals.reports.page import Block, Call, Note, Step, TreeNode, indented_json, render
-from bough_server.evals.reports.words import CHANGES, compared_text, rate_text, reasons_of_trial, verdict_text
+from bough_server.evals.reports.expectations import call_blocks, expectation_blocks, mode_words, repeat_words
+from bough_server.evals.reports.page import Block, Call, Note, Step, TreeNode, indent_json, render
+from bough_server.evals.reports.words import CHANGES, comparison_text, rate_text, reasons_of_trial, verdict_text
 
 _MARKS: Final = {
     eval_result_pb2.TREE_MARK_MATCHED: "matched",
@@ -127,7 +127,7 @@ def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalCo
     if result.evaluation_id:
         yield Note(text=f"evaluation {result.evaluation_id}, agent {result.pins.agent or '-'}")
     if comparison is not None:
-        yield Note(text=f"against the baseline: {compared_text(comparison)}")
+        yield Note(text=f"against the baseline: {comparison_text(comparison)}")
         yield from (Note(text=text, style="anomaly") for text in comparison.pins_changed)
 
 
@@ -210,14 +210,14 @@ def _turn(
     user = asked.user or "".join(part.text or part.data_json for part in asked.input.parts)
     return TurnView(
         blocks=[Block(title=f"turn {number + 1}, user", text=user)] if user else [],
-        expected=list(_expected(asked.expect.agents, "", 0, _expected_marks(number, trial))),
-        expectations=list(expected_blocks(asked.expect)),
+        expected=list(_build_expected_nodes(asked.expect.agents, "", 0, _find_expected_marks(number, trial))),
+        expectations=list(expectation_blocks(asked.expect)),
         actual=[_agent(agent) for agent in turn.agents],
         notes=notes,
     )
 
 
-def _expected_marks(turn: int, trial: eval_result_pb2.CaseTrialResult) -> Mapping[tuple[str, str], str]:
+def _find_expected_marks(turn: int, trial: eval_result_pb2.CaseTrialResult) -> Mapping[tuple[str, str], str]:
     """Return the marks of expected agents, by name and the path of the caller: those that are missing or elsewhere."""
     kinds = {eval_result_pb2.DIFFERENCE_KIND_MISSING: "missing", eval_result_pb2.DIFFERENCE_KIND_MOVED: "moved"}
     return {
@@ -230,7 +230,7 @@ def _expected_marks(turn: int, trial: eval_result_pb2.CaseTrialResult) -> Mappin
     }
 
 
-def _expected(
+def _build_expected_nodes(
     agents: Sequence[eval_set_pb2.ExpectedAgent], parent: str, depth: int, marks: Mapping[tuple[str, str], str]
 ) -> Iterator[TreeNode]:
     for agent in agents:
@@ -239,13 +239,15 @@ def _expected(
             name=agent.name,
             depth=depth,
             mark=marks.get((agent.name, parent), ""),
-            facts=list(_expected_facts(agent)),
+            facts=list(_describe_expected_agent(agent)),
             steps=[Step(calls=calls)] if calls else [],
         )
-        yield from _expected(agent.children, f"{parent}/{agent.name}" if parent else agent.name, depth + 1, marks)
+        yield from _build_expected_nodes(
+            agent.children, f"{parent}/{agent.name}" if parent else agent.name, depth + 1, marks
+        )
 
 
-def _expected_facts(agent: eval_set_pb2.ExpectedAgent) -> Iterator[str]:
+def _describe_expected_agent(agent: eval_set_pb2.ExpectedAgent) -> Iterator[str]:
     if agent.optional:
         yield "optional"
     if agent.HasField("repeat"):
@@ -267,7 +269,7 @@ def _agent(agent: eval_result_pb2.EvalAgent) -> TreeNode:
         depth=agent.depth,
         state=_state_text(agent.state),
         mark=_MARKS.get(agent.mark, ""),
-        facts=[*([_counted(agent.step_count, "step")] if agent.step_count else []), *_usage_facts(agent.usage)],
+        facts=[*([_pluralize(agent.step_count, "step")] if agent.step_count else []), *_usage_facts(agent.usage)],
         steps=list(_steps(agent)),
         answer=[Block(title="answer", text=agent.answer)] if agent.answer else [],
         is_open=agent.depth == 0,
@@ -290,7 +292,7 @@ def _steps(agent: eval_result_pb2.EvalAgent) -> Iterator[Step]:
 
 def _call(call: eval_result_pb2.EvalCall) -> Call:
     blocks = [
-        Block(title=title, text=indented_json(text))
+        Block(title=title, text=indent_json(text))
         for title, text in (
             ("arguments", call.arguments_json),
             ("edited arguments", call.executed_arguments_json),
@@ -307,7 +309,7 @@ def _question(request: input_pb2.InputRequest) -> Iterator[Block]:
     asker = " / ".join(request.agent_path)
     yield Block(title=f"asked by {asker}" if asker else "asked", text=request.prompt)
     if request.call.name:
-        yield Block(title=f"about {request.call.name}", text=indented_json(request.call.arguments_json))
+        yield Block(title=f"about {request.call.name}", text=indent_json(request.call.arguments_json))
 
 
 def _usage_facts(usage: usage_pb2.Usage) -> Iterator[str]:
@@ -319,7 +321,7 @@ def _usage_facts(usage: usage_pb2.Usage) -> Iterator[str]:
         yield f"{usage.cost_nanos / 1e9:.4g} {usage.currency_code}"
 
 
-def _counted(count: int, noun: str) -> str:
+def _pluralize(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 

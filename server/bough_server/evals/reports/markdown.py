@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from bough.v1 import eval_result_pb2
-from bough_server.evals.reports.words import CHANGES, compared_text, cost_text, rate_text, reasons_of, verdict_text
+from bough_server.evals.reports.words import CHANGES, comparison_text, cost_text, rate_text, reasons_of, verdict_text
 from bough_server.plain_text import one_line
 
 MAX_CHARACTERS: Final = 65_000
@@ -29,9 +29,9 @@ def markdown_text(result: eval_result_pb2.EvalResult, comparison: eval_result_pb
 
     Cases that did not pass come first. What does not fit is left out from the end, passing cases first, and counted.
     """
-    head = [*_head(result), *_listed(_gates(result))]
+    head = [*_head(result), *_fit_list(_gates(result))]
     if comparison is not None:
-        head += [f"Against the baseline: {compared_text(comparison)}.", "", *_listed(_changes(comparison))]
+        head += [f"Against the baseline: {comparison_text(comparison)}.", "", *_fit_list(_changes(comparison))]
     cases = sorted(result.cases, key=lambda case: case.verdict == eval_result_pb2.VERDICT_PASSED)
     rows = [_row(case) for case in cases]
     kept, left_out = _fitting(rows, MAX_CHARACTERS - sum(len(line) + 1 for line in head) - 200)
@@ -82,7 +82,7 @@ def _changes(comparison: eval_result_pb2.EvalComparison) -> Iterator[str]:
             yield f"- {CHANGES[case.change]}: {_plain(case.case_id)}{f' ({why})' if why else ''}"
 
 
-def _listed(items: Iterator[str]) -> list[str]:
+def _fit_list(items: Iterator[str]) -> list[str]:
     """Return the items of a list that fit, how many do not, and an empty line; nothing if there are none."""
     lines = list(items)
     kept, left_out = _fitting(lines, _MOST_OF_LIST)

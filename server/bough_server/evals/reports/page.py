@@ -78,7 +78,7 @@ class TreeNode:
         return min(max(0, self.depth), _DEEPEST)
 
 
-def indented_json(text: str) -> str:
+def indent_json(text: str) -> str:
     """Return JSON indented; a text that is no JSON, as one that was cut, as it is."""
     try:
         value = json.loads(text)
@@ -87,7 +87,7 @@ def indented_json(text: str) -> str:
         return text
 
 
-def _shown(value: object) -> object:
+def _to_printable(value: object) -> object:
     # What is markup has been made by a template.
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
@@ -98,7 +98,7 @@ def _environment() -> Environment:
         loader=PackageLoader("bough_server.evals.reports"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_shown,
+        finalize=_to_printable,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -19,7 +19,7 @@ CHANGES: Final = {
 }
 
 
-def compared_text(comparison: eval_result_pb2.EvalComparison) -> str:
+def comparison_text(comparison: eval_result_pb2.EvalComparison) -> str:
     """Return how many cases changed, and by how much the pass rate did."""
     counts = (comparison.better, comparison.worse, comparison.removed, comparison.added)
     parts = [f"{count} {word}" for count, word in zip(counts, CHANGES.values(), strict=True)]
@@ -43,16 +43,16 @@ def reasons_of(case: eval_result_pb2.CaseResult) -> list[str]:
     shown = [case.reason] if case.reason else []
     for trial in case.trials:
         number = f"trial {trial.trial + 1}: " if len(case.trials) > 1 else ""
-        shown += [f"{number}{text}" for text in reasons_of_trial(trial, said=shown)]
+        shown += [f"{number}{text}" for text in reasons_of_trial(trial, earlier_reasons=shown)]
     return shown
 
 
-def reasons_of_trial(trial: eval_result_pb2.CaseTrialResult, *, said: Sequence[str] = ()) -> list[str]:
+def reasons_of_trial(trial: eval_result_pb2.CaseTrialResult, *, earlier_reasons: Sequence[str] = ()) -> list[str]:
     """Return why a run did not pass, without what has been `said`: its reason, its scores', its trees' differences."""
     shown: list[str] = []
     for text in filter(None, _sentences(trial)):
         # The reason of a score is also in that of its trial, and of its case, with other words before it.
-        if not any((text.partition(": ")[2] or text) in one for one in (*said, *shown)):
+        if not any((text.partition(": ")[2] or text) in one for one in (*earlier_reasons, *shown)):
             shown.append(text)
     return shown
 

@@ -32,11 +32,11 @@ def compare(before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResul
     Cases of one id, which only results of given records have, are paired in order.
     """
     left, right = _by_id(before.cases), _by_id(after.cases)
-    cases = [_compared(left.get(key), case) for key, case in right.items()]
-    cases += [_removed(case) for key, case in left.items() if key not in right]
+    cases = [_compare_case(left.get(key), case) for key, case in right.items()]
+    cases += [_build_removal(case) for key, case in left.items() if key not in right]
     changes = Counter(case.change for case in cases)
     result = eval_result_pb2.EvalComparison(
-        pins_changed=_changed_pins(before, after),
+        pins_changed=_compare_pins(before, after),
         cases=cases,
         better=changes[BETTER],
         worse=changes[WORSE],
@@ -53,7 +53,7 @@ def compare(before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResul
     return result
 
 
-def incomplete(result: eval_result_pb2.EvalResult) -> str:
+def find_baseline_problem(result: eval_result_pb2.EvalResult) -> str:
     """Return why a result is no baseline unless a caller allows it, as the end of a sentence; empty if it is one."""
     if result.state == execution_pb2.EXECUTION_STATE_SUCCEEDED:
         return ""
@@ -61,7 +61,9 @@ def incomplete(result: eval_result_pb2.EvalResult) -> str:
     return f"is of an evaluation that is {state}, not SUCCEEDED"
 
 
-def fitted(comparison: eval_result_pb2.EvalComparison, *, most: int = MAX_BYTES) -> eval_result_pb2.EvalComparison:
+def shrink_comparison(
+    comparison: eval_result_pb2.EvalComparison, *, most: int = MAX_BYTES
+) -> eval_result_pb2.EvalComparison:
     """Leave out what does not fit into `most` bytes, in place: from the last case on, differences, then metrics.
 
     What remains of 10,000 cases fits. Of what the results depended on, the first MAX_PINS sentences are kept.
@@ -114,21 +116,21 @@ def _by_id(cases: Iterable[eval_result_pb2.CaseResult]) -> dict[tuple[str, int],
     return found
 
 
-def _changed_pins(before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResult) -> Iterator[str]:
+def _compare_pins(before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResult) -> Iterator[str]:
     """Return what is not the same of what the results depended on, in sentences."""
     left, right = before.pins, after.pins
-    yield from _changed("The name of the set", before.eval_set_name, after.eval_set_name)
-    yield from _changed("The content of the set", left.eval_set_digest, right.eval_set_digest)
-    yield from _changed("The evaluated agent", left.agent, right.agent)
-    yield from _changed_entries("agent", left.agents, right.agents)
-    yield from _changed_entries("model", left.models, right.models)
-    yield from _changed_entries("tool", left.tools, right.tools)
-    yield from _changed("The price list", left.prices, right.prices)
-    yield from _changed_entries("judge", left.judges, right.judges)
-    yield from _changed("The version of the server", left.server_version, right.server_version)
+    yield from _describe_change("The name of the set", before.eval_set_name, after.eval_set_name)
+    yield from _describe_change("The content of the set", left.eval_set_digest, right.eval_set_digest)
+    yield from _describe_change("The evaluated agent", left.agent, right.agent)
+    yield from _compare_entries("agent", left.agents, right.agents)
+    yield from _compare_entries("model", left.models, right.models)
+    yield from _compare_entries("tool", left.tools, right.tools)
+    yield from _describe_change("The price list", left.prices, right.prices)
+    yield from _compare_entries("judge", left.judges, right.judges)
+    yield from _describe_change("The version of the server", left.server_version, right.server_version)
 
 
-def _changed(what: str, before: str, after: str) -> Iterator[str]:
+def _describe_change(what: str, before: str, after: str) -> Iterator[str]:
     if before != after:
         old, new = before[:_SHOWN], after[:_SHOWN]
         if old == new:
@@ -136,23 +138,23 @@ def _changed(what: str, before: str, after: str) -> Iterator[str]:
         yield f"{what} has changed: {old or 'none'}, now {new or 'none'}."
 
 
-def _changed_entries(kind: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+def _compare_entries(kind: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
     for name in sorted({*before, *after}):
         if name not in before:
             yield f"The {kind} {name!r} was added."
         elif name not in after:
             yield f"The {kind} {name!r} was removed."
         else:
-            yield from _changed(f"The {kind} {name!r}", before[name], after[name])
+            yield from _describe_change(f"The {kind} {name!r}", before[name], after[name])
 
 
-def _removed(before: eval_result_pb2.CaseResult) -> eval_result_pb2.CaseComparison:
+def _build_removal(before: eval_result_pb2.CaseResult) -> eval_result_pb2.CaseComparison:
     return eval_result_pb2.CaseComparison(
         case_id=before.case_id, change=REMOVED, verdict_baseline=before.verdict, pass_rate_baseline=_pass_rate(before)
     )
 
 
-def _compared(
+def _compare_case(
     before: eval_result_pb2.CaseResult | None, after: eval_result_pb2.CaseResult
 ) -> eval_result_pb2.CaseComparison:
     result = eval_result_pb2.CaseComparison(
@@ -215,9 +217,9 @@ def _only_in(
     trial: eval_result_pb2.CaseTrialResult, other: eval_result_pb2.CaseTrialResult
 ) -> list[eval_result_pb2.TreeDifference]:
     """Return the differences of a run that another run has not, or not so often."""
-    left = Counter(key for key, _ in _keyed_differences(other))
+    left = Counter(key for key, _ in _key_differences(other))
     found = []
-    for key, difference in _keyed_differences(trial):
+    for key, difference in _key_differences(trial):
         if left[key]:
             left[key] -= 1
         else:
@@ -225,7 +227,7 @@ def _only_in(
     return found
 
 
-def _keyed_differences(
+def _key_differences(
     trial: eval_result_pb2.CaseTrialResult,
 ) -> Iterator[tuple[tuple[str | int, ...], eval_result_pb2.TreeDifference]]:
     """Return the differences of a trial, each with what it is without the ids of invocations: they are always new."""

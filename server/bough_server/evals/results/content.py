@@ -55,7 +55,7 @@ _Change: TypeAlias = Callable[[FieldDescriptor, bool, str], str]
 """Takes a field, whether its message is about names only, and the text; returns the text that is shown."""
 
 
-def reduced(
+def reduce_result(
     result: eval_result_pb2.EvalResult,
     comparison: eval_result_pb2.EvalComparison | None,
     content: str,
@@ -81,7 +81,7 @@ def reduced(
 
 
 def remove_secrets(message: _Message, *, fields: Sequence[str] = (), patterns: Sequence[str] = ()) -> _Message:
-    """Return a copy of a message in which values and matches are "[redacted]", as in `reduced`; files are not searched.
+    """Return a copy of a message in which values and matches are "[redacted]", see `reduce_result`; but not in files.
 
     Raises ConfigurationError for a pattern that is no regular expression.
     """
@@ -94,13 +94,13 @@ def _reduce_all(messages: Sequence[Message], content: str, redactor: Redactor, *
     for message in _messages(messages):
         for text in _texts(message):
             redactor.collect(text)
-    change = _change(content, redactor)
+    change = _build_change(content, redactor)
     for message in list(_messages(messages)):
         _reduce(message, change, keeps_files=keeps_files)
 
 
-def _change(content: str, redactor: Redactor) -> _Change:
-    def changed(field: FieldDescriptor, is_name: bool, text: str) -> str:
+def _build_change(content: str, redactor: Redactor) -> _Change:
+    def change_text(field: FieldDescriptor, is_name: bool, text: str) -> str:
         if content == "none" and not is_name and field.name not in _NAMES:
             return ""
         text = redactor.redact(text, is_json=_is_json(field))
@@ -109,7 +109,7 @@ def _change(content: str, redactor: Redactor) -> _Change:
             text = text[: MAX_CHARACTERS - 1] + "…"
         return text
 
-    return changed
+    return change_text
 
 
 def _reduce(message: Message, change: _Change, *, keeps_files: bool) -> None:

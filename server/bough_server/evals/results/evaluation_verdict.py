@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 
 from bough.v1 import eval_result_pb2, evaluation_pb2
 from bough_server.evals.results.compare import compare
-from bough_server.evals.results.gate_numbers import counted, named, unjudged
+from bough_server.evals.results.gate_numbers import describe_missing_scores, pluralize, quote_ids
 from bough_server.evals.results.gates import check_gate, parse_gate
 from bough_server.evals.results.verdicts import PASSED, has_crashed, verdict
 
 
-def judged(
+def compute_verdict(
     planned: evaluation_pb2.EvaluationPlanned, result: eval_result_pb2.EvalResult
 ) -> evaluation_pb2.EvaluationTotaled:
     """Return the verdict on a result that has all of its cases, and what each gate found."""
@@ -43,10 +43,11 @@ def _reasons(
         trials = sum(trial.crashed for case in cases for trial in case.trials)
         if trials:
             yield (
-                f"{counted(trials, 'trial')} crashed, of {named(found)}, and no gate counts crashed trials: a gate on "
-                "a pass rate, such as pass_rate >= 0.9, does."
+                f"{pluralize(trials, 'trial')} crashed, of {quote_ids(found)}, and no gate counts crashed "
+                "trials: a gate on a pass rate, such as pass_rate >= 0.9, does."
             )
     if removed:
-        yield f"{counted(len(removed), 'case')} of the baseline may not be removed from the set: {named(removed)}."
-    if gates and all(gate.verdict == PASSED for gate in gates) and (text := unjudged(cases)):
+        count = pluralize(len(removed), "case")
+        yield f"{count} of the baseline may not be removed from the set: {quote_ids(removed)}."
+    if gates and all(gate.verdict == PASSED for gate in gates) and (text := describe_missing_scores(cases)):
         yield text

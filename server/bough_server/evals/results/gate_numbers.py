@@ -6,7 +6,7 @@ from typing import Final
 
 from bough.v1 import eval_result_pb2
 from bough_server.evals.metrics import statistics
-from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED, has_unjudged, is_judged, total_cost
+from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED, has_unscored, is_scored, total_cost
 from bough_server.log.usage import has_whole_cost
 
 _NANOS: Final = 1_000_000_000
@@ -33,28 +33,28 @@ class Measured:
     """Why no upper bound holds, whatever the value is; a sentence, empty if one can."""
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """Return a number of something in words."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def unjudged(cases: Iterable[eval_result_pb2.CaseResult]) -> str:
+def describe_missing_scores(cases: Iterable[eval_result_pb2.CaseResult]) -> str:
     """Return the sentence that names a case of which not every run is judged; empty if there is none."""
-    found = [case.case_id for case in cases if has_unjudged(case)]
-    return f"Not every trial of {counted(len(found), 'case')} could be scored, such as {found[0]!r}." if found else ""
+    found = [case.case_id for case in cases if has_unscored(case)]
+    return f"Not every trial of {pluralize(len(found), 'case')} could be scored, such as {found[0]!r}." if found else ""
 
 
 def worst_case(cases: Sequence[eval_result_pb2.CaseResult]) -> Measured:
     """Return the lowest lower bound of a case's pass rate."""
     judged = [case for case in cases if case.statistics.HasField("pass_rate_interval")]
     if not judged:
-        return Measured(value=None, unknown=unjudged(cases) or "There is no case.")
+        return Measured(value=None, unknown=describe_missing_scores(cases) or "There is no case.")
     case = min(judged, key=lambda each: each.statistics.pass_rate_interval.lower)
     counts = case.statistics
     return Measured(
         value=counts.pass_rate_interval.lower,
-        note=f"In the case {case.case_id!r} {counts.passed} of {counted(counts.trials, 'trial')} passed.",
-        unknown=unjudged(cases),
+        note=f"In the case {case.case_id!r} {counts.passed} of {pluralize(counts.trials, 'trial')} passed.",
+        unknown=describe_missing_scores(cases),
     )
 
 
@@ -64,7 +64,8 @@ def pass_all_k(cases: Sequence[eval_result_pb2.CaseResult], k: int) -> Measured:
     value = statistics.mean(values) if values else None
     few = next((case.case_id for case in cases if case.statistics.trials < k), "")
     return Measured(
-        value=value, unknown=f"The case {few!r} has fewer than {k} scored trials." if few else unjudged(cases)
+        value=value,
+        unknown=f"The case {few!r} has fewer than {k} scored trials." if few else describe_missing_scores(cases),
     )
 
 
@@ -88,9 +89,9 @@ def metric_mean(cases: Sequence[eval_result_pb2.CaseResult], metric: str) -> Mea
         return Measured(value=None, unknown=f"No trial has a score of {metric}.")
     return Measured(
         value=statistics.mean(means),
-        note=f"{counted(crashes, 'crashed trial')} counted as {worst:g}." if crashes else "",
-        unknown=f"{counted(unknown, 'case')} could not be scored by {metric} in every trial." if unknown else "",
-        unbounded=f"{counted(crashes, 'crashed trial')} {'has' if crashes == 1 else 'have'} no score."
+        note=f"{pluralize(crashes, 'crashed trial')} counted as {worst:g}." if crashes else "",
+        unknown=f"{pluralize(unknown, 'case')} could not be scored by {metric} in every trial." if unknown else "",
+        unbounded=f"{pluralize(crashes, 'crashed trial')} {'has' if crashes == 1 else 'have'} no score."
         if crashes
         else "",
     )
@@ -104,7 +105,7 @@ def _scores(case: eval_result_pb2.CaseResult, metric: str) -> list[float | None]
     """
     named = [{score.name: score for score in trial.scores} for trial in case.trials]
     has_metric = any(metric in scores for scores in named)
-    if not has_metric and (any(named) or any(is_judged(trial) and not trial.crashed for trial in case.trials)):
+    if not has_metric and (any(named) or any(is_scored(trial) and not trial.crashed for trial in case.trials)):
         return None
     return [scores[metric].score if metric in scores and scores[metric].HasField("score") else None for scores in named]
 
@@ -139,25 +140,25 @@ def regressions(comparison: eval_result_pb2.EvalComparison | None) -> Measured:
         and case.change not in (eval_result_pb2.CASE_CHANGE_WORSE, eval_result_pb2.CASE_CHANGE_ADDED)
     ]
     sentences = [
-        f"Could not be scored, and passed in the baseline: {named(unjudged_now)}." if unjudged_now else "",
-        f"Fails, and could not be scored in the baseline: {named(unjudged_before)}." if unjudged_before else "",
+        f"Could not be scored, and passed in the baseline: {quote_ids(unjudged_now)}." if unjudged_now else "",
+        f"Fails, and could not be scored in the baseline: {quote_ids(unjudged_before)}." if unjudged_before else "",
     ]
     return Measured(
-        value=len(found), note=f"Worse: {named(found)}." if found else "", unknown=" ".join(filter(None, sentences))
+        value=len(found), note=f"Worse: {quote_ids(found)}." if found else "", unknown=" ".join(filter(None, sentences))
     )
 
 
-def removed(comparison: eval_result_pb2.EvalComparison | None) -> Measured:
+def count_removed_cases(comparison: eval_result_pb2.EvalComparison | None) -> Measured:
     """Return how many cases of the baseline are gone."""
     if comparison is None:
         return _NO_BASELINE
     found = [case.case_id for case in comparison.cases if case.change == eval_result_pb2.CASE_CHANGE_REMOVED]
-    return Measured(value=len(found), note=f"Removed: {named(found)}." if found else "")
+    return Measured(value=len(found), note=f"Removed: {quote_ids(found)}." if found else "")
 
 
 _NO_BASELINE: Final = Measured(value=None, unknown="The gate needs a baseline, and there is none.")
 
 
-def named(ids: Sequence[str]) -> str:
+def quote_ids(ids: Sequence[str]) -> str:
     """Return the first of some ids, in quotes."""
     return ", ".join(map(repr, ids[:_NAMED])) + (" and others" if len(ids) > _NAMED else "")

@@ -17,7 +17,7 @@ from bough_server.evals.metrics import statistics
 from bough_server.evals.metrics.scoring import applicable_metrics
 from bough_server.evals.metrics.turn import name_of
 from bough_server.evals.results import gate_numbers
-from bough_server.evals.results.gate_numbers import Measured, counted
+from bough_server.evals.results.gate_numbers import Measured, pluralize
 from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED
 
 MAX_TRIALS: Final = 1_000
@@ -147,7 +147,7 @@ def _number(name: str) -> tuple[GateNumber, int, str]:
     raise ValueError(f"There is no number {name[:80]!r} for a gate. {hint}")
 
 
-def unreachable(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned]) -> str:
+def explain_unreachable(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned]) -> str:
     """Return why no results of the planned cases, at least one, can meet a gate, and what it takes; empty if some can.
 
     A bound on the mean of a metric that no case has is unreachable too. Whether there is a baseline is not checked.
@@ -159,13 +159,13 @@ def unreachable(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned]) -> st
         )
     if gate.number is GateNumber.PASS_ALL_K and fewest.trials < gate.k:
         return (
-            f"{gate.text!r} cannot be reached: the case {fewest.eval_case.id!r} has {counted(fewest.trials, 'trial')}."
-            f" It takes {gate.k} trials of each case."
+            f"{gate.text!r} cannot be reached: the case {fewest.eval_case.id!r} has "
+            f"{pluralize(fewest.trials, 'trial')}. It takes {gate.k} trials of each case."
         )
     lowest, highest = _range(gate, planned)
     if gate.can_hold(lowest, highest):
         return ""
-    return f"{gate.text!r} cannot be reached: {_too_far(gate, planned, highest)}"
+    return f"{gate.text!r} cannot be reached: {_explain_out_of_range(gate, planned, highest)}"
 
 
 def _range(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned]) -> tuple[float, float]:
@@ -186,7 +186,7 @@ def _range(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned]) -> tuple[f
     assert_never(gate.number)
 
 
-def _too_far(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned], highest: float) -> str:
+def _explain_out_of_range(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned], highest: float) -> str:
     """Return why a gate is out of range, and how many trials or cases it takes."""
     of_trials = gate.number is GateNumber.CASE_PASS_RATE_LOWER
     lowest, _ = _range(gate, planned)
@@ -196,16 +196,16 @@ def _too_far(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned], highest:
     count = fewest.trials if of_trials else len(planned)
     has = f"the case {fewest.eval_case.id!r} has" if of_trials else "the set has"
     return (
-        f"{has} {counted(count, 'trial' if of_trials else 'case')}, and the lower bound of {count} of {count} is"
-        f" {highest:.3g}. {_takes(gate, of_trials=of_trials)}"
+        f"{has} {pluralize(count, 'trial' if of_trials else 'case')}, and the lower bound of {count} of {count} is"
+        f" {highest:.3g}. {_describe_requirement(gate, of_trials=of_trials)}"
     )
 
 
-def _takes(gate: Gate, *, of_trials: bool) -> str:
+def _describe_requirement(gate: Gate, *, of_trials: bool) -> str:
     """Return how many trials or cases the gate's bound takes; all have to pass then."""
     if statistics.reaches(gate.bound, 1):
         return "It is below 1 for any number of them."
-    needed = statistics.trials_needed(gate.bound)
+    needed = statistics.find_least_trials(gate.bound)
     if not gate.holds(statistics.highest_lower(needed)):  # > of just the bound
         needed += 1
     most = MAX_TRIALS if of_trials else MAX_CASES
@@ -266,16 +266,15 @@ def check_gate(
         result.reason = f"{_name(gate)} has no upper bound: {measured.unbounded}"
     elif not gate.holds(measured.value):
         result.verdict = FAILED
-        result.reason = (
-            f"{_name(gate)} is {_shown(gate, measured.value)}, not {gate.operator} {gate.bound:.12g}. {measured.note}"
-        )
+        value = _format_value(gate, measured.value)
+        result.reason = f"{_name(gate)} is {value}, not {gate.operator} {gate.bound:.12g}. {measured.note}"
     elif measured.unknown:
         result.verdict, result.reason = NOT_EVALUATED, measured.unknown
     result.reason = result.reason.rstrip()
     return result
 
 
-def _shown(gate: Gate, value: float) -> str:
+def _format_value(gate: Gate, value: float) -> str:
     """Return a value in a few digits, or in all of them if few would be within the bound."""
     text = f"{value:.6g}"
     return repr(value) if gate.holds(float(text)) else text
@@ -292,10 +291,10 @@ def _measure(
             return gate_numbers.worst_case(cases)
         case GateNumber.PASS_RATE:
             value = totals.pass_rate if totals.HasField("pass_rate") else None
-            return Measured(value=value, unknown=gate_numbers.unjudged(cases))
+            return Measured(value=value, unknown=gate_numbers.describe_missing_scores(cases))
         case GateNumber.PASS_RATE_LOWER:
             value = totals.pass_rate_interval.lower if totals.HasField("pass_rate_interval") else None
-            return Measured(value=value, unknown=gate_numbers.unjudged(cases))
+            return Measured(value=value, unknown=gate_numbers.describe_missing_scores(cases))
         case GateNumber.PASS_ALL_K:
             return gate_numbers.pass_all_k(cases, gate.k)
         case GateNumber.METRIC_MEAN:
@@ -305,5 +304,5 @@ def _measure(
         case GateNumber.REGRESSIONS:
             return gate_numbers.regressions(comparison)
         case GateNumber.REMOVED:
-            return gate_numbers.removed(comparison)
+            return gate_numbers.count_removed_cases(comparison)
     assert_never(gate.number)

@@ -22,7 +22,7 @@ class Redactor:
     def __init__(self, *, fields: Sequence[str] = (), patterns: Sequence[str] = ()) -> None:
         """Raise ConfigurationError for a pattern that is no regular expression."""
         self._paths = [path.split(".") for path in fields if path]
-        self._patterns = _compiled(patterns)
+        self._patterns = _compile_patterns(patterns)
         self._values: set[str] = set()
         self._known: re.Pattern[str] | None = None
         self._sorted: list[str] = []
@@ -47,7 +47,7 @@ class Redactor:
         if is_json or (self._paths and _is_container(text)):
             text = self._redact_json(text, otherwise=json.dumps(REDACTED) if is_json and self._paths else text)
         for pattern in self._patterns:
-            text = pattern.sub(_replaced, text)
+            text = pattern.sub(_replace_match, text)
         if self._values:
             text = self._without_beginnings(self._literals().sub(REDACTED, text))
         return text
@@ -82,7 +82,7 @@ class Redactor:
             value = None
         if not isinstance(value, dict | list | str):
             for path in self._paths:
-                self._values.update(_quoted(text, path[-1]))
+                self._values.update(_find_quoted_values(text, path[-1]))
             return
         for path in self._paths:
             for holder, key in list(_members(value, path)):
@@ -112,7 +112,7 @@ class Redactor:
         return text
 
 
-def _compiled(patterns: Sequence[str]) -> list[re.Pattern[str]]:
+def _compile_patterns(patterns: Sequence[str]) -> list[re.Pattern[str]]:
     try:
         return [re.compile(pattern) for pattern in patterns if pattern]
     except re.error as error:
@@ -125,7 +125,7 @@ def _matches(pattern: re.Pattern[str], text: str) -> Iterable[str]:
     return (match[0] for match in pattern.finditer(text))
 
 
-def _replaced(match: re.Match[str]) -> str:
+def _replace_match(match: re.Match[str]) -> str:
     # A pattern that matches nothing, as `x*` does, must not fill a text with words.
     return REDACTED if match[0] else ""
 
@@ -156,7 +156,7 @@ def _is_container(text: str) -> bool:
     return text.lstrip()[:1] in ("{", "[")
 
 
-def _quoted(text: str, name: str) -> Iterator[str]:
+def _find_quoted_values(text: str, name: str) -> Iterator[str]:
     """Yield the values of members of a name in a text that quotes JSON, or a part of it, or a dict of Python."""
     member = rf"""(["']){re.escape(name)}\1\s*:\s*(?:(["'])((?:(?!\2)[^\\]|\\.)*)|([^"'\[{{,}}\]\s]+))"""
     return (match[3] or match[4] for match in re.finditer(member, text, re.DOTALL) if match[3] or match[4])

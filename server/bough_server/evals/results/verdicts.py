@@ -34,7 +34,7 @@ def worst(statuses: Iterable[Status]) -> Status:
     return PASSED if found == {PASSED} else NOT_EVALUATED
 
 
-def is_judged(trial: eval_result_pb2.CaseTrialResult) -> bool:
+def is_scored(trial: eval_result_pb2.CaseTrialResult) -> bool:
     """Return whether a trial passed or failed; one that crashed failed."""
     return trial.verdict in (PASSED, FAILED)
 
@@ -57,13 +57,13 @@ def case_result(
     installed.
     """
     ordered = sorted(trials, key=lambda trial: trial.trial)
-    judged = [trial for trial in ordered if is_judged(trial)]
+    judged = [trial for trial in ordered if is_scored(trial)]
     metrics = list(_metrics(ordered))
     status, reason = _case_verdict(planned, ordered, metrics)
     return CaseResult(
         case_id=planned.eval_case.id,
         labels=planned.eval_case.labels,
-        turns=map(_without_recorded, planned.eval_case.turns),
+        turns=map(_drop_recorded_invocation, planned.eval_case.turns),
         verdict=status,
         reason=reason,
         trials=ordered,
@@ -125,11 +125,11 @@ def _case_verdict(
     """Return the verdict of a case and the sentence that says why."""
     total = max(planned.trials, len(trials))
     if crashed := [trial for trial in trials if trial.crashed]:
-        return FAILED, _of_trials(crashed, total, "crashed")
+        return FAILED, _describe_trials(crashed, total, "crashed")
     if failed := next((metric for metric in metrics if metric.status == FAILED), None):
         return FAILED, failed.failure()
-    if unjudged := [trial for trial in trials if not is_judged(trial)]:
-        return NOT_EVALUATED, _of_trials(unjudged, total, "could not be scored")
+    if unjudged := [trial for trial in trials if not is_scored(trial)]:
+        return NOT_EVALUATED, _describe_trials(unjudged, total, "could not be scored")
     if len(trials) < total or not trials:
         return UNKNOWN, f"{total - len(trials)} of {total} trials have not ended."
     if unknown := next((metric for metric in metrics if metric.status != PASSED), None):
@@ -137,7 +137,7 @@ def _case_verdict(
     return PASSED, ""
 
 
-def _of_trials(trials: Sequence[eval_result_pb2.CaseTrialResult], total: int, what: str) -> str:
+def _describe_trials(trials: Sequence[eval_result_pb2.CaseTrialResult], total: int, what: str) -> str:
     """Return a sentence that counts some trials and says why it is so of the first."""
     counted = f"{len(trials)} of {total} trials {what}" if total > 1 else f"The trial {what}"
     first = trials[0]
@@ -146,7 +146,7 @@ def _of_trials(trials: Sequence[eval_result_pb2.CaseTrialResult], total: int, wh
     return f"{counted}. Trial {first.trial + 1}: {first.reason}" if total > 1 else f"{counted}: {first.reason}"
 
 
-def _without_recorded(turn: eval_set_pb2.EvalTurn) -> eval_set_pb2.EvalTurn:
+def _drop_recorded_invocation(turn: eval_set_pb2.EvalTurn) -> eval_set_pb2.EvalTurn:
     """Return a turn without the invocation that is judged in it, which may be large and is therefore never copied."""
     return eval_set_pb2.EvalTurn(
         user=turn.user,
@@ -227,7 +227,7 @@ def verdict(
     statuses = [gate.verdict for gate in gates] if gates else [case.verdict for case in cases]
     if removed or (not counts_crashes and any(map(has_crashed, cases))):
         statuses.append(FAILED)
-    if not cases or any(map(has_unjudged, cases)):
+    if not cases or any(map(has_unscored, cases)):
         statuses.append(NOT_EVALUATED)
     return worst(statuses)
 
@@ -237,6 +237,6 @@ def has_crashed(case: eval_result_pb2.CaseResult) -> bool:
     return any(trial.crashed for trial in case.trials)
 
 
-def has_unjudged(case: eval_result_pb2.CaseResult) -> bool:
+def has_unscored(case: eval_result_pb2.CaseResult) -> bool:
     """Return whether a case, or a trial of it, could not be scored."""
-    return case.verdict not in (PASSED, FAILED) or not all(map(is_judged, case.trials))
+    return case.verdict not in (PASSED, FAILED) or not all(map(is_scored, case.trials))

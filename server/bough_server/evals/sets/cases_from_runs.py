@@ -7,17 +7,17 @@ from typing import Final
 
 from bough.v1 import error_pb2, eval_set_pb2, event_pb2, execution_pb2, input_pb2, invocation_pb2, message_pb2
 from bough_server.evals.metrics.agent_trajectory import TRANSPARENT
-from bough_server.evals.metrics.tool_trajectory import counted, is_of_agent, names_of
-from bough_server.messages import executed_arguments, has_cut_arguments, text_of
+from bough_server.evals.metrics.tool_trajectory import is_of_agent, names_of, select_calls
+from bough_server.messages import effective_arguments, has_truncated_arguments, text_of
 from bough_server.tools.builtin import RESERVED
-from bough_server.truncation import cut_text
+from bough_server.truncation import truncate_text
 
 _SHOWN_BYTES: Final = 200
 """The most bytes of a call's arguments in a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedMocks:
+class RunMocks:
     """Mocks of a recorded run's tool calls."""
 
     tools: Sequence[eval_set_pb2.ToolMock]
@@ -28,10 +28,10 @@ class RecordedMocks:
 
 def mocks_of(invocation: invocation_pb2.Invocation) -> list[eval_set_pb2.ToolMock]:
     """Return the mocks of recorded_mocks."""
-    return list(recorded_mocks(invocation).tools)
+    return list(extract_mocks(invocation).tools)
 
 
-def recorded_mocks(invocation: invocation_pb2.Invocation) -> RecordedMocks:
+def extract_mocks(invocation: invocation_pb2.Invocation) -> RunMocks:
     """Return a mock for each outcome of an ordinary tool in a run, whichever agent called it.
 
     Each answers calls with equal arguments. Of calls with equal arguments the first counts. Calls of agents and of
@@ -44,14 +44,14 @@ def recorded_mocks(invocation: invocation_pb2.Invocation) -> RecordedMocks:
     for call in invocation.tools:
         if is_of_agent(call, agents) or not _has_outcome(call):
             continue
-        arguments, answer = _canonical(executed_arguments(call) or "{}"), _mock(call)
+        arguments, answer = _canonical(effective_arguments(call) or "{}"), _mock(call)
         if arguments is None or answer is None:
-            dropped.append(f"{_named(call)} was not recorded whole, so no mock can stand for it.")
+            dropped.append(f"{_describe_call(call)} was not recorded whole, so no mock can stand for it.")
         elif not _equal(first.setdefault((call.name, arguments), answer), answer):
             dropped.append(
-                f"{_named(call)} had another outcome than an earlier call with equal arguments, which is kept."
+                f"{_describe_call(call)} had another outcome than an earlier call with equal arguments, which is kept."
             )
-    return RecordedMocks(tools=list(first.values()), dropped=dropped)
+    return RunMocks(tools=list(first.values()), dropped=dropped)
 
 
 def _has_outcome(call: invocation_pb2.ToolInvocation) -> bool:
@@ -67,7 +67,7 @@ def _has_outcome(call: invocation_pb2.ToolInvocation) -> bool:
 def _mock(call: invocation_pb2.ToolInvocation) -> eval_set_pb2.ToolMock | None:
     """Return a mock with the outcome of a call; None if its result is no whole JSON."""
     mock = eval_set_pb2.ToolMock(name=call.name)
-    mock.arguments_match.equals_json = executed_arguments(call) or "{}"
+    mock.arguments_match.equals_json = effective_arguments(call) or "{}"
     if call.state == execution_pb2.EXECUTION_STATE_FAILED:
         error, failure = call.error, mock.outcome.failure
         failure.message, failure.retryable, failure.details_json = error.message, error.retryable, error.details_json
@@ -94,8 +94,8 @@ def _canonical(text: str) -> str | None:
         return None
 
 
-def _named(call: invocation_pb2.ToolInvocation) -> str:
-    shown = cut_text(executed_arguments(call), _SHOWN_BYTES)
+def _describe_call(call: invocation_pb2.ToolInvocation) -> str:
+    shown = truncate_text(effective_arguments(call), _SHOWN_BYTES)
     return f"The call {call.call_id!r} of {call.name!r} by {call.agent!r} with the arguments {shown}"
 
 
@@ -108,7 +108,7 @@ def case_of(
     """
     case = eval_set_pb2.EvalCase(id=case_id)
     turn = case.turns.add()
-    left_out = list(_record_input(turn, invocation.user_content))
+    left_out = list(_copy_input(turn, invocation.user_content))
     if "answer" in parts and invocation.HasField("final_response"):
         if any(part.truncated for part in invocation.final_response.parts):
             left_out.append("The answer is too long to be expected, so the case expects none.")
@@ -116,10 +116,10 @@ def case_of(
             turn.expect.answer.exact = text_of(invocation.final_response).strip()
     has_all_tools = len(invocation.tools) >= invocation.tools_total
     if "tools" in parts and has_all_tools:
-        left_out += _record_calls(turn, invocation)
+        left_out += _expect_calls(turn, invocation)
     if "agents" in parts:
         if len(invocation.agents) >= invocation.agents_total:
-            turn.expect.agents.extend(_expected_agents(invocation))
+            turn.expect.agents.extend(_build_expected_agents(invocation))
         else:
             left_out.append("The record does not have all agents of the run, so the case expects none.")
     if not has_all_tools and ("tools" in parts or with_mocks):
@@ -128,31 +128,33 @@ def case_of(
         )
     if not with_mocks:
         return case, left_out
-    mocks = recorded_mocks(invocation)
+    mocks = extract_mocks(invocation)
     case.mocks.tools.extend(mocks.tools)
     case.mocks.strict = True
     return case, [*left_out, *mocks.dropped]
 
 
-def _record_calls(turn: eval_set_pb2.EvalTurn, invocation: invocation_pb2.Invocation) -> Iterator[str]:
-    """Let a turn expect the calls of a run, and yield a sentence for each whose arguments it cannot expect."""
-    for call in counted((), invocation.tools, agents=names_of(invocation.agents)):
-        arguments = executed_arguments(call)
-        is_whole = not has_cut_arguments(call) and _canonical(arguments or "{}") is not None
+def _expect_calls(turn: eval_set_pb2.EvalTurn, invocation: invocation_pb2.Invocation) -> Iterator[str]:
+    """Add the calls of a run to a turn's expectations, and yield a sentence for each whose arguments it cannot
+    expect.
+    """
+    for call in select_calls((), invocation.tools, agents=names_of(invocation.agents)):
+        arguments = effective_arguments(call)
+        is_whole = not has_truncated_arguments(call) and _canonical(arguments or "{}") is not None
         turn.expect.tools.add(name=call.name, arguments_json=arguments if is_whole else "")
         if not is_whole:
-            yield f"{_named(call)} was not recorded whole: any arguments of it will do."
+            yield f"{_describe_call(call)} was not recorded whole: any arguments of it will do."
 
 
-def _record_input(turn: eval_set_pb2.EvalTurn, said: message_pb2.Message) -> Iterator[str]:
-    """Let a turn say what the user said, and yield a sentence for what of it a case cannot hold."""
-    if any(part.truncated for part in said.parts):
+def _copy_input(turn: eval_set_pb2.EvalTurn, message: message_pb2.Message) -> Iterator[str]:
+    """Copy the user's message into a turn, and yield a sentence for each part that a case cannot hold."""
+    if any(part.truncated for part in message.parts):
         yield "What the user said is too long for the record, and was cut in the case."
-    if any(part.HasField("blob") for part in said.parts):
+    if any(part.HasField("blob") for part in message.parts):
         yield "The user sent files, which the case does not have."
-    kept = [part for part in said.parts if part.WhichOneof("content") in ("text", "data_json")]
+    kept = [part for part in message.parts if part.WhichOneof("content") in ("text", "data_json")]
     if all(part.HasField("text") for part in kept):
-        turn.user = text_of(said)
+        turn.user = text_of(message)
         return
     for part in kept:
         if part.HasField("text"):
@@ -161,7 +163,7 @@ def _record_input(turn: eval_set_pb2.EvalTurn, said: message_pb2.Message) -> Ite
             turn.input.parts.add(data_json=part.data_json)
 
 
-def recorded_answers(
+def extract_answers(
     events: Iterable[event_pb2.AgentEvent], *, with_mocks: bool
 ) -> tuple[Sequence[eval_set_pb2.EvalAnswer], Sequence[str]]:
     """Return the answers that a run got, and sentences about those that a case cannot give.
@@ -182,10 +184,11 @@ def recorded_answers(
             answer = _case_answer(request, given)
             about = request.call.name or request.prompt
             if answer is None:
-                dropped.append(f"The answer about {cut_text(about, _SHOWN_BYTES)!r} is none that a case can give.")
+                dropped.append(f"The answer about {truncate_text(about, _SHOWN_BYTES)!r} is none that a case can give.")
             elif made.setdefault((answer.agent, about), answer) != answer:
                 dropped.append(
-                    f"{cut_text(about, _SHOWN_BYTES)!r} was answered in another way before, which is kept for both."
+                    f"{truncate_text(about, _SHOWN_BYTES)!r} was answered in another way before, which is kept for "
+                    "both."
                 )
     return list(made.values()), dropped
 
@@ -207,7 +210,7 @@ def _case_answer(request: input_pb2.InputRequest, given: input_pb2.InputAnswer) 
     return answer
 
 
-def _expected_agents(invocation: invocation_pb2.Invocation) -> list[eval_set_pb2.ExpectedAgent]:
+def _build_expected_agents(invocation: invocation_pb2.Invocation) -> list[eval_set_pb2.ExpectedAgent]:
     """Return the tree of a run as an expectation; agents that only order others are left out, as metrics do."""
     roots: list[eval_set_pb2.ExpectedAgent] = []
     path: list[tuple[int, eval_set_pb2.ExpectedAgent | None]] = []

@@ -59,13 +59,13 @@ def set_digest(eval_set: eval_set_pb2.EvalSet) -> str:
     return hashlib.sha256(eval_set.SerializeToString(deterministic=True)).hexdigest()
 
 
-def planned_cases(eval_set: eval_set_pb2.EvalSet, *, trials: int | None) -> list[evaluation_pb2.CasePlanned]:
+def plan_cases(eval_set: eval_set_pb2.EvalSet, *, trials: int | None) -> list[evaluation_pb2.CasePlanned]:
     """Return the cases with the set's defaults: metrics, timeouts, and how many trials each has.
 
     `trials` takes precedence over what the set says. A case of recorded invocations is scored once: nothing
     runs, and to score the same record again would prove nothing more.
     """
-    return [_planned(case, eval_set.defaults, trials) for case in eval_set.cases]
+    return [_plan_case(case, eval_set.defaults, trials) for case in eval_set.cases]
 
 
 def is_recorded(case: eval_set_pb2.EvalCase) -> bool:
@@ -78,28 +78,26 @@ def metric_name(metric: eval_set_pb2.EvalMetric) -> str:
     return metric.name or metric.WhichOneof("kind") or ""
 
 
-def merged_metrics(
+def merge_metrics(
     case: eval_set_pb2.EvalCase, defaults: eval_set_pb2.EvalDefaults
 ) -> dict[str, eval_set_pb2.EvalMetric]:
     """Return the metrics of a case by name: the defaults, of which the case's own replace those of the same name."""
     return {metric_name(metric): metric for metric in (*defaults.metrics, *case.metrics)}
 
 
-def _planned(
+def _plan_case(
     case: eval_set_pb2.EvalCase, defaults: eval_set_pb2.EvalDefaults, trials: int | None
 ) -> evaluation_pb2.CasePlanned:
     merged = eval_set_pb2.EvalCase()
     merged.CopyFrom(case)
     del merged.metrics[:]
-    merged.metrics.extend(merged_metrics(case, defaults).values())
+    merged.metrics.extend(merge_metrics(case, defaults).values())
     if not merged.HasField("timeout"):
         merged.timeout.CopyFrom(defaults.timeout if defaults.HasField("timeout") else _DEFAULT_TIMEOUT)
-    return evaluation_pb2.CasePlanned(eval_case=merged, trials=planned_trials(case, defaults, trials=trials))
+    return evaluation_pb2.CasePlanned(eval_case=merged, trials=count_trials(case, defaults, trials=trials))
 
 
-def planned_trials(
-    case: eval_set_pb2.EvalCase, defaults: eval_set_pb2.EvalDefaults, *, trials: int | None = None
-) -> int:
+def count_trials(case: eval_set_pb2.EvalCase, defaults: eval_set_pb2.EvalDefaults, *, trials: int | None = None) -> int:
     """Return how many trials a case has; `trials` takes precedence over what the set says."""
     if is_recorded(case):
         return 1

@@ -156,29 +156,31 @@ def unknown_agents(eval_set: eval_set_pb2.EvalSet, known: Collection[str]) -> It
     An agent that is expected, or whose answer is, need not be known: a name that is wrong fails there. Nor are cases
     checked that begin with records: other agents may be in those.
     """
-    if any(not _begins_with_record(case) for case in eval_set.cases):
+    if any(not _has_earlier_run(case) for case in eval_set.cases):
         yield from _unknown_in_metrics(eval_set.defaults.metrics, "defaults.metrics", known)
     for index, case in enumerate(eval_set.cases):
-        if _begins_with_record(case):
+        if _has_earlier_run(case):
             continue
         place = f"cases[{index}]"
         yield from _unknown_in_metrics(case.metrics, f"{place}.metrics", known)
         for number, mock in enumerate(case.mocks.tools):
             yield from unknown_name("agent", mock.agent, known, f"{place}.mocks.tools[{number}].agent")
         for number, turn in enumerate(case.turns):
-            yield from _unknown_forbidden(turn.expect.agents, f"{place}.turns[{number}].expect.agents", known)
+            yield from _find_unknown_forbidden_names(
+                turn.expect.agents, f"{place}.turns[{number}].expect.agents", known
+            )
 
 
-def _unknown_forbidden(
+def _find_unknown_forbidden_names(
     agents: Sequence[eval_set_pb2.ExpectedAgent], place: str, known: Collection[str]
 ) -> Iterator[FieldProblem]:
     for index, agent in enumerate(agents):
         for number, name in enumerate(agent.forbidden):
             yield from unknown_name("agent", name, known, f"{place}[{index}].forbidden[{number}]")
-        yield from _unknown_forbidden(agent.children, f"{place}[{index}].children", known)
+        yield from _find_unknown_forbidden_names(agent.children, f"{place}[{index}].children", known)
 
 
-def _begins_with_record(case: eval_set_pb2.EvalCase) -> bool:
+def _has_earlier_run(case: eval_set_pb2.EvalCase) -> bool:
     return case.HasField("origin") or any(turn.HasField("recorded") for turn in case.turns)
 
 
@@ -190,8 +192,8 @@ def _unknown_in_metrics(
             yield from unknown_name("agent", name, known, f"{place}[{index}].{kind}.agent")
 
 
-def nothing_to_judge(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase) -> str:
-    """Return what a case does not expect so that the metric has nothing to judge there; empty if it has something.
+def find_missing_expectation(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase) -> str:
+    """Return what a case would have to expect for the metric to score it; empty if it has that.
 
     A tool_trajectory without expected calls judges that there are none, and other kinds need no expectation.
     """

@@ -9,25 +9,25 @@ from collections.abc import Iterator
 from typing import Final
 
 from bough.v1 import eval_set_pb2, message_pb2
-from bough_server.agents.loading import not_yet_reported
+from bough_server.agents.loading import drop_reported_problems
 from bough_server.engine.input_requests import outcome_mistakes
 from bough_server.errors import InvalidRequest, Problem
-from bough_server.evals.sets.eval_set import MAX_SET_BYTES, SetSource, is_recorded, planned_trials
+from bough_server.evals.sets.eval_set import MAX_SET_BYTES, SetSource, count_trials, is_recorded
 from bough_server.evals.sets.expectation_validation import (
     FieldProblem,
     KnownNames,
     expectation_problems,
+    find_missing_expectation,
     json_problem,
     metrics_problems,
-    nothing_to_judge,
     unknown_agents,
     unknown_name,
 )
 from bough_server.log.session_state import is_key
 from bough_server.matching.values import check_matcher
-from bough_server.matching.work import bounded_work
+from bough_server.matching.work import limit_work
 from bough_server.runs.admission import check_input
-from bough_server.schema_rules import broken_rules
+from bough_server.schema_rules import find_violations
 from bough_server.tools.builtin import RESERVED
 
 MAX_TRIALS: Final = 100_000
@@ -50,7 +50,7 @@ def problems_of(
 
     `agent` and `trials` are what the request says instead of the set.
     """
-    with bounded_work():
+    with limit_work():
         return list(_problems(eval_set, agent, known, trials))
 
 
@@ -59,8 +59,8 @@ def _problems(
 ) -> Iterator[FieldProblem]:
     yield from _set_problems(eval_set, agent, known, trials)
     yield from metrics_problems(eval_set.defaults.metrics, "defaults.metrics", known)
-    yield from _unused_defaults(eval_set)
-    yield from _repeated_ids(eval_set)
+    yield from _default_problems(eval_set)
+    yield from _id_problems(eval_set)
     if known.agents is not None:
         yield from unknown_agents(eval_set, known.agents)
     for index, case in enumerate(eval_set.cases):
@@ -73,15 +73,15 @@ def request_problems(
     """Return every problem of a set in a request, by the schema's rules too."""
     problems = problems_of(eval_set, agent=agent, known=known, trials=trials)
     reported = {field for field, _ in problems}
-    broken = [(each.field, each.description) for each in broken_rules(eval_set) if each.field not in reported]
+    broken = [(each.field, each.description) for each in find_violations(eval_set) if each.field not in reported]
     return [*problems, *broken]
 
 
 def set_problems(source: SetSource, known: KnownNames) -> list[Problem]:
     """Return every problem of a file's set, by the schema's rules too, each with its line."""
     problems = [source.problem(field, description) for field, description in problems_of(source.set, known=known)]
-    rules = [source.problem(violation.field, violation.description) for violation in broken_rules(source.set)]
-    return [*problems, *not_yet_reported(rules, problems)]
+    rules = [source.problem(violation.field, violation.description) for violation in find_violations(source.set)]
+    return [*problems, *drop_reported_problems(rules, problems)]
 
 
 def _set_problems(
@@ -101,19 +101,19 @@ def _set_problems(
     if not named and not all(is_recorded(case) for case in eval_set.cases):
         yield "agent", "is required: the agent that the cases run."
     yield from unknown_name("agent", named, known.agents, "agent")
-    planned = sum(planned_trials(case, eval_set.defaults, trials=trials) for case in eval_set.cases)
+    planned = sum(count_trials(case, eval_set.defaults, trials=trials) for case in eval_set.cases)
     if planned > MAX_TRIALS:
         yield "cases", f"have {planned:,} trials in all; an evaluation may have {MAX_TRIALS:,}."
 
 
-def _unused_defaults(eval_set: eval_set_pb2.EvalSet) -> Iterator[FieldProblem]:
+def _default_problems(eval_set: eval_set_pb2.EvalSet) -> Iterator[FieldProblem]:
     for index, metric in enumerate(eval_set.defaults.metrics):
-        missing = {nothing_to_judge(metric, case) for case in eval_set.cases}
+        missing = {find_missing_expectation(metric, case) for case in eval_set.cases}
         if missing and "" not in missing:
             yield f"defaults.metrics[{index}]", f"has nothing to score: no case expects any {missing.pop()}."
 
 
-def _repeated_ids(eval_set: eval_set_pb2.EvalSet) -> Iterator[FieldProblem]:
+def _id_problems(eval_set: eval_set_pb2.EvalSet) -> Iterator[FieldProblem]:
     first: dict[str, int] = {}
     for index, case in enumerate(eval_set.cases):
         if case.id in first:
@@ -135,7 +135,7 @@ def _case_problems(
         yield from _answer_problems(answer, f"{place}.answers[{index}]")
     yield from metrics_problems(case.metrics, f"{place}.metrics", known)
     for index, metric in enumerate(case.metrics):
-        if missing := nothing_to_judge(metric, case):
+        if missing := find_missing_expectation(metric, case):
             yield f"{place}.metrics[{index}]", f"has nothing to score: the case {case.id!r} expects no {missing}."
 
 
@@ -154,9 +154,9 @@ def _turns_problems(case: eval_set_pb2.EvalCase, place: str) -> Iterator[FieldPr
     for index, turn in enumerate(case.turns):
         inner = f"{place}.turns[{index}]"
         if is_recorded(case):
-            yield from _recorded_problems(turn, inner)
+            yield from _invocation_problems(turn, inner)
         elif index == 0 and case.HasField("origin"):
-            if said := _said(turn):
+            if said := _list_input_fields(turn):
                 yield (
                     f"{inner}.{said[0]}",
                     "must not be set: the first turn of a case with `origin` is what follows in it.",
@@ -168,22 +168,22 @@ def _turns_problems(case: eval_set_pb2.EvalCase, place: str) -> Iterator[FieldPr
         yield f"{place}.origin", "must not be set: the turns are recorded, so nothing runs."
 
 
-def _said(turn: eval_set_pb2.EvalTurn) -> list[str]:
-    """Return the names of the fields that say what the user says."""
+def _list_input_fields(turn: eval_set_pb2.EvalTurn) -> list[str]:
+    """Return the names of the fields that hold the user's message. locals `said` -> `fields`"""
     return [*(["user"] if turn.user else []), *(["input"] if turn.HasField("input") else [])]
 
 
-def _recorded_problems(turn: eval_set_pb2.EvalTurn, place: str) -> Iterator[FieldProblem]:
+def _invocation_problems(turn: eval_set_pb2.EvalTurn, place: str) -> Iterator[FieldProblem]:
     if not turn.HasField("recorded"):
         yield f"{place}.recorded", "is required: either every turn of a case has it or none."
     elif turn.recorded.WhichOneof("source") is None:
         yield f"{place}.recorded", "names no record: set `run` or `invocation`."
-    for name in _said(turn):
+    for name in _list_input_fields(turn):
         yield f"{place}.{name}", "must not be set: the turns are recorded, so nothing runs."
 
 
 def _user_problems(turn: eval_set_pb2.EvalTurn, place: str) -> Iterator[FieldProblem]:
-    said = _said(turn)
+    said = _list_input_fields(turn)
     if not said:
         yield f"{place}.user", "is required, or `input`, or in every turn `recorded`."
     elif len(said) > 1:

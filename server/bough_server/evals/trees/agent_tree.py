@@ -9,7 +9,7 @@ from typing import Final
 
 from bough.v1 import invocation_pb2
 from bough_server.tree.record import arrange
-from bough_server.truncation import cut_text
+from bough_server.truncation import truncate_text
 
 _MAX_NAME_BYTES: Final = 256
 _MAX_PATH_NAMES: Final = 16
@@ -32,7 +32,7 @@ class AgentNode:
     @property
     def name(self) -> str:
         """Its name, cut to what a sentence holds; empty on the virtual root."""
-        return cut_text(self.agent.name, _MAX_NAME_BYTES)
+        return truncate_text(self.agent.name, _MAX_NAME_BYTES)
 
     def subtree(self) -> Iterator["AgentNode"]:
         """Yield it and everything below it, in preorder."""
@@ -84,10 +84,10 @@ def path_of(node: AgentNode | None) -> str:
     while node is not None and node.parent is not None:
         names.append(node.name)
         node = node.parent
-    return joined_path(names[::-1])
+    return join_path(names[::-1])
 
 
-def joined_path(names: list[str]) -> str:
+def join_path(names: list[str]) -> str:
     """Return names joined by "/"; "..." replaces all but the first and the last ones if there are more than 16."""
     if len(names) > _MAX_PATH_NAMES:
         names = [names[0], "...", *names[2 - _MAX_PATH_NAMES :]]

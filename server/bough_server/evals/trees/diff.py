@@ -13,8 +13,8 @@ from google.protobuf.duration_pb2 import Duration
 
 from bough.v1 import error_pb2, eval_result_pb2, invocation_pb2
 from bough_server.evals.trees.agent_tree import AgentNode, agent_tree, path_of
-from bough_server.messages import executed_arguments
-from bough_server.truncation import cut_text
+from bough_server.messages import effective_arguments
+from bough_server.truncation import truncate_text
 
 MAX_AGENTS: Final = 500
 """The most differences of agents in a diff."""
@@ -47,7 +47,7 @@ def diff(left: invocation_pb2.Invocation, right: invocation_pb2.Invocation) -> e
     is_swapped = after.key < before.key
     matching = _Matching.of(after, before) if is_swapped else _Matching.of(before, after)
     if is_swapped:
-        matching = matching.swapped()
+        matching = matching.swap()
     agents = list(_agent_differences(before, after, matching))
     calls = list(_call_differences(before, after, matching, is_swapped=is_swapped))
     same_answer = _answer(left) == _answer(right)
@@ -96,7 +96,7 @@ class _Matching:
         matching = cls()
         matching._match_below(one.nodes[0], other.nodes[0], contents)
         for key in (contents.__getitem__, _name):
-            left = matching._unmatched(other.nodes, key)
+            left = matching._group_unmatched_nodes(other.nodes, key)
             for node in one.nodes:
                 if node in matching.pairs:
                     continue
@@ -108,7 +108,7 @@ class _Matching:
                     matching._match_below(node, same[0], contents)
         return matching
 
-    def swapped(self) -> "_Matching":
+    def swap(self) -> "_Matching":
         """Return the same seen from the other tree."""
         return _Matching(
             pairs={other: one for one, other in self.pairs.items()},
@@ -124,12 +124,12 @@ class _Matching:
             self.taken.add(other)
             lefts = [child for child in one.children if child not in self.pairs]
             rights = [child for child in other.children if child not in self.taken]
-            same = _paired(lefts, rights, contents.__getitem__)
+            same = _pair_agents(lefts, rights, contents.__getitem__)
             done = {node for pair in same for node in pair}
             lefts, rights = ([node for node in nodes if node not in done] for nodes in (lefts, rights))
-            ahead.extend([*same, *_paired(lefts, rights, _name)])
+            ahead.extend([*same, *_pair_agents(lefts, rights, _name)])
 
-    def _unmatched(
+    def _group_unmatched_nodes(
         self, nodes: Iterable[AgentNode], key: Callable[[AgentNode], Hashable]
     ) -> dict[Hashable, deque[AgentNode]]:
         found: dict[Hashable, deque[AgentNode]] = {}
@@ -143,7 +143,9 @@ def _name(node: AgentNode) -> str:
     return node.agent.name
 
 
-def _paired(lefts: Iterable[AgentNode], rights: Iterable[AgentNode], key: Callable[[AgentNode], Hashable]) -> _Pairs:
+def _pair_agents(
+    lefts: Iterable[AgentNode], rights: Iterable[AgentNode], key: Callable[[AgentNode], Hashable]
+) -> _Pairs:
     """Pair the agents of equal keys in their order."""
     waiting: dict[Hashable, deque[AgentNode]] = {}
     for right in rights:
@@ -165,7 +167,7 @@ def _contents(sides: Iterable[_Side]) -> dict[AgentNode, int]:
 def _agent_differences(before: _Side, after: _Side, matching: _Matching) -> Iterator[AgentDifference]:
     for node in before.nodes:
         if node in matching.moved:
-            yield _moved(node, matching.moved[node])
+            yield _describe_move(node, matching.moved[node])
         elif node not in matching.pairs:
             yield AgentDifference(
                 kind=eval_result_pb2.CHANGE_KIND_REMOVED,
@@ -185,7 +187,7 @@ def _agent_differences(before: _Side, after: _Side, matching: _Matching) -> Iter
             )
 
 
-def _moved(before: AgentNode, after: AgentNode) -> AgentDifference:
+def _describe_move(before: AgentNode, after: AgentNode) -> AgentDifference:
     was, now = _place(before), _place(after)
     if was == now:
         was, now = f"called by {path_of(before.parent)}", f"called by {path_of(after.parent)}"
@@ -217,7 +219,7 @@ class _ChangedCall:
     def difference(self) -> eval_result_pb2.CallDifference:
         call = self.after if self.after is not None else self.before
         assert call is not None
-        name = cut_text(call.name, MAX_TEXT_BYTES)
+        name = truncate_text(call.name, MAX_TEXT_BYTES)
         kind, message = self._words(name)
         return eval_result_pb2.CallDifference(
             branch=path_of(self.agent),
@@ -249,17 +251,17 @@ def _call_differences(before: _Side, after: _Side, matching: _Matching, *, is_sw
             continue
         pairs: Iterable[_CallPair]
         if is_swapped:
-            found = _changed_calls((other.calls, after.calls[other]), (node.calls, before.calls[node]), is_long=is_long)
+            found = _align_calls((other.calls, after.calls[other]), (node.calls, before.calls[node]), is_long=is_long)
             pairs = [(one, another) for another, one in found]
         else:
-            pairs = _changed_calls((node.calls, before.calls[node]), (other.calls, after.calls[other]), is_long=is_long)
+            pairs = _align_calls((node.calls, before.calls[node]), (other.calls, after.calls[other]), is_long=is_long)
         yield from (_ChangedCall(agent=other, before=one, after=another) for one, another in pairs)
     for node in after.nodes:
         if node not in matching.taken:
             yield from (_ChangedCall(agent=node, before=None, after=call) for call in node.calls)
 
 
-def _changed_calls(
+def _align_calls(
     one: tuple[Sequence[_Call], Sequence[_CallKey]],
     other: tuple[Sequence[_Call], Sequence[_CallKey]],
     *,
@@ -289,7 +291,7 @@ def _changed_calls(
 def _call_key(call: _Call) -> _CallKey:
     return (
         call.name,
-        _canonical(executed_arguments(call)),
+        _canonical(effective_arguments(call)),
         _canonical(call.result_json),
         call.state,
         call.error.reason,
@@ -306,28 +308,28 @@ def _canonical(text: str) -> str:
 
 def _result_call(call: _Call) -> eval_result_pb2.EvalCall:
     return eval_result_pb2.EvalCall(
-        name=cut_text(call.name, MAX_TEXT_BYTES),
-        arguments_json=cut_text(call.arguments_json, MAX_TEXT_BYTES),
-        executed_arguments_json=cut_text(call.executed_arguments_json, MAX_TEXT_BYTES),
-        result_json=cut_text(call.result_json, MAX_TEXT_BYTES),
+        name=truncate_text(call.name, MAX_TEXT_BYTES),
+        arguments_json=truncate_text(call.arguments_json, MAX_TEXT_BYTES),
+        executed_arguments_json=truncate_text(call.executed_arguments_json, MAX_TEXT_BYTES),
+        result_json=truncate_text(call.result_json, MAX_TEXT_BYTES),
         state=call.state,
-        error=_cut_error(call.error) if call.HasField("error") else None,
+        error=_truncate_error(call.error) if call.HasField("error") else None,
     )
 
 
-def _cut_error(error: error_pb2.AgentError) -> error_pb2.AgentError:
-    return error_pb2.AgentError(reason=error.reason, message=cut_text(error.message, MAX_TEXT_BYTES))
+def _truncate_error(error: error_pb2.AgentError) -> error_pb2.AgentError:
+    return error_pb2.AgentError(reason=error.reason, message=truncate_text(error.message, MAX_TEXT_BYTES))
 
 
-def _answer(record: invocation_pb2.Invocation) -> list[bytes]:
+def _answer(invocation: invocation_pb2.Invocation) -> list[bytes]:
     """Return what is compared of an answer: its content, not its id and time."""
-    return [part.SerializeToString(deterministic=True) for part in record.final_response.parts]
+    return [part.SerializeToString(deterministic=True) for part in invocation.final_response.parts]
 
 
-def _duration(record: invocation_pb2.Invocation) -> Duration | None:
-    if not (record.HasField("start_time") and record.HasField("end_time")):
+def _duration(invocation: invocation_pb2.Invocation) -> Duration | None:
+    if not (invocation.HasField("start_time") and invocation.HasField("end_time")):
         return None
-    start, end = record.start_time, record.end_time
+    start, end = invocation.start_time, invocation.end_time
     duration = Duration()
     try:
         duration.FromNanoseconds((end.seconds - start.seconds) * 1_000_000_000 + end.nanos - start.nanos)

@@ -49,13 +49,13 @@ class TreeBuilder:
 
     async def add(self, events: Sequence[event_pb2.AgentEvent], *, size: int) -> None:
         """Add events sent by a caller, which have `size` bytes together. Raises InvalidRequest beyond MAX_ITEMS."""
-        add = self._add_counted if size >= _LONG_SIZE else self._tree.add
+        add = self._count_and_add if size >= _LONG_SIZE else self._tree.add
         await self._add_batch(add, events, count=len(events), size=size)
 
-    async def add_stored(self, page: Sequence[StoredEvent]) -> None:
+    async def add_page(self, page: Sequence[StoredEvent]) -> None:
         """Add a page of a stored log."""
         await self._add_batch(
-            self._tree.add_stored, page, count=len(page), size=sum(len(stored.data) for stored in page)
+            self._tree.add_stored_event, page, count=len(page), size=sum(len(stored.data) for stored in page)
         )
 
     async def invocation(self) -> invocation_pb2.Invocation:
@@ -64,7 +64,7 @@ class TreeBuilder:
             return await asyncio.to_thread(self._tree.invocation)
         return self._tree.invocation()
 
-    def _add_counted(self, event: event_pb2.AgentEvent) -> None:
+    def _count_and_add(self, event: event_pb2.AgentEvent) -> None:
         self._items += _items_of(event, MAX_ITEMS - self._items)
         if self._items > MAX_ITEMS:
             description = f"hold more than {MAX_ITEMS:,} items in their lists. Aggregate each run separately."
@@ -112,10 +112,10 @@ async def read_source(
     """Return the record that a source names or brings. Raises NotFound and SequenceOutOfRange."""
     if source.WhichOneof("source") == "invocation":
         return source.invocation
-    return await read_record(runs, log, principal, source.run.run_id, as_of_sequence=source.run.as_of_sequence)
+    return await read_invocation(runs, log, principal, source.run.run_id, as_of_sequence=source.run.as_of_sequence)
 
 
-async def read_record(
+async def read_invocation(
     runs: Runs,
     log: EventLog,
     principal: Principal,
@@ -138,7 +138,7 @@ async def read_record(
     builder = TreeBuilder(Tree(options, run_id=run.run_id, session_id=run.session_id))
     after = 0
     while page := await log.read(run_id, after=after, through=through, deltas=False):  # a tree does not use deltas
-        await builder.add_stored(page)
+        await builder.add_page(page)
         after = page[-1].sequence
     # A log that is deleted meanwhile reads as one that ends early. This raises NotFound then.
     await runs.get(principal, run.run_id)

@@ -129,7 +129,7 @@ class StreamedMessage:
             provider_finish_reason=self._stop_reason,
             usage=self.usage,
             raw_json=self._raw(model),
-            annotations=self._annotations.message(positions),
+            annotations=self._annotations.build(positions),
         )
 
     def _begin(self, event: _Event) -> list[Delta]:
@@ -184,7 +184,7 @@ class StreamedMessage:
             self._stop_reason = string(delta.get("stop_reason")) or self._stop_reason
             self._annotations.add("stop_details", delta.get("stop_details"))
             if self._stop_reason == "refusal":
-                self._annotations.refused()
+                self._annotations.add_refusal()
         self._count(event.get("usage"))
         return []
 

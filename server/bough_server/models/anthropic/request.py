@@ -16,11 +16,11 @@ from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.models.structured_output import (
     Body,
     arguments_object,
-    as_text,
-    blob_as_text,
+    blob_to_text,
     further_settings,
     instruction_with_schema,
     is_strict,
+    part_to_text,
     result_text,
 )
 
@@ -97,7 +97,7 @@ def _assistant(parts: Sequence[message_pb2.Part], name: str) -> Iterator[Body]:
             yield {"type": "redacted_thinking", "data": thought.encrypted}
         elif thought.signature and thought.model == name:
             yield {"type": "thinking", "thinking": thought.text, "signature": thought.signature}
-        elif (text := as_text(part)).strip():
+        elif (text := part_to_text(part)).strip():
             yield _text(text)
 
 
@@ -120,14 +120,14 @@ def _result(result: message_pb2.ToolResult) -> Body:
 
 
 def _blocks(parts: Sequence[message_pb2.Part]) -> list[Body]:
-    blocks = (_blob(part.blob) if part.HasField("blob") else _text(as_text(part)) for part in parts)
+    blocks = (_blob(part.blob) if part.HasField("blob") else _text(part_to_text(part)) for part in parts)
     return [block for block in blocks if block["type"] != "text" or str(block["text"]).strip()]
 
 
 def _blob(blob: message_pb2.Blob) -> Body:
     kind = {"application/pdf": "document"}.get(blob.media_type, "image" if blob.media_type in _IMAGES else "")
     if not kind:
-        return _text(blob_as_text(blob))
+        return _text(blob_to_text(blob))
     if blob.uri:
         return {"type": kind, "source": {"type": "url", "url": blob.uri}}
     data = base64.b64encode(blob.data).decode()

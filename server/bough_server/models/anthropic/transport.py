@@ -6,9 +6,9 @@ Requests are sent with the `anthropic` client and its aiohttp transport, loaded 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
-from bough_server.models.endpoint import Endpoint, ProviderRefusal, Timeouts, is_loopback, long_lived
+from bough_server.models.endpoint import Endpoint, ProviderRefusal, Timeouts, freeze_imports, is_loopback
 from bough_server.models.failures import Failures
-from bough_server.models.forms import encoded
+from bough_server.models.forms import encode_body
 
 if TYPE_CHECKING:
     import anthropic
@@ -30,7 +30,7 @@ class AnthropicConnection:
 
     def load(self) -> tuple[type[Exception], ...]:
         """Load the package and return what it raises if a connection fails."""
-        with long_lived("anthropic"):
+        with freeze_imports("anthropic"):
             import aiohttp
             import anthropic
             import httpx2
@@ -79,7 +79,7 @@ class AnthropicConnection:
             response: object = await self._client.post(
                 path,
                 cast_to=httpx2.Response,
-                content=encoded(body),
+                content=encode_body(body),
                 options={"headers": headers},
                 stream=True,
                 stream_cls=anthropic.AsyncStream[object],

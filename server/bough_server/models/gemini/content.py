@@ -102,9 +102,9 @@ class StreamedContent:
             self._usage_json |= usage
             self._meter.usage = usage_of(self._usage_json)
         if is_object(feedback := chunk.get("promptFeedback")):
-            self._blocked(feedback)
+            self._apply_feedback(feedback)
         candidates = objects(chunk.get("candidates"))
-        return self._candidate(candidates[0]) if candidates else []
+        return self._apply_candidate(candidates[0]) if candidates else []
 
     def response(self, *, provider: str, model: str) -> step_pb2.LlmResponse:
         """Return the whole answer, with its parts in their order. `model` is used if the provider names none."""
@@ -124,21 +124,21 @@ class StreamedContent:
             provider_finish_reason=self._finish_reason,
             usage=self.usage,
             raw_json=self._raw(model),
-            annotations=self._annotations.message(positions),
+            annotations=self._annotations.build(positions),
         )
 
-    def _blocked(self, feedback: _Object) -> None:
+    def _apply_feedback(self, feedback: _Object) -> None:
         """Apply what the provider says about the prompt; a blocked one has no candidates."""
         self._rate(feedback.get("safetyRatings"), of_prompt=True)
         if reason := string(feedback.get("blockReason")):
             self._finish_reason = reason if reason in _WORDS else "PROHIBITED_CONTENT"
             blocked: _Object = {reason.lower(): {"filtered": True}}
-            self._annotations.filters(blocked, of_prompt=True)
+            self._annotations.add_filter_results(blocked, of_prompt=True)
 
-    def _candidate(self, candidate: _Object) -> list[Delta]:
+    def _apply_candidate(self, candidate: _Object) -> list[Delta]:
         content = candidate.get("content")
         parts = objects(content.get("parts")) if is_object(content) else []
-        deltas = [delta for part in parts for delta in self._part(part)]
+        deltas = [delta for part in parts for delta in self._apply_part(part)]
         self._rate(candidate.get("safetyRatings"))
         self._cite(candidate)
         if reason := string(candidate.get("finishReason")):
@@ -146,13 +146,13 @@ class StreamedContent:
             if reason in _MALFORMED:
                 raise BadChunk(f"it ended with {reason}")
             if _WORDS.get(reason) == "content_filter":
-                self._annotations.filtered()
+                self._annotations.add_content_filter()
         return deltas
 
-    def _part(self, part: _Object) -> list[Delta]:
+    def _apply_part(self, part: _Object) -> list[Delta]:
         self._parts.append(part)
         if is_object(called := part.get("functionCall")):
-            return [self._call(called, part)]
+            return [self._apply_call(called, part)]
         kind = "thought" if part.get("thought") is True else "text"
         deltas: list[Delta] = []
         if text := piece_of(part.get("text")):
@@ -165,7 +165,7 @@ class StreamedContent:
             run.signature = signature
         return deltas
 
-    def _call(self, called: _Object, part: _Object) -> ToolCallDelta:
+    def _apply_call(self, called: _Object, part: _Object) -> ToolCallDelta:
         arguments = compact_json(called.get("args") or {})
         call = message_pb2.ToolCall(
             name=string(called.get("name")), arguments_json=arguments, provider_call_id=string(called.get("id"))
@@ -191,7 +191,7 @@ class StreamedContent:
         for rating in objects(ratings):
             severity = "safe" if string(rating.get("probability")) in _HARMLESS else string(rating.get("probability"))
             verdict: _Object = {"filtered": rating.get("blocked") is True, "severity": severity}
-            self._annotations.filters({string(rating.get("category")): verdict}, of_prompt=of_prompt)
+            self._annotations.add_filter_results({string(rating.get("category")): verdict}, of_prompt=of_prompt)
 
     def _cite(self, candidate: _Object) -> None:
         sources: list[_Object] = []

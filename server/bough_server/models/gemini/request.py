@@ -15,10 +15,10 @@ from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.models.structured_output import (
     Body,
     arguments_object,
-    as_text,
-    blob_as_text,
+    blob_to_text,
     further_settings,
     instruction_with_schema,
+    part_to_text,
     provider_data,
     result_text,
 )
@@ -77,7 +77,7 @@ def contents(messages: Sequence[message_pb2.Message], *, name: str = "") -> list
     """Return the messages in the API's format; neighbors of one role and kind are joined."""
     bodies: list[Body] = []
     last = ""
-    for kind, parts in _in_order(messages, name):
+    for kind, parts in _order_parts(messages, name):
         if kind == last:
             bodies[-1] = {"role": bodies[-1]["role"], "parts": [*_parts_of(bodies[-1]), *parts]}
         else:
@@ -95,7 +95,7 @@ def _parts_of(body: Body) -> list[Body]:
     return parts if isinstance(parts, list) else []
 
 
-def _in_order(messages: Sequence[message_pb2.Message], name: str) -> Iterator[tuple[str, list[Body]]]:
+def _order_parts(messages: Sequence[message_pb2.Message], name: str) -> Iterator[tuple[str, list[Body]]]:
     """Yield parts by kind; the files of results come after all results, which the API wants in one message."""
     files: list[Body] = []
     for message in messages:
@@ -138,7 +138,7 @@ def _model(parts: Sequence[message_pb2.Part], name: str) -> Iterator[Body]:
             if thought.signature and thought.model == name:
                 is_thought = {"thought": True} if thought.text else {}
                 yield {"text": thought.text, **is_thought, "thoughtSignature": thought.signature}
-        elif text := as_text(part):
+        elif text := part_to_text(part):
             yield {"text": text}
 
 
@@ -161,7 +161,7 @@ def _user(parts: Sequence[message_pb2.Part]) -> list[Body]:
 
 
 def _user_part(part: message_pb2.Part) -> Body:
-    return _blob(part.blob) if part.HasField("blob") else {"text": as_text(part)}
+    return _blob(part.blob) if part.HasField("blob") else {"text": part_to_text(part)}
 
 
 def _is_sent(blob: message_pb2.Blob) -> bool:
@@ -171,7 +171,7 @@ def _is_sent(blob: message_pb2.Blob) -> bool:
 
 def _blob(blob: message_pb2.Blob) -> Body:
     if not _is_sent(blob):
-        return {"text": blob_as_text(blob)}
+        return {"text": blob_to_text(blob)}
     if blob.uri:
         return {"fileData": {"mimeType": blob.media_type, "fileUri": blob.uri}}
     return {"inlineData": {"mimeType": blob.media_type, "data": base64.b64encode(blob.data).decode()}}

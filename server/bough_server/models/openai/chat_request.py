@@ -11,18 +11,18 @@ from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias
 
 from bough.v1 import message_pb2, model_pb2
-from bough_server.models.forms import JsonItems, encoded
+from bough_server.models.forms import JsonItems, encode_body
 from bough_server.models.model import ModelRequest, ToolSpec, forms_of
 from bough_server.models.structured_output import (
     Body,
     arguments_text,
-    as_text,
-    blob_as_text,
+    blob_to_text,
     chat_format,
     content,
     data_uri,
     further_settings,
     instruction_with_schema,
+    part_to_text,
     provider_data,
     result_text,
 )
@@ -100,7 +100,7 @@ def _messages_of(
     if not request.forms:
         return chat_messages(instruction, request.messages, name=name, reasoning=reasoning)
     make, format = partial(_bodies, name=name, reasoning=reasoning), ("chat", name, reasoning)
-    items = [encoded(body) for body in chat_messages(instruction, ())]
+    items = [encode_body(body) for body in chat_messages(instruction, ())]
     for form in forms_of(request):
         items.extend(form.json(format, make))
     return JsonItems(items)
@@ -153,7 +153,7 @@ def _bodies(message: message_pb2.Message, *, name: str, reasoning: SentReasoning
 
 
 def _assistant(message: message_pb2.Message, name: str, reasoning: SentReasoning) -> list[Body]:
-    text = "".join(as_text(part) for part in message.parts)
+    text = "".join(part_to_text(part) for part in message.parts)
     calls = [part.tool_call for part in message.parts if part.HasField("tool_call")]
     if not calls and not text:
         return []
@@ -200,7 +200,7 @@ def _text(text: str) -> Body:
 def _blob(blob: message_pb2.Blob) -> Body:
     kind = blob.media_type
     if not _is_sent(blob):
-        return _text(blob_as_text(blob))
+        return _text(blob_to_text(blob))
     if kind.startswith("image/"):
         return {"type": "image_url", "image_url": {"url": blob.uri or data_uri(blob)}}
     if kind in _AUDIO_FORMATS:

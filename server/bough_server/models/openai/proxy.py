@@ -39,10 +39,10 @@ def proxy_of(url: str) -> Proxy | None:
     exceptions = (each.strip() for each in named.get("no", "").split(","))
     if any(_covers(each, parts) for each in exceptions if each):
         return None
-    return _parsed(proxy if "://" in proxy else f"http://{proxy}")
+    return _parse_proxy(proxy if "://" in proxy else f"http://{proxy}")
 
 
-def _parsed(url: str) -> Proxy:
+def _parse_proxy(url: str) -> Proxy:
     parts = urlsplit(url)
     credentials, _, place = parts.netloc.rpartition("@")
     plain = parts._replace(netloc=place).geturl()

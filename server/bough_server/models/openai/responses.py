@@ -125,7 +125,7 @@ class Response:
             provider_finish_reason=reason or string(self._response.get("status")),
             usage=self.usage,
             raw_json=compact_json(self._response),
-            annotations=self._annotations.message(positions),
+            annotations=self._annotations.build(positions),
         )
 
     def _finish_reason(self, incomplete: str) -> step_pb2.FinishReason.ValueType:
@@ -151,7 +151,7 @@ class Response:
             delta
             for index, item in enumerate(objects(response.get("output")))
             if index not in self._items
-            for delta in self._whole_item({"output_index": index, "item": item})
+            for delta in self._complete_item({"output_index": index, "item": item})
         ]
         self._note(response)
         self._is_done = True
@@ -160,9 +160,11 @@ class Response:
     def _note(self, response: _Event) -> None:
         incomplete = response.get("incomplete_details")
         if is_object(incomplete) and incomplete.get("reason") == "content_filter":
-            self._annotations.filtered()
+            self._annotations.add_content_filter()
         for each in objects(response.get("content_filters")):
-            self._annotations.filters(each.get("content_filter_results"), of_prompt=each.get("source_type") == "prompt")
+            self._annotations.add_filter_results(
+                each.get("content_filter_results"), of_prompt=each.get("source_type") == "prompt"
+            )
         for name in _EXTRAS:
             self._annotations.add(name, response.get(name))
         foreign = [item for item in objects(response.get("output")) if string(item.get("type")) not in _CONTENT_OF]
@@ -180,9 +182,9 @@ class Response:
 
     def _refuse(self) -> None:
         self._is_refused = True
-        self._annotations.refused()
+        self._annotations.add_refusal()
 
-    def _item(self, event: _Event, kind: str) -> _Item:
+    def _get_item(self, event: _Event, kind: str) -> _Item:
         """Return the item that an event is about, created if the server did not announce it."""
         key = _key(event)
         if key not in self._items:
@@ -190,11 +192,11 @@ class Response:
             self._calls += kind == "function_call"
         return self._items[key]
 
-    def _announced(self, event: _Event) -> list[Delta]:
+    def _apply_item(self, event: _Event) -> list[Delta]:
         data = event.get("item")
         if not is_object(data) or string(data.get("type")) not in _CONTENT_OF:
             return []
-        item = self._item(event, string(data.get("type")))
+        item = self._get_item(event, string(data.get("type")))
         is_named = bool(item.name)
         item.id, item.call_id = string(data.get("id")) or item.id, string(data.get("call_id")) or item.call_id
         item.name = item.name or string(data.get("name"))
@@ -202,52 +204,52 @@ class Response:
             return []
         return [ToolCallDelta(item.position, "", item.call_id, item.name)]
 
-    def _whole_item(self, event: _Event) -> list[Delta]:
-        deltas = self._announced(event)
+    def _complete_item(self, event: _Event) -> list[Delta]:
+        deltas = self._apply_item(event)
         data = event.get("item")
         if not is_object(data) or string(data.get("type")) not in _CONTENT_OF:
             return deltas
-        item = self._item(event, string(data.get("type")))
+        item = self._get_item(event, string(data.get("type")))
         self._cite(data, _key(event))
         item.encrypted = string(data.get("encrypted_content"))
         if not item.is_streamed and (whole := _CONTENT_OF[item.kind](data)):
             if item.kind == "message":
                 item.lengths = dict(enumerate(len(_content_text(each)) for each in objects(data.get("content"))))
-            deltas += self._piece(item, whole)[0]
+            deltas += self._append_piece(item, whole)[0]
         return deltas
 
-    def _text(self, event: _Event) -> list[Delta]:
+    def _apply_text(self, event: _Event) -> list[Delta]:
         delta = piece_of(event.get("delta"))
         if not delta:
             return []
-        item, index = self._item(event, "message"), _content_index(event)
-        deltas, piece = self._piece(item, delta)
+        item, index = self._get_item(event, "message"), _content_index(event)
+        deltas, piece = self._append_piece(item, delta)
         item.lengths[index] = item.lengths.get(index, 0) + len(piece)
         return deltas
 
-    def _refusal(self, event: _Event) -> list[Delta]:
+    def _apply_refusal(self, event: _Event) -> list[Delta]:
         self._refuse()
-        return self._text(event)
+        return self._apply_text(event)
 
-    def _cited(self, event: _Event) -> list[Delta]:
+    def _apply_citation(self, event: _Event) -> list[Delta]:
         if is_object(cited := event.get("annotation")):
             self._annotations.cite(cited, (_key(event), _content_index(event)))
         return []
 
-    def _thought(self, event: _Event) -> list[Delta]:
+    def _apply_reasoning(self, event: _Event) -> list[Delta]:
         piece = piece_of(event.get("delta"))
-        return self._piece(self._item(event, "reasoning"), piece)[0] if piece else []
+        return self._append_piece(self._get_item(event, "reasoning"), piece)[0] if piece else []
 
-    def _next_thought(self, event: _Event) -> list[Delta]:
-        """Begin a new paragraph for each further part of a summary."""
-        item = self._item(event, "reasoning")
-        return self._piece(item, "\n\n")[0] if item.pieces else []
+    def _begin_paragraph(self, event: _Event) -> list[Delta]:
+        """Begin a new paragraph for a further part of a summary."""
+        item = self._get_item(event, "reasoning")
+        return self._append_piece(item, "\n\n")[0] if item.pieces else []
 
-    def _arguments(self, event: _Event) -> list[Delta]:
+    def _apply_arguments(self, event: _Event) -> list[Delta]:
         piece = piece_of(event.get("delta"))
-        return self._piece(self._item(event, "function_call"), piece)[0] if piece else []
+        return self._append_piece(self._get_item(event, "function_call"), piece)[0] if piece else []
 
-    def _piece(self, item: _Item, value: str) -> tuple[list[Delta], str]:
+    def _append_piece(self, item: _Item, value: str) -> tuple[list[Delta], str]:
         """Append a piece and return its delta, if anything of it can be shown now, and its text."""
         item.is_streamed = True
         if item.kind == "message":
@@ -314,15 +316,15 @@ _EXTRAS: Final = ("service_tier", "moderation")
 _READERS: Final[Mapping[str, Callable[[Response, _Event], list[Delta]]]] = {
     "response.created": Response._begin,
     "response.in_progress": Response._begin,
-    "response.output_item.added": Response._announced,
-    "response.output_item.done": Response._whole_item,
-    "response.output_text.delta": Response._text,
-    "response.output_text.annotation.added": Response._cited,
-    "response.refusal.delta": Response._refusal,
-    "response.reasoning_summary_part.added": Response._next_thought,
-    "response.reasoning_summary_text.delta": Response._thought,
-    "response.reasoning_text.delta": Response._thought,
-    "response.function_call_arguments.delta": Response._arguments,
+    "response.output_item.added": Response._apply_item,
+    "response.output_item.done": Response._complete_item,
+    "response.output_text.delta": Response._apply_text,
+    "response.output_text.annotation.added": Response._apply_citation,
+    "response.refusal.delta": Response._apply_refusal,
+    "response.reasoning_summary_part.added": Response._begin_paragraph,
+    "response.reasoning_summary_text.delta": Response._apply_reasoning,
+    "response.reasoning_text.delta": Response._apply_reasoning,
+    "response.function_call_arguments.delta": Response._apply_arguments,
     "response.completed": Response._end,
     "response.incomplete": Response._end,
     "response.failed": Response._end,

@@ -11,13 +11,13 @@ from bough_server.models.model import ModelRequest, ToolSpec, forms_of
 from bough_server.models.structured_output import (
     Body,
     arguments_text,
-    as_text,
-    blob_as_text,
+    blob_to_text,
     content,
     data_uri,
     error_text,
     further_settings,
     instruction_with_schema,
+    part_to_text,
     responses_format,
     result_text,
 )
@@ -112,7 +112,7 @@ def _items(parts: Sequence[message_pb2.Part], name: str) -> Iterator[Body]:
         elif part.HasField("reasoning"):
             if part.reasoning.encrypted and part.reasoning.model == name:
                 yield _reasoning(part.reasoning)
-        elif text := as_text(part):
+        elif text := part_to_text(part):
             yield {"role": "assistant", "content": text}
 
 
@@ -139,7 +139,7 @@ def _blob(blob: message_pb2.Blob) -> Body:
     if kind.startswith("image/"):
         return {"type": "input_image", "image_url": blob.uri or data_uri(blob), "detail": "auto"}
     if kind.startswith(("text/", "audio/", "video/")):
-        return _text(blob_as_text(blob))
+        return _text(blob_to_text(blob))
     if blob.uri:
         return {"type": "input_file", "file_url": blob.uri}
     return {"type": "input_file", "filename": blob.filename or "file", "file_data": data_uri(blob)}

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
-from bough_server.models.endpoint import Endpoint, ProviderRefusal, Timeouts, long_lived
+from bough_server.models.endpoint import Endpoint, ProviderRefusal, Timeouts, freeze_imports
 from bough_server.models.failures import Failures
-from bough_server.models.forms import encoded
+from bough_server.models.forms import encode_body
 from bough_server.models.openai.proxy import Proxy, proxy_of
 
 if TYPE_CHECKING:
@@ -97,20 +97,20 @@ class OpenAIConnection:
     async def send(self, path: str, body: Mapping[str, object]) -> _Reply:
         """Send a request whose body is JSON."""
         assert self._client is not None
-        session = self._session = self._session or self._connections()
+        session = self._session = self._session or self._open_pool()
         target = self._targets.get(path)
         if target is None:
             target = self._targets[path] = self._target(self._client, path)
         response = await session.post(
             target.url,
-            data=_payload(encoded(body)),
+            data=_wrap_body(encode_body(body)),
             headers=target.headers,
             proxy=target.proxy,
             proxy_headers=target.proxy_headers,
             max_redirects=_MAX_REDIRECTS,
         )
         if response.status >= 300:
-            raise await _refusal(response)
+            raise await _read_refusal(response)
         return _Reply(response)
 
     async def close(self) -> None:
@@ -132,9 +132,9 @@ class OpenAIConnection:
             headers["Connection"] = "close"
         base = client.base_url
         url = str(base.copy_with(raw_path=base.raw_path + path.lstrip("/").encode()))
-        return _through(proxy_of(url), url=url, headers=headers)
+        return _apply_proxy(proxy_of(url), url=url, headers=headers)
 
-    def _connections(self) -> "aiohttp.ClientSession":
+    def _open_pool(self) -> "aiohttp.ClientSession":
         """Return a pool with the bounds of the client's own, and without timeouts: they are the endpoint's."""
         import aiohttp
         import openai
@@ -147,7 +147,7 @@ class OpenAIConnection:
         return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout())
 
 
-def _through(proxy: Proxy | None, *, url: str, headers: Mapping[str, str]) -> _Target:
+def _apply_proxy(proxy: Proxy | None, *, url: str, headers: Mapping[str, str]) -> _Target:
     """Return a target that is reached through a proxy, or directly."""
     if proxy is None:
         return _Target(url=url, headers=headers)
@@ -157,12 +157,12 @@ def _through(proxy: Proxy | None, *, url: str, headers: Mapping[str, str]) -> _T
     return _Target(url=url, headers={**headers, **signed}, proxy=proxy.url)
 
 
-def _payload(data: bytes) -> bytes | BytesIO:
+def _wrap_body(data: bytes) -> bytes | BytesIO:
     """Return a body as aiohttp wants it: a large one is sent piece by piece, so that it does not block the loop."""
     return data if len(data) <= _LARGE_BODY_BYTES else BytesIO(data)
 
 
-async def _refusal(response: "aiohttp.ClientResponse") -> ProviderRefusal:
+async def _read_refusal(response: "aiohttp.ClientResponse") -> ProviderRefusal:
     """Read an answer that is none, 1 MiB at most, and return it as an exception."""
     data = bytearray()
     async with response:
@@ -188,7 +188,7 @@ def openai_endpoint(
 
 def transport_errors() -> tuple[type[Exception], ...]:
     """Load the client, its HTTP layer and its transport, and return what they raise if a connection fails."""
-    with long_lived("openai"):
+    with freeze_imports("openai"):
         import aiohttp
         import httpx2
         import openai

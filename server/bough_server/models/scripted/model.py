@@ -25,7 +25,7 @@ from bough_server.models.model import (
     TextDelta,
     ToolCallDelta,
 )
-from bough_server.models.scripted.script import FaultReason, Script, ScriptedFault, ScriptedTurn, words
+from bough_server.models.scripted.script import FaultReason, Script, ScriptedFault, ScriptedTurn, split_words
 
 Gate = Callable[[str, int, int], Awaitable[None]]
 """Awaited before each piece, with the agent, the turn's index in its list, and the piece's number from 0."""
@@ -151,7 +151,7 @@ class ScriptedModel:
 
 
 def _deltas(index: int, turn: ScriptedTurn) -> list[Delta]:
-    deltas: list[Delta] = [ReasoningDelta(piece) for piece in words(turn.reasoning)]
+    deltas: list[Delta] = [ReasoningDelta(piece) for piece in split_words(turn.reasoning)]
     deltas += [TextDelta(piece) for piece in turn.pieces]
     for position, call in enumerate(turn.calls):
         deltas.append(ToolCallDelta(position, "", _call_id(index, position), call.name))

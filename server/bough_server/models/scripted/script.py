@@ -86,7 +86,7 @@ class ScriptedCall(_Entry):
     arguments_json: str | None = None
 
     @model_validator(mode="after")
-    def _has_one_kind_of_arguments(self) -> "ScriptedCall":
+    def _check_arguments(self) -> "ScriptedCall":
         if self.arguments is not None and self.arguments_json is not None:
             raise ValueError("has both `arguments` and `arguments_json`; remove one")
         return self
@@ -112,7 +112,7 @@ class ScriptedFault(_Entry):
     """Usage that a failed attempt reports."""
 
 
-def _turn(value: object) -> object:
+def _to_turn(value: object) -> object:
     return {"text": value} if isinstance(value, str) else value
 
 
@@ -131,7 +131,7 @@ class ScriptedTurn(_Entry):
     cut: Annotated[bool, Field(strict=True)] = False
 
     @model_validator(mode="after")
-    def _has_one_text(self) -> "ScriptedTurn":
+    def _check_text(self) -> "ScriptedTurn":
         if self.text and self.chunks:
             raise ValueError("has both `text` and `chunks`; remove one")
         return self
@@ -139,11 +139,11 @@ class ScriptedTurn(_Entry):
     @property
     def pieces(self) -> tuple[str, ...]:
         """The text, in the pieces that are streamed."""
-        return self.chunks or words(self.text)
+        return self.chunks or split_words(self.text)
 
 
 class _File(_Entry):
-    agents: dict[str, tuple[Annotated[ScriptedTurn, BeforeValidator(_turn)], ...]]
+    agents: dict[str, tuple[Annotated[ScriptedTurn, BeforeValidator(_to_turn)], ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,7 @@ class Script:
     def turn(self, request: ModelRequest) -> tuple[int, ScriptedTurn | None]:
         """Return the index of the turn that answers, and the turn; the step and None if the script has none for it."""
         messages = current_turn(request.messages)
-        question = joined_lines(messages[0]) if messages else ""
+        question = join_text(messages[0]) if messages else ""
         turns = self.agents.get(request.agent, self.agents.get(_ANY_AGENT, ()))
         matching = [index for index, turn in enumerate(turns) if turn.when in question]
         step = step_of(messages)
@@ -173,7 +173,7 @@ def parse_script(text: str, *, path: str = "script.yaml") -> Script:
     return _script(parse_documents(text, path=path), path)
 
 
-def words(text: str) -> tuple[str, ...]:
+def split_words(text: str) -> tuple[str, ...]:
     """Split a text into words, each with the whitespace after it; joined they are the text again."""
     return tuple(re.findall(r"\s*\S+\s*|\s+", text))
 
@@ -201,7 +201,7 @@ def _message_of(error: ErrorDetails) -> str:
     return error["msg"].removeprefix("Value error, ")
 
 
-def joined_lines(message: message_pb2.Message) -> str:
+def join_text(message: message_pb2.Message) -> str:
     """Return the text of a message, its parts joined by line feeds."""
     return "\n".join(part.text for part in message.parts if part.text)
 
@@ -234,7 +234,7 @@ def step_of(turn: Sequence[message_pb2.Message]) -> int:
     )
 
 
-def answered_tools(turn: Sequence[message_pb2.Message]) -> set[str]:
+def find_answered_tools(turn: Sequence[message_pb2.Message]) -> set[str]:
     """Return the names of the tools that have a result in a turn, failures included."""
     return {part.tool_result.call.name for message in turn for part in message.parts if part.HasField("tool_result")}
 
@@ -242,7 +242,7 @@ def answered_tools(turn: Sequence[message_pb2.Message]) -> set[str]:
 def _is_plain(message: message_pb2.Message) -> bool:
     if message.role not in (message_pb2.ROLE_USER, message_pb2.ROLE_UNSPECIFIED):
         return False
-    return not joined_lines(message).startswith(_REWRITTEN) and not _has_foreign_author(message)
+    return not join_text(message).startswith(_REWRITTEN) and not _has_foreign_author(message)
 
 
 def _has_foreign_author(message: message_pb2.Message) -> bool:

@@ -21,7 +21,7 @@ from bough_server.store.sql.migrations import FIRST_ON_POSTGRES, HEAD
 from bough_server.store.sql.options import Durability
 from bough_server.store.sql.status import DatabaseStatus, read_use
 from bough_server.store.sql.tables import metadata
-from bough_server.store.sql.upgrade import refuse_upgrade, upgrade_schema
+from bough_server.store.sql.upgrade import build_upgrade_error, upgrade_schema
 
 _MIGRATION_LOCK: Final = 0x626F7567_00000001
 """The key of the advisory lock under which a server looks at the schema and changes it."""
@@ -65,17 +65,17 @@ _FULL: Final = re.compile("too many (clients|connections)|connection slots are r
 _SYNCHRONOUS: Final = {"disk": "on", "process": "off"}
 
 
-def _fit_indexes() -> None:
+def _set_index_conditions() -> None:
     """Give indexes the conditions that they have in SQLite; here, because it loads PostgreSQL's dialect."""
     for table in metadata.tables.values():
         for index in table.indexes:
             index.dialect_options["postgresql"]["where"] = index.dialect_options["sqlite"]["where"]
 
 
-_fit_indexes()
+_set_index_conditions()
 
 
-def parsed(url: str) -> URL:
+def parse_url(url: str) -> URL:
     """Return a storage URL for SQLAlchemy. Raises ConfigurationError, which never shows the password."""
     try:
         found = make_url(url.replace("postgres://", "postgresql://", 1))
@@ -86,9 +86,9 @@ def parsed(url: str) -> URL:
     return found.set(drivername="postgresql+psycopg")
 
 
-def shown(url: str) -> str:
+def display_url(url: str) -> str:
     """Return a storage URL without its password."""
-    found = parsed(url)
+    found = parse_url(url)
     query = {name: value for name, value in found.query.items() if name not in {"password", "sslpassword"}}
     return URL.create(
         "postgresql", username=found.username, host=found.host, port=found.port, database=found.database, query=query
@@ -96,7 +96,7 @@ def shown(url: str) -> str:
 
 
 @contextmanager
-def opening(url: str) -> Iterator[None]:
+def translate_errors(url: str) -> Iterator[None]:
     """Raise a driver's error as a ConfigurationError that says what to do."""
     try:
         yield
@@ -109,7 +109,7 @@ def opening(url: str) -> Iterator[None]:
             "exists."
         )
         # Not from the error: the driver's may quote its parameters.
-        raise ConfigurationError(f"The database {shown(url)} cannot be used: {said}. {advice}") from None
+        raise ConfigurationError(f"The database {display_url(url)} cannot be used: {said}. {advice}") from None
 
 
 def migrate(engine: Engine, url: str, *, may_upgrade: bool = True) -> None:
@@ -117,24 +117,24 @@ def migrate(engine: Engine, url: str, *, may_upgrade: bool = True) -> None:
 
     Raises ConfigurationError if the database is unusable, or needs an upgrade that is not allowed.
     """
-    with opening(url), engine.begin() as connection:
+    with translate_errors(url), engine.begin() as connection:
         connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
         found = _revision(connection, url)
         if found == HEAD:
             return
         if not may_upgrade and (found is None or found < HEAD):  # revisions are numbers of four digits
-            raise refuse_upgrade(shown(url), found)
+            raise build_upgrade_error(display_url(url), found)
         if found is None:
-            _make(connection)
+            _create_schema(connection)
         else:
-            upgrade_schema(connection, shown(url), found)
+            upgrade_schema(connection, display_url(url), found)
 
 
 @contextmanager
-def starting(engine: Engine, url: str) -> Iterator[tuple[Connection, bool]]:
+def hold_startup_lock(engine: Engine, url: str) -> Iterator[tuple[Connection, bool]]:
     """Open a transaction that servers which start now wait for; yield it, and whether no other server runs."""
-    with opening(url), engine.begin() as connection:
+    with translate_errors(url), engine.begin() as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
         yield connection, not _other_servers(connection)
 
@@ -144,7 +144,7 @@ def _other_servers(connection: Connection) -> Sequence[int]:
     return connection.execute(_OTHERS, {"high": _USE_LOCK >> 32, "low": _USE_LOCK & 0xFFFFFFFF}).scalars().all()
 
 
-def _make(connection: Connection) -> None:
+def _create_schema(connection: Connection) -> None:
     metadata.create_all(connection, checkfirst=False)
     # Half of each page stays free: an append changes the row of its run, which is cheap as long as the new version fits
     # into the same page. Else it is inserted into every index.
@@ -161,12 +161,13 @@ def _revision(connection: Connection, url: str) -> str | None:
     if "alembic_version" not in names or "run_commands" not in names:
         other = next(name for name in names if name != "alembic_version" or len(names) == 1)
         raise ConfigurationError(
-            f"The database {shown(url)} belongs to another program (it has the table {other!r}): name another one."
+            f"The database {display_url(url)} belongs to another program (it has the table {other!r}): name "
+            "another one."
         )
     revision = str(connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one())
     if revision < FIRST_ON_POSTGRES:
         raise ConfigurationError(
-            f"The database {shown(url)} has revision {revision}, which this version of bough cannot read: "
+            f"The database {display_url(url)} has revision {revision}, which this version of bough cannot read: "
             "name an empty database, and new tables are created."
         )
     return revision
@@ -176,13 +177,13 @@ def database_status(url: str) -> DatabaseStatus:
     """Return the status of a database without changing it. Raises ConfigurationError."""
     engine = reader_engine(url, connections=1, busy_timeout=5.0)
     try:
-        with opening(url), engine.connect() as connection:
+        with translate_errors(url), engine.connect() as connection:
             revision = _revision(connection, url)
             size = connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one()
             use = read_use(connection, servers=len(_other_servers(connection))) if revision == HEAD else None
     finally:
         engine.dispose()
-    return DatabaseStatus(name=shown(url), revision=revision, head=HEAD, size_bytes=size, use=use)
+    return DatabaseStatus(name=display_url(url), revision=revision, head=HEAD, size_bytes=size, use=use)
 
 
 def upgrade_database(url: str) -> DatabaseStatus:
@@ -198,17 +199,18 @@ def upgrade_database(url: str) -> DatabaseStatus:
 @contextmanager
 def exclusive_connection(url: str) -> Iterator[Connection]:
     """Open a transaction on a current database that no server uses meanwhile. Raises ConfigurationError."""
-    arguments = _arguments(url, _name(), _HANDOVER_SECONDS)
-    engine = create_engine(parsed(url), poolclass=StaticPool, hide_parameters=True, connect_args=arguments)
+    arguments = _arguments(url, _new_connection_name(), _HANDOVER_SECONDS)
+    engine = create_engine(parse_url(url), poolclass=StaticPool, hide_parameters=True, connect_args=arguments)
     try:
-        with opening(url), engine.connect() as holder:
+        with translate_errors(url), engine.connect() as holder:
             try:
                 holder.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _USE_LOCK})
             except OperationalError as error:
                 if not isinstance(error.orig, psycopg.errors.LockNotAvailable):
                     raise
                 raise ConfigurationError(
-                    f"The database {shown(url)} is in use by a server: stop all servers that use it, and try again."
+                    f"The database {display_url(url)} is in use by a server: stop all servers that use it, "
+                    "and try again."
                 ) from None
             holder.commit()
             migrate(engine, url)
@@ -226,7 +228,7 @@ def writer_engine(url: str, *, durability: Durability, busy_timeout: float) -> E
     """
     name = f"{WRITER} {uuid4()}"
     engine = create_engine(
-        parsed(url),
+        parse_url(url),
         poolclass=StaticPool,
         hide_parameters=True,  # the log must not say what users and models do
         isolation_level="READ COMMITTED",
@@ -236,7 +238,7 @@ def writer_engine(url: str, *, durability: Durability, busy_timeout: float) -> E
     @event.listens_for(engine, "connect")
     def _set_up(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
         assert isinstance(connection, psycopg.Connection)
-        _end_others(connection, name)
+        _terminate_earlier_connections(connection, name)
         try:
             connection.execute(f"SET LOCAL lock_timeout = {int(_HANDOVER_SECONDS * 1000)}")
             connection.execute("SELECT pg_advisory_lock_shared(%s)", [_USE_LOCK])
@@ -247,7 +249,7 @@ def writer_engine(url: str, *, durability: Durability, busy_timeout: float) -> E
     return engine
 
 
-def _end_others(connection: "psycopg.Connection[tuple[object, ...]]", name: str) -> None:
+def _terminate_earlier_connections(connection: "psycopg.Connection[tuple[object, ...]]", name: str) -> None:
     """End the server's side of earlier connections of a name, and wait until they have ended."""
     ends = time.monotonic() + _END_SECONDS
     others = "FROM pg_stat_activity WHERE application_name = %s AND pid != pg_backend_pid()"
@@ -261,14 +263,14 @@ def _end_others(connection: "psycopg.Connection[tuple[object, ...]]", name: str)
 def reader_engine(url: str, *, connections: int, busy_timeout: float) -> Engine:
     """Create an engine whose connections read only, each read in one snapshot."""
     engine = create_engine(
-        parsed(url),
+        parse_url(url),
         poolclass=QueuePool,
         hide_parameters=True,
         pool_size=connections,
         max_overflow=0,
         pool_pre_ping=False,
         isolation_level="REPEATABLE READ",
-        connect_args=_arguments(url, _name(), busy_timeout),
+        connect_args=_arguments(url, _new_connection_name(), busy_timeout),
     )
 
     @event.listens_for(engine, "connect")
@@ -282,18 +284,18 @@ def reader_engine(url: str, *, connections: int, busy_timeout: float) -> Engine:
 
 def listen_arguments(url: str) -> dict[str, Any]:
     """Return psycopg's arguments for the connection of notifications, which notices within seconds if it is cut."""
-    _, named = parsed(url).get_dialect()().create_connect_args(parsed(url))
-    return {**_KEEPALIVES, **named, **_arguments(url, _name(), _LISTEN_TIMEOUT)}
+    _, named = parse_url(url).get_dialect()().create_connect_args(parse_url(url))
+    return {**_KEEPALIVES, **named, **_arguments(url, _new_connection_name(), _LISTEN_TIMEOUT)}
 
 
-def _name() -> str:
+def _new_connection_name() -> str:
     """Return a name for connections that no others have."""
     return f"bough {uuid4()}"
 
 
 def _arguments(url: str, name: str, busy_timeout: float, **more: str) -> dict[str, object]:
     settings = {"lock_timeout": f"{int(busy_timeout * 1000)}ms", "timezone": "UTC", **more}
-    given = parsed(url).query.get("options", ())
+    given = parse_url(url).query.get("options", ())
     options = [*([given] if isinstance(given, str) else given), *(f"-c {one}={settings[one]}" for one in settings)]
     return {
         "options": " ".join(options),

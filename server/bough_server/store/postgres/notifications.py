@@ -14,7 +14,7 @@ import psycopg
 import structlog
 from psycopg import pq, sql
 
-from bough_server.store.postgres.database import listen_arguments, shown
+from bough_server.store.postgres.database import display_url, listen_arguments
 from bough_server.store.sql.notifications import Notifier
 from bough_server.store.worker_ports import Topic
 
@@ -98,7 +98,7 @@ class _Link:
         self._deadline: asyncio.TimerHandle | None = None
         self._on_payload: Callable[[bytes], None] = lambda _: None
         self._on_sent: Callable[[], None] = lambda: None
-        self.lost: asyncio.Future[None] = self._loop.create_future()
+        self.failure: asyncio.Future[None] = self._loop.create_future()
         """Its exception says why the connection cannot be used any more."""
 
     @property
@@ -123,12 +123,12 @@ class _Link:
 
     def send(self, payload: bytes) -> None:
         """Begin to send a notification; none may be under way."""
-        self._deadline = self._loop.call_later(_ANSWER_SECONDS, self._lose, TimeoutError("no answer to a notification"))
+        self._deadline = self._loop.call_later(_ANSWER_SECONDS, self._fail, TimeoutError("no answer to a notification"))
         try:
             self._connection.pgconn.send_query_params(_NOTIFY, [self._channel, payload])
             self._connection.pgconn.flush()  # it fits the socket's buffer, else the deadline ends the connection
         except psycopg.Error as error:
-            self._lose(error)
+            self._fail(error)
 
     def _read(self) -> None:
         pgconn = self._connection.pgconn
@@ -137,11 +137,11 @@ class _Link:
             while (received := pgconn.notifies()) is not None:
                 self._on_payload(received.extra)
             while self.is_sending and not pgconn.is_busy():
-                self._take(pgconn.get_result())
+                self._read_result(pgconn.get_result())
         except psycopg.Error as error:
-            self._lose(error)
+            self._fail(error)
 
-    def _take(self, result: pq.abc.PGresult | None) -> None:
+    def _read_result(self, result: pq.abc.PGresult | None) -> None:
         """Take a part of the answer to a notification: its result, then None."""
         if result is not None and result.status != pq.ExecStatus.TUPLES_OK:
             raise psycopg.OperationalError(result.error_message.decode(errors="replace"))
@@ -150,10 +150,10 @@ class _Link:
             self._deadline = None
             self._on_sent()
 
-    def _lose(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         self.close()
-        if not self.lost.done():
-            self.lost.set_exception(error)
+        if not self.failure.done():
+            self.failure.set_exception(error)
 
 
 class PostgresNotifier(Notifier):
@@ -182,8 +182,8 @@ class PostgresNotifier(Notifier):
     def start(self) -> None:
         """Connect in the background, and begin to deliver. Call it on the event loop."""
         self._loop = asyncio.get_running_loop()
-        self._poll = self._loop.call_later(POLL_SECONDS, self._look)
-        self._work = self._loop.create_task(self._stay_connected(), name="notifications")
+        self._poll = self._loop.call_later(POLL_SECONDS, self._run_poll)
+        self._work = self._loop.create_task(self._keep_connection(), name="notifications")
 
     def publish(self, topic: Topic, log_id: str = "") -> None:
         """See Notifier. Other servers are notified soon after."""
@@ -204,8 +204,8 @@ class PostgresNotifier(Notifier):
         self._work.cancel()
         await asyncio.wait({self._work})
 
-    def _look(self) -> None:
-        self._poll = self._loop.call_later(POLL_SECONDS, self._look)
+    def _run_poll(self) -> None:
+        self._poll = self._loop.call_later(POLL_SECONDS, self._run_poll)
         for topic in (Topic.LOG, Topic.COMMANDS):
             self.deliver(topic, "")
 
@@ -219,7 +219,7 @@ class PostgresNotifier(Notifier):
             self._sent_at = self._loop.time()
             self._link.send(self._outbox.take())
 
-    def _sent(self) -> None:
+    def _on_notification_sent(self) -> None:
         if self._outbox:
             self._send_soon()
         else:
@@ -236,7 +236,7 @@ class PostgresNotifier(Notifier):
                 for log_id in ids.split(","):
                     self.deliver(topic, log_id)
 
-    async def _stay_connected(self) -> None:
+    async def _keep_connection(self) -> None:
         backoff = _FIRST_BACKOFF
         while True:
             began = self._loop.time()
@@ -258,7 +258,7 @@ class PostgresNotifier(Notifier):
             link = _Link(connection, str(channel).encode())
             try:
                 self._begin(link)
-                await link.lost
+                await link.failure
             finally:
                 self._link = None
                 self._is_quiet.set()
@@ -269,9 +269,9 @@ class PostgresNotifier(Notifier):
     def _begin(self, link: _Link) -> None:
         if self._is_reported:
             self._is_reported = False
-            _log.info("notifications of other servers are received again", database=shown(self._url))
+            _log.info("notifications of other servers are received again", database=display_url(self._url))
         self._link = link
-        link.open(self._receive, self._sent)
+        link.open(self._receive, self._on_notification_sent)
         for topic in (Topic.LOG, Topic.COMMANDS, Topic.UNOWNED):
             self.deliver(topic, "")
         if self._outbox:
@@ -282,6 +282,6 @@ class PostgresNotifier(Notifier):
             self._is_reported = True
             _log.warning(
                 "notifications of other servers are not received: what they commit is found by a look each second",
-                database=shown(self._url),
+                database=display_url(self._url),
                 error=" ".join(str(error).split()),
             )

@@ -2,7 +2,13 @@
 
 import asyncio
 
-from bough_server.store.postgres.database import migrate, opening, reader_engine, starting, writer_engine
+from bough_server.store.postgres.database import (
+    hold_startup_lock,
+    migrate,
+    reader_engine,
+    translate_errors,
+    writer_engine,
+)
 from bough_server.store.postgres.driver import POSTGRES
 from bough_server.store.postgres.growth import read_growth
 from bough_server.store.postgres.notifications import PostgresNotifier
@@ -36,12 +42,12 @@ def open_postgres(url: str, options: StoreOptions) -> Store:
     engine = writer_engine(url, durability=options.durability, busy_timeout=options.busy_timeout)
     try:
         migrate(engine, url, may_upgrade=options.may_upgrade)
-        with starting(engine, url) as (connection, is_alone):
+        with hold_startup_lock(engine, url) as (connection, is_alone):
             # Beside others, who has died is seen from the counters of leases.
             crashed = end_leases(connection) if is_alone else frozenset[str]()
         windows = RecentEventsOfRuns(options.window_bytes)
         write_health = WriteHealth(stall_seconds=options.stall_seconds)
-        with opening(url):
+        with translate_errors(url):
             notifier = PostgresNotifier(options.listen_url or url)
             queue = WriteQueue(
                 engine,

@@ -40,14 +40,14 @@ _put = upsert(tables.agents)
 _PUT: Final = _put.on_conflict_do_update(index_elements=["tenant_id", "name"], set_={"data": _put.excluded.data})
 _BEGIN: Final = upsert(tables.catalogs).on_conflict_do_nothing()
 _LOCKED_VERSION: Final = _VERSION.with_for_update()
-_RAISE: Final = (
+_INCREMENT_VERSION: Final = (
     update(tables.catalogs).where(_catalogs.tenant_id == bindparam("tenant")).values(version=bindparam("new_version"))
 )
 
 _definitions, _named, _runs = tables.definitions.c, tables.run_definitions.c, tables.runs.c
 
-_ONE: Final = select(_definitions.data).where(_definitions.revision == bindparam("revision"))
-_ONE_OF: Final = select(_definitions.data).where(
+_DEFINITION: Final = select(_definitions.data).where(_definitions.revision == bindparam("revision"))
+_DEFINITION_OF_TENANT: Final = select(_definitions.data).where(
     _definitions.revision == bindparam("revision"),
     exists().where(
         _named.revision == bindparam("revision"), _runs.run_id == _named.run_id, _runs.tenant_id == bindparam("tenant")
@@ -94,10 +94,10 @@ class SqlAgents:
 
     async def _write(self, tenant_id: str, name: str, data: bytes | None, version: int) -> None:
         write = partial(_write, tenant_id=tenant_id, name=name, data=data, version=version)
-        if not await self._queue.execute(write, then=partial(self._changed, tenant_id)):
+        if not await self._queue.execute(write, then=partial(self._forget_version, tenant_id)):
             raise CatalogMoved
 
-    def _changed(self, tenant_id: str) -> None:
+    def _forget_version(self, tenant_id: str) -> None:
         self._changes += 1
         self._versions.pop(tenant_id, None)
 
@@ -122,7 +122,7 @@ def _write(connection: Connection, *, tenant_id: str, name: str, data: bytes | N
         return connection.execute(_DATA, here).scalar_one_or_none() == data
     if current != version:
         return False
-    connection.execute(_RAISE, {"tenant": tenant_id, "new_version": version + 1})
+    connection.execute(_INCREMENT_VERSION, {"tenant": tenant_id, "new_version": version + 1})
     if data is None:
         connection.execute(_REMOVE, here)
     else:
@@ -144,7 +144,7 @@ class SqlCatalog:
         """See Catalog."""
         data = self._cached.get(revision)
         if data is None:
-            data = await self._data(_ONE, {"revision": revision})
+            data = await self._data(_DEFINITION, {"revision": revision})
             if data is not None and len(data) <= MAX_CACHED_BYTES:
                 if len(self._cached) >= MAX_CACHED_DEFINITIONS:
                     del self._cached[next(iter(self._cached))]  # the entry that was added first
@@ -155,9 +155,9 @@ class SqlCatalog:
         """Drop what is cached: with a session its runs may have been deleted, and with them revisions."""
         self._cached.clear()
 
-    async def get_of(self, tenant_id: str, revision: str) -> agent_pb2.AgentDefinition | None:
+    async def get_for_tenant(self, tenant_id: str, revision: str) -> agent_pb2.AgentDefinition | None:
         """See Catalog."""
-        data = await self._data(_ONE_OF, {"tenant": tenant_id, "revision": revision})
+        data = await self._data(_DEFINITION_OF_TENANT, {"tenant": tenant_id, "revision": revision})
         return None if data is None else agent_pb2.AgentDefinition.FromString(data)
 
     async def _data(self, statement: Select[tuple[bytes]], parameters: dict[str, str]) -> bytes | None:

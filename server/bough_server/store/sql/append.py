@@ -18,7 +18,7 @@ from sqlalchemy import (
     update,
 )
 
-from bough_server.store.ports import LogRecord
+from bough_server.store.ports import AnyLogEvent
 from bough_server.store.projected import NOTHING, Projected
 from bough_server.store.sql import tables
 from bough_server.store.sql.blobs import write_blobs
@@ -172,9 +172,9 @@ def write_appends(connection: Connection, driver: Driver, appends: Sequence[Appe
     for append in appends:
         run_id = append.run_id
         before = moves.get(run_id)
-        expected = append.records[0].sequence - 1 if before is None else before.expected
-        moves[run_id] = LogMove(append.records[-1].sequence, run_id, append.epoch, expected)
-        rows += [(run_id, record.sequence, record.kind, record.data) for record in append.records]
+        expected = append.log_events[0].sequence - 1 if before is None else before.expected
+        moves[run_id] = LogMove(append.log_events[-1].sequence, run_id, append.epoch, expected)
+        rows += [(run_id, record.sequence, record.kind, record.data) for record in append.log_events]
     is_alone = not any(append.has_blobs or append.projected is not NOTHING for append in appends)
     with DriverCursor(connection, is_pipeline=not is_alone) as cursor:
         if driver.lock is not None and not is_alone:
@@ -187,7 +187,7 @@ def write_appends(connection: Connection, driver: Driver, appends: Sequence[Appe
             if append.has_blobs:
                 _write_blobs(cursor, append)
         if derived := [append for append in written if append.projected is not NOTHING]:
-            _write_derived(cursor, derived)
+            _write_derived_rows(cursor, derived)
     return refused
 
 
@@ -201,41 +201,47 @@ class Prepared(Protocol):
     @property
     def session_id(self) -> str: ...
     @property
-    def records(self) -> Sequence[LogRecord]: ...
+    def log_events(self) -> Sequence[AnyLogEvent]: ...
     @property
     def projected(self) -> Projected | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstRecords:
+class FirstEvents:
     """The first records of an owner, with the values derived from them."""
 
     run_id: str
     tenant_id: str
     session_id: str
-    records: Sequence[LogRecord]
+    log_events: Sequence[AnyLogEvent]
     projected: Projected
 
 
-def write_first(connection: Connection, first: FirstRecords) -> None:
+def write_first(connection: Connection, first: FirstEvents) -> None:
     """Write the first records of an owner and the rows derived from them; the run's row must be up to date."""
     with DriverCursor(connection) as cursor:
-        insert_events(cursor, first.run_id, first.records)
+        insert_events(cursor, first.run_id, first.log_events)
         _write_blobs(cursor, first)
-        _write_derived(cursor, [first])
+        _write_derived_rows(cursor, [first])
 
 
-def _write_blobs(cursor: DriverCursor, one: "Append | FirstRecords") -> None:
-    write_blobs(cursor, tenant_id=one.tenant_id, session_id=one.session_id, run_id=one.run_id, records=one.records)
+def _write_blobs(cursor: DriverCursor, append: "Append | FirstEvents") -> None:
+    write_blobs(
+        cursor,
+        tenant_id=append.tenant_id,
+        session_id=append.session_id,
+        run_id=append.run_id,
+        log_events=append.log_events,
+    )
 
 
-def insert_events(cursor: DriverCursor, run_id: str, records: Sequence[LogRecord]) -> None:
+def insert_events(cursor: DriverCursor, run_id: str, log_events: Sequence[AnyLogEvent]) -> None:
     """Insert events into a log whose row already counts them."""
     _INSERT_EVENTS.write(
         cursor,
         [
             {"run_id": run_id, "sequence": record.sequence, "kind": record.kind, "data": record.data}
-            for record in records
+            for record in log_events
         ],
     )
 
@@ -256,15 +262,15 @@ class _Derived:
         self._session_states: dict[tuple[str, str], Row] = {}
         self._evaluations: dict[str, Row] = {}
 
-    def add(self, one: Prepared, projected: Projected) -> None:
+    def add(self, append: Prepared, projected: Projected) -> None:
         """Add the rows derived from the records of one append."""
-        run_id, session = one.run_id, {"tenant": one.tenant_id, "session": one.session_id}
+        run_id, session = append.run_id, {"tenant": append.tenant_id, "session": append.session_id}
         self._usage += usage_rows(projected)
         if projected.messages:
-            self._messages += message_rows(one.tenant_id, one.session_id, projected.messages)
+            self._messages += message_rows(append.tenant_id, append.session_id, projected.messages)
             self._positions.append({**session, "position": projected.messages[-1].message.position})
         if projected.calls:
-            self._calls += call_rows(one.tenant_id, one.session_id, projected.calls)
+            self._calls += call_rows(append.tenant_id, append.session_id, projected.calls)
         if projected.run_state is not None:
             self._run_states.append(run_state_row(run_id, projected.run_state))
         if projected.begin_time_ns is not None:
@@ -272,11 +278,11 @@ class _Derived:
         if projected.tree_usage is not None:
             self._tree_usage[run_id] = usage_row(run_id, projected.tree_usage)
         if projected.state_json is not None:
-            state = state_row(one.tenant_id, one.session_id, run_id, projected.state_json)
-            self._session_states[one.tenant_id, one.session_id] = state
+            state = state_row(append.tenant_id, append.session_id, run_id, projected.state_json)
+            self._session_states[append.tenant_id, append.session_id] = state
         if (end := projected.end) is not None:
             self._ended.append(end_row(run_id, end))
-            if one.session_id:  # an evaluation has no session
+            if append.session_id:  # an evaluation has no session
                 self._run_times.append({**session, "moved": end.end_time_ns})
                 self._released.append({**session, "run": run_id})
         if projected.evaluation is not None:
@@ -302,7 +308,7 @@ class _Derived:
         _DROP.write(cursor, [{"run": row["run"]} for row in self._ended])
 
 
-def _write_derived(cursor: DriverCursor, prepared: Sequence[Prepared]) -> None:
+def _write_derived_rows(cursor: DriverCursor, prepared: Sequence[Prepared]) -> None:
     """Write the messages, usage entries, session states and row changes derived from some records."""
     derived = _Derived()
     for one in prepared:
@@ -311,7 +317,9 @@ def _write_derived(cursor: DriverCursor, prepared: Sequence[Prepared]) -> None:
     derived.write(cursor)
 
 
-def is_stored(connection: Connection, *, run_id: str, epoch: int, records: Sequence[LogRecord]) -> bool:
+def is_stored(connection: Connection, *, run_id: str, epoch: int, log_events: Sequence[AnyLogEvent]) -> bool:
     """Return True if a log holds exactly these records and its run's epoch is `epoch`."""
-    stored = connection.execute(_STORED, {"run": run_id, "a": records[0].sequence, "b": records[-1].sequence}).all()
-    return [tuple(row) for row in stored] == [(epoch, record.sequence, record.data) for record in records]
+    stored = connection.execute(
+        _STORED, {"run": run_id, "a": log_events[0].sequence, "b": log_events[-1].sequence}
+    ).all()
+    return [tuple(row) for row in stored] == [(epoch, record.sequence, record.data) for record in log_events]

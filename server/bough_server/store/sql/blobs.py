@@ -12,10 +12,10 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound
 from bough_server.log.blobs import UNKNOWN
-from bough_server.store.ports import BlobPiece, LogRecord, Principal, Record
+from bough_server.store.ports import AnyLogEvent, BlobPiece, LogEvent, Principal
 from bough_server.store.sql import tables
 from bough_server.store.sql.readers import Readers
-from bough_server.store.sql.rows import storable
+from bough_server.store.sql.rows import strip_nul
 from bough_server.store.sql.statements import DriverCursor, DriverStatement
 
 _blobs, _refs, _messages, _sessions = tables.blobs.c, tables.session_blobs.c, tables.messages.c, tables.sessions.c
@@ -78,10 +78,10 @@ DELETIONS: Final = (
 
 
 def write_blobs(
-    cursor: DriverCursor, *, tenant_id: str, session_id: str, run_id: str, records: Sequence[LogRecord]
+    cursor: DriverCursor, *, tenant_id: str, session_id: str, run_id: str, log_events: Sequence[AnyLogEvent]
 ) -> None:
     """Store the files that some records bring, and the references of their run; most records bring none."""
-    for record in records:
+    for record in log_events:
         if not record.blobs:
             continue
         for blob in record.blobs:
@@ -96,19 +96,21 @@ def write_blobs(
                     "sha256": blob.sha256,
                     "run_id": run_id,
                     "sequence": record.sequence,
-                    "media_type": storable(blob.media_type),
+                    "media_type": strip_nul(blob.media_type),
                 }
                 for blob in record.blobs
             ],
         )
 
 
-def check_blobs(connection: Connection, *, tenant_id: str, session_id: str, records: Sequence[Record]) -> None:
+def check_blobs(connection: Connection, *, tenant_id: str, session_id: str, log_events: Sequence[LogEvent]) -> None:
     """Raise InvalidRequest if records name files without their bytes that a session does not have."""
-    named = [blob for record in records for blob in record.blobs if blob.data is None]
+    named = [blob for record in log_events for blob in record.blobs if blob.data is None]
     if not named:
         return
-    missing = _missing(connection, tenant_id=tenant_id, session_id=session_id, sha256s={blob.sha256 for blob in named})
+    missing = _find_missing(
+        connection, tenant_id=tenant_id, session_id=session_id, sha256s={blob.sha256 for blob in named}
+    )
     if wrong := [FieldViolation(field=blob.field, description=UNKNOWN) for blob in named if blob.sha256 in missing]:
         raise InvalidRequest(wrong)
 
@@ -141,12 +143,14 @@ class SqlBlobs:
         asked |= {"start": offset + 1, "count": _EVERYTHING if count is None else count}
         return await self._readers.run(partial(_read, asked=asked))
 
-    async def missing(self, principal: Principal, session_id: str, sha256s: Collection[str]) -> Collection[str]:
+    async def find_missing(self, principal: Principal, session_id: str, sha256s: Collection[str]) -> Collection[str]:
         """See Blobs."""
         if not sha256s:
             return ()
         tenant_id = principal.tenant_id
-        return await self._readers.run(partial(_missing, tenant_id=tenant_id, session_id=session_id, sha256s=sha256s))
+        return await self._readers.run(
+            partial(_find_missing, tenant_id=tenant_id, session_id=session_id, sha256s=sha256s)
+        )
 
 
 _EVERYTHING: Final = 2**31 - 1
@@ -162,7 +166,9 @@ def _read(connection: Connection, *, asked: dict[str, object]) -> BlobPiece:
     return BlobPiece(data=row.data, size=row.size, media_type=row.media_type)
 
 
-def _missing(connection: Connection, *, tenant_id: str, session_id: str, sha256s: Collection[str]) -> Collection[str]:
+def _find_missing(
+    connection: Connection, *, tenant_id: str, session_id: str, sha256s: Collection[str]
+) -> Collection[str]:
     asked = {"tenant": tenant_id, "session": session_id, "hashes": sorted(filter(_is_hash, sha256s))}
     return set(sha256s) - set(connection.execute(_HELD, asked).scalars())
 

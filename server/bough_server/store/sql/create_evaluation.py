@@ -20,7 +20,7 @@ _SET_EVALUATION: Final = DriverStatement(SET_EVALUATION)
 
 def check_evaluation(new_evaluation: NewEvaluation) -> None:
     """Raise ValueError if a new evaluation is inconsistent: a defect of the caller."""
-    first, *cases = new_evaluation.records
+    first, *cases = new_evaluation.log_events
     planned = first.event.evaluation_planned
     if first.sequence != 1 or first.kind != evaluation_events.EVALUATION_PLANNED:
         raise ValueError("an evaluation's log must begin with evaluation_planned, at sequence 1")
@@ -35,7 +35,7 @@ def check_evaluation(new_evaluation: NewEvaluation) -> None:
 
 def accept_evaluation(connection: Connection, heads: LogHeads, new_evaluation: NewEvaluation) -> None:
     """Create an evaluation. Raises RequestIdTaken before it writes anything."""
-    principal, records = new_evaluation.principal, new_evaluation.records
+    principal, records = new_evaluation.principal, new_evaluation.log_events
     if is_accepted(connection, new_evaluation.evaluation_id, records[0]):
         return
     check_request(connection, principal, new_evaluation.request_id, kind=tables.EVALUATION)
@@ -55,9 +55,9 @@ def _write(connection: Connection, new_evaluation: NewEvaluation, address: LogAd
             projected.start,
             create_time_ns=new_evaluation.create_time_ns,
             owner=new_evaluation.owner,
-            last_sequence=len(new_evaluation.records),
+            last_sequence=len(new_evaluation.log_events),
             definitions={},
             kind=tables.EVALUATION,
         )
         _SET_EVALUATION.write(cursor, [evaluation_row(address.run_id, projected.evaluation)])
-        insert_events(cursor, address.run_id, new_evaluation.records)
+        insert_events(cursor, address.run_id, new_evaluation.log_events)

@@ -12,14 +12,14 @@ from sqlalchemy import Connection, bindparam, case, insert, or_, select
 
 from bough_server.errors import ForkRefused, NotFound
 from bough_server.log import events
-from bough_server.store.ports import NewFork, Record
+from bough_server.store.ports import LogEvent, NewFork
 from bough_server.store.projected import LogAddress, Projected
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
-from bough_server.store.sql.append import FirstRecords, write_first
+from bough_server.store.sql.append import FirstEvents, write_first
 from bough_server.store.sql.blobs import check_blobs, share_blobs
 from bough_server.store.sql.create_run import check_request, insert_run, insert_session, is_accepted
-from bough_server.store.sql.log_heads import Head, LogHeads, stored_records
+from bough_server.store.sql.log_heads import Head, LogHeads, iter_log
 from bough_server.store.sql.statements import DriverCursor
 
 _runs, _events, _messages, _calls = tables.runs.c, tables.events.c, tables.messages.c, tables.calls.c
@@ -77,7 +77,7 @@ class FoldedFork:
 
 def check_fork(new_fork: NewFork) -> None:
     """Raise ValueError if a new fork is inconsistent: a defect of the caller."""
-    first = new_fork.records[0]
+    first = new_fork.log_events[0]
     forked = first.event.run_forked
     if first.kind != events.RUN_FORKED or first.sequence != new_fork.origin_sequence + 1:
         raise ValueError("a fork's own records must begin with run_forked, right after the shared events")
@@ -100,75 +100,75 @@ def fold_fork(connection: Connection, new_fork: NewFork) -> FoldedFork:
         session_id=new_fork.session_id,
     )
     fold = RunFold(address)
-    shared = stored_records(connection, new_fork.origin_run_id, through=new_fork.origin_sequence)
+    shared = iter_log(connection, new_fork.origin_run_id, through=new_fork.origin_sequence)
     with closing(shared):  # a refusal leaves it where it is
         first = next(shared, None)
         if first is None:
-            raise _not_there(new_fork)
-        projected = fold.project(chain([first], map(_not_ended, shared), new_fork.records))
+            raise _build_origin_error(new_fork)
+        projected = fold.project(chain([first], map(_check_not_terminal, shared), new_fork.log_events))
     return FoldedFork(new_fork=new_fork, address=address, fold=fold, projected=projected)
 
 
 def accept_fork(connection: Connection, heads: LogHeads, folded: FoldedFork) -> None:
     """Create a fork. Raises RequestIdTaken, NotFound and InvalidRequest, all before it writes anything."""
     new_fork = folded.new_fork
-    if is_accepted(connection, new_fork.run_id, new_fork.records[0]):
+    if is_accepted(connection, new_fork.run_id, new_fork.log_events[0]):
         return
     check_request(connection, new_fork.principal, new_fork.request_id)
     origin_session = _origin_session(connection, new_fork)  # again: the origin may have been deleted since the fold
     tenant_id = folded.address.tenant_id
-    check_blobs(connection, tenant_id=tenant_id, session_id=origin_session, records=new_fork.records)
+    check_blobs(connection, tenant_id=tenant_id, session_id=origin_session, log_events=new_fork.log_events)
     _write_rows(connection, folded)
-    connection.execute(_COPY_EVENTS, {"fork": new_fork.run_id, **_origin(new_fork)})
+    connection.execute(_COPY_EVENTS, {"fork": new_fork.run_id, **_origin_parameters(new_fork)})
     copied: dict[str, object] = {
         "own_session": new_fork.session_id,
         "its_session": origin_session,
         "tenant": tenant_id,
     }
-    copied |= {"fork": new_fork.run_id, "cut": folded.fold.session_cut}
+    copied |= {"fork": new_fork.run_id, "cut": folded.fold.session_position}
     copied["shared_position"] = folded.fold.shared_position
     connection.execute(_COPY_MESSAGES, copied)
     del copied["cut"]
-    connection.execute(_COPY_CALLS, {**copied, **_origin(new_fork)})
+    connection.execute(_COPY_CALLS, {**copied, **_origin_parameters(new_fork)})
     del copied["shared_position"]
-    share_blobs(connection, {**copied, **_origin(new_fork)})
-    first = FirstRecords(
+    share_blobs(connection, {**copied, **_origin_parameters(new_fork)})
+    first = FirstEvents(
         run_id=new_fork.run_id,
         tenant_id=folded.address.tenant_id,
         session_id=new_fork.session_id,
-        records=new_fork.records,
+        log_events=new_fork.log_events,
         projected=folded.projected,
     )
     write_first(connection, first)
     head = Head(
         address=folded.address,
         epoch=1,
-        last_sequence=new_fork.records[-1].sequence,
+        last_sequence=new_fork.log_events[-1].sequence,
         is_ended=folded.projected.end is not None,
         fold=folded.fold,
     )
     heads.put(head)
 
 
-def _not_ended(shared: Record) -> Record:
+def _check_not_terminal(shared: LogEvent) -> LogEvent:
     if shared.kind in events.TERMINAL_KINDS:
         raise ForkRefused(f"The run ended at sequence {shared.sequence}: fork it before that sequence.")
     return shared
 
 
 def _origin_session(connection: Connection, new_fork: NewFork) -> str:
-    session_id: str | None = connection.execute(_ORIGIN, _origin(new_fork)).scalar_one_or_none()
+    session_id: str | None = connection.execute(_ORIGIN, _origin_parameters(new_fork)).scalar_one_or_none()
     if session_id is None:
-        raise _not_there(new_fork)
+        raise _build_origin_error(new_fork)
     return session_id
 
 
-def _not_there(new_fork: NewFork) -> NotFound:
+def _build_origin_error(new_fork: NewFork) -> NotFound:
     hint = f"The origin's log must reach sequence {new_fork.origin_sequence}."
     return NotFound("run", new_fork.origin_run_id, hint=hint)
 
 
-def _origin(new_fork: NewFork) -> dict[str, object]:
+def _origin_parameters(new_fork: NewFork) -> dict[str, object]:
     return {
         "origin": new_fork.origin_run_id,
         "tenant": new_fork.principal.tenant_id,
@@ -188,6 +188,6 @@ def _write_rows(connection: Connection, folded: FoldedFork) -> None:
             start,
             create_time_ns=now,
             owner=new_fork.owner,
-            last_sequence=new_fork.records[-1].sequence,
+            last_sequence=new_fork.log_events[-1].sequence,
             definitions=new_fork.definitions,
         )

@@ -11,7 +11,7 @@ from bough.v1 import agent_pb2, execution_pb2
 from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server.errors import NotFound, SessionBusy, SessionQueueFull
 from bough_server.log import events
-from bough_server.store.ports import LogRecord, NewRun, Principal, Record, RequestIdTaken, SessionMoved
+from bough_server.store.ports import AnyLogEvent, LogEvent, NewRun, Principal, RequestIdTaken, SessionMoved
 from bough_server.store.projected import LogAddress, Projected, RunStart
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
@@ -23,7 +23,7 @@ from bough_server.store.sql.append import (
 )
 from bough_server.store.sql.blobs import check_blobs, write_blobs
 from bough_server.store.sql.log_heads import Head, LogHeads
-from bough_server.store.sql.rows import message_rows, run_state_row, storable
+from bough_server.store.sql.rows import message_rows, run_state_row, strip_nul
 from bough_server.store.sql.statements import DriverCursor, DriverStatement, for_update
 
 MAX_WAITING: Final = 64
@@ -88,9 +88,9 @@ def accept(connection: Connection, heads: LogHeads, new_run: NewRun) -> None:
     check_request(connection, new_run.principal, new_run.request_id)
     if new_run.queued is not None:
         _check_queue(connection, new_run)
-    is_first = new_run.new_session or (new_run.queued is None and not _is_there(connection, new_run))
+    is_first = new_run.new_session or (new_run.queued is None and not _check_session(connection, new_run))
     tenant_id, session_id = new_run.principal.tenant_id, new_run.session_id
-    check_blobs(connection, tenant_id=tenant_id, session_id=session_id, records=[new_run.first])
+    check_blobs(connection, tenant_id=tenant_id, session_id=session_id, log_events=[new_run.first])
     address = LogAddress(
         run_id=new_run.run_id,
         tenant_id=new_run.principal.tenant_id,
@@ -98,29 +98,29 @@ def accept(connection: Connection, heads: LogHeads, new_run: NewRun) -> None:
         session_id=new_run.session_id,
     )
     fold = RunFold(address)
-    records = records_of(new_run)
+    records = first_events(new_run)
     projected = fold.project(records)
     _write(connection, new_run, address, projected, is_first=is_first)
     heads.put(Head(address=address, epoch=1, last_sequence=len(records), is_ended=False, fold=fold))
 
 
-def records_of(new_run: NewRun) -> list[Record]:
+def first_events(new_run: NewRun) -> list[LogEvent]:
     """Return the events that a run is created with."""
     return [new_run.first] if new_run.queued is None else [new_run.first, new_run.queued]
 
 
-def check(new_run: NewRun) -> None:
+def check_run(new_run: NewRun) -> None:
     """Raise ValueError if a new run is inconsistent: a defect of the caller."""
     first, started, queued = new_run.first, new_run.first.event.run_started, new_run.queued
     if first.sequence != 1 or first.kind != events.RUN_STARTED:
         raise ValueError("a log must begin with run_started, at sequence 1")
     if (started.request_id, started.request_digest) != (new_run.request_id, new_run.request_digest):
         raise ValueError("run_started must hold the run's request id and digest: a rebuild restores them from it")
-    if (started.session_cut, started.state_json) != (new_run.session_cut, new_run.state_json):
+    if (started.session_cut, started.state_json) != (new_run.session_position, new_run.state_json):
         raise ValueError("run_started must name the session cut and the session state of the NewRun")
     if queued is not None and (queued.sequence != 2 or queued.kind != events.RUN_QUEUED):
         raise ValueError("a queued run must have run_queued at sequence 2")
-    if queued is not None and (new_run.new_session or new_run.session_cut or new_run.state_json):
+    if queued is not None and (new_run.new_session or new_run.session_position or new_run.state_json):
         raise ValueError("a queued run must name an existing session, without a session cut or state")
     if queued is not None and new_run.create_session:
         raise ValueError("a queued run cannot create its session")
@@ -128,7 +128,7 @@ def check(new_run: NewRun) -> None:
         raise ValueError("a new session cannot have a state")
 
 
-def is_accepted(connection: Connection, run_id: str, first: LogRecord) -> bool:
+def is_accepted(connection: Connection, run_id: str, first: AnyLogEvent) -> bool:
     """Return True if an earlier attempt of this transaction was committed although its commit reported an error."""
     row = connection.execute(_ACCEPTED, {"run": run_id, "sequence": first.sequence}).one_or_none()
     return row is not None and tuple(row) == (1, first.data)
@@ -144,7 +144,7 @@ def check_request(connection: Connection, principal: Principal, request_id: str,
         raise RequestIdTaken(*taken)
 
 
-def _is_there(connection: Connection, new_run: NewRun) -> bool:
+def _check_session(connection: Connection, new_run: NewRun) -> bool:
     """Return True if the session exists, and False if the run is to create it.
 
     Raises NotFound, SessionBusy, and SessionMoved if the session has changed since the caller read it.
@@ -154,8 +154,8 @@ def _is_there(connection: Connection, new_run: NewRun) -> bool:
         raise NotFound("session", new_run.session_id)
     current_run_id, position, state_json = session or ("", 0, "")
     if current_run_id:
-        raise session_busy(new_run.session_id, current_run_id)
-    if (position, state_json) != (new_run.session_cut, new_run.state_json):
+        raise build_busy_error(new_run.session_id, current_run_id)
+    if (position, state_json) != (new_run.session_position, new_run.state_json):
         raise SessionMoved
     return session is not None
 
@@ -170,7 +170,7 @@ def _check_queue(connection: Connection, new_run: NewRun) -> None:
         raise SessionBusy(
             f"No run holds the session {new_run.session_id!r}: start the run without queueing.", details=details
         )
-    waiting = connection.execute(_WAITING, {**_key(new_run), "holder": current_run_id}).scalar_one()
+    waiting = connection.execute(_WAITING, {**_session_parameters(new_run), "holder": current_run_id}).scalar_one()
     if waiting >= MAX_WAITING:
         raise SessionQueueFull(
             f"{waiting} runs already wait for the session {new_run.session_id!r}: try again when some have ended.",
@@ -178,17 +178,17 @@ def _check_queue(connection: Connection, new_run: NewRun) -> None:
         )
 
 
-def _key(new_run: NewRun) -> dict[str, object]:
+def _session_parameters(new_run: NewRun) -> dict[str, object]:
     return {"tenant": new_run.principal.tenant_id, "session": new_run.session_id}
 
 
 def _session(connection: Connection, new_run: NewRun) -> tuple[str, int, str] | None:
     """Return the run that holds the session (empty for none), the last position and the state; None without session."""
-    row = connection.execute(_SESSION, _key(new_run)).one_or_none()
+    row = connection.execute(_SESSION, _session_parameters(new_run)).one_or_none()
     return None if row is None else row._tuple()
 
 
-def session_busy(session_id: str, run_id: str) -> SessionBusy:
+def build_busy_error(session_id: str, run_id: str) -> SessionBusy:
     """Return the error of a call that needs a session which a run holds."""
     return SessionBusy(
         f"The session {session_id!r} is held by the run {run_id!r}: wait until the run ends, or cancel it.",
@@ -200,7 +200,7 @@ def _write(
     connection: Connection, new_run: NewRun, address: LogAddress, projected: Projected, *, is_first: bool
 ) -> None:
     assert projected.start is not None, "the first event starts the run"
-    records = records_of(new_run)
+    records = first_events(new_run)
     with DriverCursor(connection) as cursor:
         if new_run.queued is None:
             _hold_session(cursor, new_run, address, projected, is_first=is_first)
@@ -215,7 +215,7 @@ def _write(
         )
         insert_events(cursor, new_run.run_id, records)
         tenant_id, session_id = address.tenant_id, address.session_id
-        write_blobs(cursor, tenant_id=tenant_id, session_id=session_id, run_id=new_run.run_id, records=records)
+        write_blobs(cursor, tenant_id=tenant_id, session_id=session_id, run_id=new_run.run_id, log_events=records)
         if projected.run_state is not None:
             _MOVE_RUN.write(cursor, [run_state_row(new_run.run_id, projected.run_state)])
 
@@ -225,18 +225,18 @@ def _hold_session(
 ) -> None:
     assert projected.start is not None, "the first event starts the run"
     now = projected.start.start_time_ns
-    position = projected.messages[-1].message.position if projected.messages else new_run.session_cut
+    position = projected.messages[-1].message.position if projected.messages else new_run.session_position
     if is_first:
         insert_session(cursor, address, create_time_ns=new_run.create_time_ns, run_time_ns=now, position=position)
     else:
-        _HOLD.write(cursor, [{**_key(new_run), "run": new_run.run_id, "position": position, "now": now}])
+        _HOLD.write(cursor, [{**_session_parameters(new_run), "run": new_run.run_id, "position": position, "now": now}])
     _INSERT_MESSAGE.write(cursor, message_rows(address.tenant_id, new_run.session_id, projected.messages))
 
 
 def start_values(start: RunStart) -> dict[str, object]:
     """Return the columns of a row that come from the first event of its log, the others as they are while it runs."""
     return {
-        "agent": storable(start.agent),
+        "agent": strip_nul(start.agent),
         "state": execution_pb2.EXECUTION_STATE_RUNNING,
         "labels": labels_text(start.labels),
         "input_excerpt": start.input_excerpt,
@@ -252,7 +252,7 @@ def start_values(start: RunStart) -> dict[str, object]:
         "origin_run_id": start.origin_run_id,
         "origin_sequence": start.origin_sequence,
         **_evaluation_values(start.evaluation),
-        "eval_set_name": storable(start.eval_set_name),
+        "eval_set_name": strip_nul(start.eval_set_name),
         "totals": None,
         "verdict": 0,
     }
@@ -262,8 +262,8 @@ def _evaluation_values(ref: EvaluationRef | None) -> dict[str, object]:
     if ref is None:
         return {"evaluation_id": "", "case_id": "", "evaluation_role": 0, "evaluation": None}
     return {
-        "evaluation_id": storable(ref.evaluation_id),
-        "case_id": storable(ref.case_id),
+        "evaluation_id": strip_nul(ref.evaluation_id),
+        "case_id": strip_nul(ref.case_id),
         "evaluation_role": ref.role,
         "evaluation": ref.SerializeToString(deterministic=True),
     }
@@ -272,7 +272,7 @@ def _evaluation_values(ref: EvaluationRef | None) -> dict[str, object]:
 def labels_text(labels: dict[str, str]) -> str:
     """Return labels as the JSON object that their column holds."""
     # An escaped U+0000 is a valid text, but not one that PostgreSQL can take out of the JSON object again.
-    labels = {storable(key): storable(value) for key, value in labels.items()}
+    labels = {strip_nul(key): strip_nul(value) for key, value in labels.items()}
     return json.dumps(labels, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -292,7 +292,7 @@ def insert_run(
     row |= {"create_time_ns": create_time_ns, "epoch": 1, "owner": owner, "last_sequence": last_sequence}
     _INSERT_RUN.write(cursor, [{**row, "kind": kind, "ended": False, **start_values(start)}])
     kept = [
-        {"revision": revision, "name": storable(one.name), "data": one.SerializeToString(deterministic=True)}
+        {"revision": revision, "name": strip_nul(one.name), "data": one.SerializeToString(deterministic=True)}
         for revision, one in definitions.items()
     ]
     _KEEP_DEFINITION.write(cursor, kept)

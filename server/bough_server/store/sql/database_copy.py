@@ -49,13 +49,13 @@ def copy_rows(source: CopyEnd, target: CopyEnd, report: Report) -> Mapping[str, 
     Raises ConfigurationError if the target has rows already, if the source cannot be read, and if the target refuses a
     row, which the message names. The caller rolls back then.
     """
-    _refuse_rows(target)
+    _check_empty(target)
     copied = {table.name: _copy_table(table, source, target, report) for table in tables.metadata.sorted_tables}
-    _continue_numbers(target.connection)
+    _advance_sequences(target.connection)
     return copied
 
 
-def _refuse_rows(target: CopyEnd) -> None:
+def _check_empty(target: CopyEnd) -> None:
     every = tables.metadata.sorted_tables
     if used := [table.name for table in every if target.connection.execute(select(exists(select(table)))).scalar()]:
         raise ConfigurationError(
@@ -88,7 +88,7 @@ def _batches(table: Table, source: CopyEnd) -> Iterator[Sequence[Values]]:
             size += row_size
             last = row
     except source.errors as error:
-        place = f"the first rows of {table.name}" if last is None else f"rows after {_shown(table, last)}"
+        place = f"the first rows of {table.name}" if last is None else f"rows after {_describe_row(table, last)}"
         raise ConfigurationError(f"The database {source.name} cannot be read at {place}: {cause_of(error)}.") from error
     if batch:
         yield batch
@@ -120,7 +120,8 @@ def _write_alone(table: Table, row: Values, target: CopyEnd) -> None:
         if target.driver.is_transient(error):
             raise
         raise ConfigurationError(
-            f"The database {target.name} does not take {_shown(table, row)}: {cause_of(error)}. Nothing was copied."
+            f"The database {target.name} does not take {_describe_row(table, row)}: {cause_of(error)}. "
+            "Nothing was copied."
         ) from None  # the driver's error may quote its parameters
 
 
@@ -130,13 +131,13 @@ def _insert(table: Table, rows: Sequence[Values], target: CopyEnd) -> None:
         target.driver.insert_rows(cursor, table, rows)
 
 
-def _shown(table: Table, row: Values) -> str:
+def _describe_row(table: Table, row: Values) -> str:
     values = zip(table.columns, row, strict=True)
     key = ", ".join(f"{column.name} {value!r}" for column, value in values if column.primary_key)
     return f"the row of {table.name} with {key}"
 
 
-def _continue_numbers(connection: Connection) -> None:
+def _advance_sequences(connection: Connection) -> None:
     """Let ids that the database assigns follow the copied ones; SQLite sees to it by itself."""
     if connection.dialect.name != "postgresql":
         return

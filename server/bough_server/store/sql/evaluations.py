@@ -10,11 +10,11 @@ from sqlalchemy.sql.selectable import Select
 
 from bough.v1 import error_pb2, eval_result_pb2, evaluation_pb2
 from bough_server.errors import NotFound
-from bough_server.store.evaluation_ports import EvaluationFilter, EvaluationRecord
+from bough_server.store.evaluation_ports import EvaluationFilter, EvaluationRow
 from bough_server.store.ports import Page, Principal
 from bough_server.store.sql import tables
 from bough_server.store.sql.driver import Reach
-from bough_server.store.sql.pages import Listing, key_of, token_of
+from bough_server.store.sql.pages import Listing, decode_token, encode_token
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.statements import unindexed
 from bough_server.store.sql.write_queue import WriteQueue
@@ -22,8 +22,8 @@ from bough_server.store.sql.write_queue import WriteQueue
 _runs = tables.runs.c
 
 _ALL: Final = select(tables.runs).where(tables.IS_EVALUATION)
-_ANY: Final = _ALL.where(_runs.run_id == bindparam("evaluation"))
-_ONE: Final = _ANY.where(_runs.tenant_id == bindparam("tenant"))
+_EVALUATION: Final = _ALL.where(_runs.run_id == bindparam("evaluation"))
+_EVALUATION_OF_TENANT: Final = _EVALUATION.where(_runs.tenant_id == bindparam("tenant"))
 _BY_REQUEST: Final = _ALL.where(
     _runs.tenant_id == bindparam("tenant"),
     _runs.user_id == bindparam("user"),
@@ -43,23 +43,23 @@ class SqlEvaluations:
     def __init__(self, queue: WriteQueue, readers: Readers) -> None:
         self._queue, self._readers = queue, readers
 
-    async def get(self, principal: Principal, evaluation_id: str) -> EvaluationRecord:
+    async def get(self, principal: Principal, evaluation_id: str) -> EvaluationRow:
         """See EvaluationIndex."""
-        rows = await self._rows(_ONE, {"evaluation": evaluation_id, "tenant": principal.tenant_id})
+        rows = await self._rows(_EVALUATION_OF_TENANT, {"evaluation": evaluation_id, "tenant": principal.tenant_id})
         if not rows:
             raise NotFound("evaluation", evaluation_id)
-        return _record(rows[0])
+        return _to_row(rows[0])
 
-    async def find(self, evaluation_id: str) -> EvaluationRecord | None:
+    async def find(self, evaluation_id: str) -> EvaluationRow | None:
         """See EvaluationIndex."""
-        rows = await self._rows(_ANY, {"evaluation": evaluation_id})
-        return _record(rows[0]) if rows else None
+        rows = await self._rows(_EVALUATION, {"evaluation": evaluation_id})
+        return _to_row(rows[0]) if rows else None
 
-    async def find_request(self, principal: Principal, request_id: str) -> EvaluationRecord | None:
+    async def find_request(self, principal: Principal, request_id: str) -> EvaluationRow | None:
         """See EvaluationIndex."""
         asked = {"tenant": principal.tenant_id, "user": principal.user_id, "request": request_id}
         rows = await self._rows(_BY_REQUEST, asked)
-        return _record(rows[0]) if rows else None
+        return _to_row(rows[0]) if rows else None
 
     async def list(
         self, principal: Principal, evaluation_filter: EvaluationFilter, page: Page
@@ -71,30 +71,30 @@ class SqlEvaluations:
             name=_runs.run_id,
             common=[tables.IS_EVALUATION, _runs.tenant_id == principal.tenant_id, *_conditions(evaluation_filter)],
             labels=evaluation_filter.labels,
-            after=key_of(page.token, filters),
+            after=decode_token(page.token, filters),
         )
         shown, following = await self._readers.run(partial(listing.read, count=page.size, size=_size))
-        return [_evaluation(row) for row in shown], token_of(following, filters) if following is not None else ""
+        return [_to_evaluation(row) for row in shown], encode_token(following, filters) if following is not None else ""
 
     async def delete(self, principal: Principal, evaluation_id: str) -> bool:
         """See EvaluationIndex."""
         deleting = partial(_delete, tenant_id=principal.tenant_id, evaluation_id=evaluation_id)
         return await self._queue.execute(deleting, run_id=evaluation_id, reach=Reach(runs=[evaluation_id]))
 
-    async def open_evaluations(self) -> Sequence[EvaluationRecord]:
+    async def open_evaluations(self) -> Sequence[EvaluationRow]:
         """See EvaluationIndex."""
-        return [_record(row) for row in await self._rows(_OPEN, {})]
+        return [_to_row(row) for row in await self._rows(_OPEN, {})]
 
     async def _rows(self, statement: Select[Any], parameters: dict[str, str]) -> Sequence[Row[Any]]:
-        return await self._readers.run(partial(_all, statement=statement, parameters=parameters))
+        return await self._readers.run(partial(_fetch_all, statement=statement, parameters=parameters))
 
 
-def _all(connection: Connection, *, statement: Select[Any], parameters: dict[str, str]) -> Sequence[Row[Any]]:
+def _fetch_all(connection: Connection, *, statement: Select[Any], parameters: dict[str, str]) -> Sequence[Row[Any]]:
     return connection.execute(statement, parameters).all()
 
 
 def _delete(connection: Connection, *, tenant_id: str, evaluation_id: str) -> bool:
-    row = connection.execute(_ONE, {"evaluation": evaluation_id, "tenant": tenant_id}).one_or_none()
+    row = connection.execute(_EVALUATION_OF_TENANT, {"evaluation": evaluation_id, "tenant": tenant_id}).one_or_none()
     if row is None:
         raise NotFound("evaluation", evaluation_id)
     if not row.ended:
@@ -130,9 +130,9 @@ def _conditions(evaluation_filter: EvaluationFilter) -> list[ColumnElement[bool]
     return conditions
 
 
-def _record(row: Row[Any]) -> EvaluationRecord:
-    return EvaluationRecord(
-        evaluation=_evaluation(row),
+def _to_row(row: Row[Any]) -> EvaluationRow:
+    return EvaluationRow(
+        evaluation=_to_evaluation(row),
         principal=Principal(tenant_id=row.tenant_id, user_id=row.user_id),
         epoch=row.epoch,
         request_digest=row.request_digest,
@@ -140,7 +140,7 @@ def _record(row: Row[Any]) -> EvaluationRecord:
     )
 
 
-def _evaluation(row: Row[Any]) -> evaluation_pb2.Evaluation:
+def _to_evaluation(row: Row[Any]) -> evaluation_pb2.Evaluation:
     evaluation = evaluation_pb2.Evaluation(
         evaluation_id=row.run_id,
         eval_set_name=row.eval_set_name,

@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from functools import partial
 
 from bough_server.errors import ServerStopping
-from bough_server.store.ports import LogRecord, NewEvaluation, NewFork, NewRun, Principal, Record, StoredEvent
+from bough_server.store.ports import AnyLogEvent, LogEvent, NewEvaluation, NewFork, NewRun, Principal, StoredEvent
 from bough_server.store.sql.create_evaluation import accept_evaluation, check_evaluation
 from bough_server.store.sql.create_fork import accept_fork, check_fork, fold_fork
-from bough_server.store.sql.create_run import accept, check, records_of
+from bough_server.store.sql.create_run import accept, check_run, first_events
 from bough_server.store.sql.driver import Reach, Sharing
 from bough_server.store.sql.ownership import TakeOver
-from bough_server.store.sql.readers import NO_END, Readers, end_of, read_range_and_end, read_range_of_run
+from bough_server.store.sql.readers import NO_END, Readers, read_end, read_range_and_end, read_range_of_run
 from bough_server.store.sql.write_queue import WriteQueue
 from bough_server.store.window import END_KINDS, PAGE_EVENTS, RecentEvents, RecentEventsOfRuns, page_of, pages_of
 
@@ -23,51 +23,51 @@ class SqlEventLog:
 
     async def create(self, new_run: NewRun) -> None:
         """See EventLog. A caller that is cancelled here does not know whether the run was created."""
-        check(new_run)
+        check_run(new_run)
         run_id = new_run.run_id
-        show = partial(self._windows.add, run_id, records_of(new_run))
+        show = partial(self._windows.add, run_id, first_events(new_run))
         accepting = partial(accept, heads=self._queue.heads, new_run=new_run)
         reach = _reach(new_run.principal, new_run.session_id)
         await self._queue.execute(accepting, run_id=run_id, reach=reach, then=show)
 
     async def fork(self, new_fork: NewFork) -> None:
         """See EventLog. Raises ForkRefused if the shared events contain the origin's end."""
-        _check_row(new_fork.records)
+        _check_sequences(new_fork.log_events)
         check_fork(new_fork)
         folded = await self._readers.run(partial(fold_fork, new_fork=new_fork))
         run_id = new_fork.run_id
-        show = partial(self._windows.add, run_id, new_fork.records)
+        show = partial(self._windows.add, run_id, new_fork.log_events)
         accepting = partial(accept_fork, heads=self._queue.heads, folded=folded)
         reach = _reach(new_fork.principal, new_fork.session_id)
         await self._queue.execute(accepting, run_id=run_id, reach=reach, then=show)
 
     async def create_evaluation(self, new_evaluation: NewEvaluation) -> None:
         """See EventLog. A caller that is cancelled here does not know whether the evaluation was created."""
-        _check_row(new_evaluation.records)
+        _check_sequences(new_evaluation.log_events)
         check_evaluation(new_evaluation)
         evaluation_id = new_evaluation.evaluation_id
-        show = partial(self._windows.add, evaluation_id, new_evaluation.records)
+        show = partial(self._windows.add, evaluation_id, new_evaluation.log_events)
         accepting = partial(accept_evaluation, heads=self._queue.heads, new_evaluation=new_evaluation)
         await self._queue.execute(accepting, run_id=evaluation_id, then=show)
 
-    def append(self, run_id: str, *, epoch: int, records: Sequence[LogRecord]) -> Awaitable[None]:
+    def append(self, run_id: str, *, epoch: int, log_events: Sequence[AnyLogEvent]) -> Awaitable[None]:
         """See EventLog."""
-        _check_row(records)
-        return self._queue.append(run_id, epoch, records)
+        _check_sequences(log_events)
+        return self._queue.append(run_id, epoch, log_events)
 
     def pending_bytes(self) -> int:
         """See EventLog."""
         return self._queue.pending_bytes
 
     async def take_over(
-        self, run_id: str, *, epoch: int, owner: str, records: Sequence[LogRecord], log: Sequence[Record] = ()
+        self, run_id: str, *, epoch: int, owner: str, log_events: Sequence[AnyLogEvent], log: Sequence[LogEvent] = ()
     ) -> None:
         """See EventLog. A caller that is cancelled here does not know whether it owns the run."""
-        if records:
-            _check_row(records)
-        taking = TakeOver(self._queue.heads, run_id=run_id, epoch=epoch, owner=owner, records=records, log=log)
-        show = partial(self._windows.add, run_id, records) if records else partial(self._windows.resume, run_id)
-        sharing = Sharing.ADDS if any(record.blobs for record in records) else Sharing.NOTHING
+        if log_events:
+            _check_sequences(log_events)
+        taking = TakeOver(self._queue.heads, run_id=run_id, epoch=epoch, owner=owner, log_events=log_events, log=log)
+        show = partial(self._windows.add, run_id, log_events) if log_events else partial(self._windows.resume, run_id)
+        sharing = Sharing.ADDS if any(record.blobs for record in log_events) else Sharing.NOTHING
         await self._queue.execute(taking, run_id=run_id, reach=Reach(runs=[run_id], sharing=sharing), then=show)
 
     async def read(
@@ -80,7 +80,7 @@ class SqlEventLog:
 
     async def tail(self, run_id: str, *, after: int = 0) -> AsyncIterator[Sequence[StoredEvent]]:
         """See EventLog. Raises NotFound, and the error that stopped the log once all committed events are read."""
-        window = self._windows.of(run_id)
+        window = self._windows.get_window(run_id)
         is_following = False
         has_looked = False  # before it ends with a failure that another owner of the run may have overcome
         try:
@@ -94,7 +94,7 @@ class SqlEventLog:
                         self._windows.leave(run_id, window)
                         is_following = False
                     has_looked = True
-                    for page in await self._look(run_id, window, after):
+                    for page in await self._read_from_disk(run_id, window, after):
                         yield page
                         after = page[-1].sequence
                 elif window.is_ended:
@@ -110,12 +110,12 @@ class SqlEventLog:
             if is_following:
                 self._windows.leave(run_id, window)
 
-    async def _look(self, run_id: str, window: RecentEvents, after: int) -> Iterator[Sequence[StoredEvent]]:
+    async def _read_from_disk(self, run_id: str, window: RecentEvents, after: int) -> Iterator[Sequence[StoredEvent]]:
         """Read pages of a log after a sequence from disk, and its end for the window. Raises NotFound."""
         surprises = window.surprises
         found, end = await self._readers.run(partial(read_range_and_end, run_id=run_id, after=after))
         window.update_head(end.last_sequence, is_ended=end.is_ended, surprises=surprises)
-        self._windows.looked_up(run_id, epoch=end.epoch)
+        self._windows.clear_stale_failure(run_id, epoch=end.epoch)
         return pages_of(found)
 
     def fail_readers(self, run_id: str, error: Exception, *, epoch: int | None = None) -> None:
@@ -132,7 +132,7 @@ class SqlEventLog:
 
     async def last_sequence(self, run_id: str) -> int:
         """See EventLog."""
-        return (await self._readers.run(partial(end_of, run_id=run_id))).last_sequence
+        return (await self._readers.run(partial(read_end, run_id=run_id))).last_sequence
 
 
 def _reach(principal: Principal, session_id: str) -> Reach:
@@ -140,12 +140,12 @@ def _reach(principal: Principal, session_id: str) -> Reach:
     return Reach(sessions=[(principal.tenant_id, session_id)], sharing=Sharing.ADDS)
 
 
-def _check_row(records: Sequence[LogRecord]) -> None:
+def _check_sequences(log_events: Sequence[AnyLogEvent]) -> None:
     """Raise ValueError if the records of an append are inconsistent: a defect of the caller."""
-    if not records:
+    if not log_events:
         raise ValueError("an append must have at least one event")
-    for sequence, record in enumerate(records, records[0].sequence):
+    for sequence, record in enumerate(log_events, log_events[0].sequence):
         if record.sequence != sequence:
             raise ValueError("the sequences of an append must have no gap")
-        if record.kind in END_KINDS and record is not records[-1]:
+        if record.kind in END_KINDS and record is not log_events[-1]:
             raise ValueError("the terminal event of a log must be its last")

@@ -31,17 +31,17 @@ class FailureLog:
     """Logs failures that come again and again while the database is away."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str, str, tuple[Any, ...]], float] = {}
+        self._logged_at: dict[tuple[str, str, tuple[Any, ...]], float] = {}
 
     def warn(self, event: str, error: Exception, **fields: Any) -> None:
         """Log a failure as a warning, unless the same was logged within REPEAT_SECONDS."""
         line, now = (event, cause_of(error), tuple(fields.values())), time.monotonic()
-        self._said = {each: at for each, at in self._said.items() if now - at < REPEAT_SECONDS}
-        if line in self._said or len(self._said) == _MOST:
+        self._logged_at = {each: at for each, at in self._logged_at.items() if now - at < REPEAT_SECONDS}
+        if line in self._logged_at or len(self._logged_at) == _MOST:
             return
-        self._said[line] = now
+        self._logged_at[line] = now
         _log.warning(event, error=line[1], **fields)
 
     def clear(self) -> None:
         """Log every failure again: the database works."""
-        self._said.clear()
+        self._logged_at.clear()

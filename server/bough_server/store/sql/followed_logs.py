@@ -45,9 +45,9 @@ class FollowedLogs:
         self._is_failing = False
         self._counted = {"notification": 0, "look": 0}
         self._notified: set[str] = set()
-        notifier.subscribe(Topic.LOG, self._grown, own=False)
+        notifier.subscribe(Topic.LOG, self._on_growth, own=False)
 
-    def counted(self) -> Mapping[str, int]:
+    def count_reads(self) -> Mapping[str, int]:
         """Return how often new events of a log were read because of a notification about it, and because of a look.
 
         A few of the latter are notifications that would have come a moment later, or had more logs than fit.
@@ -60,10 +60,10 @@ class FollowedLogs:
             self._reading.cancel()
             await asyncio.wait({self._reading})
 
-    def _grown(self, log_id: str) -> None:
+    def _on_growth(self, log_id: str) -> None:
         if not log_id:
-            self._due.update(self._windows.followed_elsewhere())
-        elif self._windows.grew_elsewhere(log_id):
+            self._due.update(self._windows.list_logs_to_poll())
+        elif self._windows.note_growth(log_id):
             self._due.add(log_id)
             self._notified.add(log_id)
         if self._due and (self._reading is None or self._reading.done()):
@@ -100,4 +100,4 @@ class FollowedLogs:
             self._due |= missing
             return
         for log_id in missing:
-            self._windows.gone(log_id)
+            self._windows.notify_deletion(log_id)

@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar
 from sqlalchemy import Connection
 
 from bough_server.log import events
-from bough_server.store.ports import LogRecord
+from bough_server.store.ports import AnyLogEvent
 from bough_server.store.projected import Projected
 from bough_server.store.sql.driver import Reach
 
@@ -25,20 +25,22 @@ class Append:
         "future",
         "has_blobs",
         "is_uncertain",
+        "log_events",
         "projected",
-        "records",
         "run_id",
         "session_id",
         "size",
         "tenant_id",
     )
 
-    def __init__(self, run_id: str, epoch: int, records: Sequence[LogRecord], future: asyncio.Future[None]) -> None:
-        self.run_id, self.epoch, self.records, self.future = run_id, epoch, records, future
-        self.size = sum(len(record.data) for record in records)
-        self.has_blobs = any(record.blobs for record in records)
+    def __init__(
+        self, run_id: str, epoch: int, log_events: Sequence[AnyLogEvent], future: asyncio.Future[None]
+    ) -> None:
+        self.run_id, self.epoch, self.log_events, self.future = run_id, epoch, log_events, future
+        self.size = sum(len(record.data) for record in log_events)
+        self.has_blobs = any(record.blobs for record in log_events)
         if self.has_blobs:
-            self.size += sum(len(blob.data or b"") for record in records for blob in record.blobs)
+            self.size += sum(len(blob.data or b"") for record in log_events for blob in record.blobs)
         self.projected: Projected | None = None
         self.tenant_id = self.session_id = ""
         self.is_uncertain = False
@@ -52,7 +54,7 @@ class Append:
     @property
     def has_only_deltas(self) -> bool:
         """True if no row of the run's session follows from the records."""
-        return all(record.kind in events.DELTA_KINDS for record in self.records)
+        return all(record.kind in events.DELTA_KINDS for record in self.log_events)
 
 
 class Transaction(Generic[T]):
@@ -76,7 +78,7 @@ class Transaction(Generic[T]):
         self.run, self.future, self.run_id, self.reach, self.then = run, future, run_id, reach, then
 
 
-class Settled:
+class JobOutcome:
     """The outcome of a job, to be reported on the event loop."""
 
     __slots__ = ("error", "job", "result")

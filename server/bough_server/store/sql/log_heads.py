@@ -8,7 +8,7 @@ from sqlalchemy import Connection, bindparam, select
 from bough_server.errors import Fenced
 from bough_server.log import evaluation_events, events
 from bough_server.store.evaluation_projection import EvaluationFold
-from bough_server.store.ports import EvaluationFact, Record
+from bough_server.store.ports import EvaluationLogEvent, LogEvent
 from bough_server.store.projected import LogAddress
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
@@ -53,19 +53,19 @@ class Head:
     fold: RunFold | EvaluationFold
 
 
-def stored_records(connection: Connection, run_id: str, *, through: int = NO_END) -> Generator[Record, None, None]:
+def iter_log(connection: Connection, run_id: str, *, through: int = NO_END) -> Generator[LogEvent, None, None]:
     """Yield a log's events up to a sequence, parsed and in order, without deltas."""
     with connection.execute(_LOG, {"run": run_id, "through": through}) as rows:
         for sequence, kind, data in rows:
-            yield Record(sequence=sequence, kind=kind, data=data, event=events.parse(data))
+            yield LogEvent(sequence=sequence, kind=kind, data=data, event=events.parse(data))
 
 
-def stored_facts(connection: Connection, evaluation_id: str) -> Iterator[EvaluationFact]:
+def iter_evaluation_log(connection: Connection, evaluation_id: str) -> Iterator[EvaluationLogEvent]:
     """Yield the events of an evaluation's log, parsed and in order."""
     with connection.execute(_LOG, {"run": evaluation_id, "through": NO_END}) as rows:
         for sequence, kind, data in rows:
             event = evaluation_events.parse(data)
-            yield EvaluationFact(sequence=sequence, kind=kind, data=data, event=event)
+            yield EvaluationLogEvent(sequence=sequence, kind=kind, data=data, event=event)
 
 
 class LogHeads:
@@ -107,20 +107,20 @@ class LogHeads:
         if append.projected is not None:  # a second attempt: the head has already moved past this append
             return
         head = self._heads.get(append.run_id) or self.load(connection, append.run_id)
-        if head.epoch != append.epoch or head.last_sequence != append.records[0].sequence - 1 or head.is_ended:
+        if head.epoch != append.epoch or head.last_sequence != append.log_events[0].sequence - 1 or head.is_ended:
             raise refusal(append.run_id)
         append.tenant_id, append.session_id = head.address.tenant_id, head.address.session_id
-        projected = head.fold.project(append.records)  # type: ignore[arg-type]  # a log has records of one class
+        projected = head.fold.project(append.log_events)  # type: ignore[arg-type]  # a log has records of one class
         # Before the commit, because later appends of the same group continue from here; a failure drops the head.
-        head.last_sequence = append.records[-1].sequence
+        head.last_sequence = append.log_events[-1].sequence
         if projected.end is not None:
             head.is_ended = True
         append.projected = projected
 
-    def committed(self, append: Append) -> None:
+    def on_commit(self, append: Append) -> None:
         """Drop the head of a log that has ended, or whose run may wait for input for months."""
         is_ended = append.projected is not None and append.projected.end is not None
-        if is_ended or append.records[-1].kind == events.RUN_INTERRUPTED:
+        if is_ended or append.log_events[-1].kind == events.RUN_INTERRUPTED:
             self.forget(append.run_id)
 
     def fence(self, append: Append, error: Exception) -> Exception:
@@ -143,7 +143,7 @@ class LogHeads:
         for one in (epoch - 1, epoch):
             self._fences.pop((run_id, one), None)
 
-    def load(self, connection: Connection, run_id: str, log: Sequence[Record] = ()) -> Head:
+    def load(self, connection: Connection, run_id: str, log: Sequence[LogEvent] = ()) -> Head:
         """Read a log's head from disk and keep it; `log` is the whole log, without deltas, if it has been read already.
 
         An evaluation's log, whose results can be large, is not read: the row has what its fold needs. Raises Fenced if
@@ -160,7 +160,7 @@ class LogHeads:
         else:
             fold = RunFold(address)
             if not ended:  # an ended log takes no appends, so its fold is never used
-                fold.project(log or stored_records(connection, run_id))
+                fold.project(log or iter_log(connection, run_id))
         head = Head(address=address, epoch=epoch, last_sequence=last_sequence, is_ended=ended, fold=fold)
         self._heads[run_id] = head
         return head

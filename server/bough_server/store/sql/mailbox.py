@@ -24,7 +24,7 @@ _IS_ENDED: Final = select(_runs.ended).where(_runs.run_id == bindparam("run")).w
 """Locked, so that a run which ends meanwhile finds the command that is posted, and removes it."""
 
 _POST: Final = insert(tables.run_commands).returning(_commands.command_id)
-_ONE: Final = select(tables.run_commands).where(_commands.command_id == bindparam("command"))
+_COMMAND: Final = select(tables.run_commands).where(_commands.command_id == bindparam("command"))
 _OF_RUN: Final = select(tables.run_commands).where(_commands.run_id == bindparam("run")).order_by(_commands.command_id)
 _WAITING: Final = (
     select(_commands.run_id, func.max(_commands.command_id), _runs.epoch, _runs.owner)
@@ -32,7 +32,7 @@ _WAITING: Final = (
     .group_by(_commands.run_id, _runs.epoch, _runs.owner)
     .order_by(func.min(_commands.command_id))
 )
-_DONE: Final = delete(tables.run_commands).where(_commands.command_id == bindparam("command"))
+_DELETE_COMMAND: Final = delete(tables.run_commands).where(_commands.command_id == bindparam("command"))
 
 
 REPEAT_SECONDS: Final = 5.0
@@ -42,7 +42,7 @@ Those of a run with another owner than the last time come at once: this server m
 """
 
 
-class _Waiting(NamedTuple):
+class _PendingRun(NamedTuple):
     """A run with pending commands: the last of them, and the owner that is to carry them out."""
 
     run_id: str
@@ -56,20 +56,20 @@ class _Listener:
 
     def __init__(self) -> None:
         self.runs: dict[str, None] = {}  # an ordered set: oldest first, each run once
-        self.is_to_look = True
+        self.is_poll_due = True
         """Whether commands may be pending of which it was not notified."""
         self.changed = asyncio.Event()
-        self._seen: dict[_Waiting, float] = {}
+        self._seen: dict[_PendingRun, float] = {}
 
     def notify(self, run_id: str) -> None:
         if run_id:
             self.runs[run_id] = None
         else:
-            self.is_to_look = True
+            self.is_poll_due = True
         self.changed.set()
 
-    def found(self, waiting: Sequence[_Waiting]) -> None:
-        """Take what a look has found, without what it has found lately."""
+    def add_pending(self, waiting: Sequence[_PendingRun]) -> None:
+        """Add the runs that a poll has found, without those that it found lately."""
         now = time.monotonic()
         seen, self._seen = self._seen, {}
         for one in waiting:
@@ -106,7 +106,7 @@ class SqlMailbox:
         rows = await self._readers.run(lambda connection: connection.execute(_OF_RUN, {"run": run_id}).all())
         return [_command_of(row) for row in rows]
 
-    async def done(self, command_id: int) -> None:
+    async def delete_command(self, command_id: int) -> None:
         """See Mailbox."""
         await self._queue.execute(partial(_forget, command_id=command_id))
 
@@ -114,17 +114,17 @@ class SqlMailbox:
         """See Mailbox."""
         listener = _Listener()
         self._listeners.add(listener)  # before the read, so that no command is posted unnoticed in between
-        listener.found(await self._readers.run(_waiting))
-        listener.is_to_look = is_failing = False
+        listener.add_pending(await self._readers.run(_read_pending))
+        listener.is_poll_due = is_failing = False
         while not self._is_closed:
             listener.changed.clear()
             for run_id in listener.take():
                 yield run_id
             await listener.changed.wait()
-            if listener.is_to_look and not self._is_closed:
-                listener.is_to_look = False
+            if listener.is_poll_due and not self._is_closed:
+                listener.is_poll_due = False
                 try:
-                    listener.found(await self._readers.run(_waiting, is_logged=not is_failing))
+                    listener.add_pending(await self._readers.run(_read_pending, is_logged=not is_failing))
                     is_failing = False
                 except StorageFailed:
                     is_failing = True  # the next look finds it
@@ -173,16 +173,16 @@ class _Posting:
 
     def _is_stored(self, connection: Connection) -> bool:
         # The whole row is compared: if the earlier attempt was rolled back, another command may have its id.
-        found = connection.execute(_ONE, {"command": self._command_id}).mappings().one_or_none()
+        found = connection.execute(_COMMAND, {"command": self._command_id}).mappings().one_or_none()
         return found is not None and dict(found) == {"command_id": self._command_id, **self._row}
 
 
-def _waiting(connection: Connection) -> Sequence[_Waiting]:
-    return [_Waiting(*row) for row in connection.execute(_WAITING)]
+def _read_pending(connection: Connection) -> Sequence[_PendingRun]:
+    return [_PendingRun(*row) for row in connection.execute(_WAITING)]
 
 
 def _forget(connection: Connection, *, command_id: int) -> None:
-    connection.execute(_DONE, {"command": command_id})
+    connection.execute(_DELETE_COMMAND, {"command": command_id})
 
 
 def _command_of(row: Row[Any]) -> RunCommand:

@@ -9,14 +9,14 @@ from sqlalchemy import Connection, bindparam, delete, func, literal_column, sele
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough_server.errors import NotFound
-from bough_server.store.ports import LogRecord, Record, RunMoved, RunRecord
+from bough_server.store.ports import AnyLogEvent, LogEvent, RunMoved, RunRow
 from bough_server.store.sql import tables
-from bough_server.store.sql.append import FirstRecords, is_stored, write_first
+from bough_server.store.sql.append import FirstEvents, is_stored, write_first
 from bough_server.store.sql.driver import Reach
 from bough_server.store.sql.log_heads import LogHeads, refusal
 from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.readers import Readers
-from bough_server.store.sql.runs import record_of
+from bough_server.store.sql.runs import to_run_row
 from bough_server.store.sql.write_queue import WriteQueue
 from bough_server.store.worker_ports import Topic
 
@@ -40,7 +40,7 @@ _CRASHED: Final = -1
 
 _ALIVE: Final = select(_workers.worker, _workers.counter).where(_workers.counter != _CRASHED)
 _IS_ALIVE: Final = _ALIVE.where(_workers.worker == bindparam("worker"))
-_LOST: Final = select(_workers.worker).where(_workers.counter == _CRASHED)
+_CRASHED_WORKERS: Final = select(_workers.worker).where(_workers.counter == _CRASHED)
 _executed = (~_runs.ended, _runs.state != literal_column(str(tables.INPUT_REQUIRED)))
 """The condition of the partial index by owner: with it, each owner below is one look at the index."""
 _owners = select(func.min(_runs.owner).label("owner")).where(*_executed).cte("owners", recursive=True)
@@ -72,7 +72,7 @@ _EXPIRE: Final = (
     .values(counter=_CRASHED)
 )
 _END: Final = delete(tables.workers).where(_workers.worker == bindparam("worker"))
-_FORGET_LOST: Final = delete(tables.workers).where(
+_FORGET_CRASHED: Final = delete(tables.workers).where(
     _workers.counter == _CRASHED, _workers.worker.not_in(select(_runs.owner).where(~_runs.ended))
 )
 
@@ -122,10 +122,10 @@ class TakeOver:
         run_id: str,
         epoch: int,
         owner: str,
-        records: Sequence[LogRecord],
-        log: Sequence[Record] = (),
+        log_events: Sequence[AnyLogEvent],
+        log: Sequence[LogEvent] = (),
     ) -> None:
-        self._heads, self._run_id, self._epoch, self._owner, self._records = heads, run_id, epoch, owner, records
+        self._heads, self._run_id, self._epoch, self._owner, self._log_events = heads, run_id, epoch, owner, log_events
         self._log = log
         self._has_written = False
 
@@ -140,29 +140,31 @@ class TakeOver:
             return
         if ended:
             raise refusal(self._run_id)
-        expected = self._records[0].sequence - 1 if self._records else last_sequence
+        expected = self._log_events[0].sequence - 1 if self._log_events else last_sequence
         if (epoch, last_sequence) != (self._epoch - 1, expected):
             raise RunMoved
-        self._write(connection, last_sequence + len(self._records))
+        self._write(connection, last_sequence + len(self._log_events))
         self._has_written = True
 
     def _is_stored(self, connection: Connection) -> bool:
-        return not self._records or is_stored(connection, run_id=self._run_id, epoch=self._epoch, records=self._records)
+        return not self._log_events or is_stored(
+            connection, run_id=self._run_id, epoch=self._epoch, log_events=self._log_events
+        )
 
     def _write(self, connection: Connection, last_sequence: int) -> None:
         self._heads.change_owner(self._run_id, self._epoch)
         taken = {"run": self._run_id, "own_epoch": self._epoch, "own": self._owner, "last": last_sequence}
         connection.execute(_TAKE, taken)
-        if not self._records:
+        if not self._log_events:
             return
         # The row already counts the new records, but the log on disk, and so the fold, still ends before them.
         head = self._heads.load(connection, self._run_id, self._log)
-        projected = head.fold.project(self._records)  # type: ignore[arg-type]  # a log has records of one class
-        first = FirstRecords(
+        projected = head.fold.project(self._log_events)  # type: ignore[arg-type]  # a log has records of one class
+        first = FirstEvents(
             run_id=self._run_id,
             tenant_id=head.address.tenant_id,
             session_id=head.address.session_id,
-            records=self._records,
+            log_events=self._log_events,
             projected=projected,
         )
         write_first(connection, first)
@@ -188,7 +190,7 @@ class SqlLease:
         """See Lease."""
         return self._is_shared
 
-    def crashed(self, worker: str) -> bool:
+    def has_crashed(self, worker: str) -> bool:
         """See Lease."""
         return worker in self._crashed
 
@@ -219,7 +221,7 @@ class SqlLease:
         giving_up = partial(_give_up, worker=worker, run_id=run_id)
         await self._queue.execute(giving_up, reach=Reach(runs=[run_id]), then=self._offer)
 
-    async def claim(self, worker: str, *, most: int, but: Collection[str] = ()) -> Sequence[RunRecord]:
+    async def claim(self, worker: str, *, most: int, but: Collection[str] = ()) -> Sequence[RunRow]:
         """See Lease."""
         async with self._claiming:
             # A claim that may have been committed is looked up by the next one, or its runs would never be taken over.
@@ -242,9 +244,9 @@ def end_leases(connection: Connection) -> frozenset[str]:
     before it has taken them over.
     """
     connection.execute(update(tables.workers).values(counter=_CRASHED))
-    connection.execute(_FORGET_LOST)
+    connection.execute(_FORGET_CRASHED)
     connection.execute(_FREE_UNKNOWN)
-    return frozenset(connection.execute(_LOST).scalars())
+    return frozenset(connection.execute(_CRASHED_WORKERS).scalars())
 
 
 def _begin(connection: Connection, *, worker: str, heads: LogHeads) -> None:
@@ -259,7 +261,7 @@ def _renew(connection: Connection, *, worker: str) -> bool:
 
 def _expire(connection: Connection, *, worker: str, counter: int) -> None:
     connection.execute(_EXPIRE, {"lost": worker, "seen": counter})
-    connection.execute(_FORGET_LOST)
+    connection.execute(_FORGET_CRASHED)
 
 
 def _release(connection: Connection, *, worker: str) -> None:
@@ -276,13 +278,13 @@ class _Claim:
 
     def __init__(self, worker: str) -> None:
         self._worker = worker
-        self._found: Sequence[RunRecord] = ()
+        self._found: Sequence[RunRow] = ()
         self.most = 0
         self.but: Collection[str] = ()
 
-    def __call__(self, connection: Connection) -> tuple[Sequence[RunRecord], Collection[str]]:
+    def __call__(self, connection: Connection) -> tuple[Sequence[RunRow], Collection[str]]:
         """Claim runs; return them, and the workers that were lost."""
-        lost = connection.execute(_LOST).scalars().all()
+        lost = connection.execute(_CRASHED_WORKERS).scalars().all()
         if connection.execute(_IS_ALIVE, {"worker": self._worker}).one_or_none() is None:
             return (), lost  # it was taken for lost itself
         if self._found:
@@ -292,7 +294,7 @@ class _Claim:
                 return [record for record in self._found if record.run.run_id in claimed], lost
         owners = connection.execute(_FREE_OWNERS).scalars().all()
         free = {"owners": owners, "but": list(self.but), "most": self.most}
-        self._found = [record_of(row) for row in connection.execute(_FREE, free)]
+        self._found = [to_run_row(row) for row in connection.execute(_FREE, free)]
         if self._found:
             claimed_ids = [record.run.run_id for record in self._found]
             connection.execute(_CLAIM, {"claimed": claimed_ids, "own": self._worker})

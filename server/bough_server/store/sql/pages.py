@@ -55,12 +55,12 @@ def read_page(
     return page, False
 
 
-def token_of(key: Key, filters: Sequence[object]) -> str:
+def encode_token(key: Key, filters: Sequence[object]) -> str:
     """Return the token of the page that follows a key."""
     return base64.urlsafe_b64encode(json.dumps([*key, _digest(filters)]).encode()).decode()
 
 
-def key_of(token: str, filters: Sequence[object]) -> Key | None:
+def decode_token(token: str, filters: Sequence[object]) -> Key | None:
     """Return the key that a token's page follows; None for the first page.
 
     Raises InvalidRequest for a token that is not from this list with these filters.
@@ -70,10 +70,10 @@ def key_of(token: str, filters: Sequence[object]) -> Key | None:
     try:
         number, name, digest = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
     except (binascii.Error, ValueError, TypeError):
-        raise _foreign() from None
+        raise _build_token_error() from None
     # Clients can forge tokens: `type` rejects booleans, and SQLite takes no integer of more than 64 bits.
     if type(number) is not int or number.bit_length() > 63 or not _is_name(name) or digest != _digest(filters):
-        raise _foreign()
+        raise _build_token_error()
     return number, name
 
 
@@ -86,7 +86,7 @@ def _digest(filters: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(filters, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _foreign() -> InvalidRequest:
+def _build_token_error() -> InvalidRequest:
     description = "is not a token of this list with these filters: start again without one"
     reason = error_pb2.ERROR_REASON_INVALID_PAGE_TOKEN
     return InvalidRequest([FieldViolation(field="page_token", description=description, reason=reason)], reason=reason)
@@ -130,7 +130,7 @@ class Listing:
         self, connection: Connection, *, count: int, size: Callable[[Row[Any]], int]
     ) -> tuple[Sequence[Row[Any]], Key | None]:
         """Return a page, as `read_page` does, and the key after which the next page begins; None on the last page."""
-        scanned = self._scanned(MAX_SCANNED if self.labels else count + 1)
+        scanned = self._select_keys(MAX_SCANNED if self.labels else count + 1)
         found = (
             select(scanned.c.name)
             .where(*_has_labels(scanned.c.labels, self.labels))
@@ -142,9 +142,9 @@ class Listing:
         page, more = read_page(connection, statement.order_by(time.desc(), self.name.desc()), count=count, size=size)
         if more:
             return page, (page[-1].create_time_ns, getattr(page[-1], str(self.name.key)))
-        return page, self._end_of(connection, scanned) if self.labels else None
+        return page, self._find_last_key(connection, scanned) if self.labels else None
 
-    def _scanned(self, bound: int) -> Subquery:
+    def _select_keys(self, bound: int) -> Subquery:
         """Return a query of the keys and labels of the first rows, regardless of their labels."""
         table = self.table.c
         keys = select(table.create_time_ns.label("time"), self.name.label("name"), table.labels)
@@ -152,17 +152,19 @@ class Listing:
         if self.after is not None:
             keys = keys.where(is_before(table.create_time_ns, self.name, self.after))
         if len(self.branches) < 2:
-            return _newest_first(keys.where(*self.branches)).limit(bound).subquery()
+            return _sort_newest_first(keys.where(*self.branches)).limit(bound).subquery()
         # Each branch by itself in a subquery: SQLite accepts no LIMIT inside of a UNION.
-        each = [select(_newest_first(keys.where(branch)).limit(bound).subquery()) for branch in self.branches]
-        return _newest_first(select(union_all(*each).subquery())).limit(bound).subquery()
+        each = [select(_sort_newest_first(keys.where(branch)).limit(bound).subquery()) for branch in self.branches]
+        return _sort_newest_first(select(union_all(*each).subquery())).limit(bound).subquery()
 
-    def _end_of(self, connection: Connection, scanned: Subquery) -> Key | None:
+    def _find_last_key(self, connection: Connection, scanned: Subquery) -> Key | None:
         """Return the last key that was searched; None if there are no more."""
-        row = connection.execute(_newest_first(select(scanned.c.time, scanned.c.name)).offset(MAX_SCANNED - 1)).first()
+        row = connection.execute(
+            _sort_newest_first(select(scanned.c.time, scanned.c.name)).offset(MAX_SCANNED - 1)
+        ).first()
         return (row.time, row.name) if row is not None else None
 
 
-def _newest_first(statement: Select[Any]) -> Select[Any]:
+def _sort_newest_first(statement: Select[Any]) -> Select[Any]:
     """Sort a query of keys."""
     return statement.order_by(literal_column("time").desc(), literal_column("name").desc())

@@ -138,7 +138,7 @@ def read_range_of_run(
     """Read a range like `read_range`, of a run that must exist. Raises NotFound."""
     found = read_range(connection, run_id=run_id, after=after, through=through, count=count, deltas=deltas)
     if not found:
-        end_of(connection, run_id=run_id)  # only to raise NotFound
+        read_end(connection, run_id=run_id)  # only to raise NotFound
     return found
 
 
@@ -150,7 +150,7 @@ class LogEnd(NamedTuple):
     epoch: int
 
 
-def end_of(connection: Connection, *, run_id: str) -> LogEnd:
+def read_end(connection: Connection, *, run_id: str) -> LogEnd:
     """Return the log's end. Raises NotFound."""
     row = connection.execute(_END, {"run": run_id}).one_or_none()
     if row is None:
@@ -164,4 +164,4 @@ def read_range_and_end(connection: Connection, *, run_id: str, after: int) -> tu
     The end is read last, so that it is never behind the events.
     """
     found = read_range(connection, run_id=run_id, after=after)
-    return found, end_of(connection, run_id=run_id)
+    return found, read_end(connection, run_id=run_id)

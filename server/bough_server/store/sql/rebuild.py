@@ -19,7 +19,7 @@ from bough_server.store.sql.append import (
     SPEND,
 )
 from bough_server.store.sql.create_run import start_values
-from bough_server.store.sql.log_heads import stored_facts, stored_records
+from bough_server.store.sql.log_heads import iter_evaluation_log, iter_log
 from bough_server.store.sql.rows import (
     call_rows,
     end_row,
@@ -94,7 +94,7 @@ def rebuild(connection: Connection) -> int:
         _rebuild_run(connection, row)
     for evaluation_id, tenant_id, user_id in connection.execute(_EVALUATIONS).all():
         address = LogAddress(run_id=evaluation_id, tenant_id=tenant_id, user_id=user_id)
-        _restore_row(connection, address, EvaluationFold().project(stored_facts(connection, evaluation_id)))
+        _restore_row(connection, address, EvaluationFold().project(iter_evaluation_log(connection, evaluation_id)))
     connection.execute(_REFRESH_SESSIONS)
     return len(addresses)
 
@@ -103,7 +103,7 @@ def _rebuild_run(connection: Connection, row: "Row[tuple[str, str, str, str, boo
     run_id, tenant_id, user_id, session_id, makes_state = row
     address = LogAddress(run_id=run_id, tenant_id=tenant_id, user_id=user_id, session_id=session_id)
     fold = RunFold(address)
-    projected = fold.project(stored_records(connection, run_id))
+    projected = fold.project(iter_log(connection, run_id))
     _restore_row(connection, address, projected)
     if rows := message_rows(tenant_id, session_id, [*projected.shared, *projected.messages]):
         connection.execute(INSERT_MESSAGES, rows)

@@ -10,7 +10,7 @@ from bough_server.store.sql.usage import usage_values
 Row = Mapping[str, object]
 
 
-def storable(text: str) -> str:
+def strip_nul(text: str) -> str:
     """Return a text from an event for a column, without U+0000, which PostgreSQL cannot hold.
 
     Requests with it are refused where it matters; what remains are names and media types from agents' code, models and
@@ -27,7 +27,7 @@ def message_rows(tenant_id: str, session_id: str, messages: Sequence[StoredMessa
             "session_id": session_id,
             "position": stored.message.position,
             "run_id": stored.run_id,
-            "agent": storable(stored.agent),
+            "agent": strip_nul(stored.agent),
             "chain": stored.chain,
             "data": stored.message.SerializeToString(deterministic=True),
         }
@@ -38,7 +38,7 @@ def message_rows(tenant_id: str, session_id: str, messages: Sequence[StoredMessa
 def call_rows(tenant_id: str, session_id: str, calls: Sequence[StoredCall]) -> list[Row]:
     """Return rows of the table of calls."""
     return [
-        {**row, "sequence": call.sequence, "inside": storable(" ".join(call.inside))}
+        {**row, "sequence": call.sequence, "inside": strip_nul(" ".join(call.inside))}
         for row, call in zip(message_rows(tenant_id, session_id, calls), calls, strict=True)
     ]
 
@@ -52,12 +52,12 @@ def usage_rows(projected: Projected) -> list[Row]:
             "tenant_id": entry.tenant_id,
             "user_id": entry.user_id,
             "session_id": entry.session_id,
-            "agent": storable(entry.agent),
-            "invocation_id": storable(entry.invocation_id),
-            "model": storable(entry.model),
+            "agent": strip_nul(entry.agent),
+            "invocation_id": strip_nul(entry.invocation_id),
+            "model": strip_nul(entry.model),
             "time_ns": entry.time_ns,
             **usage_values(entry.usage),
-            "currency_code": storable(entry.usage.currency_code),
+            "currency_code": strip_nul(entry.usage.currency_code),
         }
         for entry in projected.usage
     ]

@@ -10,18 +10,18 @@ from sqlalchemy.sql.selectable import Select
 
 from bough.v1 import error_pb2, evaluation_ref_pb2, event_pb2, run_pb2, usage_pb2
 from bough_server.errors import NotFound
-from bough_server.store.ports import Page, Principal, RunFilter, RunRecord
+from bough_server.store.ports import Page, Principal, RunFilter, RunRow
 from bough_server.store.sql import tables
-from bough_server.store.sql.pages import Listing, key_of, token_of
+from bough_server.store.sql.pages import Listing, decode_token, encode_token
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.statements import unindexed
 
 _runs = tables.runs.c
 
-_ONE: Final = select(tables.runs).where(
+_RUN_OF_TENANT: Final = select(tables.runs).where(
     _runs.run_id == bindparam("run"), _runs.tenant_id == bindparam("tenant"), tables.IS_RUN
 )
-_ANY: Final = select(tables.runs).where(_runs.run_id == bindparam("run"), tables.IS_RUN)
+_RUN: Final = select(tables.runs).where(_runs.run_id == bindparam("run"), tables.IS_RUN)
 _BY_REQUEST: Final = select(tables.runs).where(
     tables.IS_RUN,
     _runs.tenant_id == bindparam("tenant"),
@@ -48,23 +48,23 @@ class SqlRunIndex:
     def __init__(self, readers: Readers) -> None:
         self._readers = readers
 
-    async def get(self, principal: Principal, run_id: str) -> RunRecord:
+    async def get(self, principal: Principal, run_id: str) -> RunRow:
         """See RunIndex."""
-        rows = await self._rows(_ONE, {"run": run_id, "tenant": principal.tenant_id})
+        rows = await self._rows(_RUN_OF_TENANT, {"run": run_id, "tenant": principal.tenant_id})
         if not rows:
             raise NotFound("run", run_id)
-        return record_of(rows[0])
+        return to_run_row(rows[0])
 
-    async def find(self, run_id: str) -> RunRecord | None:
+    async def find(self, run_id: str) -> RunRow | None:
         """See RunIndex."""
-        rows = await self._rows(_ANY, {"run": run_id})
-        return record_of(rows[0]) if rows else None
+        rows = await self._rows(_RUN, {"run": run_id})
+        return to_run_row(rows[0]) if rows else None
 
-    async def find_request(self, principal: Principal, request_id: str) -> RunRecord | None:
+    async def find_request(self, principal: Principal, request_id: str) -> RunRow | None:
         """See RunIndex."""
         asked: dict[str, object] = {"tenant": principal.tenant_id, "user": principal.user_id, "request": request_id}
         rows = await self._rows(_BY_REQUEST, asked)
-        return record_of(rows[0]) if rows else None
+        return to_run_row(rows[0]) if rows else None
 
     async def list(self, principal: Principal, run_filter: RunFilter, page: Page) -> tuple[Sequence[run_pb2.Run], str]:
         """See RunIndex."""
@@ -75,15 +75,15 @@ class SqlRunIndex:
             common=[tables.IS_RUN, _runs.tenant_id == principal.tenant_id, *_conditions(run_filter)],
             branches=_branches(run_filter),
             labels=run_filter.labels,
-            after=key_of(page.token, filters),
+            after=decode_token(page.token, filters),
         )
         shown, following = await self._readers.run(partial(listing.read, count=page.size, size=_size))
-        return [_run(row) for row in shown], token_of(following, filters) if following is not None else ""
+        return [_to_run(row) for row in shown], encode_token(following, filters) if following is not None else ""
 
-    async def holder(self, principal: Principal, session_id: str) -> RunRecord | None:
+    async def holder(self, principal: Principal, session_id: str) -> RunRow | None:
         """See RunIndex."""
         rows = await self._rows(_HOLDER, {"tenant": principal.tenant_id, "session": session_id})
-        return record_of(rows[0]) if rows else None
+        return to_run_row(rows[0]) if rows else None
 
     async def next_expiry(self, *, but: Collection[str] = ()) -> tuple[int, str] | None:
         """See RunIndex."""
@@ -93,10 +93,10 @@ class SqlRunIndex:
     async def _rows(self, statement: Select[Any], parameters: dict[str, object]) -> Sequence[Row[Any]]:
         if any(isinstance(value, str) and "\0" in value for value in parameters.values()):
             return []  # no column has U+0000, and PostgreSQL does not even look for it
-        return await self._readers.run(partial(_all, statement=statement, parameters=parameters))
+        return await self._readers.run(partial(_fetch_all, statement=statement, parameters=parameters))
 
 
-def _all(connection: Connection, *, statement: Select[Any], parameters: dict[str, object]) -> Sequence[Row[Any]]:
+def _fetch_all(connection: Connection, *, statement: Select[Any], parameters: dict[str, object]) -> Sequence[Row[Any]]:
     return connection.execute(statement, parameters).all()
 
 
@@ -133,13 +133,13 @@ def _conditions(run_filter: RunFilter) -> list[ColumnElement[bool]]:
     if _excludes_evaluations(run_filter):
         conditions.append(tables.IS_OF_CALLER)
     if by_session:
-        conditions.append(_is(_runs.session_id, run_filter.session_id, narrowed=by_evaluation))
+        conditions.append(_equals(_runs.session_id, run_filter.session_id, narrowed=by_evaluation))
     if run_filter.agent:
-        conditions.append(_is(_runs.agent, run_filter.agent, narrowed=by_evaluation or by_session))
+        conditions.append(_equals(_runs.agent, run_filter.agent, narrowed=by_evaluation or by_session))
     if run_filter.create_time_from_ns is not None:
-        conditions.append(_runs.create_time_ns >= _storable(run_filter.create_time_from_ns))
+        conditions.append(_runs.create_time_ns >= _clamp_time(run_filter.create_time_from_ns))
     if run_filter.create_time_before_ns is not None:
-        conditions.append(_runs.create_time_ns < _storable(run_filter.create_time_before_ns))
+        conditions.append(_runs.create_time_ns < _clamp_time(run_filter.create_time_before_ns))
     return conditions
 
 
@@ -153,7 +153,7 @@ def _branches(run_filter: RunFilter) -> list[ColumnElement[bool]]:
     """Return one condition for each state; without states, if evaluations' runs are listed too, one for each index."""
     is_narrow = _is_narrow(run_filter)
     if run_filter.states or is_narrow or _excludes_evaluations(run_filter):
-        return [_is(_runs.state, state, narrowed=is_narrow) for state in sorted(run_filter.states)]
+        return [_equals(_runs.state, state, narrowed=is_narrow) for state in sorted(run_filter.states)]
     return [tables.IS_OF_CALLER, tables.IS_OF_EVALUATION]
 
 
@@ -161,7 +161,7 @@ def _is_narrow(run_filter: RunFilter) -> bool:
     return bool(run_filter.evaluation_id or run_filter.session_id or run_filter.agent)
 
 
-def _is(column: ColumnElement[Any], value: object, *, narrowed: bool) -> ColumnElement[bool]:
+def _equals(column: ColumnElement[Any], value: object, *, narrowed: bool) -> ColumnElement[bool]:
     """Return the condition that a column has a value.
 
     If the list is `narrowed` by another column's index already, this column's is not used: without statistics, the
@@ -170,15 +170,15 @@ def _is(column: ColumnElement[Any], value: object, *, narrowed: bool) -> ColumnE
     return (unindexed(column) if narrowed else column) == value
 
 
-def _storable(time_ns: int) -> int:
+def _clamp_time(time_ns: int) -> int:
     """Clamp a time to SQLite's 64 bits; runs are well inside that range, so no comparison changes."""
     return max(-(2**63), min(time_ns, 2**63 - 1))
 
 
-def record_of(row: Row[Any]) -> RunRecord:
+def to_run_row(row: Row[Any]) -> RunRow:
     """Return a row of the table of runs as a record."""
-    return RunRecord(
-        run=_run(row),
+    return RunRow(
+        run=_to_run(row),
         principal=Principal(tenant_id=row.tenant_id, user_id=row.user_id),
         epoch=row.epoch,
         request_digest=row.request_digest,
@@ -186,7 +186,7 @@ def record_of(row: Row[Any]) -> RunRecord:
     )
 
 
-def _run(row: Row[Any]) -> run_pb2.Run:
+def _to_run(row: Row[Any]) -> run_pb2.Run:
     run = run_pb2.Run(
         run_id=row.run_id,
         session_id=row.session_id,

@@ -21,14 +21,14 @@ from sqlalchemy import (
 
 from bough.v1 import message_pb2, session_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, RequestIdReused, SessionExists
-from bough_server.log.session_state import MAX_STATE_BYTES, applied, fits, json_of, values_of, write_of
-from bough_server.store.ports import Page, Principal, SessionCut, StoredCall, StoredMessage
+from bough_server.log.session_state import MAX_STATE_BYTES, apply_write, fits, json_of, values_of, write_of
+from bough_server.store.ports import Page, Principal, SessionPosition, StoredCall, StoredMessage
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import SET_STATE
 from bough_server.store.sql.blobs import delete_blobs
-from bough_server.store.sql.create_run import labels_text, session_busy
+from bough_server.store.sql.create_run import build_busy_error, labels_text
 from bough_server.store.sql.driver import Reach, Sharing
-from bough_server.store.sql.pages import Listing, key_of, read_page, token_of
+from bough_server.store.sql.pages import Listing, decode_token, encode_token, read_page
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.rows import state_row
 from bough_server.store.sql.statements import for_update
@@ -36,18 +36,18 @@ from bough_server.store.sql.write_queue import WriteQueue
 
 _sessions, _messages, _runs = tables.sessions.c, tables.messages.c, tables.runs.c
 
-_SHOWN: Final = [column for column in _sessions if column.name not in ("state_json", "state_run_id")]
+_RESOURCE_COLUMNS: Final = [column for column in _sessions if column.name not in ("state_json", "state_run_id")]
 """Every column but the state, which can be large and is not needed for the resource."""
 _WHERE: Final = (_sessions.tenant_id == bindparam("tenant"), _sessions.session_id == bindparam("session"))
-_ONE: Final = select(*_SHOWN).where(*_WHERE)
-_BY_REQUEST: Final = select(*_SHOWN).where(
+_SESSION: Final = select(*_RESOURCE_COLUMNS).where(*_WHERE)
+_BY_REQUEST: Final = select(*_RESOURCE_COLUMNS).where(
     _sessions.tenant_id == bindparam("tenant"),
     _sessions.user_id == bindparam("user"),
     _sessions.request_id == bindparam("request"),
     _sessions.request_id != literal_column("''"),  # the condition of the partial index, literally, or it is not used
 )
 _SET_LABELS: Final = update(tables.sessions).where(*_WHERE).values(labels=bindparam("new_labels"))
-_CUT: Final = select(_sessions.last_position, _sessions.state_json, _sessions.current_run_id).where(*_WHERE)
+_POSITION: Final = select(_sessions.last_position, _sessions.state_json, _sessions.current_run_id).where(*_WHERE)
 _ITS_MESSAGES: Final = (_messages.tenant_id == bindparam("tenant"), _messages.session_id == bindparam("session"))
 _ITS_RUNS: Final = (_runs.tenant_id == bindparam("tenant"), _runs.session_id == bindparam("session"))
 _MESSAGES: Final = (
@@ -114,11 +114,11 @@ class SqlSessions:
             "state_json": "",
             "state_run_id": "",
         }
-        return _session(await self._queue.execute(_Creation(row), reach=_reach(principal, session_id)))
+        return _to_session(await self._queue.execute(_Creation(row), reach=_reach(principal, session_id)))
 
     async def get(self, principal: Principal, session_id: str) -> session_pb2.Session:
         """See Sessions."""
-        return _session(await self._row(principal, session_id))
+        return _to_session(await self._row(principal, session_id))
 
     async def list(
         self, principal: Principal, *, labels: Mapping[str, str], page: Page, include_evaluations: bool = False
@@ -131,18 +131,18 @@ class SqlSessions:
             scope=[_sessions.tenant_id == principal.tenant_id],
             common=[] if include_evaluations else [_IS_OF_CALLER],
             labels=labels,
-            after=key_of(page.token, filters),
-            columns=_SHOWN,
+            after=decode_token(page.token, filters),
+            columns=_RESOURCE_COLUMNS,
         )
         shown, following = await self._readers.run(partial(listing.read, count=page.size, size=_size_of_session))
-        token = token_of(following, filters) if following is not None else ""
-        return [_session(row) for row in shown], token
+        token = encode_token(following, filters) if following is not None else ""
+        return [_to_session(row) for row in shown], token
 
     async def set_labels(self, principal: Principal, session_id: str, labels: Mapping[str, str]) -> session_pb2.Session:
         """See Sessions."""
         here = {"tenant": principal.tenant_id, "session": session_id}
         setting = partial(_set_labels, here=here, text=labels_text(dict(labels)))
-        return _session(await self._queue.execute(setting, reach=_reach(principal, session_id)))
+        return _to_session(await self._queue.execute(setting, reach=_reach(principal, session_id)))
 
     async def delete(self, principal: Principal, session_id: str) -> None:
         """See Sessions."""
@@ -150,10 +150,10 @@ class SqlSessions:
         await self._queue.execute(deleting, reach=_reach(principal, session_id, sharing=Sharing.DROPS))
         self._on_delete()
 
-    async def cut(self, principal: Principal, session_id: str) -> SessionCut:
+    async def read_position(self, principal: Principal, session_id: str) -> SessionPosition:
         """See Sessions."""
-        row = await self._row(principal, session_id, statement=_CUT)
-        return SessionCut(position=row.last_position, state_json=row.state_json)
+        row = await self._row(principal, session_id, statement=_POSITION)
+        return SessionPosition(position=row.last_position, state_json=row.state_json)
 
     async def update_state(
         self, principal: Principal, session_id: str, changes: Sequence[session_pb2.SessionStateChange]
@@ -165,7 +165,7 @@ class SqlSessions:
     async def messages(self, principal: Principal, session_id: str, *, through: int) -> Sequence[StoredMessage]:
         """See Sessions."""
         here = {"tenant": principal.tenant_id, "session": session_id, "since": 0, "through": through}
-        return list(map(_stored, await self._rows(_MESSAGES, here)))
+        return list(map(_to_stored_message, await self._rows(_MESSAGES, here)))
 
     async def history(
         self, principal: Principal, session_id: str, *, through: int, since: int = 0
@@ -173,7 +173,7 @@ class SqlSessions:
         """See Sessions."""
         here = {"tenant": principal.tenant_id, "session": session_id, "since": since, "through": through}
         messages, calls = await self._readers.run(lambda connection: _read_history(connection, here))
-        found = [*map(_stored, messages), *map(_stored_call, calls)]
+        found = [*map(_to_stored_message, messages), *map(_to_stored_call, calls)]
         # A stable sort: calls come after the message at their position, and stay in the order of their sequences.
         return sorted(found, key=lambda one: one.message.position) if calls else found
 
@@ -182,7 +182,7 @@ class SqlSessions:
     ) -> tuple[Sequence[message_pb2.Message], str]:
         """See Sessions."""
         filters = ["messages", principal.tenant_id, session_id]
-        after = key_of(page.token, filters)
+        after = decode_token(page.token, filters)
         session = await self._row(principal, session_id)
         before = after[0] if after is not None else session.last_position + 1
         statement = (
@@ -196,10 +196,10 @@ class SqlSessions:
         )
         read = partial(read_page, statement=statement, count=page.size, size=_size_of_message)
         shown, more = await self._readers.run(read)
-        token = token_of((shown[-1].position, ""), filters) if more else ""
-        return [_message(row) for row in shown], token
+        token = encode_token((shown[-1].position, ""), filters) if more else ""
+        return [_to_message(row) for row in shown], token
 
-    async def _row(self, principal: Principal, session_id: str, *, statement: Select[Any] = _ONE) -> Row[Any]:
+    async def _row(self, principal: Principal, session_id: str, *, statement: Select[Any] = _SESSION) -> Row[Any]:
         rows = await self._rows(statement, {"session": session_id, "tenant": principal.tenant_id})
         if not rows:
             raise NotFound("session", session_id)
@@ -217,12 +217,12 @@ def _read_history(connection: Connection, here: Mapping[str, object]) -> tuple[S
     return connection.execute(_MESSAGES, here).all(), connection.execute(_CALLS, here).all()
 
 
-def _stored(row: Row[Any]) -> StoredMessage:
+def _to_stored_message(row: Row[Any]) -> StoredMessage:
     message = message_pb2.Message.FromString(row.data)
     return StoredMessage(message=message, run_id=row.run_id, agent=row.agent, chain=row.chain)
 
 
-def _stored_call(row: Row[Any]) -> StoredCall:
+def _to_stored_call(row: Row[Any]) -> StoredCall:
     return StoredCall(
         message=message_pb2.Message.FromString(row.data),
         run_id=row.run_id,
@@ -250,14 +250,14 @@ class _Creation:
 
     def __call__(self, connection: Connection) -> Row[Any]:
         """Create the session, or return the one that its request created. Raises RequestIdReused, SessionExists."""
-        if (earlier := self._earlier(connection)) is not None:
+        if (earlier := self._find_earlier(connection)) is not None:
             return earlier
         here = {"tenant": self._row["tenant_id"], "session": self._row["session_id"]}
-        found = connection.execute(_ONE, here).one_or_none()
+        found = connection.execute(_SESSION, here).one_or_none()
         if found is None:
             connection.execute(insert(tables.sessions), self._row)
             self._has_written = True
-            return connection.execute(_ONE, here).one()
+            return connection.execute(_SESSION, here).one()
         if self._has_written and found.create_time_ns == self._row["create_time_ns"]:
             return found
         session_id = str(self._row["session_id"])
@@ -266,7 +266,7 @@ class _Creation:
             details={"session_id": session_id},
         )
 
-    def _earlier(self, connection: Connection) -> Row[Any] | None:
+    def _find_earlier(self, connection: Connection) -> Row[Any] | None:
         request_id = self._row["request_id"]
         asked = {"tenant": self._row["tenant_id"], "user": self._row["user_id"], "request": request_id}
         found = connection.execute(_BY_REQUEST, asked).one_or_none() if request_id else None
@@ -280,7 +280,7 @@ class _Creation:
 
 def _set_labels(connection: Connection, *, here: dict[str, str], text: str) -> Row[Any]:
     connection.execute(_SET_LABELS, {**here, "new_labels": text})
-    row = connection.execute(_ONE, here).one_or_none()
+    row = connection.execute(_SESSION, here).one_or_none()
     if row is None:
         raise NotFound("session", here["session"])
     return row
@@ -289,12 +289,12 @@ def _set_labels(connection: Connection, *, here: dict[str, str], text: str) -> R
 def _update_state(
     connection: Connection, *, tenant_id: str, session_id: str, changes: Sequence[session_pb2.SessionStateChange]
 ) -> str:
-    row = connection.execute(for_update(_CUT), {"session": session_id, "tenant": tenant_id}).one_or_none()
+    row = connection.execute(for_update(_POSITION), {"session": session_id, "tenant": tenant_id}).one_or_none()
     if row is None:
         raise NotFound("session", session_id)
     if row.current_run_id:
-        raise session_busy(session_id, row.current_run_id)
-    values = applied(values_of(row.state_json), write_of(changes))
+        raise build_busy_error(session_id, row.current_run_id)
+    values = apply_write(values_of(row.state_json), write_of(changes))
     if not fits(values):
         description = f"The session state would be larger than {MAX_STATE_BYTES // 1024} KiB with these changes."
         raise InvalidRequest([FieldViolation(field="changes", description=description)])
@@ -304,11 +304,11 @@ def _update_state(
 
 
 def _delete(connection: Connection, *, tenant_id: str, session_id: str) -> None:
-    row = connection.execute(for_update(_ONE), {"session": session_id, "tenant": tenant_id}).one_or_none()
+    row = connection.execute(for_update(_SESSION), {"session": session_id, "tenant": tenant_id}).one_or_none()
     if row is None:
         raise NotFound("session", session_id)
     if row.current_run_id:
-        raise session_busy(session_id, row.current_run_id)
+        raise build_busy_error(session_id, row.current_run_id)
     here = {"tenant": tenant_id, "session": session_id}
     named = connection.execute(_NAMED, here).scalars().all()
     delete_blobs(connection, tenant_id=tenant_id, session_id=session_id)
@@ -318,7 +318,7 @@ def _delete(connection: Connection, *, tenant_id: str, session_id: str) -> None:
     connection.execute(_DROP_UNNAMED, {"revisions": named})
 
 
-def _session(row: Row[Any]) -> session_pb2.Session:
+def _to_session(row: Row[Any]) -> session_pb2.Session:
     session = session_pb2.Session(
         session_id=row.session_id,
         user_id=row.user_id,
@@ -331,7 +331,7 @@ def _session(row: Row[Any]) -> session_pb2.Session:
     return session
 
 
-def _message(row: Row[Any]) -> message_pb2.Message:
+def _to_message(row: Row[Any]) -> message_pb2.Message:
     message = message_pb2.Message.FromString(row.data)
     message.run_id = row.run_id
     return message

@@ -48,12 +48,12 @@ class unindexed(GenericFunction[Any]):
 
 
 @compiles(unindexed)
-def _unindexed(element: "unindexed", compiler: SQLCompiler, **options: Any) -> str:
+def _render_without_index(element: "unindexed", compiler: SQLCompiler, **options: Any) -> str:
     return compiler.process(element.clauses, **options)
 
 
 @compiles(unindexed, "sqlite")
-def _unindexed_in_sqlite(element: "unindexed", compiler: SQLCompiler, **options: Any) -> str:
+def _render_without_index_in_sqlite(element: "unindexed", compiler: SQLCompiler, **options: Any) -> str:
     return f"+{compiler.process(element.clauses, **options)}"
 
 

@@ -21,7 +21,7 @@ class LeaseStatus:
     worker: str
     open_runs: int
     """Runs that it owns and that have not ended."""
-    is_lost: bool
+    is_dead: bool
     """True if the worker died without releasing it; its runs are continued by others, or by the next server."""
 
 
@@ -58,7 +58,7 @@ def read_use(connection: Connection, *, servers: int) -> DatabaseUse:
     open_runs = dict(connection.execute(_OPEN_RUNS).tuples().all())
     leases = [
         # A worker that others found lost has a counter below zero.
-        LeaseStatus(worker=worker, open_runs=open_runs.get(worker, 0), is_lost=counter < 0 or not servers)
+        LeaseStatus(worker=worker, open_runs=open_runs.get(worker, 0), is_dead=counter < 0 or not servers)
         for worker, counter in connection.execute(_LEASES).tuples()
     ]
     return DatabaseUse(servers=servers, open_runs=sum(open_runs.values()), leases=leases)

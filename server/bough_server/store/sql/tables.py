@@ -39,7 +39,7 @@ class _Row(SQLModel):
     metadata = metadata
 
 
-class EventRow(_Row, table=True):
+class EventTable(_Row, table=True):
     """An event of a log. `data` is its serialized form without the ids of the log; `kind` says of which message."""
 
     __tablename__ = "events"
@@ -51,7 +51,7 @@ class EventRow(_Row, table=True):
     data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
 
 
-class RunRow(_Row, table=True):
+class RunTable(_Row, table=True):
     """A run or, by `kind`, an evaluation: `run_id` is its id then, and `session_id` is empty.
 
     `kind` and the columns up to `owner` are in no event; the others are derived from the log. A run of state PENDING
@@ -134,7 +134,7 @@ class RunRow(_Row, table=True):
     evaluation: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
 
 
-class SessionRow(_Row, table=True):
+class SessionTable(_Row, table=True):
     """A session; `current_run_id` is the run that holds it, empty if none does.
 
     `last_run_time_ns` is when a run last started or ended in it; it never goes back. `state_run_id` is the run whose
@@ -162,7 +162,7 @@ class SessionRow(_Row, table=True):
     state_run_id: str
 
 
-class MessageRow(_Row, table=True):
+class MessageTable(_Row, table=True):
     """A message of a session; `agent` and `chain` say which agent's invocation it belongs to.
 
     If its run belongs to another session, a fork copied it from there: it stems from a run before the origin, so no log
@@ -181,7 +181,7 @@ class MessageRow(_Row, table=True):
     data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
 
 
-class CallRow(_Row, table=True):
+class CallTable(_Row, table=True):
     """Calls of linked agents that a model made in a session, or the result of one; see StoredCall.
 
     `inside` are ids of invocations with a space between. What MessageRow says of runs of other sessions holds here too.
@@ -201,7 +201,7 @@ class CallRow(_Row, table=True):
     data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
 
 
-class BlobRow(_Row, table=True):
+class BlobTable(_Row, table=True):
     """The bytes of a file, once for each tenant; they are kept as long as a row of SessionBlobRow names them."""
 
     __tablename__ = "blobs"
@@ -212,7 +212,7 @@ class BlobRow(_Row, table=True):
     data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
 
 
-class SessionBlobRow(_Row, table=True):
+class SessionBlobTable(_Row, table=True):
     """A file that a run of a session got first with the append that begins at `sequence`.
 
     What MessageRow says of runs of other sessions holds here too.
@@ -229,7 +229,7 @@ class SessionBlobRow(_Row, table=True):
     media_type: str
 
 
-class UsageRow(_Row, table=True):
+class UsageTable(_Row, table=True):
     """A line of the usage ledger, one for each attempt that was sent to a model; it outlives its run.
 
     NULL is an unknown number, as in Usage.
@@ -259,7 +259,7 @@ class UsageRow(_Row, table=True):
     cache_write_tokens: int | None
 
 
-class DefinitionRow(_Row, table=True):
+class DefinitionTable(_Row, table=True):
     """A revision of an agent's definition; the key is a hash of its content."""
 
     __tablename__ = "definitions"
@@ -269,7 +269,7 @@ class DefinitionRow(_Row, table=True):
     data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
 
 
-class RunDefinitionRow(_Row, table=True):
+class RunDefinitionTable(_Row, table=True):
     """A revision that a run names; it is kept as long as the run."""
 
     __tablename__ = "run_definitions"
@@ -279,7 +279,7 @@ class RunDefinitionRow(_Row, table=True):
     revision: str = Field(primary_key=True)
 
 
-class AgentRow(_Row, table=True):
+class AgentTable(_Row, table=True):
     """An agent that a tenant has stored by a call."""
 
     __tablename__ = "agents"
@@ -289,7 +289,7 @@ class AgentRow(_Row, table=True):
     data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
 
 
-class CatalogRow(_Row, table=True):
+class CatalogTable(_Row, table=True):
     """The version of a tenant's agents: how often they have been changed."""
 
     __tablename__ = "catalogs"
@@ -299,7 +299,7 @@ class CatalogRow(_Row, table=True):
     version: int
 
 
-class WorkerRow(_Row, table=True):
+class WorkerTable(_Row, table=True):
     """A worker's lease: its counter increases while the worker is alive."""
 
     __tablename__ = "workers"
@@ -309,7 +309,7 @@ class WorkerRow(_Row, table=True):
     counter: int
 
 
-class RunCommandRow(_Row, table=True):
+class RunCommandTable(_Row, table=True):
     """A command that the owner of a run or an evaluation has not acted on yet; ids are never reused.
 
     Exactly one of `cancel` and `answers` is set; `user_id` is the sender of answers.
@@ -342,7 +342,7 @@ workers: Final[Table] = metadata.tables["workers"]
 run_commands: Final[Table] = metadata.tables["run_commands"]
 
 
-def _fit_types() -> None:
+def _set_column_types() -> None:
     """Give the columns the types that do the same in both databases: pages and their tokens depend on the order."""
     for table in metadata.tables.values():
         for column in table.columns:
@@ -352,7 +352,7 @@ def _fit_types() -> None:
                 column.type = TEXT
 
 
-_fit_types()
+_set_column_types()
 
 IS_RUN: Final = runs.c.kind == literal_column(str(RUN))
 IS_EVALUATION: Final = runs.c.kind == literal_column(str(EVALUATION))

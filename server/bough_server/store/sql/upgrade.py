@@ -32,7 +32,7 @@ def upgrade_schema(connection: Connection, name: str, found: str) -> None:
     command.upgrade(config, "head")
 
 
-def refuse_upgrade(name: str, found: str | None) -> ConfigurationError:
+def build_upgrade_error(name: str, found: str | None) -> ConfigurationError:
     """Return the error of a server that must not change the schema, which this version needs changed."""
     state = "has no tables yet" if found is None else f"has revision {found}, and this version needs {HEAD}"
     return ConfigurationError(

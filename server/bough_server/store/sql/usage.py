@@ -33,7 +33,7 @@ class SqlUsageLedger:
     def __init__(self, readers: Readers) -> None:
         self._readers = readers
 
-    async def of_run(self, run_id: str) -> Sequence[UsageEntry]:
+    async def list_for_run(self, run_id: str) -> Sequence[UsageEntry]:
         """See UsageLedger."""
         rows = await self._readers.run(lambda connection: connection.execute(_OF_RUN, {"run": run_id}).all())
         return [_entry(row) for row in rows]

@@ -11,9 +11,9 @@ from typing import Final, TypeVar
 from sqlalchemy import Connection, Engine
 
 from bough_server.errors import Fenced, ServerStopping, StorageFailed
-from bough_server.store.ports import LogRecord
+from bough_server.store.ports import AnyLogEvent
 from bough_server.store.sql.driver import Driver, Reach
-from bough_server.store.sql.jobs import ALONE, Append, Settled, Transaction
+from bough_server.store.sql.jobs import ALONE, Append, JobOutcome, Transaction
 from bough_server.store.sql.log_heads import LogHeads
 from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.writer import CommitHooks, Job, WriterThread
@@ -36,18 +36,18 @@ class WriteHealth:
         self._stall_seconds = stall_seconds
         self._jobs = 0
         self._since = 0.0
-        self._is_failing = self._is_stalled = self._is_lost = False
+        self._is_failing = self._is_stalled = self._is_missing = False
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
 
     @property
     def is_possible(self) -> bool:
         """True if the last write succeeded, none has been waiting too long, and the database file is in its place."""
-        return not (self._is_failing or self._is_stalled or self._is_lost)
+        return not (self._is_failing or self._is_stalled or self._is_missing)
 
     def check(self) -> None:
         """Raise StorageFailed if queued writes have been waiting too long, or would go to a file without a name."""
-        if self._is_lost:
+        if self._is_missing:
             raise StorageFailed(
                 "The server's database file was deleted or replaced: nothing new is accepted. Its operator has to put "
                 "the file back, or to restart the server."
@@ -57,7 +57,7 @@ class WriteHealth:
                 "The server's storage does not respond: nothing new is accepted until it does. Try again later."
             )
 
-    def begin(self) -> None:
+    def on_job_queued(self) -> None:
         """Count a job that is queued."""
         loop = asyncio.get_running_loop()
         if not self._jobs:
@@ -66,8 +66,8 @@ class WriteHealth:
         if self._timer is None:
             self._timer = loop.call_later(self._stall_seconds, self._check_stall)
 
-    def end(self, jobs: int) -> None:
-        """Count jobs that are done; the wait of those left is measured from now."""
+    def on_jobs_done(self, jobs: int) -> None:
+        """Count these jobs as done; the wait of those left is measured from now."""
         self._jobs -= jobs
         self._since = asyncio.get_running_loop().time()
         self._set_health(is_failing=self._is_failing, is_stalled=False)
@@ -76,10 +76,10 @@ class WriteHealth:
         """Set whether the last write failed."""
         self._set_health(is_failing=is_failing, is_stalled=self._is_stalled)
 
-    def report_lost(self, is_lost: bool) -> None:
+    def report_missing_file(self, is_missing: bool) -> None:
         """Set whether the database file has been deleted or replaced."""
-        if is_lost != self._is_lost:
-            self._is_lost = is_lost
+        if is_missing != self._is_missing:
+            self._is_missing = is_missing
             self._notify()
 
     async def changes(self) -> AsyncIterator[bool]:
@@ -161,13 +161,13 @@ class WriteQueue:
         """Bytes of all runs' events that wait for their commit."""
         return self._pending_bytes
 
-    def append(self, run_id: str, epoch: int, records: Sequence[LogRecord]) -> asyncio.Future[None]:
+    def append(self, run_id: str, epoch: int, log_events: Sequence[AnyLogEvent]) -> asyncio.Future[None]:
         """Queue an append; see EventLog."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._is_closed:
-            future.set_exception(_stopping())
+            future.set_exception(_stopping_error())
             return future
-        append = Append(run_id, epoch, records, future)
+        append = Append(run_id, epoch, log_events, future)
         self._pending_bytes += append.size
         self._submit(append)
         return future
@@ -187,7 +187,7 @@ class WriteQueue:
         once.
         """
         if self._is_closed:
-            raise _stopping()
+            raise _stopping_error()
         self._health.check()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._submit(Transaction(run, future, run_id=run_id, reach=reach, then=then))
@@ -198,12 +198,12 @@ class WriteQueue:
         self._is_closed = True
         await asyncio.to_thread(self._writer.close)
         self._health.close()
-        self._windows.close_readers(_stopping())
+        self._windows.close_readers(_stopping_error())
         self._engine.dispose()
 
     def _submit(self, job: Job) -> None:
         self._loop = job.future.get_loop()
-        self._health.begin()
+        self._health.on_job_queued()
         self._writer.submit(job)
 
     def _report_health(self, is_failing: bool) -> None:
@@ -211,19 +211,19 @@ class WriteQueue:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._health.report_health, is_failing)
 
-    def _settle(self, settled: Sequence[Settled]) -> None:
+    def _settle(self, settled: Sequence[JobOutcome]) -> None:
         loop = settled[0].job.future.get_loop()
         with suppress(RuntimeError):  # the loop is closed, so no caller is waiting
             loop.call_soon_threadsafe(self._resolve, settled)
 
-    def _resolve(self, settled: Sequence[Settled]) -> None:
-        self._health.end(len(settled))
+    def _resolve(self, settled: Sequence[JobOutcome]) -> None:
+        self._health.on_jobs_done(len(settled))
         for outcome in settled:
             job = outcome.job
             if isinstance(job, Append):
                 self._pending_bytes -= job.size
                 if outcome.error is None:
-                    self._windows.add(job.run_id, job.records)
+                    self._windows.add(job.run_id, job.log_events)
                 elif isinstance(outcome.error, StorageFailed):
                     self._windows.fail(job.run_id, outcome.error, epoch=job.epoch)
                 elif isinstance(outcome.error, Fenced):
@@ -235,5 +235,5 @@ class WriteQueue:
             outcome.resolve()  # last: a caller that sees its write done must find readers up to date
 
 
-def _stopping() -> ServerStopping:
+def _stopping_error() -> ServerStopping:
     return ServerStopping("The server is stopping: try again when it is back.")

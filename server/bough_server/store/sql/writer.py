@@ -20,7 +20,7 @@ from bough_server.store.ports import RequestIdTaken, RunMoved, SessionMoved
 from bough_server.store.sql.append import is_stored, write_appends
 from bough_server.store.sql.driver import Driver, Reach, Refused, Session, Sharing
 from bough_server.store.sql.failure_log import FailureLog, cause_of
-from bough_server.store.sql.jobs import Append, Settled, Transaction
+from bough_server.store.sql.jobs import Append, JobOutcome, Transaction
 from bough_server.store.sql.log_heads import LogHeads, refusal
 from bough_server.store.sql.statements import DriverCursor
 
@@ -57,7 +57,7 @@ class WriterThread:
         driver: Driver,
         heads: LogHeads,
         *,
-        settle: Callable[[Sequence[Settled]], None],
+        settle: Callable[[Sequence[JobOutcome]], None],
         report_health: Callable[[bool], None],
         retry_delays: Sequence[float],
         hooks: CommitHooks,
@@ -88,7 +88,7 @@ class WriterThread:
     def _work(self) -> None:
         is_open = True
         while is_open:
-            job = self._next()
+            job = self._wait_for_job()
             group: list[Job] = []
             size = 0
             while job is not None:
@@ -105,7 +105,7 @@ class WriterThread:
                 self._settle(self._commit(group))
         self._connection.close()
 
-    def _next(self) -> Job | None:
+    def _wait_for_job(self) -> Job | None:
         """Return the oldest job, waiting for one; None to end."""
         while self._is_failing:
             try:
@@ -137,14 +137,14 @@ class WriterThread:
         if not is_failing:
             self._failures.clear()
 
-    def _commit(self, group: Sequence[Job]) -> list[Settled]:
+    def _commit(self, group: Sequence[Job]) -> list[JobOutcome]:
         """Commit a group, with retries; if that fails, commit each job alone."""
         settled = self._commit_group(group)
         if any(one.error is None for one in settled):
             self._set_failing(is_failing=False)
         return settled
 
-    def _commit_group(self, group: Sequence[Job]) -> list[Settled]:
+    def _commit_group(self, group: Sequence[Job]) -> list[JobOutcome]:
         error: Exception | None = None
         may_wait = not self._is_failing or any(isinstance(job, Append) for job in group)
         for delay in (0.0, *(self._retry_delays if may_wait else ())):
@@ -161,7 +161,7 @@ class WriterThread:
         assert error is not None
         # One bad job must not fail the others. If others are in the way, each would only wait for the lock once more.
         if len(group) == 1 or self._driver.is_busy(error):
-            return [self._failed(job, error) for job in group]
+            return [self._fail_job(job, error) for job in group]
         return [self._commit_alone(job) for job in group]
 
     def _free_locks(self, error: Exception) -> None:
@@ -172,14 +172,14 @@ class WriterThread:
                 self._failures.warn("locks not freed", failed)
                 self._roll_back()
 
-    def _commit_alone(self, job: Job) -> Settled:
+    def _commit_alone(self, job: Job) -> JobOutcome:
         try:
             (settled,) = self._attempt([job])
         except Exception as error:
-            return self._failed(job, error)
+            return self._fail_job(job, error)
         return settled
 
-    def _attempt(self, group: Sequence[Job]) -> list[Settled]:
+    def _attempt(self, group: Sequence[Job]) -> list[JobOutcome]:
         """Commit a group in one transaction, again if another one was faster."""
         for _ in range(_RACES):
             try:
@@ -190,15 +190,17 @@ class WriterThread:
                 _log.info("another transaction was faster", error=cause_of(failed), jobs=len(group))
         return self._attempt_once(group)
 
-    def _attempt_once(self, group: Sequence[Job]) -> list[Settled]:
+    def _attempt_once(self, group: Sequence[Job]) -> list[JobOutcome]:
         """Commit a group in one transaction; if an append is refused, once more with each append in a savepoint."""
         try:
             return self._transact(group, self._write_batch)
         except Refused:
             return self._transact(group, self._write_singly)
 
-    def _transact(self, group: Sequence[Job], write: Callable[[Sequence[Append]], Iterator[Settled]]) -> list[Settled]:
-        settled: list[Settled] = []
+    def _transact(
+        self, group: Sequence[Job], write: Callable[[Sequence[Append]], Iterator[JobOutcome]]
+    ) -> list[JobOutcome]:
+        settled: list[JobOutcome] = []
         started = time.perf_counter()
         connection = self._connection
         transaction = connection.begin()
@@ -228,7 +230,7 @@ class WriterThread:
             raise
         for job in group:
             if isinstance(job, Append):
-                self._heads.committed(job)
+                self._heads.on_commit(job)
         if self._report_commit is not None:
             self._report_commit(len(group), time.perf_counter() - started)
         return settled
@@ -259,34 +261,34 @@ class WriterThread:
             self._connection.invalidate()
             self._connection.rollback()  # SQLAlchemy reconnects only once the invalid transaction is rolled back
 
-    def _run(self, transaction: Transaction[Any]) -> Settled:
+    def _run(self, transaction: Transaction[Any]) -> JobOutcome:
         try:
-            return Settled(transaction, transaction.run(self._connection))
+            return JobOutcome(transaction, transaction.run(self._connection))
         except (BoughError, SessionMoved, RunMoved, RequestIdTaken) as refused:
             if not isinstance(refused, Fenced | RunMoved):  # what an earlier attempt was about to create is not there
                 self._heads.forget(transaction.run_id)
-            return Settled(transaction, error=refused)
+            return JobOutcome(transaction, error=refused)
 
-    def _write_batch(self, appends: Sequence[Append]) -> Iterator[Settled]:
+    def _write_batch(self, appends: Sequence[Append]) -> Iterator[JobOutcome]:
         ready: list[Append] = []
         for append in appends:
             error = self._prepare(append)
             if error is None:
                 ready.append(append)
             else:
-                yield Settled(append, error=error)
+                yield JobOutcome(append, error=error)
         refused = write_appends(self._connection, self._driver, ready) if ready else ()
         for append in ready:
-            yield Settled(append, error=self._refuse(append) if append.run_id in refused else None)
+            yield JobOutcome(append, error=self._refuse(append) if append.run_id in refused else None)
 
-    def _write_singly(self, appends: Sequence[Append]) -> Iterator[Settled]:
+    def _write_singly(self, appends: Sequence[Append]) -> Iterator[JobOutcome]:
         for append in appends:
             error = self._prepare(append)
             if error is None:
-                error = self._write_one(append)
-            yield Settled(append, error=error)
+                error = self._write_append(append)
+            yield JobOutcome(append, error=error)
 
-    def _write_one(self, append: Append) -> Exception | None:
+    def _write_append(self, append: Append) -> Exception | None:
         savepoint = self._connection.begin_nested()
         try:
             refused = write_appends(self._connection, self._driver, [append])
@@ -299,7 +301,7 @@ class WriterThread:
     def _refuse(self, append: Append) -> Exception | None:
         """Return the error of an append that did not continue its log; None if an earlier attempt has written it."""
         if append.is_uncertain and is_stored(
-            self._connection, run_id=append.run_id, epoch=append.epoch, records=append.records
+            self._connection, run_id=append.run_id, epoch=append.epoch, log_events=append.log_events
         ):
             return None
         return self._heads.fence(append, refusal(append.run_id))
@@ -316,7 +318,7 @@ class WriterThread:
             return self._heads.fence(append, refused)
         return None
 
-    def _failed(self, job: Job, error: Exception) -> Settled:
+    def _fail_job(self, job: Job, error: Exception) -> JobOutcome:
         """Fail a job; the driver's error goes only to the server's log."""
         if self._driver.is_transient(error):
             self._failures.warn("write given up", error, run_id=job.run_id)
@@ -325,9 +327,9 @@ class WriterThread:
             _log.error("write given up", run_id=job.run_id, exc_info=error)
         failure = StorageFailed("The server could not write to its storage; its log says why.")
         if isinstance(job, Append):
-            return Settled(job, error=self._heads.fence_of(job) or self._heads.fence(job, failure))
+            return JobOutcome(job, error=self._heads.fence_of(job) or self._heads.fence(job, failure))
         self._heads.forget(job.run_id)
-        return Settled(job, error=failure)
+        return JobOutcome(job, error=failure)
 
 
 def _moves_session(job: Job) -> bool:

@@ -22,9 +22,9 @@ from bough_server.store.sql.migrations import FIRST, HEAD
 from bough_server.store.sql.options import Durability
 from bough_server.store.sql.status import DatabaseStatus, read_use
 from bough_server.store.sql.tables import metadata
-from bough_server.store.sql.upgrade import refuse_upgrade, upgrade_schema
+from bough_server.store.sql.upgrade import build_upgrade_error, upgrade_schema
 from bough_server.store.sqlite.database_path import database_path
-from bough_server.store.sqlite.file_lock import FileLock, serving_owner
+from bough_server.store.sqlite.file_lock import FileLock, find_serving_owner
 
 _ADVICE = {
     sqlite3.SQLITE_NOTADB: "is not a database: move it away, or name another one",
@@ -67,7 +67,7 @@ registry.register("sqlite.shared", __name__, "SharedDialect")
 
 
 @contextmanager
-def opening(path: Path) -> Iterator[None]:
+def translate_errors(path: Path) -> Iterator[None]:
     """Raise a driver's error as a ConfigurationError that says what to do."""
     try:
         yield
@@ -78,7 +78,7 @@ def opening(path: Path) -> Iterator[None]:
         raise ConfigurationError(f"The database {str(path)!r} {advice}.") from error
 
 
-def shown(url: str) -> str:
+def display_url(url: str) -> str:
     """Return how a database is named in logs and messages."""
     return str(database_path(url))
 
@@ -99,12 +99,12 @@ def migrate(engine: Engine, path: Path, *, may_upgrade: bool = True) -> None:
 
     Raises ConfigurationError if the file is unusable, or needs an upgrade that is not allowed.
     """
-    with opening(path), engine.begin() as connection:
+    with translate_errors(path), engine.begin() as connection:
         found = _revision(connection, path)
         if found is not None and found < HEAD and not may_upgrade:  # a new file has nothing to upgrade
-            raise refuse_upgrade(repr(str(path)), found)
+            raise build_upgrade_error(repr(str(path)), found)
         if found is None:
-            _make(connection)
+            _create_schema(connection)
         elif found != HEAD:
             upgrade_schema(connection, repr(str(path)), found)
         else:  # a write that changes nothing: a read-only file must fail now, not at the first run
@@ -121,9 +121,9 @@ def database_status(url: str) -> DatabaseStatus:
         return DatabaseStatus(name=str(path), revision=None, head=HEAD, size_bytes=0)
     engine = reader_engine(path, connections=1, busy_timeout=5.0)
     try:
-        with opening(path), engine.connect() as connection:
+        with translate_errors(path), engine.connect() as connection:
             revision = _revision(connection, path)
-            servers = 0 if serving_owner(path) is None else 1
+            servers = 0 if find_serving_owner(path) is None else 1
             use = read_use(connection, servers=servers) if revision == HEAD else None
     finally:
         engine.dispose()
@@ -161,7 +161,7 @@ def exclusive_connection(url: str) -> Iterator[Connection]:
     """Open a transaction on a current database that nothing else uses meanwhile. Raises ConfigurationError."""
     with exclusive_engine(url) as (engine, path):
         migrate(engine, path)
-        with opening(path), engine.begin() as connection:
+        with translate_errors(path), engine.begin() as connection:
             yield connection
 
 
@@ -184,16 +184,16 @@ def _revision(connection: Connection, path: Path) -> str | None:
     return None if revision is None else str(revision)
 
 
-def _make(connection: Connection) -> None:
+def _create_schema(connection: Connection) -> None:
     """Create a new database's schema without loading Alembic; a test checks that the migrations lead to the same."""
     cursor = connection.connection.cursor()
-    for statement in _schema():
+    for statement in _compile_schema():
         cursor.execute(statement)
     connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
 
 
 @cache
-def _schema() -> Sequence[str]:
+def _compile_schema() -> Sequence[str]:
     """Compile the schema's statements, which takes most of the time that a new database does."""
     statements: list[str] = []
 

@@ -26,7 +26,7 @@ _TRANSIENT: Final = frozenset(
 )
 
 
-def _text(statement: Update | Insert, *order: str) -> str:
+def _compile(statement: Update | Insert, *order: str) -> str:
     """Compile a statement to text for the driver, for rows whose values are in this order.
 
     Appends bypass SQLAlchemy's execution, which costs as much time as SQLite itself.
@@ -38,7 +38,7 @@ def _text(statement: Update | Insert, *order: str) -> str:
 
 
 _runs = tables.runs.c
-_COMPARE_AND_SET: Final = _text(
+_COMPARE_AND_SET: Final = _compile(
     update(tables.runs)
     .where(
         _runs.run_id == bindparam("run"),
@@ -49,7 +49,7 @@ _COMPARE_AND_SET: Final = _text(
     .values(last_sequence=bindparam("last")),
     *("last", "run", "own_epoch", "expected"),
 )
-_INSERT_EVENTS: Final = _text(insert(tables.events), "run_id", "sequence", "kind", "data")
+_INSERT_EVENTS: Final = _compile(insert(tables.events), "run_id", "sequence", "kind", "data")
 
 
 def _append_events(cursor: DriverCursor, moves: Mapping[str, LogMove], events: Sequence[EventTuple]) -> Collection[str]:
@@ -62,10 +62,10 @@ def _append_events(cursor: DriverCursor, moves: Mapping[str, LogMove], events: S
 
 
 def _insert_rows(cursor: DriverCursor, table: Table, rows: Sequence[Values]) -> None:
-    cursor.driver.executemany(_text(insert(table), *table.columns.keys()), rows)
+    cursor.driver.executemany(_compile(insert(table), *table.columns.keys()), rows)
 
 
-def _is(error: Exception, codes: "frozenset[int] | set[int]") -> bool:
+def _has_code(error: Exception, codes: "frozenset[int] | set[int]") -> bool:
     """Return True for an SQLite error with one of these primary result codes; OSError counts as SQLITE_IOERR."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, sqlite3.Error):
@@ -77,8 +77,8 @@ SQLITE: Final = Driver(
     append_events=_append_events,
     insert_rows=_insert_rows,
     lock=None,
-    is_transient=lambda error: _is(error, _TRANSIENT),
-    is_busy=lambda error: _is(error, {sqlite3.SQLITE_BUSY}),
+    is_transient=lambda error: _has_code(error, _TRANSIENT),
+    is_busy=lambda error: _has_code(error, {sqlite3.SQLITE_BUSY}),
     is_raced=lambda error: False,
     free_locks=None,
 )

@@ -71,7 +71,7 @@ class FileLock:
         os.close(self._descriptor)
 
 
-def serving_owner(database: Path) -> LockOwner | None:
+def find_serving_owner(database: Path) -> LockOwner | None:
     """Return the owner of a database if it serves one; None if no live process has it, or none names an address."""
     try:
         descriptor = os.open(_lock_path(database), os.O_RDONLY | os.O_CLOEXEC)

@@ -12,7 +12,7 @@ from bough_server.store.sql.ownership import end_leases
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.store import Store
 from bough_server.store.sql.write_queue import WriteHealth, WriteQueue
-from bough_server.store.sqlite.database import make_folder, migrate, opening, reader_engine, writer_engine
+from bough_server.store.sqlite.database import make_folder, migrate, reader_engine, translate_errors, writer_engine
 from bough_server.store.sqlite.database_path import database_path
 from bough_server.store.sqlite.driver import SQLITE
 from bough_server.store.sqlite.file_lock import FileLock
@@ -55,7 +55,7 @@ class _FileGuard:
             elif was_lost and not is_lost:
                 _log.warning("the database file is back", path=str(self._path))
             was_lost = is_lost
-            write_health.report_lost(is_lost)
+            write_health.report_missing_file(is_lost)
             await asyncio.sleep(_FILE_SECONDS)
 
 
@@ -72,7 +72,7 @@ def open_sqlite(url: str, options: StoreOptions) -> Store:
         engine = writer_engine(path, durability=options.durability, busy_timeout=options.busy_timeout)
         try:
             migrate(engine, path, may_upgrade=options.may_upgrade)
-            with opening(path), engine.begin() as connection:
+            with translate_errors(path), engine.begin() as connection:
                 crashed = end_leases(connection)  # with the lock held, every worker with a lease has crashed
         except BaseException:
             engine.dispose()
