@@ -3,7 +3,6 @@
 import asyncio
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,13 @@ from bough.v1 import eval_result_pb2, eval_service_pb2, execution_pb2
 from bough.v1.policy_pb2 import Limits
 from bough_server.errors import NotFound, StorageFailed
 from bough_server.evals import evaluator
-from bough_server.evals.evaluations import Evaluations
 from bough_server.evals.judging import judge_trial
 from bough_server.store.evaluation_ports import EvaluationRecord
 from bough_server.store.ports import Principal
 from bough_server.store.sql.evaluations import SqlEvaluations
 from bough_server.store.worker_ports import RunStore
 from bough_server.telemetry import Parent
+from tests.evals.evaluation_workers import ME, Worker
 from tests.evals.job_server import (
     ARRIVED,
     CALLED,
@@ -38,11 +37,9 @@ from tests.evals.job_server import (
     runs_of,
     watch,
 )
-from tests.rpc.run_server import Served
 
 PASSED = eval_result_pb2.VERDICT_PASSED
 NOT_EVALUATED = eval_result_pb2.VERDICT_NOT_EVALUATED
-ME = Principal(tenant_id="local", user_id="local")
 OTHER = Principal(tenant_id="other", user_id="local")
 
 
@@ -259,24 +256,6 @@ async def test_an_evaluation_that_cannot_go_on_fails_and_says_so(
     assert (found.result.state, found.result.error) == (found.evaluation.state, found.evaluation.error)
 
 
-class Worker:
-    """Another worker on the store of a server."""
-
-    def __init__(self, server: Served, name: str) -> None:
-        self.dependencies = replace(server.app.evaluations.dependencies, worker=name)
-        self.evaluations = Evaluations(self.dependencies)
-        self.store = self.dependencies.store
-        self.name = name
-
-    async def __aenter__(self) -> "Worker":
-        await self.store.leases.begin(self.name)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.evaluations.close()
-        await self.store.leases.release(self.name)
-
-
 async def test_another_worker_leaves_an_evaluation_to_its_owner_and_sends_it_cancellations(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
         log = await begin(server, eval_set(case("a", "owned"), agent="gated")).until("case_trial_started")
@@ -335,7 +314,7 @@ async def test_a_worker_that_was_taken_for_lost_leaves_its_evaluations_to_others
         log = await begin(server, eval_set(case("a", "left"), agent="gated")).until("case_trial_started")
         await asyncio.wait_for(ARRIVED["left"].wait(), 30)
         first = server.app.evaluations.dependencies
-        await first.store.leases.begin(first.worker)
+        await server.app.runs.supervisor.lose_all()
         await asyncio.wait_for(until_taken_over(first.store, log.evaluation_id), 30)
         GATES["left"].set()
         await log.to_the_end()

@@ -1,5 +1,6 @@
 """Cancellations between workers: send them to the owner of an evaluation, and carry out those sent to this worker's."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -9,7 +10,9 @@ import structlog
 
 from bough.v1 import event_pb2
 from bough_server import evaluation_events
+from bough_server.errors import CallError, Fenced, ServerStopping, StorageFailed
 from bough_server.evals.dependencies import EvaluationDependencies
+from bough_server.runs.commands import PENDING_SECONDS
 from bough_server.runs.recovery import retry_until_stored
 from bough_server.store.evaluation_ports import EvaluationRecord
 from bough_server.store.ports import StoredEvent
@@ -35,14 +38,26 @@ class CancelCommands:
     ) -> None:
         self._dependencies, self._cancel, self._is_elsewhere = dependencies, cancel, is_elsewhere
 
-    async def send(self, record: EvaluationRecord, request: event_pb2.CancelRequested) -> None:
+    async def send(self, record: EvaluationRecord, request: event_pb2.CancelRequested) -> bool:
         """Ask the owner to end an evaluation, and wait until the request, or the end, is in its log.
 
-        Raises Fenced if it has ended, and StorageFailed.
+        Return False if the owner dropped it. Raises Fenced if it has ended, and StorageFailed.
         """
-        store, evaluation_id = self._dependencies.store, record.evaluation.evaluation_id
-        await store.mailbox.post(RunCommand(command_id=0, run_id=evaluation_id, cancel=request))
-        tail = store.log.tail(evaluation_id, after=record.evaluation.last_sequence)
+        mailbox, evaluation_id = self._dependencies.store.mailbox, record.evaluation.evaluation_id
+        command_id = await mailbox.post(RunCommand(command_id=0, run_id=evaluation_id, cancel=request))
+        found = asyncio.ensure_future(self._until_stopped(evaluation_id, after=record.evaluation.last_sequence))
+        try:
+            while not (await asyncio.wait({found}, timeout=PENDING_SECONDS))[0]:
+                if all(pending.command_id != command_id for pending in await mailbox.take(evaluation_id)):
+                    return False
+            found.result()
+            return True
+        finally:
+            found.cancel()
+            await asyncio.wait({found})
+
+    async def _until_stopped(self, evaluation_id: str, *, after: int) -> None:
+        tail = self._dependencies.store.log.tail(evaluation_id, after=after)
         async with aclosing(cast(AsyncGenerator[Sequence[StoredEvent], None], tail)) as pages:
             async for page in pages:
                 if any(stored.kind in _STOPS for stored in page):
@@ -61,7 +76,7 @@ class CancelCommands:
                 _log.error("commands of an evaluation not carried out", evaluation_id=evaluation_id, exc_info=error)
 
     async def _carry_out(self, evaluation_id: str) -> None:
-        """Carry out an evaluation's pending commands, of which only cancellations have a meaning.
+        """Carry out an evaluation's pending cancellations, dropping those that fail.
 
         Commands to runs arrive as well, and are left to their reader. Raises ServerStopping and StorageFailed, after
         which the commands are still pending.
@@ -71,6 +86,13 @@ class CancelCommands:
         if record is None or await self._is_elsewhere(record):
             return
         for command in await store.mailbox.take(evaluation_id):
-            if command.cancel is not None:
-                await self._cancel(record, command.cancel)
+            try:
+                if command.cancel is not None:
+                    await self._cancel(record, command.cancel)
+            except (ServerStopping, StorageFailed):  # temporary: keep the command
+                raise
+            except (CallError, Fenced) as error:
+                _log.warning("command dropped", evaluation_id=evaluation_id, error=str(error))
+            except Exception as error:  # kept, it would fail again and hold up those after it
+                _log.error("command failed, and is dropped", evaluation_id=evaluation_id, exc_info=error)
             await store.mailbox.done(command.command_id)

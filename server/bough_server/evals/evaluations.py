@@ -40,6 +40,9 @@ from bough_server.store.ports import (
 from bough_server.store.worker_ports import Topic
 from bough_server.telemetry import Parent
 
+MOST_ADOPTED: Final = 16
+"""How many evaluations that other servers left a server executes at once, beside those that it was asked for."""
+
 RETRY_SECONDS: Final = 1.0
 """How long after an evaluation stopped because of the storage the first attempt to continue it is made."""
 
@@ -63,6 +66,9 @@ class Evaluations:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
         self._offered = asyncio.Event()
+        self._adopted: set[str] = set()
+        """Evaluations that this worker is about to continue."""
+        dependencies.runs.supervisor.on_lost.append(self._lose_all)
 
     # Starting
 
@@ -154,6 +160,7 @@ class Evaluations:
         """Handle the end of an evaluation's task: it has ended, or stopped with an error that no event records."""
         self._live.pop(live.evaluation_id, None)
         self.dependencies.store.log.release(live.evaluation_id)
+        self._offered.set()  # there is room for another one
         if stopped is None or self._is_stopping or isinstance(stopped, Fenced):
             return
         self._spawn(self._try_again(live.evaluation_id))
@@ -273,7 +280,7 @@ class Evaluations:
             return True
         if await self._is_elsewhere(record):
             with suppress(Fenced):  # it has ended meanwhile
-                await self._commands.send(record, request)
+                return await self._commands.send(record, request)
             return True
         if evaluation_id not in self._live:
             self._refuse_while_stopping()
@@ -299,14 +306,9 @@ class Evaluations:
         store = self.dependencies.store
         store.notifier.subscribe(Topic.UNOWNED, lambda _: self._offered.set())
         found = await store.evaluations.open_evaluations()
-        self._continue_all(found)
+        self._offered.set()
         self._spawn(self._look())
         return len(found)
-
-    def _continue_all(self, found: Sequence[EvaluationRecord]) -> None:
-        for record in found:
-            if record.evaluation.evaluation_id not in self._live:
-                self._spawn(self._try_now(record.evaluation.evaluation_id))
 
     async def _look(self) -> None:
         """Continue the evaluations that other servers leave, until cancelled."""
@@ -321,11 +323,22 @@ class Evaluations:
         alive = await self.dependencies.store.leases.counters() if found else {}
         if self._is_stopping or self.dependencies.worker not in alive:
             return
-        for record in found:
-            live = self._live.get(record.evaluation.evaluation_id)
-            if live is not None and record.owner != live.record.owner and record.epoch >= live.record.epoch:
-                await self._leave(live)  # this worker was taken for lost meanwhile
-        self._continue_all([record for record in found if record.owner not in alive])
+        room = MOST_ADOPTED - len(self._adopted | self._live.keys())
+        for record in [record for record in found if record.owner not in alive][: max(0, room)]:
+            self._adopted.add(record.evaluation.evaluation_id)
+            self._spawn(self._adopt(record.evaluation.evaluation_id))
+
+    async def _adopt(self, evaluation_id: str) -> None:
+        try:
+            await self._try_now(evaluation_id)
+        finally:
+            self._adopted.discard(evaluation_id)
+
+    async def _lose_all(self) -> None:
+        """Stop all evaluations: this worker was taken for lost, and others continue them."""
+        if self._launching:
+            await asyncio.wait(self._launching.values())
+        await asyncio.gather(*(self._leave(live) for live in list(self._live.values())))
 
     async def _leave(self, live: LiveEvaluation) -> None:
         await live.stop()

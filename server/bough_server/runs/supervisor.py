@@ -68,6 +68,8 @@ class RunSupervisor:
         self.is_draining = False
         self._given_up: set[asyncio.Task[None]] = set()
         """Runs that are being given up to other servers."""
+        self.on_lost: list[Callable[[], Awaitable[None]]] = []
+        """What stops everything else that this worker executes when others have taken it for lost."""
         self._leased = asyncio.Event()
         self._leased.set()
         self._claimed: set[str] = set()
@@ -357,6 +359,8 @@ class RunSupervisor:
             self._dependencies.metrics.lease_lost()
         self._leased.clear()  # none arrives between the stop and the lease, which has no runs
         try:
+            for stop in self.on_lost:
+                await stop()
             await self.live_runs.arrived()
             await self.stop_all(Fenced("This server was taken for lost, and another one continues the run."))
             await self._dependencies.store.leases.begin(self._dependencies.worker)
