@@ -219,7 +219,7 @@ class App:
             agents=len(self.registry.resolver.agents),
             models=", ".join(self.settings.models),
             metrics=self.metrics_address or "none",
-            worker=self.evaluations.dependencies.worker,
+            worker=self.runs.worker.name,
         )
 
     async def _end_grace(self, signals: StopSignals) -> None:
@@ -353,7 +353,7 @@ def _evaluation_dependencies(
         store=store,
         agents=dependencies.agents,
         clock=dependencies.clock,
-        worker=dependencies.worker,
+        worker=runs.worker,
         models={
             info.name: model.config_digest
             for info in registry.list_models()

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from bough_server.evals.evaluations import Evaluations
+from bough_server.ownership import worker as ownership
 from bough_server.store.ports import Principal
 from tests.rpc.run_server import Served
 
@@ -13,7 +14,9 @@ class Worker:
     """Another worker on the store of a server."""
 
     def __init__(self, server: Served, name: str) -> None:
-        self.dependencies = replace(server.app.evaluations.dependencies, worker=name)
+        found = server.app.evaluations.dependencies
+        worker = ownership.Worker(name, found.store.leases, found.clock)
+        self.dependencies = replace(found, worker=worker)
         self.evaluations = Evaluations(self.dependencies)
         self.store = self.dependencies.store
         self.name = name

@@ -65,7 +65,7 @@ async def test_an_evaluation_stops_at_once_when_its_server_has_lost_its_lease(
         log = begin(server, eval_set(*many(1)))
         await asyncio.wait_for(is_judging.wait(), 30)
         monkeypatch.setattr(leases, "begin", begin_lease)
-        await asyncio.wait_for(server.app.runs.supervisor.lose_all(), 30)
+        await asyncio.wait_for(server.app.runs.worker.lose(), 30)
         await log.to_the_end()
     assert judged == ["stopped", "leased"]
     check_log(log.events)

@@ -261,12 +261,12 @@ async def test_another_worker_leaves_an_evaluation_to_its_owner_and_sends_it_can
         log = await begin(server, eval_set(case("a", "owned"), agent="gated")).until("case_trial_started")
         await asyncio.wait_for(ARRIVED["owned"].wait(), 30)
         async with Worker(server, "other") as other:
-            assert await other.evaluations.recover() == 1
+            assert await other.evaluations.recover() == 0
             for _ in range(3):
                 await asyncio.sleep(0.01)
             record = await other.store.evaluations.find(log.evaluation_id)
             assert record is not None
-            assert record.owner == server.app.evaluations.dependencies.worker
+            assert record.owner == server.app.evaluations.dependencies.worker.name
             await asyncio.wait_for(other.evaluations.cancel(ME, log.evaluation_id, note="from afar"), 30)
             await log.to_the_end()
             assert not await other.store.mailbox.take(log.evaluation_id)
@@ -282,7 +282,7 @@ async def test_an_owner_that_was_overtaken_writes_nothing_more(tmp_path: Path) -
         GATES["hello"].set()
         await asyncio.wait_for(ARRIVED["overtaken"].wait(), 30)
         first = server.app.evaluations.dependencies
-        await first.store.leases.release(first.worker)
+        await first.store.leases.release(first.worker.name)
         async with Worker(server, "successor") as successor:
             with capture_logs() as logged:
                 await successor.evaluations.recover()
@@ -298,7 +298,7 @@ async def test_an_owner_that_was_overtaken_sends_a_cancellation_to_its_successor
         log = await begin(server, eval_set(case("a", "handed over"), agent="gated")).until("case_trial_started")
         await asyncio.wait_for(ARRIVED["handed over"].wait(), 30)
         first = server.app.evaluations.dependencies
-        await first.store.leases.release(first.worker)
+        await first.store.leases.release(first.worker.name)
         async with Worker(server, "successor") as successor:
             await successor.evaluations.recover()
             await until_owned(successor, log.evaluation_id)
@@ -314,7 +314,7 @@ async def test_a_worker_that_was_taken_for_lost_leaves_its_evaluations_to_others
         log = await begin(server, eval_set(case("a", "left"), agent="gated")).until("case_trial_started")
         await asyncio.wait_for(ARRIVED["left"].wait(), 30)
         first = server.app.evaluations.dependencies
-        await server.app.runs.supervisor.lose_all()
+        await server.app.runs.worker.lose()
         await asyncio.wait_for(until_taken_over(first.store, log.evaluation_id), 30)
         GATES["left"].set()
         await log.to_the_end()
@@ -333,7 +333,7 @@ async def test_an_evaluation_without_an_owner_is_found_although_nothing_was_hear
             log = await begin(server, eval_set(case("a", "unheard"), agent="gated")).until("case_trial_started")
             await asyncio.wait_for(ARRIVED["unheard"].wait(), 30)
             monkeypatch.setattr(first.store.notifier, "publish", lambda topic, log_id="": None)
-            await first.store.leases.release(first.worker)
+            await first.store.leases.release(first.worker.name)
             await until_owned(successor, log.evaluation_id)
             GATES["unheard"].set()
             await log.to_the_end()

@@ -135,7 +135,7 @@ async def test_a_command_that_fails_unexpectedly_is_dropped_and_the_next_are_car
     assert seen == ["bad", "good", "last"]
     errors = [(line["event"], line["run_id"], repr(line["exc_info"])) for line in logged if "exc_info" in line]
     assert errors == [
-        ("commands of a run not carried out", lost.run_id, "ValueError('unreadable')"),
+        ("commands not carried out", lost.run_id, "ValueError('unreadable')"),
         ("command failed, and is dropped", run.run_id, "KeyError('bad')"),
     ]
     assert [[one.cancel.note for one in each if one.cancel] for each in left] == [["lost"], ["last"]]
@@ -286,7 +286,7 @@ async def test_a_run_that_is_being_created_while_its_worker_loses_its_lease_is_s
         monkeypatch.setattr(mine.store.leases, "begin", noted)
         starting = [asyncio.create_task(mine.start("slow"))]
         await creating.wait()
-        losing = asyncio.create_task(mine.runs.supervisor.lose_all())
+        losing = asyncio.create_task(mine.runs.worker.lose())
         await asyncio.sleep(0)
         may_create.set()
         await losing

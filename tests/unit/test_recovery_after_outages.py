@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Collection, Sequence
+from typing import NoReturn
 
 from bough.v1 import run_pb2
 from bough_server.errors import StorageFailed
-from bough_server.runs.recovery import LOOK_SECONDS, MAX_BACKOFF, Recovery
+from bough_server.ownership.background import LOOK_SECONDS, MAX_BACKOFF, Background
+from bough_server.runs.recovery import Recovery
 from bough_server.store.ports import Principal, RunRecord
 from tests.support.held_clock import HeldClock
 
@@ -21,12 +23,12 @@ class Storage:
     async def next_expiry(self, *, but: Collection[str]) -> None:
         """Nothing expires."""
 
-    async def claim(self, _: int) -> Sequence[RunRecord]:
+    async def claim(self, most: int) -> Sequence[RunRecord]:
         """Find no runs, if the database answers."""
         self._check()
         return ()
 
-    async def revive(self, _: RunRecord) -> None:
+    async def revive(self, record: RunRecord) -> None:
         """Continue a run, if the database answers."""
         self.tries += 1
         self._check()
@@ -38,23 +40,21 @@ class Storage:
         self.clock.advance(seconds)
         await asyncio.sleep(0)
 
-    def recovery(self) -> Recovery:
-        """Return a recovery beside those of other servers."""
+    def room(self) -> int:
+        """Return how many runs may be continued."""
+        return 10
 
-        async def nothing(_: object) -> None:
-            raise AssertionError("no run is lost or expires")
+    async def expire(self, run_id: str) -> NoReturn:
+        """No request expires."""
+        raise AssertionError(run_id)
 
-        return Recovery(
-            self,  # type: ignore[arg-type]  # of the index only what is looked at
-            self.clock,
-            is_shared=True,
-            room=lambda: 10,
-            claim=self.claim,
-            revive=self.revive,
-            expire=nothing,
-            losses=nothing,  # type: ignore[arg-type]
-            settled=nothing,
-        )
+    async def count_losses(self, record: RunRecord) -> NoReturn:
+        """No server is lost."""
+        raise AssertionError(record)
+
+    async def wait_for_progress(self, record: RunRecord) -> NoReturn:
+        """No server is lost."""
+        raise AssertionError(record)
 
     def _check(self) -> None:
         if not self.works:
@@ -63,7 +63,9 @@ class Storage:
 
 async def test_a_run_is_continued_at_the_first_look_that_succeeds() -> None:
     storage = Storage()
-    recovery = storage.recovery()
+    background = Background()
+    # Of the index only what is read here.
+    recovery = Recovery(storage, storage, background, storage.clock, is_shared=True)  # type: ignore[arg-type]
     await recovery.start()
     storage.works = False
     run = run_pb2.Run(run_id="stopped")
@@ -75,4 +77,4 @@ async def test_a_run_is_continued_at_the_first_look_that_succeeds() -> None:
     while not storage.continued.is_set():
         await storage.pass_time(LOOK_SECONDS / 4)
     assert storage.clock.monotonic() - back < MAX_BACKOFF / 4
-    await recovery.close()
+    await background.close()

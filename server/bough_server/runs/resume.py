@@ -211,7 +211,7 @@ class RunResumer:
             await self._check_files(record, files)
             if live is not None:
                 since = await self._answer(live, checked, files)
-            elif await self._supervisor.is_elsewhere(record):
+            elif await self._supervisor.worker.is_elsewhere(record):
                 await self._remote_commands.answer(
                     record, given, user_id=principal.user_id, deadline_time_ns=deadline_time_ns
                 )

@@ -9,7 +9,9 @@ import structlog
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, follow_pb2, message_pb2, run_pb2
 from bough_server import events, ids
 from bough_server.blobs import StoredBlob, referenced
-from bough_server.errors import Fenced, ServerStopping, StorageFailed
+from bough_server.errors import Fenced, ServerStopping
+from bough_server.ownership.background import Background
+from bough_server.ownership.worker import Worker
 from bough_server.runs.admission import (
     Admission,
     EvaluationRun,
@@ -24,7 +26,6 @@ from bough_server.runs.commands import RemoteCommands
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.follow import LogFollower, Pages, RemoteFollowers, Until
 from bough_server.runs.fork import ForkAddress, RunForker
-from bough_server.runs.leases import LeaseKeeper
 from bough_server.runs.resume import Resumed, RunResumer
 from bough_server.runs.start import RunStarter
 from bough_server.runs.supervisor import RunSupervisor
@@ -40,12 +41,16 @@ class Runs:
 
     def __init__(self, dependencies: RunDependencies) -> None:
         self._dependencies = dependencies
-        self._supervisor = RunSupervisor(dependencies)
+        store = dependencies.store
+        self.worker = Worker(dependencies.worker, store.leases, dependencies.clock, metrics=dependencies.metrics)
+        """What this process is among the servers of its store; evaluations have it too."""
+        self._background = Background()
+        self._supervisor = RunSupervisor(dependencies, self.worker, self._background)
         self._remote_commands = RemoteCommands(dependencies)
         self._starter = RunStarter(
             dependencies,
             self._supervisor.launcher,
-            self._supervisor.call_next,
+            self._supervisor.queue.call_next,
             has_room=self._supervisor.has_room,
         )
         self._forker = RunForker(dependencies, self._supervisor.takeover)
@@ -94,7 +99,7 @@ class Runs:
         )
         self._refuse_while_draining()  # again, because draining may have begun during the awaits
         # Shielded: a caller that disconnects meanwhile must not leave a run on disk that no worker executes.
-        starting = self._supervisor.shielded(admission.run_id, self._starter.start(principal, admission, trace))
+        starting = self._supervisor.live_runs.arrive(admission.run_id, self._starter.start(principal, admission, trace))
         try:
             record = await starting
         except RequestIdTaken as taken:
@@ -104,7 +109,7 @@ class Runs:
         live = self._supervisor.live_runs.at_hand(record.run.run_id)
         if live is not None and live.is_waiting:
             # The holder may have ended before this run was registered; then its end found no live run to start.
-            await self._supervisor.call_next(principal, record.run.session_id)
+            await self._supervisor.queue.call_next(principal, record.run.session_id)
         return record
 
     async def _admit(
@@ -165,7 +170,7 @@ class Runs:
             )
             forking = self._forker.fork(request, address, files=[*files, *mocked], deadline_time_ns=deadline_time_ns)
             try:
-                record = (await self._supervisor.shielded(address.run_id, forking)).record
+                record = (await self._supervisor.live_runs.arrive(address.run_id, forking)).record
             except RequestIdTaken as taken:
                 record = await self._dependencies.store.runs.get(principal, taken.run_id)
                 same_request(record, digest, request.request_id)
@@ -238,7 +243,7 @@ class Runs:
             del parked[run.run_id]  # another worker has continued and ended it
             return
         record = await self._dependencies.store.runs.find(run.run_id)
-        is_executed = record is not None and await self._supervisor.is_elsewhere(record)
+        is_executed = record is not None and await self.worker.is_elsewhere(record)
         run.parked_reason = "" if is_executed else parked.get(run.run_id, "")
 
     # Ending
@@ -272,7 +277,7 @@ class Runs:
                     return True
             await live.over()
             record = await self._dependencies.store.runs.get(record.principal, run_id)
-        if await self._supervisor.is_elsewhere(record):
+        if await self.worker.is_elsewhere(record):
             with suppress(Fenced):  # it has ended meanwhile
                 return await self._remote_commands.cancel(record, request)
             return True
@@ -293,16 +298,12 @@ class Runs:
         Return the number of runs to continue.
         """
         dependencies, recovery = self._dependencies, self._supervisor.recovery
-        await dependencies.store.leases.begin(dependencies.worker)
+        await self.worker.begin()
         dependencies.store.notifier.subscribe(Topic.UNOWNED, lambda _: recovery.offered())
         if dependencies.store.leases.is_shared:
-            keeper = LeaseKeeper(
-                dependencies.store.leases, dependencies.worker, dependencies.clock, on_lost=self._supervisor.lose_all
-            )
-            recovery.spawn(keeper.keep())
-            recovery.spawn(keeper.watch_others())
-            recovery.spawn(self._followers.report())
-        recovery.spawn(self._remote_commands.read(self._act, self._supervisor.is_elsewhere))
+            for work in (self.worker.keep_lease(), self.worker.watch_others(), self._followers.report()):
+                self._background.spawn(work)
+        self._background.spawn(self._remote_commands.read(self._act, self.worker.is_elsewhere))
         return await recovery.start()
 
     async def drain(self, grace: float) -> None:
@@ -326,6 +327,5 @@ class Runs:
     async def close(self) -> None:
         """Stop everything at once."""
         await self.drain(0)
-        await self._supervisor.recovery.close()
-        with suppress(StorageFailed, ServerStopping):  # a lease that remains is handled as that of a crashed worker
-            await self._dependencies.store.leases.release(self._dependencies.worker)
+        await self._background.close()
+        await self.worker.release()

@@ -30,6 +30,7 @@ from bough_server.runs.close import (
 )
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
+from bough_server.runs.progress import losses_of
 from bough_server.runs.registry import RunRegistry
 from bough_server.runtime.agent import Resolver
 from bough_server.store.ports import RunRecord
@@ -39,20 +40,6 @@ OnEnd = Callable[[LiveRun, BaseException | None], None]
 
 MOST_RESUMED = 5
 """How often a run is recovered from crashes without a new result of an effect in between, before it is failed."""
-
-PROGRESS = frozenset(
-    {
-        events.LLM_COMPLETED,
-        events.LLM_FAILED,
-        events.TOOL_COMPLETED,
-        events.TOOL_FAILED,
-        events.SUB_AGENT_COMPLETED,
-        events.SUB_AGENT_FAILED,
-        events.VALUE_RECORDED,
-        events.INPUT_RECEIVED,
-        events.RUN_FORKED,
-    }
-)
 
 
 class Launcher:
@@ -282,28 +269,6 @@ def session_cut(log: Sequence[event_pb2.AgentEvent]) -> int:
     """Return the position of the last session message that a run sees."""
     dequeued = [event.run_dequeued.session_cut for event in log if event.HasField("run_dequeued")]
     return dequeued[0] if dequeued else log[0].run_started.session_cut
-
-
-def losses_of(log: Sequence[event_pb2.AgentEvent]) -> int:
-    """Count the recorded crashes of a run's servers since its last progress.
-
-    Those while it was queued do not count: it cannot make progress then.
-    """
-    count, is_waiting = 0, False
-    for event in _since_progress(log):
-        if event.HasField("run_queued") or event.HasField("run_dequeued"):
-            is_waiting = event.HasField("run_queued")
-        elif event.HasField("run_resumed"):
-            count += not is_waiting and event.run_resumed.cause == event_pb2.RESUME_CAUSE_RECOVERY
-    return count
-
-
-def _since_progress(log: Sequence[event_pb2.AgentEvent]) -> Sequence[event_pb2.AgentEvent]:
-    """Return the events after a run's last progress; before that it was not queued."""
-    for index in reversed(range(len(log))):
-        if events.kind_of(log[index]) in PROGRESS:
-            return log[index + 1 :]
-    return log
 
 
 def _taken(record: RunRecord, worker: str, *, is_queued: bool) -> RunRecord:
