@@ -8,20 +8,23 @@ import pytest
 from structlog.testing import capture_logs
 
 from bough_server.evals import evaluations, evaluator
+from bough_server.evals.evaluation_log import EvaluationState
 from bough_server.evals.evaluator import LiveEvaluation
 from bough_server.evals.judging import judge_trial
+from bough_server.store.ports import EventLog
+from bough_server.store.worker_ports import RunCommand
 from tests.evals.evaluation_workers import ME, Worker
-from tests.evals.job_server import begin, case, check_log, eval_set, evaluating, many, watch
+from tests.evals.job_server import GATES, begin, case, check_log, eval_set, evaluating, many, watch
 
 
 async def test_a_cancellation_that_raises_in_its_owner_does_not_stay_pending_and_is_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cancel, raised = LiveEvaluation.cancel, list[str]()
+    cancel, failed = LiveEvaluation.cancel, list[RunCommand]()
 
     async def raising_once(live: LiveEvaluation, *, requested_by: str, note: str) -> None:
-        if not raised:
-            raised.append(note)
+        if not failed:
+            failed.extend(await server.app.store.mailbox.take(live.evaluation_id))
             raise KeyError("a mistake of the server")
         await cancel(live, requested_by=requested_by, note=note)
 
@@ -31,10 +34,10 @@ async def test_a_cancellation_that_raises_in_its_owner_does_not_stay_pending_and
         async with Worker(server, "other") as other:
             with capture_logs() as logged:
                 await asyncio.wait_for(other.evaluations.cancel(ME, log.evaluation_id, note="enough"), 20)
-            assert not await other.store.mailbox.take(log.evaluation_id)
+            assert failed[0] not in await other.store.mailbox.take(log.evaluation_id)
         await log.to_the_end()
     errors = [(line["evaluation_id"], repr(line["exc_info"])) for line in logged if "exc_info" in line]
-    assert (raised, errors) == (["enough"], [(log.evaluation_id, "KeyError('a mistake of the server')")])
+    assert (len(failed), errors) == (1, [(log.evaluation_id, "KeyError('a mistake of the server')")])
     assert log.kinds[-1] == "evaluation_cancelled"
     assert [event.note for event in log.having("evaluation_cancel_requested")] == ["enough"]
 
@@ -101,3 +104,30 @@ async def test_a_server_continues_no_more_evaluations_at_once_than_it_may(
             await watch(server, rows[0].evaluation.evaluation_id).to_the_end()
         may_judge[names[-1]].set()
         await watch(server, rows[1].evaluation.evaluation_id).to_the_end()
+
+
+async def test_an_evaluation_that_cannot_be_continued_takes_no_room_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, broken = evaluations.read_state, list[str]()
+
+    async def read_unless_broken(log: EventLog, evaluation_id: str) -> EvaluationState:
+        if evaluation_id in broken:
+            raise ValueError("unreadable")
+        return await read(log, evaluation_id)
+
+    monkeypatch.setattr(evaluations, "read_state", read_unless_broken)
+    monkeypatch.setattr(evaluations, "MOST_ADOPTED", 1)
+    async with evaluating(tmp_path) as server:
+        logs = [
+            await begin(server, eval_set(case("a", name), agent="gated")).until("case_trial_started")
+            for name in ("unreadable", "readable")
+        ]
+    broken.append(logs[0].evaluation_id)
+    GATES["readable"].set()
+    with capture_logs() as logged:
+        async with evaluating(tmp_path) as server:
+            followed = await asyncio.wait_for(watch(server, logs[1].evaluation_id).to_the_end(), 30)
+    check_log(followed.events)
+    errors = [(line["event"], line["evaluation_id"]) for line in logged if "exc_info" in line]
+    assert errors == [("evaluation not continued", broken[0])]

@@ -60,6 +60,8 @@ class Evaluations:
         self._live = Arrivals[LiveEvaluation](self._worker, self._background, dependencies.clock)
         self._is_stopping = False
         self._offered = asyncio.Event()
+        self._broken: set[str] = set()
+        """Evaluations that could not be continued: claimed again, they would keep the room that others need."""
         self._worker.on_lost(self._stop_all)
 
     # Starting
@@ -320,7 +322,7 @@ class Evaluations:
             return
         found = [record.evaluation.evaluation_id for record in await self._unowned()]
         executed = self._live.executed()  # after the await, during which others may have arrived
-        free = [evaluation_id for evaluation_id in found if evaluation_id not in executed]
+        free = [evaluation_id for evaluation_id in found if evaluation_id not in self._broken.union(executed)]
         for evaluation_id in free[: max(0, MOST_ADOPTED - len(executed))]:
             self._live.claim([evaluation_id])
             self._background.spawn(self._try_now(evaluation_id))
@@ -332,8 +334,10 @@ class Evaluations:
             await retry_until_stored(self.dependencies.clock, work)
         except Exception as error:
             _log.error("evaluation not continued", evaluation_id=evaluation_id, exc_info=error)
+            self._broken.add(evaluation_id)
         finally:
             self._live.unclaim(evaluation_id)
+            self._offered.set()  # if it is not live now, it leaves the room that it was claimed for
 
     async def _continue(self, evaluation_id: str, *, is_retried: bool = False) -> None:
         """Take an evaluation over and launch it, unless it has ended or another live worker has it.

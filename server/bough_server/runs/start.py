@@ -32,6 +32,55 @@ _TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewRunDraft:
+    """A run that is not created yet: what does not depend on whether it holds its session or waits for it."""
+
+    principal: Principal
+    admission: Admission
+    session_id: str
+    owner: str
+    """This worker, or empty if it has no room for the run."""
+    traced: Traced
+
+    @property
+    def creates_session(self) -> bool:
+        """True if the run is to create the session that its request names if it does not exist."""
+        request = self.admission.request
+        is_asked = request.on_missing_session == agent_service_pb2.MISSING_SESSION_POLICY_CREATE
+        return is_asked and bool(request.session_id)
+
+    def first_event(self, cut: SessionCut) -> event_pb2.AgentEvent:
+        """Return run_started of a run that sees its session up to a cut."""
+        traced = self.traced
+        event = run_started(self.admission, session_cut=cut.position, trace_id=traced.trace_id, span_id=traced.span_id)
+        event.run_started.state_json = cut.state_json
+        return event
+
+    def new_run(
+        self, started: event_pb2.AgentEvent, cut: SessionCut, *, queued: event_pb2.AgentEvent | None = None
+    ) -> NewRun:
+        """Return what the store creates; `queued` is the second event of a run that waits for its session."""
+        admission = self.admission
+        return NewRun(
+            run_id=admission.run_id,
+            principal=self.principal,
+            session_id=self.session_id,
+            new_session=not admission.request.session_id,
+            # A run that waits does so for another run of its session, which exists then.
+            create_session=self.creates_session and queued is None,
+            session_cut=cut.position,
+            state_json=cut.state_json,
+            request_id=admission.request.request_id,
+            request_digest=started.run_started.request_digest,
+            create_time_ns=admission.now_ns,
+            first=_record(started, admission.files),
+            definitions=stored_definitions(admission.resolver, admission.agent.definition.name),
+            owner=self.owner,
+            queued=_record(queued) if queued is not None else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Accepted:
     started: event_pb2.AgentEvent
     queued: event_pb2.AgentEvent | None
@@ -64,8 +113,9 @@ class RunStarter:
         # Only for the span: whether the run is queued is not known before it is created.
         record = record_of(admission, principal, session_id, owner=owner, is_queued=False)
         traced = self._launcher.span(record, admission.agent.definition, admission.run_id, trace)
+        draft = NewRunDraft(principal=principal, admission=admission, session_id=session_id, owner=owner, traced=traced)
         try:
-            accepted = await self._accept(principal, admission, session_id, owner=owner, traced=traced)
+            accepted = await self._accept(draft)
         except BaseException:
             traced.end()
             raise
@@ -85,31 +135,27 @@ class RunStarter:
         )
         return record
 
-    async def _accept(
-        self, principal: Principal, admission: Admission, session_id: str, *, owner: str, traced: Traced
-    ) -> _Accepted:
-        policy = admission.policy.on_busy_session
-        details = {"session_id": session_id}
+    async def _accept(self, draft: NewRunDraft) -> _Accepted:
+        policy = draft.admission.policy.on_busy_session
+        details = {"session_id": draft.session_id}
         busy = SessionBusy("The session keeps changing while the run is being started. Try again.", details=details)
         for _ in range(_TRIES):
             try:
-                return await self._hold(principal, admission, session_id, owner=owner, traced=traced)
+                return await self._hold(draft)
             except SessionMoved:
                 continue
             except SessionBusy as error:
                 busy = error
-            holder = await self._dependencies.store.runs.holder(principal, session_id)
+            holder = await self._dependencies.store.runs.holder(draft.principal, draft.session_id)
             if holder is None:  # the holder has ended since
                 continue
             if policy == policy_pb2.BUSY_SESSION_POLICY_QUEUE:
                 try:
-                    return await self._queue(
-                        principal, admission, session_id=session_id, owner=owner, traced=traced, holder=holder
-                    )
-                except SessionBusy as error:
+                    return await self._queue(draft, holder)
+                except SessionBusy as error:  # the holder has ended since: try to hold the session again
                     busy = error
             elif policy == policy_pb2.BUSY_SESSION_POLICY_CANCEL_INTERRUPTED and await self._gives_way(holder):
-                await self._cancel(holder, principal, admission.run_id)
+                await self._cancel(holder, draft)
             else:
                 raise busy
         raise busy
@@ -122,112 +168,52 @@ class RunStarter:
         runs, _ = await self._dependencies.store.runs.list(holder.principal, waiting, Page(size=1))
         return not runs
 
-    async def _hold(
-        self, principal: Principal, admission: Admission, session_id: str, *, owner: str, traced: Traced
-    ) -> _Accepted:
-        if not admission.request.session_id:
-            return await self._hold_at(SessionCut(0, ""), principal, admission, session_id, owner=owner, traced=traced)
-        async with self._dependencies.session_locks.hold(principal, session_id):
-            cut = await self._cut(principal, admission)
-            return await self._hold_at(cut, principal, admission, session_id, owner=owner, traced=traced)
+    async def _hold(self, draft: NewRunDraft) -> _Accepted:
+        if not draft.admission.request.session_id:
+            return await self._hold_at(SessionCut(0, ""), draft)  # no other call knows the session: there is no race
+        async with self._dependencies.session_locks.hold(draft.principal, draft.session_id):
+            return await self._hold_at(await self._cut(draft), draft)
 
-    async def _cut(self, principal: Principal, admission: Admission) -> SessionCut:
+    async def _cut(self, draft: NewRunDraft) -> SessionCut:
         """Return the cut of the session that a request names, or an empty cut if the run is to create it.
 
         Raises NotFound.
         """
         try:
-            return await self._dependencies.store.sessions.cut(principal, admission.request.session_id)
+            return await self._dependencies.store.sessions.cut(draft.principal, draft.session_id)
         except NotFound:
-            if not _creates_session(admission):
+            if not draft.creates_session:
                 raise
             return SessionCut(0, "")
 
-    async def _hold_at(
-        self,
-        cut: SessionCut,
-        principal: Principal,
-        admission: Admission,
-        session_id: str,
-        *,
-        owner: str,
-        traced: Traced,
-    ) -> _Accepted:
+    async def _hold_at(self, cut: SessionCut, draft: NewRunDraft) -> _Accepted:
         # Read the messages before the run is created: once it exists, no failure may keep it from being launched.
-        session = await self._dependencies.session_history(principal, session_id, through=cut.position)
-        started = self._started(admission, cut, traced)
-        definition, log = admission.agent.definition, self._dependencies.store.log
+        session = await self._dependencies.session_history(draft.principal, draft.session_id, through=cut.position)
+        started = draft.first_event(cut)
+        definition, log = draft.admission.agent.definition, self._dependencies.store.log
         started.run_started.starts_with = await first_member(log, definition, session.stored)
-        await self._create(principal, admission, session_id, started, cut=cut, owner=owner)
+        await log.create(draft.new_run(started, cut))
         return _Accepted(started=started, queued=None, session=session)
 
-    async def _queue(
-        self,
-        principal: Principal,
-        admission: Admission,
-        *,
-        session_id: str,
-        owner: str,
-        traced: Traced,
-        holder: RunRecord,
-    ) -> _Accepted:
-        cut = SessionCut(0, "")
-        started = self._started(admission, cut, traced)
+    async def _queue(self, draft: NewRunDraft, holder: RunRecord) -> _Accepted:
+        cut = SessionCut(0, "")  # run_dequeued has the cut: the runs before this one still add to the session
+        started = draft.first_event(cut)
         queued = run_queued(started, holder.run.run_id)
-        await self._create(principal, admission, session_id, started, cut=cut, owner=owner, queued=queued)
+        await self._dependencies.store.log.create(draft.new_run(started, cut, queued=queued))
         return _Accepted(started=started, queued=queued, session=SessionHistory())
 
-    def _started(self, admission: Admission, cut: SessionCut, traced: Traced) -> event_pb2.AgentEvent:
-        event = run_started(admission, session_cut=cut.position, trace_id=traced.trace_id, span_id=traced.span_id)
-        event.run_started.state_json = cut.state_json
-        return event
-
-    async def _create(
-        self,
-        principal: Principal,
-        admission: Admission,
-        session_id: str,
-        started: event_pb2.AgentEvent,
-        *,
-        cut: SessionCut,
-        owner: str,
-        queued: event_pb2.AgentEvent | None = None,
-    ) -> None:
-        await self._dependencies.store.log.create(
-            NewRun(
-                run_id=admission.run_id,
-                principal=principal,
-                session_id=session_id,
-                new_session=not admission.request.session_id,
-                create_session=_creates_session(admission) and queued is None,
-                session_cut=cut.position,
-                state_json=cut.state_json,
-                request_id=admission.request.request_id,
-                request_digest=started.run_started.request_digest,
-                create_time_ns=admission.now_ns,
-                first=_record(started, admission.files),
-                definitions=stored_definitions(admission.resolver, admission.agent.definition.name),
-                owner=owner,
-                queued=_record(queued) if queued is not None else None,
-            )
-        )
-
-    async def _cancel(self, holder: RunRecord, principal: Principal, by_run_id: str) -> None:
+    async def _cancel(self, holder: RunRecord, draft: NewRunDraft) -> None:
         request = event_pb2.CancelRequested(
-            reason=execution_pb2.CANCEL_REASON_SUPERSEDED, requested_by=principal.user_id, by_run_id=by_run_id
+            reason=execution_pb2.CANCEL_REASON_SUPERSEDED,
+            requested_by=draft.principal.user_id,
+            by_run_id=draft.admission.run_id,
         )
         try:
             await close_run(self._dependencies, holder, close_reason(request))
         except (RunMoved, Fenced):
             return  # it has been continued or has ended meanwhile: look again
-        await self._call_next(principal, holder.run.session_id)  # a run that was queued meanwhile goes first
-
-
-def _creates_session(admission: Admission) -> bool:
-    """True if the run is to create the session that its request names if it does not exist."""
-    request = admission.request
-    is_asked = request.on_missing_session == agent_service_pb2.MISSING_SESSION_POLICY_CREATE
-    return is_asked and bool(request.session_id)
+        # A run that was queued meanwhile goes first.
+        await self._call_next(draft.principal, holder.run.session_id)
 
 
 def _record(event: event_pb2.AgentEvent, files: Sequence[StoredBlob] = ()) -> Record:
