@@ -279,6 +279,7 @@ class TrialRunner:
                 mocks.tools.extend(mocks_of(await self._record(mocks.run_id)))
             except NotFound:
                 raise NotJudged(f"The run {mocks.run_id!r} that tools are mocked from is not stored here.") from None
+        # The run holds the mocks themselves: it can be continued when that other run has been deleted.
         mocks.run_id = ""
         return mocks
 
@@ -293,6 +294,7 @@ class TrialRunner:
         except (ServerStopping, StorageFailed):
             raise
         except CallError as error:
+            # Else it would stay open after its evaluation.
             await self._cancel(record.run.run_id, note=_NOT_CONTINUED)
             raise NotJudged(f"The run could not be continued: {error.message}") from None
         if unanswered is not None:
@@ -355,6 +357,7 @@ class _TurnReader:
 
 
 def _policy(case: eval_set_pb2.EvalCase) -> policy_pb2.RunPolicy:
+    # No client follows these runs: neither a lost stream nor a caller's deadline may end them.
     policy = policy_pb2.RunPolicy(background=True, on_disconnect=policy_pb2.DISCONNECT_POLICY_CONTINUE)
     policy.limits.wall_duration.CopyFrom(case.timeout)  # a planned case has one
     return policy

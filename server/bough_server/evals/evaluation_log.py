@@ -118,6 +118,7 @@ class EvaluationState:
         """Yield the trials that are not scored yet, in the order of the set."""
         for planned in self.cases.values():
             for trial in range(planned.trials):
+                # One that has ended is executed again too: its runs are found, and only its scores are computed.
                 if (planned.eval_case.id, trial) not in self.scored:
                     yield planned, trial
 
@@ -163,5 +164,6 @@ async def read_state(log: EventLog, evaluation_id: str, *, keeps_differences: bo
     """Return what the committed events of an evaluation say."""
     state = EvaluationState(keeps_differences=keeps_differences)
     while page := await log.read(evaluation_id, after=state.last_sequence):
+        # In a thread: the results of a page take a while to parse.
         await asyncio.to_thread(state.add, page)
     return state

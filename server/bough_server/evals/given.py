@@ -43,6 +43,7 @@ async def score_invocations(
     case = _case(request)
     await _check(dependencies, case)
     found = _Found(request, case)
+    # One for all records: what a judge used for several of them is counted once.
     judges = Judges(dependencies, principal)
     for number, source in enumerate(request.invocations):
         invocation = await read_source(dependencies.runs, dependencies.store.log, principal, source)
@@ -84,6 +85,7 @@ class _Found:
         _strip(numbers, "numbers")
         self._numbers.append(numbers)
         room = self._room - self._waiting * self._least
+        # From what is largest to what is missed most.
         for step in ("", "trees", "turns", "runs", "reason"):
             _strip(case, step)
             if case.ByteSize() + _FRAME_BYTES <= room:

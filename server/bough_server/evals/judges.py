@@ -88,6 +88,7 @@ class Judges:
         refs = [
             self._ref(metric, case, question, judged_run_id=run_ids[question.turn], trial=trial) for question in asked
         ]
+        # All are awaited, although one fails: a run that was started must be counted.
         answers = await asyncio.gather(
             *(self._answer(question, ref, used) for question, ref in zip(asked, refs, strict=True)),
             return_exceptions=True,
@@ -131,6 +132,7 @@ class Judges:
         async with self._free:
             request = _request(question)
             digest = self._digest(request, question)
+            # A run without an answer keeps its request id, so the same question is asked under the next number.
             for number in count():
                 request.request_id = f"{OF_SERVER}judge/{digest}-{number}"
                 name = hashlib.sha256(f"{self._principal.user_id}\0{request.request_id}".encode()).hexdigest()

@@ -128,6 +128,7 @@ def _started(
         user_id=principal.user_id,
     )
     started.eval_set.CopyFrom(request.eval_set)
+    # Each case is an event: a set may be larger than an event.
     del started.eval_set.cases[:]
     if request.HasField("budget"):
         started.budget.CopyFrom(request.budget)

@@ -108,6 +108,7 @@ class ResultPages:
                     return CasePage(cases=cases, next_since=at)
                 case = await self._case(evaluation_id, held.state, names[at])
                 size += case.ByteSize()
+                # With one case at least: an empty page would name itself as the next.
                 if cases and size > most_bytes:
                     return CasePage(cases=cases, next_since=at)
                 cases.append(case)

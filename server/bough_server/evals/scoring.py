@@ -86,6 +86,7 @@ def score_trial(
     `extra_scores` are the scores of llm_judge and custom metrics, by name. Raises ConfigurationError if a metric needs
     scipy and it is not installed.
     """
+    # First, because a crash is a failure whatever its record lacks.
     if any(invocation.state in _CRASHED for invocation in invocations):
         return _crashed(case, invocations, trial=trial)
     if problem := next(_problems(case, invocations), ""):
@@ -227,6 +228,7 @@ def _verdict(scores: Sequence[MetricScore]) -> tuple[Verdict.ValueType, str]:
 
 def _shorten(result: CaseTrialResult) -> None:
     """Leave out differences of trees, the last ones first, until the scores fit their bound."""
+    # By halves, as each look at the sizes passes over all scores.
     keep = max((len(tree.differences) for score in result.scores for tree in score.tree_comparisons), default=0)
     while keep and sum(score.ByteSize() for score in result.scores) > _MAX_SCORE_BYTES:
         keep //= 2
@@ -240,6 +242,7 @@ def _add_turns(result: CaseTrialResult, invocations: Sequence[Invocation], marks
     room = MAX_BYTES - result.ByteSize()
     made = [turn_result(one, marks=marks.get(number, {}), max_bytes=room) for number, one in enumerate(invocations)]
     if sum(turn.ByteSize() for turn in made) > room:
+        # Those below an equal share stay whole; what they leave of it is not shared out again.
         share = room // len(made)
         for number, turn in enumerate(made):
             if turn.ByteSize() > share:

@@ -92,6 +92,7 @@ class _MetricOfTrials:
         return NOT_EVALUATED if self.missing or not self.scores else PASSED
 
     def summary(self) -> eval_result_pb2.MetricSummary:
+        # Without some of the trials it would be compared with means over all of them.
         mean = None if self.missing or not self.scores else statistics.mean(self.scores)
         return eval_result_pb2.MetricSummary(name=self.name, verdict=self.status, mean=mean, threshold=self.threshold)
 
@@ -124,6 +125,7 @@ def _case_verdict(
 ) -> tuple[Status, str]:
     """Return the verdict of a case and the sentence that says why."""
     total = max(planned.trials, len(trials))
+    # In this order: a failure stands whatever else is unknown, and what is unknown outlasts what has not ended.
     if crashed := [trial for trial in trials if trial.crashed]:
         return FAILED, _of_trials(crashed, total, "crashed")
     if failed := next((metric for metric in metrics if metric.status == FAILED), None):

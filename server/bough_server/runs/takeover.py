@@ -172,6 +172,7 @@ class Takeover:
         read = await read_records(self._dependencies.store.log, run.run_id, last_sequence=run.last_sequence)
         log = [one.event for one in read]
         of_the_run = [one.event for one in read if one.kind in events.RUN_KINDS]
+        # Before the catalog is restored: a run that is to end can do so without the versions that it started with.
         reason = self._close_reason(log, of_the_run)
         if reason is not None:
             await close_run(self._dependencies, record, reason)
@@ -251,6 +252,7 @@ class Takeover:
     ) -> LiveRun:
         """Launch a run that this worker already owns, from its log without deltas. Raises MissingVersion."""
         started, resolver = log[0], resolver or await self.resolver(log)
+        # A queued run reads its session when it leaves the queue: those before it still add messages.
         session = SessionHistory() if is_queued else await self._session(record, log)
         definition = resolver.agents[started.run_started.agent].definition
         parent = Parent.recorded(started.trace_id, started.span_id)
