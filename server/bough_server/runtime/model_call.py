@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
+from bough.v1 import event_pb2, message_pb2, step_pb2
 from bough_server import events
 from bough_server.engine import keys
 from bough_server.engine.execution import Execution, as_run_error
@@ -54,9 +54,9 @@ async def ask(lane: Lane, effect: ModelCallSpec, request: Asked, name: str) -> s
             made = _made(running, effect, request)
             models, amount = _admitted(lane, key, name, made)
         except RunError as refusal:
-            event = running.record.in_step(running.event(key), index)
+            event = running.event(key, index)
             event.effect_digest = _DIGEST
-            event.llm_failed.error.CopyFrom(_error(running, refusal))
+            event.llm_failed.error.CopyFrom(running.error_of(refusal))
             event.llm_failed.not_sent = True
             execution.emit(event)
             raise
@@ -106,19 +106,22 @@ async def _ask(
     if lost:
         call.recover()
     else:
-        started = running.record.in_step(running.event(key, traced=traced), index)
+        started = running.event(key, index, traced=traced)
         started.effect_digest, started.attempt = _DIGEST, 1
         started.llm_started.CopyFrom(_begun(request, model, amount))
         execution.emit(started)
     running.record.unsent.add(key)  # until the first attempt: a cancellation may come before it
     await execution.writer.committed()
-    ended = running.record.in_step(running.event(key, traced=traced), index)
+    ended = running.event(key, index, traced=traced)
     try:
         response = await call.answer(await _with_files(execution, request))
     except Exception as raised:  # not CancelledError: the cancellation records the end, from what the call noted
         error = as_run_error(raised)
         ended.attempt = call.attempt
-        ended.llm_failed.CopyFrom(_failed(running, error, raised, is_sent=call.is_sent))
+        lost_usage = getattr(raised, "lost_usage", None)
+        ended.llm_failed.CopyFrom(
+            event_pb2.LlmFailed(error=running.error_of(error), not_sent=not call.is_sent, lost_usage=lost_usage)
+        )
         execution.emit(ended)
         execution.spans.pop(key).end(error=ended.llm_failed.error, input=request.messages)
         await execution.writer.committed()
@@ -141,12 +144,6 @@ async def _with_files(execution: Execution, request: ModelRequest) -> ModelReque
     files = execution.files
     messages = await files.with_data(request.messages) if files is not None else request.messages
     return replace(request, messages=messages, forms=())
-
-
-def _failed(running: RunningAgent, error: RunError, raised: Exception, *, is_sent: bool) -> event_pb2.LlmFailed:
-    return event_pb2.LlmFailed(
-        error=_error(running, error), not_sent=not is_sent, lost_usage=getattr(raised, "lost_usage", None)
-    )
 
 
 def _begun(request: ModelRequest, model: Model, amount: Amount) -> event_pb2.LlmStarted:
@@ -185,10 +182,6 @@ def _answered(recorded: event_pb2.AgentEvent) -> step_pb2.LlmResponse:
     if recorded.HasField("llm_failed"):
         raise RunError.of(recorded.llm_failed.error)
     return copy_of(recorded.llm_completed.response)
-
-
-def _error(running: RunningAgent, error: RunError) -> error_pb2.AgentError:
-    return error.to_agent_error(agent=running.name, invocation_id=running.invocation_id)
 
 
 def _is_for_the_session(message: message_pb2.Message, running: RunningAgent) -> bool:
