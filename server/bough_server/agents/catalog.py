@@ -94,6 +94,7 @@ class AgentCatalog:
 
     async def of(self, tenant_id: str) -> TenantCatalog:
         """Return a tenant's current catalog. Raises StorageFailed."""
+        # Read each time: another server may have changed the agents.
         version = await self._store.version(tenant_id)
         held = self._held.get(tenant_id)
         if held is None or held.version != version:
@@ -122,7 +123,9 @@ class AgentCatalog:
             # In a thread: checking schemas takes seconds per MiB and would block the event loop.
             await asyncio.to_thread(refuse, own, known, lambda index: f"definitions[{index}]")
             resolver = overlaid(resolver, own)
+        # A function, because the names are sorted for the suggestion of an error only.
         _found(resolver, root, lambda: [*catalog.names(), *(each.name for each in definitions)])
+        # The request's own definitions change what a run can reach: the catalog's versions do not hold for it.
         return resolver, checked_versions(resolver, root) if definitions else catalog.versions(root)
 
     async def validate(
@@ -136,6 +139,7 @@ class AgentCatalog:
     def _evict(self) -> None:
         """Evict the least recently used catalogs until the rest fits HELD_BYTES; at least one stays."""
         held = sum(each.bytes_held for each in self._held.values())
+        # The last one is in use: a tenant whose agents alone exceed the bound is still served.
         while held > HELD_BYTES and len(self._held) > 1:
             _, dropped = self._held.popitem(last=False)
             held -= dropped.bytes_held

@@ -170,6 +170,7 @@ def _check_revision(current: agent_pb2.Agent, revision: str) -> None:
 
 def _linking(catalog: TenantCatalog, name: str) -> Iterator[str]:
     """Yield the names of the stored agents that link to an agent."""
+    # Stored agents alone: those in files and code were checked without them, so they cannot link to one.
     for each in catalog.stored.values():
         if any(link.agent == name for link in each.definition.sub_agents):
             yield each.definition.name
@@ -217,6 +218,7 @@ def _take(names: Sequence[str], source: Message, target: Message) -> None:
     """Copy one field from the source; clear it if the source does not have it."""
     *outer, leaf = names
     for name in outer:
+        # Absent in both: to clear a field in it would make the message around that field present.
         if not source.HasField(name) and not target.HasField(name):
             return
         source, target = getattr(source, name), getattr(target, name)
