@@ -1,13 +1,11 @@
 """The tree metric: cases whose scores, marks and words are known."""
 
-import sys
 from itertools import permutations
 from typing import Any
 
 import pytest
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2
-from bough_server.errors import ConfigurationError
 from bough_server.evals.metrics import trees
 from bough_server.evals.metrics.agent_trajectory import TreeScore, compare_trees
 from bough_server.evals.metrics.turn import Turn
@@ -329,11 +327,3 @@ def test_a_call_that_was_cut_cannot_be_scored() -> None:
     assert score is not None
     assert score.verdict == eval_result_pb2.VERDICT_NOT_EVALUATED
     assert "cut" in score.reason
-
-
-@pytest.mark.parametrize(("module", "is_ordered"), [("scipy.optimize", False), ("numpy", True)])
-def test_a_missing_extra_is_named(module: str, is_ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    wanted = expected("lead", expected("a"), expected("b"), is_ordered=is_ordered)
-    with pytest.raises(ConfigurationError, match=r'pip install "bough-agents\[server,eval\]"'):
-        compared(wanted, agent("lead", agent("a"), agent("b")))

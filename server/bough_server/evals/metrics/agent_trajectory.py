@@ -54,7 +54,6 @@ def compare_trees(
     Raises:
         ValueError: They cannot be compared: the trees are too large, or a call was cut. The message says so.
         TooMuchWork: It takes too many steps to compare them.
-        ConfigurationError: scipy is not installed.
     """
     wanted = expected_tree(expected, order=metric.roots_order, extra=metric.extra_roots)
     there = agent_tree(actual, is_transparent=_transparent(wanted, metric))
