@@ -83,8 +83,7 @@ def score_trial(
 ) -> CaseTrialResult:
     """Judge a trial by the records of its turns, folded with folding.UNLIMITED.
 
-    `extra_scores` are the scores of llm_judge and custom metrics, by name. Raises ConfigurationError if a metric needs
-    scipy and it is not installed.
+    `extra_scores` are the scores of llm_judge and custom metrics, by name.
     """
     if any(invocation.state in _CRASHED for invocation in invocations):
         return _crashed(case, invocations, trial=trial)

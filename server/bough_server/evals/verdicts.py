@@ -53,8 +53,7 @@ def case_result(
     else NOT_EVALUATED if a trial could not be scored, in whole or by one of the metrics; else PASSED. One
     crashed and one passed trial are therefore a failure, and so are one failed trial and one that could not be scored.
 
-    The statistics count the scored trials, crashed ones among them. Raises ConfigurationError if scipy is not
-    installed.
+    The statistics count the scored trials, crashed ones among them.
     """
     ordered = sorted(trials, key=lambda trial: trial.trial)
     judged = [trial for trial in ordered if is_judged(trial)]
@@ -160,8 +159,7 @@ def totals(
 ) -> eval_result_pb2.EvalTotals:
     """Return the numbers over all cases; the digest of the set seeds the resampling, so the same cases have the same.
 
-    Over 1,000 cases the resampling takes tenths of a second: call it in a thread. Raises ConfigurationError if scipy
-    is not installed.
+    Resampling takes tenths of a second: call it in a thread.
     """
     statuses = [case.verdict for case in cases]
     result = eval_result_pb2.EvalTotals(
