@@ -11,7 +11,6 @@ from bough_server.evals.eval_set import planned_cases
 from bough_server.evals.folding import read_source
 from bough_server.evals.judges import Judges
 from bough_server.evals.judging import judge_trial
-from bough_server.evals.planning import require_extra
 from bough_server.evals.scoring import applicable_metrics
 from bough_server.evals.validation import request_problems
 from bough_server.evals.verdicts import case_result, totals, verdict
@@ -37,9 +36,8 @@ async def score_invocations(
 ) -> eval_result_pb2.EvalResult:
     """Score stored runs or given records, one after the other, each as a case of one turn.
 
-    Raises NotInstalled, InvalidRequest, NotFound and SequenceOutOfRange.
+    Raises InvalidRequest, NotFound and SequenceOutOfRange.
     """
-    require_extra()
     case = _case(request)
     await _check(dependencies, case)
     found = _Found(request, case)

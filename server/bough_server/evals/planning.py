@@ -4,14 +4,13 @@ import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import util
 from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2
 from bough_server.agents.definition import received
 from bough_server.agents.registry import VersionHashes, reachable
-from bough_server.distribution import install_command, version
-from bough_server.errors import FieldViolation, InvalidRequest, NotInstalled
+from bough_server.distribution import version
+from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.evals.compare import baseline_of
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.eval_set import planned_cases, set_digest
@@ -54,12 +53,6 @@ def request_digest(request: eval_service_pb2.EvaluateRequest) -> str:
     return hashlib.sha256(content.SerializeToString(deterministic=True)).hexdigest()
 
 
-def require_extra() -> None:
-    """Raise NotInstalled if the packages that evaluations need are not installed."""
-    if util.find_spec("scipy") is None:
-        raise NotInstalled(f'Evaluations need the extra "eval": {install_command("eval")}.')
-
-
 async def plan(
     dependencies: EvaluationDependencies,
     principal: Principal,
@@ -70,9 +63,8 @@ async def plan(
 ) -> EvaluationPlan:
     """Check a request as a whole and plan its evaluation.
 
-    Raises NotInstalled, InvalidRequest with every problem, NotFound and AgentUnusable.
+    Raises InvalidRequest with every problem, NotFound and AgentUnusable.
     """
-    require_extra()
     agent = request.agent or request.eval_set.agent
     trials = request.trials if request.HasField("trials") else None
     # In a thread: a set of 8 MiB takes seconds to check.
