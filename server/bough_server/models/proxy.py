@@ -11,8 +11,6 @@ from ipaddress import ip_address, ip_network
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies
 
-from bough_server.models.endpoint import is_loopback
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
@@ -34,12 +32,18 @@ def proxy_of(url: str) -> Proxy | None:
     named, parts = getproxies(), urlsplit(url)
     proxy = named.get(parts.scheme) or named.get("all")
     # A proxy named in the environment cannot reach this machine's loopback.
-    if not proxy or is_loopback(url):
+    if not proxy or _is_loopback(url):
         return None
     exceptions = (each.strip() for each in named.get("no", "").split(","))
     if any(_covers(each, parts) for each in exceptions if each):
         return None
     return _parsed(proxy if "://" in proxy else f"http://{proxy}")
+
+
+def _is_loopback(url: str) -> bool:
+    """Return whether a URL is of this machine's loopback."""
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _parsed(url: str) -> Proxy:
