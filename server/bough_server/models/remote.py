@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from bough.v1 import step_pb2
-from bough_server.models.answer import Answer, RawAnswer
+from bough_server.models.answer import Answer
 from bough_server.models.endpoint import Endpoint, Timeouts
 from bough_server.models.failures import Failures
 from bough_server.models.http import Address, HttpConnection
@@ -38,8 +38,9 @@ class Api(Protocol):
         """Build the body of a request. Raises BadSettings."""
         ...
 
-    def answer(self, meter: AttemptMeter, *, name: str) -> Answer:
-        """Return a new answer, to which events can be applied; `meter` receives its usage."""
+    @property
+    def answer(self) -> type[Answer]:
+        """What assembles an answer."""
         ...
 
 
@@ -100,9 +101,7 @@ class RemoteModel:
             raise self._failures.unusable(f"cannot be called: {error}") from error
         meter = meter or AttemptMeter()
         async with self._limiter.admit(request, meter):
-            answer = self._api.answer(meter, name=self.name)
-            if self._keep_raw:
-                answer = RawAnswer(answer)
+            answer = self._api.answer(meter, name=self.name, keeps_raw=self._keep_raw)
             items = self._endpoint.stream(self._api.path, body, answer, provider=self.provider, model=self.model)
             async with aclosing(items):
                 async for item in items:

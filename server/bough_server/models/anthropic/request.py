@@ -16,7 +16,7 @@ from bough.v1 import message_pb2
 from bough_server.models.answer import Answer
 from bough_server.models.anthropic.message import StreamedMessage
 from bough_server.models.http import Address
-from bough_server.models.model import AttemptMeter, ModelRequest, ToolSpec
+from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.models.structured_output import (
     Body,
     arguments_object,
@@ -49,6 +49,7 @@ class MessagesApi:
 
     path: ClassVar[str] = "/v1/messages"
     base_url: ClassVar[str] = "https://api.anthropic.com"
+    answer: ClassVar[type[Answer]] = StreamedMessage
     structured_output: bool = True
     """Whether the model accepts a JSON schema for its answer; if not, the instruction asks for it."""
     caches: bool = True
@@ -64,10 +65,6 @@ class MessagesApi:
         return messages_body(
             request, model=model, name=name, caches=self.caches, structured_output=self.structured_output
         )
-
-    def answer(self, meter: AttemptMeter, *, name: str) -> Answer:
-        """Return a new answer, to which events can be applied; `meter` receives its usage."""
-        return StreamedMessage(meter, name=name)
 
 
 def messages_body(

@@ -16,7 +16,7 @@ from bough.v1 import message_pb2, model_pb2
 from bough_server.models.answer import Answer
 from bough_server.models.gemini.content import StreamedContent
 from bough_server.models.http import Address
-from bough_server.models.model import AttemptMeter, ModelRequest, ToolSpec
+from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.models.structured_output import (
     Body,
     arguments_object,
@@ -48,6 +48,7 @@ class GeminiApi:
     """The Gemini API of one model."""
 
     base_url: ClassVar[str] = "https://generativelanguage.googleapis.com"
+    answer: ClassVar[type[Answer]] = StreamedContent
     model: str
     """The provider's name of the model, which is in the path."""
     structured_output: bool = True
@@ -66,10 +67,6 @@ class GeminiApi:
     def body(self, request: ModelRequest, *, model: str, name: str) -> Body:
         """Build the body of a request. Raises BadSettings."""
         return gemini_body(request, name=name, structured_output=self.structured_output)
-
-    def answer(self, meter: AttemptMeter, *, name: str) -> Answer:
-        """Return a new answer, to which events can be applied; `meter` receives its usage."""
-        return StreamedContent(meter, name=name)
 
 
 def gemini_body(request: ModelRequest, *, name: str, structured_output: bool = True) -> Body:

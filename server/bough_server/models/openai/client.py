@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 from bough_server.models.answer import Answer
 from bough_server.models.http import Address, long_lived
-from bough_server.models.model import AttemptMeter, ModelRequest
+from bough_server.models.model import ModelRequest
 from bough_server.models.openai.chat import Completion
 from bough_server.models.openai.chat_request import OPENAI, ChatDialect, chat_body
 from bough_server.models.openai.responses import Response
@@ -24,6 +24,7 @@ class ChatApi:
 
     path: ClassVar[str] = "/chat/completions"
     base_url: ClassVar[str] = _BASE_URL
+    answer: ClassVar[type[Answer]] = Completion
     dialect: ChatDialect = OPENAI
 
     def address(self, base_url: str, key: str) -> Address:
@@ -34,10 +35,6 @@ class ChatApi:
         """Build the body of a request. Raises BadSettings."""
         return chat_body(request, model=model, name=name, dialect=self.dialect)
 
-    def answer(self, meter: AttemptMeter, *, name: str) -> Answer:
-        """Return a new answer, to which events can be applied; `meter` receives its usage."""
-        return Completion(meter, name=name)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesApi:
@@ -45,6 +42,7 @@ class ResponsesApi:
 
     path: ClassVar[str] = "/responses"
     base_url: ClassVar[str] = _BASE_URL
+    answer: ClassVar[type[Answer]] = Response
     structured_output: bool = True
     """Whether the provider accepts a JSON schema for its answer; if not, the instruction asks for it."""
     encrypted_reasoning: bool = False
@@ -63,10 +61,6 @@ class ResponsesApi:
             encrypted_reasoning=self.encrypted_reasoning,
             structured_output=self.structured_output,
         )
-
-    def answer(self, meter: AttemptMeter, *, name: str) -> Answer:
-        """Return a new answer, to which events can be applied; `meter` receives its usage."""
-        return Response(meter, name=name)
 
 
 def client_address(base_url: str, key: str) -> Address:
