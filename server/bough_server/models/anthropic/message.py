@@ -87,6 +87,8 @@ class StreamedMessage(Answer):
         if is_object(cited := delta.get("citation")):
             self._annotations.cite(_citation(cited), (index, 0))
         self._sign(block.thought, signature=string(delta.get("signature")))
+        if block.kind == "thought" and block.thought.encrypted:
+            return []  # a redacted thought has no text
         return block.add(piece_of(delta.get(_PIECES[block.kind])))
 
     def _sign(self, thought: message_pb2.Reasoning, *, signature: str, encrypted: str = "") -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from bough.v1 import usage_pb2
+from bough.v1 import message_pb2, usage_pb2
 from bough_server.models.annotations import Content, ContentPosition
 from bough_server.models.answer import DONE, Answer, ReportedError, StreamedPart
 from bough_server.models.model import AttemptMeter, Delta, TextDelta, ToolCallDelta
@@ -156,9 +156,9 @@ class Response(Answer):
             return deltas
         item = self._item(event, string(data.get("type")))
         self._cite(data, _key(event))
-        if encrypted := string(data.get("encrypted_content")):
-            thought = item.thought
-            thought.encrypted, thought.provider_id, thought.model = encrypted, item.id, self._name
+        encrypted = string(data.get("encrypted_content"))
+        facts = {"encrypted": encrypted, "provider_id": item.id, "model": self._name} if encrypted else {}
+        item.thought = message_pb2.Reasoning(**facts)
         if not item.is_streamed and (whole := _CONTENT_OF[item.kind](data)):
             if item.kind == "text":
                 item.lengths = dict(enumerate(len(_content_text(each)) for each in objects(data.get("content"))))
