@@ -10,7 +10,6 @@ import pytest
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, model_pb2, step_pb2, usage_pb2
 from bough_server.models.anthropic.request import messages_body
-from bough_server.models.forms import encoded
 from bough_server.models.model import (
     AttemptMeter,
     ModelRequest,
@@ -18,6 +17,7 @@ from bough_server.models.model import (
     TextDelta,
     ToolCallDelta,
     ToolSpec,
+    encoded,
 )
 from tests.support import anthropic_rules as fake
 from tests.support.anthropic_rules import ANSWER

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from bough_server.distribution import DISTRIBUTION, version
-from bough_server.models.forms import encoded
+from bough_server.models.model import encoded
 from bough_server.models.proxy import Proxy, proxy_of
 
 if TYPE_CHECKING:
