@@ -109,8 +109,8 @@ bench-docs: $(STAMP) ## the tables of the last bench and bench-peers, put into d
 	@$(BIN)/python -m tests.bench --docs
 	@$(BIN)/python -m tests.bench.peers --docs
 
-# On PostgreSQL servers are killed under clients only, and the database is restarted.
-torture: $(STAMP) ## runs cut after every event, then servers killed under clients and under an evaluation; ARGS="--seed N"
+# On PostgreSQL the database is restarted too. On either, servers are killed under clients and evaluations at once.
+torture: $(STAMP) ## runs cut after every event, then servers killed under clients and under evaluations; ARGS="--seed N"
 ifeq ($(STORE),sqlite)
 	@$(BIN)/python -m pytest -n auto -m grid --whole-grid --timeout 1200
 endif
