@@ -8,6 +8,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough.v1 import agent_pb2
 from bough_server.store.sql import tables
+from bough_server.store.sql.driver import Reach, named
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.write_queue import WriteQueue
 from bough_server.store.worker_ports import CatalogMoved, StoredAgents
@@ -94,7 +95,8 @@ class SqlAgents:
 
     async def _write(self, tenant_id: str, name: str, data: bytes | None, version: int) -> None:
         write = partial(_write, tenant_id=tenant_id, name=name, data=data, version=version)
-        if not await self._queue.execute(write, then=partial(self._changed, tenant_id)):
+        reach = Reach(names=[named("agents", tenant_id)])
+        if not await self._queue.execute(write, reach=reach, then=partial(self._changed, tenant_id)):
             raise CatalogMoved
 
     def _changed(self, tenant_id: str) -> None:

@@ -9,12 +9,19 @@ from sqlalchemy import Connection
 from bough_server import events
 from bough_server.store.ports import LogRecord
 from bough_server.store.projected import Projected
-from bough_server.store.sql.driver import Reach
+from bough_server.store.sql.driver import Reach, Sharing, named
 
 T = TypeVar("T")
 
 ALONE: Final = Reach()
 """The reach of a transaction that changes nothing beside the log of its run."""
+
+
+def reach_of_files(records: Sequence[LogRecord]) -> Reach:
+    """Return the reach of some records beside their log and its session: the files that they bring and refer to."""
+    files = [blob for record in records for blob in record.blobs]
+    names = {named("file", blob.sha256) for blob in files if blob.data is not None}
+    return Reach(sharing=Sharing.ADDS if files else Sharing.NOTHING, names=names)
 
 
 class Append:
@@ -48,6 +55,11 @@ class Append:
     def changes_session(self) -> bool:
         """True if the row of the run's session changes, which is known once the records are projected."""
         return bool(self.session_id) and self.projected is not None and self.projected.changes_session
+
+    @property
+    def reach(self) -> Reach:
+        """What it changes beside the log of its run and the session of that."""
+        return reach_of_files(self.records) if self.has_blobs else ALONE
 
     @property
     def has_only_deltas(self) -> bool:

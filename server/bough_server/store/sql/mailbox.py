@@ -108,7 +108,9 @@ class SqlMailbox:
 
     async def done(self, command_id: int) -> None:
         """See Mailbox."""
-        await self._queue.execute(partial(_forget, command_id=command_id))
+        # Its run too: the end of that and the deletion of its session remove the command as well.
+        forgetting = partial(_forget, command_id=command_id)
+        await self._queue.execute(forgetting, reach=Reach(runs_of_commands=[command_id]))
 
     async def arrivals(self) -> AsyncIterator[str]:
         """See Mailbox."""

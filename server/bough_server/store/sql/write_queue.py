@@ -212,9 +212,9 @@ class WriteQueue:
             self._loop.call_soon_threadsafe(self._health.report_health, is_failing)
 
     def _settle(self, settled: Sequence[Settled]) -> None:
-        loop = settled[0].job.future.get_loop()
+        assert self._loop is not None, "a job is done, so one was submitted"
         with suppress(RuntimeError):  # the loop is closed, so no caller is waiting
-            loop.call_soon_threadsafe(self._resolve, settled)
+            self._loop.call_soon_threadsafe(self._resolve, settled)
 
     def _resolve(self, settled: Sequence[Settled]) -> None:
         self._health.end(len(settled))
