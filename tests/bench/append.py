@@ -9,7 +9,7 @@ from typing import Final
 
 from bough_server import ids
 from bough_server.store.opening import open_store
-from bough_server.store.ports import EventLog, Record
+from bough_server.store.ports.log import EventLog, Record
 from bough_server.store.sql.options import Durability
 from bough_server.store.sql.writer import CommitHooks
 from tests.bench.figures import Aim, CaseResult, Figure

@@ -10,7 +10,8 @@ from grpc import aio
 from bough.v1 import execution_pb2
 from bough_server import events
 from bough_server.store.opening import open_store
-from bough_server.store.ports import Page, RunFilter, StoredEvent
+from bough_server.store.ports.log import StoredEvent
+from bough_server.store.ports.runs import Page, RunFilter
 from bough_server.tree.fold import fold_stored
 from tests.bench.desk_team import SPECIALISTS, write_project
 from tests.bench.desk_turns import PASSTHROUGH, Turns

@@ -6,7 +6,7 @@ from google.protobuf import timestamp_pb2
 
 from bough.v1 import event_pb2, execution_pb2, message_pb2
 from bough_server import events, ids
-from bough_server.store.ports import NewRun, Principal, Record
+from bough_server.store.ports.log import NewRun, Principal, Record
 
 PRINCIPAL = Principal(tenant_id="local", user_id="local")
 NOW_NS = 1_700_000_000_000_000_000

@@ -18,10 +18,10 @@ from bough_server.errors import NotFound, StorageFailed
 from bough_server.evals import evaluator
 from bough_server.evals.evaluations import Evaluations
 from bough_server.evals.judging import judge_trial
-from bough_server.store.evaluation_ports import EvaluationRecord
-from bough_server.store.ports import Principal
+from bough_server.store.ports.evaluations import EvaluationRecord
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.workers import RunStore
 from bough_server.store.sql.evaluations import SqlEvaluations
-from bough_server.store.worker_ports import RunStore
 from bough_server.telemetry import Parent
 from tests.evals.job_server import (
     ARRIVED,

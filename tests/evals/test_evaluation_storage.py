@@ -20,7 +20,7 @@ from bough_server.evals import evaluations, result_pages
 from bough_server.evals.evaluation_log import EvaluationState
 from bough_server.runs import recovery
 from bough_server.store.opening import open_store
-from bough_server.store.ports import StoredEvent
+from bough_server.store.ports.log import StoredEvent
 from bough_server.store.sql.event_log import SqlEventLog
 from bough_server.store.sql.writer import CommitHooks
 from tests.evals.job_server import (

@@ -14,7 +14,7 @@ from bough.v1 import event_pb2, follow_pb2
 from bough_server.api.streaming import StreamPosition, responses
 from bough_server.clock import SystemClock
 from bough_server.events import kind_of, stamp
-from bough_server.store.ports import StoredEvent
+from bough_server.store.ports.log import StoredEvent
 from bough_server.store.window import SharedPage
 from bough_server.views import Selection
 

@@ -15,7 +15,8 @@ from bough_server.engine.event_writer import same_event
 from bough_server.engine.files import FileCache, SessionFiles
 from bough_server.errors import AlreadyAnswered, InvalidRequest, NotFound, RunError
 from bough_server.models.model import ModelRequest
-from bough_server.store.ports import BlobPiece, Principal
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.sessions import BlobPiece
 from bough_server.telemetry import Parent
 from bough_server.tools.tool import Tool
 from tests.support.run_harness import ME, RunHarness

@@ -15,7 +15,7 @@ from bough.v1 import agent_service_pb2, execution_pb2, message_pb2, policy_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import InvalidRequest, NotFound, RequestIdReused, ServerStopping, SessionBusy
 from bough_server.runtime.agent import Context
-from bough_server.store.ports import Page
+from bough_server.store.ports.runs import Page
 from bough_server.telemetry import Parent
 from tests.support.log_readings import answer_of, check_replay, having, text_of
 from tests.support.open_runs import open_runs

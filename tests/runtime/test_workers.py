@@ -15,8 +15,9 @@ from bough_server.errors import RunParked, StorageFailed
 from bough_server.runs.commands import RemoteCommands
 from bough_server.runs.runs import Runs
 from bough_server.runtime.agent import Context
-from bough_server.store.ports import NewRun, Principal, RunRecord
-from bough_server.store.worker_ports import RunCommand
+from bough_server.store.ports.log import NewRun, Principal
+from bough_server.store.ports.runs import RunRecord
+from bough_server.store.ports.workers import RunCommand
 from tests.store.evaluation_logs import MadeEvaluation
 from tests.store.logs import delta, records
 from tests.support.log_laws import check_laws

@@ -7,7 +7,7 @@ from typing import Final
 from bough.v1 import agent_pb2, event_pb2, message_pb2, usage_pb2
 from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server import events, ids
-from bough_server.store.ports import EventLog, LogRecord, NewRun, Principal, Record, StoredEvent
+from bough_server.store.ports.log import EventLog, LogRecord, NewRun, Principal, Record, StoredEvent
 
 ANNE: Final = Principal(tenant_id="acme", user_id="anne")
 BERT: Final = Principal(tenant_id="other", user_id="bert")

@@ -20,8 +20,8 @@ from bough.v1 import agent_pb2, event_pb2
 from bough_server.blobs import StoredBlob
 from bough_server.errors import NotFound
 from bough_server.store.opening import open_store
+from bough_server.store.ports.workers import RunCommand
 from bough_server.store.sql.store import Store
-from bough_server.store.worker_ports import RunCommand
 from tests.store.logs import ANNE, START_NS, Made, completed, definition, delta, session_id
 from tests.store.sql import execute
 

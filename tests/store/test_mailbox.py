@@ -7,7 +7,7 @@ import pytest
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, input_pb2
 from bough_server.errors import Fenced, NotFound, ServerStopping
 from bough_server.store.opening import Store, open_store
-from bough_server.store.worker_ports import RunCommand
+from bough_server.store.ports.workers import RunCommand
 from tests.store.logs import ANNE, Made, completed, resumed
 
 

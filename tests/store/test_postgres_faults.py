@@ -18,14 +18,15 @@ from structlog.testing import capture_logs
 from bough.v1 import event_pb2
 from bough_server.errors import Fenced, InvalidRequest, StorageFailed
 from bough_server.store.opening import open_store
-from bough_server.store.ports import Page, RunFilter, StoredEvent
+from bough_server.store.ports.log import StoredEvent
+from bough_server.store.ports.runs import Page, RunFilter
+from bough_server.store.ports.workers import RunCommand
 from bough_server.store.postgres.database import reader_engine
 from bough_server.store.sql.pages import token_of
 from bough_server.store.sql.readers import Readers, read_range
 from bough_server.store.sql.store import Store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.window import PAGE_BYTES
-from bough_server.store.worker_ports import RunCommand
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed, text
 from tests.store.sql import execute
 

@@ -10,7 +10,7 @@ import pytest
 from bough.v1 import execution_pb2, run_pb2
 from bough_server.clock import SystemClock
 from bough_server.runs.recovery import YOUNG_OBJECTS, Recovery, rare_collections
-from bough_server.store.ports import RunIndex, RunRecord
+from bough_server.store.ports.runs import RunIndex, RunRecord
 from tests.support.run_harness import ME
 
 USUAL = 701

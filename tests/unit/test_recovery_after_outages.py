@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from bough.v1 import run_pb2
 from bough_server.errors import StorageFailed
 from bough_server.runs.recovery import LOOK_SECONDS, MAX_BACKOFF, Recovery
-from bough_server.store.ports import Principal, RunRecord
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.runs import RunRecord
 from tests.support.held_clock import HeldClock
 
 

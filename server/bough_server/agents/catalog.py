@@ -17,7 +17,7 @@ from bough_server.agents.registry import Registry, VersionHashes, checked_versio
 from bough_server.agents.validation import Known, validate, validate_reached, violations
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, UnknownAgent
 from bough_server.runtime.agent import Agent, Resolver
-from bough_server.store.worker_ports import AgentStore, StoredAgents
+from bough_server.store.ports.workers import AgentStore, StoredAgents
 from bough_server.tools.bounded_schemas import caller_pattern_problem
 
 HELD_BYTES: Final = 64 * 1024 * 1024

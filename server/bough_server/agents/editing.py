@@ -22,7 +22,7 @@ from bough_server.errors import (
     RevisionMoved,
     UnknownAgent,
 )
-from bough_server.store.worker_ports import AgentStore, CatalogMoved
+from bough_server.store.ports.workers import AgentStore, CatalogMoved
 
 MOST_AGENTS: Final = 1_000
 """The most agents that a tenant may store."""

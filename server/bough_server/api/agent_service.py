@@ -14,7 +14,7 @@ from bough_server.api.streaming import StreamPosition, streamed
 from bough_server.clock import Clock
 from bough_server.events import stamp
 from bough_server.runs.runs import Runs
-from bough_server.store.ports import Principal
+from bough_server.store.ports.log import Principal
 from bough_server.telemetry import Parent
 from bough_server.views import Selection
 

@@ -21,8 +21,8 @@ from bough_server.evals.folding import TreeBuilder, read_record
 from bough_server.evals.given import diff_invocations, score_invocations
 from bough_server.evals.result_pages import CaseFilter, ResultPages
 from bough_server.runs.runs import Runs
-from bough_server.store.evaluation_ports import EvaluationFilter
-from bough_server.store.ports import EventLog, Principal
+from bough_server.store.ports.evaluations import EvaluationFilter
+from bough_server.store.ports.log import EventLog, Principal
 from bough_server.telemetry import Parent
 from bough_server.tree.fold import Tree
 from bough_server.views import EvaluationSelection

@@ -14,7 +14,7 @@ from grpc import aio
 
 from bough_server.clock import Clock
 from bough_server.errors import SequenceOutOfRange
-from bough_server.store.ports import StoredEvent
+from bough_server.store.ports.log import StoredEvent
 from bough_server.store.window import SharedPage, data_of
 from bough_server.views import EvaluationSelection, Selection
 

@@ -15,7 +15,7 @@ from bough_server import events
 from bough_server.blobs import StoredBlob
 from bough_server.clock import Clock
 from bough_server.engine.run_log import log_events
-from bough_server.store.ports import EventLog, Record
+from bough_server.store.ports.log import EventLog, Record
 
 MAX_PENDING_BYTES: Final = 1024 * 1024
 """Bytes of a run that may wait for their commit before producers of deltas have to wait."""

@@ -11,9 +11,9 @@ from bough.v1 import event_pb2
 from bough_server import evaluation_events
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.runs.recovery import retry_until_stored
-from bough_server.store.evaluation_ports import EvaluationRecord
-from bough_server.store.ports import StoredEvent
-from bough_server.store.worker_ports import RunCommand
+from bough_server.store.ports.evaluations import EvaluationRecord
+from bough_server.store.ports.log import StoredEvent
+from bough_server.store.ports.workers import RunCommand
 
 _STOPS: Final = evaluation_events.TERMINAL_KINDS | {evaluation_events.EVALUATION_CANCEL_REQUESTED}
 

@@ -27,7 +27,8 @@ from bough_server.evals.folding import UNLIMITED, TreeBuilder, read_record, read
 from bough_server.evals.recording import mocks_of
 from bough_server.runs.admission import EvaluationRun
 from bough_server.session_state import values_of
-from bough_server.store.ports import Page, Principal, RunFilter, RunRecord, StoredEvent
+from bough_server.store.ports.log import Principal, StoredEvent
+from bough_server.store.ports.runs import Page, RunFilter, RunRecord
 from bough_server.telemetry import Parent
 from bough_server.tree.fold import Tree
 

@@ -9,7 +9,7 @@ from bough_server.clock import Clock
 from bough_server.evals.expectation_validation import KnownNames
 from bough_server.evals.metrics.custom import MetricFunction
 from bough_server.runs.runs import Runs
-from bough_server.store.worker_ports import RunStore
+from bough_server.store.ports.workers import RunStore
 from bough_server.tools.threads import ThreadLimit
 
 METRIC_THREADS: Final = 16

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from bough.v1 import error_pb2, eval_result_pb2, evaluation_pb2, execution_pb2
 from bough_server import evaluation_events
 from bough_server.evals.verdicts import case_result, totals
-from bough_server.store.ports import EvaluationFact, EventLog, StoredEvent
+from bough_server.store.ports.log import EvaluationFact, EventLog, StoredEvent
 from bough_server.usage import Sums
 
 

@@ -28,16 +28,10 @@ from bough_server.evals.evaluation_log import EvaluationState, as_fact, read_sta
 from bough_server.evals.evaluator import LiveEvaluation
 from bough_server.evals.planning import EvaluationPlan, plan, request_digest
 from bough_server.runs.recovery import LOOK_SECONDS, retry_until_stored, wait_at_most
-from bough_server.store.evaluation_ports import EvaluationFilter, EvaluationRecord
-from bough_server.store.ports import (
-    NewEvaluation,
-    Page,
-    Principal,
-    RequestIdTaken,
-    RunMoved,
-    StoredEvent,
-)
-from bough_server.store.worker_ports import Topic
+from bough_server.store.ports.evaluations import EvaluationFilter, EvaluationRecord
+from bough_server.store.ports.log import NewEvaluation, Principal, RequestIdTaken, RunMoved, StoredEvent
+from bough_server.store.ports.runs import Page
+from bough_server.store.ports.workers import Topic
 from bough_server.telemetry import Parent
 
 RETRY_SECONDS: Final = 1.0

@@ -22,8 +22,8 @@ from bough_server.evals.judges import Judges
 from bough_server.evals.judging import judge_trial
 from bough_server.evals.outcome import judged
 from bough_server.evals.scoring import not_evaluated
-from bough_server.store.evaluation_ports import EvaluationRecord
-from bough_server.store.ports import EvaluationFact
+from bough_server.store.ports.evaluations import EvaluationRecord
+from bough_server.store.ports.log import EvaluationFact
 from bough_server.telemetry import Parent
 
 _log = structlog.get_logger(__name__)

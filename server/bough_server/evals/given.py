@@ -16,7 +16,7 @@ from bough_server.evals.scoring import applicable_metrics
 from bough_server.evals.validation import request_problems
 from bough_server.evals.verdicts import case_result, totals, verdict
 from bough_server.messages import copy_of
-from bough_server.store.ports import Principal
+from bough_server.store.ports.log import Principal
 
 MAX_RESULT_BYTES: Final = 3_900_000
 """The most bytes of the cases of a result: clients accept messages of 4 MiB."""

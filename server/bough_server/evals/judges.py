@@ -26,7 +26,8 @@ from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.metrics import llm_judge
 from bough_server.evals.metrics.turn import name_of
 from bough_server.runs.admission import EvaluationRun
-from bough_server.store.ports import Principal, RunRecord
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.runs import RunRecord
 from bough_server.telemetry import Parent
 from bough_server.usage import Sums
 

@@ -20,7 +20,7 @@ from bough_server.evals.gates import parse_gate, unreachable
 from bough_server.evals.validation import request_problems
 from bough_server.messages import copy_of
 from bough_server.runtime.agent import Resolver
-from bough_server.store.ports import Principal
+from bough_server.store.ports.log import Principal
 
 DEFAULT_CONCURRENCY: Final = 4
 

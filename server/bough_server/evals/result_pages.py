@@ -12,7 +12,7 @@ from bough_server import evaluation_events
 from bough_server.evals.dependencies import EvaluationDependencies
 from bough_server.evals.evaluation_log import EvaluationState
 from bough_server.evals.verdicts import case_result
-from bough_server.store.ports import StoredEvent
+from bough_server.store.ports.log import StoredEvent
 
 _HELD: Final = 8
 """The most evaluations whose state is kept: a client reads the pages of one after the other, or polls it."""

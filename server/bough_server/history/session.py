@@ -12,7 +12,8 @@ from bough.v1 import message_pb2
 from bough_server.history.growing import SessionView
 from bough_server.history.transcript import HistoryEntry
 from bough_server.history.visible import is_summary
-from bough_server.store.ports import Principal, Sessions, StoredCall, StoredMessage
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.sessions import Sessions, StoredCall, StoredMessage
 
 MAX_BYTES: Final = 64 * 1024 * 1024
 """The most memory, estimated, of all messages that are kept and of what was derived from them: 50 sessions of 1,000

@@ -14,7 +14,8 @@ from bough_server.engine.run_log import log_events
 from bough_server.engine.run_metrics import RunMetrics
 from bough_server.errors import RunError
 from bough_server.runs.dependencies import RunDependencies
-from bough_server.store.ports import Catalog, EventLog, Record, RunRecord
+from bough_server.store.ports.log import EventLog, Record
+from bough_server.store.ports.runs import Catalog, RunRecord
 
 RUN: Final = "The run"
 

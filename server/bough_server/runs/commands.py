@@ -14,8 +14,9 @@ from bough_server.errors import CallError, Fenced, ServerStopping, StorageFailed
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.follow import Pages
 from bough_server.runs.recovery import retry_until_stored
-from bough_server.store.ports import RunRecord, StoredEvent
-from bough_server.store.worker_ports import RunCommand
+from bough_server.store.ports.log import StoredEvent
+from bough_server.store.ports.runs import RunRecord
+from bough_server.store.ports.workers import RunCommand
 
 PENDING_SECONDS: Final = 1.0
 """Seconds between two looks at whether a command is still pending; its owner may have dropped it."""

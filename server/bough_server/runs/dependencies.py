@@ -19,8 +19,8 @@ from bough_server.history.session import SessionHistories, SessionHistory
 from bough_server.metrics import Metrics
 from bough_server.runs.admission import RunDefaults
 from bough_server.runtime.agent import Resolver
-from bough_server.store.ports import Principal
-from bough_server.store.worker_ports import RunStore
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.workers import RunStore
 from bough_server.tasks import AbandonedTasks
 from bough_server.telemetry import Tracing
 

@@ -33,7 +33,8 @@ from bough_server.runs.live import LiveRun
 from bough_server.runs.takeover import Takeover
 from bough_server.runtime.agent import Resolver, llm_of
 from bough_server.runtime.tool_mocks import is_replaced
-from bough_server.store.ports import NewFork, Principal, RunRecord
+from bough_server.store.ports.log import NewFork, Principal
+from bough_server.store.ports.runs import RunRecord
 from bough_server.templates import template_mistake
 
 

@@ -7,7 +7,7 @@ import structlog
 
 from bough_server.clock import Clock
 from bough_server.errors import StorageFailed
-from bough_server.store.worker_ports import Lease
+from bough_server.store.ports.workers import Lease
 
 _log = structlog.get_logger(__name__)
 

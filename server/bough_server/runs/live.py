@@ -16,7 +16,8 @@ from bough_server.runs.close import Bound, wall_owner, why_ended
 from bough_server.runtime.agent import Resolver
 from bough_server.runtime.context import LaneContext
 from bough_server.runtime.dispatcher import dispatch_root
-from bough_server.store.ports import RunRecord, SessionCut
+from bough_server.store.ports.runs import RunRecord
+from bough_server.store.ports.sessions import SessionCut
 
 _log = structlog.get_logger(__name__)
 

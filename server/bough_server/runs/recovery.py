@@ -11,7 +11,7 @@ import structlog
 
 from bough_server.clock import Clock
 from bough_server.errors import ServerStopping, StorageFailed
-from bough_server.store.ports import RunIndex, RunRecord
+from bough_server.store.ports.runs import RunIndex, RunRecord
 
 _log = structlog.get_logger(__name__)
 

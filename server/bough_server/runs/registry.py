@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bough_server.runs.live import LiveRun
-from bough_server.store.ports import Principal
+from bough_server.store.ports.log import Principal
 
 
 class RunRegistry:

@@ -20,7 +20,7 @@ from bough_server.runs.fork import changed_definitions
 from bough_server.runtime.agent import Agent, Resolver, llm_of
 from bough_server.runtime.context import LaneContext
 from bough_server.runtime.dispatcher import dispatch_root
-from bough_server.store.ports import StoredMessage
+from bough_server.store.ports.sessions import StoredMessage
 from bough_server.telemetry import Parent, Tracing
 from bough_server.tools.builtin import SPECS
 from bough_server.tools.tool import Tool

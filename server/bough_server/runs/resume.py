@@ -27,7 +27,8 @@ from bough_server.runs.commands import RemoteCommands
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
 from bough_server.runs.supervisor import RunSupervisor
-from bough_server.store.ports import Principal, RunMoved, RunRecord
+from bough_server.store.ports.log import Principal, RunMoved
+from bough_server.store.ports.runs import RunRecord
 
 _TRIES = 20
 

@@ -28,8 +28,9 @@ from bough_server.runs.leases import LeaseKeeper
 from bough_server.runs.resume import Resumed, RunResumer
 from bough_server.runs.start import RunStarter
 from bough_server.runs.supervisor import RunSupervisor
-from bough_server.store.ports import Page, Principal, RequestIdTaken, RunFilter, RunRecord
-from bough_server.store.worker_ports import RunCommand, Topic
+from bough_server.store.ports.log import Principal, RequestIdTaken
+from bough_server.store.ports.runs import Page, RunFilter, RunRecord
+from bough_server.store.ports.workers import RunCommand, Topic
 from bough_server.telemetry import Parent
 
 _log = structlog.get_logger(__name__)

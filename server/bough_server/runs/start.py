@@ -14,18 +14,10 @@ from bough_server.runs.close import close_reason, close_run
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.last_speaker import first_member
 from bough_server.runs.takeover import Launcher
-from bough_server.store.ports import (
-    NewRun,
-    Page,
-    Principal,
-    Record,
-    RunFilter,
-    RunMoved,
-    RunRecord,
-    SessionCut,
-    SessionMoved,
-)
-from bough_server.store.worker_ports import Topic
+from bough_server.store.ports.log import NewRun, Principal, Record, RunMoved, SessionMoved
+from bough_server.store.ports.runs import Page, RunFilter, RunRecord
+from bough_server.store.ports.sessions import SessionCut
+from bough_server.store.ports.workers import Topic
 from bough_server.telemetry import Parent, Traced
 
 _TRIES: Final = 5

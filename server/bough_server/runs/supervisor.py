@@ -22,7 +22,8 @@ from bough_server.runs.live import LiveRun
 from bough_server.runs.recovery import INITIAL_BACKOFF, Recovery, retry_until_stored
 from bough_server.runs.registry import RunRegistry
 from bough_server.runs.takeover import PROGRESS, Launcher, Takeover, losses_of
-from bough_server.store.ports import Principal, RunMoved, RunRecord
+from bough_server.store.ports.log import Principal, RunMoved
+from bough_server.store.ports.runs import RunRecord
 
 T = TypeVar("T")
 

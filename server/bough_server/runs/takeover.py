@@ -32,7 +32,7 @@ from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
 from bough_server.runs.registry import RunRegistry
 from bough_server.runtime.agent import Resolver
-from bough_server.store.ports import RunRecord
+from bough_server.store.ports.runs import RunRecord
 from bough_server.telemetry import Parent, Traced
 
 OnEnd = Callable[[LiveRun, BaseException | None], None]

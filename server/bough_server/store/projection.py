@@ -19,7 +19,9 @@ from bough_server.run_state import RunStateFold
 from bough_server.session_state import json_of
 from bough_server.session_state_fold import StateFold
 from bough_server.store.linked_calls import LinkedCalls
-from bough_server.store.ports import Record, StoredCall, StoredMessage, UsageEntry
+from bough_server.store.ports.log import Record
+from bough_server.store.ports.runs import UsageEntry
+from bough_server.store.ports.sessions import StoredCall, StoredMessage
 from bough_server.store.projected import NOTHING, LogAddress, Projected, RunEnd, RunStart
 from bough_server.store.usage_so_far import COUNTED, UsageSoFar
 from bough_server.usage import Sums

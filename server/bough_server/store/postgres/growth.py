@@ -5,7 +5,7 @@ from typing import Final
 
 from sqlalchemy import Connection, text
 
-from bough_server.store.ports import StoredEvent
+from bough_server.store.ports.log import StoredEvent
 from bough_server.store.sql.followed_logs import Growth
 from bough_server.store.window import PAGE_BYTES, PAGE_EVENTS
 

@@ -14,9 +14,9 @@ import psycopg
 import structlog
 from psycopg import pq, sql
 
+from bough_server.store.ports.workers import Topic
 from bough_server.store.postgres.database import listen_arguments, shown
 from bough_server.store.sql.notifications import Notifier
-from bough_server.store.worker_ports import Topic
 
 SEND_INTERVAL: Final = 0.01
 """Seconds between two notifications at least; what is published meanwhile is sent with the next one."""

@@ -7,11 +7,11 @@ from sqlalchemy import Connection, Select, bindparam, delete, exists, select, up
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough.v1 import agent_pb2
+from bough_server.store.ports.workers import CatalogMoved, StoredAgents
 from bough_server.store.sql import tables
 from bough_server.store.sql.driver import Reach, named
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.write_queue import WriteQueue
-from bough_server.store.worker_ports import CatalogMoved, StoredAgents
 
 MAX_CACHED_DEFINITIONS: Final = 256
 MAX_CACHED_BYTES: Final = 16 * 1024

@@ -18,7 +18,7 @@ from sqlalchemy import (
     update,
 )
 
-from bough_server.store.ports import LogRecord
+from bough_server.store.ports.log import LogRecord
 from bough_server.store.projected import NOTHING, Projected
 from bough_server.store.sql import tables
 from bough_server.store.sql.blobs import write_blobs

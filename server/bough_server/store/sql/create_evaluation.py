@@ -6,7 +6,7 @@ from sqlalchemy import Connection
 
 from bough_server import evaluation_events
 from bough_server.store.evaluation_projection import EvaluationFold
-from bough_server.store.ports import NewEvaluation
+from bough_server.store.ports.log import NewEvaluation
 from bough_server.store.projected import LogAddress, Projected
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import SET_EVALUATION, insert_events

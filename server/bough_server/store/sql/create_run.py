@@ -11,7 +11,7 @@ from bough.v1 import agent_pb2, execution_pb2
 from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server import events
 from bough_server.errors import NotFound, SessionBusy, SessionQueueFull
-from bough_server.store.ports import LogRecord, NewRun, Principal, Record, RequestIdTaken, SessionMoved
+from bough_server.store.ports.log import LogRecord, NewRun, Principal, Record, RequestIdTaken, SessionMoved
 from bough_server.store.projected import LogAddress, Projected, RunStart
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from bough_server.errors import ServerStopping
-from bough_server.store.ports import LogRecord, NewEvaluation, NewFork, NewRun, Record, StoredEvent
+from bough_server.store.ports.log import LogRecord, NewEvaluation, NewFork, NewRun, Record, StoredEvent
 from bough_server.store.sql.create_evaluation import accept_evaluation, check_evaluation
 from bough_server.store.sql.create_fork import accept_fork, check_fork, fold_fork
 from bough_server.store.sql.create_run import accept, check, records_of

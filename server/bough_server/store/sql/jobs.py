@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar
 from sqlalchemy import Connection
 
 from bough_server import events
-from bough_server.store.ports import LogRecord
+from bough_server.store.ports.log import LogRecord
 from bough_server.store.projected import Projected
 from bough_server.store.sql.driver import Reach, Sharing, named
 

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, bindparam, select
 from bough_server import evaluation_events, events
 from bough_server.errors import Fenced
 from bough_server.store.evaluation_projection import EvaluationFold
-from bough_server.store.ports import EvaluationFact, Record
+from bough_server.store.ports.log import EvaluationFact, Record
 from bough_server.store.projected import LogAddress
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables

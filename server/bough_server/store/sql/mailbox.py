@@ -11,12 +11,12 @@ from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select
 
 from bough.v1 import agent_service_pb2, event_pb2
 from bough_server.errors import Fenced, NotFound, ServerStopping, StorageFailed
+from bough_server.store.ports.workers import RunCommand, Topic
 from bough_server.store.sql import tables
 from bough_server.store.sql.driver import Reach
 from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.write_queue import WriteQueue
-from bough_server.store.worker_ports import RunCommand, Topic
 
 _commands, _runs = tables.run_commands.c, tables.runs.c
 

@@ -9,7 +9,9 @@ from sqlalchemy import Connection, bindparam, delete, func, literal_column, sele
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough_server.errors import NotFound
-from bough_server.store.ports import LogRecord, Record, RunMoved, RunRecord
+from bough_server.store.ports.log import LogRecord, Record, RunMoved
+from bough_server.store.ports.runs import RunRecord
+from bough_server.store.ports.workers import Topic
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import FirstRecords, is_stored, write_first
 from bough_server.store.sql.driver import Reach, named
@@ -18,7 +20,6 @@ from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.runs import record_of
 from bough_server.store.sql.write_queue import WriteQueue
-from bough_server.store.worker_ports import Topic
 
 _runs = tables.runs.c
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from bough_server import events
 from bough_server.errors import NotFound, ServerStopping, StorageFailed
-from bough_server.store.ports import StoredEvent
+from bough_server.store.ports.log import StoredEvent
 from bough_server.store.sql import tables
 from bough_server.store.sql.failure_log import FailureLog, is_outage
 from bough_server.store.sql.large_rows import within_bytes

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from bough_server.run_state import RunState
-from bough_server.store.ports import StoredCall, StoredMessage
+from bough_server.store.ports.sessions import StoredCall, StoredMessage
 from bough_server.store.projected import EvaluationChange, Projected, RunEnd
 from bough_server.store.sql.usage import usage_values
 

@@ -23,7 +23,9 @@ from sqlalchemy import (
 from bough.v1 import message_pb2, session_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, RequestIdReused, SessionExists
 from bough_server.session_state import MAX_STATE_BYTES, applied, fits, json_of, values_of, write_of
-from bough_server.store.ports import Page, Principal, SessionCut, StoredCall, StoredMessage
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.runs import Page
+from bough_server.store.ports.sessions import SessionCut, StoredCall, StoredMessage
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import SET_STATE
 from bough_server.store.sql.blobs import delete_blobs

@@ -6,7 +6,7 @@ from typing import Any, Final
 from sqlalchemy import Row, bindparam, select
 
 from bough.v1 import usage_pb2
-from bough_server.store.ports import UsageEntry
+from bough_server.store.ports.runs import UsageEntry
 from bough_server.store.sql import tables
 from bough_server.store.sql.readers import Readers
 

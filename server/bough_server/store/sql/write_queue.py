@@ -11,14 +11,14 @@ from typing import Final, TypeVar
 from sqlalchemy import Connection, Engine
 
 from bough_server.errors import Fenced, ServerStopping, StorageFailed
-from bough_server.store.ports import LogRecord
+from bough_server.store.ports.log import LogRecord
+from bough_server.store.ports.workers import Topic
 from bough_server.store.sql.driver import Driver, Reach
 from bough_server.store.sql.jobs import ALONE, Append, Settled, Transaction
 from bough_server.store.sql.log_heads import LogHeads
 from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.writer import CommitHooks, Job, WriterThread
 from bough_server.store.window import RecentEventsOfRuns
-from bough_server.store.worker_ports import Topic
 
 STALL_SECONDS: Final = 5.0
 """How long a write may take before the disk is taken not to respond."""

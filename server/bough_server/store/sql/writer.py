@@ -17,7 +17,7 @@ import structlog
 from sqlalchemy import Engine, text
 
 from bough_server.errors import BoughError, Fenced, StorageFailed
-from bough_server.store.ports import RequestIdTaken, RunMoved, SessionMoved
+from bough_server.store.ports.log import RequestIdTaken, RunMoved, SessionMoved
 from bough_server.store.sql.append import is_stored, write_appends
 from bough_server.store.sql.driver import Driver, Reach, Refused
 from bough_server.store.sql.failure_log import FailureLog, cause_of

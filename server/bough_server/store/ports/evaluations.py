@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from bough.v1 import evaluation_pb2, execution_pb2
-from bough_server.store.ports import Page, Principal
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.runs import Page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

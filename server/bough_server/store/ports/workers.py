@@ -1,7 +1,4 @@
-"""Ports for workers: leases, the mailbox of commands, stored agents.
-
-For the revisions of definitions that runs name, see ports.Catalog.
-"""
+"""Ports for workers: leases, notifications, the mailbox of commands, stored agents; and all that runs need."""
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +6,10 @@ from enum import StrEnum
 from typing import Protocol
 
 from bough.v1 import agent_pb2, agent_service_pb2, event_pb2
-from bough_server.store.evaluation_ports import EvaluationIndex
-from bough_server.store.ports import Blobs, Catalog, EventLog, RunIndex, RunRecord, Sessions
+from bough_server.store.ports.evaluations import EvaluationIndex
+from bough_server.store.ports.log import EventLog
+from bough_server.store.ports.runs import Catalog, RunIndex, RunRecord
+from bough_server.store.ports.sessions import Blobs, Sessions
 
 
 class Lease(Protocol):
