@@ -116,7 +116,7 @@ class Evaluator:
             orders = [other_servers(len(self._addresses), f"{self._seed} {self._number} {each}") for each in range(2)]
             clients = [await stack.enter_async_context(changing_client(self._addresses, order)) for order in orders]
             while not over.is_set() or not self.evaluations:
-                request_id = f"evaluation {self._number} {len(self.evaluations)}"
+                request_id = f"evaluation-{self._number}-{len(self.evaluations)}"
                 seen = [Progress() for _ in clients]
                 self.evaluations.append(seen)
                 try:

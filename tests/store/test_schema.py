@@ -20,7 +20,7 @@ from bough_server.store.ports.evaluations import EvaluationFilter
 from bough_server.store.ports.log import RequestIdTaken
 from bough_server.store.ports.runs import Page, RunFilter
 from bough_server.store.sql import migrations
-from bough_server.store.sql.status import DatabaseStatus
+from bough_server.store.sql.schema_version import DatabaseStatus
 from bough_server.store.sql.tables import metadata
 from bough_server.store.sqlite.database import exclusive_engine
 from bough_server.store.sqlite.database_path import database_path

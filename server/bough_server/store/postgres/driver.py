@@ -123,7 +123,7 @@ SELECT pg_advisory_xact_lock(key) FROM (
 """
 """A definition that is there is not inserted, so runs of one agent do not wait for each other.
 
-It stays there: whoever would delete it waits for the lock of files and definitions.
+It stays there: a transaction that would delete it waits for the lock of files and definitions.
 """
 
 _LOCK_SESSIONS: Final = """

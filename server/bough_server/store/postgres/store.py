@@ -2,9 +2,8 @@
 
 import asyncio
 
-from bough_server.store.postgres.database import migrate, opening, reader_engine, starting, writer_engine
+from bough_server.store.postgres.database import migrate, opening, read_growth, reader_engine, starting, writer_engine
 from bough_server.store.postgres.driver import POSTGRES
-from bough_server.store.postgres.growth import read_growth
 from bough_server.store.postgres.notifications import PostgresNotifier
 from bough_server.store.sql.options import StoreOptions
 from bough_server.store.sql.ownership import end_leases

@@ -6,9 +6,8 @@ from functools import partial
 
 from bough_server.errors import ServerStopping
 from bough_server.store.ports.log import LogRecord, NewEvaluation, NewFork, NewRun, Record, StoredEvent
-from bough_server.store.sql.create_evaluation import accept_evaluation, check_evaluation
 from bough_server.store.sql.create_fork import accept_fork, check_fork, fold_fork
-from bough_server.store.sql.create_run import accept, check, records_of
+from bough_server.store.sql.create_run import accept, accept_evaluation, check, check_evaluation, records_of
 from bough_server.store.sql.driver import Reach, Sharing, named
 from bough_server.store.sql.jobs import reach_of_files
 from bough_server.store.sql.ownership import TakeOver

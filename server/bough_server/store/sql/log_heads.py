@@ -14,8 +14,7 @@ from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
 from bough_server.store.sql.driver import Session
 from bough_server.store.sql.jobs import Append
-from bough_server.store.sql.large_rows import IN_PIECES
-from bough_server.store.sql.readers import NO_END
+from bough_server.store.sql.readers import IN_PIECES, NO_END
 
 _ROW = select(
     tables.runs.c.tenant_id,

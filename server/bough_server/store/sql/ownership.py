@@ -113,7 +113,7 @@ _CLAIMED: Final = select(_runs.run_id).where(
 )
 
 _LEASES: Final = named("leases")
-"""Locked by whoever may change a lease of another worker; a worker that only renews its own has no need to."""
+"""Locked by a transaction that may change the lease of another worker; one that only renews its own has no need to."""
 
 
 class TakeOver:

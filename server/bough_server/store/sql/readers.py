@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
-from sqlalchemy import Connection, Engine, Select, bindparam, select
+from sqlalchemy import Connection, Engine, Select, bindparam, func, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from bough_server import events
@@ -16,7 +16,6 @@ from bough_server.errors import NotFound, ServerStopping, StorageFailed
 from bough_server.store.ports.log import StoredEvent
 from bough_server.store.sql import tables
 from bough_server.store.sql.failure_log import FailureLog, is_outage
-from bough_server.store.sql.large_rows import within_bytes
 from bough_server.store.window import PAGE_BYTES, PackedEvents
 
 T = TypeVar("T")
@@ -30,6 +29,9 @@ NO_END: Final = 2**63 - 1
 
 _CHUNK: Final = 16
 """How many events are fetched from the driver at once before their bytes are counted."""
+
+IN_PIECES: Final[dict[str, Any]] = {"stream_results": True, "max_row_buffer": 64}
+"""Execution options of a query with large rows: PostgreSQL's driver fetches a whole result otherwise."""
 
 _events, _runs = tables.events.c, tables.runs.c
 
@@ -45,6 +47,22 @@ _WITHOUT_DELTAS: Final = (
     .order_by(_events.sequence)
     .limit(bindparam("count"))
 )
+
+
+def within_bytes(statement: Select[Any]) -> Select[Any]:
+    """Return a query's rows in order, up to the one with which its last column exceeds `bytes`.
+
+    The lengths of values are known without reading them.
+    """
+    rows = statement.add_columns(tables.events.c.sequence.label("place")).subquery()
+    *_, data, place = rows.c
+    size = func.octet_length(data)
+    before = (func.sum(size).over(order_by=place, rows=(None, 0)) - size).label("before")
+    counted = select(rows, before).subquery()
+    shown = [counted.c[column.key] for column in list(rows.c)[:-1]]
+    return select(*shown).where(counted.c.before <= bindparam("bytes")).order_by(counted.c.place)
+
+
 _BOUNDED: Final = {statement: within_bytes(statement) for statement in (_RANGE, _WITHOUT_DELTAS)}
 """For PostgreSQL, whose driver fetches a whole result: only as many rows as exceed PAGE_BYTES."""
 

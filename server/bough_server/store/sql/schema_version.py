@@ -1,12 +1,15 @@
-"""What an operator's command is told of a database."""
+"""The version of a database's schema: what an operator's command is told of it, and its upgrade by migrations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from sqlalchemy import Connection, func, select
 
-from bough_server.store.sql import tables
+from bough_server.errors import ConfigurationError
+from bough_server.store.sql import migrations, tables
+from bough_server.store.sql.migrations import HEAD
 
 _runs, _workers = tables.runs.c, tables.workers.c
 
@@ -62,3 +65,34 @@ def read_use(connection: Connection, *, servers: int) -> DatabaseUse:
         for worker, counter in connection.execute(_LEASES).tuples()
     ]
     return DatabaseUse(servers=servers, open_runs=sum(open_runs.values()), leases=leases)
+
+
+def upgrade_schema(connection: Connection, name: str, found: str) -> None:
+    """Run the migrations from a revision on, in the connection's transaction.
+
+    Raises ConfigurationError if this version does not know the revision; `name` is what it calls the database.
+    """
+    from alembic import command  # slow to import, and not needed if the schema is current
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    # The configuration interpolates "%", so one in the path must be doubled.
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if found not in known:
+        raise ConfigurationError(
+            f"The database {name} has revision {found}, which is newer than {HEAD}, the newest that this "
+            "version of bough knows: use the newer version, or name another database."
+        )
+    command.upgrade(config, "head")
+
+
+def refuse_upgrade(name: str, found: str | None) -> ConfigurationError:
+    """Return the error of a server that must not change the schema, which this version needs changed."""
+    state = "has no tables yet" if found is None else f"has revision {found}, and this version needs {HEAD}"
+    return ConfigurationError(
+        f"The database {name} {state}: run `bough db upgrade`, or set storage.upgrade_at_start to true."
+    )
