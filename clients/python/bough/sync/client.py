@@ -1,4 +1,6 @@
-"""Synchronous client: the methods of the asynchronous one, for programs without an event loop."""
+"""Synchronous client: one method for each call of the services, with the exceptions of `bough.errors`."""
+
+# Generated from bough/client.py by `make proto`, which overwrites changes.
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
@@ -12,17 +14,24 @@ from bough.agent_tree import AgentTree
 from bough.aggregation import sync_aggregate_messages
 from bough.arguments import build
 from bough.calls import PAGE_SIZE, USE_CLIENT_DEFAULT, SyncCalls, Timeout, seconds_of
-from bough.catalog import SyncCatalog
-from bough.channel import CALL_TIMEOUT, DEFAULT_ADDRESS, RUN_TIMEOUT, ChannelOption, Token, sync_channel, token_metadata
+from bough.channel import (
+    CALL_TIMEOUT,
+    DEFAULT_ADDRESS,
+    RUN_TIMEOUT,
+    ChannelOption,
+    Token,
+    sync_channel,
+    token_metadata,
+)
 from bough.collection import answer_of, collect_sync
-from bough.errors import from_rpc_error
-from bough.evaluations import SyncEvaluations
 from bough.health import SERVING, check_request, sync_check
 from bough.position import RunStreamRequest
 from bough.rejoining import Rejoining
 from bough.requests import EvaluationRole, MissingSession, State, View, WatchUntil
-from bough.sessions import SyncSessions
-from bough.sync_stream import SyncRunStream
+from bough.sync.catalog import SyncCatalog
+from bough.sync.evaluations import SyncEvaluations
+from bough.sync.sessions import SyncSessions
+from bough.sync.stream import SyncRunStream
 from bough.v1 import (
     agent_pb2,
     agent_service_pb2,
@@ -110,7 +119,14 @@ class Client:
         timeout: Timeout = USE_CLIENT_DEFAULT,
         heartbeat: float | None = None,
     ) -> SyncRunStream:
-        """Start a run and follow it to its end or to its first interruption, as AsyncClient.run does."""
+        """Start a run and follow it to its end or to its first interruption.
+
+        `on_missing_session` may have the session created if there is none of that id. `definitions` are agents for this
+        run alone; they override those of the catalog that have the same names. Default: a new request id, so that a
+        dropped connection never starts a second run.
+        `timeout` (seconds; default: the client's) is the run's deadline as well, unless its policy says `background`.
+        """
+        follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
         request = requests.run_request(
             agent,
             input,
@@ -119,7 +135,7 @@ class Client:
             request_id=request_id,
             definitions=definitions,
             policy=policy,
-            follow=requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat),
+            follow=follow,
             labels=labels,
         )
         return self._stream(request, timeout)
@@ -136,7 +152,13 @@ class Client:
         timeout: Timeout = USE_CLIENT_DEFAULT,
         heartbeat: float | None = None,
     ) -> SyncRunStream:
-        """Answer input requests of a run and follow it, as AsyncClient.resume does."""
+        """Answer input requests of a run and follow it to its end or to its next interruption.
+
+        The events begin after `after_sequence`; default: with the first event that the answers caused. Default: a new
+        request id, so that a dropped connection never sends the answers twice. `timeout` (seconds; default: the
+        client's) is the run's deadline from now on. The stream raises AlreadyAnswered, RunEnded, InvalidRequest or
+        NotFound.
+        """
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
         request = requests.resume_request(
             run_id, answers, request_id=request_id, after_sequence=after_sequence, follow=follow
@@ -158,7 +180,12 @@ class Client:
         timeout: Timeout = USE_CLIENT_DEFAULT,
         heartbeat: float | None = None,
     ) -> SyncRunStream:
-        """Start a run that shares another run's log up to a sequence, and follow it, as AsyncClient.fork does."""
+        """Start a run that shares another run's log up to a sequence, and follow it from there as `run` does.
+
+        `allow_open_effects` forks even if a tool call is open there whose tool must not be run again without
+        permission. A `policy` replaces that of the other run as a whole. Default: a new request id. The stream raises
+        ForkRefused, InvalidRequest or NotFound.
+        """
         request = requests.fork_request(
             run_id,
             after_sequence,
@@ -182,7 +209,13 @@ class Client:
         timeout: Timeout = USE_CLIENT_DEFAULT,
         heartbeat: float | None = None,
     ) -> SyncRunStream:
-        """Follow a run, live or ended, after a sequence, as AsyncClient.watch does."""
+        """Follow a run, live or ended, after a sequence.
+
+        `until` says how far. Default: to the run's end, also while it waits for answers. WATCH_UNTIL_CURRENT: to the
+        current end of its log. WATCH_UNTIL_INTERRUPTED: to its end or until it waits for answers. Interruptions that
+        have been answered do not end the stream, such as those of the run that a fork shares its beginning with; and
+        if the run waits already and has no events after `after_sequence`, the stream has none.
+        """
         follow = requests.follow_options(view=view, event_names=event_names, heartbeat=heartbeat)
         return self._stream(
             requests.watch_request(run_id, after_sequence=after_sequence, until=until, follow=follow), timeout
@@ -305,15 +338,8 @@ class Client:
         timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> invocation_pb2.Invocation:
         """Return the invocation that events from any source make, in their order; `timeout` in seconds."""
-        options_of_call = self._calls.options(seconds_of(timeout, self._timeout))
-        messages = sync_aggregate_messages(events, options)
-        try:
-            return self._eval.AggregateEvents(
-                messages,
-                **options_of_call,
-            ).invocation
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+        messages, seconds = sync_aggregate_messages(events, options), seconds_of(timeout, self._timeout)
+        return self._calls.send(self._eval.AggregateEvents, messages, seconds).invocation
 
     def is_serving(self, service: str = "", *, timeout: Timeout = USE_CLIENT_DEFAULT) -> bool:
         """Return whether the server, or one of its services such as `bough.v1.AgentService`, accepts calls now.
@@ -321,7 +347,7 @@ class Client:
         Raises NotFound for a service that it does not have, and Unavailable if there is no server.
         """
         request = check_request(service)
-        return (self._calls.call(sync_check(self._channel), request, timeout)).value == SERVING
+        return self._calls.call(sync_check(self._channel), request, timeout).value == SERVING
 
     def _stream(self, request: RunStreamRequest, timeout: Timeout) -> SyncRunStream:
         return SyncRunStream(
