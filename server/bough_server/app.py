@@ -51,6 +51,7 @@ from bough_server.settings_sections import ServerSection
 from bough_server.store.opening import open_store, shown_database
 from bough_server.store.sql.store import Store
 from bough_server.telemetry import Tracing, make_provider
+from bough_server.threads import run_in_thread
 
 CLOSE_SECONDS: Final = 1.0
 """Seconds that streams have to send their last messages after the runs have ended."""
@@ -127,7 +128,7 @@ class App:
             registry = _registry(settings, _open_models(settings, stack, clock))
             # Before the store, whose last commits are counted too.
             metrics, metrics_address = await stack.enter_async_context(_open_metrics(settings))
-            store = _open_store(settings, metrics)
+            store = _open_store(settings, metrics, clock)
             stack.push_async_callback(store.close)
             provider, tracing = _open_tracing(settings, stack)
             dependencies = _run_dependencies(
@@ -275,7 +276,7 @@ def _open_models(settings: Settings, stack: AsyncExitStack, clock: Clock) -> Con
     return models
 
 
-def _open_store(settings: Settings, metrics: Metrics | None) -> Store:
+def _open_store(settings: Settings, metrics: Metrics | None, clock: Clock) -> Store:
     storage = settings.storage
     store = open_store(
         storage.url,
@@ -283,6 +284,7 @@ def _open_store(settings: Settings, metrics: Metrics | None) -> Store:
         durability=storage.durability,
         may_upgrade=storage.upgrade_at_start,
         report_commit=None if metrics is None else metrics.committed,
+        clock=clock,
     )
     if metrics is not None and store.followed is not None:
         metrics.watch_followed_logs(store.followed.counted)
@@ -293,7 +295,7 @@ def _open_tracing(settings: Settings, stack: AsyncExitStack) -> tuple[TracerProv
     provider = make_provider(export=settings.exports_traces)
     tracing = Tracing(provider, capture_content=settings.telemetry.capture_content)
     # In a thread: exporting the remaining spans blocks.
-    stack.push_async_callback(asyncio.to_thread, tracing.close)
+    stack.push_async_callback(run_in_thread, tracing.close)
     return provider, tracing
 
 

@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
 from bough.v1 import event_pb2
+from bough_server.clock import SystemClock
 from bough_server.errors import Fenced, InvalidRequest, StorageFailed
 from bough_server.store.opening import open_store
 from bough_server.store.ports import Page, RunFilter, StoredEvent
@@ -310,7 +311,7 @@ async def test_an_outage_is_a_few_lines_without_a_stack_and_one_at_its_end(postg
 
 
 async def test_reads_that_fail_again_and_again_are_one_line_without_a_stack(postgres_url: str) -> None:
-    readers = Readers(reader_engine(postgres_url, connections=1, busy_timeout=1.0), threads=1)
+    readers = Readers(reader_engine(postgres_url, connections=1, busy_timeout=1.0), threads=1, clock=SystemClock())
     with capture_logs() as logged:
         for _ in range(3):
             with pytest.raises(StorageFailed):

@@ -4,7 +4,6 @@ A catalog is immutable: a change makes a new one, and a run keeps the catalog it
 changes.
 """
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
@@ -18,6 +17,7 @@ from bough_server.agents.validation import Known, validate, validate_reached, vi
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, UnknownAgent
 from bough_server.runtime.agent import Agent, Resolver
 from bough_server.store.worker_ports import AgentStore, StoredAgents
+from bough_server.threads import run_in_thread
 from bough_server.tools.bounded_schemas import caller_pattern_problem
 
 HELD_BYTES: Final = 64 * 1024 * 1024
@@ -120,7 +120,7 @@ class AgentCatalog:
             own = [received(each) for each in definitions]
             known = catalog.known(own)
             # In a thread: checking schemas takes seconds per MiB and would block the event loop.
-            await asyncio.to_thread(refuse, own, known, lambda index: f"definitions[{index}]")
+            await run_in_thread(refuse, own, known, lambda index: f"definitions[{index}]")
             resolver = overlaid(resolver, own)
         _found(resolver, root, lambda: [*catalog.names(), *(each.name for each in definitions)])
         return resolver, checked_versions(resolver, root) if definitions else catalog.versions(root)
@@ -131,7 +131,7 @@ class AgentCatalog:
         """Return the problems of definitions in a tenant's catalog, in which they replace agents of the same names."""
         catalog = await self.of(tenant_id)
         # In a thread for the same reason as in for_run().
-        return await asyncio.to_thread(violations, definitions, catalog.known(definitions))
+        return await run_in_thread(violations, definitions, catalog.known(definitions))
 
     def _evict(self) -> None:
         """Evict the least recently used catalogs until the rest fits HELD_BYTES; at least one stays."""

@@ -23,6 +23,7 @@ from bough_server.errors import (
     UnknownAgent,
 )
 from bough_server.store.worker_ports import AgentStore, CatalogMoved
+from bough_server.threads import run_in_thread
 
 MOST_AGENTS: Final = 1_000
 """The most agents that a tenant may store."""
@@ -124,7 +125,7 @@ class AgentEditor:
     async def _put(self, tenant_id: str, catalog: TenantCatalog, agent: agent_pb2.Agent) -> agent_pb2.Agent:
         known = catalog.known([agent.definition])
         # In a thread: checking schemas takes seconds per MiB and would block the event loop.
-        await asyncio.to_thread(refuse, [agent.definition], known, lambda _: "definition")
+        await run_in_thread(refuse, [agent.definition], known, lambda _: "definition")
         _check_room(catalog, agent)
         await self._store.put(tenant_id, agent, version=catalog.version)
         return agent

@@ -1,6 +1,5 @@
 """EvalService: agent trees of runs and of events from any source, and evaluations that score them."""
 
-import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
@@ -24,6 +23,7 @@ from bough_server.runs.runs import Runs
 from bough_server.store.evaluation_ports import EvaluationFilter
 from bough_server.store.ports import EventLog, Principal
 from bough_server.telemetry import Parent
+from bough_server.threads import run_in_thread
 from bough_server.tree.fold import Tree
 from bough_server.views import EvaluationSelection
 
@@ -167,7 +167,7 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
             self._principal(), request.baseline, allow_incomplete=request.allow_incomplete_baseline
         )
         after = await self._evaluations.source(self._principal(), request.candidate, field="candidate")
-        comparison = await asyncio.to_thread(lambda: fitted(compare(before, after)))
+        comparison = await run_in_thread(lambda: fitted(compare(before, after)))
         return pb.CompareEvaluationsResponse(comparison=comparison)
 
     async def ScoreInvocations(

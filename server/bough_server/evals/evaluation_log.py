@@ -1,6 +1,5 @@
 """Fold the log of an evaluation: what is planned, what is done, and what was found so far."""
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -9,6 +8,7 @@ from bough.v1 import error_pb2, eval_result_pb2, evaluation_pb2, execution_pb2
 from bough_server import evaluation_events
 from bough_server.evals.verdicts import case_result, totals
 from bough_server.store.ports import EvaluationFact, EventLog, StoredEvent
+from bough_server.threads import run_in_thread
 from bough_server.usage import Sums
 
 
@@ -163,5 +163,5 @@ async def read_state(log: EventLog, evaluation_id: str, *, keeps_differences: bo
     """Return what the committed events of an evaluation say."""
     state = EvaluationState(keeps_differences=keeps_differences)
     while page := await log.read(evaluation_id, after=state.last_sequence):
-        await asyncio.to_thread(state.add, page)
+        await run_in_thread(state.add, page)
     return state

@@ -39,6 +39,7 @@ from bough_server.store.ports import (
 )
 from bough_server.store.worker_ports import Topic
 from bough_server.telemetry import Parent
+from bough_server.threads import run_in_thread
 
 RETRY_SECONDS: Final = 1.0
 """How long after an evaluation stopped because of the storage the first attempt to continue it is made."""
@@ -223,7 +224,7 @@ class Evaluations:
         fold = await read_state(self.dependencies.store.log, evaluation_id, keeps_differences=True)
         if fold.end is None:
             raise EvaluationNotEnded(evaluation_id, field=f"{field}.evaluation_id", advice="wait for its end")
-        return await asyncio.to_thread(_whole, fold, evaluation_id)
+        return await run_in_thread(_whole, fold, evaluation_id)
 
     async def baseline(
         self, principal: Principal, source: eval_result_pb2.EvalSource, *, allow_incomplete: bool

@@ -25,6 +25,7 @@ from bough_server.evals.scoring import not_evaluated
 from bough_server.store.evaluation_ports import EvaluationRecord
 from bough_server.store.ports import EvaluationFact
 from bough_server.telemetry import Parent
+from bough_server.threads import run_in_thread
 
 _log = structlog.get_logger(__name__)
 
@@ -259,8 +260,8 @@ class LiveEvaluation:
 
     async def _end(self) -> None:
         fold = self._fold
-        cases = await asyncio.to_thread(fold.case_results)
-        summary = await asyncio.to_thread(fold.totals_of, cases)
+        cases = await run_in_thread(fold.case_results)
+        summary = await run_in_thread(fold.totals_of, cases)
         end = evaluation_pb2.EvaluationEvent()
         if fold.cancel is not None:
             await self._runner.cancel_all(note=self._note())  # what was being created when the others were cancelled
@@ -271,7 +272,7 @@ class LiveEvaluation:
             return
         result = fold.result(self.evaluation_id, cases, summary)
         totaled = evaluation_pb2.EvaluationEvent()
-        totaled.evaluation_totaled.CopyFrom(await asyncio.to_thread(judged, fold.planned, result))
+        totaled.evaluation_totaled.CopyFrom(await run_in_thread(judged, fold.planned, result))
         end.evaluation_completed.verdict = totaled.evaluation_totaled.verdict
         await self._recorder.record(totaled, end)
 

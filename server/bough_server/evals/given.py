@@ -1,6 +1,5 @@
 """Read, score and compare invocations that are stored or given; nothing runs."""
 
-import asyncio
 from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2, execution_pb2, invocation_pb2
@@ -17,6 +16,7 @@ from bough_server.evals.validation import request_problems
 from bough_server.evals.verdicts import case_result, totals, verdict
 from bough_server.messages import copy_of
 from bough_server.store.ports import Principal
+from bough_server.threads import run_in_thread
 
 MAX_RESULT_BYTES: Final = 3_900_000
 """The most bytes of the cases of a result: clients accept messages of 4 MiB."""
@@ -50,8 +50,8 @@ async def score_invocations(
         result = await judge_trial(
             dependencies, case, [invocation], trial=0, run_ids=[source.run.run_id], judges=judges
         )
-        await asyncio.to_thread(found.add, case, result)
-    return await asyncio.to_thread(found.result)
+        await run_in_thread(found.add, case, result)
+    return await run_in_thread(found.result)
 
 
 class _Found:
@@ -130,14 +130,14 @@ async def diff_invocations(
     runs, log = dependencies.runs, dependencies.store.log
     before = await read_source(runs, log, principal, request.before)
     after = await read_source(runs, log, principal, request.after)
-    return await asyncio.to_thread(diff, before, after)
+    return await run_in_thread(diff, before, after)
 
 
 async def _check(dependencies: EvaluationDependencies, case: eval_set_pb2.EvalCase) -> None:
     one = eval_set_pb2.EvalSet(name="given", cases=[case])
     # Marks the case as one that is not run, as those of the request are.
     one.cases[0].turns[0].recorded.run.run_id = "given"
-    wrong = await asyncio.to_thread(request_problems, one, known=dependencies.known_names())
+    wrong = await run_in_thread(request_problems, one, known=dependencies.known_names())
     if wrong:
         raise InvalidRequest([FieldViolation(field=_in_request(path), description=text) for path, text in wrong])
 

@@ -28,6 +28,7 @@ from bough_server.evals.metrics.turn import name_of
 from bough_server.runs.admission import EvaluationRun
 from bough_server.store.ports import Principal, RunRecord
 from bough_server.telemetry import Parent
+from bough_server.threads import run_in_thread
 from bough_server.usage import Sums
 
 MAX_AT_ONCE: Final = 16
@@ -82,7 +83,7 @@ class Judges:
         """
         try:
             # In a thread: the texts of a large record take a while to join.
-            asked = await asyncio.to_thread(_questions, metric, case, invocations)
+            asked = await run_in_thread(_questions, metric, case, invocations)
         except RunError as error:
             return llm_judge.score(metric, (), problem=f"The judge was not asked: {error.message}")
         refs = [

@@ -10,6 +10,7 @@ from bough_server.evals.judges import Judges
 from bough_server.evals.metrics import custom
 from bough_server.evals.metrics.turn import no_score
 from bough_server.evals.scoring import applicable_metrics, can_be_judged, not_evaluated, score_trial
+from bough_server.threads import run_in_thread
 from bough_server.usage import Sums
 
 
@@ -31,7 +32,7 @@ async def judge_trial(
     scores: dict[str, eval_result_pb2.MetricScore] = {}
     used = Sums()
     asked = [metric for metric in applicable_metrics(case) if metric.WhichOneof("kind") in ("custom", "llm_judge")]
-    can_ask = bool(asked) and await asyncio.to_thread(_can_be_asked, case, invocations)
+    can_ask = bool(asked) and await run_in_thread(_can_be_asked, case, invocations)
     if can_ask:
         for metric in asked:
             if metric.HasField("custom"):
@@ -40,7 +41,7 @@ async def judge_trial(
                 scores[metric.name] = await judges.score(
                     metric, case, invocations, trial=trial, run_ids=run_ids, used=used
                 )
-    result = await asyncio.to_thread(_scored, case, invocations, trial=trial, extra_scores=scores)
+    result = await run_in_thread(_scored, case, invocations, trial=trial, extra_scores=scores)
     if used.numbers:
         result.judge_usage.CopyFrom(used.usage())
     return result

@@ -1,6 +1,5 @@
 """Check a request for an evaluation, and build the first events of its log."""
 
-import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from bough_server.evals.validation import request_problems
 from bough_server.messages import copy_of
 from bough_server.runtime.agent import Resolver
 from bough_server.store.ports import Principal
+from bough_server.threads import run_in_thread
 
 DEFAULT_CONCURRENCY: Final = 4
 
@@ -76,7 +76,7 @@ async def plan(
     agent = request.agent or request.eval_set.agent
     trials = request.trials if request.HasField("trials") else None
     # In a thread: a set of 8 MiB takes seconds to check.
-    wrong = await asyncio.to_thread(
+    wrong = await run_in_thread(
         request_problems, request.eval_set, agent=request.agent, known=dependencies.known_names(), trials=trials
     )
     violations = [FieldViolation(field=_in_set(path), description=text) for path, text in wrong]
@@ -86,7 +86,7 @@ async def plan(
         violations.append(FieldViolation(field="baseline.result.cases", description="must have at least one case"))
     if violations:
         raise InvalidRequest(violations)
-    cases = await asyncio.to_thread(planned_cases, request.eval_set, trials=trials)
+    cases = await run_in_thread(planned_cases, request.eval_set, trials=trials)
     _refuse_gates(request, cases, has_baseline=baseline is not None)
     pins = eval_result_pb2.EvalPins(eval_set_digest=set_digest(request.eval_set), server_version=version())
     if agent:

@@ -14,12 +14,14 @@ from typing import Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from bough.v1 import step_pb2
+from bough_server.clock import loop_time
 from bough_server.errors import ModelError
 from bough_server.models.answer import Answer, ReportedError
 from bough_server.models.failures import Failures
 from bough_server.models.model import Delta, Deltas
 from bough_server.models.provider_json import BadChunk
 from bough_server.models.sse import EventDecoder, EventTooLarge
+from bough_server.threads import run_in_thread
 
 _DRAIN_SECONDS: Final = 0.1
 _Result = TypeVar("_Result")
@@ -38,7 +40,7 @@ class AnswerTimeout:
 
     def __init__(self, timeouts: Timeouts) -> None:
         self._idle = timeouts.idle
-        self._clock = asyncio.get_running_loop().time
+        self._clock = loop_time
         self._left = timeouts.start
         self.bound = timeouts.start
         self.missed = "sent no response"
@@ -185,10 +187,10 @@ class Endpoint:
         async with self._opening:
             if self._is_open:
                 return
-            self._broken = await asyncio.to_thread(self._connection.load)
+            self._broken = await run_in_thread(self._connection.load)
             unusable: tuple[type[Exception], ...] = (ValueError, *self._broken)
             try:
-                await asyncio.to_thread(self._connection.open)
+                await run_in_thread(self._connection.open)
             except unusable as error:
                 detail = self._failures.sentence(error)
                 raise self._failures.unavailable(f"cannot be reached at its base_url: {detail}") from error

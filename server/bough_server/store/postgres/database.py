@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
-from uuid import uuid4
 
 import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event, text
@@ -14,7 +13,9 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
+from bough_server.clock import SystemClock
 from bough_server.errors import ConfigurationError
+from bough_server.ids import new_uuid4
 from bough_server.store.postgres.driver import WRITER
 from bough_server.store.sql.failure_log import cause_of
 from bough_server.store.sql.migrations import FIRST_ON_POSTGRES, HEAD
@@ -224,7 +225,7 @@ def writer_engine(url: str, *, durability: Durability, busy_timeout: float) -> E
     A connection that replaces a lost one is not used before the server has ended that: what it was about to commit is
     then in the tables, or never will be.
     """
-    name = f"{WRITER} {uuid4()}"
+    name = f"{WRITER} {new_uuid4()}"
     engine = create_engine(
         parsed(url),
         poolclass=StaticPool,
@@ -249,11 +250,12 @@ def writer_engine(url: str, *, durability: Durability, busy_timeout: float) -> E
 
 def _end_others(connection: "psycopg.Connection[tuple[object, ...]]", name: str) -> None:
     """End the server's side of earlier connections of a name, and wait until they have ended."""
-    ends = time.monotonic() + _END_SECONDS
+    clock = SystemClock()  # the machine's: it waits for another process, in a thread that really sleeps
+    ends = clock.monotonic() + _END_SECONDS
     others = "FROM pg_stat_activity WHERE application_name = %s AND pid != pg_backend_pid()"
     while connection.execute(f"SELECT pid, pg_terminate_backend(pid) {others}", [name]).fetchall():
         connection.rollback()  # the view is a snapshot of the transaction
-        if time.monotonic() > ends:
+        if clock.monotonic() > ends:
             raise psycopg.OperationalError("the server has not ended the connection that this one replaces")
         time.sleep(0.02)
 
@@ -288,7 +290,7 @@ def listen_arguments(url: str) -> dict[str, Any]:
 
 def _name() -> str:
     """Return a name for connections that no others have."""
-    return f"bough {uuid4()}"
+    return f"bough {new_uuid4()}"
 
 
 def _arguments(url: str, name: str, busy_timeout: float, **more: str) -> dict[str, object]:

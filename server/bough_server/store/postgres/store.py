@@ -52,6 +52,7 @@ def open_postgres(url: str, options: StoreOptions) -> Store:
                 retry_delays=options.retry_delays,
                 hooks=options.hooks,
                 report_commit=options.report_commit,
+                clock=options.clock,
             )
     except BaseException:
         engine.dispose()
@@ -59,6 +60,7 @@ def open_postgres(url: str, options: StoreOptions) -> Store:
     readers = Readers(
         reader_engine(url, connections=options.reader_threads, busy_timeout=options.busy_timeout),
         threads=options.reader_threads,
+        clock=options.clock,
     )
     notifier.start()
     return Store(
@@ -69,6 +71,7 @@ def open_postgres(url: str, options: StoreOptions) -> Store:
         write_health=write_health,
         crashed=crashed,
         notifier=notifier,
+        clock=options.clock,
         read_growth=read_growth,
         is_shared=True,
     )

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
@@ -12,12 +11,14 @@ from sqlalchemy import Connection, Engine, Select, bindparam, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from bough_server import events
+from bough_server.clock import Clock
 from bough_server.errors import NotFound, ServerStopping, StorageFailed
 from bough_server.store.ports import StoredEvent
 from bough_server.store.sql import tables
 from bough_server.store.sql.failure_log import FailureLog, is_outage
 from bough_server.store.sql.large_rows import within_bytes
 from bough_server.store.window import PAGE_BYTES, PackedEvents
+from bough_server.threads import make_pool, run_in_thread
 
 T = TypeVar("T")
 
@@ -58,11 +59,11 @@ _data: Final = itemgetter(-1)
 class Readers:
     """Runs reading functions on a bounded number of threads."""
 
-    def __init__(self, engine: Engine, *, threads: int) -> None:
+    def __init__(self, engine: Engine, *, threads: int, clock: Clock) -> None:
         self._engine = engine
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bough-reader")
+        self._pool = make_pool("bough-reader", threads=threads)
         self._is_closed = False
-        self._failures = FailureLog()
+        self._failures = FailureLog(clock)
 
     async def run(self, read: Callable[[Connection], T], *, is_logged: bool = True) -> T:
         """Return the result of `read`. Raises what `read` raises, and StorageFailed for errors of the database.
@@ -96,7 +97,7 @@ class Readers:
     async def close(self) -> None:
         """Wait for reads in progress, and refuse later ones."""
         self._is_closed = True
-        await asyncio.to_thread(self._pool.shutdown)
+        await run_in_thread(self._pool.shutdown)
         self._engine.dispose()
 
 

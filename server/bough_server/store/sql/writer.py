@@ -7,7 +7,6 @@ tried only once, and when nothing is queued the thread probes the disk until a w
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +14,7 @@ from typing import Any, Final
 import structlog
 from sqlalchemy import Engine, text
 
+from bough_server.clock import Clock
 from bough_server.errors import BoughError, Fenced, StorageFailed
 from bough_server.store.ports import RequestIdTaken, RunMoved, SessionMoved
 from bough_server.store.sql.append import is_stored, write_appends
@@ -23,6 +23,7 @@ from bough_server.store.sql.failure_log import FailureLog, cause_of
 from bough_server.store.sql.jobs import Append, Settled, Transaction
 from bough_server.store.sql.log_heads import LogHeads, refusal
 from bough_server.store.sql.statements import DriverCursor
+from bough_server.threads import make_thread
 
 Job = Append | Transaction[Any]
 
@@ -62,17 +63,18 @@ class WriterThread:
         retry_delays: Sequence[float],
         hooks: CommitHooks,
         report_commit: Callable[[int, float], None] | None,
+        clock: Clock,
     ) -> None:
         self._engine, self._driver, self._heads = engine, driver, heads
         self._settle, self._report_health, self._hooks = settle, report_health, hooks
-        self._report_commit = report_commit
+        self._report_commit, self._clock = report_commit, clock
         self._retry_delays = tuple(retry_delays)
         self._is_failing = False
-        self._failures = FailureLog()
+        self._failures = FailureLog(clock)
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._connection = engine.connect()
-        self._thread = threading.Thread(target=self._work, name="bough-writer", daemon=True)
+        self._thread = make_thread(self._work, name="bough-writer")
         self._thread.start()
 
     def submit(self, job: Job) -> None:
@@ -199,7 +201,7 @@ class WriterThread:
 
     def _transact(self, group: Sequence[Job], write: Callable[[Sequence[Append]], Iterator[Settled]]) -> list[Settled]:
         settled: list[Settled] = []
-        started = time.perf_counter()
+        started = self._clock.monotonic()
         connection = self._connection
         transaction = connection.begin()
         try:
@@ -230,7 +232,7 @@ class WriterThread:
             if isinstance(job, Append):
                 self._heads.committed(job)
         if self._report_commit is not None:
-            self._report_commit(len(group), time.perf_counter() - started)
+            self._report_commit(len(group), self._clock.monotonic() - started)
         return settled
 
     def _lock(self, group: Sequence[Job], lock: Callable[[DriverCursor, Reach], None]) -> None:
