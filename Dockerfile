@@ -11,7 +11,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY server server
 COPY clients/python clients/python
 RUN python -m venv /opt/bough \
-    && /opt/bough/bin/python -m pip install ".[server,postgres,eval,anthropic,gemini]" \
+    && /opt/bough/bin/python -m pip install ".[server,postgres]" \
     && mkdir -p /var/lib/bough
 
 FROM python:3.13-slim-trixie

@@ -79,7 +79,7 @@ check: $(STAMP) ## format, lint, types, imports, and what is generated; no tests
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml compose.cluster.yaml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml examples/eval/github-actions.yaml
-	@echo "proto diff: the committed stubs and the server's schema are what 'make proto' makes"
+	@echo "proto diff: the committed stubs, schema and synchronous client are what 'make proto' makes"
 	@$(BIN)/python -m proto.generate --check
 	@echo "docs diff: the generated reference and JSON Schemas are what 'make docs' makes"
 	@$(BIN)/python -m docs.generate --check
@@ -89,7 +89,7 @@ fmt: $(STAMP) ## format all code, and fix what the linter can fix
 	@$(BIN)/ruff format $(SOURCES)
 	@$(BIN)/buf format --write proto
 
-proto: $(STAMP) ## the generated stubs and the server's schema, made again (offline)
+proto: $(STAMP) ## the generated stubs, the server's schema and Python's synchronous client, made again (offline)
 	@$(BIN)/python -m proto.generate
 
 descriptors: $(STAMP) ## dist/bough.binpb, the whole schema, and dist/bough-stripped.binpb, without validation rules, for stubs
@@ -109,8 +109,8 @@ bench-docs: $(STAMP) ## the tables of the last bench and bench-peers, put into d
 	@$(BIN)/python -m bench --docs
 	@$(BIN)/python -m bench.peers --docs
 
-# On PostgreSQL servers are killed under clients only, and the database is restarted.
-torture: $(STAMP) ## runs cut after every event, then servers killed under clients and under an evaluation; ARGS="--seed N"
+# On PostgreSQL the database is restarted too. On either, servers are killed under clients and evaluations at once.
+torture: $(STAMP) ## runs cut after every event, then servers killed under clients and under evaluations; ARGS="--seed N"
 ifeq ($(STORE),sqlite)
 	@$(BIN)/python -m pytest -n auto -m grid --whole-grid --timeout 1200
 endif

@@ -64,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         report: Report = json.loads(REPORT.read_text(encoding="utf-8"))
         PAGE.write_text(table.rewritten(PAGE.read_text(encoding="utf-8"), report), encoding="utf-8")
+        if missing := CASES.keys() - report["seconds"].keys():
+            print(f"The last make bench did not run {', '.join(sorted(missing))}: no rows of them.", file=sys.stderr)
         return 0
     REPORT.parent.mkdir(exist_ok=True)
     options: dict[str, dict[str, object]] = {}

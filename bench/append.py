@@ -12,7 +12,7 @@ from bench.long_logs import NOW_NS, deltas, new_run
 from bench.sqlite_floor import BareWriter
 from bough_server import ids
 from bough_server.store.opening import open_store
-from bough_server.store.ports import EventLog, LogEvent
+from bough_server.store.ports.log import EventLog, LogEvent
 from bough_server.store.sql.options import Durability
 from bough_server.store.sql.writer import CommitHooks
 

@@ -15,7 +15,8 @@ from bench.servers import bough_server, model_server
 from bough.v1 import execution_pb2
 from bough_server.log import events
 from bough_server.store.opening import open_store
-from bough_server.store.ports import Page, RunFilter, StoredEvent
+from bough_server.store.ports.log import StoredEvent
+from bough_server.store.ports.runs import Page, RunFilter
 from bough_server.tree.fold import fold_log
 
 ROUNDS: Final = 9

@@ -15,7 +15,7 @@ from bough.v1 import agent_pb2, execution_pb2, model_pb2, policy_pb2
 from bough_server.models.model import Model
 from bough_server.models.scripted.model import Gate, ScriptedModel
 from bough_server.models.scripted.script import Script, parse_script
-from bough_server.store.ports import Page, RunFilter
+from bough_server.store.ports.runs import Page, RunFilter
 from bough_server.tools.tool import tool
 from tests.support.run_harness import ME, RunHarness, open_harness
 from tests.support.teams import call, calls, llm, script

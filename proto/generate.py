@@ -1,4 +1,4 @@
-"""Generate what is made of the .proto files: the server's schema, and the stubs of Python, Go and TypeScript.
+"""Generate the server's schema, the stubs of Python, Go and TypeScript, and Python's synchronous client.
 
 python -m proto.generate [--check]            write the files, or show what the committed ones are not
 python -m proto.generate --descriptors DIR    write bough.binpb and bough-stripped.binpb, without the validation rules
@@ -25,6 +25,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
+from proto import sync_client
+
 ROOT = Path(__file__).parents[1]
 PROTO = ROOT / "proto"
 BIN = Path(sys.executable).parent
@@ -33,6 +35,8 @@ ERROR_DETAILS = "google/rpc/error_details.proto"
 HEALTH = "grpc/health/v1/health.proto"
 RULES = "buf/validate/"
 SCHEMA = "server/bough_server/bough.binpb"
+CLIENT = "clients/python/bough"
+SYNC_CLIENT = f"{CLIENT}/sync"
 GO = "clients/go"
 TYPESCRIPT = "clients/typescript"
 
@@ -74,8 +78,8 @@ def main() -> int:
 
 
 def generate(whole: FileDescriptorSet, made: Path, done: str) -> list[str]:
-    """Make the schema and all stubs below a folder; return their paths. A language without its command is said to be
-    not `done`."""
+    """Make the schema, all stubs and the synchronous client below a folder; return their paths. A language without its
+    command is said to be not `done`."""
     write(made / SCHEMA, encode(whole))
     stripped = made / "stripped.binpb"
     write(stripped, encode(with_health(without_rules(whole))))
@@ -87,7 +91,8 @@ def generate(whole: FileDescriptorSet, made: Path, done: str) -> list[str]:
             continue
         target.make(stripped, made)
         paths += target.paths
-    return paths
+    sync_client.generate(ROOT / CLIENT, made / SYNC_CLIENT)
+    return [*paths, SYNC_CLIENT]
 
 
 def replace(made: Path, paths: Iterable[str], repository: Path) -> None:

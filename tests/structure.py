@@ -1,6 +1,6 @@
 """Check the structure of the server's modules: their size, imports at the top level only, each class name once.
 
-Tests use only what is public.
+One module reads the clock, one draws ids, one makes threads. Tests use only what is public.
 
 Usage: python -m tests.structure
 """
@@ -10,6 +10,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,7 @@ def problems(name: str, source: str) -> Iterator[str]:
             f"{name}:{line}: imports {module} inside of a function or under TYPE_CHECKING, which hides a circle"
             for line, module in _delayed_imports(tree)
         )
+    yield from (f"{name}:{line}: {problem}" for line, problem in _system_access(name, tree))
 
 
 def repeated_classes(sources: Mapping[str, str]) -> Iterator[str]:
@@ -139,6 +141,98 @@ def _names_own(part: ast.AST) -> bool:
 
 def _is_of_project(module: str | None) -> bool:
     return (module or "").partition(".")[0] in OWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _System:
+    """Something of the system that one module alone uses, so that whole servers can be simulated by replacing it."""
+
+    module: str
+    does: str
+    names: re.Pattern[str]
+    """The names, with their modules, that only this module uses."""
+
+
+_SYSTEMS: Final = (
+    _System(
+        module="clock.py",
+        does="reads a clock",
+        names=re.compile(r"time\.(?!sleep$)\w+|datetime\.datetime\.(now|utcnow|today)|datetime\.date\.today"),
+    ),
+    _System(
+        module="ids.py",
+        does="draws randomness from the system",
+        names=re.compile(r"uuid\.(uuid[14678]|getnode)|secrets\.\w+|os\.(urandom|getrandom)|random\.(?!Random$)\w+"),
+    ),
+    _System(
+        module="threads.py",
+        does="makes threads",
+        names=re.compile(
+            r"threading\.(Thread|Timer)|concurrent\.futures\.\w+PoolExecutor|concurrent\.futures\.thread\..*"
+            r"|multiprocessing\..*|asyncio\.to_thread|_thread\..*"
+        ),
+    ),
+)
+
+_OUTSIDE: Final = ("cli/", "testing/")
+"""What no simulated server runs: commands that call a server, and the plugin of pytest."""
+
+
+def _system_access(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Return the places at which a module uses what one other module has for all, with their lines."""
+    if name.startswith(_OUTSIDE):
+        return
+    imports, annotations = dict(_imports(tree)), set(_annotations(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr) and node not in annotations:
+            used = _system_call(node, imports) or _qualified_name(node, imports)
+            for system in _SYSTEMS:
+                if name != system.module and system.names.fullmatch(used):
+                    yield node.lineno, f"{ast.unparse(node)} {system.does}, which only {system.module} does"
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Return the names that a module imports, each with what it stands for, such as `time.monotonic`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=aliases):
+                for each in aliases:
+                    package = each.name.partition(".")[0]  # all that `import a.b` names
+                    yield (each.asname, each.name) if each.asname else (package, package)
+            case ast.ImportFrom(module=str() as module, names=aliases):
+                yield from ((each.asname or each.name, f"{module}.{each.name}") for each in aliases)
+
+
+def _annotations(tree: ast.Module) -> Iterator[ast.AST]:
+    """Return the nodes of all annotations, which only name types."""
+    for node in ast.walk(tree):
+        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if isinstance(annotation, ast.expr):
+                yield from ast.walk(annotation)
+
+
+def _qualified_name(node: ast.expr, imports: Mapping[str, str]) -> str:
+    """Return the name of an expression with its module; empty if it is not imported."""
+    match node:
+        case ast.Name(id=name):
+            return imports.get(name, "")
+        case ast.Attribute(value=value, attr=name) if module := _qualified_name(value, imports):
+            return f"{module}.{name}"
+    return ""
+
+
+def _system_call(node: ast.expr, imports: Mapping[str, str]) -> str:
+    """Return the function that a method or call is as good as, for those that no import shows; else empty."""
+    match node:
+        case ast.Attribute(attr="time", value=loop) if ast.unparse(loop).removesuffix("()").endswith("loop"):
+            return "time.monotonic"
+        case ast.Call(func=ast.Attribute(attr="GetCurrentTime")):
+            return "time.time_ns"
+        case ast.Call(func=ast.Attribute(attr="run_in_executor"), args=[ast.Constant(value=None), *_]):
+            return "asyncio.to_thread"
+        case ast.Call(func=function, args=[], keywords=[]) if _qualified_name(function, imports) == "random.Random":
+            return "os.urandom"  # its seed
+    return ""
 
 
 def main() -> int:

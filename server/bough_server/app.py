@@ -51,6 +51,7 @@ from bough_server.settings import Settings
 from bough_server.settings_sections import ServerSection
 from bough_server.store.opening import display_database_url, open_store
 from bough_server.store.sql.store import Store
+from bough_server.threads import run_in_thread
 
 CLOSE_SECONDS: Final = 1.0
 """Seconds that streams have to send their last messages after the runs have ended."""
@@ -127,7 +128,7 @@ class App:
             registry = _registry(settings, _open_models(settings, stack, clock))
             # Before the store, whose last commits are counted too.
             metrics, metrics_address = await stack.enter_async_context(_open_metrics(settings))
-            store = _open_store(settings, metrics)
+            store = _open_store(settings, metrics, clock)
             stack.push_async_callback(store.close)
             provider, tracing = _open_tracing(settings, stack)
             dependencies = _run_dependencies(
@@ -219,7 +220,7 @@ class App:
             agents=len(self.registry.resolver.agents),
             models=", ".join(self.settings.models),
             metrics=self.metrics_address or "none",
-            worker=self.evaluations.dependencies.worker,
+            worker=self.runs.worker.name,
         )
 
     async def _end_grace(self, signals: StopSignals) -> None:
@@ -275,7 +276,7 @@ def _open_models(settings: Settings, stack: AsyncExitStack, clock: Clock) -> Con
     return models
 
 
-def _open_store(settings: Settings, metrics: Metrics | None) -> Store:
+def _open_store(settings: Settings, metrics: Metrics | None, clock: Clock) -> Store:
     storage = settings.storage
     store = open_store(
         storage.url,
@@ -283,6 +284,7 @@ def _open_store(settings: Settings, metrics: Metrics | None) -> Store:
         durability=storage.durability,
         may_upgrade=storage.upgrade_at_start,
         report_commit=None if metrics is None else metrics.on_commit,
+        clock=clock,
     )
     if metrics is not None and store.followed is not None:
         metrics.watch_followed_logs(store.followed.count_reads)
@@ -293,7 +295,7 @@ def _open_tracing(settings: Settings, stack: AsyncExitStack) -> tuple[TracerProv
     provider = make_provider(export=settings.exports_traces)
     tracing = Tracing(provider, capture_content=settings.telemetry.capture_content)
     # In a thread: exporting the remaining spans blocks.
-    stack.push_async_callback(asyncio.to_thread, tracing.close)
+    stack.push_async_callback(run_in_thread, tracing.close)
     return provider, tracing
 
 
@@ -353,7 +355,7 @@ def _evaluation_dependencies(
         store=store,
         agents=dependencies.agents,
         clock=dependencies.clock,
-        worker=dependencies.worker,
+        worker=runs.worker,
         models={
             info.name: model.config_digest
             for info in registry.list_models()

@@ -1,4 +1,9 @@
-"""Source of time; no other module of the server reads a clock."""
+"""Source of time; no other module of the server reads a clock, which `tests.structure` checks.
+
+A server gets its `Clock` when it is opened, and passes it down to all that measures or waits. Timers and timeouts of
+asyncio go by the event loop's clock. Two things have their own time: libraries, such as that of a line of the log or of
+a span, and PostgreSQL, which ends the abandoned transactions of others by its `clock_timestamp()`.
+"""
 
 import asyncio
 import time
@@ -32,3 +37,8 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+def loop_time() -> float:
+    """Return the seconds of the running event loop's clock, by which its timers are set."""
+    return asyncio.get_running_loop().time()

@@ -20,7 +20,6 @@ BoughError
 │   ├── AgentUnusable         FAILED_PRECONDITION: it names something that no longer exists
 │   ├── RevisionMoved         ABORTED: the agent has changed since it was read
 │   ├── CatalogFull           RESOURCE_EXHAUSTED
-│   ├── NotInstalled          FAILED_PRECONDITION: an extra of the package is missing
 │   ├── RunParked             UNAVAILABLE: something that the run started with is missing
 │   ├── ServerStopping        UNAVAILABLE
 │   └── StorageFailed         UNAVAILABLE: the disk, the lock or the database
@@ -255,13 +254,6 @@ class CatalogFull(CallError):
 
     code = code_pb2.RESOURCE_EXHAUSTED
     reason = error_pb2.ERROR_REASON_CATALOG_FULL
-
-
-class NotInstalled(CallError):
-    """A call that needs packages which this server lacks; the message says which to install."""
-
-    code = code_pb2.FAILED_PRECONDITION
-    reason = error_pb2.ERROR_REASON_NOT_INSTALLED
 
 
 class RunParked(CallError):

@@ -1,4 +1,8 @@
-"""Ids: new ones for runs and sessions, and ids derived from a run's key root; ids inside a run are never random."""
+"""Ids: new ones for runs and sessions, and ids derived from a run's key root; ids inside a run are never random.
+
+No other module draws randomness from the system: `tests.structure` checks it. What an agent sees as random, and the
+delays of retries, come from generators that are seeded with such an id.
+"""
 
 import hashlib
 import os
@@ -12,10 +16,20 @@ AGENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,58}")
 
 def new_uuid7(now_ns: int) -> str:
     """Return a UUIDv7 (RFC 9562, 5.7) as text; later ids sort later, with a resolution of one millisecond."""
-    value = (now_ns // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big")
+    value = (now_ns // 1_000_000) << 80 | int.from_bytes(random_bytes(10), "big")
     value = (value & ~(0xF << 76)) | 0x7 << 76
     value = (value & ~(0x3 << 62)) | 0x2 << 62
     return str(uuid.UUID(int=value))
+
+
+def new_uuid4() -> str:
+    """Return a UUIDv4 (RFC 9562, 5.4) as text, for what needs no order, such as the names of connections."""
+    return str(uuid.UUID(bytes=random_bytes(16), version=4))
+
+
+def random_bytes(count: int) -> bytes:
+    """Return so many bytes from the system; replaced by a seeded source, a whole server draws the same ids again."""
+    return os.urandom(count)
 
 
 def derive_id(key_root: str, name: str) -> str:

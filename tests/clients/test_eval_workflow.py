@@ -51,7 +51,7 @@ async def test_every_step_of_the_workflow_succeeds_on_the_desk_and_a_case_made_w
         await project.take(block(failing))
         await project.take(block(commands["Show the summary"]))
 
-    assert install == 'pip install "bough-agents[server,eval] @ git+https://github.com/bough-dev/bough"'
+    assert install == 'pip install "bough-agents[server] @ git+https://github.com/bough-dev/bough"'
     assert JUnitXml.fromfile(str(tmp_path / "junit.xml")).failures > 0
     summary = (tmp_path / "step.md").read_text(encoding="utf-8")
     assert ("desk: passed" in summary, "desk: failed" in summary, "worse: leaves" in summary) == (True, True, True)

@@ -13,7 +13,7 @@ from bough_server.cli.db import verdict_text
 from bough_server.settings import Settings
 from bough_server.store.opening import upgrade_database
 from bough_server.store.sql.migrations import HEAD
-from bough_server.store.sql.status import DatabaseStatus
+from bough_server.store.sql.schema_version import DatabaseStatus
 from bough_server.store.sqlite.database_path import database_path
 from tests.clients.cli_process import Finished, bough, started
 from tests.clients.stream_server import LoopbackService, listening

@@ -20,11 +20,14 @@ from bough import (
     run_source,
     user_message,
 )
-from bough.catalog import Catalog, SyncCatalog
-from bough.evaluations import Evaluations, SyncEvaluations
-from bough.sessions import Sessions, SyncSessions
+from bough.catalog import Catalog
+from bough.evaluations import Evaluations
+from bough.sessions import Sessions
 from bough.stream import EvaluationStream, RunStream
-from bough.sync_stream import SyncEvaluationStream, SyncRunStream
+from bough.sync.catalog import SyncCatalog
+from bough.sync.evaluations import SyncEvaluations
+from bough.sync.sessions import SyncSessions
+from bough.sync.stream import SyncEvaluationStream, SyncRunStream
 from bough.v1 import (
     MISSING_SESSION_POLICY_CREATE,
     VERDICT_PASSED,
@@ -62,8 +65,8 @@ SYNCHRONOUS = {
     ),
     "collections.abc.AsyncIterator": "collections.abc.Iterator",
     "grpc.aio._base_channel.Channel": "grpc.Channel",
-    "bough.stream.RunStream": "bough.sync_stream.SyncRunStream",
-    "bough.stream.EvaluationStream": "bough.sync_stream.SyncEvaluationStream",
+    "bough.stream.RunStream": "bough.sync.stream.SyncRunStream",
+    "bough.stream.EvaluationStream": "bough.sync.stream.SyncEvaluationStream",
 }
 """Asynchronous names and annotations, and their synchronous counterparts."""
 

@@ -21,7 +21,7 @@ from psycopg import sql
 
 from bough import AsyncClient
 from bough.v1 import event_pb2, policy_pb2
-from bough_server.runs.leases import DECLARE_DEAD_SECONDS
+from bough_server.ownership.worker import DECLARE_DEAD_SECONDS
 from bough_server.store.opening import open_store
 from tests.durability.storage_agents import noise
 from tests.durability.torture_clients import REJOINING

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.durability.eval_torture import Outcome, torment
+from tests.durability.eval_torture import torment
+from tests.durability.torture_evaluations import Outcome
 
 
 def _lose_an_event(outcome: Outcome) -> Outcome:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bough_server.errors import StorageFailed
-from bough_server.store.ports import RunMoved
+from bough_server.store.ports.log import RunMoved
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.tools.tool import Tool, tool
 from tests.support.held_clock import HeldClock

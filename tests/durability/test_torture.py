@@ -7,6 +7,7 @@ from typing import Final
 
 from tests.durability.torture import torment
 from tests.durability.torture_clients import Faults
+from tests.durability.torture_evaluations import TURNS
 from tests.durability.torture_faults import Moment, Restart, moments
 from tests.durability.torture_judge import Evidence, judge
 from tests.store.sql import execute
@@ -35,16 +36,19 @@ async def test_so_do_clients_of_two_servers_that_are_killed_while_their_database
             database=database,
             restarting=restarting,
             is_cold=False,
+            evaluators=1,
         )
         await _check(evidence, faults, least=4)
     assert evidence.restarts == 1
+    assert evidence.evaluations
 
 
 async def _check(evidence: Evidence, faults: Faults, *, least: int) -> None:
     """Nothing is wrong, and the judge notices what is made wrong."""
     runs = await judge(evidence, faults)
     assert faults.said == []
-    assert runs == len(evidence.turns) >= least
+    assert runs == len(evidence.turns) + TURNS * len(evidence.evaluations)
+    assert len(evidence.turns) >= least
     for tamper, kind in (
         (_leave_an_event_out, "lost"),
         (_leave_an_event_out_at_another_server, "lost"),

@@ -2,7 +2,8 @@
 
 It is killed at random moments, also while it starts, now and then told to stop in between, and started again on the
 same port and file. Every client has to see every sequence of its runs exactly once and in order, and the right answers;
-nothing may be stuck, and nothing that had ended may run again. The last line counts what went wrong; the exit code is 1
+nothing may be stuck, and nothing that had ended may run again. Evaluations beside them have to end with their whole
+result, each case judged once. The last line counts what went wrong; the exit code is 1
 if anything did.
 
 With --store postgres the database is a PostgreSQL that is restarted at random moments, in order or by a crash. Then
@@ -26,6 +27,7 @@ from socket import socket
 from typing import Final
 
 from tests.durability.torture_clients import Client, Faults, read_everywhere
+from tests.durability.torture_evaluations import Evaluator
 from tests.durability.torture_faults import (
     Moment,
     Restart,
@@ -45,6 +47,9 @@ from tests.support.processes import Serving, starting
 
 _WORD_SECONDS: Final = 0.01
 
+_EVALUATORS: Final = 2
+"""How many callers evaluate sets, beside the clients that take turns."""
+
 _ENTRY: Final = re.compile(r"^(?=\d{4}-\d\d-\d\dT)", re.MULTILINE)
 """Where an entry of a server's log begins."""
 
@@ -57,6 +62,7 @@ class Report:
     """How it went."""
 
     runs: int
+    evaluations: int
     kills: int
     faults: Faults
 
@@ -64,7 +70,7 @@ class Report:
         counts = self.faults.counts
         return (
             f"runs={self.runs} kills={self.kills} duplicates={counts['duplicates']} lost={counts['lost']} "
-            f"stuck={counts['stuck']}"
+            f"stuck={counts['stuck']} evaluations={self.evaluations} unfinished={counts['unfinished']}"
         )
 
 
@@ -75,12 +81,21 @@ async def torture(
     faults = Faults()
     when = [*moments(seed, kills, servers=servers)]
     evidence = await torment(
-        folder, faults, turns=turns, when=when, servers=servers, database=database, restarting=restarts(seed), seed=seed
+        folder,
+        faults,
+        turns=turns,
+        when=when,
+        servers=servers,
+        database=database,
+        restarting=restarts(seed),
+        seed=seed,
+        evaluators=_EVALUATORS,
     )
     drains, pauses = stops(when)
     longest = max(turn.seconds for turn in evidence.turns)
     print(f"drains={drains} stops={pauses} database_restarts={evidence.restarts} longest_turn={longest:.1f}s")
-    return Report(runs=await judge(evidence, faults), kills=kills, faults=faults)
+    runs = await judge(evidence, faults)
+    return Report(runs=runs, evaluations=len(evidence.evaluations), kills=kills, faults=faults)
 
 
 async def torment(
@@ -94,8 +109,9 @@ async def torment(
     restarting: Iterable[Restart] = (),
     seed: int = 0,
     is_cold: bool = True,
+    evaluators: int = 0,
 ) -> Evidence:
-    """Ends servers at these moments, dealt out to them, under clients that take so many turns at once.
+    """Ends servers at these moments, dealt out to them, under clients that take so many turns at once, and evaluate.
 
     The database is SQLite without a cluster of PostgreSQL, which is restarted. What clients notice is a fault. Servers
     that are not `is_cold` start within milliseconds, and so are hardly ever hit while they start.
@@ -106,8 +122,10 @@ async def torment(
         config = write_team(folder, model.base_url, "bough.db" if database is None else database.url("postgres"))
         addresses = _free_addresses(servers)
         clients = [Client(addresses, number, faults, seed=seed) for number in range(turns)]
+        evaluating = [Evaluator(addresses, number, faults, seed=seed) for number in range(evaluators)]
         async with asyncio.TaskGroup() as group:
             callers = [group.create_task(client.take_turns(over)) for client in clients]
+            callers += [group.create_task(evaluator.evaluate(over)) for evaluator in evaluating]
             ended = [asyncio.Event() for _ in addresses]
             for number, address in enumerate(addresses):
                 start = partial(_starting, config, address, name=f"serve-{number}", effects=effects, is_cold=is_cold)
@@ -119,9 +137,18 @@ async def torment(
             await asyncio.wait([*callers, restarted])
             seen = [turn for client in clients for turn in client.turns]
             await read_everywhere(addresses, seen, faults)
+            for evaluator in evaluating:
+                await evaluator.check()
             is_read.set()
     _check_logs(folder, faults, has_restarts=database is not None)
-    return Evidence(config=config, turns=seen, asked=mind.asked, effects=effects, restarts=restarted.result())
+    return Evidence(
+        config=config,
+        turns=seen,
+        evaluations=[each for evaluator in evaluating for each in evaluator.evaluations],
+        asked=mind.asked,
+        effects=effects,
+        restarts=restarted.result(),
+    )
 
 
 def _starting(

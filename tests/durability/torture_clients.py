@@ -38,7 +38,7 @@ class Faults:
     said: list[str] = field(default_factory=list)
 
     def add(self, kind: str, what: str) -> None:
-        """Counts a fault: `duplicates`, `lost` or `stuck`."""
+        """Counts a fault: `duplicates`, `lost`, `stuck` or `unfinished`."""
         self.counts[kind] += 1
         self.said.append(f"{kind}: {what}")
 
@@ -95,8 +95,9 @@ async def changing_client(
         yield AsyncClient(timeout=TURN_SECONDS, rejoining=REJOINING, channel=channel)
 
 
-def _others(count: int, chance: random.Random) -> Iterator[int]:
+def other_servers(count: int, seed: str) -> Iterator[int]:
     """Numbers below a count at random, each another than the one before."""
+    chance = random.Random(seed)
     last = chance.randrange(count)
     while True:
         yield last
@@ -111,7 +112,7 @@ class Client:
 
     def __init__(self, addresses: Sequence[str], number: int, faults: Faults, *, seed: int) -> None:
         self._addresses, self._number, self._faults = addresses, number, faults
-        self._order = _others(len(addresses), random.Random(f"{seed} {number}"))
+        self._order = other_servers(len(addresses), f"{seed} {number}")
         self._session_id = ""
         self._made: list[str] = []
         self.turns: list[Seen] = []

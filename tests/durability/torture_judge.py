@@ -20,9 +20,14 @@ from bough_server.settings import Settings
 from bough_server.store.opening import open_store, rebuild_projections
 from bough_server.store.sqlite.database_path import is_postgres
 from tests.durability.torture_clients import Events, Faults, Seen
+from tests.durability.torture_evaluations import Progress
 from tests.durability.torture_team import Asked
 from tests.store.sql import execute
 from tests.support.log_laws import check_laws
+
+_RUNS: Final = (
+    "SELECT run_id, session_id, evaluation_id, epoch, last_sequence, ended FROM runs WHERE kind = 0 ORDER BY run_id"
+)
 
 _DERIVED: Final = ("runs", "sessions", "messages", "calls", "usage_entries", "run_definitions")
 """Tables that can be made again from the logs."""
@@ -37,6 +42,8 @@ class Evidence:
 
     config: Path
     turns: Sequence[Seen]
+    evaluations: Sequence[Sequence[Progress]] = ()
+    """What each of its clients saw of each evaluation."""
     asked: Counter[Asked]
     effects: Path
     restarts: int = 0
@@ -53,12 +60,13 @@ async def judge(evidence: Evidence, faults: Faults) -> int:
     settings, url = Settings.load(evidence.config), evidence.url
     if not is_postgres(url) and execute(url, "PRAGMA integrity_check") != [("ok",)]:
         faults.add("lost", "the database is damaged")
-    rows = execute(url, "SELECT run_id, session_id, epoch, last_sequence, ended FROM runs ORDER BY run_id")
+    rows = execute(url, _RUNS)
     by_run = {turn.events[0].run_id: turn for turn in evidence.turns if turn.events}
     lines, logs = _lines(evidence.effects), _logs(url, {run_id: session_id for run_id, session_id, *_ in rows})
+    evaluated = {seen[0].events[0].evaluation_id for seen in evidence.evaluations if seen[0].events}
     resolver_here, tracing = registry_of(settings).resolver, Tracing(make_provider(export=False))
     async with open_store(url) as store:
-        for run_id, session_id, *state in rows:
+        for run_id, session_id, evaluation_id, *state in rows:
             log = logs[run_id]
             if not log:
                 faults.add("lost", f"{run_id}: it has no log")
@@ -66,7 +74,7 @@ async def judge(evidence: Evidence, faults: Faults) -> int:
             if run_id in by_run:
                 for seen in (by_run[run_id].events, *by_run[run_id].watched):
                     _compare(seen, log, faults)
-            else:
+            elif evaluation_id not in evaluated:
                 faults.add("duplicates", f"{run_id}: no client asked for this run")
             if tuple(state) != (expected := _state(log)):
                 faults.add("lost", f"{run_id}: epoch, last sequence and end are {state}, not {expected} as in the log")
@@ -85,7 +93,7 @@ async def judge(evidence: Evidence, faults: Faults) -> int:
 def _logs(url: str, sessions: Mapping[str, str]) -> Mapping[str, Events]:
     """Return the log of each run, as its rows are: the sequence of an event is that of its row."""
     logs: dict[str, Events] = {run_id: [] for run_id in sessions}
-    known = "WHERE run_id IN (SELECT run_id FROM runs)"
+    known = "WHERE run_id IN (SELECT run_id FROM runs WHERE kind = 0)"
     rows = execute(url, f"SELECT run_id, sequence, data FROM events {known} ORDER BY run_id, sequence")
     for run_id, of_run in groupby(rows, itemgetter(0)):
         stamp = events.stamp(run_id, sessions[run_id])

@@ -30,6 +30,9 @@ PLANS: Final[Mapping[str, Sequence[Round]]] = {
 }
 """What each agent with a model does before it answers."""
 
+EVALUATED: Final = "tests.durability.evaluated_agent"
+"""The module of the agent that is evaluated beside these."""
+
 KINDS: Final = ("talker", "smith", "lead", "top", "cashier", "chief")
 """The agents that turns ask: plain; tools, agents, depth 3; and two that ask back."""
 
@@ -55,7 +58,7 @@ def write_team(folder: Path, base_url: str, database: str) -> Path:
         model=openai_model(base_url),
         # A crash of PostgreSQL loses commits that were not flushed.
         storage={"url": database, "durability": "disk" if is_postgres(database) else "process"},
-        python=["tests.durability.torture_tools"],
+        python=["tests.durability.torture_tools", EVALUATED],
         log_level="info",
     )
 

@@ -1,14 +1,12 @@
 """The tree metric: cases whose scores, marks and words are known."""
 
-import sys
 from itertools import permutations
 from typing import Any
 
 import pytest
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2
-from bough_server.errors import ConfigurationError
-from bough_server.evals.metrics import trees
+from bough_server.evals.metrics import agent_trajectory
 from bough_server.evals.metrics.agent_trajectory import TreeScore, compare_trees
 from bough_server.evals.metrics.turn import Turn
 from tests.evals.invocations import Agent, agent, expected, invocation
@@ -288,7 +286,7 @@ def test_the_score_of_a_trial_is_the_mean_over_the_turns_with_expected_agents() 
         Turn(index=2, expect=wanted, invocation=invocation(agent("lead"))),
     ]
     case = eval_set_pb2.EvalCase(id="c", turns=[eval_set_pb2.EvalTurn()] * 3)
-    score = trees.score(metric(), case, turns)
+    score = agent_trajectory.score(metric(), case, turns)
     assert score is not None
     assert score.score == pytest.approx((1 + 2 / 3) / 2)
     assert [comparison.turn for comparison in score.tree_comparisons] == [1, 2]
@@ -298,7 +296,7 @@ def test_the_score_of_a_trial_is_the_mean_over_the_turns_with_expected_agents() 
         eval_result_pb2.VERDICT_FAILED,
     )
     assert score.reason == "turns[2]: writer is missing, expected to be called by lead."
-    lower = trees.score(metric(name="tree", threshold=0.8), case, turns)
+    lower = agent_trajectory.score(metric(name="tree", threshold=0.8), case, turns)
     assert lower is not None
     assert (lower.name, lower.verdict) == ("tree", eval_result_pb2.VERDICT_PASSED)
 
@@ -306,13 +304,13 @@ def test_the_score_of_a_trial_is_the_mean_over_the_turns_with_expected_agents() 
 def test_turns_without_expected_agents_have_no_score() -> None:
     case = eval_set_pb2.EvalCase(id="c")
     turns = [Turn(index=0, expect=eval_set_pb2.EvalExpectation(), invocation=invocation(agent("lead")))]
-    assert trees.score(metric(), case, turns) is None
+    assert agent_trajectory.score(metric(), case, turns) is None
 
 
 def test_trees_that_are_too_large_are_not_scored() -> None:
     wanted = eval_set_pb2.EvalExpectation(agents=[expected("lead", *[expected("*")] * 1000)])
     turn = Turn(index=0, expect=wanted, invocation=invocation(agent("lead", *[agent("x")] * 4001)))
-    score = trees.score(metric(), eval_set_pb2.EvalCase(id="c"), [turn])
+    score = agent_trajectory.score(metric(), eval_set_pb2.EvalCase(id="c"), [turn])
     assert score is not None
     assert score.verdict == eval_result_pb2.VERDICT_NOT_EVALUATED
     assert "too large" in score.reason
@@ -325,15 +323,7 @@ def test_a_call_that_was_cut_cannot_be_scored() -> None:
     record = invocation(agent("lead", calls=["search"]))
     record.tools[0].arguments_truncated = True
     turn = Turn(index=0, expect=eval_set_pb2.EvalExpectation(agents=[wanted]), invocation=record)
-    score = trees.score(metric(), eval_set_pb2.EvalCase(id="c"), [turn])
+    score = agent_trajectory.score(metric(), eval_set_pb2.EvalCase(id="c"), [turn])
     assert score is not None
     assert score.verdict == eval_result_pb2.VERDICT_NOT_EVALUATED
     assert "cut" in score.reason
-
-
-@pytest.mark.parametrize(("module", "is_ordered"), [("scipy.optimize", False), ("numpy", True)])
-def test_a_missing_extra_is_named(module: str, is_ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    wanted = expected("lead", expected("a"), expected("b"), is_ordered=is_ordered)
-    with pytest.raises(ConfigurationError, match=r'pip install "bough-agents\[server,eval\]"'):
-        compared(wanted, agent("lead", agent("a"), agent("b")))

@@ -9,7 +9,7 @@ from bough.v1 import error_pb2, eval_set_pb2, execution_pb2, invocation_pb2, mes
 from bough.v1.eval_set_pb2 import EvalExpectation, ExpectedAgent, ExpectedTool, ValueMatcher
 from bough_server.errors import RunError
 from bough_server.evals.metrics.scoring import score_trial
-from bough_server.evals.results.verdicts import NOT_EVALUATED, PASSED
+from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED
 from bough_server.evals.sets.expectation_validation import KnownNames
 from bough_server.evals.sets.validation import problems_of
 from bough_server.matching.values import check_matcher, mismatch
@@ -73,6 +73,14 @@ def test_trees_that_take_too_long_to_compare_are_not_scored() -> None:
     expected = [ExpectedAgent(name="*", children=[ExpectedAgent(name="b")])] * 1_000
     scores = statuses(EvalExpectation(agents=expected), agents=agents)
     assert (NOT_EVALUATED, TOO_MUCH) in scores
+
+
+def test_a_thousand_siblings_of_one_name_are_scored() -> None:
+    agents = [invocation_pb2.AgentInvocation(invocation_id=f"a{number}", name="a") for number in range(1_000)]
+    expect = EvalExpectation(agents=[ExpectedAgent(name="a")] * 1_000)
+    assert [verdict for verdict, _ in statuses(expect, agents=agents)] == [PASSED] * 3
+    del expect.agents[999:]
+    assert FAILED in [verdict for verdict, _ in statuses(expect, agents=agents)]
 
 
 @pytest.mark.parametrize(

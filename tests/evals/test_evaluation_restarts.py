@@ -3,7 +3,6 @@
 import asyncio
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,13 @@ from bough.v1 import eval_result_pb2, eval_service_pb2, execution_pb2
 from bough.v1.policy_pb2 import Limits
 from bough_server.errors import NotFound, StorageFailed
 from bough_server.evals.job import evaluator
-from bough_server.evals.job.evaluations import Evaluations
 from bough_server.evals.job.judging import score_all_metrics
 from bough_server.observability.tracing import Parent
-from bough_server.store.evaluation_ports import EvaluationRow
-from bough_server.store.ports import Principal
+from bough_server.store.ports.evaluations import EvaluationRow
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.workers import RunStore
 from bough_server.store.sql.evaluations import SqlEvaluations
-from bough_server.store.worker_ports import RunStore
+from tests.evals.evaluation_workers import ME, Worker
 from tests.evals.job_server import (
     ARRIVED,
     CALLED,
@@ -38,11 +37,9 @@ from tests.evals.job_server import (
     runs_of,
     watch,
 )
-from tests.rpc.run_server import Served
 
 PASSED = eval_result_pb2.VERDICT_PASSED
 NOT_EVALUATED = eval_result_pb2.VERDICT_NOT_EVALUATED
-ME = Principal(tenant_id="local", user_id="local")
 OTHER = Principal(tenant_id="other", user_id="local")
 
 
@@ -259,35 +256,17 @@ async def test_an_evaluation_that_cannot_go_on_fails_and_says_so(
     assert (found.result.state, found.result.error) == (found.evaluation.state, found.evaluation.error)
 
 
-class Worker:
-    """Another worker on the store of a server."""
-
-    def __init__(self, server: Served, name: str) -> None:
-        self.dependencies = replace(server.app.evaluations.dependencies, worker=name)
-        self.evaluations = Evaluations(self.dependencies)
-        self.store = self.dependencies.store
-        self.name = name
-
-    async def __aenter__(self) -> "Worker":
-        await self.store.leases.begin(self.name)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.evaluations.close()
-        await self.store.leases.release(self.name)
-
-
 async def test_another_worker_leaves_an_evaluation_to_its_owner_and_sends_it_cancellations(tmp_path: Path) -> None:
     async with evaluating(tmp_path) as server:
         log = await begin(server, eval_set(case("a", "owned"), agent="gated")).until("case_trial_started")
         await asyncio.wait_for(ARRIVED["owned"].wait(), 30)
         async with Worker(server, "other") as other:
-            assert await other.evaluations.recover() == 1
+            assert await other.evaluations.recover() == 0
             for _ in range(3):
                 await asyncio.sleep(0.01)
             record = await other.store.evaluations.find(log.evaluation_id)
             assert record is not None
-            assert record.owner == server.app.evaluations.dependencies.worker
+            assert record.owner == server.app.evaluations.dependencies.worker.name
             await asyncio.wait_for(other.evaluations.cancel(ME, log.evaluation_id, note="from afar"), 30)
             await log.to_the_end()
             assert not await other.store.mailbox.take(log.evaluation_id)
@@ -303,7 +282,7 @@ async def test_an_owner_that_was_overtaken_writes_nothing_more(tmp_path: Path) -
         GATES["hello"].set()
         await asyncio.wait_for(ARRIVED["overtaken"].wait(), 30)
         first = server.app.evaluations.dependencies
-        await first.store.leases.release(first.worker)
+        await first.store.leases.release(first.worker.name)
         async with Worker(server, "successor") as successor:
             with capture_logs() as logged:
                 await successor.evaluations.recover()
@@ -319,7 +298,7 @@ async def test_an_owner_that_was_overtaken_sends_a_cancellation_to_its_successor
         log = await begin(server, eval_set(case("a", "handed over"), agent="gated")).until("case_trial_started")
         await asyncio.wait_for(ARRIVED["handed over"].wait(), 30)
         first = server.app.evaluations.dependencies
-        await first.store.leases.release(first.worker)
+        await first.store.leases.release(first.worker.name)
         async with Worker(server, "successor") as successor:
             await successor.evaluations.recover()
             await until_owned(successor, log.evaluation_id)
@@ -335,7 +314,7 @@ async def test_a_worker_that_was_taken_for_lost_leaves_its_evaluations_to_others
         log = await begin(server, eval_set(case("a", "left"), agent="gated")).until("case_trial_started")
         await asyncio.wait_for(ARRIVED["left"].wait(), 30)
         first = server.app.evaluations.dependencies
-        await first.store.leases.begin(first.worker)
+        await server.app.runs.worker.replace_lease()
         await asyncio.wait_for(until_taken_over(first.store, log.evaluation_id), 30)
         GATES["left"].set()
         await log.to_the_end()
@@ -354,7 +333,7 @@ async def test_an_evaluation_without_an_owner_is_found_although_nothing_was_hear
             log = await begin(server, eval_set(case("a", "unheard"), agent="gated")).until("case_trial_started")
             await asyncio.wait_for(ARRIVED["unheard"].wait(), 30)
             monkeypatch.setattr(first.store.notifier, "publish", lambda topic, log_id="": None)
-            await first.store.leases.release(first.worker)
+            await first.store.leases.release(first.worker.name)
             await until_owned(successor, log.evaluation_id)
             GATES["unheard"].set()
             await log.to_the_end()

@@ -16,11 +16,11 @@ from structlog.testing import capture_logs
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2, execution_pb2
 from bough_server import app
-from bough_server.evals.job import evaluations, result_pages
+from bough_server.evals.job import result_pages
 from bough_server.evals.job.evaluation_log import EvaluationState
-from bough_server.runs import recovery
+from bough_server.ownership import background
 from bough_server.store.opening import open_store
-from bough_server.store.ports import StoredEvent
+from bough_server.store.ports.log import StoredEvent
 from bough_server.store.sql.event_log import SqlEventLog
 from bough_server.store.sql.writer import CommitHooks
 from tests.evals.job_server import (
@@ -72,9 +72,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     made = Disk()
     opened = partial(open_store, hooks=CommitHooks(before=made), retry_delays=(0.0,))
     monkeypatch.setattr(app, "open_store", opened)
-    monkeypatch.setattr(evaluations, "RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(recovery, "INITIAL_BACKOFF", 0.02)
-    monkeypatch.setattr(recovery, "MAX_BACKOFF", 0.05)
+    monkeypatch.setattr(background, "INITIAL_BACKOFF", 0.02)
+    monkeypatch.setattr(background, "MAX_BACKOFF", 0.05)
     return made
 
 

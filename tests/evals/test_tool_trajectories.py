@@ -1,8 +1,6 @@
 """The tool_trajectory metric: its five modes, which calls count, and the first difference in words."""
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Sequence
 
 import pytest
@@ -315,23 +313,3 @@ def test_a_call_that_was_cut_is_not_compared() -> None:
         assert found.reason == words
         assert (found.verdict == VERDICT_NOT_EVALUATED) == ("cut" in words)
         assert found.HasField("score") == ("cut" not in words)
-
-
-def test_what_is_missing_without_the_extra_is_said() -> None:
-    code = """
-import sys
-sys.modules["scipy"] = sys.modules["scipy.sparse"] = None
-from bough.v1 import eval_set_pb2, invocation_pb2
-from bough_server.errors import ConfigurationError
-from bough_server.evals.metrics.tool_trajectory import mismatch
-tools, calls = [eval_set_pb2.ExpectedTool(name="a")], [invocation_pb2.ToolInvocation(name="a")]
-print(repr(mismatch(tools, calls, eval_set_pb2.TRAJECTORY_MODE_EXACT)))
-try:
-    mismatch(tools, calls, eval_set_pb2.TRAJECTORY_MODE_ANY_ORDER)
-except ConfigurationError as error:
-    print(error)
-"""
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert said[0] == "''"
-    install = 'pip install "bough-agents[server,eval]"'
-    assert said[1] == f"Tool calls in any order are compared by scipy, which is missing: {install}."

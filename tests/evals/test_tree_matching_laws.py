@@ -7,8 +7,15 @@ from hypothesis import strategies as st
 
 from bough.v1 import eval_set_pb2
 from bough_server.evals.metrics.agent_trajectory import compare_trees
-from bough_server.evals.metrics.alignment import Pairs, Row, best_in_any_order, best_in_order
-from bough_server.evals.metrics.tree_matching import Match, best_matching, build_expected_tree
+from bough_server.evals.metrics.tree_matching import (
+    Match,
+    Pairs,
+    Row,
+    best_in_any_order,
+    best_in_order,
+    best_matching,
+    build_expected_tree,
+)
 from bough_server.evals.trees.agent_tree import agent_tree
 from tests.evals.invocations import Agent, agent, expected, invocation
 from tests.support.examples import examples

@@ -112,7 +112,7 @@ def test_no_text_says_to_install_the_other_program() -> None:
     "text",
     [
         f"pip install {PACKAGE}",
-        f"`pip install\n'{PACKAGE}[server,eval]'`",
+        f"`pip install\n'{PACKAGE}[server,postgres]'`",
         f'uv add --dev "{PACKAGE}[server]"',
         f"{PACKAGE}[server] in a requirement",
         f"{PACKAGE} @ git+https://github.com/bough-dev/bough",
@@ -124,6 +124,6 @@ def test_the_other_program_is_found_in_a_text(text: str) -> None:
 
 
 def test_the_distribution_the_package_and_the_command_are_not_taken_for_the_other_program() -> None:
-    text = 'pip install "bough-agents[eval]"; pip uninstall bough; bough init; import bough; bough["laps"]'
+    text = 'pip install "bough-agents[server]"; pip uninstall bough; bough init; import bough; bough["laps"]'
 
     assert OTHER_PROGRAM.search(text) is None

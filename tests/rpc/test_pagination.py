@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bough.v1 import error_pb2, execution_pb2, run_pb2
 from bough_server.api.pagination import PAGE_BYTES, page_by_name, page_of, run_filter
 from bough_server.errors import InvalidRequest
-from bough_server.store.ports import Page, RunFilter
+from bough_server.store.ports.runs import Page, RunFilter
 
 _NAMES = st.lists(st.from_regex(r"[A-Za-z][A-Za-z0-9_-]{0,58}", fullmatch=True), unique=True, max_size=30)
 

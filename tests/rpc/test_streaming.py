@@ -15,7 +15,7 @@ from bough_server.api.streaming import StreamPosition, responses
 from bough_server.clock import SystemClock
 from bough_server.log.events import kind_of, stamp
 from bough_server.log.views import Selection
-from bough_server.store.ports import StoredEvent
+from bough_server.store.ports.log import StoredEvent
 from bough_server.store.window import SharedPage
 
 _RUN, _SESSION = "run", "session"

@@ -19,7 +19,7 @@ from bough.v1 import (
     session_service_pb2,
 )
 from bough.v1 import eval_service_pb2 as pb
-from bough_server.store.ports import StoredEvent
+from bough_server.store.ports.log import StoredEvent
 from tests.rpc.agents import GATES
 from tests.rpc.interceptor_server import status_details
 from tests.rpc.run_server import Served, begin

@@ -8,7 +8,7 @@ from pathlib import Path
 from bough.v1 import agent_pb2, message_pb2
 from bough_server.models.model import ModelRequest
 from bough_server.store.opening import rebuild_projections
-from bough_server.store.ports import StoredCall
+from bough_server.store.ports.sessions import StoredCall
 from bough_server.tools.tool import tool
 from tests.support.composite_agents import parallel, sequence
 from tests.support.fork_agents import run_of

@@ -12,7 +12,7 @@ from bough_server.agents.function import agent
 from bough_server.errors import NotFound
 from bough_server.log import events
 from bough_server.runtime.agent import Context
-from bough_server.store.ports import Principal
+from bough_server.store.ports.log import Principal
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock

@@ -16,7 +16,8 @@ from bough_server.errors import AlreadyAnswered, InvalidRequest, NotFound, RunEr
 from bough_server.log.blobs import blobs_anywhere
 from bough_server.models.model import ModelRequest
 from bough_server.observability.tracing import Parent
-from bough_server.store.ports import BlobPiece, Principal
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.sessions import BlobPiece
 from bough_server.tools.tool import Tool
 from tests.support.run_harness import ME, RunHarness
 from tests.support.teams import call, calls, llm, open_team, script

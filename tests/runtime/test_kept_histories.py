@@ -17,7 +17,8 @@ from bough_server.errors import ForkRefused, InvalidRequest
 from bough_server.history.session import SessionHistories, SessionHistory
 from bough_server.history.visible import VisibleMessage
 from bough_server.runtime.visible_history import VisibleHistory
-from bough_server.store.ports import Principal, Sessions
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.sessions import Sessions
 from bough_server.tools.tool import tool
 from tests.support.examples import examples
 from tests.support.log_readings import check_replay

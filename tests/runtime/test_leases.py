@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from bough_server.errors import StorageFailed
-from bough_server.runs.leases import DECLARE_DEAD_SECONDS, RENEW_SECONDS, LeaseKeeper
+from bough_server.ownership.worker import DECLARE_DEAD_SECONDS, RENEW_SECONDS, Worker
 from bough_server.store.opening import open_store
 from bough_server.store.sql.store import Store
 from tests.support.held_clock import HeldClock
@@ -27,7 +27,8 @@ class Watch:
         self.clock, self.is_reachable = HeldClock(), True
         self.is_writable = True
         self._store, self.lost = store, 0
-        self.keeper = LeaseKeeper(self, "me", self.clock, on_lost=self._on_lost)  # type: ignore[arg-type]
+        self.worker = Worker("me", self, self.clock)  # type: ignore[arg-type]
+        self.worker.on_lost(self._on_lost)
         self._looks = 0
         self._looked = asyncio.Condition()
 
@@ -75,7 +76,7 @@ async def watching(store: Store) -> AsyncIterator[Watch]:
     for worker in ("me", "other"):
         await store.leases.begin(worker)
     watch = Watch(store)
-    tasks = {asyncio.create_task(work) for work in (watch.keeper.watch_others(), watch.keeper.keep())}
+    tasks = {asyncio.create_task(work) for work in (watch.worker.watch_others(), watch.worker.keep_lease())}
     try:
         yield watch
     finally:
@@ -135,11 +136,12 @@ async def test_a_worker_that_was_taken_for_lost_stops_what_it_executes(store: St
     clock, stopped = HeldClock(), asyncio.Event()
 
     async def stop() -> None:
-        await store.leases.begin("me")
         stopped.set()
 
+    worker = Worker("me", store.leases, clock)
+    worker.on_lost(stop)
     await store.leases.begin("me")
-    task = asyncio.create_task(LeaseKeeper(store.leases, "me", clock, on_lost=stop).keep())
+    task = asyncio.create_task(worker.keep_lease())
     await clock.next_sleep()
     clock.advance(RENEW_SECONDS)
     await clock.next_sleep()
@@ -159,7 +161,7 @@ async def test_a_database_that_is_away_for_many_renewals_is_one_line_of_the_log(
             raise StorageFailed("It is away.")
 
     clock = HeldClock()
-    task = asyncio.create_task(LeaseKeeper(Away(), "me", clock, on_lost=_never).keep())  # type: ignore[arg-type]
+    task = asyncio.create_task(Worker("me", Away(), clock).keep_lease())  # type: ignore[arg-type]
     with capture_logs() as logged:
         for _ in range(5):
             await clock.next_sleep()
@@ -168,7 +170,3 @@ async def test_a_database_that_is_away_for_many_renewals_is_one_line_of_the_log(
     assert [entry["event"] for entry in logged] == ["lease not renewed"]
     task.cancel()
     await asyncio.wait({task})
-
-
-async def _never() -> None:
-    raise AssertionError("nobody took it for lost")

@@ -9,8 +9,8 @@ import pytest
 from bough.v1 import policy_pb2
 from bough_server.runs.follow import RemoteFollowers
 from bough_server.runs.live import REMOTE_FOLLOWER_SECONDS
+from bough_server.store.ports.workers import Topic
 from bough_server.store.sql.notifications import Notifier
-from bough_server.store.worker_ports import Topic
 from tests.support.databases import on_postgres
 from tests.support.log_readings import answer_of
 from tests.support.run_harness import RunHarness

@@ -122,7 +122,7 @@ async def test_a_run_of_an_earlier_server_is_counted_by_how_that_left_it(tmp_pat
 async def test_a_server_that_was_taken_for_lost_counts_it(tmp_path: Path) -> None:
     counted = Counted()
     async with open_team(tmp_path, TURNS, *TEAM, tools=[look], metrics=counted.metrics) as harness:
-        await harness.runs.supervisor.replace_lease()
+        await harness.runs.worker.replace_lease()
     assert counted.of("bough.leases.lost") == {(): 1}
 
 

@@ -14,7 +14,7 @@ from bough_server.agents.editing import AgentEditor
 from bough_server.clock import SystemClock
 from bough_server.engine import input_requests
 from bough_server.errors import AgentExists, AgentLinked, InvalidRequest, NotFound, SessionBusy
-from bough_server.store.ports import Page
+from bough_server.store.ports.runs import Page
 from tests.store.logs import Made
 from tests.support.databases import on_postgres
 from tests.support.log_laws import check_laws

@@ -14,7 +14,7 @@ from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunParked
 from bough_server.models.model import ModelRequest
 from bough_server.runtime.agent import Context
-from bough_server.store.ports import Page, RunFilter
+from bough_server.store.ports.runs import Page, RunFilter
 from bough_server.tools.tool import Tool, tool
 from tests.support.held_clock import HeldClock
 from tests.support.log_laws import check_laws

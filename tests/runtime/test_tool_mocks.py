@@ -12,7 +12,7 @@ from bough_server.errors import InvalidRequest
 from bough_server.log.blobs import blobs_anywhere
 from bough_server.models.model import ModelRequest
 from bough_server.runs.admission import EvaluationRun
-from bough_server.store.ports import Page, RunFilter
+from bough_server.store.ports.runs import Page, RunFilter
 from bough_server.truncation import MAX_TEXT_BYTES
 from tests.durability.prefixes.recovery import cut_off
 from tests.support.fork_agents import run_of

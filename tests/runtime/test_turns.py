@@ -16,7 +16,7 @@ from bough_server.agents.function import agent
 from bough_server.errors import InvalidRequest, NotFound, RequestIdReused, ServerStopping, SessionBusy
 from bough_server.observability.tracing import Parent
 from bough_server.runtime.agent import Context
-from bough_server.store.ports import Page
+from bough_server.store.ports.runs import Page
 from tests.support.log_readings import answer_of, check_replay, having, text_of
 from tests.support.open_runs import open_runs
 from tests.support.run_harness import ME, names

@@ -15,8 +15,9 @@ from bough_server.errors import RunParked, StorageFailed
 from bough_server.runs.commands import RemoteCommands
 from bough_server.runs.runs import Runs
 from bough_server.runtime.agent import Context
-from bough_server.store.ports import NewRun, Principal, RunRow
-from bough_server.store.worker_ports import RunCommand
+from bough_server.store.ports.log import NewRun, Principal
+from bough_server.store.ports.runs import RunRow
+from bough_server.store.ports.workers import RunCommand
 from tests.store.evaluation_logs import MadeEvaluation
 from tests.store.logs import delta, records
 from tests.support.log_laws import check_laws
@@ -135,7 +136,7 @@ async def test_a_command_that_fails_unexpectedly_is_dropped_and_the_next_are_car
     assert seen == ["bad", "good", "last"]
     errors = [(line["event"], line["run_id"], repr(line["exc_info"])) for line in logged if "exc_info" in line]
     assert errors == [
-        ("commands of a run not carried out", lost.run_id, "ValueError('unreadable')"),
+        ("commands not carried out", lost.run_id, "ValueError('unreadable')"),
         ("command failed, and is dropped", run.run_id, "KeyError('bad')"),
     ]
     assert [[one.cancel.note for one in each if one.cancel] for each in left] == [["lost"], ["last"]]
@@ -286,7 +287,7 @@ async def test_a_run_that_is_being_created_while_its_worker_loses_its_lease_is_s
         monkeypatch.setattr(mine.store.leases, "begin", noted)
         starting = [asyncio.create_task(mine.start("slow"))]
         await creating.wait()
-        losing = asyncio.create_task(mine.runs.supervisor.replace_lease())
+        losing = asyncio.create_task(mine.runs.worker.replace_lease())
         await asyncio.sleep(0)
         may_create.set()
         await losing

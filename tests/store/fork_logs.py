@@ -1,7 +1,7 @@
 """Forks to put into a store; nothing here knows an implementation."""
 
 from bough.v1 import event_pb2, fork_pb2
-from bough_server.store.ports import LogEvent, NewFork, Principal
+from bough_server.store.ports.log import LogEvent, NewFork, Principal
 from tests.store.logs import ANNE, Made
 
 

@@ -5,8 +5,8 @@ import pytest
 from bough.v1 import agent_pb2
 from bough_server.errors import StorageFailed
 from bough_server.store.opening import Store, open_store
+from bough_server.store.ports.workers import CatalogMoved, StoredAgents
 from bough_server.store.sql.writer import CommitHooks
-from bough_server.store.worker_ports import CatalogMoved, StoredAgents
 
 
 def _agent(name: str, description: str = "Is one.") -> agent_pb2.Agent:

@@ -11,7 +11,8 @@ import pytest
 from bough_server.errors import InvalidRequest, NotFound, StorageFailed
 from bough_server.log.blobs import StoredBlob
 from bough_server.store.opening import Store, open_store, rebuild_projections, upgrade_database
-from bough_server.store.ports import BlobPiece, LogEvent
+from bough_server.store.ports.log import LogEvent
+from bough_server.store.ports.sessions import BlobPiece
 from bough_server.store.sql.blobs import DELETIONS
 from bough_server.store.sql.writer import CommitHooks
 from tests.store.fork_logs import Fork

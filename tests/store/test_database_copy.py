@@ -14,13 +14,13 @@ from bough.v1 import event_pb2
 from bough_server.errors import ConfigurationError
 from bough_server.log.blobs import StoredBlob
 from bough_server.store.opening import copy_database, database_status, open_store, upgrade_database
+from bough_server.store.ports.workers import RunCommand
 from bough_server.store.postgres.database import display_url
 from bough_server.store.sql.database_copy import BATCH_ROWS
 from bough_server.store.sql.migrations import HEAD
 from bough_server.store.sql.tables import metadata
 from bough_server.store.sqlite.database import exclusive_connection
 from bough_server.store.sqlite.database_path import database_path
-from bough_server.store.worker_ports import RunCommand
 from tests.store.logs import ANNE, Made, completed, delta
 from tests.store.sql import execute
 from tests.support import postgres

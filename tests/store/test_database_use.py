@@ -3,7 +3,7 @@
 import pytest
 
 from bough_server.store.opening import database_status, open_store
-from bough_server.store.sql.status import DatabaseUse, LeaseStatus
+from bough_server.store.sql.schema_version import DatabaseUse, LeaseStatus
 from tests.store.evaluation_logs import MadeEvaluation
 from tests.store.logs import Made, completed
 from tests.store.sql import execute

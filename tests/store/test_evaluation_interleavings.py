@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from bough.v1 import execution_pb2
 from bough_server.errors import Fenced
 from bough_server.store.opening import Store, open_store, rebuild_projections
-from bough_server.store.ports import AnyLogEvent, Page, RunFilter, StoredEvent
+from bough_server.store.ports.log import AnyLogEvent, StoredEvent
+from bough_server.store.ports.runs import Page, RunFilter
 from tests.store.evaluation_logs import MadeEvaluation, began, fact, passed, scored
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, resumed, text
 from tests.store.sql import execute

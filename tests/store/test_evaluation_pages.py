@@ -4,9 +4,9 @@ import pytest
 
 from bough.v1 import execution_pb2
 from bough_server.errors import InvalidRequest
-from bough_server.store.evaluation_ports import EvaluationFilter
 from bough_server.store.opening import Store, open_store
-from bough_server.store.ports import Page, RunFilter
+from bough_server.store.ports.evaluations import EvaluationFilter
+from bough_server.store.ports.runs import Page, RunFilter
 from tests.store.evaluation_logs import MadeEvaluation, passed
 from tests.store.logs import ANNE, BERT, Made
 from tests.store.sql import plans_of, seen_statements

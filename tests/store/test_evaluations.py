@@ -11,8 +11,9 @@ from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server.errors import Fenced, NotFound, StorageFailed
 from bough_server.log import evaluation_events
 from bough_server.store.opening import Store, open_store, rebuild_projections
-from bough_server.store.ports import AnyLogEvent, Page, RequestIdTaken, RunFilter, RunMoved
-from bough_server.store.worker_ports import RunCommand
+from bough_server.store.ports.log import AnyLogEvent, RequestIdTaken, RunMoved
+from bough_server.store.ports.runs import Page, RunFilter
+from bough_server.store.ports.workers import RunCommand
 from tests.store.evaluation_logs import MadeEvaluation, began, cancelled, fact, passed, scored
 from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, BERT, Made, as_stored, completed, everything, next_page

@@ -7,7 +7,7 @@ import pytest
 from bough.v1 import event_pb2
 from bough_server.errors import Fenced, NotFound, SessionBusy
 from bough_server.log import events
-from bough_server.store.ports import RequestIdTaken, SessionMoved, StoredEvent
+from bough_server.store.ports.log import RequestIdTaken, SessionMoved, StoredEvent
 from bough_server.store.sql.store import Store
 from bough_server.store.window import PAGE_BYTES, PAGE_EVENTS
 from tests.store.logs import ANNE, BERT, Made, as_stored, completed, definition, delta, everything, record, text

@@ -10,9 +10,9 @@ import pytest
 from bough.v1 import event_pb2
 from bough_server.errors import Fenced, NotFound, RunParked
 from bough_server.store.opening import open_store
-from bough_server.store.ports import AnyLogEvent, StoredEvent
+from bough_server.store.ports.log import AnyLogEvent, StoredEvent
+from bough_server.store.ports.workers import RunCommand, Topic
 from bough_server.store.sql.store import Store
-from bough_server.store.worker_ports import RunCommand, Topic
 from tests.store.logs import Made, as_stored, completed, delta, everything, next_page, resumed
 from tests.store.sql import execute, seen_statements
 from tests.support import postgres

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bough_server.errors import Fenced
 from bough_server.store.opening import Store, open_store
-from bough_server.store.ports import StoredEvent
+from bough_server.store.ports.log import StoredEvent
 from tests.store.logs import Made, as_stored, completed, delta, everything, record, resumed
 from tests.support.databases import Database, on_each_database
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from bough_server.store.opening import Store, open_store
-from bough_server.store.worker_ports import Topic
+from bough_server.store.ports.workers import Topic
 from tests.store.logs import ANNE, Made, completed
 from tests.store.question_events import interrupted
 

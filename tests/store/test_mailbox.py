@@ -7,8 +7,10 @@ import pytest
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, input_pb2
 from bough_server.errors import Fenced, NotFound, ServerStopping
 from bough_server.store.opening import Store, open_store
-from bough_server.store.worker_ports import RunCommand
+from bough_server.store.ports.workers import RunCommand, Topic
+from bough_server.store.sql.mailbox import REPEAT_SECONDS
 from tests.store.logs import ANNE, Made, completed, resumed
+from tests.support.held_clock import HeldClock
 
 
 def _cancel(run: Made, letter_id: int = 0) -> RunCommand:
@@ -120,3 +122,19 @@ async def test_closing_the_store_sends_listeners_home(url: str) -> None:
         await store.leases.begin("somebody")
     with pytest.raises(ServerStopping):
         await waiting
+
+
+async def test_commands_that_stay_pending_are_notified_again_by_the_servers_clock(url: str) -> None:
+    clock = HeldClock()
+    async with open_store(url, durability="process", clock=clock) as store:
+        run, other = await _made(store, 1), await _made(store, 2)
+        await store.mailbox.post(_cancel(run))
+        arrivals = aiter(store.mailbox.arrivals())
+        assert await anext(arrivals) == run.run_id
+        waiting = asyncio.ensure_future(anext(arrivals))
+        store.notifier.deliver(Topic.COMMANDS, "")
+        await store.mailbox.post(_cancel(other))
+        assert await waiting == other.run_id, "no time has passed for the first one"
+        clock.advance(REPEAT_SECONDS)
+        store.notifier.deliver(Topic.COMMANDS, "")
+        assert {await anext(arrivals), await anext(arrivals)} == {run.run_id, other.run_id}

@@ -12,7 +12,7 @@ from bough_server.errors import InvalidRequest, NotFound
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob
 from bough_server.store.opening import open_store, rebuild_projections
-from bough_server.store.ports import Page, RunFilter
+from bough_server.store.ports.runs import Page, RunFilter
 from bough_server.store.sql.store import Store
 from bough_server.store.sql.tables import metadata
 from tests.store.evaluation_logs import MadeEvaluation, cancelled

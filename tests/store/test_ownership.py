@@ -19,9 +19,9 @@ from bough.v1 import event_pb2, input_pb2
 from bough_server.errors import Fenced
 from bough_server.log import events
 from bough_server.store.opening import Store, open_store
-from bough_server.store.ports import LogEvent, RunMoved, StoredEvent
+from bough_server.store.ports.log import LogEvent, RunMoved, StoredEvent
+from bough_server.store.ports.workers import RunCommand
 from bough_server.store.sql.writer import CommitHooks
-from bough_server.store.worker_ports import RunCommand
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed
 from tests.support.databases import POSTGRES, SQLITE, Database, on_each_database
 

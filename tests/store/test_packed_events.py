@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough_server.store.ports import StoredEvent
+from bough_server.store.ports.log import StoredEvent
 from bough_server.store.window import PackedEvents, data_of
 
 ROWS = st.lists(st.tuples(st.integers(1, 99), st.binary(max_size=3)), max_size=6)

@@ -6,7 +6,7 @@ import pytest
 
 from bough.v1 import execution_pb2
 from bough_server.store.opening import Store, open_store
-from bough_server.store.ports import Page, RunFilter
+from bough_server.store.ports.runs import Page, RunFilter
 from bough_server.store.sql import pages
 from tests.store.logs import ANNE, START_NS, Made, completed
 from tests.store.sql import plans_of, seen_statements

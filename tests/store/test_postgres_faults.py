@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 
 import psycopg
@@ -16,16 +16,18 @@ from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
 from bough.v1 import event_pb2
+from bough_server.clock import SystemClock
 from bough_server.errors import Fenced, InvalidRequest, StorageFailed
 from bough_server.store.opening import open_store
-from bough_server.store.ports import Page, RunFilter, StoredEvent
+from bough_server.store.ports.log import StoredEvent
+from bough_server.store.ports.runs import Page, RunFilter
+from bough_server.store.ports.workers import RunCommand
 from bough_server.store.postgres.database import reader_engine
 from bough_server.store.sql.pages import encode_token
 from bough_server.store.sql.readers import Readers, read_range
 from bough_server.store.sql.store import Store
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.window import PAGE_BYTES
-from bough_server.store.worker_ports import RunCommand
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed, text
 from tests.store.sql import execute
 
@@ -158,6 +160,92 @@ async def test_a_run_that_another_connection_locks_is_written_when_it_does_not_a
         _, pending = await asyncio.wait({writing}, timeout=0.3)
         assert pending
     await writing
+
+
+async def _as_one_group(store: Store, calls: Sequence[Callable[[], Awaitable[object]]]) -> list[object]:
+    """Let a store do some calls in one transaction; return their outcomes."""
+    free, loop, busy = threading.Event(), asyncio.get_running_loop(), asyncio.Event()
+
+    def wait(_: Connection) -> None:
+        loop.call_soon_threadsafe(busy.set)
+        free.wait()
+
+    waiting = asyncio.ensure_future(store.write(wait))
+    await busy.wait()
+    together = asyncio.gather(*(call() for call in calls), return_exceptions=True)
+    for _ in range(5):  # each call submits its job before it first waits for something else
+        await asyncio.sleep(0)
+    free.set()
+    await waiting
+    return await together
+
+
+@pytest.mark.parametrize(
+    "locked", ["SELECT 1 FROM runs WHERE run_id = %s", "SELECT 1 FROM sessions WHERE session_id = %s"]
+)
+async def test_a_lock_that_is_held_longer_than_the_retries_fails_those_alone_that_need_it(
+    postgres_url: str, locked: str
+) -> None:
+    runs, late = [Made(number=number) for number in (1, 2, 3)], Made(number=4)
+    held = {"run_id": runs[1].run_id, "session_id": runs[1].session_id}
+
+    healths: list[bool] = []
+    options = {"busy_timeout": 0.2, "retry_delays": (0.0, 0.1)}
+    async with open_store(postgres_url, durability="process", **options) as store:
+
+        def end(run: Made) -> Awaitable[None]:
+            return store.log.append(run.run_id, epoch=1, log_events=run.next(delta(), completed()))
+
+        async def note_health() -> None:
+            note = healths.append
+            async for is_possible in store.write_health.changes():
+                note(is_possible)
+
+        for run in runs:
+            await store.log.create(run.new())
+        noting = asyncio.ensure_future(note_health())
+        with psycopg.connect(postgres_url) as other:
+            other.execute(f"{locked} FOR UPDATE".encode(), [held[locked.split()[-3]]])
+            calls = [partial(end, run) for run in runs]
+            outcomes = await _as_one_group(store, [*calls, partial(store.log.create, late.new())])
+            assert [type(outcome) for outcome in outcomes] == [type(None), StorageFailed, type(None), type(None)]
+            with pytest.raises(StorageFailed):
+                await store.log.append(runs[1].run_id, epoch=1, log_events=runs[1].next(delta()))
+        await store.log.take_over(runs[1].run_id, epoch=2, owner="b", log_events=[record(completed(), 2)])
+        noting.cancel()
+    assert execute(postgres_url, "SELECT ended FROM runs ORDER BY run_id") == [(True,), (True,), (True,), (False,)]
+    assert healths == [True]
+
+
+async def test_what_follows_in_a_run_that_is_locked_fails_with_it(postgres_url: str) -> None:
+    locked, free = Made(number=1), Made(number=2)
+    options = {"busy_timeout": 0.2, "retry_delays": (0.1,)}
+    async with open_store(postgres_url, durability="process", **options) as store:
+        for run in (locked, free):
+            await store.log.create(run.new())
+
+        def append(run: Made) -> Awaitable[None]:
+            return store.log.append(run.run_id, epoch=1, log_events=run.next(delta()))
+
+        with psycopg.connect(postgres_url) as other:
+            other.execute("SELECT 1 FROM runs WHERE run_id = %s FOR UPDATE", [locked.run_id])
+            calls = [partial(append, run) for run in (locked, free, locked, free)]
+            outcomes = await _as_one_group(store, calls)
+        assert [type(outcome) for outcome in outcomes] == [StorageFailed, type(None)] * 2
+        assert [len(await store.log.read(run.run_id)) for run in (locked, free)] == [1, 3]
+
+
+async def test_writes_that_come_later_pass_those_that_wait_for_a_lock(postgres_url: str) -> None:
+    locked, free = Made(number=1), Made(number=2)
+    async with open_store(postgres_url, durability="process", busy_timeout=0.3) as store:
+        for run in (locked, free):
+            await store.log.create(run.new())
+        with psycopg.connect(postgres_url) as other:
+            other.execute("SELECT 1 FROM runs WHERE run_id = %s FOR UPDATE", [locked.run_id])
+            waiting = asyncio.ensure_future(store.log.append(locked.run_id, epoch=1, log_events=locked.next(delta())))
+            await store.log.append(free.run_id, epoch=1, log_events=free.next(delta()))
+            assert not waiting.done()
+        await waiting
 
 
 async def test_a_server_that_stands_still_within_a_transaction_does_not_hold_up_the_others(
@@ -314,7 +402,7 @@ async def test_an_outage_is_a_few_lines_without_a_stack_and_one_at_its_end(postg
 
 
 async def test_reads_that_fail_again_and_again_are_one_line_without_a_stack(postgres_url: str) -> None:
-    readers = Readers(reader_engine(postgres_url, connections=1, busy_timeout=1.0), threads=1)
+    readers = Readers(reader_engine(postgres_url, connections=1, busy_timeout=1.0), threads=1, clock=SystemClock())
     with capture_logs() as logged:
         for _ in range(3):
             with pytest.raises(StorageFailed):

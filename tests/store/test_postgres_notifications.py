@@ -11,8 +11,8 @@ from psycopg import sql
 
 from bough_server.errors import ConfigurationError
 from bough_server.store.opening import open_store
+from bough_server.store.ports.workers import Topic
 from bough_server.store.postgres.notifications import MAX_PAYLOAD, MAX_PENDING
-from bough_server.store.worker_ports import Topic
 from tests.store.logs import Made, as_stored, completed, everything
 
 

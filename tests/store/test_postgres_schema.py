@@ -11,9 +11,9 @@ from alembic.migration import MigrationContext
 
 from bough.v1 import execution_pb2
 from bough_server.errors import ConfigurationError
-from bough_server.store.evaluation_ports import EvaluationFilter
 from bough_server.store.opening import database_status, open_store, rebuild_projections, upgrade_database
-from bough_server.store.ports import Page, RunFilter
+from bough_server.store.ports.evaluations import EvaluationFilter
+from bough_server.store.ports.runs import Page, RunFilter
 from bough_server.store.postgres.database import display_url, exclusive_connection
 from bough_server.store.sql import migrations
 from bough_server.store.sql.tables import metadata

@@ -7,7 +7,8 @@ import pytest
 from bough.v1 import error_pb2, event_pb2, execution_pb2, message_pb2, usage_pb2
 from bough_server import ids
 from bough_server.ids import agent_chain
-from bough_server.store.ports import StoredMessage, UsageEntry
+from bough_server.store.ports.runs import UsageEntry
+from bough_server.store.ports.sessions import StoredMessage
 from bough_server.store.projected import NOTHING, LogAddress, Projected, RunEnd, RunStart
 from bough_server.store.projection import RunFold, excerpt_of
 from bough_server.tree.fold import fold as tree_of

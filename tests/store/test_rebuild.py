@@ -13,7 +13,7 @@ from bough_server.log import events
 from bough_server.log.evaluation_events import EvaluationEvent
 from bough_server.messages import copy_of
 from bough_server.store.opening import Store, open_store, rebuild_projections
-from bough_server.store.ports import SessionPosition
+from bough_server.store.ports.sessions import SessionPosition
 from bough_server.store.sql.tables import metadata
 from bough_server.store.sqlite.database_path import is_postgres
 from tests.store import question_events as questions

@@ -15,11 +15,12 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from bough_server.errors import ConfigurationError, NotFound
 from bough_server.log.blobs import StoredBlob
-from bough_server.store.evaluation_ports import EvaluationFilter
 from bough_server.store.opening import database_status, open_store, rebuild_projections, upgrade_database
-from bough_server.store.ports import Page, RequestIdTaken, RunFilter
+from bough_server.store.ports.evaluations import EvaluationFilter
+from bough_server.store.ports.log import RequestIdTaken
+from bough_server.store.ports.runs import Page, RunFilter
 from bough_server.store.sql import migrations
-from bough_server.store.sql.status import DatabaseStatus
+from bough_server.store.sql.schema_version import DatabaseStatus
 from bough_server.store.sql.tables import metadata
 from bough_server.store.sqlite.database import exclusive_engine
 from bough_server.store.sqlite.database_path import database_path

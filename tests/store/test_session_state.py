@@ -6,7 +6,7 @@ from bough.v1 import event_pb2, session_pb2
 from bough_server.errors import InvalidRequest, NotFound, SessionBusy
 from bough_server.log.session_state import MAX_STATE_BYTES
 from bough_server.store.opening import Store, open_store, rebuild_projections
-from bough_server.store.ports import SessionMoved
+from bough_server.store.ports.log import SessionMoved
 from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, BERT, START_NS, Made, completed, delta, resumed, session_id
 from tests.store.sql import execute

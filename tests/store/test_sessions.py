@@ -4,7 +4,7 @@ import pytest
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, session_pb2, usage_pb2
 from bough_server.errors import InvalidRequest, NotFound, SessionBusy
-from bough_server.store.ports import Page, RunFilter
+from bough_server.store.ports.runs import Page, RunFilter
 from bough_server.store.sql.store import Store
 from bough_server.store.window import PAGE_BYTES
 from tests.store.logs import (

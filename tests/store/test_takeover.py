@@ -9,7 +9,7 @@ from bough.v1 import event_pb2, execution_pb2, session_pb2
 from bough_server.errors import Fenced
 from bough_server.runs.close import read_log_events
 from bough_server.store.opening import Store, open_store
-from bough_server.store.ports import RunMoved
+from bough_server.store.ports.log import RunMoved
 from bough_server.store.sql.writer import CommitHooks
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed, text
 

@@ -12,9 +12,9 @@ from bough.v1 import agent_pb2, event_pb2
 from bough_server.errors import Fenced, NotFound, SessionBusy, SessionExists
 from bough_server.log.blobs import StoredBlob
 from bough_server.store.opening import open_store
-from bough_server.store.ports import RequestIdTaken, RunMoved, SessionMoved
+from bough_server.store.ports.log import RequestIdTaken, RunMoved, SessionMoved
+from bough_server.store.ports.workers import CatalogMoved, RunCommand
 from bough_server.store.sql.store import Store
-from bough_server.store.worker_ports import CatalogMoved, RunCommand
 from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, START_NS, Made, completed, definition, delta, record, resumed
 from tests.store.sql import execute

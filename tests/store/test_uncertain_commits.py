@@ -8,9 +8,9 @@ import pytest
 from bough.v1 import event_pb2
 from bough_server.errors import Fenced, StorageFailed
 from bough_server.store.opening import Store, open_store
-from bough_server.store.ports import RunMoved
+from bough_server.store.ports.log import RunMoved
+from bough_server.store.ports.workers import RunCommand
 from bough_server.store.sql.writer import CommitHooks
-from bough_server.store.worker_ports import RunCommand
 from tests.store.evaluation_logs import MadeEvaluation, fact, passed, scored
 from tests.store.fork_logs import Fork
 from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed, text

@@ -24,7 +24,8 @@ import bough_server.app  # noqa: F401  # what commands import is imported once
 import bough_server.cli
 from bough.v1 import agent_service_pb2
 from bough_server.interceptors.validation import violations
-from bough_server.models.openai.transport import transport_errors
+from bough_server.models.http import load_transport
+from bough_server.models.openai.client import client_address
 
 PROGRAM = "bough_server.cli"
 """The module that is run as a program if a command names no other."""
@@ -61,7 +62,8 @@ def _import_the_program() -> None:
             importlib.import_module(module.name)
     # What a server loads with its first call, and with its first call of a model.
     violations(agent_service_pb2.RunRequest())
-    transport_errors()
+    load_transport()
+    client_address("http://127.0.0.1", key="")
     # The collector would write into every page that the forked processes share.
     gc.collect()
     gc.freeze()

@@ -6,7 +6,7 @@ from google.protobuf import duration_pb2, timestamp_pb2
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, invocation_pb2, message_pb2, step_pb2, usage_pb2
 from bough_server.log import events
-from bough_server.store.ports import StoredEvent
+from bough_server.store.ports.log import StoredEvent
 
 AgentEvent = event_pb2.AgentEvent
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import select
 
-from bough_server.store.ports import RunRow
+from bough_server.store.ports.runs import RunRow
 from bough_server.store.sql import tables
 from bough_server.store.sql.runs import to_run_row
 from bough_server.store.sql.store import Store

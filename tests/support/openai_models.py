@@ -6,7 +6,6 @@ from bough_server.models.endpoint import Timeouts
 from bough_server.models.limiter import ModelLimiter
 from bough_server.models.model import Price, RetryPolicy
 from bough_server.models.openai.client import ChatApi
-from bough_server.models.openai.transport import OPENAI_BASE_URL, openai_endpoint
 from bough_server.models.remote import Api, RemoteModel
 
 
@@ -20,7 +19,7 @@ class OpenAIModel(RemoteModel):
         model: str,
         api: Api | None = None,
         keep_raw: bool = False,
-        base_url: str = OPENAI_BASE_URL,
+        base_url: str = "",
         key: str = "",
         missing_key: str = "",
         timeouts: Timeouts | None = None,
@@ -36,7 +35,9 @@ class OpenAIModel(RemoteModel):
             provider="openai",
             model=model,
             api=api or ChatApi(),
-            endpoint=openai_endpoint(name=name, base_url=base_url, key=key, timeouts=timeouts or Timeouts()),
+            base_url=base_url,
+            key=key,
+            timeouts=timeouts,
             keep_raw=keep_raw,
             missing_key=missing_key,
             retry=retry,

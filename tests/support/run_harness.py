@@ -38,7 +38,9 @@ from bough_server.runs.runs import Runs
 from bough_server.runs.takeover import session_position
 from bough_server.runtime.agent import Agent
 from bough_server.store.opening import Store, open_store, upgrade_database
-from bough_server.store.ports import Principal, RunRow, StoredEvent, StoredMessage
+from bough_server.store.ports.log import Principal, StoredEvent
+from bough_server.store.ports.runs import RunRow
+from bough_server.store.ports.sessions import StoredMessage
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.sqlite.database_path import database_path, is_postgres
 from bough_server.tools.tool import Tool

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from bough.v1 import message_pb2
-from bough_server.history.growing import SessionView, TranscriptView
 from bough_server.history.rewrite import Rewriter, as_context
+from bough_server.history.session import SessionView, TranscriptView
 from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.history.visible import VisibleMessage, reader_of
 

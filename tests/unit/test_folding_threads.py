@@ -9,7 +9,7 @@ import pytest
 from bough.v1 import event_pb2, message_pb2
 from bough_server.errors import InvalidRequest
 from bough_server.evals.trees.folding import TreeBuilder
-from bough_server.store.ports import StoredEvent
+from bough_server.store.ports.log import StoredEvent
 from bough_server.tree.fold import Tree, fold
 from tests.support.logs import AgentEvent, desk, stored
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bough.v1 import event_pb2, execution_pb2, policy_pb2
-from bough_server.runs.fork_aborts import find_start_under_policy
+from bough_server.runs.fork_point import find_start_under_policy
 
 CONTINUE = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE)
 ABORT = policy_pb2.RunPolicy(on_sub_agent_failure=policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import message_pb2
-from bough_server.history.growing import SessionView, TranscriptView
+from bough_server.history.session import SessionView, TranscriptView
 from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.history.visible import reader_of
 from tests.support.visible import view

@@ -10,7 +10,8 @@ from bough.v1 import message_pb2, policy_pb2
 from bough_server import ids
 from bough_server.engine import keys
 from bough_server.engine.recorder import DeltaCoalescing
-from bough_server.runtime.running_agent import MAX_BRANCH_BYTES, branch_below, choose_coalescing, run_path_below
+from bough_server.runtime.child_call import MAX_BRANCH_BYTES, branch_below, run_path_below
+from bough_server.runtime.running_agent import choose_coalescing
 from bough_server.truncation import truncate_result, truncate_text
 
 

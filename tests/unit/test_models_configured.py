@@ -7,7 +7,6 @@ from pydantic import ValidationError
 
 from bough.v1 import error_pb2, model_pb2
 from bough_server.errors import ConfigurationError
-from bough_server.models import registry
 from bough_server.models.config import ModelSection, PriceSection, TimeoutSection
 from bough_server.models.model import Price, RetryPolicy
 from bough_server.models.registry import ConfiguredModels, build_models
@@ -206,16 +205,6 @@ def test_a_digest_counts_what_answers_depend_on_and_no_secret(folder: Path) -> N
     told = digest(scripted(folder))
     (folder / "desk.yaml").write_text("agents: {lead: [Goodbye.]}", encoding="utf-8")
     assert digest(scripted(folder)) != told
-
-
-@pytest.mark.parametrize("provider", ["anthropic", "gemini"])
-def test_a_provider_whose_package_is_missing_says_what_to_install(
-    folder: Path, provider: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registry, "find_spec", lambda package: None)
-    section = ModelSection.model_validate({"provider": provider, "model": "m"})
-    with pytest.raises(ConfigurationError, match=rf'models\.a\.provider: .*"bough-agents\[server,{provider}\]"'):
-        built(folder, a=section)
 
 
 @pytest.mark.parametrize("provider", ["anthropic", "gemini"])

@@ -8,8 +8,7 @@ import pytest
 from bough.v1 import message_pb2
 from bough_server.messages import user
 from bough_server.models import tokens
-from bough_server.models.forms import MessageForms, encode_body
-from bough_server.models.model import ModelRequest, ToolSpec, forms_of
+from bough_server.models.model import MessageForms, ModelRequest, ToolSpec, encode_body, forms_of
 from bough_server.models.openai.chat_request import chat_body
 from bough_server.models.openai.responses_request import responses_body
 from bough_server.models.structured_output import Body

@@ -8,7 +8,7 @@ import grpc
 import bough.errors
 import bough_server.errors
 from bough.v1 import error_pb2, event_pb2, input_pb2, usage_pb2
-from bough_server.runtime.dispatch import Abort
+from bough_server.runtime.child_call import Abort
 
 STATUS = bough.errors.Status(
     code=grpc.StatusCode.ABORTED,

@@ -9,8 +9,9 @@ import pytest
 
 from bough.v1 import execution_pb2, run_pb2
 from bough_server.clock import SystemClock
+from bough_server.ownership.background import Background
 from bough_server.runs.recovery import YOUNG_OBJECTS, Recovery, collect_garbage_rarely
-from bough_server.store.ports import RunIndex, RunRow
+from bough_server.store.ports.runs import RunIndex, RunRow
 from tests.support.run_harness import ME
 
 USUAL = 701
@@ -54,49 +55,42 @@ class Revivals:
         if self._error is not None:
             raise self._error
 
-    def recovery(self) -> Recovery:
-        async def losses(record: RunRow) -> int:
-            return int(record.run.run_id == "suspect")
+    def room(self) -> int:
+        return 10
 
-        async def settled(_: RunRow) -> None:
-            self.settled.set()
+    async def count_losses(self, record: RunRow) -> int:
+        return int(record.run.run_id == "suspect")
 
-        async def expire(_: str) -> NoReturn:
-            raise AssertionError("nothing expires")
+    async def wait_for_progress(self, record: RunRow) -> None:
+        self.settled.set()
 
-        async def claim(most: int) -> Sequence[RunRow]:
-            claimed, self._open = self._open[:most], self._open[most:]
-            return claimed
+    async def expire(self, run_id: str) -> NoReturn:
+        raise AssertionError("nothing expires")
 
-        return Recovery(
-            Index(),
-            SystemClock(),
-            is_shared=False,
-            room=lambda: 10,
-            claim=claim,
-            revive=self.revive,
-            expire=expire,
-            count_crashes=losses,
-            wait_for_progress=settled,
-        )
+    async def claim(self, most: int) -> Sequence[RunRow]:
+        claimed, self._open = self._open[:most], self._open[most:]
+        return claimed
+
+    async def recover(self) -> Background:
+        background = Background()
+        await Recovery(self, Index(), background, SystemClock(), is_shared=False).start()
+        return background
 
 
 @pytest.mark.parametrize("error", [None, ValueError("the run cannot be continued")])
 async def test_collections_are_rare_until_the_runs_are_replayed(error: ValueError | None) -> None:
     revivals = Revivals(error=error)
-    recovery = revivals.recovery()
-    await recovery.start()
+    background = await revivals.recover()
     await revivals.settled.wait()
-    await recovery.close()
+    await background.close()
     assert revivals.thresholds == {"innocent": YOUNG_OBJECTS, "suspect": USUAL}
 
 
 async def test_collections_are_usual_again_after_a_recovery_that_was_cancelled() -> None:
     revivals = Revivals(waits=True)
-    recovery = revivals.recovery()
-    await recovery.start()
+    background = await revivals.recover()
     await revivals.begun.wait()
-    await recovery.close()
+    await background.close()
     assert (revivals.thresholds, gc.get_threshold()[0]) == ({"innocent": YOUNG_OBJECTS}, USUAL)
 
 

@@ -11,7 +11,7 @@ from bough.v1 import event_pb2
 from bough_server.clock import SystemClock
 from bough_server.engine.recorder import DeltaChunk, DeltaCoalescing, Recorder
 from bough_server.log import events
-from bough_server.store.ports import EventLog, LogEvent
+from bough_server.store.ports.log import EventLog, LogEvent
 
 EFFECT = "0/llm"
 JOINED = DeltaCoalescing(max_interval=60, max_chars=10)

@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Collection, Sequence
+from typing import NoReturn
 
 from bough.v1 import run_pb2
 from bough_server.errors import StorageFailed
-from bough_server.runs.recovery import MAX_BACKOFF, POLL_SECONDS, Recovery
-from bough_server.store.ports import Principal, RunRow
+from bough_server.ownership.background import MAX_BACKOFF, POLL_SECONDS, Background
+from bough_server.runs.recovery import Recovery
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.runs import RunRow
 from tests.support.held_clock import HeldClock
 
 
@@ -21,12 +24,12 @@ class Storage:
     async def next_expiry(self, *, but: Collection[str]) -> None:
         """Nothing expires."""
 
-    async def claim(self, _: int) -> Sequence[RunRow]:
+    async def claim(self, most: int) -> Sequence[RunRow]:
         """Find no runs, if the database answers."""
         self._check()
         return ()
 
-    async def revive(self, _: RunRow) -> None:
+    async def revive(self, record: RunRow) -> None:
         """Continue a run, if the database answers."""
         self.tries += 1
         self._check()
@@ -38,23 +41,21 @@ class Storage:
         self.clock.advance(seconds)
         await asyncio.sleep(0)
 
-    def recovery(self) -> Recovery:
-        """Return a recovery beside those of other servers."""
+    def room(self) -> int:
+        """Return how many runs may be continued."""
+        return 10
 
-        async def nothing(_: object) -> None:
-            raise AssertionError("no run is lost or expires")
+    async def expire(self, run_id: str) -> NoReturn:
+        """No request expires."""
+        raise AssertionError(run_id)
 
-        return Recovery(
-            self,  # type: ignore[arg-type]  # of the index only what is looked at
-            self.clock,
-            is_shared=True,
-            room=lambda: 10,
-            claim=self.claim,
-            revive=self.revive,
-            expire=nothing,
-            count_crashes=nothing,  # type: ignore[arg-type]
-            wait_for_progress=nothing,
-        )
+    async def count_losses(self, record: RunRow) -> NoReturn:
+        """No server is lost."""
+        raise AssertionError(record)
+
+    async def wait_for_progress(self, record: RunRow) -> NoReturn:
+        """No server is lost."""
+        raise AssertionError(record)
 
     def _check(self) -> None:
         if not self.works:
@@ -63,7 +64,9 @@ class Storage:
 
 async def test_a_run_is_continued_at_the_first_look_that_succeeds() -> None:
     storage = Storage()
-    recovery = storage.recovery()
+    background = Background()
+    # Of the index only what is read here.
+    recovery = Recovery(storage, storage, background, storage.clock, is_shared=True)  # type: ignore[arg-type]
     await recovery.start()
     storage.works = False
     run = run_pb2.Run(run_id="stopped")
@@ -75,4 +78,4 @@ async def test_a_run_is_continued_at_the_first_look_that_succeeds() -> None:
     while not storage.continued.is_set():
         await storage.pass_time(POLL_SECONDS / 4)
     assert storage.clock.monotonic() - back < MAX_BACKOFF / 4
-    await recovery.close()
+    await background.close()

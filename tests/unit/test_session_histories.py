@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 
 from bough.v1 import message_pb2
-from bough_server.history.growing import SessionView
-from bough_server.history.session import SessionHistories
+from bough_server.history.session import SessionHistories, SessionView
 from bough_server.history.visible import Reader
-from bough_server.store.ports import Principal, StoredCall, StoredMessage
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.sessions import StoredCall, StoredMessage
 from bough_server.store.sql.sessions import SqlSessions
 
 ME = Principal(tenant_id="local", user_id="local")

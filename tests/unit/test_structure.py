@@ -109,3 +109,63 @@ def test_private_names_in_tests_are_reported_but_those_that_the_test_defines() -
         (16, "_supervisor"),
     ]
     assert next(private_access("t.py", TEST)).endswith("tests go through what is public")
+
+
+SYSTEM = """import asyncio, os, random, threading, time, uuid
+import datetime as dt
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import partial
+from secrets import token_hex
+from time import monotonic as now
+from uuid import UUID, uuid4
+
+
+def use(loop: object, thread: threading.Thread, seeded: random.Random) -> "random.Random":
+    time.sleep(now() - time.time())
+    started = (datetime.now(), dt.datetime.utcnow(), asyncio.get_running_loop().time(), loop.time)
+    stamp.GetCurrentTime()
+    drawn = (uuid.uuid1(), partial(uuid4), token_hex(8), os.urandom(8), random.random(), random.Random())
+    pure = (UUID("0"), uuid.uuid5(uuid.NAMESPACE_DNS, "name"), random.Random("seed"), reservation.time)
+    threading.Thread(target=use).start()
+    callback(asyncio.to_thread, loop.run_in_executor(None, use), loop.run_in_executor(ThreadPoolExecutor(), use))
+"""
+
+
+def uses_of(name: str) -> list[str]:
+    return sorted(line.removeprefix(f"{name}:") for line in problems(name, SYSTEM))
+
+
+def test_clocks_randomness_and_threads_are_reported_outside_of_the_module_that_has_them() -> None:
+    clock = ", which only clock.py does"
+    clocks = [
+        f"12: now reads a clock{clock}",
+        f"12: time.time reads a clock{clock}",
+        f"13: asyncio.get_running_loop().time reads a clock{clock}",
+        f"13: datetime.now reads a clock{clock}",
+        f"13: dt.datetime.utcnow reads a clock{clock}",
+        f"13: loop.time reads a clock{clock}",
+        f"14: stamp.GetCurrentTime() reads a clock{clock}",
+    ]
+    ids = "draws randomness from the system, which only ids.py does"
+    draws = [
+        f"15: {each} {ids}"
+        for each in ("os.urandom", "random.Random()", "random.random", "token_hex", "uuid.uuid1", "uuid4")
+    ]
+    threads = [
+        f"{line}: {each} makes threads, which only threads.py does"
+        for line, each in (
+            (17, "threading.Thread"),
+            (18, "ThreadPoolExecutor"),
+            (18, "asyncio.to_thread"),
+            (18, "loop.run_in_executor(None, use)"),
+        )
+    ]
+    assert uses_of("runs/live.py") == clocks + draws + threads
+    assert uses_of("clock.py") == draws + threads
+    assert uses_of("ids.py") == clocks + threads
+    assert uses_of("threads.py") == clocks + draws
+
+
+def test_commands_and_the_plugin_of_pytest_may_use_the_system() -> None:
+    assert uses_of("cli/run.py") == uses_of("testing/team.py") == []

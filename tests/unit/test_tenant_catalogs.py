@@ -15,7 +15,7 @@ from bough_server.models.registry import ConfiguredModels
 from bough_server.models.scripted.model import ScriptedModel
 from bough_server.models.scripted.script import parse_script
 from bough_server.store.opening import open_store
-from bough_server.store.worker_ports import AgentStore, StoredAgents
+from bough_server.store.ports.workers import AgentStore, StoredAgents
 
 MODELS = ConfiguredModels({"m": ScriptedModel(name="m", script=parse_script("agents: {'*': [a]}"))}, {}, default="m")
 

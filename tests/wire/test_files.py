@@ -17,9 +17,6 @@ from tests.support.file_tools import DRAWING
 from tests.support.model_scenarios import Reply, Scenario, desk
 from tests.support.model_server import ModelServer, serving_model
 
-# aiohttp's advice for bodies of more than 1 MiB, which Python shows only on request: a write of 7 MB takes 2 ms.
-pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
-
 PHOTO = bytes(range(256)) * (5 * 1024 * 1024 // 256)
 
 Request = dict[str, Any]

@@ -1,8 +1,6 @@
 """The real client against a fake of the Gemini API that keeps its rules: turns, requests, answers, faults."""
 
 import json
-import subprocess
-import sys
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 
 from bough.v1 import error_pb2, event_pb2, message_pb2, model_pb2, step_pb2, usage_pb2
-from bough_server.models.gemini.request import FOREIGN_SIGNATURE
+from bough_server.models.gemini.request import FOREIGN_SIGNATURE, GeminiApi
 from bough_server.models.model import (
     AttemptMeter,
     ModelRequest,
@@ -368,10 +366,17 @@ async def test_events_are_kept_as_they_came_if_configured(tmp_path: Path) -> Non
     assert [each["responseId"] for each in json.loads(response.raw_events_json)] == ["resp-1"] * 5
 
 
-def test_importing_the_adapter_does_not_import_the_package() -> None:
-    names = "[n for n in sys.modules if n in ('google.genai', 'httpx2')]"
-    code = f"import sys, bough_server.models.registry; print({names})"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        ("gemini-3", "models/gemini-3"),
+        ("models/gemini-3", "models/gemini-3"),
+        ("tunedModels/mine", "tunedModels/mine"),
+        ("mine?key=1#a", "models/mine%3Fkey%3D1%23a"),
+    ],
+)
+def test_a_models_full_or_short_name_is_in_the_path(model: str, path: str) -> None:
+    assert GeminiApi(model=model).path == f"/v1beta/{path}:streamGenerateContent?alt=sse"
 
 
 async def test_the_files_of_parallel_calls_come_after_all_their_results(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from bough.v1 import error_pb2, event_pb2
 from bough_server.models.endpoint import Timeouts
-from bough_server.models.openai.proxy import Proxy, proxy_of
+from bough_server.models.proxy import Proxy, proxy_of
 from tests.support.certificates import certificate, server_context
 from tests.support.http_proxy import proxying_http
 from tests.support.model_calls import answer, asking, failure, text_of

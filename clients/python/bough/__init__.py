@@ -31,12 +31,12 @@ from bough.errors import (
     SessionQueueFull,
     Unavailable,
 )
-from bough.evaluations import run_source
 from bough.messages import file_part, text_of, user_message
 from bough.rejoining import NO_REJOINING, Rejoining
+from bough.sources import run_source
 from bough.stream import EvaluationStream, RunStream
 from bough.sync import Client
-from bough.sync_stream import SyncEvaluationStream, SyncRunStream
+from bough.sync.stream import SyncEvaluationStream, SyncRunStream
 from bough.transcript import StepText
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Unary calls and paged lists, with an event loop and without one: timeouts, and gRPC errors as CallFailed."""
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol, TypeAlias, TypedDict, TypeVar
@@ -107,6 +107,21 @@ class Calls(_CallSettings):
         self.contact.is_made = True
         return response
 
+    async def send(
+        self,
+        method: aio.StreamUnaryMultiCallable[Request, Response],
+        messages: AsyncGenerator[Request, None],
+        timeout: float | None,
+    ) -> Response:
+        """Make a call that sends these messages and return its response; raises CallFailed."""
+        call = method(messages, **self.options(timeout))
+        try:
+            return await call
+        except aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+        finally:
+            await messages.aclose()
+
     async def stream(
         self, method: aio.UnaryStreamMultiCallable[Request, Response], request: Request, timeout: float | None
     ) -> AsyncIterator[Response]:
@@ -156,6 +171,18 @@ class SyncCalls(_CallSettings):
             raise from_rpc_error(error) from None
         self.contact.is_made = True
         return response
+
+    def send(
+        self,
+        method: "grpc.StreamUnaryMultiCallable[Request, Response]",
+        messages: Iterator[Request],
+        timeout: float | None,
+    ) -> Response:
+        """Make a call that sends these messages and return its response; raises CallFailed."""
+        try:
+            return method(messages, **self.options(timeout))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
 
     def stream(
         self, method: "grpc.UnaryStreamMultiCallable[Request, Response]", request: Request, timeout: float | None

@@ -24,7 +24,6 @@ from bough.channel import (
     token_metadata,
 )
 from bough.collection import answer_of, collect
-from bough.errors import from_rpc_error
 from bough.evaluations import Evaluations
 from bough.health import SERVING, async_check, check_request
 from bough.position import RunStreamRequest
@@ -346,15 +345,8 @@ class AsyncClient:
         timeout: Timeout = USE_CLIENT_DEFAULT,
     ) -> invocation_pb2.Invocation:
         """Return the invocation that events from any source make, in their order; `timeout` in seconds."""
-        options_of_call = self._calls.options(seconds_of(timeout, self._timeout))
-        messages = aggregate_messages(events, options)
-        call = self._eval.AggregateEvents(messages, **options_of_call)
-        try:
-            return (await call).invocation
-        except aio.AioRpcError as error:
-            raise from_rpc_error(error) from None
-        finally:
-            await messages.aclose()
+        messages, seconds = aggregate_messages(events, options), seconds_of(timeout, self._timeout)
+        return (await self._calls.send(self._eval.AggregateEvents, messages, seconds)).invocation
 
     async def is_serving(self, service: str = "", *, timeout: Timeout = USE_CLIENT_DEFAULT) -> bool:
         """Return whether the server, or one of its services such as `bough.v1.AgentService`, accepts calls now.

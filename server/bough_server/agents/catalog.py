@@ -4,7 +4,6 @@ A catalog is immutable: a change makes a new one, and a run keeps the catalog it
 changes.
 """
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
@@ -18,7 +17,8 @@ from bough_server.agents.validation import Known, validate, validate_reachable, 
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, UnknownAgent
 from bough_server.matching.schemas import caller_pattern_problem
 from bough_server.runtime.agent import Agent, Resolver
-from bough_server.store.worker_ports import AgentStore, StoredAgents
+from bough_server.store.ports.workers import AgentStore, StoredAgents
+from bough_server.threads import run_in_thread
 
 HELD_BYTES: Final = 64 * 1024 * 1024
 """The most bytes of stored agents kept in memory, over all tenants."""
@@ -94,6 +94,7 @@ class AgentCatalog:
 
     async def of(self, tenant_id: str) -> TenantCatalog:
         """Return a tenant's current catalog. Raises StorageFailed."""
+        # Read each time: another server may have changed the agents.
         version = await self._store.version(tenant_id)
         held = self._held.get(tenant_id)
         if held is None or held.version != version:
@@ -120,9 +121,11 @@ class AgentCatalog:
             own = [drop_unknown_fields(each) for each in definitions]
             known = catalog.collect_known_names(own)
             # In a thread: checking schemas takes seconds per MiB and would block the event loop.
-            await asyncio.to_thread(check_definitions, own, known, lambda index: f"definitions[{index}]")
+            await run_in_thread(check_definitions, own, known, lambda index: f"definitions[{index}]")
             resolver = overlay_definitions(resolver, own)
+        # A function, because the names are sorted for the suggestion of an error only.
         _find_agent(resolver, root, lambda: [*catalog.names(), *(each.name for each in definitions)])
+        # The request's own definitions change what a run can reach: the catalog's versions do not hold for it.
         return resolver, resolve_versions(resolver, root) if definitions else catalog.versions(root)
 
     async def validate(
@@ -131,11 +134,12 @@ class AgentCatalog:
         """Return the problems of definitions in a tenant's catalog, in which they replace agents of the same names."""
         catalog = await self.of(tenant_id)
         # In a thread for the same reason as in for_run().
-        return await asyncio.to_thread(violations, definitions, catalog.collect_known_names(definitions))
+        return await run_in_thread(violations, definitions, catalog.collect_known_names(definitions))
 
     def _evict(self) -> None:
         """Evict the least recently used catalogs until the rest fits HELD_BYTES; at least one stays."""
         held = sum(each.bytes_held for each in self._held.values())
+        # The last one is in use: a tenant whose agents alone exceed the bound is still served.
         while held > HELD_BYTES and len(self._held) > 1:
             _, dropped = self._held.popitem(last=False)
             held -= dropped.bytes_held

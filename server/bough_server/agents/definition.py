@@ -41,6 +41,7 @@ def drop_unknown_fields(definition: agent_pb2.AgentDefinition) -> agent_pb2.Agen
     """Return a copy of a definition from a request, without the fields that this server does not know."""
     copy = agent_pb2.AgentDefinition()
     copy.CopyFrom(definition)
+    # They would count in the revision, although this server neither checks nor runs them.
     copy.DiscardUnknownFields()
     return copy
 

@@ -22,7 +22,8 @@ from bough_server.errors import (
     RevisionMoved,
     UnknownAgent,
 )
-from bough_server.store.worker_ports import AgentStore, CatalogMoved
+from bough_server.store.ports.workers import AgentStore, CatalogMoved
+from bough_server.threads import run_in_thread
 
 MOST_AGENTS: Final = 1_000
 """The most agents that a tenant may store."""
@@ -124,7 +125,7 @@ class AgentEditor:
     async def _put(self, tenant_id: str, catalog: TenantCatalog, agent: agent_pb2.Agent) -> agent_pb2.Agent:
         known = catalog.collect_known_names([agent.definition])
         # In a thread: checking schemas takes seconds per MiB and would block the event loop.
-        await asyncio.to_thread(check_definitions, [agent.definition], known, lambda _: "definition")
+        await run_in_thread(check_definitions, [agent.definition], known, lambda _: "definition")
         _check_room(catalog, agent)
         await self._store.put(tenant_id, agent, version=catalog.version)
         return agent
@@ -170,6 +171,7 @@ def _check_revision(current: agent_pb2.Agent, revision: str) -> None:
 
 def _linking(catalog: TenantCatalog, name: str) -> Iterator[str]:
     """Yield the names of the stored agents that link to an agent."""
+    # Stored agents alone: those in files and code were checked without them, so they cannot link to one.
     for each in catalog.stored.values():
         if any(link.agent == name for link in each.definition.sub_agents):
             yield each.definition.name
@@ -217,6 +219,7 @@ def _take(names: Sequence[str], source: Message, target: Message) -> None:
     """Copy one field from the source; clear it if the source does not have it."""
     *outer, leaf = names
     for name in outer:
+        # Absent in both: to clear a field in it would make the message around that field present.
         if not source.HasField(name) and not target.HasField(name):
             return
         source, target = getattr(source, name), getattr(target, name)

@@ -12,10 +12,10 @@ from bough_server.errors import RunError
 from bough_server.functions import Condition, Values
 from bough_server.log.session_state import value_at
 from bough_server.runtime.agent import Context, Outcome
+from bough_server.runtime.child_call import Dispatch, DispatchResult
 from bough_server.runtime.child_input import snapshot_of
-from bough_server.runtime.children import Child, begin_iteration, run_child, run_lanes
+from bough_server.runtime.children import begin_iteration, run_child, run_lanes
 from bough_server.runtime.context import lane_of
-from bough_server.runtime.dispatch import DispatchResult
 from bough_server.runtime.lane import Lane
 from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
@@ -39,7 +39,7 @@ class SequenceAgent:
         """
         lane, result = lane_of(ctx), FlowResult()
         for index, link in enumerate(self.definition.sub_agents):
-            if result.apply(link, await run_child(lane, Child(link=link, name=f"c{index}"))):
+            if result.apply(link, await run_child(lane, Dispatch(key=lane.key(f"c{index}"), link=link))):
                 break
         return result.outcome()
 
@@ -64,7 +64,9 @@ class LoopAgent:
         for number in range(self.definition.loop.max_iterations):
             await begin_iteration(lane, number)
             for index, link in enumerate(self.definition.sub_agents):
-                ended = await run_child(lane, Child(link=link, name=f"l{number}.c{index}", iteration=number))
+                ended = await run_child(
+                    lane, Dispatch(key=lane.key(f"l{number}.c{index}"), link=link, iteration=number)
+                )
                 if result.apply(link, ended):
                     return result.outcome(in_loop=True)
             if is_done(lane, self.definition.loop.until, number):
@@ -87,10 +89,10 @@ class ParallelAgent:
 
         Raises RunError SUB_AGENT_FAILED if a child failed and its link does not say CONTINUE.
         """
-        parallel, links = self.definition.parallel, self.definition.sub_agents
+        lane, parallel, links = lane_of(ctx), self.definition.parallel, self.definition.sub_agents
         ended = await run_lanes(
-            lane_of(ctx),
-            [Child(link=link, name=f"g{index}") for index, link in enumerate(links)],
+            lane,
+            [Dispatch(key=lane.key(f"g{index}"), link=link) for index, link in enumerate(links)],
             fails_fast=parallel.on_failure == agent_pb2.PARALLEL_FAILURE_POLICY_FAIL_FAST,
             at_once=parallel.max_concurrency if parallel.HasField("max_concurrency") else len(links),
         )
@@ -158,6 +160,7 @@ def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
             else:
                 output.parts.append(part)
     acting = next((outcome for outcome in outcomes if outcome.action is not None), None)
+    # It ends every agent above with its own answer, not with what the other lanes said.
     if acting is not None and acting.action is not None and acting.action.HasField("exit"):
         return acting
     return Outcome(
@@ -188,6 +191,7 @@ def pass_on_outcome(ended: DispatchResult) -> Outcome:
 
 def failure(ended: DispatchResult) -> RunError:
     """Return the error of a composite whose child failed, with the child's details."""
+    # The result of a call is what a model reads, and has no details: they are in the error itself.
     error = ended.result.error
     return RunError(
         error.message,
@@ -201,6 +205,7 @@ def is_done(lane: Lane, until: agent_pb2.LoopUntil, iteration: int) -> bool:
     """Return whether `until` ends the loop after this iteration. Raises RunError with the error of the condition."""
     if until.HasField("state_path"):
         try:
+            # Only `true` ends the loop: a text such as "false", or a number, is no answer to whether it is done.
             return value_at(Values(lane.lane_state.values), until.state_path) is True
         except KeyError:
             return False

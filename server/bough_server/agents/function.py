@@ -76,6 +76,7 @@ class DefinedFunctionAgent:
         """
         outcome = await self._find(self.definition.function.function).run(ctx, input)
         schema = self.definition.output_schema_json
+        # With an action the output is that of an exit, a break or a transfer, which need not match any schema.
         if not schema or outcome.action is not None:
             return outcome
         return replace(outcome, output=_check_schema(self.definition.name, outcome.output, schema))

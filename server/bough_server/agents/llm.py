@@ -30,6 +30,7 @@ REPAIRS: Final = 2
 _EMPTY: Final = "Your last answer was empty. Answer now, in words."
 _EMPTY_FORM: Final = "Your last answer was empty. Answer now, with one JSON object and nothing around it."
 _FENCED: Final = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
+# The mistakes go into the next request: those of a long answer must not fill the model's context.
 _MOST_MISTAKES: Final = 5
 _LONGEST_MISTAKE: Final = 300
 
@@ -90,6 +91,7 @@ class OutputRepair:
 
     def _check_schema(self, response: message_pb2.Message, answer: message_pb2.Message) -> message_pb2.Message | None:
         text = text_of(answer)
+        # Many models wrap JSON in a code fence even if they are told not to; to ask again would cost a call.
         fenced = _FENCED.fullmatch(text)
         value_json = (fenced.group(1) if fenced else text).strip()
         mistakes = answer_mistakes(value_json, self._schema_json)
@@ -172,6 +174,7 @@ class LlmAgent:
             must_call=toolset.closing if toolset.must_close else (),
         )
         for _ in range(max_steps):
+            # A function: a replay builds no request, and one that is too large is built again from less history.
             response = await ctx.model(partial(self._request, ctx, toolset, repair))
             calls = calls_of(response.message)
             if calls:
@@ -226,6 +229,7 @@ async def _ending(
     for result in results:
         name = result.call.name
         if name in lane.running.toolset.closing and not result.HasField("error"):
+            # The plan_execute agent records a plan as an event and repeats it in inputs: histories need no message.
             return Outcome(output=closing_output(result), closed_by=name, is_in_transcript=name == PLAN)
         action = action_of(result)
         if action is not None and action.HasField("exit"):

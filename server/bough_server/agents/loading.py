@@ -39,6 +39,7 @@ def definition_files(patterns: Iterable[str], folder: Path) -> list[Path]:
 
     Raises ConfigurationError if a pattern matches no file.
     """
+    # A dictionary: two patterns may match one file, and the files keep the order of the patterns.
     files: dict[Path, None] = {}
     for pattern in patterns:
         path = Path(pattern)
@@ -157,6 +158,7 @@ def _add(found: dict[str, T], name: str, value: T, message: str) -> None:
 
 def _is_agent(value: object) -> bool:
     return (
+        # The classes of agents have both attributes too, and are often imported beside the agents.
         not isinstance(value, type)
         and isinstance(getattr(value, "definition", None), agent_pb2.AgentDefinition)
         and callable(getattr(value, "run", None))
@@ -180,6 +182,7 @@ def _make_importable(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        # Only during the import: another project of this process, as in tests, must not find these modules.
         sys.path.remove(str(folder))
 
 
@@ -193,6 +196,7 @@ def _forget_other(module_name: str, folder: Path) -> None:
         raise ConfigurationError(f"{folder / top}: {top!r} is the name of a standard library module; choose another.")
     loaded = getattr(sys.modules.get(top), "__file__", None)
     if loaded is not None and folder not in Path(loaded).resolve().parents:
+        # Python would return the other project's module instead of importing this one.
         for name in [each for each in sys.modules if each == top or each.startswith(f"{top}.")]:
             del sys.modules[name]
 

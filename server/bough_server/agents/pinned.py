@@ -64,6 +64,7 @@ def _code_agent(name: str, version: str, resolver: Resolver) -> Agent:
             "Restore it and keep it until the run ends, or cancel the run."
         )
     found = agent.revision
+    # A definition that has taken the name since is other code in any case.
     if agent.definition.WhichOneof("kind") or found != version:
         raise MissingVersion(
             f"The run started with version {version!r} of the agent {name!r}, but this server has {found!r}. "
@@ -87,6 +88,7 @@ def _check_tool(name: str, digest: str, resolver: Resolver) -> None:
             f"The tool {name!r} is not configured on this server. Restore it and keep it until the run ends, or "
             "cancel the run."
         )
+    # The digest is of what models are told of a tool, not of its code: recorded calls are not repeated.
     if tool.digest != digest:
         raise MissingVersion(
             f"The tool {name!r} has another description or schema than when the run started. Restore the original "

@@ -13,9 +13,9 @@ from bough_server.log.session_state import MAX_STATE_BYTES, apply_write, json_te
 from bough_server.models.model import ToolSpec
 from bough_server.models.structured_output import part_to_text
 from bough_server.runtime.agent import Context, Outcome
-from bough_server.runtime.children import Child, record_plan, run_child
+from bough_server.runtime.child_call import Dispatch, DispatchResult
+from bough_server.runtime.children import record_plan, run_child
 from bough_server.runtime.context import lane_of
-from bough_server.runtime.dispatch import DispatchResult
 from bough_server.runtime.lane import Lane
 from bough_server.tools.arguments import parse_arguments
 from bough_server.tools.builtin import PLAN, PLAN_SPEC, RESPOND, RESPOND_SPEC
@@ -151,32 +151,34 @@ class PlanExecuteAgent:
         lane, roles = lane_of(ctx), self.definition.plan_execute
         links = {link.agent: link for link in self.definition.sub_agents}
         most = roles.max_iterations if roles.HasField("max_iterations") else MAX_ITERATIONS
+        # Truncated, as it is repeated in the input of every child, which is bounded.
         progress = Progress(objective=truncate_text(_text_of(input), ROOM))
-        child = Child(
+        work = Dispatch(
+            key=lane.key("p0.c0"),
             link=links[roles.planner],
-            name="p0.c0",
             trigger=execution_pb2.INVOCATION_TRIGGER_PLAN,
             closing=(PLAN_SPEC,),
             facts=progress.facts(""),
             iteration=0,
         )
-        planned = await run_child(lane, child)
+        planned = await run_child(lane, work)
         for number in range(most):
             if (steps := _steps(planned)) is None:
                 return pass_on_outcome(planned)
             progress.plan = steps
             _save(lane, progress)
             await record_plan(lane, number, steps)
-            done = await run_child(lane, _executor(links[roles.executor], number, progress))
+            done = await run_child(lane, _executor(lane, links[roles.executor], number, progress))
             if done.outcome is not None and done.outcome.action is not None:
                 return pass_on_outcome(done)
             progress.complete_step(_result(links[roles.executor], done))
             _save(lane, progress)
-            planned = await run_child(lane, _replanner(links[roles.replanner or roles.planner], number, progress))
+            planned = await run_child(lane, _replanner(lane, links[roles.replanner or roles.planner], number, progress))
         if (steps := _steps(planned)) is None:
             return pass_on_outcome(planned)
         progress.plan = steps
         _save(lane, progress)
+        # Recorded although none of them will run: the log shows what was left to do.
         await record_plan(lane, most, steps)
         raise _build_limit_error(self.definition.name, most, progress)
 
@@ -203,7 +205,7 @@ def _save(lane: Lane, progress: Progress) -> None:
     lane.state["plan"], lane.state["executed_steps"] = saved["plan"], saved["executed_steps"]
 
 
-def _executor(link: agent_pb2.AgentLink, number: int, progress: Progress) -> Child:
+def _executor(lane: Lane, link: agent_pb2.AgentLink, number: int, progress: Progress) -> Dispatch:
     facts = progress.facts(progress.plan[0])
     texts = [
         f"Objective: {progress.objective}",
@@ -211,31 +213,33 @@ def _executor(link: agent_pb2.AgentLink, number: int, progress: Progress) -> Chi
         f"Done so far:\n{facts['executed_steps'] or 'Nothing.'}",
         f"Do the first step of the plan now, and no other: {facts['step']}",
     ]
-    return _plan_child(link, f"p{number}.c1", texts, facts=facts, iteration=number)
+    return _plan_child(lane.key(f"p{number}.c1"), link, texts, facts=facts, iteration=number)
 
 
-def _replanner(link: agent_pb2.AgentLink, number: int, progress: Progress) -> Child:
+def _replanner(lane: Lane, link: agent_pb2.AgentLink, number: int, progress: Progress) -> Dispatch:
     facts = progress.facts(progress.executed[-1]["step"])
     texts = [
         f"Objective: {progress.objective}",
         f"Done so far:\n{facts['executed_steps']}",
         f"Left of the plan:\n{facts['plan'] or 'Nothing.'}",
     ]
-    return _plan_child(link, f"p{number}.c2", texts, facts=facts, closing=(PLAN_SPEC, RESPOND_SPEC), iteration=number)
+    return _plan_child(
+        lane.key(f"p{number}.c2"), link, texts, facts=facts, closing=(PLAN_SPEC, RESPOND_SPEC), iteration=number
+    )
 
 
 def _plan_child(
+    key: str,
     link: agent_pb2.AgentLink,
-    name: str,
     texts: Sequence[str],
     *,
     facts: dict[str, str],
     iteration: int,
     closing: Sequence[ToolSpec] = (),
-) -> Child:
-    return Child(
+) -> Dispatch:
+    return Dispatch(
+        key=key,
         link=link,
-        name=name,
         trigger=execution_pb2.INVOCATION_TRIGGER_PLAN,
         input=message_pb2.Message(parts=[message_pb2.Part(text="\n\n".join(texts))]),
         closing=closing,
@@ -256,6 +260,7 @@ def _steps(planned: DispatchResult) -> list[str] | None:
             f"{planned.author!r} answered in place of an agent that had to plan. A planner must not transfer.",
             reason=error_pb2.ERROR_REASON_INVALID_OUTPUT,
         )
+    # Checked when the model called `plan`: a plan with mistakes went back to it as a failed call.
     planning = parse_arguments(outcome.output.parts[0].data_json, PLAN_SPEC.input_schema_json)
     return [step.strip() for step in planning["steps"]]
 

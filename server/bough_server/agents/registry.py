@@ -87,6 +87,7 @@ class Registry:
         bare = [source.definition for source in sources]
         known = self.collect_known_names(bare)
         raise_problems([*source_problems(sources, known), *self._code_problems(bare, known)])
+        # The name alone: it is shown to callers, whom the folders of the server do not concern.
         self._files = {source.definition.name: Path(source.path).name for source in sources}
         made = {each.name: agent_of(each, self._code_agents) for each in bare}
         agents = dict(sorted([*made.items(), *self._code_agents.items()]))
@@ -191,6 +192,7 @@ def find_reachable(resolver: Resolver, root: str) -> Sequence[agent_pb2.AgentDef
     pending = [root]
     while pending:
         for link in found[pending.pop()].sub_agents:
+            # A missing agent is reported by gone(), with the agent that links to it.
             if link.agent not in found and link.agent in resolver.agents:
                 found[link.agent] = resolver.agents[link.agent].definition
                 pending.append(link.agent)
@@ -209,6 +211,7 @@ def versions_of(resolver: Resolver, root: str) -> VersionHashes:
     tools = {name: resolver.tools[name].digest for name in names}
     models = _models(resolver, {name for definition in definitions for name in models_of(definition)})
     code = {each.name for each in definitions if each.WhichOneof("kind") is None}
+    # Under its own name too: the definition runs with the code as it was when the run started.
     code |= {each.function.function for each in definitions if each.HasField("function")}
     prices = [(name, asdict(model.price)) for name, model in sorted(models.items()) if model.price]
     return VersionHashes(
@@ -251,6 +254,7 @@ def describe_missing(resolver: Resolver, root: str) -> Iterator[str]:
         if definition.HasField("function") and not is_code(resolver, definition.function.function):
             code = definition.function.function
             yield f"The agent {definition.name!r} names the code {code!r}, which no longer exists."
+            # Its tools are those of the code, so they cannot be listed.
             continue
         for function in find_missing_functions(definition, resolver.functions):
             yield f"The agent {definition.name!r} names {function}, which no longer exists."

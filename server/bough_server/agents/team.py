@@ -12,9 +12,9 @@ from bough_server.agents.llm import LlmAgent
 from bough_server.engine.limits import TRANSFER_WINDOW
 from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.runtime.agent import Context, Outcome, llm_of
-from bough_server.runtime.children import Child, run_child, run_transfer
+from bough_server.runtime.child_call import Dispatch, DispatchResult, Transfer
+from bough_server.runtime.children import run_child, run_transfer
 from bough_server.runtime.context import lane_of
-from bough_server.runtime.dispatch import DispatchResult, Transfer
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.visible_history import is_transfer
 
@@ -39,11 +39,12 @@ class SupervisorAgent:
 
         A member that spoke last in the session runs first, if the definition says so.
         """
-        members = 0
-        if first := _last_speaker(lane_of(ctx)):
+        lane, members = lane_of(ctx), 0
+        if first := _last_speaker(lane):
+            # The numbers are keys of effects, and the first member has h0.
             members = 1
             link = next(link for link in self.definition.sub_agents if link.agent == first)
-            outcome = _after_member(lane_of(ctx), first, await run_child(lane_of(ctx), Child(link=link, name="h0")))
+            outcome = _after_member(lane, first, await run_child(lane, Dispatch(key=lane.key("h0"), link=link)))
             if outcome is not None:
                 return outcome
 
@@ -72,6 +73,7 @@ def _after_member(lane: Lane, member: str, ended: DispatchResult) -> Outcome | N
             raise ended.error  # it never started: no transfers are left, or the tree is too deep
         reason = ended.error.message if ended.error is not None else ""
         note = message_pb2.Part(text=f"For context: [{member}] failed: {reason}")
+        # Without an id and a kind: for the model of this run, not for the session.
         lane.transcript.add_message(message_pb2.Message(role=message_pb2.ROLE_USER, author=member, parts=[note]))
         return None
     return None if ended.outcome.action is None else pass_on_outcome(ended)
@@ -97,14 +99,14 @@ class SwarmAgent:
         lane = lane_of(ctx)
         entry = self.definition.swarm.entry_agent or self.definition.sub_agents[0].agent
         path = [_last_speaker(lane) or entry]
-        ended = await run_child(lane, Child(link=links[path[0]], name="h0"))
+        ended = await run_child(lane, Dispatch(key=lane.key("h0"), link=links[path[0]]))
         while (outcome := _outcome_of_member(ended)).action is not None and outcome.action.HasField("transfer"):
             if ended.transcript is not None:
                 _forget_transfer(ended.transcript)
             transfer = outcome.action.transfer
-            child = Child(
+            work = Dispatch(
+                key=lane.key(f"h{len(path)}"),
                 link=links[transfer.agent],
-                name=f"h{len(path)}",
                 trigger=execution_pb2.INVOCATION_TRIGGER_TRANSFER,
                 input=transfer.message if transfer.HasField("message") else None,
                 transfer=Transfer(
@@ -114,8 +116,9 @@ class SwarmAgent:
                     path=tuple(path[-TRANSFER_WINDOW:]),
                 ),
             )
+            # After the Transfer was made: its path ends with the agent that transfers.
             path.append(transfer.agent)
-            ended = await run_child(lane, child)
+            ended = await run_child(lane, work)
         return pass_on_outcome(ended)
 
 

@@ -105,6 +105,7 @@ def validate_reachable(
     validated: list[tuple[agent_pb2.AgentDefinition, list[DefinitionProblem]]] = []
     for name in sorted(_below({each.name for each in definitions}, after.agents)):
         reached = after.agents[name]
+        # An agent that was invalid before, as after a change of the rules, must not block every later change.
         had = {problem.field for problem in _relations(reached, before)}
         if made := [problem for problem in _relations(reached, after) if problem.field not in had]:
             validated.append((reached, made))
@@ -144,6 +145,7 @@ def validate_code_agent(
     known: Known,
 ) -> list[DefinitionProblem]:
     """Return the problems of an agent in code, whose tools are not in its definition."""
+    # Checked by the rules of definitions; the paths lose the `llm.`, which such an agent does not have, below.
     tools = agent_pb2.AgentDefinition(llm=agent_pb2.LlmAgent(tools=tool_links), sub_agents=agent.sub_agents)
     problems = [*_tools(tools, known), *_links(agent, _world(definitions, known))]
     problems += [DefinitionProblem(*each) for each in naming_problems(agent, known.functions, known.code_agents)]
@@ -222,6 +224,7 @@ def _llm(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Defin
 
 
 def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[DefinitionProblem]:
+    # A model is offered a linked agent as a tool of this name, and providers refuse two tools of one name.
     others = {f"call_{link.agent}": f"the linked agent {link.agent!r}" for link in definition.sub_agents}
     if llm_of(definition).final_answer_tool:
         others[FINAL_ANSWER] = "the final answer"

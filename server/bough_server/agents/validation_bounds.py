@@ -60,6 +60,7 @@ def _llm_problems(llm: agent_pb2.LlmAgent) -> Iterator[FieldProblem]:
         if link.HasField("timeout"):
             yield from _positive_problems(link.timeout, f"llm.tools[{index}].timeout")
     settings = llm.settings
+    # NaN and infinity come over the wire and compare like numbers, but JSON, which providers take, has neither.
     if not (math.isfinite(settings.temperature) and settings.temperature >= 0):
         yield "llm.settings.temperature", "must be 0 or more."
     if settings.HasField("top_p") and not 0 < settings.top_p <= 1:

@@ -53,6 +53,7 @@ def structure_problems(
         yield from _plan_problems(definition, agents)
     certain = _run_in_any_case(definition)
     for index, link in enumerate(definition.sub_agents):
+        # Links to itself and to missing agents are reported by validation.py.
         is_itself = link.agent == definition.name
         if link.agent in certain and not is_itself and circle_of.get(link.agent) == circle_of[definition.name]:
             yield (
@@ -113,6 +114,7 @@ def _plan_problems(
     for role, name in (("planner", plan.planner), ("executor", plan.executor), ("replanner", plan.replanner)):
         missing = list(_member_problems(name, definition, f"plan_execute.{role}"))
         yield from missing
+        # The executor may be an agent of any kind: it ends with an answer, not with a call of `plan`.
         found = None if missing or role == "executor" else agents.get(name)
         if found is not None and found.WhichOneof("kind") not in ("llm", "supervisor"):
             yield f"plan_execute.{role}", f"{name!r} has no model that could call `plan`: use an llm or a supervisor."
@@ -163,6 +165,7 @@ def _by_end(runs: Mapping[str, Collection[str]]) -> list[str]:
     ended: list[str] = []
     seen: set[str] = set()
     for root in runs:
+        # Its own stack: links may form a chain that is deeper than Python's recursion limit.
         path = [("", iter((root,)))]
         while path:
             name, others = path[-1]

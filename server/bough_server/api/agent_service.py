@@ -16,7 +16,7 @@ from bough_server.log.events import stamp
 from bough_server.log.views import Selection
 from bough_server.observability.tracing import Parent
 from bough_server.runs.runs import Runs
-from bough_server.store.ports import Principal
+from bough_server.store.ports.log import Principal
 
 RUN_ID_KEY = "bough-run-id"
 """Initial metadata of every stream: the run, before its first event."""

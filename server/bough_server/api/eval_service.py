@@ -1,6 +1,5 @@
 """EvalService: agent trees of runs and of events from any source, and evaluations that score them."""
 
-import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
@@ -23,8 +22,9 @@ from bough_server.log import evaluation_events
 from bough_server.log.views import EvaluationSelection
 from bough_server.observability.tracing import Parent
 from bough_server.runs.runs import Runs
-from bough_server.store.evaluation_ports import EvaluationFilter
-from bough_server.store.ports import EventLog, Principal
+from bough_server.store.ports.evaluations import EvaluationFilter
+from bough_server.store.ports.log import EventLog, Principal
+from bough_server.threads import run_in_thread
 from bough_server.tree.fold import Tree
 
 EVALUATION_ID_KEY: Final = "bough-evaluation-id"
@@ -167,7 +167,7 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
             self._principal(), request.baseline, allow_incomplete=request.allow_incomplete_baseline
         )
         after = await self._evaluations.source(self._principal(), request.candidate, field="candidate")
-        comparison = await asyncio.to_thread(lambda: shrink_comparison(compare(before, after)))
+        comparison = await run_in_thread(lambda: shrink_comparison(compare(before, after)))
         return pb.CompareEvaluationsResponse(comparison=comparison)
 
     async def ScoreInvocations(

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from bough.v1 import error_pb2, run_pb2
 from bough_server.errors import FieldViolation, InvalidRequest
-from bough_server.store.ports import Page, RunFilter
+from bough_server.store.ports.runs import Page, RunFilter
 
 DEFAULT_SIZE: Final = 50
 MAX_SIZE: Final = 1_000

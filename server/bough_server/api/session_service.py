@@ -14,7 +14,8 @@ from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.ids import new_uuid7
 from bough_server.log.session_state import KEY, MAX_DEPTH, is_key, is_value
 from bough_server.runs.dependencies import SessionLocks
-from bough_server.store.ports import Blobs, Principal, Sessions
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.sessions import Blobs, Sessions
 
 PIECE_BYTES: Final = 1024 * 1024
 """The most bytes of a file in one response."""

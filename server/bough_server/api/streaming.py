@@ -15,7 +15,7 @@ from grpc import aio
 from bough_server.clock import Clock
 from bough_server.errors import SequenceOutOfRange
 from bough_server.log.views import EvaluationSelection, Selection
-from bough_server.store.ports import StoredEvent
+from bough_server.store.ports.log import StoredEvent
 from bough_server.store.window import SharedPage, data_of
 
 LAST_SEQUENCE_KEY: Final = "bough-last-sequence"

@@ -11,7 +11,7 @@ from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import JsonOption, Target, target_of
 
 if TYPE_CHECKING:
-    from bough_server.store.sql.status import DatabaseStatus, DatabaseUse
+    from bough_server.store.sql.schema_version import DatabaseStatus, DatabaseUse
 
 _PROGRESS_SECONDS: Final = 5.0
 """Between two lines about one table that is copied."""

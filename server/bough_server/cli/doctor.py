@@ -163,10 +163,6 @@ def _model_problem(settings: "Settings", name: str) -> str:
         return find_problem() or ""
     if model.provider == "scripted" and model.script is not None and not model.script.is_file():
         return f"its script {model.script} does not exist"
-    from bough_server.models.registry import package_problem
-
-    if problem := package_problem(model):
-        return problem
     if model.api_key_env and model.api_key_env not in settings.secrets:
         return f"set the environment variable {model.api_key_env} to its key"
     return ""

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from bough_server.agents.registry import Registry
     from bough_server.engine.files import SessionFiles
     from bough_server.runtime.agent import Resolver
-    from bough_server.store.ports import BlobPiece, Principal, StoredMessage
+    from bough_server.store.ports.log import Principal
+    from bough_server.store.ports.sessions import BlobPiece, StoredMessage
 
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Replay even with agents other than those the run started with.")
@@ -102,7 +103,7 @@ async def _agents(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]", 
 
 def _files(client: "AsyncClient", session_id: str) -> "SessionFiles":
     from bough_server.engine.files import FileCache, SessionFiles
-    from bough_server.store.ports import Principal
+    from bough_server.store.ports.log import Principal
 
     return SessionFiles(_ServerFiles(client), FileCache(), Principal(tenant_id="", user_id=""), session_id)
 
@@ -117,7 +118,7 @@ class _ServerFiles:
         self, principal: "Principal", session_id: str, sha256: str, *, offset: int = 0, count: int | None = None
     ) -> "BlobPiece":
         """See Blobs; always returns the whole file."""
-        from bough_server.store.ports import BlobPiece
+        from bough_server.store.ports.sessions import BlobPiece
 
         data = await self._client.sessions.read_blob(session_id, sha256)
         return BlobPiece(data=data, size=len(data), media_type="")
@@ -156,7 +157,8 @@ async def _read_session_messages(
     """
     from bough import NotFound
     from bough_server.log.events import kind_of
-    from bough_server.store.ports import LogEvent, StoredMessage
+    from bough_server.store.ports.log import LogEvent
+    from bough_server.store.ports.sessions import StoredMessage
     from bough_server.store.projected import LogAddress
     from bough_server.store.projection import RunFold
 

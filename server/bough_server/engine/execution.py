@@ -28,6 +28,7 @@ from bough_server.messages import copy_of
 from bough_server.observability.metrics import Metrics
 from bough_server.observability.tracing import Traced, Tracing
 from bough_server.tasks import AbandonedTasks
+from bough_server.threads import run_in_thread
 
 P = ParamSpec("P")
 
@@ -157,7 +158,7 @@ class Execution:
         check_files(size, self.max_files_bytes)
         plain = [copy_of(part) for part in parts]  # a tool may return the same parts again
         # In a thread: hashing some megabytes would hold up all runs.
-        self.writer.attach_files(await asyncio.to_thread(take_data, plain))
+        self.writer.attach_files(await run_in_thread(take_data, plain))
         return plain
 
     @property

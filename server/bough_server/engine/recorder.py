@@ -15,7 +15,7 @@ from bough_server.clock import Clock
 from bough_server.engine.run_log import log_events
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob
-from bough_server.store.ports import EventLog, LogEvent
+from bough_server.store.ports.log import EventLog, LogEvent
 
 MAX_PENDING_BYTES: Final = 1024 * 1024
 """Bytes of a run that may wait for their commit before producers of deltas have to wait."""

@@ -17,7 +17,7 @@ from bough_server.history.rewrite import Rewriter, as_context
 from bough_server.history.transcript import HistoryEntry, Transcript
 from bough_server.ids import agent_chain
 from bough_server.messages import calls_of, copy_of
-from bough_server.models.forms import MessageForms
+from bough_server.models.model import MessageForms
 from bough_server.truncation import truncate_result
 
 Call = tuple[str, str]

@@ -25,7 +25,6 @@ from bough_server.interceptors.handlers import (
 )
 from bough_server.interceptors.parsing import Unparsed
 from bough_server.interceptors.request_limits import TooLarge, excess, limit_request_size
-from bough_server.interceptors.stored_texts import unstorable_texts
 from bough_server.log.blobs import blobs_in, data_size, parts_of_request
 from bough_server.log.views import EVALUATION_EVENT_NAMES, RUN_EVENT_NAMES
 from bough_server.messages import copy_of
@@ -149,3 +148,28 @@ def _find_message_fields(message: Message, place: str) -> Iterator[tuple[str, Me
             yield from ((f"{path}[{index}]", item) for index, item in enumerate(value))
         else:
             yield path, value
+
+
+_IDS: Final = frozenset(
+    {"run_id", "session_id", "evaluation_id", "case_id", "agent", "eval_set_name", "name", "revision"}
+)
+_MESSAGES: Final = frozenset({"filter", "baseline", "candidate"})
+"""The fields of requests that have ids in them too."""
+
+_DESCRIPTION: Final = "must not have the character U+0000"
+
+
+def unstorable_texts(request: Message, reported: Container[str], path: str = "") -> Iterator[FieldViolation]:
+    """Yield a violation for each id and label with U+0000. Fields in `reported` are skipped."""
+    for field, value in request.ListFields():
+        where = f"{path}{field.name}"
+        if field.name in _IDS and isinstance(value, str):
+            if "\0" in value and where not in reported:
+                yield FieldViolation(field=where, description=_DESCRIPTION)
+        elif field.name == "labels":
+            for key, text in value.items():
+                at = f'{where}["{key}"]'
+                if "\0" in key + text and at not in reported:
+                    yield FieldViolation(field=at.replace("\0", ""), description=_DESCRIPTION)
+        elif field.name in _MESSAGES and not path:
+            yield from unstorable_texts(value, reported, f"{where}.")

@@ -1,6 +1,5 @@
 """Files of messages: their bytes leave the message for the store, and its blob names them by their SHA-256."""
 
-import asyncio
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from google.protobuf.message import Message
 from bough.v1 import agent_service_pb2, eval_set_pb2, event_pb2, fork_pb2, input_pb2, message_pb2
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.messages import copy_of
+from bough_server.threads import run_in_thread
 
 MAX_FILES_BYTES: Final = 16 * 1024 * 1024
 """The default for the most bytes of all files of one message."""
@@ -148,7 +148,7 @@ async def extract_files_within(request: Requested, *, most: int, field: str) -> 
     if size > most:
         description = f"has {size:,} bytes of files; a message may have {most:,} (server.max_files_bytes)."
         raise InvalidRequest([FieldViolation(field=field, description=description)])
-    return extract_files(request) if size <= _SMALL else await asyncio.to_thread(extract_files, request)
+    return extract_files(request) if size <= _SMALL else await run_in_thread(extract_files, request)
 
 
 def _files(field: str, parts: Sequence[message_pb2.Part]) -> Iterator[StoredBlob]:

@@ -186,56 +186,30 @@ def matches(pattern: str, text: str) -> bool:
     return is_found(pattern, text)
 
 
-def _check_any_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if isinstance(instance, str) and not matches(pattern, instance):
-        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+def _pattern_rules(found: Callable[[str, str], bool]) -> Mapping[str, _Rule]:
+    """Return the rules that match patterns: `found` searches a pattern in a text."""
 
+    def pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
+        if isinstance(instance, str) and not found(pattern, instance):
+            yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
-def _check_any_pattern_properties(
-    validator: Any, rules: Mapping[str, Any], instance: Any, schema: Any
-) -> Iterator[ValidationError]:
-    if isinstance(instance, dict):
-        for pattern, rule in rules.items():
-            for name in filter(lambda name: matches(pattern, name), instance):
-                yield from validator.descend(instance[name], rule, path=name, schema_path=pattern)
+    def properties(validator: Any, rules: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[ValidationError]:
+        if isinstance(instance, dict):
+            for pattern, rule in rules.items():
+                for name in filter(lambda name: found(pattern, name), instance):
+                    yield from validator.descend(instance[name], rule, path=name, schema_path=pattern)
 
+    def additional(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+        patterns = schema.get("patternProperties", {})
+        if isinstance(instance, dict) and patterns:
+            # What a pattern matches is not additional; the rest is left to the package's rule, without patterns.
+            instance = {
+                name: value for name, value in instance.items() if not any(found(one, name) for one in patterns)
+            }
+            schema = {name: value for name, value in schema.items() if name != "patternProperties"}
+        yield from _OWN["additionalProperties"](validator, rule, instance, schema)
 
-def _check_any_additional_properties(
-    validator: Any, rule: Any, instance: Any, schema: Any
-) -> Iterator[ValidationError]:
-    patterns = schema.get("patternProperties", {})
-    if isinstance(instance, dict) and patterns:
-        # What a pattern matches is not additional; the rest is left to the package's rule, which has no pattern then.
-        instance = {name: value for name, value in instance.items() if not any(matches(one, name) for one in patterns)}
-        schema = {name: value for name, value in schema.items() if name != "patternProperties"}
-    yield from _OWN["additionalProperties"](validator, rule, instance, schema)
-
-
-def _check_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if isinstance(instance, str) and not is_found(pattern, instance):
-        yield ValidationError(f"{instance!r} does not match {pattern!r}")
-
-
-def _check_pattern_properties(
-    validator: Any, rules: Mapping[str, Any], instance: Any, schema: Any
-) -> Iterator[ValidationError]:
-    if isinstance(instance, dict):
-        for pattern, rule in rules.items():
-            for name, value in instance.items():
-                if is_found(pattern, name):
-                    yield from validator.descend(value, rule, path=name, schema_path=pattern)
-
-
-def _check_additional_properties(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if not isinstance(instance, dict):
-        return
-    known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    extra = [name for name in instance if name not in known and not any(is_found(one, name) for one in patterns)]
-    if isinstance(rule, dict):
-        for name in extra:
-            yield from validator.descend(instance[name], rule, path=name)
-    elif not rule and extra:
-        yield ValidationError(f"{', '.join(extra)} {'is' if len(extra) == 1 else 'are'} not expected")
+    return {"pattern": pattern, "patternProperties": properties, "additionalProperties": additional}
 
 
 def _check_unevaluated_properties(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
@@ -288,21 +262,12 @@ def _count_references(rule: _Rule) -> _Rule:
 
 _OWN: Final[Mapping[str, _Rule]] = dict(Draft202012Validator.VALIDATORS)
 
-LinearPatterns: Final = extend(  # type: ignore[no-untyped-call]
-    Draft202012Validator,
-    {
-        "pattern": _check_any_pattern,
-        "patternProperties": _check_any_pattern_properties,
-        "additionalProperties": _check_any_additional_properties,
-    },
-)
+LinearPatterns: Final = extend(Draft202012Validator, _pattern_rules(matches))  # type: ignore[no-untyped-call]
 """The package's validator, with patterns that RE2 matches as far as it has them."""
 
 _RULES: Final[Mapping[str, _Rule]] = {
     **_OWN,
-    "pattern": _check_pattern,
-    "patternProperties": _check_pattern_properties,
-    "additionalProperties": _check_additional_properties,
+    **_pattern_rules(is_found),
     "unevaluatedProperties": _check_unevaluated_properties,
     "uniqueItems": _check_unique_items,
     "$ref": _count_references(_OWN["$ref"]),

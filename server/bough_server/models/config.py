@@ -65,8 +65,7 @@ class ModelSection(Section):
     """The name of another model in this file; then nothing else is set."""
     provider: Literal["openai", "anthropic", "gemini", "scripted", "local"] | None = None
     """`openai`: any server that speaks OpenAI's API. `anthropic`: Anthropic's Messages API. `gemini`: Google's
-    Gemini API. Each of these two needs the extra of its name. `scripted`: answers from a file. `local`: the embedded
-    model. Required unless `alias` is set.
+    Gemini API. `scripted`: answers from a file. `local`: the embedded model. Required unless `alias` is set.
     """
     preset: Preset | None = None
     """A known provider that speaks Chat Completions: sets `base_url`, `api_key_env` and how requests are written.

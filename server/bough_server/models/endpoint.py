@@ -1,25 +1,25 @@
-"""Address of a provider: one attempt from the request to the whole answer, whatever client sends it.
+"""One attempt at a provider, from the request to the whole answer.
 
-Requests are sent with the provider's own package, loaded on first use. Answers are read as bytes: building a typed
-object for every event costs several times the rest of a call.
+Answers are read as bytes: building a typed object for every event, as providers' packages do, costs several times the
+rest of a call.
 """
 
 import asyncio
-import gc
-import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
-from urllib.parse import urlsplit
+from typing import Final, TypeVar
 
 from bough.v1 import step_pb2
+from bough_server.clock import loop_time
 from bough_server.errors import ModelError
 from bough_server.models.answer import Answer, ReportedError
 from bough_server.models.failures import Failures
+from bough_server.models.http import HttpConnection, ProviderRefusal, Reply
 from bough_server.models.model import Delta, Deltas
 from bough_server.models.provider_json import BadChunk
 from bough_server.models.sse import EventDecoder, EventTooLarge
+from bough_server.threads import run_in_thread
 
 _DRAIN_SECONDS: Final = 0.1
 _Result = TypeVar("_Result")
@@ -38,7 +38,7 @@ class AnswerTimeout:
 
     def __init__(self, timeouts: Timeouts) -> None:
         self._idle = timeouts.idle
-        self._clock = asyncio.get_running_loop().time
+        self._clock = loop_time
         self._left = timeouts.start
         self.bound = timeouts.start
         self.missed = "sent no response"
@@ -58,72 +58,10 @@ class AnswerTimeout:
         return result
 
 
-class ProviderRefusal(Exception):
-    """The provider answered with a status that is a failure; `body` is its JSON or its text."""
-
-    def __init__(self, status: int, body: object, headers: Mapping[str, str]) -> None:
-        super().__init__(f"The provider refused with status {status}.")
-        self.status = status
-        self.body = body
-        self.headers = headers
-        """Must ignore the case of names."""
-
-
-class Reply(Protocol):
-    """An answer whose head has arrived: server-sent events, as bytes."""
-
-    def aiter_bytes(self) -> AsyncIterator[bytes]:
-        """Yield the bytes as they arrive."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close the connection, or return it to be used again if all was read."""
-        ...
-
-
-class ProviderConnection(Protocol):
-    """Client of a provider, from its package; it has no timeouts and no retries."""
-
-    def load(self) -> tuple[type[Exception], ...]:
-        """Load the package and return what it raises if a connection fails. Runs in a thread, may take seconds."""
-        ...
-
-    def open(self) -> None:
-        """Create the client, after `load`. Runs in a thread, because certificates are read."""
-        ...
-
-    async def send(self, path: str, body: Mapping[str, object]) -> Reply:
-        """Send a request whose body is this JSON. Raises ProviderRefusal, ValueError or what `load` returned."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connections, if there are any."""
-        ...
-
-
-@contextmanager
-def freeze_imports(package: str) -> Iterator[None]:
-    """Keep what is loaded inside of it out of garbage collections, if `package` was not loaded before.
-
-    A provider's package leaves tens of thousands of objects that live to the end. Every full collection would visit
-    them and stall all calls; frozen ones are skipped.
-    """
-    is_new = package not in sys.modules
-    yield
-    if is_new:
-        gc.freeze()
-
-
-def is_loopback(url: str) -> bool:
-    """Return whether a URL is of this machine's loopback."""
-    host = urlsplit(url).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
 class Endpoint:
     """One address and the connections to it."""
 
-    def __init__(self, connection: ProviderConnection, *, failures: Failures, timeouts: Timeouts) -> None:
+    def __init__(self, connection: HttpConnection, *, failures: Failures, timeouts: Timeouts) -> None:
         self._connection = connection
         self._failures = failures
         self._timeouts = timeouts
@@ -142,7 +80,7 @@ class Endpoint:
         timeout = AnswerTimeout(self._timeouts)
         response = await self._send(path, body, timeout)
         try:
-            pieces = response.aiter_bytes()
+            pieces = response.pieces()
             decoder = EventDecoder()
             while not answer.is_done:
                 piece = await self._read(pieces, answer, timeout)
@@ -166,7 +104,7 @@ class Endpoint:
         except (BadChunk, EventTooLarge, ReportedError) as error:
             raise self._unusable(error, answer) from error
         finally:
-            await response.aclose()
+            await response.close()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -185,11 +123,9 @@ class Endpoint:
         async with self._opening:
             if self._is_open:
                 return
-            self._broken = await asyncio.to_thread(self._connection.load)
-            unusable: tuple[type[Exception], ...] = (ValueError, *self._broken)
             try:
-                await asyncio.to_thread(self._connection.open)
-            except unusable as error:
+                self._broken = await run_in_thread(self._connection.open)
+            except (ValueError, OSError) as error:
                 detail = self._failures.sentence(error)
                 raise self._failures.unavailable(f"cannot be reached at its base_url: {detail}") from error
             self._is_open = True

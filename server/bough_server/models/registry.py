@@ -6,33 +6,26 @@ Building them opens no connection and starts no process: an unreachable provider
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from bough.v1 import model_pb2
 from bough_server.clock import Clock, SystemClock
-from bough_server.distribution import install_command
 from bough_server.errors import ConfigurationError
-from bough_server.models.anthropic.api import MessagesApi
-from bough_server.models.anthropic.transport import ANTHROPIC_BASE_URL, anthropic_endpoint
+from bough_server.models.anthropic.request import MessagesApi
 from bough_server.models.config import REMOTE, ModelSection
-from bough_server.models.endpoint import Endpoint, Timeouts
-from bough_server.models.gemini.api import GeminiApi
-from bough_server.models.gemini.transport import GEMINI_BASE_URL, gemini_endpoint
+from bough_server.models.endpoint import Timeouts
+from bough_server.models.gemini.request import GeminiApi
 from bough_server.models.limiter import BreakerPolicy, ModelLimiter, RatePolicy
 from bough_server.models.local.model import LocalModel
 from bough_server.models.local.process import SLOTS
 from bough_server.models.model import DEFAULT_CURRENCY, Model, Price, RetryPolicy
 from bough_server.models.openai.client import ChatApi, ResponsesApi
-from bough_server.models.openai.transport import OPENAI_BASE_URL, openai_endpoint
 from bough_server.models.remote import Api, RemoteModel
 from bough_server.models.scripted.model import ScriptedModel
 from bough_server.models.scripted.script import Script, read_script
 
 DEFAULT: Final = "default"
-_PACKAGES: Final = {"anthropic": "anthropic", "gemini": "google.genai"}
-"""Packages that extras install, by the providers that need them; an extra has the provider's name."""
 
 
 class ConfiguredModels:
@@ -203,13 +196,14 @@ def _remote(
         missing = f"the environment variable {variable} is not set. Set it and start the server again."
     elif not variable and not config.base_url:
         missing = f"models.{name}.api_key_env does not say which environment variable holds it."
-    api, endpoint = _api(name, config, key)
     return RemoteModel(
         name=name,
         provider=config.provider or "",
         model=config.model,
-        api=api,
-        endpoint=endpoint,
+        api=_api(config),
+        base_url=config.base_url,
+        key=key,
+        timeouts=Timeouts(start=config.timeouts.start, idle=config.timeouts.idle),
         keep_raw=config.keep_raw,
         missing_key=missing,
         retry=RetryPolicy(retries=config.retries),
@@ -220,37 +214,14 @@ def _remote(
     )
 
 
-def _api(name: str, config: ModelSection, key: str) -> tuple[Api, Endpoint]:
-    """Return a model's API and the endpoint that speaks it. Raises ConfigurationError if its package is missing."""
-    if problem := package_problem(config):
-        raise ConfigurationError(f"models.{name}.provider: {problem}")
-    timeouts = Timeouts(start=config.timeouts.start, idle=config.timeouts.idle)
+def _api(config: ModelSection) -> Api:
     if config.provider == "anthropic":
-        url = config.base_url or ANTHROPIC_BASE_URL
-        messages = MessagesApi(structured_output=config.structured_output, caches=config.prompt_cache)
-        return messages, anthropic_endpoint(name=name, base_url=url, key=key, timeouts=timeouts)
+        return MessagesApi(structured_output=config.structured_output, caches=config.prompt_cache)
     if config.provider == "gemini":
-        url = config.base_url or GEMINI_BASE_URL
-        content = GeminiApi(path=config.model, structured_output=config.structured_output)
-        return content, gemini_endpoint(name=name, base_url=url, key=key, timeouts=timeouts)
-    endpoint = openai_endpoint(name=name, base_url=config.base_url or OPENAI_BASE_URL, key=key, timeouts=timeouts)
+        return GeminiApi(model=config.model, structured_output=config.structured_output)
     if config.api == "chat":
-        return ChatApi(dialect=config.dialect), endpoint
-    responses = ResponsesApi(encrypted_reasoning=config.encrypted_reasoning, structured_output=config.structured_output)
-    return responses, endpoint
-
-
-def package_problem(config: ModelSection) -> str:
-    """Return what to install if a provider's package is missing; empty if it is there. Does not load it."""
-    provider = config.provider or ""
-    package = _PACKAGES.get(provider)
-    try:
-        is_missing = package is not None and find_spec(package) is None
-    except ModuleNotFoundError:  # not even the package that it is in
-        is_missing = True
-    if not is_missing:
-        return ""
-    return f"needs the package {package}. Install it: {install_command(provider)}."
+        return ChatApi(dialect=config.dialect)
+    return ResponsesApi(encrypted_reasoning=config.encrypted_reasoning, structured_output=config.structured_output)
 
 
 def _price(config: ModelSection, currency: str) -> Price | None:

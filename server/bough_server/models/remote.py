@@ -8,28 +8,39 @@ from contextlib import aclosing
 from typing import Protocol
 
 from bough.v1 import step_pb2
-from bough_server.models.answer import Answer, RawAnswer
-from bough_server.models.endpoint import Endpoint
+from bough_server.models.answer import Answer
+from bough_server.models.endpoint import Endpoint, Timeouts
 from bough_server.models.failures import Failures
+from bough_server.models.http import Address, HttpConnection
 from bough_server.models.limiter import ModelLimiter
 from bough_server.models.model import AttemptMeter, Deltas, ModelRequest, Price, RetryPolicy
 from bough_server.models.structured_output import BadSettings, Body
 
 
 class Api(Protocol):
-    """A provider's API: its path, the format of its requests, and how to read its answers."""
+    """A provider's API: where requests go, their format, and how to read answers."""
+
+    @property
+    def base_url(self) -> str:
+        """The provider's own address."""
+        ...
 
     @property
     def path(self) -> str:
         """Path below the base URL."""
         ...
 
+    def address(self, base_url: str, key: str) -> Address:
+        """Return where requests go, with the key if there is one. May load a package. Raises ValueError."""
+        ...
+
     def body(self, request: ModelRequest, *, model: str, name: str) -> Body:
         """Build the body of a request. Raises BadSettings."""
         ...
 
-    def answer(self, meter: AttemptMeter, *, name: str) -> Answer:
-        """Return a new answer, to which events can be applied; `meter` receives its usage."""
+    @property
+    def answer(self) -> type[Answer]:
+        """What assembles an answer."""
         ...
 
 
@@ -43,7 +54,9 @@ class RemoteModel:
         provider: str,
         model: str,
         api: Api,
-        endpoint: Endpoint,
+        base_url: str = "",
+        key: str = "",
+        timeouts: Timeouts | None = None,
         keep_raw: bool = False,
         missing_key: str = "",
         retry: RetryPolicy | None = None,
@@ -52,9 +65,10 @@ class RemoteModel:
         limiter: ModelLimiter | None = None,
         config_digest: str = "",
     ) -> None:
-        """With `keep_raw` responses include the provider's raw events.
+        """Default `base_url`: the provider's own. An empty `key` sends none.
 
-        `missing_key`, if set, says what to do about a key that is required and missing; each call then fails with it.
+        With `keep_raw` responses include the provider's raw events. `missing_key`, if set, says what to do about a key
+        that is required and missing; each call then fails with it.
         """
         self.name = name
         self.provider = provider
@@ -67,7 +81,12 @@ class RemoteModel:
         self._missing_key = missing_key
         self._api = api
         self._keep_raw = keep_raw
-        self._endpoint = endpoint
+        url = base_url or api.base_url
+        self._endpoint = Endpoint(
+            HttpConnection(lambda: api.address(url, key)),
+            failures=Failures(name=name, secret=key, url=url),
+            timeouts=timeouts or Timeouts(),
+        )
         self._limiter = limiter or ModelLimiter(name=name)
 
     async def stream(
@@ -82,9 +101,7 @@ class RemoteModel:
             raise self._failures.unusable(f"cannot be called: {error}") from error
         meter = meter or AttemptMeter()
         async with self._limiter.admit(request, meter):
-            answer = self._api.answer(meter, name=self.name)
-            if self._keep_raw:
-                answer = RawAnswer(answer)
+            answer = self._api.answer(meter, name=self.name, keeps_raw=self._keep_raw)
             items = self._endpoint.stream(self._api.path, body, answer, provider=self.provider, model=self.model)
             async with aclosing(items):
                 async for item in items:

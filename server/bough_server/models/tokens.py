@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol, runtime_checkable
 
 from bough.v1 import message_pb2
-from bough_server.models.forms import MessageForms
-from bough_server.models.model import Model, ModelRequest, forms_of
+from bough_server.models.model import MessageForms, Model, ModelRequest, forms_of
 from bough_server.truncation import size_of
 
 BYTES_PER_TOKEN: Final = 4

@@ -4,7 +4,6 @@ Model call metrics have the names of the GenAI conventions. Recording costs the 
 does the rest. The number of distinct names from outside is bounded.
 """
 
-import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetr
 from bough.v1 import usage_pb2
 from bough_server.errors import ConfigurationError
 from bough_server.observability.tracing import resource
+from bough_server.threads import run_in_thread
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -268,14 +268,14 @@ async def open_metrics(*, host: str, port: int | None, export: bool) -> AsyncIte
             registry = CollectorRegistry()
             readers.append(PrometheusMetricReader(registry=registry, scope_info_enabled=False))
             server, thread = _listen(registry, host, port)
-            stack.push_async_callback(asyncio.to_thread, _stop, server, thread)
+            stack.push_async_callback(run_in_thread, _stop, server, thread)
             address = f"[{host}]:{server.server_port}" if ":" in host else f"{host}:{server.server_port}"
         if export:
             from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 
             readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
         metrics = make_metrics(*readers)
-        stack.push_async_callback(asyncio.to_thread, metrics.close)
+        stack.push_async_callback(run_in_thread, metrics.close)
         yield metrics, address
 
 

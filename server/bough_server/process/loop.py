@@ -3,12 +3,13 @@
 import asyncio
 import gc
 import threading
-import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar, cast
 
 import structlog
+
+from bough_server.clock import SystemClock
+from bough_server.threads import make_pool
 
 T = TypeVar("T")
 
@@ -77,7 +78,8 @@ class ServerRunner:
 
     def __init__(self) -> None:
         self.has_leftovers = False
-        self._executor = ThreadPoolExecutor(thread_name_prefix="bough-default")
+        self._clock = SystemClock()
+        self._executor = make_pool("bough-default")
         self._before = set(threading.enumerate())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -101,7 +103,7 @@ class ServerRunner:
             loop.run_until_complete(_as_main(asyncio.wait(tasks, timeout=END_SECONDS)))
         self._executor.shutdown(wait=False, cancel_futures=True)
         left = sorted(task.get_name() for task in asyncio.all_tasks(loop))
-        left += self._join_threads(time.monotonic() + END_SECONDS)
+        left += self._join_threads(self._clock.monotonic() + END_SECONDS)
         self.has_leftovers = bool(left)
         if left:
             _log.warning("leaving without code that does not end", left=left)
@@ -112,7 +114,7 @@ class ServerRunner:
         """Return the names of the new threads that the interpreter would wait for; wait for them to the deadline."""
         started = [thread for thread in threading.enumerate() if thread not in self._before and not thread.daemon]
         for thread in started:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline - self._clock.monotonic()))
         return [thread.name for thread in started if thread.is_alive()]
 
 

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import socket
-import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
@@ -15,6 +14,7 @@ import structlog
 
 from bough_server.process.loop import SurvivingLoop
 from bough_server.process.watchdog import BLOCKED_SECONDS
+from bough_server.threads import make_thread
 
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -42,7 +42,7 @@ class StopSignals:
         self._number = int(signal.SIGTERM)
         self._closing = self._is_advised = self._is_exiting = False
         self._reader, self._writer = socket.socketpair()
-        self._thread = threading.Thread(target=self._follow, name="bough-signals", daemon=True)
+        self._thread = make_thread(self._follow, name="bough-signals")
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup = -1
 

@@ -3,13 +3,15 @@
 import asyncio
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
 import structlog
+
+from bough_server.clock import SystemClock
+from bough_server.threads import make_thread
 
 BLOCKED_SECONDS: Final = 1.0
 """How long an event loop may take for one turn before that is logged and counted."""
@@ -27,10 +29,11 @@ class Watchdog:
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._on_blocked = on_blocked
-        self._asked = time.monotonic()
+        self._clock = SystemClock()  # never another one: it is the machine's time that a blocked loop wastes
+        self._asked = self._clock.monotonic()
         self._is_asked = self._is_reported = False
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="bough-watchdog", daemon=True)
+        self._thread = make_thread(self._watch, name="bough-watchdog")
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -44,7 +47,7 @@ class Watchdog:
 
     def measure_block(self) -> float:
         """Return for how long the loop has not taken a turn that it was asked for; 0 if it takes its turns."""
-        return time.monotonic() - self._asked if self._is_asked else 0.0
+        return self._clock.monotonic() - self._asked if self._is_asked else 0.0
 
     def _watch(self) -> None:
         while not self._closing.wait(_INTERVAL):
@@ -56,7 +59,7 @@ class Watchdog:
     def _poll(self) -> None:
         blocked = self.measure_block()
         if not self._is_asked:
-            self._asked, self._is_asked = time.monotonic(), True
+            self._asked, self._is_asked = self._clock.monotonic(), True
             self._loop.call_soon_threadsafe(self._turn)
         elif blocked >= BLOCKED_SECONDS and not self._is_reported:
             self._is_reported = True

@@ -29,7 +29,8 @@ from bough_server.log.blobs import StoredBlob, extract_files_within
 from bough_server.messages import copy_of
 from bough_server.runtime.agent import Agent, Resolver
 from bough_server.runtime.tool_mocks import mock_mistakes
-from bough_server.store.ports import Principal, RunRow
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.runs import RunRow
 
 MAX_INPUT_BYTES: Final = 256 * 1024
 """The most bytes of an input without its files: all parts, and the metadata of the message."""

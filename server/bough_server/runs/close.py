@@ -14,7 +14,8 @@ from bough_server.errors import RunError
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob
 from bough_server.runs.dependencies import RunDependencies
-from bough_server.store.ports import Catalog, EventLog, LogEvent, RunRow
+from bough_server.store.ports.log import EventLog, LogEvent
+from bough_server.store.ports.runs import Catalog, RunRow
 
 RUN: Final = "The run"
 

@@ -20,8 +20,8 @@ from bough_server.observability.metrics import Metrics
 from bough_server.observability.tracing import Tracing
 from bough_server.runs.admission import RunDefaults
 from bough_server.runtime.agent import Resolver
-from bough_server.store.ports import Principal
-from bough_server.store.worker_ports import RunStore
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.workers import RunStore
 from bough_server.tasks import AbandonedTasks
 
 

@@ -9,8 +9,8 @@ from bough_server.errors import SequenceOutOfRange
 from bough_server.log import events
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.registry import RunRegistry
-from bough_server.store.ports import Principal, StoredEvent
-from bough_server.store.worker_ports import Topic
+from bough_server.store.ports.log import Principal, StoredEvent
+from bough_server.store.ports.workers import Topic
 
 Until: TypeAlias = follow_pb2.WatchUntil.ValueType
 # EventLog promises only an iterator, but a reader that stops early has to close the generator behind it.

@@ -28,13 +28,13 @@ from bough_server.messages import copy_of
 from bough_server.runs.admission import EvaluationRun, build_user_message, check_input, effective_policy, set_evaluation
 from bough_server.runs.close import policy_of, read_log, to_log_events
 from bough_server.runs.dependencies import RunDependencies
-from bough_server.runs.fork_aborts import find_start_under_policy
-from bough_server.runs.fork_edits import check_edits, find_edited_ends, replace_result
+from bough_server.runs.fork_point import check_edits, find_edited_ends, find_start_under_policy, replace_result
 from bough_server.runs.live import LiveRun
 from bough_server.runs.takeover import Takeover
 from bough_server.runtime.agent import Resolver, llm_of
 from bough_server.runtime.tool_mocks import is_replaced
-from bough_server.store.ports import NewFork, Principal, RunRow
+from bough_server.store.ports.log import NewFork, Principal
+from bough_server.store.ports.runs import RunRow
 from bough_server.templates import template_mistake
 
 

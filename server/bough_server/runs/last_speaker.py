@@ -6,7 +6,8 @@ from bough.v1 import agent_pb2, message_pb2
 from bough_server.errors import NotFound
 from bough_server.messages import calls_of
 from bough_server.runs.close import read_log
-from bough_server.store.ports import EventLog, StoredMessage
+from bough_server.store.ports.log import EventLog
+from bough_server.store.ports.sessions import StoredMessage
 
 
 async def find_first_member(log: EventLog, root: agent_pb2.AgentDefinition, session: Sequence[StoredMessage]) -> str:

@@ -8,6 +8,7 @@ from typing import Final
 import structlog
 
 from bough.v1 import agent_pb2, event_pb2, execution_pb2, policy_pb2
+from bough_server.clock import loop_time
 from bough_server.engine.execution import Execution
 from bough_server.errors import Fenced, NonDeterministic, ServerStopping, StorageFailed
 from bough_server.history.session import SessionHistory
@@ -16,7 +17,8 @@ from bough_server.runs.close import Bound, build_end_errors, wall_owner
 from bough_server.runtime.agent import Resolver
 from bough_server.runtime.context import LaneContext
 from bough_server.runtime.dispatcher import dispatch_root
-from bough_server.store.ports import RunRow, SessionPosition
+from bough_server.store.ports.runs import RunRow
+from bough_server.store.ports.sessions import SessionPosition
 
 _log = structlog.get_logger(__name__)
 
@@ -136,7 +138,7 @@ class LiveRun:
 
     def count_remote_follower(self) -> None:
         """Count a follower at another server, which repeats itself as long as it is there."""
-        self._followed_until = asyncio.get_running_loop().time() + REMOTE_FOLLOWER_SECONDS
+        self._followed_until = loop_time() + REMOTE_FOLLOWER_SECONDS
         if not self._followers:
             self._cancel_grace()
             self._start_grace(self._grace_seconds())
@@ -217,7 +219,7 @@ class LiveRun:
         if self._needs_followers:
             loop = asyncio.get_running_loop()
             request = event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_DISCONNECTED)
-            self.grace = loop.call_at(max(loop.time(), self._followed_until) + seconds, self.end_soon, request)
+            self.grace = loop.call_at(max(loop_time(), self._followed_until) + seconds, self.end_soon, request)
 
     def _cancel_grace(self) -> None:
         if self.grace is not None:

@@ -1,29 +1,31 @@
-"""Recover open runs in the background, expire overdue requests, and retry with backoff."""
+"""Recover open runs in the background, and expire overdue requests."""
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heappop, heappush
-from typing import Any, Final
+from typing import Final, Protocol
 
 import structlog
 
 from bough_server.clock import Clock
-from bough_server.errors import ServerStopping, StorageFailed
-from bough_server.store.ports import RunIndex, RunRow
+from bough_server.errors import StorageFailed
+from bough_server.ownership.background import (
+    INITIAL_BACKOFF,
+    MAX_BACKOFF,
+    POLL_SECONDS,
+    Background,
+    poll,
+    retry_until_stored,
+    wait_at_most,
+)
+from bough_server.store.ports.runs import RunIndex, RunRow
 
 _log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 16
 """How many runs are replayed at once; the others wait, oldest first."""
-
-INITIAL_BACKOFF: Final = 1.0
-MAX_BACKOFF: Final = 60.0
-"""Bounds of the seconds between two tries."""
-
-POLL_SECONDS: Final = 2.0
-"""Seconds between two looks at what other servers may have left, if no notification comes."""
 
 YOUNG_OBJECTS: Final = 100_000
 """How many objects may be created between two garbage collections while runs are replayed; CPython's default is 700.
@@ -51,38 +53,48 @@ def collect_garbage_rarely() -> Iterator[None]:
             gc.set_threshold(before)
 
 
-class Recovery:
-    """Background tasks that continue runs; `close` ends them all.
+class Recoverable(Protocol):
+    """The runs that a recovery continues."""
 
-    `claim` makes this worker the owner of up to some number of runs that no live worker owns, and returns them; `room`
-    returns how many it may have more. `losses` returns how many servers were lost with a run since its last progress;
-    `settled` waits until a run that was continued makes progress.
-    """
+    def room(self) -> int:
+        """Return how many more runs this worker may continue that no worker owns."""
+        ...
+
+    async def claim(self, most: int) -> Sequence[RunRow]:
+        """Make this worker the owner of up to `most` runs that no live worker owns, and return them.
+
+        Raises StorageFailed.
+        """
+        ...
+
+    async def revive(self, run_row: RunRow) -> None:
+        """Continue a run that this worker has claimed or owned before, and wait until its replay is over.
+
+        Raises StorageFailed.
+        """
+        ...
+
+    async def expire(self, run_id: str) -> None:
+        """Answer the overdue requests of a run that waits for input as expired, and continue the run."""
+        ...
+
+    async def count_crashes(self, run_row: RunRow) -> int:
+        """Return how many servers were lost with a run since its last progress, without the last one."""
+        ...
+
+    async def wait_for_progress(self, run_row: RunRow) -> None:
+        """Wait until a run that was continued has made progress or is no longer live, for a bounded time."""
+        ...
+
+
+class Recovery:
+    """Background tasks that continue runs."""
 
     def __init__(
-        self,
-        index: RunIndex,
-        clock: Clock,
-        *,
-        is_shared: bool,
-        room: Callable[[], int],
-        claim: Callable[[int], Awaitable[Sequence[RunRow]]],
-        revive: Callable[[RunRow], Awaitable[None]],
-        expire: Callable[[str], Awaitable[None]],
-        count_crashes: Callable[[RunRow], Awaitable[int]],
-        wait_for_progress: Callable[[RunRow], Awaitable[None]],
+        self, runs: Recoverable, index: RunIndex, background: Background, clock: Clock, *, is_shared: bool
     ) -> None:
-        self._index = index
-        self._clock = clock
+        self._runs, self._index, self._background, self._clock = runs, index, background, clock
         self._is_shared = is_shared
-        # What other servers have left must not wait for a minute because the database was away.
-        self._longest = POLL_SECONDS if is_shared else MAX_BACKOFF
-        self._room, self._claim = room, claim
-        self._revive = revive
-        self._expire = expire
-        self._count_crashes = count_crashes
-        self._wait_for_progress = wait_for_progress
-        self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._offered = asyncio.Event()
         self._left = 0
@@ -104,9 +116,10 @@ class Recovery:
         Return the number of runs that were found to continue at once; that happens in the background, while calls are
         served.
         """
-        found = await self._claim(self._claim_limit()) if self._claim_limit() > 0 else ()
-        self.spawn(self._continue_all(found))
-        self.spawn(retry_until_stored(self._clock, self._watch_expiries, longest=self._longest))
+        found = await self._runs.claim(self._claim_limit()) if self._claim_limit() > 0 else ()
+        self._background.spawn(self._continue_all(found))
+        longest = POLL_SECONDS if self._is_shared else MAX_BACKOFF
+        self._background.spawn(retry_until_stored(self._clock, self._watch_expiries, longest=longest))
         return len(found)
 
     def on_offer(self) -> None:
@@ -120,7 +133,7 @@ class Recovery:
 
     def try_later(self, run_row: RunRow) -> None:
         """Continue a run whose log could not be written, after a backoff."""
-        self.spawn(self._retry_after(run_row, self._next_backoff(run_row.run.run_id)))
+        self._background.spawn(self._retry_after(run_row, self._next_backoff(run_row.run.run_id)))
 
     def reset_backoff(self, run_id: str) -> None:
         """Reset the backoff of a run whose log can be written."""
@@ -132,19 +145,6 @@ class Recovery:
         self._backoffs[run_id] = min(MAX_BACKOFF, backoff * 2)
         return backoff
 
-    async def close(self) -> None:
-        """Cancel all tasks and wait for them."""
-        while self._tasks:  # a task may spawn another while it is being cancelled
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.wait(self._tasks)
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in a background task, which `close` cancels."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)  # the event loop keeps only weak references to tasks
-        task.add_done_callback(self._tasks.discard)
-
     async def _retry_after(self, run_row: RunRow, seconds: float) -> None:
         await wait_at_most(self._clock, self._works, seconds)
         async with self._slots:  # many may wait for the same storage
@@ -153,20 +153,17 @@ class Recovery:
     def _claim_limit(self) -> int:
         """Return how many runs to claim at once."""
         # Beside other servers only as many as are continued at once: the rest is for them.
-        return min(self._room(), AT_ONCE) if self._is_shared else self._room()
+        return min(self._runs.room(), AT_ONCE) if self._is_shared else self._runs.room()
 
     async def _continue_all(self, found: Sequence[RunRow]) -> None:
         """Continue runs, and all that can be claimed later."""
         await self._continue(found)
-        while True:
-            self._offered.clear()  # before the look: an offer after it must wake the wait below
-            await retry_until_stored(self._clock, self._poll, longest=self._longest)
-            await wait_at_most(self._clock, self._offered, POLL_SECONDS if self._is_shared else None)
+        await poll(self._clock, self._poll, self._offered, is_shared=self._is_shared)
 
     async def _poll(self) -> None:
         """Continue all runs that can be claimed, and those that wait for the storage if it works again."""
         try:
-            while (most := self._claim_limit()) > 0 and (found := await self._claim(most)):
+            while (most := self._claim_limit()) > 0 and (found := await self._runs.claim(most)):
                 await self._continue(found)
         except StorageFailed:
             self._is_failing = True
@@ -182,12 +179,12 @@ class Recovery:
         self._left += len(found)
         for record in found:
             await self._slots.acquire()  # before the task is created, so that the runs start oldest first
-            self.spawn(self._continue_claimed_run(record))
+            self._background.spawn(self._continue_claimed_run(record))
 
     async def _continue_claimed_run(self, run_row: RunRow) -> None:
         try:
             with collect_garbage_rarely():
-                if losses := await self._count_crashes(run_row):
+                if losses := await self._runs.count_crashes(run_row):
                     run = run_row.run
                     heappush(self._suspects, (losses, run.create_time.ToNanoseconds(), run.run_id, run_row))
                 else:
@@ -197,7 +194,7 @@ class Recovery:
             self._left -= 1
         if self._suspects and not self._left and not self._suspecting:
             self._suspecting = True
-            self.spawn(self._continue_suspects())
+            self._background.spawn(self._continue_suspects())
 
     async def _continue_suspects(self) -> None:
         """Continue one at a time, while there are no others, the runs that have lost several servers.
@@ -210,14 +207,14 @@ class Recovery:
             while self._suspects and not self._left:
                 *_, record = heappop(self._suspects)
                 await self.try_now(record)
-                await self._wait_for_progress(record)
+                await self._runs.wait_for_progress(record)
         finally:
             self._suspecting = False
 
     async def try_now(self, run_row: RunRow) -> None:
         """Continue a run, later if the storage fails, and log any other error that keeps it from being continued."""
         try:
-            await self._revive(run_row)
+            await self._runs.revive(run_row)
         except StorageFailed:
             self.try_later(run_row)
         except Exception as error:
@@ -237,49 +234,13 @@ class Recovery:
                 await wait_at_most(self._clock, self._interrupted, left if most is None else min(left, most))
                 continue
             try:
-                await self._expire(run_id)
+                await self._runs.expire(run_id)
             except Exception as error:
                 _log.error("expired requests not answered", run_id=run_id, exc_info=error)
                 self._postponed.add(run_id)
-                self.spawn(self._postpone_for(run_id, self._next_backoff(run_id)))
+                self._background.spawn(self._postpone_for(run_id, self._next_backoff(run_id)))
 
     async def _postpone_for(self, run_id: str, seconds: float) -> None:
         await self._clock.sleep(seconds)
         self._postponed.discard(run_id)
         self._interrupted.set()
-
-
-async def wait_at_most(clock: Clock, event: asyncio.Event, seconds: float | None) -> None:
-    """Wait until an event is set, or for some seconds."""
-    if seconds is None:
-        await event.wait()
-        return
-    sleeping = asyncio.ensure_future(clock.sleep(seconds))
-    waiting = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait({sleeping, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        sleeping.cancel()
-        waiting.cancel()
-        await asyncio.wait({sleeping, waiting})
-
-
-async def retry_until_stored(
-    clock: Clock, work: Callable[[], Awaitable[object]], *, longest: float = MAX_BACKOFF
-) -> None:
-    """Call `work` with backoff until it no longer raises StorageFailed; return too if it raises ServerStopping.
-
-    `longest` is the most seconds between two tries.
-    """
-    backoff = INITIAL_BACKOFF
-    while True:
-        try:
-            await work()
-            break
-        except ServerStopping:
-            break
-        except StorageFailed as error:
-            if backoff == INITIAL_BACKOFF:  # the store's log says how long it lasts
-                _log.warning("storage failed; retrying", error=error.message)
-        await clock.sleep(backoff)
-        backoff = min(longest, backoff * 2)

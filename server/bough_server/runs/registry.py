@@ -2,41 +2,31 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Collection
 
+from bough_server.clock import Clock
+from bough_server.ownership.arrivals import Arrivals
+from bough_server.ownership.background import Background
+from bough_server.ownership.worker import Worker
 from bough_server.runs.live import LiveRun
-from bough_server.store.ports import Principal
+from bough_server.store.ports.log import Principal
 
 
-class RunRegistry:
-    """Live runs by id. Finding a run that is just being created or taken over waits for it."""
+class RunRegistry(Arrivals[LiveRun]):
+    """Live runs by id, the followers of runs, and the sessions that live runs wait for."""
 
-    def __init__(self) -> None:
-        self._live: dict[str, LiveRun] = {}
-        self._arriving: dict[str, asyncio.Task[Any]] = {}
+    def __init__(self, worker: Worker, background: Background, clock: Clock) -> None:
+        super().__init__(worker, background, clock)
         self._followers: Counter[str] = Counter()
         self._waiting: Counter[tuple[str, str]] = Counter()
 
-    def __iter__(self) -> Iterator[LiveRun]:
-        return iter(list(self._live.values()))  # a copy: runs end while callers iterate
-
-    def list_executing(self) -> set[str]:
-        """Return the live runs that do not wait for their session, and those that are about to be live."""
-        return {live.run_id for live in self._live.values() if not live.is_waiting} | self._arriving.keys()
-
-    def register_arrival(self, run_id: str, work: "asyncio.Task[Any]") -> None:
-        """Register a task that is about to make a run live, or to end it."""
-        self._arriving[run_id] = work
-        work.add_done_callback(lambda _: self._forget(run_id, work))
-
-    def _forget(self, run_id: str, work: "asyncio.Task[Any]") -> None:
-        if self._arriving.get(run_id) is work:  # else a later task has replaced it
-            del self._arriving[run_id]
+    def list_executing(self) -> Collection[str]:
+        """Return the runs that take up room: not those that wait for their session, perhaps for one without room."""
+        return {live.run_id for live in self if not live.is_waiting} | self.coming()
 
     def add(self, live: LiveRun) -> None:
         """Add a live run, with the followers that it already has."""
-        self._live[live.run_id] = live
+        self.put(live.run_id, live)
         if live.has_waited:
             self._waiting[live.session_key] += 1
         if followers := self._followers[live.run_id]:
@@ -45,7 +35,7 @@ class RunRegistry:
     def add_follower(self, run_id: str) -> None:
         """Count a follower of a run, live or not."""
         self._followers[run_id] += 1
-        if (live := self._live.get(run_id)) is not None:
+        if (live := self.get_live(run_id)) is not None:
             live.set_followers(self._followers[run_id])
 
     def remove_follower(self, run_id: str) -> None:
@@ -54,25 +44,24 @@ class RunRegistry:
         followers = self._followers[run_id]
         if not followers:
             del self._followers[run_id]
-        if (live := self._live.get(run_id)) is not None:
+        if (live := self.get_live(run_id)) is not None:
             live.set_followers(followers)
 
     def list_runs_to_report(self) -> list[str]:
         """Return the followed runs that are not live."""
-        return [run_id for run_id in self._followers if run_id not in self._live]
+        return [run_id for run_id in self._followers if self.get_live(run_id) is None]
 
     def count_remote_follower(self, run_id: str) -> None:
         """Note that a run is followed at another server; without an id, that any run may be."""
         if not run_id:
             for each in self:
                 each.count_remote_follower()
-        elif (live := self._live.get(run_id)) is not None:
+        elif (live := self.get_live(run_id)) is not None:
             live.count_remote_follower()
 
     def remove(self, live: LiveRun) -> None:
         """Remove a run that is no longer live."""
-        if self._live.get(live.run_id) is live:  # the run may be live again by now, as another LiveRun
-            del self._live[live.run_id]
+        self.discard(live.run_id, live)
         if live.has_waited:
             self._waiting[live.session_key] -= 1
             if not self._waiting[live.session_key]:
@@ -82,27 +71,6 @@ class RunRegistry:
         """True if a live run may be waiting for a session of the principal's tenant."""
         return (principal.tenant_id, session_id) in self._waiting
 
-    def get_live(self, run_id: str) -> LiveRun | None:
-        """Return the live run with an id, or None, without waiting."""
-        return self._live.get(run_id)
-
-    async def find(self, run_id: str) -> LiveRun | None:
-        """Return the live run with an id, or None, waiting first for one that is being created or taken over."""
-        while (work := self._arriving.get(run_id)) is not None:
-            await asyncio.wait({work})
-            self._forget(run_id, work)  # a task that is done, but whose callback has not run yet, would loop here
-        return self._live.get(run_id)
-
-    async def wait_for_current_arrivals(self) -> None:
-        """Wait for the runs that are being created, taken over or ended now, and for none that come after."""
-        if self._arriving:
-            await asyncio.wait(list(self._arriving.values()))
-
-    async def wait_for_all_arrivals(self) -> None:
-        """Wait for all runs that are being created, taken over or ended."""
-        while self._arriving:
-            await asyncio.wait(self._arriving.values())
-
     def tasks(self) -> "set[asyncio.Task[None]]":
         """Return the tasks of the live runs."""
-        return {live.task for live in self._live.values() if live.task is not None}
+        return {live.task for live in self if live.task is not None}

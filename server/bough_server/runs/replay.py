@@ -21,7 +21,7 @@ from bough_server.runs.fork import override_definitions
 from bough_server.runtime.agent import Agent, Resolver, llm_of
 from bough_server.runtime.context import LaneContext
 from bough_server.runtime.dispatcher import dispatch_root
-from bough_server.store.ports import StoredMessage
+from bough_server.store.ports.sessions import StoredMessage
 from bough_server.tools.builtin import SPECS
 from bough_server.tools.tool import Tool
 

@@ -27,7 +27,8 @@ from bough_server.runs.commands import RemoteCommands
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
 from bough_server.runs.supervisor import RunSupervisor
-from bough_server.store.ports import Principal, RunMoved, RunRow
+from bough_server.store.ports.log import Principal, RunMoved
+from bough_server.store.ports.runs import RunRow
 
 _TRIES = 20
 
@@ -211,7 +212,7 @@ class RunResumer:
             await self._check_files(record, files)
             if live is not None:
                 since = await self._answer(live, checked, files)
-            elif await self._supervisor.is_elsewhere(record):
+            elif await self._supervisor.worker.is_elsewhere(record):
                 await self._remote_commands.answer(
                     record, given, user_id=principal.user_id, deadline_time_ns=deadline_time_ns
                 )

@@ -8,10 +8,12 @@ import structlog
 
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, follow_pb2, message_pb2, run_pb2
 from bough_server import ids
-from bough_server.errors import Fenced, ServerStopping, StorageFailed
+from bough_server.errors import Fenced, ServerStopping
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob, extract_files_within
 from bough_server.observability.tracing import Parent
+from bough_server.ownership.background import Background
+from bough_server.ownership.worker import Worker
 from bough_server.runs.admission import (
     Admission,
     EvaluationRun,
@@ -26,12 +28,12 @@ from bough_server.runs.commands import RemoteCommands
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.follow import LogFollower, Pages, RemoteFollowers, Until
 from bough_server.runs.fork import ForkAddress, RunForker
-from bough_server.runs.leases import LeaseKeeper
 from bough_server.runs.resume import ResumeOutcome, RunResumer
 from bough_server.runs.start import RunStarter
 from bough_server.runs.supervisor import RunSupervisor
-from bough_server.store.ports import Page, Principal, RequestIdTaken, RunFilter, RunRow
-from bough_server.store.worker_ports import RunCommand, Topic
+from bough_server.store.ports.log import Principal, RequestIdTaken
+from bough_server.store.ports.runs import Page, RunFilter, RunRow
+from bough_server.store.ports.workers import RunCommand, Topic
 
 _log = structlog.get_logger(__name__)
 
@@ -41,12 +43,16 @@ class Runs:
 
     def __init__(self, dependencies: RunDependencies) -> None:
         self._dependencies = dependencies
-        self._supervisor = RunSupervisor(dependencies)
+        store = dependencies.store
+        self.worker = Worker(dependencies.worker, store.leases, dependencies.clock, metrics=dependencies.metrics)
+        """What this process is among the servers of its store; evaluations have it too."""
+        self._background = Background()
+        self._supervisor = RunSupervisor(dependencies, self.worker, self._background)
         self._remote_commands = RemoteCommands(dependencies)
         self._starter = RunStarter(
             dependencies,
             self._supervisor.launcher,
-            self._supervisor.call_next,
+            self._supervisor.queue.call_next,
             has_room=self._supervisor.has_room,
         )
         self._forker = RunForker(dependencies, self._supervisor.takeover)
@@ -97,7 +103,7 @@ class Runs:
         )
         self._refuse_while_draining()  # again, because draining may have begun during the awaits
         # Shielded: a caller that disconnects meanwhile must not leave a run on disk that no worker executes.
-        starting = self._supervisor.shield_work(admission.run_id, self._starter.start(principal, admission, trace))
+        starting = self._supervisor.live_runs.arrive(admission.run_id, self._starter.start(principal, admission, trace))
         try:
             record = await starting
         except RequestIdTaken as taken:
@@ -107,7 +113,7 @@ class Runs:
         live = self._supervisor.live_runs.get_live(record.run.run_id)
         if live is not None and live.is_waiting:
             # The holder may have ended before this run was registered; then its end found no live run to start.
-            await self._supervisor.call_next(principal, record.run.session_id)
+            await self._supervisor.queue.call_next(principal, record.run.session_id)
         return record
 
     async def _admit(
@@ -168,7 +174,7 @@ class Runs:
             )
             forking = self._forker.fork(request, address, files=[*files, *mocked], deadline_time_ns=deadline_time_ns)
             try:
-                record = (await self._supervisor.shield_work(address.run_id, forking)).run_row
+                record = (await self._supervisor.live_runs.arrive(address.run_id, forking)).run_row
             except RequestIdTaken as taken:
                 record = await self._dependencies.store.runs.get(principal, taken.run_id)
                 check_same_request(record, digest, request.request_id)
@@ -241,7 +247,7 @@ class Runs:
             del parked[run.run_id]  # another worker has continued and ended it
             return
         record = await self._dependencies.store.runs.find(run.run_id)
-        is_executed = record is not None and await self._supervisor.is_elsewhere(record)
+        is_executed = record is not None and await self.worker.is_elsewhere(record)
         run.parked_reason = "" if is_executed else parked.get(run.run_id, "")
 
     # Ending
@@ -275,7 +281,7 @@ class Runs:
                     return True
             await live.wait_for_end()
             run_row = await self._dependencies.store.runs.get(run_row.principal, run_id)
-        if await self._supervisor.is_elsewhere(run_row):
+        if await self.worker.is_elsewhere(run_row):
             with suppress(Fenced):  # it has ended meanwhile
                 return await self._remote_commands.cancel(run_row, request)
             return True
@@ -296,19 +302,12 @@ class Runs:
         Return the number of runs to continue.
         """
         dependencies, recovery = self._dependencies, self._supervisor.recovery
-        await dependencies.store.leases.begin(dependencies.worker)
+        await self.worker.begin()
         dependencies.store.notifier.subscribe(Topic.UNOWNED, lambda _: recovery.on_offer())
         if dependencies.store.leases.is_shared:
-            keeper = LeaseKeeper(
-                dependencies.store.leases,
-                dependencies.worker,
-                dependencies.clock,
-                on_lost=self._supervisor.replace_lease,
-            )
-            recovery.spawn(keeper.keep())
-            recovery.spawn(keeper.watch_others())
-            recovery.spawn(self._followers.report())
-        recovery.spawn(self._remote_commands.serve(self._carry_out, self._supervisor.is_elsewhere))
+            for work in (self.worker.keep_lease(), self.worker.watch_others(), self._followers.report()):
+                self._background.spawn(work)
+        self._background.spawn(self._remote_commands.serve(self._carry_out, self.worker.is_elsewhere))
         return await recovery.start()
 
     async def drain(self, grace: float) -> None:
@@ -332,6 +331,5 @@ class Runs:
     async def close(self) -> None:
         """Stop everything at once."""
         await self.drain(0)
-        await self._supervisor.recovery.close()
-        with suppress(StorageFailed, ServerStopping):  # a lease that remains is handled as that of a crashed worker
-            await self._dependencies.store.leases.release(self._dependencies.worker)
+        await self._background.close()
+        await self.worker.release()

@@ -16,20 +16,63 @@ from bough_server.runs.close import close_reason, close_run
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.last_speaker import find_first_member
 from bough_server.runs.takeover import Launcher
-from bough_server.store.ports import (
-    LogEvent,
-    NewRun,
-    Page,
-    Principal,
-    RunFilter,
-    RunMoved,
-    RunRow,
-    SessionMoved,
-    SessionPosition,
-)
-from bough_server.store.worker_ports import Topic
+from bough_server.store.ports.log import LogEvent, NewRun, Principal, RunMoved, SessionMoved
+from bough_server.store.ports.runs import Page, RunFilter, RunRow
+from bough_server.store.ports.sessions import SessionPosition
+from bough_server.store.ports.workers import Topic
 
 _TRIES: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRunDraft:
+    """A run that is not created yet: what does not depend on whether it holds its session or waits for it."""
+
+    principal: Principal
+    admission: Admission
+    session_id: str
+    owner: str
+    """This worker, or empty if it has no room for the run."""
+    traced: Traced
+
+    @property
+    def creates_session(self) -> bool:
+        """True if the run is to create the session that its request names if it does not exist."""
+        request = self.admission.request
+        is_asked = request.on_missing_session == agent_service_pb2.MISSING_SESSION_POLICY_CREATE
+        return is_asked and bool(request.session_id)
+
+    def build_first_event(self, position: SessionPosition) -> event_pb2.AgentEvent:
+        """Return run_started of a run that sees its session up to a cut."""
+        traced = self.traced
+        event = build_start_event(
+            self.admission, session_position=position.position, trace_id=traced.trace_id, span_id=traced.span_id
+        )
+        event.run_started.state_json = position.state_json
+        return event
+
+    def build_run(
+        self, started: event_pb2.AgentEvent, cut: SessionPosition, *, queued: event_pb2.AgentEvent | None = None
+    ) -> NewRun:
+        """Return what the store creates; `queued` is the second event of a run that waits for its session."""
+        admission = self.admission
+        return NewRun(
+            run_id=admission.run_id,
+            principal=self.principal,
+            session_id=self.session_id,
+            new_session=not admission.request.session_id,
+            # A run that waits does so for another run of its session, which exists then.
+            create_session=self.creates_session and queued is None,
+            session_position=cut.position,
+            state_json=cut.state_json,
+            request_id=admission.request.request_id,
+            request_digest=started.run_started.request_digest,
+            create_time_ns=admission.now_ns,
+            first=_to_log_event(started, admission.files),
+            definitions=collect_definitions(admission.resolver, admission.agent.definition.name),
+            owner=self.owner,
+            queued=_to_log_event(queued) if queued is not None else None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +108,9 @@ class RunStarter:
         # Only for the span: whether the run is queued is not known before it is created.
         record = build_row(admission, principal, session_id, owner=owner, is_queued=False)
         traced = self._launcher.start_span(record, admission.agent.definition, admission.run_id, trace)
+        draft = NewRunDraft(principal=principal, admission=admission, session_id=session_id, owner=owner, traced=traced)
         try:
-            accepted = await self._accept(principal, admission, session_id, owner=owner, traced=traced)
+            accepted = await self._accept(draft)
         except BaseException:
             traced.end()
             raise
@@ -86,31 +130,27 @@ class RunStarter:
         )
         return record
 
-    async def _accept(
-        self, principal: Principal, admission: Admission, session_id: str, *, owner: str, traced: Traced
-    ) -> _CreatedRun:
-        policy = admission.policy.on_busy_session
-        details = {"session_id": session_id}
+    async def _accept(self, draft: NewRunDraft) -> _CreatedRun:
+        policy = draft.admission.policy.on_busy_session
+        details = {"session_id": draft.session_id}
         busy = SessionBusy("The session keeps changing while the run is being started. Try again.", details=details)
         for _ in range(_TRIES):
             try:
-                return await self._hold(principal, admission, session_id, owner=owner, traced=traced)
+                return await self._hold(draft)
             except SessionMoved:
                 continue
             except SessionBusy as error:
                 busy = error
-            holder = await self._dependencies.store.runs.holder(principal, session_id)
+            holder = await self._dependencies.store.runs.holder(draft.principal, draft.session_id)
             if holder is None:  # the holder has ended since
                 continue
             if policy == policy_pb2.BUSY_SESSION_POLICY_QUEUE:
                 try:
-                    return await self._queue(
-                        principal, admission, session_id=session_id, owner=owner, traced=traced, holder=holder
-                    )
-                except SessionBusy as error:
+                    return await self._queue(draft, holder)
+                except SessionBusy as error:  # the holder has ended since: try to hold the session again
                     busy = error
             elif policy == policy_pb2.BUSY_SESSION_POLICY_CANCEL_INTERRUPTED and await self._gives_way(holder):
-                await self._cancel(holder, principal, admission.run_id)
+                await self._cancel(holder, draft)
             else:
                 raise busy
         raise busy
@@ -123,116 +163,56 @@ class RunStarter:
         runs, _ = await self._dependencies.store.runs.list(holder.principal, waiting, Page(size=1))
         return not runs
 
-    async def _hold(
-        self, principal: Principal, admission: Admission, session_id: str, *, owner: str, traced: Traced
-    ) -> _CreatedRun:
-        if not admission.request.session_id:
+    async def _hold(self, draft: NewRunDraft) -> _CreatedRun:
+        if not draft.admission.request.session_id:
             return await self._hold_at(
-                SessionPosition(0, ""), principal, admission, session_id, owner=owner, traced=traced
-            )
-        async with self._dependencies.session_locks.hold(principal, session_id):
-            cut = await self._read_position(principal, admission)
-            return await self._hold_at(cut, principal, admission, session_id, owner=owner, traced=traced)
+                SessionPosition(0, ""), draft
+            )  # no other call knows the session: there is no race
+        async with self._dependencies.session_locks.hold(draft.principal, draft.session_id):
+            return await self._hold_at(await self._read_position(draft), draft)
 
-    async def _read_position(self, principal: Principal, admission: Admission) -> SessionPosition:
+    async def _read_position(self, draft: NewRunDraft) -> SessionPosition:
         """Return the cut of the session that a request names, or an empty cut if the run is to create it.
 
         Raises NotFound.
         """
         try:
-            return await self._dependencies.store.sessions.read_position(principal, admission.request.session_id)
+            return await self._dependencies.store.sessions.read_position(draft.principal, draft.session_id)
         except NotFound:
-            if not _creates_session(admission):
+            if not draft.creates_session:
                 raise
             return SessionPosition(0, "")
 
-    async def _hold_at(
-        self,
-        position: SessionPosition,
-        principal: Principal,
-        admission: Admission,
-        session_id: str,
-        *,
-        owner: str,
-        traced: Traced,
-    ) -> _CreatedRun:
+    async def _hold_at(self, position: SessionPosition, draft: NewRunDraft) -> _CreatedRun:
         # Read the messages before the run is created: once it exists, no failure may keep it from being launched.
-        session = await self._dependencies.read_session_history(principal, session_id, through=position.position)
-        started = self._build_start(admission, position, traced)
-        definition, log = admission.agent.definition, self._dependencies.store.log
+        session = await self._dependencies.read_session_history(
+            draft.principal, draft.session_id, through=position.position
+        )
+        started = draft.build_first_event(position)
+        definition, log = draft.admission.agent.definition, self._dependencies.store.log
         started.run_started.starts_with = await find_first_member(log, definition, session.stored)
-        await self._create(principal, admission, session_id, started, position=position, owner=owner)
+        await log.create(draft.build_run(started, position))
         return _CreatedRun(started=started, queued=None, session=session)
 
-    async def _queue(
-        self,
-        principal: Principal,
-        admission: Admission,
-        *,
-        session_id: str,
-        owner: str,
-        traced: Traced,
-        holder: RunRow,
-    ) -> _CreatedRun:
-        cut = SessionPosition(0, "")
-        started = self._build_start(admission, cut, traced)
+    async def _queue(self, draft: NewRunDraft, holder: RunRow) -> _CreatedRun:
+        cut = SessionPosition(0, "")  # run_dequeued has the cut: the runs before this one still add to the session
+        started = draft.build_first_event(cut)
         queued = build_queue_event(started, holder.run.run_id)
-        await self._create(principal, admission, session_id, started, position=cut, owner=owner, queued=queued)
+        await self._dependencies.store.log.create(draft.build_run(started, cut, queued=queued))
         return _CreatedRun(started=started, queued=queued, session=SessionHistory())
 
-    def _build_start(self, admission: Admission, position: SessionPosition, traced: Traced) -> event_pb2.AgentEvent:
-        event = build_start_event(
-            admission, session_position=position.position, trace_id=traced.trace_id, span_id=traced.span_id
-        )
-        event.run_started.state_json = position.state_json
-        return event
-
-    async def _create(
-        self,
-        principal: Principal,
-        admission: Admission,
-        session_id: str,
-        started: event_pb2.AgentEvent,
-        *,
-        position: SessionPosition,
-        owner: str,
-        queued: event_pb2.AgentEvent | None = None,
-    ) -> None:
-        await self._dependencies.store.log.create(
-            NewRun(
-                run_id=admission.run_id,
-                principal=principal,
-                session_id=session_id,
-                new_session=not admission.request.session_id,
-                create_session=_creates_session(admission) and queued is None,
-                session_position=position.position,
-                state_json=position.state_json,
-                request_id=admission.request.request_id,
-                request_digest=started.run_started.request_digest,
-                create_time_ns=admission.now_ns,
-                first=_to_log_event(started, admission.files),
-                definitions=collect_definitions(admission.resolver, admission.agent.definition.name),
-                owner=owner,
-                queued=_to_log_event(queued) if queued is not None else None,
-            )
-        )
-
-    async def _cancel(self, holder: RunRow, principal: Principal, by_run_id: str) -> None:
+    async def _cancel(self, holder: RunRow, draft: NewRunDraft) -> None:
         request = event_pb2.CancelRequested(
-            reason=execution_pb2.CANCEL_REASON_SUPERSEDED, requested_by=principal.user_id, by_run_id=by_run_id
+            reason=execution_pb2.CANCEL_REASON_SUPERSEDED,
+            requested_by=draft.principal.user_id,
+            by_run_id=draft.admission.run_id,
         )
         try:
             await close_run(self._dependencies, holder, close_reason(request))
         except (RunMoved, Fenced):
             return  # it has been continued or has ended meanwhile: look again
-        await self._call_next(principal, holder.run.session_id)  # a run that was queued meanwhile goes first
-
-
-def _creates_session(admission: Admission) -> bool:
-    """True if the run is to create the session that its request names if it does not exist."""
-    request = admission.request
-    is_asked = request.on_missing_session == agent_service_pb2.MISSING_SESSION_POLICY_CREATE
-    return is_asked and bool(request.session_id)
+        # A run that was queued meanwhile goes first.
+        await self._call_next(draft.principal, holder.run.session_id)
 
 
 def _to_log_event(event: event_pb2.AgentEvent, files: Sequence[StoredBlob] = ()) -> LogEvent:

@@ -1,10 +1,9 @@
 """Supervise runs: continue, end and park them, and start the next run of a session."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Final
 
 import structlog
 
@@ -14,24 +13,22 @@ from bough_server.engine.input_requests import build_answer_event, build_expiry_
 from bough_server.engine.journal import Journal
 from bough_server.errors import Fenced, NonDeterministic, NotFound, RunError, RunParked, ServerStopping, StorageFailed
 from bough_server.log.blobs import StoredBlob
+from bough_server.ownership.background import Background, retry_until_stored
+from bough_server.ownership.worker import Worker
+from bough_server.runs import progress
 from bough_server.runs.close import CloseReason, close_run, read_log, to_close_reason
 from bough_server.runs.dependencies import RunDependencies
-from bough_server.runs.follow import Pages
-from bough_server.runs.last_speaker import find_first_member
 from bough_server.runs.live import LiveRun
-from bough_server.runs.recovery import INITIAL_BACKOFF, Recovery, retry_until_stored
+from bough_server.runs.recovery import Recovery
 from bough_server.runs.registry import RunRegistry
-from bough_server.runs.takeover import PROGRESS, Launcher, Takeover, count_crashes
-from bough_server.store.ports import Principal, RunMoved, RunRow
-
-T = TypeVar("T")
+from bough_server.runs.session_queue import SessionQueue
+from bough_server.runs.takeover import Launcher, Takeover
+from bough_server.store.ports.log import Principal, RunMoved
+from bough_server.store.ports.runs import RunRow
 
 _log = structlog.get_logger(__name__)
 
 _TRIES = 5
-
-SUSPECT_SECONDS: Final = 60.0
-"""Seconds that a run which has lost several servers may take for progress before the next of them is continued."""
 
 MANY: Final = 1_000_000
 """More runs than are ever continued at once."""
@@ -39,73 +36,22 @@ MANY: Final = 1_000_000
 OFFER_SECONDS: Final = 10.0
 """How long other servers have to continue a run that is parked here, before its readers are told."""
 
-FIRST_EPOCH: Final = 1
-"""The epoch of a run under its first owner."""
-
 
 class RunSupervisor:
     """Supervises the runs of this worker from their creation to their end."""
 
-    def __init__(self, dependencies: RunDependencies) -> None:
-        self._dependencies = dependencies
-        self.live_runs = RunRegistry()
+    def __init__(self, dependencies: RunDependencies, worker: Worker, background: Background) -> None:
+        self._dependencies, self.worker, self._background = dependencies, worker, background
+        self.live_runs = RunRegistry(worker, background, dependencies.clock)
         self.launcher = Launcher(dependencies, self.live_runs, on_end=self._on_end)
         self.takeover = Takeover(dependencies, self.launcher)
-        self.recovery = Recovery(
-            dependencies.store.runs,
-            dependencies.clock,
-            is_shared=dependencies.store.leases.is_shared,
-            room=self._count_free_slots,
-            claim=self._claim,
-            revive=self._revive,
-            expire=self._expire,
-            count_crashes=self._count_crashes,
-            wait_for_progress=self._wait_for_progress,
-        )
-        self._holders = SessionWatcher(dependencies, spawn=self.recovery.spawn, on_end=self.call_next)
+        store = dependencies.store
+        self.recovery = Recovery(self, store.runs, background, dependencies.clock, is_shared=store.leases.is_shared)
+        self.queue = SessionQueue(dependencies, self.live_runs, background)
         self.parked: dict[str, str] = {}
         """Runs that cannot be executed here, with a message on what is missing."""
         self.is_draining = False
-        self._given_up: set[asyncio.Task[None]] = set()
-        """Runs that are being given up to other servers."""
-        self._leased = asyncio.Event()
-        self._leased.set()
-        self._claimed: set[str] = set()
-        """Runs that this worker has claimed and does not execute yet."""
-
-    async def shield_work(self, run_id: str, work: Coroutine[Any, Any, T], *, is_retried: bool = False) -> T:
-        """Run work that makes a run live, or ends it; it is completed even if the caller is cancelled.
-
-        `is_retried` if the caller tries again later when the storage fails; else the run is offered to any server then.
-        """
-        await self._wait_for_lease(work)
-        task = asyncio.get_running_loop().create_task(work)
-        self.live_runs.register_arrival(run_id, task)
-        task.add_done_callback(partial(self._on_arrival, run_id, is_retried=is_retried))
-        return await asyncio.shield(task)
-
-    async def _wait_for_lease(self, work: Coroutine[Any, Any, object]) -> None:
-        """Wait while this worker, which was taken for lost, has no lease: what it would own others would take."""
-        try:
-            await self._leased.wait()
-        except BaseException:
-            work.close()
-            raise
-
-    def _on_arrival(self, run_id: str, work: "asyncio.Task[Any]", *, is_retried: bool) -> None:
-        # If the caller is gone, this marks an exception as retrieved, so that asyncio does not log it.
-        if not work.cancelled() and isinstance(work.exception(), StorageFailed) and not is_retried:
-            # It may have been written all the same: then this worker owns the run, and no worker would execute it.
-            self.recovery.spawn(self._offer_later(run_id))
-
-    async def _offer_later(self, run_id: str) -> None:
-        await self._dependencies.clock.sleep(INITIAL_BACKOFF)
-        await retry_until_stored(self._dependencies.clock, partial(self._offer_unless_live, run_id))
-
-    async def _offer_unless_live(self, run_id: str) -> None:
-        """Let any server continue a run if this one owns it, but does not execute it."""
-        if await self.live_runs.find(run_id) is None:
-            await self._dependencies.store.leases.give_up(self._dependencies.worker, run_id)
+        worker.on_lost(self._replace_lease)
 
     async def continue_run(
         self,
@@ -120,7 +66,7 @@ class RunSupervisor:
     ) -> LiveRun | None:
         """Continue a run; return None if it was ended instead. Raises as Takeover.continue_run does.
 
-        `is_retried` as in `shield_work`.
+        `is_retried` as in Arrivals.arrive.
         """
         is_queued = run_row.run.state == execution_pb2.EXECUTION_STATE_PENDING
         work = self.takeover.continue_run(
@@ -132,11 +78,11 @@ class RunSupervisor:
             is_queued=is_queued,
             former_owner=former_owner,
         )
-        live = await self.shield_work(run_row.run.run_id, work, is_retried=is_retried)
+        live = await self.live_runs.arrive(run_row.run.run_id, work, is_retried=is_retried)
         self.parked.pop(run_row.run.run_id, None)
         # A run that was ended has released its session, and a queued one may have been given it while it was not live.
         if live is None or is_queued:
-            await self.call_next(run_row.principal, run_row.run.session_id)
+            await self.queue.call_next(run_row.principal, run_row.run.session_id)
         return live
 
     async def close(self, principal: Principal, run_id: str, reason: CloseReason) -> bool:
@@ -146,7 +92,8 @@ class RunSupervisor:
             if record.run.HasField("end_time"):
                 return True
             try:
-                await self.shield_work(run_id, close_run(self._dependencies, record, reason), is_retried=True)
+                work = close_run(self._dependencies, record, reason)
+                await self.live_runs.arrive(run_id, work, is_retried=True)
             except RunMoved:
                 if await self.live_runs.find(run_id) is not None:
                     return False
@@ -154,81 +101,42 @@ class RunSupervisor:
                 return True
             else:
                 self.parked.pop(run_id, None)
-                await self.call_next(record.principal, record.run.session_id)
+                await self.queue.call_next(record.principal, record.run.session_id)
                 return True
         return False
-
-    async def call_next(self, principal: Principal, session_id: str) -> None:
-        """Start the queued run that now holds a session, if it is live here; retry later if storage fails."""
-        try:
-            await self._call_next(principal, session_id)
-        except ServerStopping:
-            return  # it stays queued until another server continues it
-        except StorageFailed:
-            self.recovery.spawn(
-                retry_until_stored(self._dependencies.clock, partial(self._call_next, principal, session_id))
-            )
-
-    async def _call_next(self, principal: Principal, session_id: str) -> None:
-        holder = await self._dependencies.store.runs.holder(principal, session_id)
-        if holder is None or self.is_draining:
-            return
-        live = self.live_runs.get_live(holder.run.run_id)
-        if live is None and self._may_end_elsewhere(holder) and self.live_runs.has_waiting(principal, session_id):
-            self._holders.watch(holder)
-        if live is None or not live.is_waiting:
-            return
-        cut = await self._dependencies.store.sessions.read_position(principal, session_id)
-        session = await self._dependencies.read_session_history(principal, session_id, through=cut.position)
-        starts_with = await find_first_member(self._dependencies.store.log, live.definition, session.stored)
-        live.begin(cut, session, starts_with=starts_with)
-
-    def _may_end_elsewhere(self, holder: RunRow) -> bool:
-        """Return True if the end of a run that is not live here may go unnoticed here.
-
-        Another server may also end one that waits for input in this worker's name: when its request has expired.
-        """
-        return self._dependencies.store.leases.is_shared or holder.owner != self._dependencies.worker
-
-    async def is_elsewhere(self, run_row: RunRow) -> bool:
-        """Return True if another live worker owns a run."""
-        if run_row.owner in ("", self._dependencies.worker):
-            return False
-        return run_row.owner in await self._dependencies.store.leases.counters()
 
     def has_room(self) -> bool:
         """True unless this worker executes more runs than it may; a run that is being created counts."""
         most = self._dependencies.max_live_runs
-        return most is None or len(self._list_executing()) <= most
+        return most is None or len(self.live_runs.list_executing()) <= most
 
-    def _count_free_slots(self) -> int:
-        """Return how many runs this worker may continue that no worker owns."""
+    # What Recovery continues: see Recoverable
+
+    def room(self) -> int:
+        """See Recoverable."""
         if self.is_draining:
             return 0
         most = self._dependencies.max_live_runs
-        return MANY if most is None else most - len(self._list_executing())
+        return MANY if most is None else most - len(self.live_runs.list_executing())
 
-    def _list_executing(self) -> Collection[str]:
-        """Return the runs that take up room: not those that wait for their session, perhaps for one without room."""
-        return self.live_runs.list_executing() | self._claimed
-
-    async def _claim(self, most: int) -> Sequence[RunRow]:
-        found = await self._dependencies.store.leases.claim(self._dependencies.worker, most=most, but=self.parked)
-        self._claimed.update(record.run.run_id for record in found)
-        if self.is_draining:
-            self._give_up_claims()
+    async def claim(self, most: int) -> Sequence[RunRow]:
+        """See Recoverable."""
+        found = await self._dependencies.store.leases.claim(self.worker.name, most=most, but=self.parked)
+        self.live_runs.claim(record.run.run_id for record in found)
+        if self.is_draining:  # it has begun meanwhile, and has not seen these
+            self.live_runs.give_up_claims()
         return found
 
-    async def _revive(self, found: RunRow) -> None:
-        """Continue a run that this worker has claimed or owned before, and wait until its replay is over.
-
-        Raises StorageFailed.
-        """
+    async def revive(self, run_row: RunRow) -> None:
+        """See Recoverable."""
         try:
-            await self._continue_found(found)
+            await self._continue_found(run_row)
         finally:
-            self._claimed.discard(found.run.run_id)
-            if self._dependencies.max_live_runs is not None and found.run.run_id not in self._list_executing():
+            self.live_runs.unclaim(run_row.run.run_id)
+            if (
+                self._dependencies.max_live_runs is not None
+                and run_row.run.run_id not in self.live_runs.list_executing()
+            ):
                 self.recovery.on_offer()  # it leaves the room that it was claimed for
 
     async def _continue_found(self, found: RunRow) -> None:
@@ -240,7 +148,7 @@ class RunSupervisor:
                 return
             state = record.run.state
             is_over = record.run.HasField("end_time") or state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
-            if is_over or await self.is_elsewhere(record) or self.live_runs.get_live(run_id) or self.is_draining:
+            if is_over or await self.worker.is_elsewhere(record) or self.live_runs.get_live(run_id) or self.is_draining:
                 return
             try:
                 live = await self.continue_run(
@@ -260,113 +168,8 @@ class RunSupervisor:
             return
         self.recovery.try_later(found)
 
-    async def _count_crashes(self, run_row: RunRow) -> int:
-        """Return how many servers were lost with a run since its last progress, without the last one."""
-        if run_row.epoch <= FIRST_EPOCH:
-            return 0  # it has had one server: its log need not be read
-        try:
-            return count_crashes(await read_log(self._dependencies.store.log, run_row.run.run_id))
-        except Exception:  # one bad log must not keep the others from being continued
-            return 0  # continuing it finds that out as well, and handles or logs it
-
-    async def _wait_for_progress(self, run_row: RunRow) -> None:
-        """Wait until a run that was continued has made progress, is no longer live, or SUSPECT_SECONDS are over."""
-        live = self.live_runs.get_live(run_row.run.run_id)
-        if live is None or live.is_waiting:
-            return
-        progress = asyncio.ensure_future(self._wait_for_result(run_row))
-        over = asyncio.ensure_future(live.wait_for_end())
-        try:
-            await asyncio.wait({progress, over}, timeout=SUSPECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            progress.cancel()
-            over.cancel()
-            await asyncio.wait({progress, over})
-
-    async def _wait_for_result(self, run_row: RunRow) -> None:
-        """Wait until a run has recorded the result of an effect, or its log has ended."""
-        tail = cast(Pages, self._dependencies.store.log.tail(run_row.run.run_id, after=run_row.run.last_sequence))
-        with suppress(StorageFailed, Fenced, RunParked, ServerStopping):
-            async with aclosing(tail):
-                async for page in tail:
-                    if any(stored.kind in PROGRESS for stored in page):
-                        return
-
-    async def park(self, run_row: RunRow, missing: str) -> None:
-        """Park a run that cannot be executed here, and end its readers, unless it was taken over meanwhile."""
-        run_id = run_row.run.run_id
-        now = await self._dependencies.store.runs.find(run_id)
-        if now is None or now.epoch != run_row.epoch or now.run.HasField("end_time"):
-            return
-        self.parked[run_id] = missing
-        _log.warning("run parked", run_id=run_id, reason=missing)
-        if self._dependencies.store.leases.is_shared:  # another server may have what is missing here
-            await retry_until_stored(
-                self._dependencies.clock,
-                partial(self._dependencies.store.leases.give_up, self._dependencies.worker, run_id),
-            )
-            self.recovery.spawn(self._fail_readers_later(run_id, missing))
-        else:
-            self._fail_readers(now, missing)
-
-    async def _fail_readers_later(self, run_id: str, missing: str) -> None:
-        """End the readers of a parked run, unless another server continues it soon."""
-        await self._dependencies.clock.sleep(OFFER_SECONDS)
-        record = await self._dependencies.store.runs.find(run_id)
-        if record is not None and not record.owner and not record.run.HasField("end_time"):
-            self._fail_readers(record, missing)
-        else:
-            self.parked.pop(run_id, None)
-
-    def _fail_readers(self, run_row: RunRow, missing: str) -> None:
-        error = RunParked(f"The run is parked until a server has everything it started with: {missing}")
-        self._dependencies.store.log.fail_readers(run_row.run.run_id, error, epoch=run_row.epoch)
-
-    async def _give_up(self, run_id: str) -> None:
-        """Let other servers continue a run that this one owns."""
-        with suppress(StorageFailed, ServerStopping):  # then it is continued when the lease of this worker has ended
-            await self._dependencies.store.leases.give_up(self._dependencies.worker, run_id)
-
-    def drain(self) -> None:
-        """Execute no more runs: others continue those that are claimed, too."""
-        self.is_draining = True
-        self._give_up_claims()
-
-    def _give_up_claims(self) -> None:
-        claimed, self._claimed = self._claimed, set()
-        for run_id in claimed - self.live_runs.list_executing():
-            self._give_up_soon(run_id)
-
-    def _give_up_soon(self, run_id: str) -> None:
-        if not self._dependencies.store.leases.is_shared:
-            return  # there is no other server to continue it
-        giving_up = asyncio.get_running_loop().create_task(self._give_up(run_id))
-        self._given_up.add(giving_up)
-        giving_up.add_done_callback(self._given_up.discard)
-
-    async def stop_all(self, error: BaseException) -> None:
-        """Stop all runs where they are, unrecorded, and wait for that."""
-        for live in self.live_runs:
-            live.stop(error)
-        if tasks := self.live_runs.tasks():
-            await asyncio.wait(tasks)
-        if self._given_up:
-            await asyncio.wait(self._given_up)
-
-    async def replace_lease(self) -> None:
-        """Stop all runs, which others continue, and begin a new lease. Raises StorageFailed."""
-        if self._dependencies.metrics is not None:
-            self._dependencies.metrics.on_lease_loss()
-        self._leased.clear()  # none arrives between the stop and the lease, which has no runs
-        try:
-            await self.live_runs.wait_for_current_arrivals()
-            await self.stop_all(Fenced("This server was taken for lost, and another one continues the run."))
-            await self._dependencies.store.leases.begin(self._dependencies.worker)
-        finally:
-            self._leased.set()
-
-    async def _expire(self, run_id: str) -> None:
-        """Answer the overdue requests of a run that waits for input as expired, and continue the run."""
+    async def expire(self, run_id: str) -> None:
+        """See Recoverable."""
         record = await self._dependencies.store.runs.find(run_id)
         if record is None or record.run.state != execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             return
@@ -383,6 +186,61 @@ class RunSupervisor:
         except (RunMoved, Fenced):
             return  # another call answered first
 
+    async def count_crashes(self, run_row: RunRow) -> int:
+        """See Recoverable."""
+        return await progress.count_crashes(self._dependencies.store.log, run_row)
+
+    async def wait_for_progress(self, run_row: RunRow) -> None:
+        """See Recoverable."""
+        live = self.live_runs.get_live(run_row.run.run_id)
+        if live is not None and not live.is_waiting:
+            await progress.wait_for_progress(self._dependencies.store.log, live, after=run_row.run.last_sequence)
+
+    async def park(self, run_row: RunRow, missing: str) -> None:
+        """Park a run that cannot be executed here, and end its readers, unless it was taken over meanwhile."""
+        run_id = run_row.run.run_id
+        now = await self._dependencies.store.runs.find(run_id)
+        if now is None or now.epoch != run_row.epoch or now.run.HasField("end_time"):
+            return
+        self.parked[run_id] = missing
+        _log.warning("run parked", run_id=run_id, reason=missing)
+        if self._dependencies.store.leases.is_shared:  # another server may have what is missing here
+            await retry_until_stored(self._dependencies.clock, partial(self.worker.give_up, run_id))
+            self._background.spawn(self._fail_readers_later(run_id, missing))
+        else:
+            self._fail_readers(now, missing)
+
+    async def _fail_readers_later(self, run_id: str, missing: str) -> None:
+        """End the readers of a parked run, unless another server continues it soon."""
+        await self._dependencies.clock.sleep(OFFER_SECONDS)
+        record = await self._dependencies.store.runs.find(run_id)
+        if record is not None and not record.owner and not record.run.HasField("end_time"):
+            self._fail_readers(record, missing)
+        else:
+            self.parked.pop(run_id, None)
+
+    def _fail_readers(self, run_row: RunRow, missing: str) -> None:
+        error = RunParked(f"The run is parked until a server has everything it started with: {missing}")
+        self._dependencies.store.log.fail_readers(run_row.run.run_id, error, epoch=run_row.epoch)
+
+    def drain(self) -> None:
+        """Execute no more runs: others continue those that are claimed, too."""
+        self.is_draining = self.queue.is_draining = True
+        self.live_runs.give_up_claims()
+
+    async def stop_all(self, error: BaseException) -> None:
+        """Stop all runs where they are, unrecorded, and wait for that."""
+        for live in self.live_runs:
+            live.stop(error)
+        if tasks := self.live_runs.tasks():
+            await asyncio.wait(tasks)
+        await self.worker.settle()
+
+    async def _replace_lease(self) -> None:
+        """Stop all runs, which others continue."""
+        await self.live_runs.wait_for_current_arrivals()
+        await self.stop_all(Fenced("This server was taken for lost, and another one continues the run."))
+
     def _on_end(self, live: LiveRun, stopped: BaseException | None) -> None:
         """Handle the end of a run's task: the run has ended, waits for input, or stopped with an unrecorded error."""
         self.live_runs.remove(live)
@@ -391,7 +249,7 @@ class RunSupervisor:
             self.recovery.on_interruption()
         if self.is_draining:
             if isinstance(stopped, ServerStopping):
-                self._give_up_soon(live.run_id)
+                self.worker.give_up_soon(live.run_id)
             return
         if self._dependencies.max_live_runs is not None:
             self.recovery.on_offer()
@@ -407,57 +265,8 @@ class RunSupervisor:
                 reason=error_pb2.ERROR_REASON_INTERNAL,
             )
             self._close_soon(live, error)
-        principal, session_id = live.run_row.principal, live.run_row.run.session_id
-        if self.live_runs.has_waiting(principal, session_id):
-            self.recovery.spawn(self.call_next(principal, session_id))
+        self.queue.call_next_soon(live.run_row.principal, live.run_row.run.session_id)
 
     def _close_soon(self, live: LiveRun, error: RunError) -> None:
         closing = partial(self.close, live.run_row.principal, live.run_id, to_close_reason(error))
-        self.recovery.spawn(retry_until_stored(self._dependencies.clock, closing))
-
-
-class SessionWatcher:
-    """Watches sessions that runs of this worker wait for while runs of other workers hold them.
-
-    `on_end` is called with each such session once its holder has ended.
-    """
-
-    def __init__(
-        self,
-        dependencies: RunDependencies,
-        *,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-        on_end: Callable[[Principal, str], Awaitable[None]],
-    ) -> None:
-        self._dependencies = dependencies
-        self._spawn = spawn
-        self._on_end = on_end
-        self._watched: set[tuple[str, str]] = set()
-
-    def watch(self, holder: RunRow) -> None:
-        """Wait for the end of a run in a background task, one per session."""
-        watched = holder.principal.tenant_id, holder.run.session_id
-        if watched not in self._watched:
-            self._watched.add(watched)
-            self._spawn(self._watch(holder))
-
-    async def _watch(self, holder: RunRow) -> None:
-        try:
-            while not await self._is_over(holder):
-                await self._dependencies.clock.sleep(INITIAL_BACKOFF)
-        except (NotFound, ServerStopping):
-            return  # the session was deleted, or the server stops and the next one continues the queued runs
-        finally:
-            self._watched.discard((holder.principal.tenant_id, holder.run.session_id))
-        await self._on_end(holder.principal, holder.run.session_id)
-
-    async def _is_over(self, holder: RunRow) -> bool:
-        """Wait for the end of a run; return False if its log failed, was fenced or parked before that."""
-        tail = cast(Pages, self._dependencies.store.log.tail(holder.run.run_id, after=holder.run.last_sequence))
-        try:
-            async with aclosing(tail):
-                async for _ in tail:
-                    pass
-        except (StorageFailed, Fenced, RunParked):
-            return False
-        return True
+        self._background.spawn(retry_until_stored(self._dependencies.clock, closing))

@@ -31,28 +31,15 @@ from bough_server.runs.close import (
 )
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
+from bough_server.runs.progress import count_crashes_in
 from bough_server.runs.registry import RunRegistry
 from bough_server.runtime.agent import Resolver
-from bough_server.store.ports import RunRow
+from bough_server.store.ports.runs import RunRow
 
 OnEnd = Callable[[LiveRun, BaseException | None], None]
 
 MAX_RECOVERIES = 5
 """How often a run is recovered from crashes without a new result of an effect in between, before it is failed."""
-
-PROGRESS = frozenset(
-    {
-        events.LLM_COMPLETED,
-        events.LLM_FAILED,
-        events.TOOL_COMPLETED,
-        events.TOOL_FAILED,
-        events.SUB_AGENT_COMPLETED,
-        events.SUB_AGENT_FAILED,
-        events.VALUE_RECORDED,
-        events.INPUT_RECEIVED,
-        events.RUN_FORKED,
-    }
-)
 
 
 class Launcher:
@@ -187,6 +174,7 @@ class Takeover:
         read = await read_log_events(self._dependencies.store.log, run.run_id, last_sequence=run.last_sequence)
         log = [one.event for one in read]
         of_the_run = [one.event for one in read if one.kind in events.RUN_KINDS]
+        # Before the catalog is restored: a run that is to end can do so without the versions that it started with.
         reason = self._find_close_reason(log, of_the_run)
         if reason is not None:
             await close_run(self._dependencies, run_row, reason)
@@ -238,7 +226,7 @@ class Takeover:
         deadline = fold_run_state(of_the_run).deadline_ns
         if deadline is not None and deadline <= self._dependencies.clock.now_ns():
             return close_reason(event_pb2.CancelRequested(reason=execution_pb2.CANCEL_REASON_DEADLINE))
-        if count_crashes(log) >= MAX_RECOVERIES:
+        if count_crashes_in(log) >= MAX_RECOVERIES:
             return to_close_reason(build_recovery_limit_error())
         return None
 
@@ -266,6 +254,7 @@ class Takeover:
     ) -> LiveRun:
         """Launch a run that this worker already owns, from its log without deltas. Raises MissingVersion."""
         started, resolver = log[0], resolver or await self.restore_resolver(log)
+        # A queued run reads its session when it leaves the queue: those before it still add messages.
         session = SessionHistory() if is_queued else await self._read_session(run_row, log)
         definition = resolver.agents[started.run_started.agent].definition
         parent = Parent.from_ids(started.trace_id, started.span_id)
@@ -284,28 +273,6 @@ def session_position(log: Sequence[event_pb2.AgentEvent]) -> int:
     """Return the position of the last session message that a run sees."""
     dequeued = [event.run_dequeued.session_cut for event in log if event.HasField("run_dequeued")]
     return dequeued[0] if dequeued else log[0].run_started.session_cut
-
-
-def count_crashes(log: Sequence[event_pb2.AgentEvent]) -> int:
-    """Count the recorded crashes of a run's servers since its last progress.
-
-    Those while it was queued do not count: it cannot make progress then.
-    """
-    count, is_waiting = 0, False
-    for event in _skip_to_progress(log):
-        if event.HasField("run_queued") or event.HasField("run_dequeued"):
-            is_waiting = event.HasField("run_queued")
-        elif event.HasField("run_resumed"):
-            count += not is_waiting and event.run_resumed.cause == event_pb2.RESUME_CAUSE_RECOVERY
-    return count
-
-
-def _skip_to_progress(log: Sequence[event_pb2.AgentEvent]) -> Sequence[event_pb2.AgentEvent]:
-    """Return the events after a run's last progress; before that it was not queued."""
-    for index in reversed(range(len(log))):
-        if events.kind_of(log[index]) in PROGRESS:
-            return log[index + 1 :]
-    return log
 
 
 def _build_row(run_row: RunRow, worker: str, *, is_queued: bool) -> RunRow:

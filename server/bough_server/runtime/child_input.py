@@ -1,21 +1,24 @@
-"""Input of a child whose link has a template or an input builder, and the snapshot passed to functions."""
+"""The input of a child: a message, its caller's input, or what its link builds; the snapshot passed to functions."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from bough.v1 import error_pb2, message_pb2
+from bough_server import ids
 from bough_server.errors import RunError
 from bough_server.functions import InputBuilder, Snapshot, Values
 from bough_server.history.rewrite import as_context
 from bough_server.log import events
 from bough_server.messages import copy_of, text_of
-from bough_server.runtime.dispatch import Dispatch, parse_call_text
+from bough_server.runtime.child_call import Dispatch
 from bough_server.runtime.lane import Lane
+from bough_server.runtime.running_agent import RunningAgent
 from bough_server.runtime.state import LaneState
 from bough_server.templates import names_in, render
+from bough_server.tools.arguments import parse_arguments
+from bough_server.truncation import MAX_TEXT_BYTES, fits
 
 
 def snapshot_of(
@@ -48,47 +51,79 @@ def snapshot_of(
 _CONTEXT: Final = "For context: "
 
 
-def build_child_input(lane: Lane, work: Dispatch) -> Dispatch:
-    """Return the dispatch with the input that its link's builder makes, or that the log recorded at its start.
+def build_child_input(lane: Lane, work: Dispatch) -> message_pb2.Message:
+    """Return the input of a child as it is stored in the session.
 
-    Raises RunError BAD_ARGUMENTS if a template names a missing value or the input is empty, and what the operator's
-    function raises.
+    Raises RunError BAD_ARGUMENTS, and what the operator's function raises if its link's builder is one.
     """
-    if not work.link.HasField("input"):
-        return work
+    execution, caller, name = lane.execution, lane.running, work.link.agent
+    given = _build_from_link(lane, work) if work.link.HasField("input") else work.input
+    message, invocation_id = message_pb2.Message(), ids.invocation_id(execution.facts.key_root, work.key)
+    if given is not None:
+        message.CopyFrom(execution.keep_files(given))
+        if any(part.WhichOneof("content") in ("tool_call", "tool_result") for part in message.parts):
+            raise _refusal(f"The message to {name!r} contains a tool call or a tool result; write it as text.")
+    elif work.call is not None:
+        message.parts.add(text=parse_call_text(work.call, caller))
+    else:
+        # Histories contain it already as the caller's input, so it gets no kind and no place in the session.
+        message.role, message.author = caller.input.role, caller.input.author
+        message.parts.extend(caller.input.parts)
+        message.invocation_id = invocation_id
+        return message
+    if not fits(message):
+        raise _refusal(f"The message to {name!r} is too large: a text may have {MAX_TEXT_BYTES // 1024} KiB.")
+    message.role, message.kind = message_pb2.ROLE_USER, message_pb2.MESSAGE_KIND_SUB_AGENT_USER
+    message.author = work.transfer.by if work.transfer is not None else caller.name
+    message.invocation_id = invocation_id
+    message.message_id = execution.message_id(work.key, events.SUB_AGENT_STARTED, "SUB_AGENT_USER")
+    return message
+
+
+def parse_call_text(call: message_pb2.ToolCall, caller: RunningAgent) -> str:
+    """Return the text of a model's call to a linked agent: its `message`, or all arguments as JSON.
+
+    Raises RunError BAD_ARGUMENTS.
+    """
+    offer = caller.toolset.offers[call.name]
+    arguments = parse_arguments(call.arguments_json, offer.spec.input_schema_json)
+    message = arguments.get("message")
+    if set(arguments) == {"message"} and isinstance(message, str):
+        if not message.strip():
+            raise _refusal("`message` must not be empty.")
+        return message
+    return call.arguments_json
+
+
+def _refusal(message: str) -> RunError:
+    return RunError(message, reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
+
+
+def _build_from_link(lane: Lane, work: Dispatch) -> message_pb2.Message:
+    """Return the input that the link's builder makes, or that the log recorded at its start."""
     recorded = lane.execution.journal.recorded.get((work.key, events.SUB_AGENT_STARTED, 0))
     if recorded is not None:
-        return replace(work, input=recorded.sub_agent_started.input)
-    built = _build_message(lane, work)
-    if not any(part.text.strip() or part.data_json or part.HasField("blob") for part in built.parts):
-        raise RunError(
-            f"The input for {work.agent!r} is empty. Change the `input` of its link, or what it is built from.",
-            reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
-        )
-    return replace(work, input=built)
-
-
-def _build_message(lane: Lane, work: Dispatch) -> message_pb2.Message:
+        return recorded.sub_agent_started.input
+    message = work.input
+    if work.call is not None:  # its arguments are validated even if the builder does not use them
+        message = message_pb2.Message(parts=[message_pb2.Part(text=parse_call_text(work.call, lane.running))])
     snapshot = snapshot_of(
         lane,
-        message=_message(lane, work),
+        message=message,
         arguments=json.loads(work.call.arguments_json or "{}") if work.call is not None else None,
         state=work.state,
         facts=work.facts,
     )
-    builder = work.link.input
+    builder, name = work.link.input, work.link.agent
     if builder.HasField("function"):
         function = lane.running.resolver.functions[builder.function]
         assert isinstance(function, InputBuilder)  # validated when the run started
-        return function.build(snapshot)
-    return _fill_template(builder.template, snapshot, what=f"The `input` of the link to {work.agent!r}")
-
-
-def _message(lane: Lane, work: Dispatch) -> message_pb2.Message | None:
-    """Return the message of the call or dispatch; arguments are validated even if the builder does not use them."""
-    if work.call is None:
-        return work.input
-    return message_pb2.Message(parts=[message_pb2.Part(text=parse_call_text(work.call, lane.running))])
+        built = function.build(snapshot)
+    else:
+        built = _fill_template(builder.template, snapshot, what=f"The `input` of the link to {name!r}")
+    if not any(part.text.strip() or part.data_json or part.HasField("blob") for part in built.parts):
+        raise _refusal(f"The input for {name!r} is empty. Change the `input` of its link, or what it is built from.")
+    return built
 
 
 def _fill_template(template: str, snapshot: Snapshot, *, what: str) -> message_pb2.Message:

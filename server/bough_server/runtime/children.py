@@ -1,69 +1,31 @@
 """Children of composite agents, in sequence and in parallel; iterations and plans."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 
-from bough.v1 import action_pb2, agent_pb2, error_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2
-from bough_server.engine import keys
+from bough.v1 import action_pb2, error_pb2, event_pb2, execution_pb2, policy_pb2
 from bough_server.errors import RunError
 from bough_server.log import events
-from bough_server.models.model import ToolSpec
-from bough_server.runtime.child_events import cancel_others
-from bough_server.runtime.dispatch import Dispatch, DispatchResult, Transfer
-from bough_server.runtime.dispatcher import OnFailure, dispatch
+from bough_server.runtime.child_call import Dispatch, DispatchResult, OnFailure, Transfer
+from bough_server.runtime.dispatcher import cancel_others, dispatch
 from bough_server.runtime.lane import Lane
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Child:
-    """A linked agent to run; `name` is that of its effect in its caller's scope.
-
-    Default of `input`: its caller's.
-    """
-
-    link: agent_pb2.AgentLink
-    name: str
-    closing: Sequence[ToolSpec] = ()
-    """Tools of which it must call one to end; empty if it may end with any answer."""
-    trigger: execution_pb2.InvocationTrigger.ValueType = execution_pb2.INVOCATION_TRIGGER_WORKFLOW
-    input: message_pb2.Message | None = None
-    transfer: Transfer | None = None
-    """The transfer that it results from, if any."""
-    facts: Mapping[str, str] = field(default_factory=dict)
-    """Further values for an input builder: `plan`, `step`, `executed_steps`."""
-    iteration: int | None = None
-    """The iteration of its caller, from 0; None if its caller has no loop and no plan."""
 
 
 async def _ignore_failure(_: RunError) -> None:
     return None
 
 
-async def run_child(lane: Lane, child: Child, *, on_failure: OnFailure = _ignore_failure) -> DispatchResult:
+async def run_child(lane: Lane, work: Dispatch, *, on_failure: OnFailure = _ignore_failure) -> DispatchResult:
     """Run a child to its end and append its messages to the lane's. Raises Abort if its failure aborts the caller.
 
     `on_failure` is awaited if it fails, before its end is recorded.
     """
-    key = keys.below(lane.scope, child.name)
-    async with lane.guard_effect(key):
-        work = Dispatch(
-            key=key,
-            agent=child.link.agent,
-            link=child.link,
-            input=child.input,
-            trigger=child.trigger,
-            closing=child.closing,
-            path=lane.path,
-            transfer=child.transfer,
-            facts=child.facts,
-            iteration=child.iteration,
-        )
 
-        async def fail(error: RunError) -> None:
-            await cancel_others(lane.execution, lane.running, key, error)
-            await on_failure(error)
+    async def fail(error: RunError) -> None:
+        await cancel_others(lane.execution, lane.running, work.key, error)
+        await on_failure(error)
 
+    async with lane.guard_effect(work.key):
         ended = await dispatch(lane, work, on_failure=fail)
     if ended.transcript is not None:
         lane.transcript.join(ended.transcript, by_call=False)
@@ -76,9 +38,9 @@ async def run_transfer(
 ) -> DispatchResult:
     """Run the agent to which a call of the last step transfers; `member` is its number if it runs as a member."""
     link = lane.running.toolset.targets[transfer.agent]
-    child = Child(
+    work = Dispatch(
+        key=lane.step_key("x") if member is None else lane.key(f"h{member}"),
         link=link,
-        name=f"s{lane.step_index}.x" if member is None else f"h{member}",
         trigger=execution_pb2.INVOCATION_TRIGGER_TRANSFER,
         input=transfer.message if transfer.HasField("message") else None,
         transfer=Transfer(
@@ -89,12 +51,12 @@ async def run_transfer(
             comes_back=member is not None,
         ),
     )
-    return await run_child(lane, child)
+    return await run_child(lane, work)
 
 
 async def begin_iteration(lane: Lane, number: int) -> None:
     """Record the start of an iteration of a loop, counted from 0."""
-    key = keys.below(lane.scope, f"l{number}")
+    key = lane.key(f"l{number}")
     async with lane.guard_effect(key):
         event = lane.running.event(key)
         event.loop_iteration_started.iteration = number
@@ -103,7 +65,7 @@ async def begin_iteration(lane: Lane, number: int) -> None:
 
 async def record_plan(lane: Lane, number: int, steps: Iterable[str]) -> None:
     """Record the plan of an iteration: plan_made in the first, number 0, plan_revised in any other."""
-    key = keys.below(lane.scope, f"p{number}")
+    key = lane.key(f"p{number}")
     async with lane.guard_effect(key):
         event = lane.running.event(key)
         items = event.plan_revised.items if number else event.plan_made.items
@@ -121,24 +83,24 @@ async def _record(lane: Lane, event: event_pb2.AgentEvent) -> None:
 
 
 async def run_lanes(
-    lane: Lane, children: Sequence[Child], *, fails_fast: bool, at_once: int
+    lane: Lane, children: Sequence[Dispatch], *, fails_fast: bool, at_once: int
 ) -> list[DispatchResult | None]:
     """Run children in parallel, at most `at_once` at a time; return their results, None for cancelled children.
 
     With `fails_fast` the first failure in log order cancels the others, unless the failed child's link says CONTINUE.
     Raises Abort if a failure aborts the caller.
     """
-    async with lane.guard_effect(keys.below(lane.scope, "g")):
+    async with lane.guard_effect(lane.key("g")):
         return await _Lanes(lane, children, fails_fast=fails_fast).run(at_once)
 
 
 class _Lanes:
     """Parallel children of one caller, a lane for each."""
 
-    def __init__(self, lane: Lane, children: Sequence[Child], *, fails_fast: bool) -> None:
+    def __init__(self, lane: Lane, children: Sequence[Dispatch], *, fails_fast: bool) -> None:
         self._caller, self._execution, self._running = lane, lane.execution, lane.running
         self._children, self._fails_fast = children, fails_fast
-        group = keys.below(lane.scope, "g")
+        group = lane.key("g")
         self._lanes = [lane.fork_lane(lane.lane_state.fork(group, place)) for place in range(len(children))]
         self._tasks: dict[int, asyncio.Task[DispatchResult]] = {}
         self._is_over = False
@@ -165,13 +127,10 @@ class _Lanes:
         self._join()
         return results
 
-    def _key(self, place: int) -> str:
-        return keys.below(self._caller.scope, self._children[place].name)
-
     def _start(self, place: int) -> None:
-        task = self._execution.scheduler.spawn(self._key(place), self._run(place))
+        task = self._execution.scheduler.spawn(self._children[place].key, self._run(place))
         self._tasks[place] = task
-        self._running.lanes[task] = self._key(place)
+        self._running.lanes[task] = self._children[place].key
 
     async def _run(self, place: int) -> DispatchResult:
         return await run_child(
@@ -186,7 +145,7 @@ class _Lanes:
         self._is_over = True
         error = RunError("A parallel child failed.", reason=error_pb2.ERROR_REASON_CANCELLED).to_agent_error()
         await self._execution.cancellation.cancel_siblings(
-            [self._key(other) for other in sorted(self._tasks.keys() - {place})],
+            [self._children[other].key for other in sorted(self._tasks.keys() - {place})],
             caller=self._running.invocation_id,
             reason=execution_pb2.CANCEL_REASON_FAIL_FAST,
             error=error,

@@ -8,17 +8,15 @@ from typing import Any, TypeVar
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, step_pb2
 from bough_server import ids
-from bough_server.engine import keys
 from bough_server.engine.execution import to_run_error
 from bough_server.errors import RunError
 from bough_server.log import events
 from bough_server.messages import calls_of, copy_of, text_of
 from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.runtime.agent import NO_DEFAULT, CallResult, Context, Work, value_of
-from bough_server.runtime.child_events import cancel_effect, cancel_others
+from bough_server.runtime.child_call import Dispatch
 from bough_server.runtime.compaction import fit_request
-from bough_server.runtime.dispatch import Dispatch
-from bough_server.runtime.dispatcher import dispatch
+from bough_server.runtime.dispatcher import cancel_effect, cancel_others, dispatch
 from bough_server.runtime.effects import Value, record_value
 from bough_server.runtime.failure_log import log_failure
 from bough_server.runtime.lane import Lane, PendingCalls
@@ -45,28 +43,28 @@ class LaneContext:
     @property
     def run_id(self) -> str:
         """The run."""
-        return self._lane.run_id
+        return self._lane.execution.facts.run_id
 
     @property
     def session_id(self) -> str:
         """The session."""
-        return self._lane.session_id
+        return self._lane.execution.facts.session_id
 
     @property
     def user_id(self) -> str:
         """The session's user."""
-        return self._lane.user_id
+        return self._lane.execution.facts.user_id
 
     @property
     def invocation_id(self) -> str:
         """This execution of this agent."""
-        return self._lane.invocation_id
+        return self._lane.running.invocation_id
 
     @property
     def definition(self) -> agent_pb2.AgentDefinition:
         """A copy of the definition that the agent runs under."""
         # The definition itself is shared by all runs: what code changes must not reach them.
-        return copy_of(self._lane.definition)
+        return copy_of(self._lane.running.agent.definition)
 
     @property
     def state(self) -> MutableMapping[str, Any]:
@@ -102,7 +100,7 @@ class LaneContext:
         lane = self._lane
         lane.check_task()
         index = lane.step_index + 1
-        key = keys.below(lane.scope, f"s{index}.m")
+        key = lane.key(f"s{index}.m")
         async with lane.guard_effect(key):
             await _end_open_calls(lane)
             await lane.execution.reach_step_end(lane.step_key("m"))
@@ -147,12 +145,15 @@ class LaneContext:
         """Run a linked agent and return its answer."""
         lane = self._lane
         told = message_pb2.Message(parts=[message_pb2.Part(text=input)]) if isinstance(input, str) else input
-        link = next((one for one in lane.definition.sub_agents if one.agent == agent), agent_pb2.AgentLink(agent=agent))
+        links = lane.running.agent.definition.sub_agents
+        link = next((each for each in links if each.agent == agent), agent_pb2.AgentLink(agent=agent))
         effect = lane.next_key(key)
         async with lane.guard_effect(effect):
-            work = Dispatch(key=effect, agent=agent, link=link, input=told)
+            # Not by run_child: each of its children sees who has spoken before it, those of code do not.
             ended = await dispatch(
-                lane, work, on_failure=lambda error: cancel_others(lane.execution, lane.running, effect, error)
+                lane,
+                Dispatch(key=effect, link=link, input=told),
+                on_failure=lambda error: cancel_others(lane.execution, lane.running, effect, error),
             )
         if ended.transcript is not None:
             lane.transcript.join(ended.transcript, by_call=False)

@@ -5,68 +5,34 @@ and records exactly one end, whatever happened.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, policy_pb2
+import structlog
+
+from bough.v1 import error_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2
 from bough_server.engine import keys
 from bough_server.engine.execution import Execution, to_run_error
 from bough_server.engine.limits import check_hops
+from bough_server.engine.scheduler import STOP_SECONDS
 from bough_server.errors import RunError
 from bough_server.log.blobs import data_size
 from bough_server.messages import constant_in, text_of
-from bough_server.runtime.agent import Agent, Context, Outcome, Resolver, value_of
-from bough_server.runtime.child_events import (
-    build_invocation_end,
-    build_result,
-    cancel_remaining,
-    close_span,
-    outcome_of,
-    record_child_end,
-    record_child_start,
-)
-from bough_server.runtime.child_input import build_child_input
-from bough_server.runtime.dispatch import (
-    Abort,
+from bough_server.runtime.agent import Context, Outcome, Resolver, value_of
+from bough_server.runtime.child_call import (
+    ChildCall,
     Dispatch,
     DispatchResult,
-    build_input_message,
-    build_timeout_error,
-    wait_for_child,
+    OnFailure,
+    build_end_events,
+    run_path_below,
 )
-from bough_server.runtime.failure_log import bind_invocation
+from bough_server.runtime.child_input import build_child_input
+from bough_server.runtime.failure_log import log_failure
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.running_agent import RunningAgent
 from bough_server.truncation import MAX_TEXT_BYTES, fits
-
-
-def refusal_event(caller: RunningAgent, work: Dispatch, digest: str, refusal: RunError) -> event_pb2.AgentEvent:
-    """Return the event that is the result of a refused dispatch."""
-    error = refusal.to_agent_error(agent=caller.name, invocation_id=caller.invocation_id)
-    event = caller.event(work.key)
-    event.effect_digest = digest
-    if work.call is None:
-        event.value_recorded.kind = event_pb2.VALUE_KIND_STEP
-        event.value_recorded.error.CopyFrom(error)
-    else:
-        caller.open_invocation.set_step(event, work.step_index)
-        result = event.tool_failed.result
-        result.agent, result.invocation_id = caller.name, caller.invocation_id
-        result.call.CopyFrom(work.call)
-        result.error.CopyFrom(error)
-    return event
-
-
-def refusal_of(recorded: event_pb2.AgentEvent) -> DispatchResult:
-    """Return the dispatch's result for a refusal, recorded now or read from the log."""
-    result = recorded.tool_failed.result
-    if recorded.HasField("value_recorded"):
-        result = message_pb2.ToolResult(error=recorded.value_recorded.error)
-    return DispatchResult(result=result, error=RunError.of(result.error))
-
-
-OnFailure = Callable[[RunError], Awaitable[None]]
 
 
 async def dispatch(lane: Lane, work: Dispatch, *, on_failure: OnFailure) -> DispatchResult:
@@ -74,101 +40,119 @@ async def dispatch(lane: Lane, work: Dispatch, *, on_failure: OnFailure) -> Disp
 
     `on_failure` is awaited with the child's error, or with that Abort, before the child's end is recorded.
     """
-    execution, caller = lane.execution, lane.running
+    execution, key = lane.execution, work.key
     request = work.call.arguments_json if work.call else text_of(work.input) if work.input is not None else ""
-    digest = keys.digest("dispatch", work.agent, request)
+    digest = keys.digest("dispatch", work.link.agent, request)
     # A child that the log shows as started is run again at once, also during a replay: its effects are replayed.
-    if work.key in execution.journal.dispatched:
-        execution.writer.check(work.key, digest)
-    elif (replayed := await lane.replay_result(work.key, digest)) is not None:
-        return await _report_refusal(refusal_of(replayed), on_failure)
+    if key in execution.journal.dispatched:
+        execution.writer.check(key, digest)
+    elif (refused := await lane.replay_result(key, digest)) is not None:
+        return await _refuse(refused, on_failure)
     else:
-        await lane.go_live(work.key)
+        await lane.go_live(key)
     try:
-        child, message = _admit(lane, work)
+        child = _admit(lane, work, digest, on_failure)
     except RunError as refusal:
-        event = refusal_event(caller, work, digest, refusal)
-        execution.emit(event)
-        return await _report_refusal(refusal_of(event), on_failure)
-    return await _run_child(lane, work, child, message=message, digest=digest, on_failure=on_failure)
+        refused = _build_refusal(lane.running, work, digest, refusal)
+        execution.emit(refused)
+        return await _refuse(refused, on_failure)
+    return await _run_child(child)
 
 
-async def _report_refusal(result: DispatchResult, on_failure: OnFailure) -> DispatchResult:
-    if result.error is not None:
-        await on_failure(result.error)
-    return result
+def _build_refusal(caller: RunningAgent, work: Dispatch, digest: str, refusal: RunError) -> event_pb2.AgentEvent:
+    error, event = caller.error_of(refusal), caller.event(work.key, work.step_index)
+    event.effect_digest = digest
+    if work.call is None:
+        event.value_recorded.kind = event_pb2.VALUE_KIND_STEP
+        event.value_recorded.error.CopyFrom(error)
+    else:
+        result = event.tool_failed.result
+        result.agent, result.invocation_id = caller.name, caller.invocation_id
+        result.call.CopyFrom(work.call)
+        result.error.CopyFrom(error)
+    return event
 
 
-def _admit(lane: Lane, work: Dispatch) -> tuple[Agent, message_pb2.Message]:
-    execution, caller = lane.execution, lane.running
-    is_linked = any(link.agent == work.agent for link in caller.agent.definition.sub_agents)
-    if not is_linked and not (work.transfer and work.agent in caller.toolset.targets):
+async def _refuse(refused: event_pb2.AgentEvent, on_failure: OnFailure) -> DispatchResult:
+    """Return the result of a refused dispatch, whose event was recorded now or read from the log."""
+    result = refused.tool_failed.result
+    if refused.HasField("value_recorded"):
+        result = message_pb2.ToolResult(error=refused.value_recorded.error)
+    error = RunError.of(result.error)
+    await on_failure(error)
+    return DispatchResult(result=result, error=error)
+
+
+def _admit(lane: Lane, work: Dispatch, digest: str, on_failure: OnFailure) -> ChildCall:
+    """Check a dispatch against the caller's links and limits. Raises RunError to refuse it."""
+    execution, caller, name = lane.execution, lane.running, work.link.agent
+    is_linked = any(link.agent == name for link in caller.agent.definition.sub_agents)
+    if not is_linked and not (work.transfer and name in caller.toolset.targets):
         raise RunError(
-            f"The agent {work.agent!r} is not linked to {caller.name!r}.", reason=error_pb2.ERROR_REASON_NOT_LINKED
+            f"The agent {name!r} is not linked to {caller.name!r}.", reason=error_pb2.ERROR_REASON_NOT_LINKED
         )
-    message = build_input_message(execution, build_child_input(lane, work), caller)
+    message = build_child_input(lane, work)
+    # One that the log shows as started holds its part of the limits: it is not checked against that.
     is_admitted = work.key in execution.journal.dispatched
     if not is_admitted:
         caller.budget.check_depth(caller.depth + 1)
     if work.call is not None:
         caller.budget.reserve_tool_call(work.key, caller.name, work.call, is_admitted=is_admitted)
     if work.transfer is not None:
-        check_hops((*work.transfer.path, work.agent))
+        check_hops((*work.transfer.path, name))
         caller.budget.reserve_transfer(is_admitted=is_admitted)
-    return caller.resolver.agents[work.agent], message
+    agent = caller.resolver.agents[name]
+    limits = [each for each in (work.link.limits, agent.definition.limits) if each.HasField("wall_duration")]
+    policy = (
+        work.link.on_failure
+        or caller.agent.definition.on_sub_agent_failure
+        or execution.policy_of(work.key).on_sub_agent_failure
+    )
+    return ChildCall(
+        lane=lane,
+        work=work,
+        agent=agent,
+        message=message,
+        digest=digest,
+        # Lanes of composite agents collect who has spoken; calls of one step run at once, and see none of each other.
+        path=run_path_below(lane.path if work.call is None else caller.run_path, name),
+        timeout=min((each.wall_duration.ToTimedelta().total_seconds() for each in limits), default=None),
+        aborts_caller=policy == policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT,
+        on_failure=on_failure,
+    )
 
 
-async def _run_child(
-    lane: Lane,
-    work: Dispatch,
-    agent: Agent,
-    *,
-    message: message_pb2.Message,
-    digest: str,
-    on_failure: OnFailure,
-) -> DispatchResult:
-    execution, caller = lane.execution, lane.running
-    running = record_child_start(lane, work, agent, input=message, digest=digest)
+async def _run_child(child: ChildCall) -> DispatchResult:
+    execution, running = child.lane.execution, child.start()
     # A message without a kind is its caller's own input, which it sees in the history, unless it sees no history.
-    if message.kind or running.history.scope == message_pb2.HISTORY_SCOPE_NONE:
-        running.transcript.add_message(message)
-    own = lane.child(running)
-    task = execution.scheduler.spawn(running.scope, _run_agent(own, message))
-    late = build_timeout_error(work.agent)
-
-    async def on_timeout() -> None:
-        with suppress(Abort):  # raised below, in the caller's own task
-            await _fail(execution, work, caller, late, on_failure=on_failure)
-
-    is_cut = await wait_for_child(execution, running, work, task=task, fail=on_timeout)
+    if child.message.kind or running.history.scope == message_pb2.HISTORY_SCOPE_NONE:
+        running.transcript.add_message(child.message)
+    own = child.lane.child(running)
+    task = execution.scheduler.spawn(running.scope, _run_agent(own, child.message))
+    is_timed_out = await _wait(child, running, task)
     running.state.join()  # if it was cancelled, its own code did not join its lanes
-    if is_cut:
-        if (abort := _build_abort(execution, work, caller, late)) is not None:
-            raise abort
-        result = build_result(work, caller, running, outcome=None, error=late)
-        return DispatchResult(result=result, path=own.path, error=late, transcript=running.transcript)
-    return await _end_child(lane, work, own, task, on_failure=on_failure)
+    if not is_timed_out:
+        return await _end(child, own, task)
+    late = _build_timeout_error(child)
+    if (abort := child.build_abort(late)) is not None:
+        raise abort
+    result = child.build_result(running, error=late)
+    return DispatchResult(result=result, path=own.path, error=late, transcript=running.transcript)
 
 
-async def _end_child(
-    lane: Lane, work: Dispatch, own: Lane, task: asyncio.Task[Outcome], *, on_failure: OnFailure
-) -> DispatchResult:
+async def _end(child: ChildCall, own: Lane, task: asyncio.Task[Outcome]) -> DispatchResult:
     """Record the end of a child whose code has ended; `own` is its lane, `task` its code."""
-    execution, caller, running = lane.execution, lane.running, own.running
-    await execution.reach_end(work.key)
+    execution, running = own.execution, own.running
+    await execution.reach_end(running.scope)
     # Checked after each await: a cancellation of this scope from outside records the end, and there must be only one.
-    execution.cancellation.raise_if_cancelled(work.key)
-    await cancel_remaining(execution, running)
-    execution.cancellation.raise_if_cancelled(work.key)
-    outcome, error = outcome_of(execution, task, running)
-    abort = None
-    if error is not None:
-        try:
-            await _fail(execution, work, caller, error, on_failure=on_failure)
-        except Abort as raised:
-            abort = raised
-    result = build_result(work, caller, running, outcome=outcome, error=error)
-    record_child_end(execution, caller, running, work, outcome=outcome, error=error, result=result)
+    execution.cancellation.raise_if_cancelled(running.scope)
+    await _cancel_remaining(execution, running)
+    execution.cancellation.raise_if_cancelled(running.scope)
+    outcome, error = _outcome_of(execution, task, running)
+    abort = await child.fail(error) if error is not None else None
+    result = child.build_result(running, outcome=outcome, error=error)
+    execution.emit(*child.build_end(running, result, outcome, error))
+    _close_span(execution, running, outcome, error)
     if abort is not None:
         raise abort
     author = (outcome.author if outcome is not None else "") or running.name
@@ -177,17 +161,77 @@ async def _end_child(
     )
 
 
-async def _fail(
-    execution: Execution, work: Dispatch, caller: RunningAgent, error: RunError, *, on_failure: OnFailure
+async def _wait(child: ChildCall, running: RunningAgent, task: asyncio.Task[Outcome]) -> bool:
+    """Wait for a child; return True if it was cancelled by its own timeout."""
+    execution, key = child.lane.execution, child.work.key
+    if child.timeout is None:
+        await execution.scheduler.join(task)
+        return False
+    cut = execution.cancellation.timeout_end(key)
+    timer = None
+    # Offline, the log alone says whether it timed out.
+    if not execution.writer.is_offline:
+        # Within the child's scope, so that whatever ends the child ends its timer.
+        timer = execution.scheduler.spawn(
+            f"{key}.timer", _time_out(child, running, child.timeout, waiter=asyncio.current_task())
+        )
+    await execution.scheduler.join(task, cut, first=True)
+    # If the child's code had returned when its timeout fired, the log says which of the two came first.
+    is_cut = not task.done() or execution.cancellation.is_closed(key) or execution.journal.is_timed_out(key)
+    if is_cut:
+        await execution.scheduler.join(cut)
+    if timer is not None and not timer.done():
+        execution.scheduler.cancel(timer)
+    if is_cut and cut.result():
+        # The log may end right after the child's end: record what is missing, such as the end of its call.
+        await _end_late(child)
+    return is_cut
+
+
+async def _time_out(
+    child: ChildCall, running: RunningAgent, seconds: float, *, waiter: "asyncio.Task[Any] | None"
 ) -> None:
-    """Apply the consequences of a child's failure to its siblings and its caller. Raises Abort if it aborts that."""
-    abort = _build_abort(execution, work, caller, error)
-    if abort is None:
-        await on_failure(error)
+    """End a child when its time is over, but not its caller, which continues, nor the task that waits for it.
+
+    If several children time out at once and the first one's failure cancels the others, that cancellation records their
+    ends: a replay takes the first end by a timeout for the failure that cancelled the others.
+    """
+    execution, key, cancellation = child.lane.execution, child.work.key, child.lane.execution.cancellation
+    # During a replay the log decides whether the child timed out; only then does the clock.
+    await execution.scheduler.await_aside(execution.barrier.lived.wait())
+    if key in execution.journal.ends:
+        return  # something else ended it, and will end its caller too
+    if not cancellation.is_closed(key):
+        spent = execution.journal.running_ns(running.open_invocation.start_ns, execution.clock.now_ns()) / 1e9
+        await execution.scheduler.await_aside(execution.clock.sleep(max(0.0, seconds - spent)))
+    request = event_pb2.CancelRequested(effect_scope=key, reason=execution_pb2.CANCEL_REASON_LIMIT)
+    is_requested = cancellation.request_cancel(request, caller=child.lane.running.invocation_id)
+    if not is_requested and not cancellation.is_ending(key):
         return
-    caller.abort = abort
-    await on_failure(abort)
-    raise abort
+    await execution.scheduler.stop(key, spared=waiter)
+    await execution.writer.wait_for_commit()
+    # Its caller may have been cancelled during the commit; that cancellation records the child's end too.
+    cancellation.raise_if_cancelled_above(key)
+    if cancellation.is_cancelled_by_other(key):
+        return
+    await _end_late(child)
+    if not cancellation.timeout_end(key).done():
+        cancellation.timeout_end(key).set_result(False)
+
+
+async def _end_late(child: ChildCall) -> None:
+    """Apply the failure of a child that has timed out, and record the ends of all that is open in it."""
+    late = _build_timeout_error(child)
+    await child.fail(late)  # an Abort is raised in the caller's own task
+    below = RunError("An agent above exceeded its wall_duration.", reason=error_pb2.ERROR_REASON_CANCELLED)
+    child.lane.execution.cancellation.record_ends(child.work.key, late.to_agent_error(), below.to_agent_error())
+
+
+def _build_timeout_error(child: ChildCall) -> RunError:
+    return RunError(
+        f"The agent {child.work.link.agent!r} took longer than its wall_duration.",
+        reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
+    )
 
 
 async def dispatch_root(execution: Execution, resolver: Resolver, context: Callable[[Lane], Context]) -> None:
@@ -206,18 +250,21 @@ async def dispatch_root(execution: Execution, resolver: Resolver, context: Calla
         await execution.reach_end("")
     if execution.cancellation.is_closed(""):
         return  # the cancellation that closed the run records its end
-    await cancel_remaining(execution, running)
+    await _cancel_remaining(execution, running)
     if execution.cancellation.is_closed(""):
         return
-    outcome, error = outcome_of(execution, task, running)
-    execution.emit(*build_invocation_end(execution, running, outcome, error))
-    close_span(execution, running, outcome, error)
+    outcome, error = _outcome_of(execution, task, running)
+    execution.emit(*build_end_events(execution, running, outcome, error))
+    _close_span(execution, running, outcome, error)
     await execution.writer.wait_for_commit()
 
 
 async def _run_agent(lane: Lane, message: message_pb2.Message) -> Outcome:
     running = lane.running
-    bind_invocation(lane.run_id, running)
+    # On every line that this task, and each that it starts, will log.
+    structlog.contextvars.bind_contextvars(
+        run_id=lane.execution.facts.run_id, agent=running.name, invocation_id=running.invocation_id
+    )
     with running.traced.attach():
         try:
             outcome = await lane.run_agent(message)
@@ -267,16 +314,78 @@ def _check_peer(running: RunningAgent, agent: str) -> None:
         )
 
 
-def _build_abort(execution: Execution, work: Dispatch, caller: RunningAgent, error: RunError) -> Abort | None:
-    policy = (
-        work.link.on_failure
-        or caller.agent.definition.on_sub_agent_failure
-        or execution.policy_of(work.key).on_sub_agent_failure
+def _outcome_of(
+    execution: Execution, task: "asyncio.Task[Outcome]", running: RunningAgent
+) -> tuple[Outcome | None, RunError | None]:
+    """Return an agent's outcome or its error. An exception of its code is logged, but not again in a replay."""
+    raised = None if task.cancelled() else task.exception()
+    if running.abort is not None:  # its code may have caught the Abort, but cannot undo it
+        return None, running.abort
+    if task.cancelled():
+        # A cancellation that was asked for is recorded by the one who asked, and never comes here.
+        return None, RunError("The agent's code cancelled itself.", reason=error_pb2.ERROR_REASON_INTERNAL)
+    if raised is not None:
+        if running.scope not in execution.journal.ends:
+            names = {"agent": running.name, "invocation_id": running.invocation_id}
+            log_failure("agent failed", raised, run_id=execution.facts.run_id, **names)
+        return None, to_run_error(raised)
+    return task.result(), None
+
+
+def _close_span(execution: Execution, running: RunningAgent, outcome: Outcome | None, error: RunError | None) -> None:
+    """End an invocation's span."""
+    traced = execution.spans.pop(running.scope, None)
+    if traced is not None:
+        traced.end(
+            error=error.to_agent_error() if error else None,
+            input=[running.input],
+            output=[outcome.output] if outcome is not None else None,
+        )
+
+
+async def _cancel_remaining(execution: Execution, running: RunningAgent) -> None:
+    """Cancel what an agent's code left running when it returned, so that no child outlives its caller."""
+    for lane in running.lanes:
+        execution.scheduler.cancel(lane)
+    if running.lanes:
+        await asyncio.wait(running.lanes, timeout=STOP_SECONDS)
+    left = [*execution.invocations.children_of(running.invocation_id), *running.open_invocation.effects]
+    for key in dict.fromkeys(left):
+        await cancel_effect(execution, running, key)
+
+
+async def cancel_others(execution: Execution, running: RunningAgent, key: str, error: RunError) -> None:
+    """Cancel all other effects of an invocation if `error` is the abort that the failure of effect `key` caused."""
+    if error is not running.abort:
+        return
+    lanes = {scope: lane for lane, scope in running.lanes.items() if not keys.covers(scope, key)}
+    others = [*lanes, *execution.invocations.children_of(running.invocation_id), *running.open_invocation.effects]
+    doomed = [other for other in dict.fromkeys(others) if other != key]
+    cancellation = execution.cancellation
+    # Close all before awaiting the first: one that fails meanwhile would cancel this coroutine halfway.
+    ending = [
+        other
+        for other in doomed
+        if cancellation.request_cancel(
+            event_pb2.CancelRequested(effect_scope=other, reason=execution_pb2.CANCEL_REASON_ABORT),
+            caller=running.invocation_id,
+        )
+        or cancellation.is_ending(other)
+    ]
+    for lane in lanes.values():
+        execution.scheduler.cancel(lane)
+    abandoned = _build_abandon_error()
+    for other in ending:
+        await cancellation.end(other, abandoned, abandoned)
+
+
+async def cancel_effect(execution: Execution, running: RunningAgent, key: str) -> None:
+    """Cancel an effect of an invocation that its code no longer waits for."""
+    error = _build_abandon_error()
+    await execution.cancellation.cancel(
+        key, caller=running.invocation_id, reason=execution_pb2.CANCEL_REASON_ABORT, error=error, below=error
     )
-    if policy != policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT:
-        return None
-    return Abort(
-        f"The agent {work.agent!r} failed and its failure aborts {caller.name!r}: {error.message}",
-        reason=error_pb2.ERROR_REASON_SUB_AGENT_FAILED,
-        details_json=error.details_json,
-    )
+
+
+def _build_abandon_error() -> error_pb2.AgentError:
+    return RunError("Its caller continued without it.", reason=error_pb2.ERROR_REASON_CANCELLED).to_agent_error()

@@ -43,8 +43,7 @@ async def _replay_or_run(lane: Lane, value: Value, work: Callable[[], Awaitable[
     recorded.effect_digest, recorded.value_recorded.kind = digest, value.kind
     made = await _run_work(value, work)
     if isinstance(made, RunError):
-        error = made.to_agent_error(agent=running.name, invocation_id=running.invocation_id)
-        recorded.value_recorded.error.CopyFrom(error)
+        recorded.value_recorded.error.CopyFrom(running.error_of(made))
     else:
         recorded.value_recorded.value_json = made
     execution.emit(recorded)

@@ -1,17 +1,11 @@
-"""What the log says of the operator's code: exceptions with their stacks, and the invocation that each line is of."""
+"""Log exceptions of the operator's code, with their stacks."""
 
 import structlog
 
 from bough.v1 import error_pb2
 from bough_server.errors import RunError
-from bough_server.runtime.running_agent import RunningAgent
 
 _log = structlog.get_logger(__name__)
-
-
-def bind_invocation(run_id: str, running: RunningAgent) -> None:
-    """Add run, agent and invocation to every line that this task and the tasks which it starts will log."""
-    structlog.contextvars.bind_contextvars(run_id=run_id, agent=running.name, invocation_id=running.invocation_id)
 
 
 def log_failure(what: str, error: BaseException, **names: str) -> None:

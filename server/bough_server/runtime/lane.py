@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Final
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, session_pb2
+from bough.v1 import error_pb2, event_pb2, message_pb2, session_pb2
 from bough_server.engine import keys
 from bough_server.engine.execution import Execution
 from bough_server.engine.scheduler import Waiter
@@ -102,31 +102,6 @@ class Lane:
         self.path = running.run_path
         """The agents that have spoken in this lane so far."""
 
-    @property
-    def run_id(self) -> str:
-        """The run's id."""
-        return self.execution.facts.run_id
-
-    @property
-    def session_id(self) -> str:
-        """The session's id."""
-        return self.execution.facts.session_id
-
-    @property
-    def user_id(self) -> str:
-        """The id of the session's user."""
-        return self.execution.facts.user_id
-
-    @property
-    def invocation_id(self) -> str:
-        """The id of this agent invocation."""
-        return self.running.invocation_id
-
-    @property
-    def definition(self) -> agent_pb2.AgentDefinition:
-        """The agent's definition."""
-        return self.running.agent.definition
-
     async def run_agent(self, input: message_pb2.Message) -> Outcome:
         """Run the code of this lane's agent. Raises what that raises."""
         return await self.running.agent.run(self._context(self), input)
@@ -180,7 +155,8 @@ class Lane:
     async def wait_until_live(self, key: str) -> None:
         """Wait until the run is live and a replayed sleep of this lane is over."""
         await self.execution.barrier.wait_until_live(key)
-        await self.finish_sleep()
+        if self.wake_ns:
+            await self.finish_sleep()
 
     async def settle(self) -> None:
         """Prepare the end of the agent: record its writes, and wait for a sleep that a crash cut short."""
@@ -210,7 +186,7 @@ class Lane:
                 "by a number only is reserved for effects without a key.",
                 reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS,
             )
-        key = keys.below(self.scope, name)
+        key = self.key(name)
         if key in self._keys:
             raise RunError(
                 f"The key {name!r} was used before in this scope. Keys of effects must be unique.",
@@ -237,9 +213,13 @@ class Lane:
         changed.session_state_changed.state_changes.extend(changes)
         self.execution.emit(changed)
 
+    def key(self, name: str) -> str:
+        """Return the key of an effect or a child that its caller names."""
+        return keys.below(self.scope, name)
+
     def step_key(self, name: str) -> str:
         """Return the key of an effect of the lane's last step."""
-        return keys.below(self.scope, f"s{self.step_index}.{name}")
+        return self.key(f"s{self.step_index}.{name}")
 
     def complete_steps(self) -> None:
         """End the step of the lane's last model call, if it is open; it has all the results that its code asked for."""

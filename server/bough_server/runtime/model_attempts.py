@@ -186,8 +186,7 @@ class ModelAttempts:
         event = self._event()
         retrying = event.llm_retrying
         retrying.reason = error.retry or event_pb2.RETRY_REASON_REFUSED
-        name, invocation_id = self._running.name, self._running.invocation_id
-        retrying.error.CopyFrom(error.to_agent_error(agent=name, invocation_id=invocation_id))
+        retrying.error.CopyFrom(self._running.error_of(error))
         wait = duration_pb2.Duration()
         wait.FromNanoseconds(int(delay * 1e9))
         retrying.delay.CopyFrom(wait)
@@ -300,7 +299,7 @@ class ModelAttempts:
         self._call_ids = {}
 
     def _event(self) -> event_pb2.AgentEvent:
-        event = self._running.open_invocation.set_step(self._running.event(self._key, traced=self._traced), self._index)
+        event = self._running.event(self._key, self._index, traced=self._traced)
         event.attempt = self._attempt
         return event
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, step_pb2
+from bough.v1 import event_pb2, message_pb2, step_pb2
 from bough_server.engine import keys
 from bough_server.engine.execution import Execution, to_run_error
 from bough_server.engine.limits import Amount, estimate_amount
@@ -54,9 +54,9 @@ async def call_model(lane: Lane, effect: ModelCallSpec, request: RequestSource, 
             made = _build_request(running, effect, request)
             models, amount = _admit(lane, key, name, made)
         except RunError as refusal:
-            event = running.open_invocation.set_step(running.event(key), index)
+            event = running.event(key, index)
             event.effect_digest = _DIGEST
-            event.llm_failed.error.CopyFrom(_to_agent_error(running, refusal))
+            event.llm_failed.error.CopyFrom(running.error_of(refusal))
             event.llm_failed.not_sent = True
             execution.emit(event)
             raise
@@ -106,19 +106,22 @@ async def _send(
     if lost:
         call.recover()
     else:
-        started = running.open_invocation.set_step(running.event(key, traced=traced), index)
+        started = running.event(key, index, traced=traced)
         started.effect_digest, started.attempt = _DIGEST, 1
         started.llm_started.CopyFrom(_build_start(request, model, amount))
         execution.emit(started)
     running.open_invocation.unsent.add(key)  # until the first attempt: a cancellation may come before it
     await execution.writer.wait_for_commit()
-    ended = running.open_invocation.set_step(running.event(key, traced=traced), index)
+    ended = running.event(key, index, traced=traced)
     try:
         response = await call.answer(await _load_files(execution, request))
     except Exception as raised:  # not CancelledError: the cancellation records the end, from what the call noted
         error = to_run_error(raised)
         ended.attempt = call.attempt
-        ended.llm_failed.CopyFrom(_build_failure(running, error, raised, is_sent=call.is_sent))
+        lost_usage = getattr(raised, "lost_usage", None)
+        ended.llm_failed.CopyFrom(
+            event_pb2.LlmFailed(error=running.error_of(error), not_sent=not call.is_sent, lost_usage=lost_usage)
+        )
         execution.emit(ended)
         execution.spans.pop(key).end(error=ended.llm_failed.error, input=request.messages)
         await execution.writer.wait_for_commit()
@@ -141,12 +144,6 @@ async def _load_files(execution: Execution, request: ModelRequest) -> ModelReque
     files = execution.files
     messages = await files.load_data(request.messages) if files is not None else request.messages
     return replace(request, messages=messages, forms=())
-
-
-def _build_failure(running: RunningAgent, error: RunError, raised: Exception, *, is_sent: bool) -> event_pb2.LlmFailed:
-    return event_pb2.LlmFailed(
-        error=_to_agent_error(running, error), not_sent=not is_sent, lost_usage=getattr(raised, "lost_usage", None)
-    )
 
 
 def _build_start(request: ModelRequest, model: Model, amount: Amount) -> event_pb2.LlmStarted:
@@ -185,10 +182,6 @@ def _replay_response(recorded: event_pb2.AgentEvent) -> step_pb2.LlmResponse:
     if recorded.HasField("llm_failed"):
         raise RunError.of(recorded.llm_failed.error)
     return copy_of(recorded.llm_completed.response)
-
-
-def _to_agent_error(running: RunningAgent, error: RunError) -> error_pb2.AgentError:
-    return error.to_agent_error(agent=running.name, invocation_id=running.invocation_id)
 
 
 def _is_for_the_session(message: message_pb2.Message, running: RunningAgent) -> bool:

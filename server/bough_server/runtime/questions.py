@@ -55,9 +55,7 @@ async def ask_outside(lane: Lane, spec: InputRequestSpec) -> input_pb2.InputAnsw
 
 def _build_request(lane: Lane, spec: InputRequestSpec) -> event_pb2.AgentEvent:
     execution, running = lane.execution, lane.running
-    event = running.event(spec.key)
-    if spec.step_index is not None:
-        running.open_invocation.set_step(event, spec.step_index)
+    event = running.event(spec.key, spec.step_index)
     event.effect_digest = spec.digest
     request = event.input_requested.request
     request.input_id = ids.derive_id(execution.facts.key_root, spec.key)

@@ -211,7 +211,7 @@ class ToolCallEffect:
         result = truncate_result(result, MAX_RESULT_BYTES)
         error = RunError.of(result.error) if result.HasField("error") else None
         self._fill(result, error)
-        ended = self._running.open_invocation.set_step(self._running.event(self._key, traced=traced), self._index)
+        ended = self._running.event(self._key, self._index, traced=traced)
         ended.attempt = self._attempt
         # A call that ran here has its digest in tool_started; a client's has no other event to carry it.
         if self._key not in self._execution.journal.started and traced is None:
@@ -233,46 +233,38 @@ class ToolCallEffect:
         mock: eval_set_pb2.ToolMock | None,
         idempotency_key: str,
     ) -> message_pb2.ToolResult:
-        async with self._execution.concurrency.hold_slot(self._key, self._running.budget):
-            return await self._run_now(call, offer, mock, idempotency_key)
-
-    async def _run_now(
-        self,
-        call: message_pb2.ToolCall,
-        offer: ToolOffer,
-        mock: eval_set_pb2.ToolMock | None,
-        idempotency_key: str,
-    ) -> message_pb2.ToolResult:
         execution, running, key = self._execution, self._running, self._key
-        traced = execution.tracing.execute_tool(
-            tool=call.name, call_id=call.call_id, description=offer.spec.description, parent=running.traced.below
-        )
-        execution.spans[key] = traced
-        started = running.open_invocation.set_step(running.event(key, traced=traced), self._index)
-        started.effect_digest, started.attempt = self._digest, self._attempt
-        started.tool_started.call.CopyFrom(call)
-        started.tool_started.idempotency_key = idempotency_key
-        execution.emit(started)
-        await (
-            execution.writer.wait_for_commit()
-        )  # write ahead: after a crash the log must say that the tool may have run
-        result = message_pb2.ToolResult(call=call, start_time=started.record_time)
-        state = StateView(self._state)
-        try:
-            if mock is not None:
-                result.MergeFrom(build_mock_result(mock, call))
-            else:
-                with traced.attach():
-                    result.parts.extend(await self._execution.keep_parts(await self._execute(started, offer, state)))
-        except Exception as raised:
-            result.error.CopyFrom(to_run_error(raised).to_agent_error())
-        result.duration.CopyFrom(to_duration(execution.clock.now_ns() - result.start_time.ToNanoseconds()))
-        result = self._end(result, traced, state.take_changes())
-        output = text_of(result)
-        error = result.error if result.HasField("error") else None
-        execution.spans.pop(key).end(error=error, input=call.arguments_json, output=output)
-        # Its end is not waited for: whatever its caller does with the result waits for a commit that includes it.
-        return result
+        async with execution.concurrency.hold_slot(key, running.budget):
+            traced = execution.tracing.execute_tool(
+                tool=call.name, call_id=call.call_id, description=offer.spec.description, parent=running.traced.below
+            )
+            execution.spans[key] = traced
+            started = running.event(key, self._index, traced=traced)
+            started.effect_digest, started.attempt = self._digest, self._attempt
+            started.tool_started.call.CopyFrom(call)
+            started.tool_started.idempotency_key = idempotency_key
+            execution.emit(started)
+            await (
+                execution.writer.wait_for_commit()
+            )  # write ahead: after a crash the log must say that the tool may have run
+            result = message_pb2.ToolResult(call=call, start_time=started.record_time)
+            state = StateView(self._state)
+            try:
+                if mock is not None:
+                    result.MergeFrom(build_mock_result(mock, call))
+                else:
+                    with traced.attach():
+                        parts = await self._execute(started, offer, state)
+                        result.parts.extend(await execution.keep_parts(parts))
+            except Exception as raised:
+                result.error.CopyFrom(to_run_error(raised).to_agent_error())
+            result.duration.CopyFrom(to_duration(execution.clock.now_ns() - result.start_time.ToNanoseconds()))
+            result = self._end(result, traced, state.take_changes())
+            output = text_of(result)
+            error = result.error if result.HasField("error") else None
+            execution.spans.pop(key).end(error=error, input=call.arguments_json, output=output)
+            # Its end is not waited for: whatever its caller does with the result waits for a commit that includes it.
+            return result
 
     async def _execute(
         self, started: event_pb2.AgentEvent, offer: ToolOffer, state: StateView
@@ -321,7 +313,7 @@ class ToolCallEffect:
             await self._writer.wait_for_room()
 
     def _event(self) -> event_pb2.AgentEvent:
-        return self._running.open_invocation.set_step(self._running.event(self._key), self._index)
+        return self._running.event(self._key, self._index)
 
     def _fill(self, result: message_pb2.ToolResult, error: RunError | None) -> None:
         result.agent, result.invocation_id = self._running.name, self._running.invocation_id
@@ -339,7 +331,7 @@ async def call_from_code(lane: Lane, key: str, name: str, arguments: Mapping[str
     # The number of the effect; in lanes of the code, whose effects have the same numbers, after that of the lane.
     call_id = key.removeprefix(f"{running.scope}/")
     if call_id in running.call_ids:  # a provider has chosen the same id
-        call_id = ids.derive_id(lane.run_id, key)
+        call_id = ids.derive_id(lane.execution.facts.run_id, key)
     call = message_pb2.ToolCall(call_id=call_id, name=name, arguments_json=_arguments_json(name, arguments))
     running.call_ids.add(call_id)  # a model's call gets another one
     effect = ToolCallEffect(

@@ -6,10 +6,9 @@ from functools import partial
 from typing import Final
 
 from bough.v1 import error_pb2, execution_pb2, message_pb2
-from bough_server.engine import keys
 from bough_server.errors import RunError
 from bough_server.runtime.agent import CallResult
-from bough_server.runtime.dispatch import Dispatch
+from bough_server.runtime.child_call import Dispatch
 from bough_server.runtime.dispatcher import dispatch
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.state import LaneState
@@ -37,7 +36,7 @@ class ParallelToolCalls:
 
     def key(self, position: int) -> str:
         """Return the key of a call."""
-        return keys.below(self._lane.scope, f"s{self._index}.t{position}")
+        return self._lane.key(f"s{self._index}.t{position}")
 
     async def run(self, *, parallel: bool) -> list[CallResult]:
         """Run the calls and return their answers. Raises Abort if a sub-agent's failure aborts the caller."""
@@ -104,7 +103,6 @@ class ParallelToolCalls:
         if offer is not None and offer.link is not None:
             work = Dispatch(
                 key=self.key(position),
-                agent=offer.link.agent,
                 link=offer.link,
                 call=call,
                 step_index=self._index,
@@ -119,7 +117,7 @@ class ParallelToolCalls:
         state = self._lane.lane_state
         if not self._is_parallel:
             state.join()
-        return state.fork(keys.below(self._lane.scope, f"s{self._index}.t"), position)
+        return state.fork(self._lane.key(f"s{self._index}.t"), position)
 
     def _refusal(self, position: int) -> RunError | None:
         """Return the error of an action that follows another in the same answer; only the first valid one is taken."""

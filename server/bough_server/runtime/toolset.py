@@ -76,8 +76,9 @@ def build_toolset(
     `parent` is the agent that transferred to it; `peers` are the other members of its swarm, over which its own links
     take precedence; `closing` are the tools of which it must call one to end, if any.
     """
+    llm = llm_of(definition)
     offers = [_tool_offer(link, None if link.name in builtin.SPECS else resolver.tools[link.name]) for link in links]
-    if inherited is not None and (llm_of(definition).inherit_tools or _passes_tools_on(definition)):
+    if inherited is not None and (llm.inherit_tools or _passes_tools_on(definition)):
         own = {offer.spec.name for offer in offers}
         offers.extend(offer for offer in inherited.tool_offers() if offer.spec.name not in own)
     targets = _targets(definition, parent)
@@ -91,7 +92,7 @@ def build_toolset(
                 spec=builtin.transfer_spec({name: resolver.agents[name].definition.description for name in targets})
             )
         )
-    ending = closing or ([builtin.FINAL_ANSWER_SPEC] if llm_of(definition).final_answer_tool else [])
+    ending = closing or ([builtin.FINAL_ANSWER_SPEC] if llm.final_answer_tool else [])
     offers.extend(ToolOffer(spec=spec) for spec in ending)
     return Toolset(offers, targets, peers=peers, closing=[spec.name for spec in ending], must_close=bool(closing))
 

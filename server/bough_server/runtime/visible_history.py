@@ -10,10 +10,10 @@ from functools import partial
 from bough.v1 import event_pb2, message_pb2
 from bough_server.engine.execution import Execution
 from bough_server.functions import Rewriter
-from bough_server.history.growing import SessionView, TranscriptView
 from bough_server.history.overflow import Compaction, Unit, replace_with_summary, units
 from bough_server.history.rewrite import Rewriter as Rewrite
 from bough_server.history.rewrite import as_context
+from bough_server.history.session import SessionView, TranscriptView
 from bough_server.history.transcript import Transcript
 from bough_server.history.visible import Reader, VisibleMessage, reader_of, summaries
 from bough_server.messages import copy_of

@@ -6,7 +6,7 @@ from typing import Final
 from bough.v1 import error_pb2, eval_result_pb2, evaluation_pb2, execution_pb2
 from bough_server.log import evaluation_events
 from bough_server.log.usage import Sums
-from bough_server.store.ports import EvaluationLogEvent
+from bough_server.store.ports.log import EvaluationLogEvent
 from bough_server.store.projected import NOTHING, EvaluationChange, Projected, RunEnd, RunStart
 
 

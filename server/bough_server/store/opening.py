@@ -13,7 +13,7 @@ from bough_server.store.sql.database_copy import CopyEnd, Report, copy_rows
 from bough_server.store.sql.driver import Driver
 from bough_server.store.sql.options import StoreOptions
 from bough_server.store.sql.rebuild import rebuild
-from bough_server.store.sql.status import DatabaseStatus
+from bough_server.store.sql.schema_version import DatabaseStatus
 from bough_server.store.sql.store import Store
 from bough_server.store.sqlite import database as sqlite
 from bough_server.store.sqlite.database_path import is_postgres

@@ -20,7 +20,9 @@ from bough_server.log.session_state_fold import StateFold
 from bough_server.log.usage import Sums
 from bough_server.messages import calls_of, copy_of
 from bough_server.store.linked_calls import LinkedCalls
-from bough_server.store.ports import LogEvent, StoredCall, StoredMessage, UsageEntry
+from bough_server.store.ports.log import LogEvent
+from bough_server.store.ports.runs import UsageEntry
+from bough_server.store.ports.sessions import StoredCall, StoredMessage
 from bough_server.store.projected import NOTHING, LogAddress, Projected, RunEnd, RunStart
 from bough_server.store.usage_so_far import COUNTED, UsageSoFar
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, overload
 from weakref import WeakValueDictionary, ref
 
 from bough_server.log import evaluation_events, events
-from bough_server.store.ports import AnyLogEvent, StoredEvent
+from bough_server.store.ports.log import AnyLogEvent, StoredEvent
 
 PAGE_EVENTS: Final = 256
 """The most events in a page."""

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar, cast
 
+from bough_server.threads import make_thread
 from bough_server.tools.output import Excerpt
 
 T = TypeVar("T")
@@ -94,7 +95,7 @@ class ThreadLimit:
                 self._changed.notify()
             elif self._threads < self._limit:
                 self._threads += 1
-                threading.Thread(target=self._work, name="bough-tool", daemon=True).start()
+                make_thread(self._work, name="bough-tool").start()
 
     def _work(self) -> None:
         while True:

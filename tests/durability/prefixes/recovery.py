@@ -10,7 +10,7 @@ from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, follow_pb2, in
 from bough_server.models.model import RetryPolicy
 from bough_server.runs.replay import ReplayOutcome
 from bough_server.store.opening import rebuild_projections
-from bough_server.store.ports import StoredMessage
+from bough_server.store.ports.sessions import StoredMessage
 from tests.durability.prefixes.scenario import Answer, Scenario, World
 from tests.store.sql import execute
 from tests.support.databases import copy_database

@@ -134,7 +134,8 @@ const (
 	ErrorReason_ERROR_REASON_MODEL_NOT_FOUND ErrorReason = 47
 	// No mock answers a call of a tool, and the mocks of the run are strict. The tool did not run.
 	ErrorReason_ERROR_REASON_TOOL_NOT_MOCKED ErrorReason = 48
-	// The server lacks an optional part that the call needs; the message says which to install.
+	// The server lacks an optional part that the call needs; the message says which to install. Servers of this version return it
+	// for no call.
 	ErrorReason_ERROR_REASON_NOT_INSTALLED ErrorReason = 49
 	// The evaluation has not ended. Metadata: evaluation_id. BadRequest names the field of the request that names it.
 	ErrorReason_ERROR_REASON_EVALUATION_NOT_ENDED ErrorReason = 50

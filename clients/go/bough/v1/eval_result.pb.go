@@ -847,7 +847,8 @@ type EvalTotals struct {
 	TrialsPassed int32 `protobuf:"varint,7,opt,name=trials_passed,json=trialsPassed,proto3" json:"trials_passed,omitempty"`
 	// The mean of the cases' pass rates; absent while no case has one.
 	PassRate *float64 `protobuf:"fixed64,8,opt,name=pass_rate,json=passRate,proto3,oneof" json:"pass_rate,omitempty"`
-	// The interval of pass_rate, from resampling the cases; unset while no case has a pass rate.
+	// The interval of pass_rate, from resampling the cases, and over 500 cases by the normal distribution; unset while no case has a
+	// pass rate.
 	PassRateInterval *ConfidenceInterval `protobuf:"bytes,9,opt,name=pass_rate_interval,json=passRateInterval,proto3" json:"pass_rate_interval,omitempty"`
 	// The mean of each metric over the cases, by its name.
 	MetricMeans map[string]float64 `protobuf:"bytes,10,rep,name=metric_means,json=metricMeans,proto3" json:"metric_means,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`

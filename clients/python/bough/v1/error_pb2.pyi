@@ -134,7 +134,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_TOOL_NOT_MOCKED: _ErrorReason.ValueType  # 48
     """No mock answers a call of a tool, and the mocks of the run are strict. The tool did not run."""
     ERROR_REASON_NOT_INSTALLED: _ErrorReason.ValueType  # 49
-    """The server lacks an optional part that the call needs; the message says which to install."""
+    """The server lacks an optional part that the call needs; the message says which to install. Servers of this version return it
+    for no call.
+    """
     ERROR_REASON_EVALUATION_NOT_ENDED: _ErrorReason.ValueType  # 50
     """The evaluation has not ended. Metadata: evaluation_id. BadRequest names the field of the request that names it."""
     ERROR_REASON_SESSION_QUEUE_FULL: _ErrorReason.ValueType  # 55
@@ -262,7 +264,9 @@ ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 47
 ERROR_REASON_TOOL_NOT_MOCKED: ErrorReason.ValueType  # 48
 """No mock answers a call of a tool, and the mocks of the run are strict. The tool did not run."""
 ERROR_REASON_NOT_INSTALLED: ErrorReason.ValueType  # 49
-"""The server lacks an optional part that the call needs; the message says which to install."""
+"""The server lacks an optional part that the call needs; the message says which to install. Servers of this version return it
+for no call.
+"""
 ERROR_REASON_EVALUATION_NOT_ENDED: ErrorReason.ValueType  # 50
 """The evaluation has not ended. Metadata: evaluation_id. BadRequest names the field of the request that names it."""
 ERROR_REASON_SESSION_QUEUE_FULL: ErrorReason.ValueType  # 55

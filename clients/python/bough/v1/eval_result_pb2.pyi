@@ -611,7 +611,9 @@ class EvalTotals(_message.Message):
     """The mean of the cases' pass rates; absent while no case has one."""
     @_builtins.property
     def pass_rate_interval(self) -> Global___ConfidenceInterval:
-        """The interval of pass_rate, from resampling the cases; unset while no case has a pass rate."""
+        """The interval of pass_rate, from resampling the cases, and over 500 cases by the normal distribution; unset while no case has a
+        pass rate.
+        """
 
     @_builtins.property
     def metric_means(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:

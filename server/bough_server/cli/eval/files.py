@@ -5,12 +5,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from bough_server.cli.exit_codes import print_stderr
-from bough_server.distribution import install_command
 
 if TYPE_CHECKING:
     from bough.v1 import eval_result_pb2
@@ -49,9 +47,6 @@ class Files:
                 raise ConfigurationError(f"{path}: {why}")
         if len({path.resolve() for path in paths}) < len(paths):
             raise ConfigurationError("Two of --junit, --markdown, --html and --json name the same file.")
-        for file, package in ((self.junit, "junitparser"), (self.html, "jinja2")):
-            if file is not None and util.find_spec(package) is None:
-                raise ConfigurationError(f'{file}: This needs the extra "eval": {install_command("eval")}.')
         reduce_result(
             eval_result_pb2.EvalResult(), None, self.content.value, fields=redact.fields, patterns=redact.patterns
         )

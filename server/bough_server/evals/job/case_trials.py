@@ -29,7 +29,8 @@ from bough_server.log import events
 from bough_server.log.session_state import values_of
 from bough_server.observability.tracing import Parent
 from bough_server.runs.admission import EvaluationRun
-from bough_server.store.ports import Page, Principal, RunFilter, RunRow, StoredEvent
+from bough_server.store.ports.log import Principal, StoredEvent
+from bough_server.store.ports.runs import Page, RunFilter, RunRow
 from bough_server.tree.fold import Tree
 
 _ENDED: Final = frozenset(
@@ -280,6 +281,7 @@ class TrialRunner:
                 mocks.tools.extend(mocks_of(await self._read_invocation(mocks.run_id)))
             except NotFound:
                 raise NotScorable(f"The run {mocks.run_id!r} that tools are mocked from is not stored here.") from None
+        # The run holds the mocks themselves: it can be continued when that other run has been deleted.
         mocks.run_id = ""
         return mocks
 
@@ -294,6 +296,7 @@ class TrialRunner:
         except (ServerStopping, StorageFailed):
             raise
         except CallError as error:
+            # Else it would stay open after its evaluation.
             await self._cancel(row.run.run_id, note=_NOT_CONTINUED)
             raise NotScorable(f"The run could not be continued: {error.message}") from None
         if unanswered is not None:
@@ -356,6 +359,7 @@ class _TurnReader:
 
 
 def _policy(case: eval_set_pb2.EvalCase) -> policy_pb2.RunPolicy:
+    # No client follows these runs: neither a lost stream nor a caller's deadline may end them.
     policy = policy_pb2.RunPolicy(background=True, on_disconnect=policy_pb2.DISCONNECT_POLICY_CONTINUE)
     policy.limits.wall_duration.CopyFrom(case.timeout)  # a planned case has one
     return policy

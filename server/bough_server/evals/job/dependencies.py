@@ -8,8 +8,9 @@ from bough_server.agents.catalog import AgentCatalog
 from bough_server.clock import Clock
 from bough_server.evals.metrics.custom import MetricFunction
 from bough_server.evals.sets.expectation_validation import KnownNames
+from bough_server.ownership.worker import Worker
 from bough_server.runs.runs import Runs
-from bough_server.store.worker_ports import RunStore
+from bough_server.store.ports.workers import RunStore
 from bough_server.tools.threads import ThreadLimit
 
 METRIC_THREADS: Final = 16
@@ -18,13 +19,13 @@ METRIC_THREADS: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationDependencies:
-    """What evaluations are executed with; `worker` is the name under which this process owns them."""
+    """What evaluations are executed with; `worker` is what this process owns them as."""
 
     runs: Runs
     store: RunStore
     agents: AgentCatalog
     clock: Clock
-    worker: str
+    worker: Worker
     models: Mapping[str, str] = field(default_factory=dict)
     """The configured models, with the hash of each one's configuration."""
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict)

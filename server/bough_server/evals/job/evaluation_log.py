@@ -1,6 +1,5 @@
 """Fold the log of an evaluation: what is planned, what is done, and what was found so far."""
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -9,7 +8,8 @@ from bough.v1 import error_pb2, eval_result_pb2, evaluation_pb2, execution_pb2
 from bough_server.evals.results.verdicts import case_result, totals
 from bough_server.log import evaluation_events
 from bough_server.log.usage import Sums
-from bough_server.store.ports import EvaluationLogEvent, EventLog, StoredEvent
+from bough_server.store.ports.log import EvaluationLogEvent, EventLog, StoredEvent
+from bough_server.threads import run_in_thread
 
 
 def as_fact(event: evaluation_pb2.EvaluationEvent, *, sequence: int, now_ns: int) -> EvaluationLogEvent:
@@ -118,6 +118,7 @@ class EvaluationState:
         """Yield the trials that are not scored yet, in the order of the set."""
         for planned in self.cases.values():
             for trial in range(planned.trials):
+                # One that has ended is executed again too: its runs are found, and only its scores are computed.
                 if (planned.eval_case.id, trial) not in self.scored:
                     yield planned, trial
 
@@ -163,5 +164,6 @@ async def read_state(log: EventLog, evaluation_id: str, *, keeps_differences: bo
     """Return what the committed events of an evaluation say."""
     state = EvaluationState(keeps_differences=keeps_differences)
     while page := await log.read(evaluation_id, after=state.last_sequence):
-        await asyncio.to_thread(state.add, page)
+        # In a thread: the results of a page take a while to parse.
+        await run_in_thread(state.add, page)
     return state

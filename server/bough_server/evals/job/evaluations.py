@@ -1,11 +1,11 @@
 """Facade of this package: start, follow, read, list, cancel and recover evaluations."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Final, cast
 
 import structlog
 
@@ -19,33 +19,27 @@ from bough_server.errors import (
     RequestIdReused,
     SequenceOutOfRange,
     ServerStopping,
-    StorageFailed,
 )
-from bough_server.evals.job.cancel_commands import CancelCommands
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.evaluation_log import EvaluationState, as_fact, read_state
 from bough_server.evals.job.evaluator import LiveEvaluation
 from bough_server.evals.job.planning import EvaluationPlan, plan, request_digest
 from bough_server.evals.results.compare import find_baseline_problem
+from bough_server.log import evaluation_events
 from bough_server.observability.tracing import Parent
-from bough_server.runs.recovery import POLL_SECONDS, retry_until_stored, wait_at_most
-from bough_server.store.evaluation_ports import EvaluationFilter, EvaluationRow
-from bough_server.store.ports import (
-    NewEvaluation,
-    Page,
-    Principal,
-    RequestIdTaken,
-    RunMoved,
-    StoredEvent,
-)
-from bough_server.store.worker_ports import Topic
+from bough_server.ownership.arrivals import Arrivals
+from bough_server.ownership.background import Background, poll, retry_until_stored
+from bough_server.ownership.mailbox import CommandReader, CommandSender
+from bough_server.store.ports.evaluations import EvaluationFilter, EvaluationRow
+from bough_server.store.ports.log import NewEvaluation, Principal, RequestIdTaken, RunMoved, StoredEvent
+from bough_server.store.ports.runs import Page
+from bough_server.store.ports.workers import RunCommand, Topic
+from bough_server.threads import run_in_thread
 
-RETRY_SECONDS: Final = 1.0
-"""How long after an evaluation stopped because of the storage the first attempt to continue it is made."""
+MOST_ADOPTED: Final = 16
+"""How many evaluations a server executes before it takes over no more of those that others left."""
 
 Pages = AsyncGenerator[Sequence[StoredEvent], None]
-
-T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
@@ -56,13 +50,15 @@ class Evaluations:
     def __init__(self, dependencies: EvaluationDependencies) -> None:
         self.dependencies = dependencies
         """What evaluations, and the scoring of stored runs, are executed with."""
-        self._commands = CancelCommands(dependencies, cancel=self._cancel, is_elsewhere=self._is_elsewhere)
-        self._live: dict[str, LiveEvaluation] = {}
-        self._launching: dict[str, asyncio.Task[Any]] = {}
-        """The creations of evaluations, and the attempts to take them over, that are under way."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        store, self._worker = dependencies.store, dependencies.worker
+        self._sender = CommandSender(store.mailbox, store.log)
+        self._background = Background()
+        self._live = Arrivals[LiveEvaluation](self._worker, self._background, dependencies.clock)
         self._is_stopping = False
         self._offered = asyncio.Event()
+        self._broken: set[str] = set()
+        """Evaluations that could not be continued: claimed again, they would keep the room that others need."""
+        self._worker.on_lost(self._stop_all)
 
     # Starting
 
@@ -101,9 +97,9 @@ class Evaluations:
     ) -> EvaluationRow:
         now = self.dependencies.clock.now_ns()
         evaluation_id = ids.new_uuid7(now)
-        # A task: a caller that disconnects meanwhile must not leave an evaluation that no worker executes.
         work = self._write(principal, request, planned, evaluation_id=evaluation_id, now_ns=now)
-        return await self._wait_for_task(self._launch_attempt(evaluation_id, work))
+        # A task: a caller that disconnects meanwhile must not leave an evaluation that no worker executes.
+        return await self._live.arrive(evaluation_id, work)
 
     async def _write(
         self,
@@ -123,17 +119,13 @@ class Evaluations:
             request_digest=planned.started.request_digest,
             create_time_ns=now_ns,
             log_events=records,
-            owner=self.dependencies.worker,
+            owner=self._worker.name,
             eval_set_name=planned.started.eval_set.name,
             agent=planned.started.agent,
             labels=dict(request.labels),
         )
-        try:
-            await self.dependencies.store.log.create_evaluation(new)
-            record = await self.dependencies.store.evaluations.get(principal, evaluation_id)
-        except StorageFailed:
-            self._spawn(self._try_again(evaluation_id))  # it may have been created nevertheless
-            raise
+        await self.dependencies.store.log.create_evaluation(new)
+        record = await self.dependencies.store.evaluations.get(principal, evaluation_id)
         fold = EvaluationState()
         for event in events:
             fold.apply(event)
@@ -147,21 +139,19 @@ class Evaluations:
         if self._is_stopping:
             return  # the next server continues it
         live = LiveEvaluation(self.dependencies, row, fold, on_end=self._on_end)
-        self._live[live.evaluation_id] = live
+        self._live.put(live.evaluation_id, live)
         live.launch()
 
     def _on_end(self, live: LiveEvaluation, stopped: BaseException | None) -> None:
         """Handle the end of an evaluation's task: it has ended, or stopped with an error that no event records."""
-        self._live.pop(live.evaluation_id, None)
-        self.dependencies.store.log.release(live.evaluation_id)
-        if stopped is None or self._is_stopping or isinstance(stopped, Fenced):
-            return
-        self._spawn(self._try_again(live.evaluation_id))
+        self._release(live)
+        if stopped is not None and not self._is_stopping and not isinstance(stopped, Fenced):
+            self._live.offer_later(live.evaluation_id)
 
-    async def _try_again(self, evaluation_id: str) -> None:
-        """Continue an evaluation whose log, or that of one of its runs, could not be written, after a while."""
-        await self.dependencies.clock.sleep(RETRY_SECONDS)
-        await self._try_now(evaluation_id)
+    def _release(self, live: LiveEvaluation) -> None:
+        self._live.discard(live.evaluation_id, live)
+        self.dependencies.store.log.release(live.evaluation_id)
+        self._offered.set()  # there is room for another one
 
     # Reading
 
@@ -223,7 +213,7 @@ class Evaluations:
         fold = await read_state(self.dependencies.store.log, evaluation_id, keeps_differences=True)
         if fold.end is None:
             raise EvaluationNotEnded(evaluation_id, field=f"{field}.evaluation_id", advice="wait for its end")
-        return await asyncio.to_thread(_whole, fold, evaluation_id)
+        return await run_in_thread(_whole, fold, evaluation_id)
 
     async def baseline(
         self, principal: Principal, source: eval_result_pb2.EvalSource, *, allow_incomplete: bool
@@ -271,22 +261,27 @@ class Evaluations:
         evaluation_id = row.evaluation.evaluation_id
         if row.evaluation.HasField("end_time"):
             return True
-        if await self._is_elsewhere(row):
+        if await self._worker.is_elsewhere(row):
             with suppress(Fenced):  # it has ended meanwhile
-                await self._commands.send(row, request)
+                command = RunCommand(command_id=0, run_id=evaluation_id, cancel=request)
+                return await self._sender.send(command, after=row.evaluation.last_sequence, is_done=_stops)
             return True
-        if evaluation_id not in self._live:
+        if await self._live.find(evaluation_id) is None:
             self._refuse_while_stopping()
             await self._continue(evaluation_id)
-        live = self._live.get(evaluation_id)
+        live = self._live.get_live(evaluation_id)
         if live is None:
             return False
         try:
             await live.cancel(requested_by=request.requested_by, note=request.note)
         except Fenced:  # it has ended, or another worker has taken it over
-            await live.stop()
+            await self._leave(live)
             return False
         return True
+
+    async def _act(self, record: EvaluationRow, command: RunCommand) -> None:
+        if command.cancel is not None:  # an evaluation asks nothing: answers have no meaning
+            await self._cancel(record, command.cancel)
 
     # The worker
 
@@ -295,122 +290,104 @@ class Evaluations:
 
         Commands that other workers send to evaluations of this one are carried out from now on.
         """
-        self._spawn(self._commands.read())
-        store = self.dependencies.store
+        store, clock = self.dependencies.store, self.dependencies.clock
+        is_elsewhere = self._worker.is_elsewhere
+        reader = CommandReader(
+            "evaluation",
+            store.mailbox,
+            clock,
+            find=store.evaluations.find,
+            is_elsewhere=is_elsewhere,
+            act=self._act,
+        )
+        self._background.spawn(reader.read())
         store.notifier.subscribe(Topic.UNOWNED, lambda _: self._offered.set())
-        found = await store.evaluations.open_evaluations()
-        self._continue_all(found)
-        self._spawn(self._poll())
+        found = await self._list_orphans()
+        self._background.spawn(poll(clock, self._claim, self._offered, is_shared=store.leases.is_shared))
         return len(found)
 
-    def _continue_all(self, found: Sequence[EvaluationRow]) -> None:
-        for record in found:
-            if record.evaluation.evaluation_id not in self._live:
-                self._spawn(self._try_now(record.evaluation.evaluation_id))
-
-    async def _poll(self) -> None:
-        """Continue the evaluations that other servers leave, until cancelled."""
-        while True:
-            most = POLL_SECONDS if self.dependencies.store.leases.is_shared else None
-            await wait_at_most(self.dependencies.clock, self._offered, most)
-            self._offered.clear()
-            await retry_until_stored(self.dependencies.clock, self._continue_open)
-
-    async def _continue_open(self) -> None:
+    async def _list_orphans(self) -> Sequence[EvaluationRow]:
+        """Return the evaluations that no live worker owns, oldest first; none if this worker has no lease."""
         found = await self.dependencies.store.evaluations.open_evaluations()
         alive = await self.dependencies.store.leases.counters() if found else {}
-        if self._is_stopping or self.dependencies.worker not in alive:
-            return
-        for record in found:
-            live = self._live.get(record.evaluation.evaluation_id)
-            if live is not None and record.owner != live.record.owner and record.epoch >= live.record.epoch:
-                await self._leave(live)  # this worker was taken for lost meanwhile
-        self._continue_all([record for record in found if record.owner not in alive])
+        return [record for record in found if record.owner not in alive] if self._worker.name in alive else ()
 
-    async def _leave(self, live: LiveEvaluation) -> None:
-        await live.stop()
-        if self._live.get(live.evaluation_id) is live:
-            del self._live[live.evaluation_id]
-        self.dependencies.store.log.release(live.evaluation_id)
+    async def _claim(self) -> None:
+        """Continue evaluations that no live worker owns, as many as there is room for."""
+        if self._is_stopping:
+            return
+        found = [record.evaluation.evaluation_id for record in await self._list_orphans()]
+        executed = self._live.list_executing()  # after the await, during which others may have arrived
+        free = [evaluation_id for evaluation_id in found if evaluation_id not in self._broken.union(executed)]
+        for evaluation_id in free[: max(0, MOST_ADOPTED - len(executed))]:
+            self._live.claim([evaluation_id])
+            self._background.spawn(self._try_now(evaluation_id))
 
     async def _try_now(self, evaluation_id: str) -> None:
         """Continue an evaluation as soon as its log can be read and written; log an error that keeps it from that."""
         try:
-            await retry_until_stored(self.dependencies.clock, partial(self._continue, evaluation_id))
+            work = partial(self._continue, evaluation_id, is_retried=True)
+            await retry_until_stored(self.dependencies.clock, work)
         except Exception as error:
             _log.error("evaluation not continued", evaluation_id=evaluation_id, exc_info=error)
+            self._broken.add(evaluation_id)
+        finally:
+            self._live.unclaim(evaluation_id)
+            self._offered.set()  # if it is not live now, it leaves the room that it was claimed for
 
-    async def _continue(self, evaluation_id: str) -> None:
+    async def _continue(self, evaluation_id: str, *, is_retried: bool = False) -> None:
         """Take an evaluation over and launch it, unless it has ended or another live worker has it.
 
-        Calls for the same evaluation share one attempt: two would fence each other.
+        Calls for the same evaluation wait for the attempt that is under way: two would fence each other.
         """
-        attempt = self._launching.get(evaluation_id)
-        if attempt is None:
-            attempt = self._launch_attempt(evaluation_id, self._take_over(evaluation_id))
-        await self._wait_for_task(attempt)
-
-    def _launch_attempt(self, evaluation_id: str, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Run the one attempt to launch an evaluation that is under way, in a task of this object."""
-        attempt = self._launching[evaluation_id] = self._spawn(work)
-        attempt.add_done_callback(lambda _: self._launching.pop(evaluation_id, None))
-        attempt.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return attempt
+        if await self._live.find(evaluation_id) is None:
+            await self._live.arrive(evaluation_id, self._take_over(evaluation_id), is_retried=is_retried)
 
     async def _take_over(self, evaluation_id: str) -> None:
         record = await self.dependencies.store.evaluations.find(evaluation_id)
         if record is None or record.evaluation.HasField("end_time") or self._is_stopping:
             return
-        if evaluation_id in self._live or await self._is_elsewhere(record):
+        if await self._worker.is_elsewhere(record):
             return
+        epoch, owner = record.epoch + 1, self._worker.name
         try:
-            await self.dependencies.store.log.take_over(
-                evaluation_id, epoch=record.epoch + 1, owner=self.dependencies.worker, log_events=()
-            )
+            await self.dependencies.store.log.take_over(evaluation_id, epoch=epoch, owner=owner, log_events=())
         except (RunMoved, Fenced):
             return  # another worker was faster
-        taken = replace(record, epoch=record.epoch + 1, owner=self.dependencies.worker)
+        taken = replace(record, epoch=epoch, owner=owner)
         self._launch(taken, await read_state(self.dependencies.store.log, evaluation_id))
 
-    async def _is_elsewhere(self, row: EvaluationRow) -> bool:
-        if row.owner in ("", self.dependencies.worker):
-            return False
-        return row.owner in await self.dependencies.store.leases.counters()
+    async def _stop_all(self) -> None:
+        """Stop all evaluations where they are; others continue them."""
+        await self._live.wait_for_current_arrivals()
+        await asyncio.gather(*(self._leave(live) for live in self._live))
+
+    async def _leave(self, live: LiveEvaluation) -> None:
+        """Stop an evaluation where it is, unrecorded."""
+        await live.stop()
+        self._release(live)
 
     async def close(self) -> None:
         """Stop everything where it is; the next server continues it."""
         self._is_stopping = True
-        while self._tasks:  # a task may spawn another while it is being cancelled
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.wait(self._tasks)
-        await asyncio.gather(*(live.stop() for live in self._live.values()))
-        leases = self.dependencies.store.leases
-        for evaluation_id in self._live if leases.is_shared else ():
-            with suppress(
-                StorageFailed, ServerStopping
-            ):  # then it is continued when the lease of this worker has ended
-                await leases.give_up(self.dependencies.worker, evaluation_id)
-        self._live.clear()
+        await self._live.wait_for_all_arrivals()  # what is being created is live only after this
+        stopped = list(self._live)
+        await self._stop_all()
+        for live in stopped:
+            self._worker.give_up_soon(live.evaluation_id)
+        await self._background.close()
+        await self._worker.settle()
 
     def _refuse_while_stopping(self) -> None:
         if self._is_stopping:
             raise ServerStopping("The server is stopping and accepts no new evaluations. Try again at another server.")
 
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
-    async def _wait_for_task(self, task: "asyncio.Task[T]") -> T:
-        """Wait for a task that the caller's cancellation must not end. Raises ServerStopping if `close` ended it."""
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled() and self._is_stopping:
-                raise ServerStopping("The server is stopping. Try again at another server.") from None
-            raise
+def _stops(stored: StoredEvent) -> bool:
+    """Return whether an event cancels its evaluation, or ends it."""
+    return stored.kind == evaluation_events.EVALUATION_CANCEL_REQUESTED or (
+        stored.kind in evaluation_events.TERMINAL_KINDS
+    )
 
 
 def _same_request(earlier: EvaluationRow, digest: str, request_id: str) -> EvaluationRow:

@@ -23,8 +23,9 @@ from bough_server.evals.metrics.scoring import build_not_evaluated_result
 from bough_server.evals.results.evaluation_verdict import compute_verdict
 from bough_server.evals.sets.eval_set import is_recorded
 from bough_server.observability.tracing import Parent
-from bough_server.store.evaluation_ports import EvaluationRow
-from bough_server.store.ports import EvaluationLogEvent
+from bough_server.store.ports.evaluations import EvaluationRow
+from bough_server.store.ports.log import EvaluationLogEvent
+from bough_server.threads import run_in_thread
 
 _log = structlog.get_logger(__name__)
 
@@ -110,6 +111,7 @@ class LiveEvaluation:
             return
         if self._cancelling is None:  # calls that come meanwhile wait for the event of the first
             self._cancelling = asyncio.create_task(self._request_cancel(requested_by, note))
+        # Shielded, as other calls may wait for the same event.
         await asyncio.shield(self._cancelling)
 
     async def _request_cancel(self, requested_by: str, note: str) -> None:
@@ -129,10 +131,12 @@ class LiveEvaluation:
         try:
             await self._execute()
         except asyncio.CancelledError:
+            # Cancelled by `stop`, whose caller releases the evaluation.
             if self._stopped is None:
                 raise
             stopped = self._stopped
         except BaseExceptionGroup as group:
+            # What fails after the first error in the group does so because that ended its task.
             stopped = _first(group)
         except Exception as error:
             stopped = error
@@ -178,12 +182,14 @@ class LiveEvaluation:
 
     async def _execute_trial(self, planned: evaluation_pb2.CasePlanned, trial: int) -> None:
         case, named = planned.eval_case, self._runner.build_trial(planned, trial)
+        # A trial that has begun is finished: its runs are paid for, and a restart must not change its result.
         if (used_up := self._check_budget()) and (case.id, trial) not in self._fold.started:
             await self._record_score(build_not_evaluated_result(case, trial, used_up))
             return
         if (case.id, trial) not in self._fold.started:
             event = evaluation_pb2.EvaluationEvent()
             event.case_trial_started.case_id, event.case_trial_started.trial = case.id, trial
+            # Recorded turns have no session here, and that of a fork is known only once it is created.
             has_session = not (is_recorded(case) or case.HasField("origin"))
             event.case_trial_started.session_id = named.session_id if has_session else ""
             await self._recorder.record(event)
@@ -263,8 +269,9 @@ class LiveEvaluation:
 
     async def _end(self) -> None:
         fold = self._fold
-        cases = await asyncio.to_thread(fold.case_results)
-        summary = await asyncio.to_thread(fold.totals_of, cases)
+        # In threads: with many cases each takes tenths of a second, in which the server answers no call.
+        cases = await run_in_thread(fold.case_results)
+        summary = await run_in_thread(fold.totals_of, cases)
         end = evaluation_pb2.EvaluationEvent()
         if fold.cancel is not None:
             await self._runner.cancel_all(note=self._note())  # what was being created when the others were cancelled
@@ -275,8 +282,9 @@ class LiveEvaluation:
             return
         result = fold.result(self.evaluation_id, cases, summary)
         totaled = evaluation_pb2.EvaluationEvent()
-        totaled.evaluation_totaled.CopyFrom(await asyncio.to_thread(compute_verdict, fold.planned, result))
+        totaled.evaluation_totaled.CopyFrom(await run_in_thread(compute_verdict, fold.planned, result))
         end.evaluation_completed.verdict = totaled.evaluation_totaled.verdict
+        # In one transaction: a server that was lost in between would leave a verdict for the next to find twice.
         await self._recorder.record(totaled, end)
 
     def _check_budget(self) -> str:

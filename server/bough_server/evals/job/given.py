@@ -1,6 +1,5 @@
 """Read, score and compare invocations that are stored or given; nothing runs."""
 
-import asyncio
 from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2, execution_pb2, invocation_pb2
@@ -8,7 +7,6 @@ from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.judges import Judges
 from bough_server.evals.job.judging import score_all_metrics
-from bough_server.evals.job.planning import require_extra
 from bough_server.evals.metrics.scoring import applicable_metrics
 from bough_server.evals.results.verdicts import case_result, totals, verdict
 from bough_server.evals.sets.eval_set import plan_cases
@@ -16,7 +14,8 @@ from bough_server.evals.sets.validation import request_problems
 from bough_server.evals.trees.diff import diff
 from bough_server.evals.trees.folding import read_source
 from bough_server.messages import copy_of
-from bough_server.store.ports import Principal
+from bough_server.store.ports.log import Principal
+from bough_server.threads import run_in_thread
 
 MAX_RESULT_BYTES: Final = 3_900_000
 """The most bytes of the cases of a result: clients accept messages of 4 MiB."""
@@ -37,12 +36,12 @@ async def score_invocations(
 ) -> eval_result_pb2.EvalResult:
     """Score stored runs or given records, one after the other, each as a case of one turn.
 
-    Raises NotInstalled, InvalidRequest, NotFound and SequenceOutOfRange.
+    Raises InvalidRequest, NotFound and SequenceOutOfRange.
     """
-    require_extra()
     case = _case(request)
     await _check(dependencies, case)
     found = _Found(request, case)
+    # One for all records: what a judge used for several of them is counted once.
     judges = Judges(dependencies, principal)
     for number, source in enumerate(request.invocations):
         invocation = await read_source(dependencies.runs, dependencies.store.log, principal, source)
@@ -50,8 +49,8 @@ async def score_invocations(
         result = await score_all_metrics(
             dependencies, case, [invocation], trial=0, run_ids=[source.run.run_id], judges=judges
         )
-        await asyncio.to_thread(found.add, case, result)
-    return await asyncio.to_thread(found.result)
+        await run_in_thread(found.add, case, result)
+    return await run_in_thread(found.result)
 
 
 class _Found:
@@ -84,6 +83,7 @@ class _Found:
         _strip(numbers, "numbers")
         self._numbers.append(numbers)
         room = self._room - self._waiting * self._least
+        # From what is largest to what is missed most.
         for step in ("", "trees", "turns", "runs", "reason"):
             _strip(case, step)
             if case.ByteSize() + _FRAME_BYTES <= room:
@@ -130,14 +130,14 @@ async def diff_invocations(
     runs, log = dependencies.runs, dependencies.store.log
     before = await read_source(runs, log, principal, request.before)
     after = await read_source(runs, log, principal, request.after)
-    return await asyncio.to_thread(diff, before, after)
+    return await run_in_thread(diff, before, after)
 
 
 async def _check(dependencies: EvaluationDependencies, case: eval_set_pb2.EvalCase) -> None:
     one = eval_set_pb2.EvalSet(name="given", cases=[case])
     # Marks the case as one that is not run, as those of the request are.
     one.cases[0].turns[0].recorded.run.run_id = "given"
-    wrong = await asyncio.to_thread(request_problems, one, known=dependencies.collect_known_names())
+    wrong = await run_in_thread(request_problems, one, known=dependencies.collect_known_names())
     if wrong:
         raise InvalidRequest([FieldViolation(field=_in_request(path), description=text) for path, text in wrong])
 

@@ -28,7 +28,9 @@ from bough_server.evals.metrics.turn import name_of
 from bough_server.log.usage import Sums
 from bough_server.observability.tracing import Parent
 from bough_server.runs.admission import EvaluationRun
-from bough_server.store.ports import Principal, RunRow
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.runs import RunRow
+from bough_server.threads import run_in_thread
 
 MAX_AT_ONCE: Final = 16
 """The most judges of an evaluation that run at the same time."""
@@ -82,12 +84,13 @@ class Judges:
         """
         try:
             # In a thread: the texts of a large record take a while to join.
-            asked = await asyncio.to_thread(_questions, metric, case, invocations)
+            asked = await run_in_thread(_questions, metric, case, invocations)
         except RunError as error:
             return llm_judge.score(metric, (), problem=f"The judge was not asked: {error.message}")
         refs = [
             self._ref(metric, case, question, judged_run_id=run_ids[question.turn], trial=trial) for question in asked
         ]
+        # All are awaited, although one fails: a run that was started must be counted.
         answers = await asyncio.gather(
             *(self._answer(question, ref, used) for question, ref in zip(asked, refs, strict=True)),
             return_exceptions=True,
@@ -131,6 +134,7 @@ class Judges:
         async with self._free:
             request = _request(question)
             digest = self._digest(request, question)
+            # A run without an answer keeps its request id, so the same question is asked under the next number.
             for number in count():
                 request.request_id = f"{OF_SERVER}judge/{digest}-{number}"
                 name = hashlib.sha256(f"{self._principal.user_id}\0{request.request_id}".encode()).hexdigest()

@@ -11,6 +11,7 @@ from bough_server.evals.metrics import custom
 from bough_server.evals.metrics.scoring import applicable_metrics, build_not_evaluated_result, is_scorable, score_trial
 from bough_server.evals.metrics.turn import no_score
 from bough_server.log.usage import Sums
+from bough_server.threads import run_in_thread
 
 
 async def score_all_metrics(
@@ -31,7 +32,7 @@ async def score_all_metrics(
     scores: dict[str, eval_result_pb2.MetricScore] = {}
     used = Sums()
     asked = [metric for metric in applicable_metrics(case) if metric.WhichOneof("kind") in ("custom", "llm_judge")]
-    can_ask = bool(asked) and await asyncio.to_thread(_is_scorable_by_code, case, invocations)
+    can_ask = bool(asked) and await run_in_thread(_is_scorable_by_code, case, invocations)
     if can_ask:
         for metric in asked:
             if metric.HasField("custom"):
@@ -40,7 +41,7 @@ async def score_all_metrics(
                 scores[metric.name] = await judges.score(
                     metric, case, invocations, trial=trial, run_ids=run_ids, used=used
                 )
-    result = await asyncio.to_thread(_score_or_reject, case, invocations, trial=trial, extra_scores=scores)
+    result = await run_in_thread(_score_or_reject, case, invocations, trial=trial, extra_scores=scores)
     if used.numbers:
         result.judge_usage.CopyFrom(used.usage())
     return result

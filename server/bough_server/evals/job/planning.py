@@ -1,17 +1,15 @@
 """Check a request for an evaluation, and build the first events of its log."""
 
-import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import util
 from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2
 from bough_server.agents.definition import drop_unknown_fields
 from bough_server.agents.registry import VersionHashes, find_reachable
-from bough_server.distribution import install_command, version
-from bough_server.errors import FieldViolation, InvalidRequest, NotInstalled
+from bough_server.distribution import version
+from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.results.compare import baseline_of
 from bough_server.evals.results.gates import explain_unreachable, parse_gate
@@ -20,7 +18,8 @@ from bough_server.evals.sets.expectation_validation import unknown_agents
 from bough_server.evals.sets.validation import request_problems
 from bough_server.messages import copy_of
 from bough_server.runtime.agent import Resolver
-from bough_server.store.ports import Principal
+from bough_server.store.ports.log import Principal
+from bough_server.threads import run_in_thread
 
 DEFAULT_CONCURRENCY: Final = 4
 
@@ -54,12 +53,6 @@ def request_digest(request: eval_service_pb2.EvaluateRequest) -> str:
     return hashlib.sha256(content.SerializeToString(deterministic=True)).hexdigest()
 
 
-def require_extra() -> None:
-    """Raise NotInstalled if the packages that evaluations need are not installed."""
-    if util.find_spec("scipy") is None:
-        raise NotInstalled(f'Evaluations need the extra "eval": {install_command("eval")}.')
-
-
 async def plan(
     dependencies: EvaluationDependencies,
     principal: Principal,
@@ -70,13 +63,12 @@ async def plan(
 ) -> EvaluationPlan:
     """Check a request as a whole and plan its evaluation.
 
-    Raises NotInstalled, InvalidRequest with every problem, NotFound and AgentUnusable.
+    Raises InvalidRequest with every problem, NotFound and AgentUnusable.
     """
-    require_extra()
     agent = request.agent or request.eval_set.agent
     trials = request.trials if request.HasField("trials") else None
     # In a thread: a set of 8 MiB takes seconds to check.
-    wrong = await asyncio.to_thread(
+    wrong = await run_in_thread(
         request_problems, request.eval_set, agent=request.agent, known=dependencies.collect_known_names(), trials=trials
     )
     violations = [FieldViolation(field=_in_set(path), description=text) for path, text in wrong]
@@ -86,7 +78,7 @@ async def plan(
         violations.append(FieldViolation(field="baseline.result.cases", description="must have at least one case"))
     if violations:
         raise InvalidRequest(violations)
-    cases = await asyncio.to_thread(plan_cases, request.eval_set, trials=trials)
+    cases = await run_in_thread(plan_cases, request.eval_set, trials=trials)
     _refuse_gates(request, cases, has_baseline=baseline is not None)
     pins = eval_result_pb2.EvalPins(eval_set_digest=set_digest(request.eval_set), server_version=version())
     if agent:
@@ -128,6 +120,7 @@ def _build_first_event(
         user_id=principal.user_id,
     )
     started.eval_set.CopyFrom(request.eval_set)
+    # Each case is an event: a set may be larger than an event.
     del started.eval_set.cases[:]
     if request.HasField("budget"):
         started.budget.CopyFrom(request.budget)

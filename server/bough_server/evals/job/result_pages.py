@@ -12,7 +12,8 @@ from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.evaluation_log import EvaluationState
 from bough_server.evals.results.verdicts import case_result
 from bough_server.log import evaluation_events
-from bough_server.store.ports import StoredEvent
+from bough_server.store.ports.log import StoredEvent
+from bough_server.threads import run_in_thread
 
 _HELD: Final = 8
 """The most evaluations whose state is kept: a client reads the pages of one after the other, or polls it."""
@@ -108,6 +109,7 @@ class ResultPages:
                     return CasePage(cases=cases, next_since=at)
                 case = await self._case(evaluation_id, held.state, names[at])
                 size += case.ByteSize()
+                # With one case at least: an empty page would name itself as the next.
                 if cases and size > most_bytes:
                     return CasePage(cases=cases, next_since=at)
                 cases.append(case)
@@ -137,9 +139,9 @@ class ResultPages:
         log = self._dependencies.store.log
         try:
             while held.state.end is None and (page := await log.read(evaluation_id, after=held.state.last_sequence)):
-                await asyncio.to_thread(held.add, page)
+                await run_in_thread(held.add, page)
             if held.state.last_sequence > before:
-                await asyncio.to_thread(held.sum_up)
+                await run_in_thread(held.sum_up)
         except BaseException:
             # A thread may still be adding events: no other call may use this state.
             self._held.pop(evaluation_id, None)

@@ -21,7 +21,7 @@ from bough.v1.eval_set_pb2 import (
     ToolTrajectoryMetric,
 )
 from bough.v1.invocation_pb2 import Invocation
-from bough_server.evals.metrics import budget, final_response, tool_trajectory, trees
+from bough_server.evals.metrics import agent_trajectory, budget, final_response, tool_trajectory
 from bough_server.evals.metrics.turn import Turn, name_of, no_score
 from bough_server.evals.metrics.turn_result import MAX_BYTES, turn_result
 from bough_server.log.usage import Sums
@@ -83,9 +83,9 @@ def score_trial(
 ) -> CaseTrialResult:
     """Judge a trial by the records of its turns, folded with folding.UNLIMITED.
 
-    `extra_scores` are the scores of llm_judge and custom metrics, by name. Raises ConfigurationError if a metric needs
-    scipy and it is not installed.
+    `extra_scores` are the scores of llm_judge and custom metrics, by name.
     """
+    # First, because a crash is a failure whatever its record lacks.
     if any(invocation.state in _CRASHED for invocation in invocations):
         return _build_crash_result(case, invocations, trial=trial)
     if problem := next(_problems(case, invocations), ""):
@@ -186,14 +186,14 @@ def _subject(case: EvalCase, number: int) -> str:
 
 def _add_scores(
     result: CaseTrialResult, case: EvalCase, turns: Sequence[Turn], extra_scores: Mapping[str, MetricScore]
-) -> Mapping[int, trees.Marks]:
+) -> Mapping[int, agent_trajectory.Marks]:
     """Add the score of each metric, and return the marks of the first agent_trajectory by turn."""
-    marks: Mapping[int, trees.Marks] | None = None
+    marks: Mapping[int, agent_trajectory.Marks] | None = None
     for metric in applicable_metrics(case):
         score = extra_scores.get(metric.name)
         try:
             if score is None and metric.HasField("agent_trajectory"):
-                judgment = trees.score_with_marks(metric, case, turns)
+                judgment = agent_trajectory.score_with_marks(metric, case, turns)
                 if judgment is None:
                     continue
                 marks, score = judgment.marks if marks is None else marks, judgment.score
@@ -227,6 +227,7 @@ def _verdict(scores: Sequence[MetricScore]) -> tuple[Verdict.ValueType, str]:
 
 def _shorten(result: CaseTrialResult) -> None:
     """Leave out differences of trees, the last ones first, until the scores fit their bound."""
+    # By halves, as each look at the sizes passes over all scores.
     keep = max((len(tree.differences) for score in result.scores for tree in score.tree_comparisons), default=0)
     while keep and sum(score.ByteSize() for score in result.scores) > _MAX_SCORE_BYTES:
         keep //= 2
@@ -235,11 +236,14 @@ def _shorten(result: CaseTrialResult) -> None:
                 del tree.differences[keep:]
 
 
-def _add_turns(result: CaseTrialResult, invocations: Sequence[Invocation], marks: Mapping[int, trees.Marks]) -> None:
+def _add_turns(
+    result: CaseTrialResult, invocations: Sequence[Invocation], marks: Mapping[int, agent_trajectory.Marks]
+) -> None:
     """Add the trees of the turns, cut so that the whole result is within its bound."""
     room = MAX_BYTES - result.ByteSize()
     made = [turn_result(one, marks=marks.get(number, {}), max_bytes=room) for number, one in enumerate(invocations)]
     if sum(turn.ByteSize() for turn in made) > room:
+        # Those below an equal share stay whole; what they leave of it is not shared out again.
         share = room // len(made)
         for number, turn in enumerate(made):
             if turn.ByteSize() > share:

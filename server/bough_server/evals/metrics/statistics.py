@@ -8,27 +8,27 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
-from types import ModuleType
+from random import Random
+from statistics import quantiles
 from typing import Final
 
 from bough.v1 import eval_result_pb2
-from bough_server.distribution import install_command
-from bough_server.errors import ConfigurationError
 
 LEVEL: Final = 0.95
 """The probability with which an interval holds the number that is estimated."""
 
-_Z_SQUARED: Final = 3.8414588206941254
-"""The square of the normal distribution's quantile at 0.975."""
+_Z: Final = 1.959963984540054
+"""The normal distribution's quantile at 0.975. A literal: computed, its last digit depends on the machine."""
+_Z_SQUARED: Final = _Z * _Z
 
 _TOLERANCE: Final = 1e-12
 """How far apart two numbers may be that count as equal: the mean of 0.1 and 0.3 is to reach 0.2."""
 
 _RESAMPLES: Final = 9_999
-_DRAWS: Final = 100_000_000
-"""The most draws of a bootstrap. Beyond 10,000 cases it has fewer resamples, at least 1,000, and takes 2 s."""
-_BATCH: Final = 1_000_000
-"""How many draws are in memory at a time."""
+_DRAWS: Final = 1_000_000
+"""The most draws of a bootstrap, some 0.2 s: over 100 cases it has fewer resamples, and at 500 cases 2,000."""
+_RESAMPLED_CASES: Final = 500
+"""The most cases that are resampled. Of more, the mean is as good as normally distributed."""
 
 
 def is_close(value: float, other: float) -> bool:
@@ -68,23 +68,16 @@ def _interval(lower: float, upper: float) -> eval_result_pb2.ConfidenceInterval:
 
 
 def wilson(c: int, n: int) -> eval_result_pb2.ConfidenceInterval:
-    """Return Wilson's interval of a rate of which c of n were seen, n at least 1.
-
-    Raises ConfigurationError if scipy is not installed.
-    """
-    lower, upper = _wilson(c, n)
-    return _interval(lower, upper)
-
-
-@lru_cache(maxsize=4_096)
-def _wilson(c: int, n: int) -> tuple[float, float]:
-    """Return the bounds of Wilson's interval; the cases of a set share few pairs of counts, and scipy takes 0.4 ms."""
-    bounds = _scipy_stats().binomtest(c, n).proportion_ci(method="wilson")
-    return float(bounds.low), float(bounds.high)
+    """Return Wilson's interval of a rate of which c of n were seen, n at least 1."""
+    rate, denominator = c / n, 2 * (n + _Z_SQUARED)
+    center = (2 * n * rate + _Z_SQUARED) / denominator
+    half = _Z / denominator * math.sqrt(4 * n * rate * (1 - rate) + _Z_SQUARED)
+    # Rounding must not move the ends that are known.
+    return _interval(center - half if c else 0.0, center + half if c < n else 1.0)
 
 
 def highest_lower(n: int) -> float:
-    """Return Wilson's lower bound of n of n: the most that n trials, or cases, can prove. It needs no scipy."""
+    """Return Wilson's lower bound of n of n: the most that n trials, or cases, can prove."""
     return n / (n + _Z_SQUARED)
 
 
@@ -103,18 +96,20 @@ def find_least_trials(lower: float) -> int:
 def bootstrap(rates: Sequence[float], seed: str) -> eval_result_pb2.ConfidenceInterval:
     """Return the interval of the mean of some cases' pass rates, at least one, by resampling the cases.
 
-    The same rates, in any order, and the same seed have the same interval. If all rates are equal, resampling would
+    Over 500 cases it is the normal interval instead. The same rates, in any order, and the same seed have the same
+    interval, on any machine. If all rates are equal, resampling would
     say that the mean is certain: the interval is Wilson's then, with the cases as what is counted. And it is never
     narrower than what so many cases can prove: its lower bound is at most Wilson's of n of n, its upper bound at
-    least that of 0 of n. Raises ConfigurationError if scipy is not installed.
+    least that of 0 of n.
     """
     count = len(rates)
     if is_close(min(rates), max(rates)):
         return _wilson_of_rate(rates[0], count)
-    resampled = _resample(sorted(rates), seed)
-    return _interval(
-        lower=min(resampled.lower, wilson(count, count).lower), upper=max(resampled.upper, wilson(0, count).upper)
-    )
+    ordered = sorted(rates)
+    lower, upper = _resample(ordered, seed) if count <= _RESAMPLED_CASES else _normal_bounds(ordered)
+    # Sums of the same rates in another order round differently: a mean above all rates is not one.
+    lower, upper = max(lower, ordered[0]), min(upper, ordered[-1])
+    return _interval(lower=min(lower, wilson(count, count).lower), upper=max(upper, wilson(0, count).upper))
 
 
 def _wilson_of_rate(rate: float, count: int) -> eval_result_pb2.ConfidenceInterval:
@@ -125,25 +120,24 @@ def _wilson_of_rate(rate: float, count: int) -> eval_result_pb2.ConfidenceInterv
     return _interval(wilson(math.floor(seen), count).lower, wilson(math.ceil(seen), count).upper)
 
 
-def _resample(rates: Sequence[float], seed: str) -> eval_result_pb2.ConfidenceInterval:
-    """Return the percentile interval of the mean; BCa, the default of scipy, is not defined for every sample."""
-    # Imported late: numpy comes with scipy.
-    import numpy as np
+def _resample(rates: Sequence[float], seed: str) -> tuple[float, float]:
+    """Return the percentile interval of the mean; BCa, another usual one, is not defined for every sample."""
+    # Of Random's methods, only the sequence of random() is the same in every version of Python.
+    draw, count = Random(int.from_bytes(sha256(seed.encode()).digest())).random, len(rates)
+    means = [
+        math.fsum([rates[int(draw() * count)] for _ in range(count)]) / count
+        for _ in range(min(_RESAMPLES, _DRAWS // count))
+    ]
+    percentiles = quantiles(means, n=40, method="inclusive")
+    return percentiles[0], percentiles[-1]
 
-    bounds = (
-        _scipy_stats()
-        .bootstrap(
-            (rates,),
-            np.mean,
-            method="percentile",
-            n_resamples=min(_RESAMPLES, max(1_000, _DRAWS // len(rates))),
-            batch=max(1, _BATCH // len(rates)),
-            rng=np.random.default_rng(int.from_bytes(sha256(seed.encode()).digest())),
-        )
-        .confidence_interval
-    )
-    # Sums of the same rates in another order round differently: a mean above all rates is not one.
-    return _interval(max(float(bounds.low), rates[0]), min(float(bounds.high), rates[-1]))
+
+def _normal_bounds(rates: Sequence[float]) -> tuple[float, float]:
+    """Return the normal interval of the mean, by the standard error of the sample."""
+    center = mean(rates)
+    variance = math.fsum([(rate - center) ** 2 for rate in rates]) / (len(rates) - 1)
+    half = _Z * math.sqrt(variance / len(rates))
+    return center - half, center + half
 
 
 def pass_statistics(passed: int, trials: int) -> eval_result_pb2.PassStatistics:
@@ -167,13 +161,3 @@ def _probabilities(n: int, c: int) -> tuple[tuple[float, ...], tuple[float, ...]
     """Return pass@k and pass^k for every k; of 1,000 trials they take 0.1 s, and many cases share them."""
     every_k = range(1, n + 1)
     return tuple(pass_at_k(n, c, k) for k in every_k), tuple(pass_all_k(n, c, k) for k in every_k)
-
-
-def _scipy_stats() -> ModuleType:
-    """Return scipy's statistics, loaded when they are needed: it takes a second, and only evaluations use it."""
-    try:
-        from scipy import stats
-    except ImportError as error:
-        raise ConfigurationError(f"Evaluations need scipy. Install it: {install_command('eval')}.") from error
-    assert isinstance(stats, ModuleType)
-    return stats

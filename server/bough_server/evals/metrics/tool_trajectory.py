@@ -15,8 +15,7 @@ from bough.v1.eval_set_pb2 import (
     ValueMatcher,
 )
 from bough.v1.invocation_pb2 import AgentInvocation, ToolInvocation
-from bough_server.distribution import install_command
-from bough_server.errors import ConfigurationError
+from bough_server.evals.metrics.bipartite_matching import find_largest_matching
 from bough_server.evals.metrics.tool_names import fits_name, is_named, name_words
 from bough_server.evals.metrics.turn import Turn, TurnScore, is_configured, mean_score, no_turn_score, score_difference
 from bough_server.history.visible import CALL_PREFIX
@@ -89,8 +88,7 @@ def is_of_agent(call: ToolInvocation, agents: Collection[str]) -> bool:
 def mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation], mode: TrajectoryMode.ValueType) -> str:
     """Return the first difference between calls in their order and what is expected of them; empty if there is none.
 
-    The mode's default is EXACT. Raises TooMuchWork, and ConfigurationError if the mode has no order and scipy is not
-    installed.
+    The mode's default is EXACT. Raises TooMuchWork.
     """
     if mode in _UNORDERED:
         return _find_unordered_mismatch(expected, actual, mode)
@@ -169,24 +167,12 @@ def _pairs(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -
     by_name: dict[str, list[int]] = {}
     for column, call in enumerate(actual):
         by_name.setdefault(call.name, []).append(column)
-    edges: list[tuple[int, int]] = []
-    for row, tool in enumerate(expected):
+    fitting: list[list[int]] = []
+    for tool in expected:
         named = [column for name, columns in by_name.items() if fits_name(tool, name) for column in columns]
         spend(_PAIR_STEPS * len(named))
-        edges.extend((row, column) for column in named if _fits(tool, actual[column]))
-    if not edges:
-        return {}
-    try:
-        # An extra of 190 MB that takes 0.3 s to import: loaded when calls without an order are compared.
-        from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import maximum_bipartite_matching
-    except ImportError:
-        message = f"Tool calls in any order are compared by scipy, which is missing: {install_command('eval')}."
-        raise ConfigurationError(message) from None
-    rows, columns = zip(*edges, strict=True)
-    graph = csr_array(([1] * len(edges), (rows, columns)), shape=(len(expected), len(actual)))
-    matched = maximum_bipartite_matching(graph, perm_type="column")
-    return {row: int(column) for row, column in enumerate(matched) if column >= 0}
+        fitting.append(sorted(column for column in named if _fits(tool, actual[column])))
+    return find_largest_matching(fitting)
 
 
 def _fits(tool: ExpectedTool, call: ToolInvocation) -> bool:

@@ -48,6 +48,7 @@ def compare(before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResul
     if before.totals.HasField("pass_rate") and after.totals.HasField("pass_rate"):
         result.pass_rate_change = after.totals.pass_rate - before.totals.pass_rate
     old, new = total_cost(before.totals), total_cost(after.totals)
+    # A cost that is not known, or in another currency, has no difference to this one.
     if old.HasField("cost_nanos") and new.HasField("cost_nanos") and old.currency_code == new.currency_code:
         result.cost_nanos_change, result.cost_currency_code = new.cost_nanos - old.cost_nanos, new.currency_code
     return result
@@ -70,6 +71,7 @@ def shrink_comparison(
     """
     del comparison.pins_changed[MAX_PINS:]
     size = comparison.ByteSize()
+    # From the last case on: what a reader comes to first stays whole.
     for name in ("differences", "metric_changes"):
         for case in reversed(comparison.cases):
             if size <= most:
@@ -133,6 +135,7 @@ def _compare_pins(before: eval_result_pb2.EvalResult, after: eval_result_pb2.Eva
 def _describe_change(what: str, before: str, after: str) -> Iterator[str]:
     if before != after:
         old, new = before[:_SHOWN], after[:_SHOWN]
+        # Hashes that differ only in what is not shown would read as if nothing had changed.
         if old == new:
             old, new = before, after
         yield f"{what} has changed: {old or 'none'}, now {new or 'none'}."
@@ -179,6 +182,7 @@ def _change(before: eval_result_pb2.CaseResult, after: eval_result_pb2.CaseResul
     if (before.verdict == PASSED) != (after.verdict == PASSED):
         return BETTER if after.verdict == PASSED else WORSE
     old, new = _pass_rate(before), _pass_rate(after)
+    # Rates are quotients: two that are equal may differ in their last bit.
     if old is None or new is None or statistics.is_close(old, new):
         return SAME
     return BETTER if new > old else WORSE

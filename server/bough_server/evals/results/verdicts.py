@@ -53,8 +53,7 @@ def case_result(
     else NOT_EVALUATED if a trial could not be scored, in whole or by one of the metrics; else PASSED. One
     crashed and one passed trial are therefore a failure, and so are one failed trial and one that could not be scored.
 
-    The statistics count the scored trials, crashed ones among them. Raises ConfigurationError if scipy is not
-    installed.
+    The statistics count the scored trials, crashed ones among them.
     """
     ordered = sorted(trials, key=lambda trial: trial.trial)
     judged = [trial for trial in ordered if is_scored(trial)]
@@ -92,6 +91,7 @@ class _MetricOfTrials:
         return NOT_EVALUATED if self.missing or not self.scores else PASSED
 
     def summary(self) -> eval_result_pb2.MetricSummary:
+        # Without some of the trials it would be compared with means over all of them.
         mean = None if self.missing or not self.scores else statistics.mean(self.scores)
         return eval_result_pb2.MetricSummary(name=self.name, verdict=self.status, mean=mean, threshold=self.threshold)
 
@@ -124,6 +124,7 @@ def _case_verdict(
 ) -> tuple[Status, str]:
     """Return the verdict of a case and the sentence that says why."""
     total = max(planned.trials, len(trials))
+    # In this order: a failure stands whatever else is unknown, and what is unknown outlasts what has not ended.
     if crashed := [trial for trial in trials if trial.crashed]:
         return FAILED, _describe_trials(crashed, total, "crashed")
     if failed := next((metric for metric in metrics if metric.status == FAILED), None):
@@ -160,8 +161,7 @@ def totals(
 ) -> eval_result_pb2.EvalTotals:
     """Return the numbers over all cases; the digest of the set seeds the resampling, so the same cases have the same.
 
-    Over 1,000 cases the resampling takes tenths of a second: call it in a thread. Raises ConfigurationError if scipy
-    is not installed.
+    Resampling takes tenths of a second: call it in a thread.
     """
     statuses = [case.verdict for case in cases]
     result = eval_result_pb2.EvalTotals(

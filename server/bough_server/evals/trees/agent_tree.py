@@ -53,6 +53,7 @@ def agent_tree(
     Transparent agents are left out, and their children stand in their place, in order. An agent whose caller is not in
     the record is a root, and so is one whose callers lead back to it.
     """
+    # Reversed, so that the first of several with one id is kept.
     agents = {agent.invocation_id: agent for agent in reversed(invocation.agents)}
     forest = arrange({agent.invocation_id: agent.parent_invocation_id for agent in invocation.agents})
     nodes = [AgentNode(index=0, agent=invocation_pb2.AgentInvocation())]
@@ -69,6 +70,7 @@ def agent_tree(
     for call in sorted(invocation.tools, key=lambda call: call.sequence):
         if call.invocation_id in own:
             own[call.invocation_id].calls.append(call)
+    # Backwards, as in preorder a caller comes before those that it called.
     for node in reversed(nodes[1:]):
         assert node.parent is not None
         node.parent.size += node.size

@@ -1,6 +1,5 @@
 """Fold logs and events that callers send into records, off the event loop."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
@@ -9,7 +8,8 @@ from google.protobuf.message import Message
 from bough.v1 import event_pb2, invocation_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, SequenceOutOfRange
 from bough_server.runs.runs import Runs
-from bough_server.store.ports import EventLog, Principal, StoredEvent
+from bough_server.store.ports.log import EventLog, Principal, StoredEvent
+from bough_server.threads import run_in_thread
 from bough_server.tree.fold import Tree
 
 _LONG_COUNT: Final = 1_000
@@ -61,7 +61,7 @@ class TreeBuilder:
     async def invocation(self) -> invocation_pb2.Invocation:
         """Return the record of the events added so far."""
         if _is_long(self.count, self.size):
-            return await asyncio.to_thread(self._tree.invocation)
+            return await run_in_thread(self._tree.invocation)
         return self._tree.invocation()
 
     def _count_and_add(self, event: event_pb2.AgentEvent) -> None:
@@ -74,7 +74,7 @@ class TreeBuilder:
     async def _add_batch(self, add: Callable[[T], None], items: Iterable[T], *, count: int, size: int) -> None:
         self.count, self.size = self.count + count, self.size + size
         if _is_long(count, size):
-            await asyncio.to_thread(_add_all, add, items)
+            await run_in_thread(_add_all, add, items)
         else:
             _add_all(add, items)
 

@@ -1,4 +1,4 @@
-"""Request bodies for Anthropic's Messages API.
+"""Anthropic's Messages API: where its requests go, and their bodies.
 
 The API has rules that others lack: user and assistant alternate, a call's result is in the message after it, thinking
 comes back with its signature and before the calls it led to, and no text is blank.
@@ -8,10 +8,14 @@ import base64
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import ClassVar, Final
 
 from bough.v1 import message_pb2
+from bough_server.models.answer import Answer
+from bough_server.models.anthropic.message import StreamedMessage
+from bough_server.models.http import Address
 from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.models.structured_output import (
     Body,
@@ -27,6 +31,8 @@ from bough_server.models.structured_output import (
 DEFAULT_MAX_TOKENS: Final = 8192
 """Tokens of an answer, which the API requires to be bounded; those of a thinking budget come on top."""
 
+_VERSION: Final = "2026-10-21"
+"""The version of the API that requests are written for; a provider keeps one for years."""
 _OURS: Final = frozenset({"model", "messages", "system", "stream", "tools", "container", "mcp_servers"})
 """Parameters that `extra_json` may not set."""
 _IMAGES: Final = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
@@ -35,6 +41,30 @@ _CACHED: Final = {"type": "ephemeral"}
 _LEFT_OUT: Final = "[Earlier messages are left out.]"
 _GO_ON: Final = "Continue."
 _EMPTY: Final = "[empty]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesApi:
+    """The Messages API."""
+
+    path: ClassVar[str] = "/v1/messages"
+    base_url: ClassVar[str] = "https://api.anthropic.com"
+    answer: ClassVar[type[Answer]] = StreamedMessage
+    structured_output: bool = True
+    """Whether the model accepts a JSON schema for its answer; if not, the instruction asks for it."""
+    caches: bool = True
+    """Whether requests are marked so that the provider caches what the next one repeats."""
+
+    def address(self, base_url: str, key: str) -> Address:
+        """Return where requests go, with the key if there is one."""
+        signed = {"Authorization": f"Bearer {key}"} if key else {}
+        return Address(base_url=base_url, headers={"anthropic-version": _VERSION, **signed})
+
+    def body(self, request: ModelRequest, *, model: str, name: str) -> Body:
+        """Build the body of a request. Raises BadSettings."""
+        return messages_body(
+            request, model=model, name=name, caches=self.caches, structured_output=self.structured_output
+        )
 
 
 def messages_body(

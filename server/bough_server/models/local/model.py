@@ -14,6 +14,8 @@ from bough.v1 import message_pb2, step_pb2
 from bough.v1.event_pb2 import RETRY_REASON_TRANSPORT
 from bough_server.errors import ModelError
 from bough_server.models.endpoint import Endpoint, Timeouts
+from bough_server.models.failures import Failures
+from bough_server.models.http import Address, HttpConnection
 from bough_server.models.limiter import ModelLimiter
 from bough_server.models.local.engine import LocalEngine, find_problem
 from bough_server.models.local.process import SLOTS
@@ -30,7 +32,6 @@ from bough_server.models.model import (
     ToolSpec,
 )
 from bough_server.models.openai.chat import Completion
-from bough_server.models.openai.transport import openai_endpoint
 from bough_server.models.scripted.script import current_turn, find_answered_tools, step_of
 
 __all__ = ["MODEL", "LocalModel", "find_problem"]
@@ -162,8 +163,11 @@ class LocalModel:
         base_url = await self._engine.base_url()
         if self._endpoint is None or base_url != self._base_url:
             before, self._base_url = self._endpoint, base_url
-            endpoint = self._endpoint = openai_endpoint(
-                name=self.name, base_url=base_url, timeouts=_TIMEOUTS, keeps_connections=False
+            address = Address(base_url=base_url, keeps_connections=False)
+            endpoint = self._endpoint = Endpoint(
+                HttpConnection(lambda: address),
+                failures=Failures(name=self.name, url=base_url),
+                timeouts=_TIMEOUTS,
             )
             if before is not None:
                 await before.close()

@@ -9,9 +9,10 @@ import json
 import os
 import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Any, Final
+
+from bough_server.threads import make_thread
 
 CONTEXT_TOKENS: Final = 2048
 """The most tokens of one call, prompt and answer together."""
@@ -35,7 +36,7 @@ def main() -> None:
     report = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     # The engine prints to the standard output too: send that to stderr, so that the parent reads only the report.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    make_thread(_end_with_input, name="bough-input").start()
     try:
         server = _serve()
     except Exception as error:

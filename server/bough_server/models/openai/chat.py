@@ -1,24 +1,15 @@
 """Assembles streamed answers of Chat Completions: chunks in, deltas out, the whole response at the end."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Final, Literal
 
 import msgspec
 
-from bough.v1 import message_pb2, step_pb2, usage_pb2
-from bough_server.models.annotations import AnnotationCollector, Content, ContentPosition
-from bough_server.models.answer import DONE, ReportedError
-from bough_server.models.model import (
-    AttemptMeter,
-    Delta,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallDelta,
-    finish_reason_of,
-)
+from bough.v1 import message_pb2, usage_pb2
+from bough_server.models.answer import DONE, Answer, ReportedError, StreamedPart
+from bough_server.models.model import AttemptMeter, Delta, TextDelta, ToolCallDelta
 from bough_server.models.provider_json import (
     BadChunk,
-    TextPieces,
     compact_json,
     count,
     is_object,
@@ -35,7 +26,7 @@ _READ: Final = frozenset({"id", "object", "created", "model", "choices", "usage"
 """Fields of every chunk; `obfuscation` is padding that hides the chunk's length."""
 _NOTED: Final = frozenset({"prompt_filter_results", "citations", "error"})
 """Other fields that are read; all further ones are recorded as extra annotations."""
-_ONLY_CONTENT: Final[Content] = ("message", 0)
+_TEXT: Final = "text"
 """Key of the answer's text, of which there is at most one."""
 
 _CALL_FIELDS: Final = frozenset({"index", "id", "type", "function"})
@@ -77,65 +68,24 @@ class _PlainChunk(msgspec.Struct, forbid_unknown_fields=True):
 _plain_chunks: Final = msgspec.json.Decoder(_PlainChunk)
 
 
-@dataclass(slots=True)
-class _Call:
-    """A tool call, as far as it has arrived."""
+class Completion(Answer):
+    """One streamed answer of Chat Completions. Only the first choice is read."""
 
-    id: str
-    name: str
-    arguments: TextPieces = field(default_factory=TextPieces)
-    further: dict[str, object] = field(default_factory=dict)
-    """Fields that the API does not have, such as `extra_content` with a signature."""
-
-    def message(self, model: str) -> message_pb2.ToolCall:
-        """Return the call as a message, whose provider data is for `model` alone."""
-        call = message_pb2.ToolCall(name=self.name, arguments_json=str(self.arguments), provider_call_id=self.id)
-        if model and self.further:
-            call.provider_json, call.model = compact_json(self.further), model
-        return call
-
-
-class Completion:
-    """One streamed answer. Only the first choice is read. `name` is the model's name in the configuration."""
-
-    def __init__(self, meter: AttemptMeter | None = None, *, name: str = "") -> None:
-        self._name = name
-        self._meter = meter or AttemptMeter()
-        self._done = False
-        self._finish_reason = ""
-        self._id = ""
-        self._model = ""
+    def __init__(self, meter: AttemptMeter | None = None, *, name: str = "", keeps_raw: bool = False) -> None:
+        super().__init__(meter, name=name, keeps_raw=keeps_raw)
         self._created = 0
-        self._text = TextPieces()
-        self._reasoning = TextPieces()
+        self._text = StreamedPart("text")
+        self._reasoning = StreamedPart("thought")
         self._reasoning_field = ""
         self._reasoning_details: list[dict[str, object]] = []
         self._refusal: list[str] = []
-        self._calls: list[_Call] = []
+        self._call_parts: list[StreamedPart] = []
         self._latest: dict[int, int] = {}
         self._usage_json: dict[str, object] | None = None
-        self._annotations = AnnotationCollector()
 
-    @property
-    def usage(self) -> usage_pb2.Usage | None:
-        """Usage as the provider reported it so far; None if it reported none."""
-        return self._meter.usage
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the provider has announced the end of the stream."""
-        return self._done
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the answer is complete; a stream that ends before was cut off."""
-        # Some servers send no [DONE]: a finish reason is enough. Usage may still follow it, so it is not the end.
-        return self._done or bool(self._finish_reason)
-
-    def apply(self, data: bytes) -> list[Delta]:
-        """Apply the data of one event and return its deltas. Raises BadChunk or ReportedError."""
+    def _read(self, data: bytes) -> list[Delta]:
         if data == DONE:
-            self._done = True
+            self._is_done = True
             return []
         try:
             return self._apply_plain(_plain_chunks.decode(data))
@@ -148,8 +98,7 @@ class Completion:
             self._created = chunk.created or self._created
         self._annotations.add("service_tier", chunk.service_tier)
         self._annotations.add("system_fingerprint", chunk.system_fingerprint)
-        text = self._text.add(chunk.choices[0].delta.content or "")
-        return [TextDelta(text)] if text else []
+        return self._text.add(chunk.choices[0].delta.content or "")
 
     def _apply_general(self, chunk: dict[str, object]) -> list[Delta]:
         if chunk.get("error"):
@@ -169,38 +118,14 @@ class Completion:
             raise BadChunk("without a list of choices")
         return self._apply_choice(choices[0])
 
-    def response(self, *, provider: str, model: str) -> step_pb2.LlmResponse:
-        """Return the whole answer: reasoning, then text, then calls. `model` is used if the provider names none."""
-        message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)
-        if self._reasoning or self._reasoning_details:
-            message.parts.add().reasoning.CopyFrom(self._build_reasoning())
-        positions: dict[Content, ContentPosition] = {}
-        if self._text:
-            positions[_ONLY_CONTENT] = ContentPosition(part_index=len(message.parts))
-            message.parts.add(text=str(self._text))
-        for call in self._calls:
-            message.parts.add().tool_call.CopyFrom(call.message(self._name))
-        return step_pb2.LlmResponse(
-            response_id=self._id,
-            provider=provider,
-            model=self._model or model,
-            message=message,
-            finish_reason=finish_reason_of(
-                self._finish_reason, has_calls=bool(self._calls), is_refused=bool(self._refusal)
-            ),
-            provider_finish_reason=self._finish_reason,
-            usage=self.usage,
-            raw_json=self._raw(model),
-            annotations=self._annotations.build(positions),
-        )
-
-    def _build_reasoning(self) -> message_pb2.Reasoning:
-        thought = message_pb2.Reasoning(text=str(self._reasoning))
-        if self._name:
+    def _parts(self) -> Iterable[tuple[int | str, StreamedPart]]:
+        """Return the reasoning, then the text, then the calls."""
+        if self._name and (self._reasoning.pieces or self._reasoning_details):
+            thought = self._reasoning.thought
             thought.provider_field, thought.model = self._reasoning_field, self._name
             if self._reasoning_details:
                 thought.provider_json = compact_json({"reasoning_details": self._reasoning_details})
-        return thought
+        return [("reasoning", self._reasoning), (_TEXT, self._text), *enumerate(self._call_parts)]
 
     def _read_head(self, chunk: dict[str, object]) -> None:
         self._id = string(chunk.get("id"))
@@ -228,31 +153,27 @@ class Completion:
         return self._apply_delta(delta) if is_object(delta) else []
 
     def _apply_delta(self, delta: dict[str, object]) -> list[Delta]:
-        deltas: list[Delta] = []
-        self._apply_reasoning(delta, deltas)
+        deltas = self._apply_reasoning(delta)
         for thought, text in content_pieces(delta.get("content")):
-            if shown := self._reasoning.add(thought):
-                deltas.append(ReasoningDelta(shown))
-            if shown := self._text.add(text):
-                deltas.append(TextDelta(shown))
+            deltas += [*self._reasoning.add(thought), *self._text.add(text)]
         if refusal := self._text.add(piece_of(delta.get("refusal"))):
-            self._refusal.append(refusal)
+            self._refusal += [each.text for each in refusal if isinstance(each, TextDelta)]
+            self._is_refused = True
             self._annotations.add_refusal()
-            deltas.append(TextDelta(refusal))
+            deltas += refusal
         for cited in objects(delta.get("annotations")):
-            self._annotations.cite(cited, _ONLY_CONTENT)
+            self._annotations.cite(cited, (_TEXT, 0))
         deltas.extend(self._apply_call(call) for call in objects(delta.get("tool_calls")))
         return deltas
 
-    def _apply_reasoning(self, delta: dict[str, object], deltas: list[Delta]) -> None:
+    def _apply_reasoning(self, delta: dict[str, object]) -> list[Delta]:
+        for detail in objects(delta.get("reasoning_details")):
+            _join_detail(self._reasoning_details, detail)
         for name in _REASONING_FIELDS:
             if thought := piece_of(delta.get(name)):
                 self._reasoning_field = name
-                if thought := self._reasoning.add(thought):
-                    deltas.append(ReasoningDelta(thought))
-                break
-        for detail in objects(delta.get("reasoning_details")):
-            _join_detail(self._reasoning_details, detail)
+                return self._reasoning.add(thought)
+        return []
 
     def _apply_call(self, piece: dict[str, object]) -> ToolCallDelta:
         """Apply a piece of a tool call."""
@@ -260,48 +181,56 @@ class Completion:
         function = value if is_object(value) else {}
         name, arguments = string(function.get("name")), piece_of(function.get("arguments"))
         call_id, index = string(piece.get("id")), piece.get("index")
-        further = {name: value for name, value in piece.items() if name not in _CALL_FIELDS and value is not None}
         key = index if isinstance(index, int) else 0
         position = self._latest.get(key)
         # Some servers send no index, or the same one for all calls: a new id then begins a new call.
-        if position is None or (call_id and name and self._calls[position].id != call_id):
-            position = self._latest[key] = len(self._calls)
-            self._calls.append(_Call(call_id, name, further=further))
-            arguments = self._calls[position].arguments.add(arguments)
-            return ToolCallDelta(position, arguments, call_id, name)
-        call = self._calls[position]
-        arguments = call.arguments.add(arguments)
-        call.further |= further
-        late_name = name if not call.name else ""
-        call.name = call.name or name
-        return ToolCallDelta(position, arguments, name=late_name)
+        is_new = position is None or bool(
+            call_id and name and self._call_parts[position].call.provider_call_id != call_id
+        )
+        if is_new:
+            self._latest[key] = self._calls
+            self._call_parts.append(self._begin_call(name, call_id))
+        part = self._call_parts[self._latest[key]]
+        self._keep_further(part.call, piece)
+        shown = part.pieces.add(arguments)
+        if is_new:
+            return ToolCallDelta(part.position, shown, call_id, name)
+        late_name = name if not part.call.name else ""
+        part.call.name = part.call.name or name
+        return ToolCallDelta(part.position, shown, name=late_name)
 
-    def _raw(self, model: str) -> str:
-        text = str(self._text)
+    def _keep_further(self, call: message_pb2.ToolCall, piece: dict[str, object]) -> None:
+        """Keep fields that the API does not have, such as `extra_content` with a signature, for this model alone."""
+        further = {name: value for name, value in piece.items() if name not in _CALL_FIELDS and value is not None}
+        if further and self._name:
+            kept = json_object(call.provider_json.encode()) if call.provider_json else {}
+            call.provider_json, call.model = compact_json(kept | further), self._name
+
+    def _whole(self, model: str) -> dict[str, object]:
+        text = str(self._text.pieces)
         message: dict[str, object] = {"role": "assistant", "content": text if text and not self._refusal else None}
         if self._refusal:
             message["refusal"] = "".join(self._refusal)
-        if self._reasoning:
-            message["reasoning_content"] = str(self._reasoning)
-        if self._calls:
-            message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": str(call.arguments)},
-                }
-                for call in self._calls
-            ]
+        if self._reasoning.pieces:
+            message["reasoning_content"] = str(self._reasoning.pieces)
+        if self._call_parts:
+            message["tool_calls"] = [_raw_call(part) for part in self._call_parts]
         whole: dict[str, object] = {
             "id": self._id,
             "object": "chat.completion",
             "created": self._created,
-            "model": self._model or model,
+            "model": model,
             "choices": [{"index": 0, "message": message, "finish_reason": self._finish_reason or None}],
         }
         if self._usage_json is not None:
             whole["usage"] = self._usage_json
-        return compact_json(whole)
+        return whole
+
+
+def _raw_call(part: StreamedPart) -> dict[str, object]:
+    """Return a call in the API's format."""
+    function = {"name": part.call.name, "arguments": str(part.pieces)}
+    return {"id": part.call.provider_call_id, "type": "function", "function": function}
 
 
 def usage_of(usage: dict[str, object]) -> usage_pb2.Usage:

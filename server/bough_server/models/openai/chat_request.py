@@ -11,8 +11,7 @@ from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias
 
 from bough.v1 import message_pb2, model_pb2
-from bough_server.models.forms import JsonItems, encode_body
-from bough_server.models.model import ModelRequest, ToolSpec, forms_of
+from bough_server.models.model import JsonItems, ModelRequest, ToolSpec, encode_body, forms_of
 from bough_server.models.structured_output import (
     Body,
     arguments_text,

@@ -3,17 +3,15 @@
 The text is what was streamed. Only if nothing of an item was streamed is it taken from the item's end.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
-from bough.v1 import message_pb2, step_pb2, usage_pb2
-from bough_server.models.annotations import AnnotationCollector, Content, ContentPosition
-from bough_server.models.answer import DONE, ReportedError
-from bough_server.models.model import AttemptMeter, Delta, ReasoningDelta, TextDelta, ToolCallDelta, finish_reason_of
+from bough.v1 import message_pb2, usage_pb2
+from bough_server.models.annotations import Content, ContentPosition
+from bough_server.models.answer import DONE, Answer, ReportedError, StreamedPart
+from bough_server.models.model import AttemptMeter, Delta, TextDelta, ToolCallDelta
 from bough_server.models.provider_json import (
-    TextPieces,
-    compact_json,
     count,
     is_object,
     json_object,
@@ -25,77 +23,34 @@ from bough_server.models.provider_json import (
 _Event = dict[str, object]
 _Key = int | str
 
+_KINDS: Final[Mapping[str, Literal["text", "thought", "call"]]] = {
+    "message": "text",
+    "reasoning": "thought",
+    "function_call": "call",
+}
+"""Kinds of items that are read. Others are the provider's own tools."""
+
 
 @dataclass(slots=True)
-class _Item:
+class _Item(StreamedPart):
     """One item of the output, as far as it has arrived."""
 
-    kind: str
     id: str = ""
-    name: str = ""
-    call_id: str = ""
-    encrypted: str = ""
-    position: int = 0
-    """Index among the tool calls."""
-    pieces: TextPieces = field(default_factory=TextPieces)
     lengths: dict[int, int] = field(default_factory=dict)
     """Characters of each content, by its index."""
     is_streamed: bool = False
     """Whether any piece of it was emitted."""
 
-    def positions(self, key: _Key, part_index: int) -> "dict[Content, ContentPosition]":
-        """Return the positions of the item's contents in the answer, whose part `part_index` is this item."""
-        positions: dict[Content, ContentPosition] = {}
-        offset = 0
-        for index, length in sorted(self.lengths.items()):
-            positions[key, index] = ContentPosition(part_index=part_index, offset=offset)
-            offset += length
-        return positions
 
-    def part(self, model: str) -> message_pb2.Part | None:
-        """Return the item as a message part; None if it is empty."""
-        text = str(self.pieces)
-        if self.kind == "function_call":
-            call = message_pb2.ToolCall(name=self.name, arguments_json=text, provider_call_id=self.call_id)
-            return message_pb2.Part(tool_call=call)
-        if self.kind == "message":
-            return message_pb2.Part(text=text) if text else None
-        thought = message_pb2.Reasoning(text=text)
-        if self.encrypted:
-            thought.encrypted, thought.provider_id, thought.model = self.encrypted, self.id, model
-        return message_pb2.Part(reasoning=thought) if text or self.encrypted else None
+class Response(Answer):
+    """One streamed answer of the Responses API."""
 
-
-class Response:
-    """One streamed answer. `name` is the model's name in the configuration."""
-
-    def __init__(self, meter: AttemptMeter | None = None, *, name: str = "") -> None:
-        self._meter = meter or AttemptMeter()
-        self._name = name
+    def __init__(self, meter: AttemptMeter | None = None, *, name: str = "", keeps_raw: bool = False) -> None:
+        super().__init__(meter, name=name, keeps_raw=keeps_raw)
         self._items: dict[_Key, _Item] = {}
-        self._calls = 0
-        self._is_refused = False
-        self._annotations = AnnotationCollector()
         self._response: _Event = {}
-        self._is_done = False
 
-    @property
-    def usage(self) -> usage_pb2.Usage | None:
-        """Usage as the provider reported it; None if it reported none."""
-        return self._meter.usage
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the provider has announced the end of the stream."""
-        return self._is_done
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the answer is complete."""
-        return self._is_done
-
-    def apply(self, data: bytes) -> list[Delta]:
-        """Apply the data of one event and return its deltas. Raises BadChunk or ReportedError."""
+    def _read(self, data: bytes) -> list[Delta]:
         if data == DONE:
             return []
         event = json_object(data)
@@ -106,37 +61,25 @@ class Response:
         reader = _READERS.get(kind)
         return reader(self, event) if reader is not None else []
 
-    def response(self, *, provider: str, model: str) -> step_pb2.LlmResponse:
-        """Return the whole answer, with its parts in the order of the output."""
-        message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)
-        positions: dict[Content, ContentPosition] = {}
-        for key, item in self._items.items():
-            if (part := item.part(self._name)) is not None:
-                positions |= item.positions(key, len(message.parts))
-                message.parts.append(part)
-        incomplete = self._response.get("incomplete_details")
-        reason = string(incomplete.get("reason")) if is_object(incomplete) else ""
-        return step_pb2.LlmResponse(
-            response_id=string(self._response.get("id")),
-            provider=provider,
-            model=string(self._response.get("model")) or model,
-            message=message,
-            finish_reason=self._finish_reason(reason),
-            provider_finish_reason=reason or string(self._response.get("status")),
-            usage=self.usage,
-            raw_json=compact_json(self._response),
-            annotations=self._annotations.build(positions),
-        )
+    def _parts(self) -> Iterable[tuple[_Key, StreamedPart]]:
+        return self._items.items()
 
-    def _finish_reason(self, incomplete: str) -> step_pb2.FinishReason.ValueType:
-        return finish_reason_of(
-            incomplete or string(self._response.get("status")), has_calls=self._calls > 0, is_refused=self._is_refused
-        )
+    def _positions(self, key: _Key, part_index: int) -> Mapping[Content, ContentPosition]:
+        positions: dict[Content, ContentPosition] = {}
+        offset = 0
+        for index, length in sorted(self._items[key].lengths.items()):
+            positions[key, index] = ContentPosition(part_index=part_index, offset=offset)
+            offset += length
+        return positions
+
+    def _whole(self, model: str) -> _Event:
+        return self._response
 
     def _begin(self, event: _Event) -> list[Delta]:
         response = event.get("response")
         if is_object(response):
             self._response = response
+            self._id, self._model = string(response.get("id")), string(response.get("model"))
         return []
 
     def _end(self, event: _Event) -> list[Delta]:
@@ -154,6 +97,9 @@ class Response:
             for delta in self._complete_item({"output_index": index, "item": item})
         ]
         self._note(response)
+        incomplete = response.get("incomplete_details")
+        reason = string(incomplete.get("reason")) if is_object(incomplete) else ""
+        self._finish_reason = reason or string(response.get("status"))
         self._is_done = True
         return deltas
 
@@ -167,7 +113,7 @@ class Response:
             )
         for name in _EXTRAS:
             self._annotations.add(name, response.get(name))
-        foreign = [item for item in objects(response.get("output")) if string(item.get("type")) not in _CONTENT_OF]
+        foreign = [item for item in objects(response.get("output")) if string(item.get("type")) not in _KINDS]
         self._annotations.add("output", foreign or None)
         # Citations may come in events, in items and in the final answer; repeated ones are recorded once.
         for index, item in enumerate(objects(response.get("output"))):
@@ -188,34 +134,37 @@ class Response:
         """Return the item that an event is about, created if the server did not announce it."""
         key = _key(event)
         if key not in self._items:
-            self._items[key] = _Item(kind, position=self._calls)
+            self._items[key] = _Item(_KINDS[kind], position=self._calls)
             self._calls += kind == "function_call"
         return self._items[key]
 
     def _apply_item(self, event: _Event) -> list[Delta]:
         data = event.get("item")
-        if not is_object(data) or string(data.get("type")) not in _CONTENT_OF:
+        if not is_object(data) or string(data.get("type")) not in _KINDS:
             return []
         item = self._get_item(event, string(data.get("type")))
-        is_named = bool(item.name)
-        item.id, item.call_id = string(data.get("id")) or item.id, string(data.get("call_id")) or item.call_id
-        item.name = item.name or string(data.get("name"))
-        if item.kind != "function_call" or is_named or not item.name:
+        call, is_named = item.call, bool(item.call.name)
+        item.id = string(data.get("id")) or item.id
+        call.provider_call_id = string(data.get("call_id")) or call.provider_call_id
+        call.name = call.name or string(data.get("name"))
+        if item.kind != "call" or is_named or not call.name:
             return []
-        return [ToolCallDelta(item.position, "", item.call_id, item.name)]
+        return [ToolCallDelta(item.position, "", call.provider_call_id, call.name)]
 
     def _complete_item(self, event: _Event) -> list[Delta]:
         deltas = self._apply_item(event)
         data = event.get("item")
-        if not is_object(data) or string(data.get("type")) not in _CONTENT_OF:
+        if not is_object(data) or string(data.get("type")) not in _KINDS:
             return deltas
         item = self._get_item(event, string(data.get("type")))
         self._cite(data, _key(event))
-        item.encrypted = string(data.get("encrypted_content"))
+        encrypted = string(data.get("encrypted_content"))
+        facts = {"encrypted": encrypted, "provider_id": item.id, "model": self._name} if encrypted else {}
+        item.thought = message_pb2.Reasoning(**facts)
         if not item.is_streamed and (whole := _CONTENT_OF[item.kind](data)):
-            if item.kind == "message":
+            if item.kind == "text":
                 item.lengths = dict(enumerate(len(_content_text(each)) for each in objects(data.get("content"))))
-            deltas += self._append_piece(item, whole)[0]
+            deltas += self._append_piece(item, whole)
         return deltas
 
     def _apply_text(self, event: _Event) -> list[Delta]:
@@ -223,8 +172,10 @@ class Response:
         if not delta:
             return []
         item, index = self._get_item(event, "message"), _content_index(event)
-        deltas, piece = self._append_piece(item, delta)
-        item.lengths[index] = item.lengths.get(index, 0) + len(piece)
+        deltas = self._append_piece(item, delta)
+        item.lengths[index] = item.lengths.get(index, 0) + sum(
+            len(each.text) for each in deltas if isinstance(each, TextDelta)
+        )
         return deltas
 
     def _apply_refusal(self, event: _Event) -> list[Delta]:
@@ -238,30 +189,25 @@ class Response:
 
     def _apply_reasoning(self, event: _Event) -> list[Delta]:
         piece = piece_of(event.get("delta"))
-        return self._append_piece(self._get_item(event, "reasoning"), piece)[0] if piece else []
+        return self._append_piece(self._get_item(event, "reasoning"), piece) if piece else []
 
     def _begin_paragraph(self, event: _Event) -> list[Delta]:
         """Begin a new paragraph for a further part of a summary."""
         item = self._get_item(event, "reasoning")
-        return self._append_piece(item, "\n\n")[0] if item.pieces else []
+        return self._append_piece(item, "\n\n") if item.pieces else []
 
     def _apply_arguments(self, event: _Event) -> list[Delta]:
         piece = piece_of(event.get("delta"))
-        return self._append_piece(self._get_item(event, "function_call"), piece)[0] if piece else []
+        return self._append_piece(self._get_item(event, "function_call"), piece) if piece else []
 
-    def _append_piece(self, item: _Item, value: str) -> tuple[list[Delta], str]:
-        """Append a piece and return its delta, if anything of it can be shown now, and its text."""
+    def _append_piece(self, item: _Item, value: str) -> list[Delta]:
+        """Append a piece and return its delta, if anything of it can be shown now."""
         item.is_streamed = True
-        if item.kind == "message":
+        if item.kind == "text":
             # The response's text must equal the text deltas in their order: should two messages ever stream in
             # alternation, all further text goes to the one that began last.
-            item = next(each for each in reversed(self._items.values()) if each.kind == "message")
-        piece = item.pieces.add(value)
-        if not piece:
-            return [], ""
-        if item.kind == "function_call":
-            return [ToolCallDelta(item.position, piece)], piece
-        return [TextDelta(piece) if item.kind == "message" else ReasoningDelta(piece)], piece
+            item = next(each for each in reversed(self._items.values()) if each.kind == "text")
+        return item.add(value)
 
 
 def usage_of(usage: Mapping[str, object]) -> usage_pb2.Usage:
@@ -304,11 +250,11 @@ def _call_arguments(item: _Event) -> str:
 
 
 _CONTENT_OF: Final[Mapping[str, Callable[[_Event], str]]] = {
-    "message": _message_text,
-    "reasoning": _reasoning_text,
-    "function_call": _call_arguments,
+    "text": _message_text,
+    "thought": _reasoning_text,
+    "call": _call_arguments,
 }
-"""Content of a whole item, by the kinds that are read. Other kinds are the provider's own tools."""
+"""Content of a whole item, by its kind."""
 
 _EXTRAS: Final = ("service_tier", "moderation")
 """Fields of a response that are neither the answer nor an echo of the request."""

@@ -6,8 +6,7 @@ from functools import lru_cache, partial
 from typing import Final
 
 from bough.v1 import message_pb2, model_pb2
-from bough_server.models.forms import JsonItems
-from bough_server.models.model import ModelRequest, ToolSpec, forms_of
+from bough_server.models.model import JsonItems, ModelRequest, ToolSpec, forms_of
 from bough_server.models.structured_output import (
     Body,
     arguments_text,

@@ -2,10 +2,9 @@
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
-from uuid import uuid4
 
 import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event, text
@@ -14,14 +13,18 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
+from bough_server.clock import SystemClock
 from bough_server.errors import ConfigurationError
+from bough_server.ids import new_uuid4
+from bough_server.store.ports.log import StoredEvent
 from bough_server.store.postgres.driver import WRITER
 from bough_server.store.sql.failure_log import cause_of
+from bough_server.store.sql.followed_logs import Growth
 from bough_server.store.sql.migrations import FIRST_ON_POSTGRES, HEAD
 from bough_server.store.sql.options import Durability
-from bough_server.store.sql.status import DatabaseStatus, read_use
+from bough_server.store.sql.schema_version import DatabaseStatus, build_upgrade_error, read_use, upgrade_schema
 from bough_server.store.sql.tables import metadata
-from bough_server.store.sql.upgrade import build_upgrade_error, upgrade_schema
+from bough_server.store.window import PAGE_BYTES, PAGE_EVENTS
 
 _MIGRATION_LOCK: Final = 0x626F7567_00000001
 """The key of the advisory lock under which a server looks at the schema and changes it."""
@@ -61,6 +64,26 @@ _KEEPALIVES: Final = {
 
 _FULL: Final = re.compile("too many (clients|connections)|connection slots are reserved")
 """What PostgreSQL says if it has no connection left, in English; psycopg has no code of errors while it connects."""
+
+_GROWTH: Final = text("""
+WITH found AS (
+  SELECT w.run_id, r.last_sequence, r.epoch, e.sequence, e.kind, e.data, coalesce(e.sequence - w.after, 0) AS place,
+    sum(octet_length(e.data)) OVER (ORDER BY coalesce(e.sequence - w.after, 0), w.run_id ROWS UNBOUNDED PRECEDING)
+      - octet_length(e.data) AS before
+  FROM unnest(CAST(:runs AS text[]), CAST(:ends AS bigint[])) AS w(run_id, after)
+  JOIN runs r ON r.run_id = w.run_id
+  LEFT JOIN LATERAL (
+    SELECT * FROM events WHERE run_id = w.run_id AND sequence > w.after AND r.last_sequence > w.after
+    ORDER BY sequence LIMIT :count
+  ) e ON true
+)
+SELECT run_id, last_sequence, epoch, sequence, kind, data FROM found
+WHERE sequence IS NULL OR before <= :bytes ORDER BY run_id, sequence
+""")
+"""The events of each log after the last that is known of it, the first ones of every log before the second ones.
+
+One of a log that has no such event has no data. Lengths of values are known without reading them.
+"""
 
 _SYNCHRONOUS: Final = {"disk": "on", "process": "off"}
 
@@ -226,7 +249,7 @@ def writer_engine(url: str, *, durability: Durability, busy_timeout: float) -> E
     A connection that replaces a lost one is not used before the server has ended that: what it was about to commit is
     then in the tables, or never will be.
     """
-    name = f"{WRITER} {uuid4()}"
+    name = f"{WRITER} {new_uuid4()}"
     engine = create_engine(
         parse_url(url),
         poolclass=StaticPool,
@@ -251,11 +274,12 @@ def writer_engine(url: str, *, durability: Durability, busy_timeout: float) -> E
 
 def _terminate_earlier_connections(connection: "psycopg.Connection[tuple[object, ...]]", name: str) -> None:
     """End the server's side of earlier connections of a name, and wait until they have ended."""
-    ends = time.monotonic() + _END_SECONDS
+    clock = SystemClock()  # the machine's: it waits for another process, in a thread that really sleeps
+    ends = clock.monotonic() + _END_SECONDS
     others = "FROM pg_stat_activity WHERE application_name = %s AND pid != pg_backend_pid()"
     while connection.execute(f"SELECT pid, pg_terminate_backend(pid) {others}", [name]).fetchall():
         connection.rollback()  # the view is a snapshot of the transaction
-        if time.monotonic() > ends:
+        if clock.monotonic() > ends:
             raise psycopg.OperationalError("the server has not ended the connection that this one replaces")
         time.sleep(0.02)
 
@@ -282,6 +306,25 @@ def reader_engine(url: str, *, connections: int, busy_timeout: float) -> Engine:
     return engine
 
 
+def read_growth(connection: Connection, ends: Mapping[str, int]) -> tuple[Mapping[str, Growth], bool]:
+    """Read what is new in logs, up to PAGE_EVENTS of each and about PAGE_BYTES of all; see ReadGrowth."""
+    parameters = {"runs": list(ends), "ends": list(ends.values()), "count": PAGE_EVENTS, "bytes": PAGE_BYTES}
+    events: dict[str, list[StoredEvent]] = {}
+    heads: dict[str, tuple[int, int]] = {}
+    size = 0
+    for run_id, last_sequence, epoch, sequence, kind, data in connection.execute(_GROWTH, parameters):
+        heads[run_id] = last_sequence, epoch
+        if sequence is not None:
+            events.setdefault(run_id, []).append(StoredEvent(sequence, kind, data))
+            size += len(data)
+    found = {
+        run_id: Growth(stored, epoch, has_more=bool(stored) and stored[-1].sequence < last_sequence)
+        for run_id, (last_sequence, epoch) in heads.items()
+        for stored in [events.get(run_id, [])]
+    }
+    return found, size <= PAGE_BYTES
+
+
 def listen_arguments(url: str) -> dict[str, Any]:
     """Return psycopg's arguments for the connection of notifications, which notices within seconds if it is cut."""
     _, named = parse_url(url).get_dialect()().create_connect_args(parse_url(url))
@@ -290,7 +333,7 @@ def listen_arguments(url: str) -> dict[str, Any]:
 
 def _new_connection_name() -> str:
     """Return a name for connections that no others have."""
-    return f"bough {uuid4()}"
+    return f"bough {new_uuid4()}"
 
 
 def _arguments(url: str, name: str, busy_timeout: float, **more: str) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """Appends to logs by psycopg, and the meaning of PostgreSQL's errors."""
 
+import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from struct import Struct, pack
 from typing import Final
@@ -12,7 +13,7 @@ from psycopg.pq import Format
 from sqlalchemy import Connection, Table, text
 from sqlalchemy.exc import DBAPIError
 
-from bough_server.store.sql.driver import Driver, EventTuple, LogMove, Reach, Sharing, Values
+from bough_server.store.sql.driver import Driver, EventTuple, LogMove, Reach, Session, Sharing, Values, build_lock_name
 from bough_server.store.sql.statements import DriverCursor
 
 _log = structlog.get_logger(__name__)
@@ -106,6 +107,25 @@ _LOCK_FILES: Final = {
     Sharing.ADDS: "SELECT pg_advisory_xact_lock_shared(%b)",
     Sharing.DROPS: "SELECT pg_advisory_xact_lock(%b)",
 }
+_NAMES: Final = 2048
+"""How many locks there are for names, so that PostgreSQL's table of locks cannot become full of them.
+
+Names that share one lock wait for each other, which costs time and nothing else.
+"""
+_FIRST_NAME: Final = 0x626F7568_00000000
+"""The key of the first of the advisory locks for names; the others follow it."""
+
+_LOCK_NAMES: Final = """
+SELECT pg_advisory_xact_lock(key) FROM (
+  SELECT w.key FROM unnest(%b::bigint[], %b::text[]) AS w(key, revision)
+  WHERE NOT EXISTS (SELECT FROM definitions d WHERE d.revision = w.revision) ORDER BY w.key
+) AS ordered
+"""
+"""A definition that is there is not inserted, so runs of one agent do not wait for each other.
+
+It stays there: a transaction that would delete it waits for the lock of files and definitions.
+"""
+
 _LOCK_SESSIONS: Final = """
 SELECT FROM sessions s JOIN unnest(%b::text[], %b::text[]) AS w(tenant_id, session_id) USING (tenant_id, session_id)
 ORDER BY s.tenant_id, s.session_id FOR UPDATE OF s
@@ -116,14 +136,56 @@ _LOCK_RUNS: Final = """
 SELECT FROM runs r JOIN unnest(%b::text[]) AS w(run_id) USING (run_id) ORDER BY r.run_id FOR UPDATE OF r
 """
 
+_FIND_AND_LOCK_RUNS: Final = """
+SELECT FROM runs r JOIN (
+  SELECT unnest(%b::text[]) AS run_id
+  UNION SELECT o.run_id FROM runs o JOIN unnest(%b::text[], %b::text[]) AS w(tenant_id, session_id)
+    USING (tenant_id, session_id)
+  UNION SELECT run_id FROM runs WHERE owner = ANY(%b::text[]) AND NOT ended
+  UNION SELECT run_id FROM run_commands WHERE command_id = ANY(%b::bigint[])
+) AS found USING (run_id) ORDER BY r.run_id FOR UPDATE OF r
+"""
+
 
 def _lock(cursor: DriverCursor, reach: Reach) -> None:
     if reach.sharing is not Sharing.NOTHING:
         cursor.driver.execute(_LOCK_FILES[reach.sharing], [_FILES_LOCK])
+    if reach.names or reach.revisions:
+        keys = [
+            _key(name) for name in (*reach.names, *(build_lock_name("definition", each) for each in reach.revisions))
+        ]
+        revisions = [*[""] * len(reach.names), *reach.revisions]
+        cursor.driver.execute(_LOCK_NAMES, [_numbers(keys), _texts(revisions)])
     if reach.sessions:
-        cursor.driver.execute(_LOCK_SESSIONS, [_texts(column) for column in zip(*reach.sessions, strict=True)])
-    if reach.runs:
+        cursor.driver.execute(_LOCK_SESSIONS, _columns(reach.sessions))
+    if reach.finds_runs:
+        found = [*_columns(reach.runs_of_sessions), _texts(reach.runs_of_owners), _numbers([*reach.runs_of_commands])]
+        cursor.driver.execute(_FIND_AND_LOCK_RUNS, [_texts(reach.runs), *found])
+    elif reach.runs:
         cursor.driver.execute(_LOCK_RUNS, [_texts(reach.runs)])
+
+
+_DO_NOT_WAIT: Final = text("SET LOCAL lock_timeout = '1ms'")
+"""The shortest time that there is; 0 would be no limit."""
+
+
+def _can_lock(connection: Connection, reach: Reach) -> bool:
+    connection.execute(_DO_NOT_WAIT)
+    try:
+        with DriverCursor(connection) as cursor:
+            _lock(cursor, reach)
+    except errors.LockNotAvailable:
+        return False
+    return True
+
+
+def _key(name: str) -> int:
+    """Return the key of a name's lock; not by hash(), which is another one in each process."""
+    return _FIRST_NAME + zlib.crc32(name.encode()) % _NAMES
+
+
+def _columns(sessions: Collection[Session]) -> list[_Array]:
+    return [_texts(tenant_id for tenant_id, _ in sessions), _texts(session_id for _, session_id in sessions)]
 
 
 WRITER: Final = "bough writer"
@@ -142,7 +204,7 @@ the end of its pipeline, which turns the timer off. The time is shorter than a w
 
 
 def _free_locks(connection: Connection, error: Exception) -> None:
-    if getattr(_cause(error), "sqlstate", None) == errors.LockNotAvailable.sqlstate:
+    if _is_locked(error):
         ended = connection.execute(_END_STUCK).all()
         connection.commit()
         if ended:
@@ -159,6 +221,10 @@ _UNAVAILABLE: Final = ("08", "53", "55", "57", "58", "25006", "25P03", "25P04")
 08: the connection; 53: resources; 55: a lock was not available; 57: an operator intervened; 58: its system; 25006: it
 reads only, such as after a failover; 25P03, 25P04: a transaction took too long.
 """
+
+
+def _is_locked(error: Exception) -> bool:
+    return getattr(_cause(error), "sqlstate", None) == errors.LockNotAvailable.sqlstate
 
 
 def _is_raced(error: Exception) -> bool:
@@ -180,6 +246,8 @@ POSTGRES: Final = Driver(
     append_events=_append_events,
     insert_rows=_insert_rows,
     lock=_lock,
+    can_lock=_can_lock,
+    is_locked=_is_locked,
     is_transient=_is_transient,
     is_busy=_is_transient,
     is_raced=_is_raced,

@@ -8,15 +8,16 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
-from uuid import uuid4
 
 import psycopg
 import structlog
 from psycopg import pq, sql
 
+from bough_server.clock import loop_time
+from bough_server.ids import new_uuid4
+from bough_server.store.ports.workers import Topic
 from bough_server.store.postgres.database import display_url, listen_arguments
 from bough_server.store.sql.notifications import Notifier
-from bough_server.store.worker_ports import Topic
 
 SEND_INTERVAL: Final = 0.01
 """Seconds between two notifications at least; what is published meanwhile is sent with the next one."""
@@ -166,7 +167,7 @@ class PostgresNotifier(Notifier):
     def __init__(self, url: str) -> None:
         super().__init__()
         self._url = url
-        self._server = uuid4().hex
+        self._server = new_uuid4()
         self._outbox = _Outbox(self._server)
         self._link: _Link | None = None
         self._sent_at = 0.0
@@ -216,7 +217,7 @@ class PostgresNotifier(Notifier):
     def _send(self) -> None:
         self._sending = None
         if self._link is not None and self._outbox:
-            self._sent_at = self._loop.time()
+            self._sent_at = loop_time()
             self._link.send(self._outbox.take())
 
     def _on_notification_sent(self) -> None:
@@ -239,12 +240,12 @@ class PostgresNotifier(Notifier):
     async def _keep_connection(self) -> None:
         backoff = _FIRST_BACKOFF
         while True:
-            began = self._loop.time()
+            began = loop_time()
             try:
                 await self._serve()
             except (psycopg.Error, OSError) as error:
                 self._report(error)
-            if self._loop.time() - began > _MAX_BACKOFF:
+            if loop_time() - began > _MAX_BACKOFF:
                 backoff = _FIRST_BACKOFF
             await asyncio.sleep(backoff)
             backoff = min(_MAX_BACKOFF, backoff * 2)

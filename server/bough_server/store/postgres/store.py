@@ -5,12 +5,12 @@ import asyncio
 from bough_server.store.postgres.database import (
     hold_startup_lock,
     migrate,
+    read_growth,
     reader_engine,
     translate_errors,
     writer_engine,
 )
 from bough_server.store.postgres.driver import POSTGRES
-from bough_server.store.postgres.growth import read_growth
 from bough_server.store.postgres.notifications import PostgresNotifier
 from bough_server.store.sql.options import StoreOptions
 from bough_server.store.sql.ownership import end_leases
@@ -58,6 +58,7 @@ def open_postgres(url: str, options: StoreOptions) -> Store:
                 retry_delays=options.retry_delays,
                 hooks=options.hooks,
                 report_commit=options.report_commit,
+                clock=options.clock,
             )
     except BaseException:
         engine.dispose()
@@ -65,6 +66,7 @@ def open_postgres(url: str, options: StoreOptions) -> Store:
     readers = Readers(
         reader_engine(url, connections=options.reader_threads, busy_timeout=options.busy_timeout),
         threads=options.reader_threads,
+        clock=options.clock,
     )
     notifier.start()
     return Store(
@@ -75,6 +77,7 @@ def open_postgres(url: str, options: StoreOptions) -> Store:
         write_health=write_health,
         crashed=crashed,
         notifier=notifier,
+        clock=options.clock,
         read_growth=read_growth,
         is_shared=True,
     )

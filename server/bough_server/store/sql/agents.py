@@ -7,10 +7,11 @@ from sqlalchemy import Connection, Select, bindparam, delete, exists, select, up
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough.v1 import agent_pb2
+from bough_server.store.ports.workers import CatalogMoved, StoredAgents
 from bough_server.store.sql import tables
+from bough_server.store.sql.driver import Reach, build_lock_name
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.write_queue import WriteQueue
-from bough_server.store.worker_ports import CatalogMoved, StoredAgents
 
 MAX_CACHED_DEFINITIONS: Final = 256
 MAX_CACHED_BYTES: Final = 16 * 1024
@@ -94,7 +95,8 @@ class SqlAgents:
 
     async def _write(self, tenant_id: str, name: str, data: bytes | None, version: int) -> None:
         write = partial(_write, tenant_id=tenant_id, name=name, data=data, version=version)
-        if not await self._queue.execute(write, then=partial(self._forget_version, tenant_id)):
+        reach = Reach(names=[build_lock_name("agents", tenant_id)])
+        if not await self._queue.execute(write, reach=reach, then=partial(self._forget_version, tenant_id)):
             raise CatalogMoved
 
     def _forget_version(self, tenant_id: str) -> None:

@@ -18,11 +18,11 @@ from sqlalchemy import (
     update,
 )
 
-from bough_server.store.ports import AnyLogEvent
+from bough_server.store.ports.log import AnyLogEvent
 from bough_server.store.projected import NOTHING, Projected
 from bough_server.store.sql import tables
 from bough_server.store.sql.blobs import write_blobs
-from bough_server.store.sql.driver import Driver, EventTuple, LogMove, Reach, Sharing
+from bough_server.store.sql.driver import Driver, EventTuple, LogMove, Reach
 from bough_server.store.sql.jobs import Append
 from bough_server.store.sql.rows import (
     Row,
@@ -179,8 +179,10 @@ def write_appends(connection: Connection, driver: Driver, appends: Sequence[Appe
     with DriverCursor(connection, is_pipeline=not is_alone) as cursor:
         if driver.lock is not None and not is_alone:
             sessions = {(append.tenant_id, append.session_id) for append in appends if append.changes_session}
-            has_blobs = any(append.has_blobs for append in appends)
-            driver.lock(cursor, Reach(sessions=sessions, sharing=Sharing.ADDS if has_blobs else Sharing.NOTHING))
+            driver.lock(
+                cursor,
+                Reach.union([Reach(sessions=sessions), *(append.reach for append in appends if append.has_blobs)]),
+            )
         refused = driver.append_events(cursor, moves, rows)
         written = [append for append in appends if append.run_id not in refused] if refused else appends
         for append in written:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, bindparam, case, insert, or_, select
 
 from bough_server.errors import ForkRefused, NotFound
 from bough_server.log import events
-from bough_server.store.ports import LogEvent, NewFork
+from bough_server.store.ports.log import LogEvent, NewFork
 from bough_server.store.projected import LogAddress, Projected
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables

@@ -1,4 +1,4 @@
-"""Create a run in one transaction: its row, session, request id, definitions and first events."""
+"""Create a run or an evaluation in one transaction: its row, session, request id, definitions and first events."""
 
 import json
 from collections.abc import Mapping
@@ -10,20 +10,30 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from bough.v1 import agent_pb2, execution_pb2
 from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server.errors import NotFound, SessionBusy, SessionQueueFull
-from bough_server.log import events
-from bough_server.store.ports import AnyLogEvent, LogEvent, NewRun, Principal, RequestIdTaken, SessionMoved
+from bough_server.log import evaluation_events, events
+from bough_server.store.evaluation_projection import EvaluationFold
+from bough_server.store.ports.log import (
+    AnyLogEvent,
+    LogEvent,
+    NewEvaluation,
+    NewRun,
+    Principal,
+    RequestIdTaken,
+    SessionMoved,
+)
 from bough_server.store.projected import LogAddress, Projected, RunStart
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import (
     INSERT_MESSAGES,
     MOVE_RUN,
+    SET_EVALUATION,
     insert_events,
     run_time,
 )
 from bough_server.store.sql.blobs import check_blobs, write_blobs
 from bough_server.store.sql.log_heads import Head, LogHeads
-from bough_server.store.sql.rows import message_rows, run_state_row, strip_nul
+from bough_server.store.sql.rows import evaluation_row, message_rows, run_state_row, strip_nul
 from bough_server.store.sql.statements import DriverCursor, DriverStatement, for_update
 
 MAX_WAITING: Final = 64
@@ -57,6 +67,7 @@ _HOLD: Final = DriverStatement(
         last_run_time_ns=run_time(bindparam("now")),
     )
 )
+_SET_EVALUATION: Final = DriverStatement(SET_EVALUATION)
 _INSERT_MESSAGE: Final = DriverStatement(INSERT_MESSAGES)
 _MOVE_RUN: Final = DriverStatement(MOVE_RUN)
 _WAITING: Final = select(func.count()).select_from(
@@ -312,3 +323,50 @@ def insert_session(
 
 def _tenancy(address: LogAddress) -> dict[str, object]:
     return {"tenant_id": address.tenant_id, "user_id": address.user_id}
+
+
+def check_evaluation(new_evaluation: NewEvaluation) -> None:
+    """Raise ValueError if a new evaluation is inconsistent: a defect of the caller."""
+    first, *cases = new_evaluation.log_events
+    planned = first.event.evaluation_planned
+    if first.sequence != 1 or first.kind != evaluation_events.EVALUATION_PLANNED:
+        raise ValueError("an evaluation's log must begin with evaluation_planned, at sequence 1")
+    if any(record.kind != evaluation_events.CASE_PLANNED for record in cases) or len(cases) != planned.case_count:
+        raise ValueError("evaluation_planned must be followed by one case_planned for each case")
+    if (planned.request_id, planned.request_digest) != (new_evaluation.request_id, new_evaluation.request_digest):
+        raise ValueError("evaluation_planned must hold the request id and digest: a rebuild restores them from it")
+    shown = (new_evaluation.eval_set_name, new_evaluation.agent, dict(new_evaluation.labels))
+    if (planned.eval_set.name, planned.agent, dict(planned.labels)) != shown:
+        raise ValueError("evaluation_planned must hold the set's name, the agent and the labels of the NewEvaluation")
+
+
+def accept_evaluation(connection: Connection, heads: LogHeads, new_evaluation: NewEvaluation) -> None:
+    """Create an evaluation. Raises RequestIdTaken before it writes anything."""
+    principal, records = new_evaluation.principal, new_evaluation.log_events
+    if is_accepted(connection, new_evaluation.evaluation_id, records[0]):
+        return
+    check_request(connection, principal, new_evaluation.request_id, kind=tables.EVALUATION)
+    address = LogAddress(run_id=new_evaluation.evaluation_id, tenant_id=principal.tenant_id, user_id=principal.user_id)
+    fold = EvaluationFold()
+    _write_evaluation(connection, new_evaluation, address, fold.project(records))
+    heads.put(Head(address=address, epoch=1, last_sequence=len(records), is_ended=False, fold=fold))
+
+
+def _write_evaluation(
+    connection: Connection, new_evaluation: NewEvaluation, address: LogAddress, projected: Projected
+) -> None:
+    assert projected.start is not None, "the first event is evaluation_planned"
+    assert projected.evaluation is not None, "the first event is evaluation_planned"
+    with DriverCursor(connection) as cursor:
+        insert_run(
+            cursor,
+            address,
+            projected.start,
+            create_time_ns=new_evaluation.create_time_ns,
+            owner=new_evaluation.owner,
+            last_sequence=len(new_evaluation.log_events),
+            definitions={},
+            kind=tables.EVALUATION,
+        )
+        _SET_EVALUATION.write(cursor, [evaluation_row(address.run_id, projected.evaluation)])
+        insert_events(cursor, address.run_id, new_evaluation.log_events)

@@ -1,6 +1,6 @@
 """What the writer thread has to know of a database's driver."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -42,12 +42,53 @@ class Sharing(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What a transaction changes beside the log of its run and the session of that, or all transactions of a group."""
+    """What a transaction changes beside the log of its run and the session of that, or all transactions of a group.
 
+    Without the rows that it creates under ids that this server has made: no other server creates those.
+    """
+
+    sharing: Sharing = Sharing.NOTHING
+    names: Collection[str] = ()
+    """Of whatever several servers may create at the same time; see `named`."""
+    revisions: Collection[str] = ()
+    """The definitions that it stores if they are not there."""
     sessions: Collection[Session] = ()
     runs: Collection[str] = ()
-    """The runs and evaluations whose rows are there already; not those that it creates."""
-    sharing: Sharing = Sharing.NOTHING
+    """Runs and evaluations."""
+    runs_of_sessions: Collection[Session] = ()
+    runs_of_owners: Collection[str] = ()
+    """Workers whose runs and evaluations it changes, those that have not ended."""
+    runs_of_commands: Collection[int] = ()
+
+    @classmethod
+    def union(cls, parts: Iterable["Reach"]) -> "Reach":
+        """Return the reach of several transactions together."""
+        parts = list(parts)
+        return cls(
+            sharing=max((part.sharing for part in parts), default=Sharing.NOTHING),
+            names={name for part in parts for name in part.names},
+            revisions={revision for part in parts for revision in part.revisions},
+            sessions={session for part in parts for session in part.sessions},
+            runs={run_id for part in parts for run_id in part.runs},
+            runs_of_sessions={session for part in parts for session in part.runs_of_sessions},
+            runs_of_owners={owner for part in parts for owner in part.runs_of_owners},
+            runs_of_commands={command_id for part in parts for command_id in part.runs_of_commands},
+        )
+
+    @property
+    def finds_runs(self) -> bool:
+        """True if its runs are known only once the sessions are locked."""
+        return bool(self.runs_of_sessions or self.runs_of_owners or self.runs_of_commands)
+
+    @property
+    def is_nothing(self) -> bool:
+        """True if there is nothing to lock."""
+        return not (self.sharing or self.names or self.revisions or self.sessions or self.runs or self.finds_runs)
+
+
+def build_lock_name(kind: str, *parts: object) -> str:
+    """Return the name under which the creation of something is locked, of the parts of its key."""
+    return " ".join([kind, *map(str, parts)])
 
 
 class Refused(Exception):
@@ -67,10 +108,15 @@ class Driver:
     lock: Callable[[DriverCursor, Reach], None] | None
     """Lock what a transaction is about to change, in the one order that all servers keep; None if there is only one.
 
-    The order is: definitions and files, sessions by tenant and id, runs by id. A session's row is locked before
-    anything is read on which a decision about it depends. Else a run that is queued in the moment in which its
-    predecessor ends would never be started: the end would not see it.
+    The order is: definitions and files, names of what it may create, sessions by tenant and id, runs by id. Names,
+    because a row that is not there cannot be locked, and to insert one that another server has just inserted is to wait
+    for that server. A session's row is locked before anything is read on which a decision about it depends. Else a run
+    that is queued in the moment in which its predecessor ends would never be started: the end would not see it.
     """
+    can_lock: Callable[[Connection, Reach], bool]
+    """Lock what a transaction would change, and return whether no other one holds any of it; the caller rolls back."""
+    is_locked: Callable[[Exception], bool]
+    """Whether other transactions hold some of the rows: what changes none of those can be written."""
     is_transient: Callable[[Exception], bool]
     """Whether the database cannot be written now, and the same transaction may succeed later."""
     is_busy: Callable[[Exception], bool]

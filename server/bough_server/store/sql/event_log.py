@@ -1,14 +1,15 @@
 """SqlEventLog: appends go through the writer thread; reads come from memory, or from disk if they lag behind."""
 
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from bough_server.errors import ServerStopping
-from bough_server.store.ports import AnyLogEvent, LogEvent, NewEvaluation, NewFork, NewRun, Principal, StoredEvent
-from bough_server.store.sql.create_evaluation import accept_evaluation, check_evaluation
+from bough_server.store.ports.log import AnyLogEvent, LogEvent, NewEvaluation, NewFork, NewRun, StoredEvent
 from bough_server.store.sql.create_fork import accept_fork, check_fork, fold_fork
-from bough_server.store.sql.create_run import accept, check_run, first_events
-from bough_server.store.sql.driver import Reach, Sharing
+from bough_server.store.sql.create_run import accept, accept_evaluation, check_evaluation, check_run, first_events
+from bough_server.store.sql.driver import Reach, Sharing, build_lock_name
+from bough_server.store.sql.jobs import reach_of_files
 from bough_server.store.sql.ownership import TakeOver
 from bough_server.store.sql.readers import NO_END, Readers, read_end, read_range_and_end, read_range_of_run
 from bough_server.store.sql.write_queue import WriteQueue
@@ -27,7 +28,10 @@ class SqlEventLog:
         run_id = new_run.run_id
         show = partial(self._windows.add, run_id, first_events(new_run))
         accepting = partial(accept, heads=self._queue.heads, new_run=new_run)
-        reach = _reach(new_run.principal, new_run.session_id)
+        names = _request_names(new_run)
+        if new_run.create_session:
+            names.append(build_lock_name("session", new_run.principal.tenant_id, new_run.session_id))
+        reach = _reach(new_run, names=names, records=[new_run.first])
         await self._queue.execute(accepting, run_id=run_id, reach=reach, then=show)
 
     async def fork(self, new_fork: NewFork) -> None:
@@ -38,7 +42,7 @@ class SqlEventLog:
         run_id = new_fork.run_id
         show = partial(self._windows.add, run_id, new_fork.log_events)
         accepting = partial(accept_fork, heads=self._queue.heads, folded=folded)
-        reach = _reach(new_fork.principal, new_fork.session_id)
+        reach = _reach(new_fork, names=_request_names(new_fork), records=new_fork.log_events)
         await self._queue.execute(accepting, run_id=run_id, reach=reach, then=show)
 
     async def create_evaluation(self, new_evaluation: NewEvaluation) -> None:
@@ -48,7 +52,8 @@ class SqlEventLog:
         evaluation_id = new_evaluation.evaluation_id
         show = partial(self._windows.add, evaluation_id, new_evaluation.log_events)
         accepting = partial(accept_evaluation, heads=self._queue.heads, new_evaluation=new_evaluation)
-        await self._queue.execute(accepting, run_id=evaluation_id, then=show)
+        reach = Reach(names=_request_names(new_evaluation))
+        await self._queue.execute(accepting, run_id=evaluation_id, reach=reach, then=show)
 
     def append(self, run_id: str, *, epoch: int, log_events: Sequence[AnyLogEvent]) -> Awaitable[None]:
         """See EventLog."""
@@ -67,8 +72,8 @@ class SqlEventLog:
             _check_sequences(log_events)
         taking = TakeOver(self._queue.heads, run_id=run_id, epoch=epoch, owner=owner, log_events=log_events, log=log)
         show = partial(self._windows.add, run_id, log_events) if log_events else partial(self._windows.resume, run_id)
-        sharing = Sharing.ADDS if any(record.blobs for record in log_events) else Sharing.NOTHING
-        await self._queue.execute(taking, run_id=run_id, reach=Reach(runs=[run_id], sharing=sharing), then=show)
+        reach = replace(reach_of_files(log_events), runs=[run_id])
+        await self._queue.execute(taking, run_id=run_id, reach=reach, then=show)
 
     async def read(
         self, run_id: str, *, after: int = 0, through: int | None = None, deltas: bool = True
@@ -135,9 +140,22 @@ class SqlEventLog:
         return (await self._readers.run(partial(read_end, run_id=run_id))).last_sequence
 
 
-def _reach(principal: Principal, session_id: str) -> Reach:
+def _reach(new: NewRun | NewFork, *, names: Sequence[str], records: Sequence[LogEvent]) -> Reach:
     """Return the reach of the creation of a run, which refers to definitions and perhaps to files."""
-    return Reach(sessions=[(principal.tenant_id, session_id)], sharing=Sharing.ADDS)
+    return Reach(
+        sharing=Sharing.ADDS,
+        names=[*names, *reach_of_files(records).names],
+        revisions=new.definitions.keys(),
+        sessions=[(new.principal.tenant_id, new.session_id)],
+    )
+
+
+def _request_names(new: NewRun | NewFork | NewEvaluation) -> list[str]:
+    """Return the name of a request id, which another server may be using for the same; none without one."""
+    principal = new.principal
+    return (
+        [build_lock_name("request", principal.tenant_id, principal.user_id, new.request_id)] if new.request_id else []
+    )
 
 
 def _check_sequences(log_events: Sequence[AnyLogEvent]) -> None:

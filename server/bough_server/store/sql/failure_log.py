@@ -1,11 +1,11 @@
 """Lines of the log about a database that does not work, each once a minute and without a stack."""
 
-import time
 from typing import Any, Final
 
 import structlog
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
+from bough_server.clock import Clock
 from bough_server.plain_text import one_line
 
 REPEAT_SECONDS: Final = 60.0
@@ -30,12 +30,13 @@ def is_outage(error: Exception) -> bool:
 class FailureLog:
     """Logs failures that come again and again while the database is away."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._logged_at: dict[tuple[str, str, tuple[Any, ...]], float] = {}
 
     def warn(self, event: str, error: Exception, **fields: Any) -> None:
         """Log a failure as a warning, unless the same was logged within REPEAT_SECONDS."""
-        line, now = (event, cause_of(error), tuple(fields.values())), time.monotonic()
+        line, now = (event, cause_of(error), tuple(fields.values())), self._clock.monotonic()
         self._logged_at = {each: at for each, at in self._logged_at.items() if now - at < REPEAT_SECONDS}
         if line in self._logged_at or len(self._logged_at) == _MOST:
             return

@@ -8,11 +8,11 @@ import structlog
 from sqlalchemy import Connection
 
 from bough_server.errors import ServerStopping, StorageFailed
-from bough_server.store.ports import StoredEvent
+from bough_server.store.ports.log import StoredEvent
+from bough_server.store.ports.workers import Topic
 from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.readers import Readers
 from bough_server.store.window import RecentEventsOfRuns
-from bough_server.store.worker_ports import Topic
 
 _log = structlog.get_logger(__name__)
 

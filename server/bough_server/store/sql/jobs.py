@@ -7,14 +7,21 @@ from typing import Final, Generic, TypeVar
 from sqlalchemy import Connection
 
 from bough_server.log import events
-from bough_server.store.ports import AnyLogEvent
+from bough_server.store.ports.log import AnyLogEvent
 from bough_server.store.projected import Projected
-from bough_server.store.sql.driver import Reach
+from bough_server.store.sql.driver import Reach, Sharing, build_lock_name
 
 T = TypeVar("T")
 
 ALONE: Final = Reach()
 """The reach of a transaction that changes nothing beside the log of its run."""
+
+
+def reach_of_files(records: Sequence[AnyLogEvent]) -> Reach:
+    """Return the reach of some records beside their log and its session: the files that they bring and refer to."""
+    files = [blob for record in records for blob in record.blobs]
+    names = {build_lock_name("file", blob.sha256) for blob in files if blob.data is not None}
+    return Reach(sharing=Sharing.ADDS if files else Sharing.NOTHING, names=names)
 
 
 class Append:
@@ -50,6 +57,11 @@ class Append:
     def changes_session(self) -> bool:
         """True if the row of the run's session changes, which is known once the records are projected."""
         return bool(self.session_id) and self.projected is not None and self.projected.changes_session
+
+    @property
+    def reach(self) -> Reach:
+        """What it changes beside the log of its run and the session of that."""
+        return reach_of_files(self.log_events) if self.has_blobs else ALONE
 
     @property
     def has_only_deltas(self) -> bool:

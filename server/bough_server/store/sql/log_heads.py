@@ -8,14 +8,13 @@ from sqlalchemy import Connection, bindparam, select
 from bough_server.errors import Fenced
 from bough_server.log import evaluation_events, events
 from bough_server.store.evaluation_projection import EvaluationFold
-from bough_server.store.ports import EvaluationLogEvent, LogEvent
+from bough_server.store.ports.log import EvaluationLogEvent, LogEvent
 from bough_server.store.projected import LogAddress
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
 from bough_server.store.sql.driver import Session
 from bough_server.store.sql.jobs import Append
-from bough_server.store.sql.large_rows import IN_PIECES
-from bough_server.store.sql.readers import NO_END
+from bough_server.store.sql.readers import IN_PIECES, NO_END
 
 _ROW = select(
     tables.runs.c.tenant_id,

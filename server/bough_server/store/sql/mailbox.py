@@ -1,7 +1,6 @@
 """Mailbox on SQL: stores commands to runs, and notifies listeners when one is posted."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -10,13 +9,14 @@ from weakref import WeakSet
 from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select
 
 from bough.v1 import agent_service_pb2, event_pb2
+from bough_server.clock import Clock
 from bough_server.errors import Fenced, NotFound, ServerStopping, StorageFailed
+from bough_server.store.ports.workers import RunCommand, Topic
 from bough_server.store.sql import tables
 from bough_server.store.sql.driver import Reach
 from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.write_queue import WriteQueue
-from bough_server.store.worker_ports import RunCommand, Topic
 
 _commands, _runs = tables.run_commands.c, tables.runs.c
 
@@ -54,7 +54,8 @@ class _PendingRun(NamedTuple):
 class _Listener:
     """The runs that one listener has still to be notified of."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.runs: dict[str, None] = {}  # an ordered set: oldest first, each run once
         self.is_poll_due = True
         """Whether commands may be pending of which it was not notified."""
@@ -70,13 +71,14 @@ class _Listener:
 
     def add_pending(self, waiting: Sequence[_PendingRun]) -> None:
         """Add the runs that a poll has found, without those that it found lately."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         seen, self._seen = self._seen, {}
         for one in waiting:
-            self._seen[one] = at = seen.get(one, now)
-            if at == now or now - at >= REPEAT_SECONDS:
-                self._seen[one] = now
+            at = seen.get(one)
+            if at is None or now - at >= REPEAT_SECONDS:
+                at = now
                 self.runs[one.run_id] = None
+            self._seen[one] = at
 
     def take(self) -> Iterator[str]:
         """Yield the runs, each when it is asked for."""
@@ -89,8 +91,8 @@ class _Listener:
 class SqlMailbox:
     """Mailbox on SQL."""
 
-    def __init__(self, queue: WriteQueue, readers: Readers, notifier: Notifier) -> None:
-        self._queue, self._readers, self._notifier = queue, readers, notifier
+    def __init__(self, queue: WriteQueue, readers: Readers, notifier: Notifier, clock: Clock) -> None:
+        self._queue, self._readers, self._notifier, self._clock = queue, readers, notifier, clock
         # Weak, so that an iteration that is abandoned takes its listener with it.
         self._listeners: WeakSet[_Listener] = WeakSet()
         self._is_closed = False
@@ -108,11 +110,13 @@ class SqlMailbox:
 
     async def delete_command(self, command_id: int) -> None:
         """See Mailbox."""
-        await self._queue.execute(partial(_forget, command_id=command_id))
+        # Its run too: the end of that and the deletion of its session remove the command as well.
+        forgetting = partial(_forget, command_id=command_id)
+        await self._queue.execute(forgetting, reach=Reach(runs_of_commands=[command_id]))
 
     async def arrivals(self) -> AsyncIterator[str]:
         """See Mailbox."""
-        listener = _Listener()
+        listener = _Listener(self._clock)
         self._listeners.add(listener)  # before the read, so that no command is posted unnoticed in between
         listener.add_pending(await self._readers.run(_read_pending))
         listener.is_poll_due = is_failing = False

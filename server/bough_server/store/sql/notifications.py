@@ -5,7 +5,7 @@ They are hints: one may be lost or come twice, and the tables are the truth.
 
 from collections.abc import Callable
 
-from bough_server.store.worker_ports import Topic
+from bough_server.store.ports.workers import Topic
 
 Subscriber = Callable[[str], None]
 """Called with the id of a notification."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from bough_server.clock import Clock, SystemClock
 from bough_server.store.sql.write_queue import STALL_SECONDS
 from bough_server.store.sql.writer import CommitHooks
 
@@ -35,3 +36,4 @@ class StoreOptions:
     report_commit: Callable[[int, float], None] | None = None
     """Called on the writer thread after each commit, with the number of its writes and its duration."""
     hooks: CommitHooks = field(default_factory=CommitHooks)
+    clock: Clock = field(default_factory=SystemClock)

@@ -9,16 +9,17 @@ from sqlalchemy import Connection, bindparam, delete, func, literal_column, sele
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough_server.errors import NotFound
-from bough_server.store.ports import AnyLogEvent, LogEvent, RunMoved, RunRow
+from bough_server.store.ports.log import AnyLogEvent, LogEvent, RunMoved
+from bough_server.store.ports.runs import RunRow
+from bough_server.store.ports.workers import Topic
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import FirstEvents, is_stored, write_first
-from bough_server.store.sql.driver import Reach
+from bough_server.store.sql.driver import Reach, build_lock_name
 from bough_server.store.sql.log_heads import LogHeads, refusal
 from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.runs import to_run_row
 from bough_server.store.sql.write_queue import WriteQueue
-from bough_server.store.worker_ports import Topic
 
 _runs = tables.runs.c
 
@@ -111,6 +112,9 @@ _CLAIMED: Final = select(_runs.run_id).where(
     _runs.run_id.in_(bindparam("claimed", expanding=True)), _runs.owner == bindparam("own"), ~_runs.ended
 )
 
+_LEASES: Final = build_lock_name("leases")
+"""Locked by a transaction that may change the lease of another worker; one that only renews its own has no need to."""
+
 
 class TakeOver:
     """The transaction of one takeover. If it is run again, it finds out whether it was committed before."""
@@ -196,7 +200,8 @@ class SqlLease:
 
     async def begin(self, worker: str) -> None:
         """See Lease."""
-        await self._queue.execute(partial(_begin, worker=worker, heads=self._queue.heads), then=self._offer)
+        beginning = partial(_begin, worker=worker, heads=self._queue.heads)
+        await self._queue.execute(beginning, reach=_reach(worker), then=self._offer)
         self._crashed.discard(worker)
 
     async def renew(self, worker: str) -> bool:
@@ -210,11 +215,12 @@ class SqlLease:
 
     async def expire(self, worker: str, counter: int) -> None:
         """See Lease."""
-        await self._queue.execute(partial(_expire, worker=worker, counter=counter), then=self._offer)
+        expiring = partial(_expire, worker=worker, counter=counter)
+        await self._queue.execute(expiring, reach=Reach(names=[_LEASES]), then=self._offer)
 
     async def release(self, worker: str) -> None:
         """See Lease."""
-        await self._queue.execute(partial(_release, worker=worker), then=self._offer)
+        await self._queue.execute(partial(_release, worker=worker), reach=_reach(worker), then=self._offer)
 
     async def give_up(self, worker: str, run_id: str) -> None:
         """See Lease."""
@@ -234,6 +240,11 @@ class SqlLease:
 
     def _offer(self) -> None:
         self._notifier.publish(Topic.UNOWNED)
+
+
+def _reach(worker: str) -> Reach:
+    """Return the reach of the beginning or the end of a worker's lease, which frees its runs."""
+    return Reach(names=[_LEASES], runs_of_owners=[worker])
 
 
 def end_leases(connection: Connection) -> frozenset[str]:

@@ -24,7 +24,7 @@ from sqlalchemy.sql.selectable import Select, Subquery
 
 from bough.v1 import error_pb2
 from bough_server.errors import FieldViolation, InvalidRequest
-from bough_server.store.sql.large_rows import IN_PIECES
+from bough_server.store.sql.readers import IN_PIECES
 from bough_server.store.sql.statements import json_members
 from bough_server.store.window import PAGE_BYTES
 

@@ -2,22 +2,22 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
-from sqlalchemy import Connection, Engine, Select, bindparam, select
+from sqlalchemy import Connection, Engine, Select, bindparam, func, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from bough_server.clock import Clock
 from bough_server.errors import NotFound, ServerStopping, StorageFailed
 from bough_server.log import events
-from bough_server.store.ports import StoredEvent
+from bough_server.store.ports.log import StoredEvent
 from bough_server.store.sql import tables
 from bough_server.store.sql.failure_log import FailureLog, is_outage
-from bough_server.store.sql.large_rows import within_bytes
 from bough_server.store.window import PAGE_BYTES, PackedEvents
+from bough_server.threads import make_pool, run_in_thread
 
 T = TypeVar("T")
 
@@ -30,6 +30,9 @@ NO_END: Final = 2**63 - 1
 
 _CHUNK: Final = 16
 """How many events are fetched from the driver at once before their bytes are counted."""
+
+IN_PIECES: Final[dict[str, Any]] = {"stream_results": True, "max_row_buffer": 64}
+"""Execution options of a query with large rows: PostgreSQL's driver fetches a whole result otherwise."""
 
 _events, _runs = tables.events.c, tables.runs.c
 
@@ -45,6 +48,22 @@ _WITHOUT_DELTAS: Final = (
     .order_by(_events.sequence)
     .limit(bindparam("count"))
 )
+
+
+def within_bytes(statement: Select[Any]) -> Select[Any]:
+    """Return a query's rows in order, up to the one with which its last column exceeds `bytes`.
+
+    The lengths of values are known without reading them.
+    """
+    rows = statement.add_columns(tables.events.c.sequence.label("place")).subquery()
+    *_, data, place = rows.c
+    size = func.octet_length(data)
+    before = (func.sum(size).over(order_by=place, rows=(None, 0)) - size).label("before")
+    counted = select(rows, before).subquery()
+    shown = [counted.c[column.key] for column in list(rows.c)[:-1]]
+    return select(*shown).where(counted.c.before <= bindparam("bytes")).order_by(counted.c.place)
+
+
 _BOUNDED: Final = {statement: within_bytes(statement) for statement in (_RANGE, _WITHOUT_DELTAS)}
 """For PostgreSQL, whose driver fetches a whole result: only as many rows as exceed PAGE_BYTES."""
 
@@ -58,11 +77,11 @@ _data: Final = itemgetter(-1)
 class Readers:
     """Runs reading functions on a bounded number of threads."""
 
-    def __init__(self, engine: Engine, *, threads: int) -> None:
+    def __init__(self, engine: Engine, *, threads: int, clock: Clock) -> None:
         self._engine = engine
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bough-reader")
+        self._pool = make_pool("bough-reader", threads=threads)
         self._is_closed = False
-        self._failures = FailureLog()
+        self._failures = FailureLog(clock)
 
     async def run(self, read: Callable[[Connection], T], *, is_logged: bool = True) -> T:
         """Return the result of `read`. Raises what `read` raises, and StorageFailed for errors of the database.
@@ -96,7 +115,7 @@ class Readers:
     async def close(self) -> None:
         """Wait for reads in progress, and refuse later ones."""
         self._is_closed = True
-        await asyncio.to_thread(self._pool.shutdown)
+        await run_in_thread(self._pool.shutdown)
         self._engine.dispose()
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -22,12 +23,14 @@ from sqlalchemy import (
 from bough.v1 import message_pb2, session_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, RequestIdReused, SessionExists
 from bough_server.log.session_state import MAX_STATE_BYTES, apply_write, fits, json_of, values_of, write_of
-from bough_server.store.ports import Page, Principal, SessionPosition, StoredCall, StoredMessage
+from bough_server.store.ports.log import Principal
+from bough_server.store.ports.runs import Page
+from bough_server.store.ports.sessions import SessionPosition, StoredCall, StoredMessage
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import SET_STATE
 from bough_server.store.sql.blobs import delete_blobs
 from bough_server.store.sql.create_run import build_busy_error, labels_text
-from bough_server.store.sql.driver import Reach, Sharing
+from bough_server.store.sql.driver import Reach, Sharing, build_lock_name
 from bough_server.store.sql.pages import Listing, decode_token, encode_token, read_page
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.rows import state_row
@@ -114,7 +117,11 @@ class SqlSessions:
             "state_json": "",
             "state_run_id": "",
         }
-        return _to_session(await self._queue.execute(_Creation(row), reach=_reach(principal, session_id)))
+        reach = _reach(principal, session_id)
+        if request_id:
+            request = build_lock_name("request of a session", principal.tenant_id, principal.user_id, request_id)
+            reach = replace(reach, names=[*reach.names, request])
+        return _to_session(await self._queue.execute(_Creation(row), reach=reach))
 
     async def get(self, principal: Principal, session_id: str) -> session_pb2.Session:
         """See Sessions."""
@@ -147,7 +154,9 @@ class SqlSessions:
     async def delete(self, principal: Principal, session_id: str) -> None:
         """See Sessions."""
         deleting = partial(_delete, tenant_id=principal.tenant_id, session_id=session_id)
-        await self._queue.execute(deleting, reach=_reach(principal, session_id, sharing=Sharing.DROPS))
+        reach = _reach(principal, session_id)
+        reach = replace(reach, sharing=Sharing.DROPS, runs_of_sessions=reach.sessions)
+        await self._queue.execute(deleting, reach=reach)
         self._on_delete()
 
     async def read_position(self, principal: Principal, session_id: str) -> SessionPosition:
@@ -209,8 +218,10 @@ class SqlSessions:
         return await self._readers.run(lambda connection: connection.execute(statement, parameters or {}).all())
 
 
-def _reach(principal: Principal, session_id: str, *, sharing: Sharing = Sharing.NOTHING) -> Reach:
-    return Reach(sessions=[(principal.tenant_id, session_id)], sharing=sharing)
+def _reach(principal: Principal, session_id: str) -> Reach:
+    # Its name too, so that it is not created after it was to be locked and before it is changed.
+    session = principal.tenant_id, session_id
+    return Reach(names=[build_lock_name("session", *session)], sessions=[session])
 
 
 def _read_history(connection: Connection, here: Mapping[str, object]) -> tuple[Sequence[Row[Any]], Sequence[Row[Any]]]:

@@ -5,6 +5,7 @@ from typing import Protocol, Self, TypeVar
 
 from sqlalchemy import Connection
 
+from bough_server.clock import Clock
 from bough_server.store.sql.agents import SqlAgents, SqlCatalog
 from bough_server.store.sql.blobs import SqlBlobs
 from bough_server.store.sql.evaluations import SqlEvaluations
@@ -14,9 +15,9 @@ from bough_server.store.sql.mailbox import SqlMailbox
 from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.ownership import SqlLease
 from bough_server.store.sql.readers import Readers
+from bough_server.store.sql.rows import SqlUsageLedger
 from bough_server.store.sql.runs import SqlRunIndex
 from bough_server.store.sql.sessions import SqlSessions
-from bough_server.store.sql.usage import SqlUsageLedger
 from bough_server.store.sql.write_queue import WriteHealth, WriteQueue
 from bough_server.store.window import RecentEventsOfRuns
 
@@ -52,6 +53,7 @@ class Store:
         write_health: WriteHealth,
         crashed: frozenset[str],
         notifier: Notifier,
+        clock: Clock,
         read_growth: ReadGrowth | None = None,
         is_shared: bool = False,
     ) -> None:
@@ -64,7 +66,7 @@ class Store:
         self.agents = SqlAgents(queue, readers, is_shared=is_shared)
         self.usage = SqlUsageLedger(readers)
         self.leases = SqlLease(queue, readers, notifier, crashed=crashed, is_shared=is_shared)
-        self.mailbox = SqlMailbox(queue, readers, notifier)
+        self.mailbox = SqlMailbox(queue, readers, notifier, clock)
         self.write_health = write_health
         self.notifier = notifier
         self.followed = None if read_growth is None else FollowedLogs(readers, windows, notifier, read_growth)

@@ -10,15 +10,17 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection, Engine
 
+from bough_server.clock import Clock, loop_time
 from bough_server.errors import Fenced, ServerStopping, StorageFailed
-from bough_server.store.ports import AnyLogEvent
+from bough_server.store.ports.log import AnyLogEvent
+from bough_server.store.ports.workers import Topic
 from bough_server.store.sql.driver import Driver, Reach
 from bough_server.store.sql.jobs import ALONE, Append, JobOutcome, Transaction
 from bough_server.store.sql.log_heads import LogHeads
 from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.writer import CommitHooks, Job, WriterThread
 from bough_server.store.window import RecentEventsOfRuns
-from bough_server.store.worker_ports import Topic
+from bough_server.threads import run_in_thread
 
 STALL_SECONDS: Final = 5.0
 """How long a write may take before the disk is taken not to respond."""
@@ -61,7 +63,7 @@ class WriteHealth:
         """Count a job that is queued."""
         loop = asyncio.get_running_loop()
         if not self._jobs:
-            self._since = loop.time()
+            self._since = loop_time()
         self._jobs += 1
         if self._timer is None:
             self._timer = loop.call_later(self._stall_seconds, self._check_stall)
@@ -69,7 +71,7 @@ class WriteHealth:
     def on_jobs_done(self, jobs: int) -> None:
         """Count these jobs as done; the wait of those left is measured from now."""
         self._jobs -= jobs
-        self._since = asyncio.get_running_loop().time()
+        self._since = loop_time()
         self._set_health(is_failing=self._is_failing, is_stalled=False)
 
     def report_health(self, is_failing: bool) -> None:
@@ -104,7 +106,7 @@ class WriteHealth:
         if not self._jobs:
             return
         loop = asyncio.get_running_loop()
-        left = self._since + self._stall_seconds - loop.time()
+        left = self._since + self._stall_seconds - loop_time()
         if left > 0:
             self._timer = loop.call_later(left, self._check_stall)
         elif not is_suspected:
@@ -139,6 +141,7 @@ class WriteQueue:
         retry_delays: Sequence[float],
         hooks: CommitHooks,
         report_commit: Callable[[int, float], None] | None = None,
+        clock: Clock,
     ) -> None:
         self.heads = LogHeads()
         self._engine, self._windows, self._health, self._notifier = engine, windows, write_health, notifier
@@ -154,6 +157,7 @@ class WriteQueue:
             retry_delays=retry_delays,
             hooks=hooks,
             report_commit=report_commit,
+            clock=clock,
         )
 
     @property
@@ -196,7 +200,7 @@ class WriteQueue:
     async def close(self) -> None:
         """Write all queued jobs, refuse later ones, and end every reader with ServerStopping."""
         self._is_closed = True
-        await asyncio.to_thread(self._writer.close)
+        await run_in_thread(self._writer.close)
         self._health.close()
         self._windows.close_readers(_stopping_error())
         self._engine.dispose()
@@ -212,9 +216,9 @@ class WriteQueue:
             self._loop.call_soon_threadsafe(self._health.report_health, is_failing)
 
     def _settle(self, settled: Sequence[JobOutcome]) -> None:
-        loop = settled[0].job.future.get_loop()
+        assert self._loop is not None, "a job is done, so one was submitted"
         with suppress(RuntimeError):  # the loop is closed, so no caller is waiting
-            loop.call_soon_threadsafe(self._resolve, settled)
+            self._loop.call_soon_threadsafe(self._resolve, settled)
 
     def _resolve(self, settled: Sequence[JobOutcome]) -> None:
         self._health.on_jobs_done(len(settled))

@@ -1,28 +1,30 @@
 """The writer thread: commits all queued jobs as a group, in one transaction.
 
-A failed commit is retried with the same rows, a bounded number of times. A job that still fails fences the log of its
-run and no other: nothing later of that run is written under that epoch. While writes fail, groups without appends are
-tried only once, and when nothing is queued the thread probes the disk until a write succeeds.
+A failed commit is retried with the same rows, a bounded number of times. If another transaction holds a lock, only jobs
+that need it wait, and others pass them. A job that still fails fences the log of its run and no other: nothing later of
+that run is written under that epoch. While writes fail, groups without appends are tried only once, and when nothing is
+queued the thread probes the disk until a write succeeds.
 """
 
 import queue
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import structlog
 from sqlalchemy import Engine, text
 
+from bough_server.clock import Clock
 from bough_server.errors import BoughError, Fenced, StorageFailed
-from bough_server.store.ports import RequestIdTaken, RunMoved, SessionMoved
+from bough_server.store.ports.log import RequestIdTaken, RunMoved, SessionMoved
 from bough_server.store.sql.append import is_stored, write_appends
-from bough_server.store.sql.driver import Driver, Reach, Refused, Session, Sharing
+from bough_server.store.sql.driver import Driver, Reach, Refused
 from bough_server.store.sql.failure_log import FailureLog, cause_of
 from bough_server.store.sql.jobs import Append, JobOutcome, Transaction
 from bough_server.store.sql.log_heads import LogHeads, refusal
 from bough_server.store.sql.statements import DriverCursor
+from bough_server.threads import make_thread
 
 Job = Append | Transaction[Any]
 
@@ -62,17 +64,18 @@ class WriterThread:
         retry_delays: Sequence[float],
         hooks: CommitHooks,
         report_commit: Callable[[int, float], None] | None,
+        clock: Clock,
     ) -> None:
         self._engine, self._driver, self._heads = engine, driver, heads
         self._settle, self._report_health, self._hooks = settle, report_health, hooks
-        self._report_commit = report_commit
+        self._report_commit, self._clock = report_commit, clock
         self._retry_delays = tuple(retry_delays)
-        self._is_failing = False
-        self._failures = FailureLog()
+        self._is_failing = self._is_ending = False
+        self._failures = FailureLog(clock)
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._connection = engine.connect()
-        self._thread = threading.Thread(target=self._work, name="bough-writer", daemon=True)
+        self._thread = make_thread(self._work, name="bough-writer")
         self._thread.start()
 
     def submit(self, job: Job) -> None:
@@ -86,33 +89,34 @@ class WriterThread:
         self._thread.join()
 
     def _work(self) -> None:
-        is_open = True
-        while is_open:
-            job = self._wait_for_job()
-            group: list[Job] = []
-            size = 0
-            while job is not None:
-                group.append(job)
-                size += job.size if isinstance(job, Append) else 0
-                if len(group) >= MAX_GROUP_JOBS or size >= MAX_GROUP_BYTES:
-                    break
-                try:
-                    job = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-            is_open = job is not None
-            if group:
-                self._settle(self._commit(group))
+        while (job := self._wait_for_job()) is not None:
+            self._commit([job, *self._drain_queue(job)])
         self._connection.close()
+
+    def _drain_queue(self, *group: Job) -> list[Job]:
+        """Return the jobs that are queued, in order, as many as a group takes besides some that it has already."""
+        found: list[Job] = []
+        size = sum(map(_size, group))
+        while len(group) + len(found) < MAX_GROUP_JOBS and size < MAX_GROUP_BYTES and not self._is_ending:
+            try:
+                job = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if job is None:
+                self._is_ending = True
+            else:
+                found.append(job)
+                size += _size(job)
+        return found
 
     def _wait_for_job(self) -> Job | None:
         """Return the oldest job, waiting for one; None to end."""
-        while self._is_failing:
+        while self._is_failing and not self._is_ending:
             try:
                 return self._queue.get(timeout=PROBE_SECONDS)
             except queue.Empty:
                 self._probe()
-        return self._queue.get()
+        return None if self._is_ending else self._queue.get()
 
     def _probe(self) -> None:
         """Test whether the disk can be written, by writing a row unchanged."""
@@ -137,17 +141,21 @@ class WriterThread:
         if not is_failing:
             self._failures.clear()
 
-    def _commit(self, group: Sequence[Job]) -> list[JobOutcome]:
+    def _commit(self, group: Sequence[Job]) -> None:
         """Commit a group, with retries; if that fails, commit each job alone."""
-        settled = self._commit_group(group)
+        self._report(self._commit_group(group))
+
+    def _report(self, settled: Sequence[JobOutcome]) -> None:
+        """Report outcomes; none, if the database works but no job could be done yet."""
         if any(one.error is None for one in settled):
             self._set_failing(is_failing=False)
-        return settled
+        self._settle(settled)
 
     def _commit_group(self, group: Sequence[Job]) -> list[JobOutcome]:
         error: Exception | None = None
         may_wait = not self._is_failing or any(isinstance(job, Append) for job in group)
-        for delay in (0.0, *(self._retry_delays if may_wait else ())):
+        delays = [0.0, *(self._retry_delays if may_wait else ())]
+        for retries_left, delay in zip(reversed(range(len(delays))), delays, strict=True):
             if delay:
                 self._closing.wait(delay)  # ends early, so that close() does not sit through the delays
             try:
@@ -158,11 +166,47 @@ class WriterThread:
                     break
                 self._failures.warn("commit failed", failed)
                 self._free_locks(failed)
+                if self._driver.is_locked(failed):
+                    # Those that are queued meanwhile, as long as they get a retry too if they have to wait.
+                    done, group = self._commit_free_jobs([*group, *(self._drain_queue(*group) if retries_left else ())])
+                    self._report(done)
         assert error is not None
         # One bad job must not fail the others. If others are in the way, each would only wait for the lock once more.
         if len(group) == 1 or self._driver.is_busy(error):
             return [self._fail_job(job, error) for job in group]
         return [self._commit_alone(job) for job in group]
+
+    def _commit_free_jobs(self, group: Sequence[Job]) -> tuple[list[JobOutcome], Sequence[Job]]:
+        """Commit the jobs that need no lock which another transaction holds; return their outcomes, and the others."""
+        free: Sequence[Job] = ()
+        held = group
+        try:
+            free, held = self._part(group)
+            if not free or not held:  # with nothing held any more, the next retry commits all
+                return [], group
+            return self._attempt(free), held
+        except Exception as failed:
+            self._roll_back()
+            if self._driver.is_transient(failed):
+                return [], group
+            return [self._commit_alone(job) for job in free], held
+
+    def _part(self, group: Sequence[Job]) -> tuple[list[Job], list[Job]]:
+        """Part a group into jobs whose locks are free, and those that have to wait."""
+        free: list[Job] = []
+        held: list[Job] = []
+        held_runs: set[str] = set()
+        for job in group:
+            with self._connection.begin() as transaction:
+                reach = self._reach_of(job)
+                runs = {job.run_id, *reach.runs} - {""}
+                # What follows in the log of a run stays behind what waits, even if the lock has been freed since.
+                is_held = bool(runs & held_runs) or not self._driver.can_lock(self._connection, reach)
+                transaction.rollback()
+            if is_held:
+                held_runs |= runs
+            (held if is_held else free).append(job)
+        return free, held
 
     def _free_locks(self, error: Exception) -> None:
         if self._driver.free_locks is not None:
@@ -201,7 +245,7 @@ class WriterThread:
         self, group: Sequence[Job], write: Callable[[Sequence[Append]], Iterator[JobOutcome]]
     ) -> list[JobOutcome]:
         settled: list[JobOutcome] = []
-        started = time.perf_counter()
+        started = self._clock.monotonic()
         connection = self._connection
         transaction = connection.begin()
         try:
@@ -232,25 +276,25 @@ class WriterThread:
             if isinstance(job, Append):
                 self._heads.on_commit(job)
         if self._report_commit is not None:
-            self._report_commit(len(group), time.perf_counter() - started)
+            self._report_commit(len(group), self._clock.monotonic() - started)
         return settled
 
     def _lock(self, group: Sequence[Job], lock: Callable[[DriverCursor, Reach], None]) -> None:
-        """Lock whatever the jobs of a group may change, all at once; appends by themselves lock their runs."""
-        sessions: set[Session] = set()
-        sharing = Sharing.NOTHING
-        for job in group:
-            if isinstance(job, Transaction):
-                sessions.update(job.reach.sessions)
-                sharing = max(sharing, job.reach.sharing)
-            elif job.has_blobs:
-                sharing = max(sharing, Sharing.ADDS)
-            if _moves_session(job) and (session := self._heads.session_of(self._connection, job.run_id)) is not None:
-                sessions.add(session)
-        runs = _runs_to_lock(group)
-        if sessions or sharing or runs:
+        """Lock all that the jobs of a group may change, at once; appends by themselves do so in their statements."""
+        reach = Reach.union(map(self._reach_of, group))
+        if len(group) == 1 and not reach.finds_runs:
+            reach = replace(reach, runs=())  # a single run is locked by the statement that reads its row
+        if not reach.is_nothing:
             with DriverCursor(self._connection) as cursor:
-                lock(cursor, Reach(sessions=sessions, runs=runs, sharing=sharing))
+                lock(cursor, reach)
+
+    def _reach_of(self, job: Job) -> Reach:
+        """Return all that a job changes, its run and the session of that among it."""
+        moved = self._heads.session_of(self._connection, job.run_id) if _moves_session(job) else None
+        sessions = [] if moved is None else [moved]
+        if isinstance(job, Append):
+            return replace(job.reach, sessions=sessions, runs=[job.run_id])
+        return replace(job.reach, sessions=[*job.reach.sessions, *sessions])
 
     def _roll_back(self) -> None:
         """Roll back a failed transaction, if it is open; if that fails, replace the connection at its next use."""
@@ -322,7 +366,8 @@ class WriterThread:
         """Fail a job; the driver's error goes only to the server's log."""
         if self._driver.is_transient(error):
             self._failures.warn("write given up", error, run_id=job.run_id)
-            self._set_failing(is_failing=True)
+            if not self._driver.is_locked(error):  # the database works: it is these rows that cannot be written
+                self._set_failing(is_failing=True)
         else:
             _log.error("write given up", run_id=job.run_id, exc_info=error)
         failure = StorageFailed("The server could not write to its storage; its log says why.")
@@ -332,22 +377,15 @@ class WriterThread:
         return JobOutcome(job, error=failure)
 
 
+def _size(job: Job) -> int:
+    return job.size if isinstance(job, Append) else 0
+
+
 def _moves_session(job: Job) -> bool:
     """Return True if a job may change the session of its run, and does not name it itself."""
     if isinstance(job, Transaction):
         return bool(job.run_id) and not job.reach.sessions
     return not job.has_only_deltas
-
-
-def _runs_to_lock(group: Sequence[Job]) -> Collection[str]:
-    """Return the runs that a group changes; a list of appends alone locks its runs in order itself."""
-    segments = [*_segments(group)]
-    if len(segments) == 1:
-        return ()
-    runs: set[str] = set()
-    for segment in segments:
-        runs.update(segment.reach.runs if isinstance(segment, Transaction) else (append.run_id for append in segment))
-    return runs
 
 
 def _segments(group: Sequence[Job]) -> Iterator[Transaction[Any] | list[Append]]:

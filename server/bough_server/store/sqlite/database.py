@@ -20,9 +20,8 @@ from sqlalchemy.util import LRUCache
 from bough_server.errors import ConfigurationError
 from bough_server.store.sql.migrations import FIRST, HEAD
 from bough_server.store.sql.options import Durability
-from bough_server.store.sql.status import DatabaseStatus, read_use
+from bough_server.store.sql.schema_version import DatabaseStatus, build_upgrade_error, read_use, upgrade_schema
 from bough_server.store.sql.tables import metadata
-from bough_server.store.sql.upgrade import build_upgrade_error, upgrade_schema
 from bough_server.store.sqlite.database_path import database_path
 from bough_server.store.sqlite.file_lock import FileLock, find_serving_owner
 

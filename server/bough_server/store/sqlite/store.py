@@ -92,10 +92,12 @@ def open_sqlite(url: str, options: StoreOptions) -> Store:
         retry_delays=options.retry_delays,
         hooks=options.hooks,
         report_commit=options.report_commit,
+        clock=options.clock,
     )
     readers = Readers(
         reader_engine(path, connections=options.reader_threads, busy_timeout=options.busy_timeout),
         threads=options.reader_threads,
+        clock=options.clock,
     )
     return Store(
         _FileGuard(path, lock),
@@ -105,6 +107,7 @@ def open_sqlite(url: str, options: StoreOptions) -> Store:
         write_health=write_health,
         crashed=crashed,
         notifier=notifier,
+        clock=options.clock,
     )
 
 

@@ -426,7 +426,8 @@ export enum ErrorReason {
   TOOL_NOT_MOCKED = 48,
 
   /**
-   * The server lacks an optional part that the call needs; the message says which to install.
+   * The server lacks an optional part that the call needs; the message says which to install. Servers of this version return it
+   * for no call.
    *
    * @generated from enum value: ERROR_REASON_NOT_INSTALLED = 49;
    */

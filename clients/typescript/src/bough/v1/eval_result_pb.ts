@@ -346,7 +346,8 @@ export type EvalTotals = Message<"bough.v1.EvalTotals"> & {
   passRate?: number | undefined;
 
   /**
-   * The interval of pass_rate, from resampling the cases; unset while no case has a pass rate.
+   * The interval of pass_rate, from resampling the cases, and over 500 cases by the normal distribution; unset while no case has a
+   * pass rate.
    *
    * @generated from field: bough.v1.ConfidenceInterval pass_rate_interval = 9;
    */

@@ -1,4 +1,4 @@
-"""The schema's history: one Alembic revision per change. bough_server.store.sql.upgrade runs them."""
+"""The schema's history: one Alembic revision per change. bough_server.store.sql.schema_version runs them."""
 
 from typing import Final
 

@@ -1,0 +1,1 @@
+"""The ports of the store: protocols, and the values that they exchange."""

@@ -1,0 +1,30 @@
+"""Other workers on the store of a server that evaluates."""
+
+from dataclasses import replace
+
+from bough_server.evals.job.evaluations import Evaluations
+from bough_server.ownership import worker as ownership
+from bough_server.store.ports.log import Principal
+from tests.rpc.run_server import Served
+
+ME = Principal(tenant_id="local", user_id="local")
+
+
+class Worker:
+    """Another worker on the store of a server."""
+
+    def __init__(self, server: Served, name: str) -> None:
+        found = server.app.evaluations.dependencies
+        worker = ownership.Worker(name, found.store.leases, found.clock)
+        self.dependencies = replace(found, worker=worker)
+        self.evaluations = Evaluations(self.dependencies)
+        self.store = self.dependencies.store
+        self.name = name
+
+    async def __aenter__(self) -> "Worker":
+        await self.store.leases.begin(self.name)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.evaluations.close()
+        await self.store.leases.release(self.name)
