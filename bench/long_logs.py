@@ -6,8 +6,9 @@ from google.protobuf import timestamp_pb2
 
 from bough.v1 import event_pb2, execution_pb2, message_pb2
 from bough_server import ids
+from bough_server.identity import Principal
 from bough_server.log import events
-from bough_server.store.ports.log import LogEvent, NewRun, Principal
+from bough_server.store.ports.log import LogEvent, NewRun
 
 PRINCIPAL = Principal(tenant_id="local", user_id="local")
 NOW_NS = 1_700_000_000_000_000_000

@@ -19,7 +19,7 @@ from bough.v1 import (
     session_pb2,
     session_service_pb2,
 )
-from bough_server.store.ports.log import Principal
+from bough_server.identity import Principal
 from tests.rpc.agents import GATES
 from tests.rpc.interceptor_server import status_details
 from tests.rpc.run_server import begin, served, settings, watch

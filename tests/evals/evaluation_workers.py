@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from bough_server.evals.job.evaluations import Evaluations
+from bough_server.identity import Principal
 from bough_server.ownership import worker as ownership
-from bough_server.store.ports.log import Principal
 from tests.rpc.run_server import Served
 
 ME = Principal(tenant_id="local", user_id="local")

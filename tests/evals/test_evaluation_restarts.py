@@ -16,9 +16,9 @@ from bough.v1.policy_pb2 import Limits
 from bough_server.errors import NotFound, StorageFailed
 from bough_server.evals.job import evaluator
 from bough_server.evals.job.judging import score_all_metrics
+from bough_server.identity import Principal
 from bough_server.observability.tracing import Parent
 from bough_server.store.ports.evaluations import EvaluationRow
-from bough_server.store.ports.log import Principal
 from bough_server.store.ports.workers import RunStore
 from bough_server.store.sql.evaluations import SqlEvaluations
 from tests.evals.evaluation_workers import ME, Worker

@@ -23,7 +23,7 @@ from bough.v1.invocation_pb2 import InvocationSource, RunRef
 from bough_server import app
 from bough_server.evals.job import given as given_records
 from bough_server.evals.job import judging
-from bough_server.store.ports.log import Principal
+from bough_server.identity import Principal
 from tests.evals.invocations import agent, invocation
 from tests.evals.test_judges import broken, case, evaluated, judge, judged_by, set_of
 from tests.rpc.run_server import Served, begin, served, settings

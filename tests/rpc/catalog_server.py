@@ -14,8 +14,8 @@ from grpc import aio
 
 from bough.v1 import agent_pb2
 from bough.v1 import catalog_service_pb2 as pb
+from bough_server.identity import Principal
 from bough_server.settings import Settings
-from bough_server.store.ports.log import Principal
 from tests.rpc.interceptor_server import status_details
 from tests.rpc.run_server import Served, Turn, settings
 from tests.support.projects import Definition, llm

@@ -10,9 +10,9 @@ import pytest
 from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2, usage_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import NotFound
+from bough_server.identity import Principal
 from bough_server.log import events
 from bough_server.runtime.agent import Context
-from bough_server.store.ports.log import Principal
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock

@@ -13,10 +13,10 @@ from bough_server.agents.function import agent
 from bough_server.engine.event_writer import is_same_event
 from bough_server.engine.files import FileCache, SessionFiles
 from bough_server.errors import AlreadyAnswered, InvalidRequest, NotFound, RunError
+from bough_server.identity import Principal
 from bough_server.log.blobs import blobs_anywhere
 from bough_server.models.model import ModelRequest
 from bough_server.observability.tracing import Parent
-from bough_server.store.ports.log import Principal
 from bough_server.store.ports.sessions import BlobPiece
 from bough_server.tools.tool import Tool
 from tests.support.run_harness import ME, RunHarness

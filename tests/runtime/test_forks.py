@@ -10,9 +10,9 @@ import pytest
 from bough.v1 import error_pb2, event_pb2, fork_pb2, policy_pb2
 from bough_server import ids
 from bough_server.errors import CallError, ForkRefused, NotFound, RequestIdReused, SequenceOutOfRange
+from bough_server.identity import Principal
 from bough_server.models.model import ModelRequest
 from bough_server.store.opening import rebuild_projections
-from bough_server.store.ports.log import Principal
 from bough_server.tools.tool import OnRecovery, ToolContext, tool
 from tests.support.databases import database_in, in_each_database
 from tests.support.fork_agents import TEAM, TURNS, Log, World, edited, open_forked, place, run_of

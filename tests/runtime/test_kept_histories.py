@@ -16,8 +16,8 @@ from bough.v1 import agent_pb2, event_pb2, message_pb2, policy_pb2, run_pb2
 from bough_server.errors import ForkRefused, InvalidRequest
 from bough_server.history.session import SessionHistories, SessionHistory
 from bough_server.history.visible import VisibleMessage
+from bough_server.identity import Principal
 from bough_server.runtime.visible_history import VisibleHistory
-from bough_server.store.ports.log import Principal
 from bough_server.store.ports.sessions import Sessions
 from bough_server.tools.tool import tool
 from tests.support.examples import examples

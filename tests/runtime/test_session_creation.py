@@ -7,8 +7,8 @@ import pytest
 
 from bough.v1 import policy_pb2
 from bough_server.errors import NotFound, RequestIdReused, SessionBusy
+from bough_server.identity import Principal
 from bough_server.store.opening import rebuild_projections
-from bough_server.store.ports.log import Principal
 from tests.support.log_readings import answer_of, check_replay, having, text_of
 from tests.support.run_harness import ME
 from tests.support.session_agents import CANCEL_INTERRUPTED, QUEUE, Floor, Run, harness

@@ -12,10 +12,11 @@ import structlog
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, input_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunParked, StorageFailed
+from bough_server.identity import Principal
 from bough_server.runs.commands import RemoteCommands
 from bough_server.runs.runs import Runs
 from bough_server.runtime.agent import Context
-from bough_server.store.ports.log import NewRun, Principal
+from bough_server.store.ports.log import NewRun
 from bough_server.store.ports.runs import RunRow
 from bough_server.store.ports.workers import RunCommand
 from tests.store.evaluation_logs import MadeEvaluation

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, evaluation_pb2, usage_pb2
+from bough_server.identity import Principal
 from bough_server.log import evaluation_events
 from bough_server.log.evaluation_events import EvaluationEvent
-from bough_server.store.ports.log import EvaluationLogEvent, NewEvaluation, Principal
+from bough_server.store.ports.log import EvaluationLogEvent, NewEvaluation
 from tests.store.logs import ANNE, SECOND, START_NS
 
 PASSED, FAILED = eval_result_pb2.VERDICT_PASSED, eval_result_pb2.VERDICT_FAILED

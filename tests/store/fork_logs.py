@@ -1,7 +1,8 @@
 """Forks to put into a store; nothing here knows an implementation."""
 
 from bough.v1 import event_pb2, fork_pb2
-from bough_server.store.ports.log import LogEvent, NewFork, Principal
+from bough_server.identity import Principal
+from bough_server.store.ports.log import LogEvent, NewFork
 from tests.store.logs import ANNE, Made
 
 

@@ -8,8 +8,9 @@ import pytest
 from bough.v1 import event_pb2, execution_pb2, message_pb2, usage_pb2
 from bough_server import ids
 from bough_server.errors import Fenced, ForkRefused, NotFound
+from bough_server.identity import Principal
 from bough_server.store.opening import Store, open_store
-from bough_server.store.ports.log import LogEvent, Principal, RequestIdTaken
+from bough_server.store.ports.log import LogEvent, RequestIdTaken
 from bough_server.store.ports.runs import Page
 from tests.store.fork_logs import Fork
 from tests.store.logs import (

@@ -11,7 +11,7 @@ from alembic.script import ScriptDirectory
 from bough_server.errors import ConfigurationError
 from bough_server.store.opening import database_status, open_store, upgrade_database
 from bough_server.store.postgres import database as postgres_database
-from bough_server.store.sql import migrations, upgrade
+from bough_server.store.sql import migrations, schema_version
 from bough_server.store.sqlite import database as sqlite_database
 from tests.store.logs import ANNE, Made, completed, delta
 from tests.store.sql import execute
@@ -49,7 +49,7 @@ def newer_version(folder: Path) -> Iterator[None]:
     (folder / "migrations" / "versions" / f"r{_NEXT}_color.py").write_text(_SCRIPT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(migrations, "__file__", str(folder / "migrations" / "__init__.py"))
-        for module in (upgrade, postgres_database, sqlite_database):
+        for module in (schema_version, postgres_database, sqlite_database):
             patch.setattr(module, "HEAD", _NEXT)
         yield
 

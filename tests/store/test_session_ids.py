@@ -7,8 +7,9 @@ import pytest
 
 from bough.v1 import event_pb2
 from bough_server.errors import NotFound, RequestIdReused, SessionBusy, SessionExists
+from bough_server.identity import Principal
 from bough_server.store.opening import Store, open_store, rebuild_projections
-from bough_server.store.ports.log import Principal, RequestIdTaken, SessionMoved
+from bough_server.store.ports.log import RequestIdTaken, SessionMoved
 from bough_server.store.ports.runs import Page, RunFilter
 from bough_server.store.sql.writer import CommitHooks
 from tests.store.logs import ANNE, BERT, SECOND, START_NS, Made, completed, session_id, text

@@ -18,9 +18,10 @@ import pytest
 
 from bough.v1 import agent_pb2, event_pb2, session_pb2
 from bough_server.errors import Fenced, NotFound, SessionBusy, SessionExists
+from bough_server.identity import Principal
 from bough_server.log.blobs import StoredBlob
 from bough_server.store.opening import open_store
-from bough_server.store.ports.log import NewRun, Principal, RequestIdTaken, RunMoved, SessionMoved
+from bough_server.store.ports.log import NewRun, RequestIdTaken, RunMoved, SessionMoved
 from bough_server.store.ports.workers import CatalogMoved, RunCommand
 from bough_server.store.sql.store import Store
 from bough_server.store.sql.writer import CommitHooks

@@ -27,6 +27,7 @@ from bough_server.agents.registry import ListedModels, Registry
 from bough_server.clock import Clock, SystemClock
 from bough_server.engine.files import FileCache, SessionFiles
 from bough_server.functions import Function
+from bough_server.identity import Principal
 from bough_server.log import events
 from bough_server.observability.metrics import Metrics
 from bough_server.observability.tracing import Parent, Tracing, make_provider
@@ -38,7 +39,7 @@ from bough_server.runs.runs import Runs
 from bough_server.runs.takeover import session_position
 from bough_server.runtime.agent import Agent
 from bough_server.store.opening import Store, open_store, upgrade_database
-from bough_server.store.ports.log import Principal, StoredEvent
+from bough_server.store.ports.log import StoredEvent
 from bough_server.store.ports.runs import RunRow
 from bough_server.store.ports.sessions import StoredMessage
 from bough_server.store.sql.writer import CommitHooks

@@ -6,9 +6,9 @@ from typing import NoReturn
 
 from bough.v1 import run_pb2
 from bough_server.errors import StorageFailed
+from bough_server.identity import Principal
 from bough_server.ownership.background import MAX_BACKOFF, POLL_SECONDS, Background
 from bough_server.runs.recovery import Recovery
-from bough_server.store.ports.log import Principal
 from bough_server.store.ports.runs import RunRow
 from tests.support.held_clock import HeldClock
 

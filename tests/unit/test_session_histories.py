@@ -7,7 +7,7 @@ import pytest
 from bough.v1 import message_pb2
 from bough_server.history.session import SessionHistories, SessionView
 from bough_server.history.visible import Reader
-from bough_server.store.ports.log import Principal
+from bough_server.identity import Principal
 from bough_server.store.ports.sessions import StoredCall, StoredMessage
 from bough_server.store.sql.sessions import SqlSessions
 

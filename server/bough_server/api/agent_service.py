@@ -12,11 +12,11 @@ from bough.v1 import agent_service_pb2_grpc, follow_pb2, run_pb2
 from bough_server.api.pagination import page_of, run_filter
 from bough_server.api.streaming import StreamPosition, stream_responses
 from bough_server.clock import Clock
+from bough_server.identity import Principal
 from bough_server.log.events import stamp
 from bough_server.log.views import Selection
 from bough_server.observability.tracing import Parent
 from bough_server.runs.runs import Runs
-from bough_server.store.ports.log import Principal
 
 RUN_ID_KEY = "bough-run-id"
 """Initial metadata of every stream: the run, before its first event."""

@@ -13,7 +13,7 @@ from bough_server.agents.definition import kind_of
 from bough_server.agents.editing import AgentEditor
 from bough_server.api.pagination import page_by_name, page_of
 from bough_server.errors import UnknownAgent
-from bough_server.store.ports.log import Principal
+from bough_server.identity import Principal
 from bough_server.store.ports.runs import Catalog
 
 T = TypeVar("T", agent_pb2.Agent, tool_pb2.ToolInfo, model_pb2.ModelInfo)

@@ -18,12 +18,13 @@ from bough_server.evals.job.given import diff_invocations, score_invocations
 from bough_server.evals.job.result_pages import CaseFilter, ResultPages
 from bough_server.evals.results.compare import compare, shrink_comparison
 from bough_server.evals.trees.folding import TreeBuilder, read_invocation
+from bough_server.identity import Principal
 from bough_server.log import evaluation_events
 from bough_server.log.views import EvaluationSelection
 from bough_server.observability.tracing import Parent
 from bough_server.runs.runs import Runs
 from bough_server.store.ports.evaluations import EvaluationFilter
-from bough_server.store.ports.log import EventLog, Principal
+from bough_server.store.ports.log import EventLog
 from bough_server.threads import run_in_thread
 from bough_server.tree.fold import Tree
 

@@ -11,10 +11,10 @@ from bough.v1 import session_service_pb2 as pb
 from bough_server.api.pagination import page_of, read_within
 from bough_server.clock import Clock
 from bough_server.errors import FieldViolation, InvalidRequest
+from bough_server.identity import Principal
 from bough_server.ids import new_uuid7
 from bough_server.log.session_state import KEY, MAX_DEPTH, is_key, is_value
 from bough_server.runs.dependencies import SessionLocks
-from bough_server.store.ports.log import Principal
 from bough_server.store.ports.sessions import Blobs, Sessions
 
 PIECE_BYTES: Final = 1024 * 1024

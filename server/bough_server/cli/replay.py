@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from bough.v1 import agent_pb2, event_pb2, message_pb2
     from bough_server.agents.registry import Registry
     from bough_server.engine.files import SessionFiles
+    from bough_server.identity import Principal
     from bough_server.runtime.agent import Resolver
-    from bough_server.store.ports.log import Principal
     from bough_server.store.ports.sessions import BlobPiece, StoredMessage
 
 ForceOption = Annotated[
@@ -103,7 +103,7 @@ async def _agents(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]", 
 
 def _files(client: "AsyncClient", session_id: str) -> "SessionFiles":
     from bough_server.engine.files import FileCache, SessionFiles
-    from bough_server.store.ports.log import Principal
+    from bough_server.identity import Principal
 
     return SessionFiles(_ServerFiles(client), FileCache(), Principal(tenant_id="", user_id=""), session_id)
 

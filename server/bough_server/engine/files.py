@@ -9,9 +9,9 @@ from typing import Final
 
 from bough.v1 import error_pb2, message_pb2
 from bough_server.errors import RunError
+from bough_server.identity import Principal
 from bough_server.log.blobs import MAX_FILES_BYTES, StoredBlob, blobs_in, data_size, take_data
 from bough_server.messages import copy_of
-from bough_server.store.ports.log import Principal
 from bough_server.store.ports.sessions import Blobs
 
 _CACHE_BYTES: Final = 32 * 1024 * 1024

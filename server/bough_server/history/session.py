@@ -24,7 +24,7 @@ from bough_server.history.visible import (
     render_own_messages,
     render_session_messages,
 )
-from bough_server.store.ports.log import Principal
+from bough_server.identity import Principal
 from bough_server.store.ports.sessions import Sessions, StoredCall, StoredMessage
 
 MAX_BYTES: Final = 64 * 1024 * 1024

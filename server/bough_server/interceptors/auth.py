@@ -9,8 +9,8 @@ from typing import Final
 import grpc
 from grpc import aio
 
+from bough_server.identity import Principal
 from bough_server.interceptors.handlers import Continuation, Handler
-from bough_server.store.ports.log import Principal
 
 LOCAL: Final = Principal(tenant_id="local", user_id="local")
 """The principal of every call while the server checks no tokens."""

@@ -24,12 +24,12 @@ from bough_server.agents.pinned import REPLAY_VERSION
 from bough_server.agents.registry import VersionHashes, find_reachable
 from bough_server.engine.input_requests import is_json_object, part_of_caller
 from bough_server.errors import FieldViolation, InvalidRequest, RequestIdReused
+from bough_server.identity import Principal
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob, extract_files_within
 from bough_server.messages import copy_of
 from bough_server.runtime.agent import Agent, Resolver
 from bough_server.runtime.tool_mocks import mock_mistakes
-from bough_server.store.ports.log import Principal
 from bough_server.store.ports.runs import RunRow
 
 MAX_INPUT_BYTES: Final = 256 * 1024

@@ -15,12 +15,12 @@ from bough_server.agents.catalog import AgentCatalog
 from bough_server.clock import Clock
 from bough_server.engine.files import FileCache
 from bough_server.history.session import SessionHistories, SessionHistory
+from bough_server.identity import Principal
 from bough_server.log.blobs import MAX_FILES_BYTES
 from bough_server.observability.metrics import Metrics
 from bough_server.observability.tracing import Tracing
 from bough_server.runs.admission import RunDefaults
 from bough_server.runtime.agent import Resolver
-from bough_server.store.ports.log import Principal
 from bough_server.store.ports.workers import RunStore
 from bough_server.tasks import AbandonedTasks
 

@@ -6,10 +6,11 @@ from typing import Final, TypeAlias, cast
 
 from bough.v1 import follow_pb2
 from bough_server.errors import SequenceOutOfRange
+from bough_server.identity import Principal
 from bough_server.log import events
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.registry import RunRegistry
-from bough_server.store.ports.log import Principal, StoredEvent
+from bough_server.store.ports.log import StoredEvent
 from bough_server.store.ports.workers import Topic
 
 Until: TypeAlias = follow_pb2.WatchUntil.ValueType

@@ -22,6 +22,7 @@ from bough_server.engine import keys
 from bough_server.engine.input_requests import outcome_of_caller
 from bough_server.engine.journal import Journal
 from bough_server.errors import FieldViolation, ForkRefused, InvalidRequest, SequenceOutOfRange
+from bough_server.identity import Principal
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob
 from bough_server.messages import copy_of
@@ -33,7 +34,7 @@ from bough_server.runs.live import LiveRun
 from bough_server.runs.takeover import Takeover
 from bough_server.runtime.agent import Resolver, llm_of
 from bough_server.runtime.tool_mocks import is_replaced
-from bough_server.store.ports.log import NewFork, Principal
+from bough_server.store.ports.log import NewFork
 from bough_server.store.ports.runs import RunRow
 from bough_server.templates import template_mistake
 

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Collection
 
 from bough_server.clock import Clock
+from bough_server.identity import Principal
 from bough_server.ownership.arrivals import Arrivals
 from bough_server.ownership.background import Background
 from bough_server.ownership.worker import Worker
 from bough_server.runs.live import LiveRun
-from bough_server.store.ports.log import Principal
 
 
 class RunRegistry(Arrivals[LiveRun]):

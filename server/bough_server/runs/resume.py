@@ -18,6 +18,7 @@ from bough_server.errors import (
     SequenceOutOfRange,
     SessionBusy,
 )
+from bough_server.identity import Principal
 from bough_server.log import events
 from bough_server.log.blobs import UNKNOWN, StoredBlob, extract_files_within
 from bough_server.messages import copy_of
@@ -27,7 +28,7 @@ from bough_server.runs.commands import RemoteCommands
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
 from bough_server.runs.supervisor import RunSupervisor
-from bough_server.store.ports.log import Principal, RunMoved
+from bough_server.store.ports.log import RunMoved
 from bough_server.store.ports.runs import RunRow
 
 _TRIES = 20

@@ -9,6 +9,7 @@ import structlog
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, follow_pb2, message_pb2, run_pb2
 from bough_server import ids
 from bough_server.errors import Fenced, ServerStopping
+from bough_server.identity import Principal
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob, extract_files_within
 from bough_server.observability.tracing import Parent
@@ -31,7 +32,7 @@ from bough_server.runs.fork import ForkAddress, RunForker
 from bough_server.runs.resume import ResumeOutcome, RunResumer
 from bough_server.runs.start import RunStarter
 from bough_server.runs.supervisor import RunSupervisor
-from bough_server.store.ports.log import Principal, RequestIdTaken
+from bough_server.store.ports.log import RequestIdTaken
 from bough_server.store.ports.runs import Page, RunFilter, RunRow
 from bough_server.store.ports.workers import RunCommand, Topic
 

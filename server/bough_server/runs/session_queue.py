@@ -5,12 +5,12 @@ from functools import partial
 from typing import cast
 
 from bough_server.errors import Fenced, NotFound, RunParked, ServerStopping, StorageFailed
+from bough_server.identity import Principal
 from bough_server.ownership.background import INITIAL_BACKOFF, Background, retry_until_stored
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.follow import Pages
 from bough_server.runs.last_speaker import find_first_member
 from bough_server.runs.registry import RunRegistry
-from bough_server.store.ports.log import Principal
 from bough_server.store.ports.runs import RunRow
 
 

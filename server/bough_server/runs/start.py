@@ -8,6 +8,7 @@ from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, policy_pb2
 from bough_server import ids
 from bough_server.errors import Fenced, NotFound, SessionBusy
 from bough_server.history.session import SessionHistory
+from bough_server.identity import Principal
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob
 from bough_server.observability.tracing import Parent, Traced
@@ -16,7 +17,7 @@ from bough_server.runs.close import close_reason, close_run
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.last_speaker import find_first_member
 from bough_server.runs.takeover import Launcher
-from bough_server.store.ports.log import LogEvent, NewRun, Principal, RunMoved, SessionMoved
+from bough_server.store.ports.log import LogEvent, NewRun, RunMoved, SessionMoved
 from bough_server.store.ports.runs import Page, RunFilter, RunRow
 from bough_server.store.ports.sessions import SessionPosition
 from bough_server.store.ports.workers import Topic

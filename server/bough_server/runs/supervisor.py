@@ -12,6 +12,7 @@ from bough_server.agents.pinned import MissingVersion
 from bough_server.engine.input_requests import build_answer_event, build_expiry_answer
 from bough_server.engine.journal import Journal
 from bough_server.errors import Fenced, NonDeterministic, NotFound, RunError, RunParked, ServerStopping, StorageFailed
+from bough_server.identity import Principal
 from bough_server.log.blobs import StoredBlob
 from bough_server.ownership.background import Background, retry_until_stored
 from bough_server.ownership.worker import Worker
@@ -23,7 +24,7 @@ from bough_server.runs.recovery import Recovery
 from bough_server.runs.registry import RunRegistry
 from bough_server.runs.session_queue import SessionQueue
 from bough_server.runs.takeover import Launcher, Takeover
-from bough_server.store.ports.log import Principal, RunMoved
+from bough_server.store.ports.log import RunMoved
 from bough_server.store.ports.runs import RunRow
 
 _log = structlog.get_logger(__name__)

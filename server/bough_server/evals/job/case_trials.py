@@ -25,11 +25,12 @@ from bough_server.evals.job.answers import answers_to
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.sets.cases_from_runs import mocks_of
 from bough_server.evals.trees.folding import UNLIMITED, TreeBuilder, read_invocation, read_source
+from bough_server.identity import Principal
 from bough_server.log import events
 from bough_server.log.session_state import values_of
 from bough_server.observability.tracing import Parent
 from bough_server.runs.admission import EvaluationRun
-from bough_server.store.ports.log import Principal, StoredEvent
+from bough_server.store.ports.log import StoredEvent
 from bough_server.store.ports.runs import Page, RunFilter, RunRow
 from bough_server.tree.fold import Tree
 

@@ -25,13 +25,14 @@ from bough_server.evals.job.evaluation_log import EvaluationState, as_fact, read
 from bough_server.evals.job.evaluator import LiveEvaluation
 from bough_server.evals.job.planning import EvaluationPlan, plan, request_digest
 from bough_server.evals.results.compare import find_baseline_problem
+from bough_server.identity import Principal
 from bough_server.log import evaluation_events
 from bough_server.observability.tracing import Parent
 from bough_server.ownership.arrivals import Arrivals
 from bough_server.ownership.background import Background, poll, retry_until_stored
 from bough_server.ownership.mailbox import CommandReader, CommandSender
 from bough_server.store.ports.evaluations import EvaluationFilter, EvaluationRow
-from bough_server.store.ports.log import NewEvaluation, Principal, RequestIdTaken, RunMoved, StoredEvent
+from bough_server.store.ports.log import NewEvaluation, RequestIdTaken, RunMoved, StoredEvent
 from bough_server.store.ports.runs import Page
 from bough_server.store.ports.workers import RunCommand, Topic
 from bough_server.threads import run_in_thread

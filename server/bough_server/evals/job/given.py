@@ -13,8 +13,8 @@ from bough_server.evals.sets.eval_set import plan_cases
 from bough_server.evals.sets.validation import request_problems
 from bough_server.evals.trees.diff import diff
 from bough_server.evals.trees.folding import read_source
+from bough_server.identity import Principal
 from bough_server.messages import copy_of
-from bough_server.store.ports.log import Principal
 from bough_server.threads import run_in_thread
 
 MAX_RESULT_BYTES: Final = 3_900_000

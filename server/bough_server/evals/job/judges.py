@@ -25,10 +25,10 @@ from bough_server.evals.job.case_trials import OF_SERVER
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.metrics import llm_judge
 from bough_server.evals.metrics.turn import name_of
+from bough_server.identity import Principal
 from bough_server.log.usage import Sums
 from bough_server.observability.tracing import Parent
 from bough_server.runs.admission import EvaluationRun
-from bough_server.store.ports.log import Principal
 from bough_server.store.ports.runs import RunRow
 from bough_server.threads import run_in_thread
 

@@ -16,9 +16,9 @@ from bough_server.evals.results.gates import explain_unreachable, parse_gate
 from bough_server.evals.sets.eval_set import plan_cases, set_digest
 from bough_server.evals.sets.expectation_validation import unknown_agents
 from bough_server.evals.sets.validation import request_problems
+from bough_server.identity import Principal
 from bough_server.messages import copy_of
 from bough_server.runtime.agent import Resolver
-from bough_server.store.ports.log import Principal
 from bough_server.threads import run_in_thread
 
 DEFAULT_CONCURRENCY: Final = 4

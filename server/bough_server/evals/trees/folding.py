@@ -7,8 +7,9 @@ from google.protobuf.message import Message
 
 from bough.v1 import event_pb2, invocation_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, SequenceOutOfRange
+from bough_server.identity import Principal
 from bough_server.runs.runs import Runs
-from bough_server.store.ports.log import EventLog, Principal, StoredEvent
+from bough_server.store.ports.log import EventLog, StoredEvent
 from bough_server.threads import run_in_thread
 from bough_server.tree.fold import Tree
 

@@ -5,18 +5,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from bough.v1 import agent_pb2, evaluation_pb2, event_pb2
+from bough_server.identity import Principal
 from bough_server.log.blobs import StoredBlob
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Principal:
-    """The caller: a user and the tenant that owns everything the call creates.
-
-    Both come from the token, never from a request.
-    """
-
-    tenant_id: str
-    user_id: str
 
 
 class LogEvent(NamedTuple):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from bough.v1 import agent_pb2, execution_pb2, run_pb2, usage_pb2
-from bough_server.store.ports.log import Principal
+from bough_server.identity import Principal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from bough.v1 import message_pb2, session_pb2
-from bough_server.store.ports.log import Principal
+from bough_server.identity import Principal
 from bough_server.store.ports.runs import Page
 
 

@@ -11,8 +11,9 @@ from sqlalchemy import Connection, bindparam, case, delete, exists, func, insert
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound
+from bough_server.identity import Principal
 from bough_server.log.blobs import UNKNOWN
-from bough_server.store.ports.log import AnyLogEvent, LogEvent, Principal
+from bough_server.store.ports.log import AnyLogEvent, LogEvent
 from bough_server.store.ports.sessions import BlobPiece
 from bough_server.store.sql import tables
 from bough_server.store.sql.readers import Readers

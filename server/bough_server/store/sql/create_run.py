@@ -10,17 +10,10 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from bough.v1 import agent_pb2, execution_pb2
 from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server.errors import NotFound, SessionBusy, SessionQueueFull
+from bough_server.identity import Principal
 from bough_server.log import evaluation_events, events
 from bough_server.store.evaluation_projection import EvaluationFold
-from bough_server.store.ports.log import (
-    AnyLogEvent,
-    LogEvent,
-    NewEvaluation,
-    NewRun,
-    Principal,
-    RequestIdTaken,
-    SessionMoved,
-)
+from bough_server.store.ports.log import AnyLogEvent, LogEvent, NewEvaluation, NewRun, RequestIdTaken, SessionMoved
 from bough_server.store.projected import LogAddress, Projected, RunStart
 from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables

@@ -10,8 +10,8 @@ from sqlalchemy.sql.selectable import Select
 
 from bough.v1 import error_pb2, eval_result_pb2, evaluation_pb2
 from bough_server.errors import NotFound
+from bough_server.identity import Principal
 from bough_server.store.ports.evaluations import EvaluationFilter, EvaluationRow
-from bough_server.store.ports.log import Principal
 from bough_server.store.ports.runs import Page
 from bough_server.store.sql import tables
 from bough_server.store.sql.driver import Reach

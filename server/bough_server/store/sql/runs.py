@@ -10,7 +10,7 @@ from sqlalchemy.sql.selectable import Select
 
 from bough.v1 import error_pb2, evaluation_ref_pb2, event_pb2, run_pb2, usage_pb2
 from bough_server.errors import NotFound
-from bough_server.store.ports.log import Principal
+from bough_server.identity import Principal
 from bough_server.store.ports.runs import Page, RunFilter, RunRow
 from bough_server.store.sql import tables
 from bough_server.store.sql.pages import Listing, decode_token, encode_token

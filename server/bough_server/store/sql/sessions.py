@@ -22,8 +22,8 @@ from sqlalchemy import (
 
 from bough.v1 import message_pb2, session_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, RequestIdReused, SessionExists
+from bough_server.identity import Principal
 from bough_server.log.session_state import MAX_STATE_BYTES, apply_write, fits, json_of, values_of, write_of
-from bough_server.store.ports.log import Principal
 from bough_server.store.ports.runs import Page
 from bough_server.store.ports.sessions import SessionPosition, StoredCall, StoredMessage
 from bough_server.store.sql import tables

@@ -1,0 +1,14 @@
+"""Who calls: the principal that everything a call creates belongs to."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """The caller: a user and the tenant that owns everything the call creates.
+
+    Both come from the token, never from a request.
+    """
+
+    tenant_id: str
+    user_id: str
