@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from bough.v1 import eval_set_pb2
 from bough_server.errors import ConfigurationError
 from bough_server.evals.importers.files import FileFormat, detect, import_files, import_values
-from bough_server.evals.importers.unplaced import explain_unplaced_metric, is_unplaced
 from bough_server.evals.importers.values import JsonValue, Notes
 from tests.support.examples import examples
 
@@ -205,14 +204,6 @@ def test_what_is_no_secret_stays() -> None:
     found, sentences = kept(**model)
     assert found == model
     assert len(sentences) == 1
-
-
-def test_a_metric_without_a_counterpart_is_known_by_its_name() -> None:
-    eval_set, _ = import_values(TRPC, judge(modelName="m"), path=Path("a.evalset.json"))
-    found = eval_set.defaults.metrics[0]
-    assert is_unplaced(found)
-    assert explain_unplaced_metric(found) == "The metric 'trpc.quality' was imported and has no counterpart here."
-    assert not is_unplaced(eval_set_pb2.EvalMetric(custom=eval_set_pb2.CustomMetric(name="quality")))
 
 
 def test_a_sentence_names_a_few_of_its_cases() -> None:

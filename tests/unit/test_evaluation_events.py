@@ -15,5 +15,5 @@ def test_the_stamp_is_what_the_stored_bytes_leave_out() -> None:
     stored = event.SerializeToString(deterministic=True)
     event.evaluation_id = "01890000-0000-7000-a000-000000000001"
     assert evaluation_events.parse(evaluation_events.stamp(event.evaluation_id) + stored) == event
-    assert evaluation_events.kind_of(event) == evaluation_events.CASE_TRIAL_STARTED
+    assert evaluation_events.kind_of(event) == evaluation_events.KIND_OF_FIELD["case_trial_started"]
     assert evaluation_events.kind_of(EvaluationEvent()) == 0

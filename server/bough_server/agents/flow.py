@@ -22,15 +22,20 @@ from bough_server.truncation import MAX_TEXT_BYTES, size_of
 _BLANK_LINE: Final = "\n\n"
 
 
-class SequenceAgent:
-    """Runs its children in order; each sees the answers before it."""
+class CompositeAgent:
+    """An agent that runs other agents and calls neither a model nor a tool."""
 
-    kind = execution_pb2.AGENT_KIND_SEQUENCE
     tool_links: Sequence[agent_pb2.ToolLink] = ()
 
     def __init__(self, definition: agent_pb2.AgentDefinition) -> None:
         self.definition = definition
         self.revision = revision(definition)
+
+
+class SequenceAgent(CompositeAgent):
+    """Runs its children in order; each sees the answers before it."""
+
+    kind = execution_pb2.AGENT_KIND_SEQUENCE
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
         """Return the last child's answer, or that of the first child that exits or breaks a loop.
@@ -44,15 +49,10 @@ class SequenceAgent:
         return result.outcome()
 
 
-class LoopAgent:
+class LoopAgent(CompositeAgent):
     """Runs its children in order, repeatedly, until one breaks the loop, `until` holds or max_iterations is reached."""
 
     kind = execution_pb2.AGENT_KIND_LOOP
-    tool_links: Sequence[agent_pb2.ToolLink] = ()
-
-    def __init__(self, definition: agent_pb2.AgentDefinition) -> None:
-        self.definition = definition
-        self.revision = revision(definition)
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
         """Return the last answer of a child. A break ends this loop only and is not passed on to the caller.
@@ -74,15 +74,10 @@ class LoopAgent:
         return result.outcome(end_reason=execution_pb2.END_REASON_ITERATIONS_EXHAUSTED)
 
 
-class ParallelAgent:
+class ParallelAgent(CompositeAgent):
     """Runs its children concurrently, each in its own lane."""
 
     kind = execution_pb2.AGENT_KIND_PARALLEL
-    tool_links: Sequence[agent_pb2.ToolLink] = ()
-
-    def __init__(self, definition: agent_pb2.AgentDefinition) -> None:
-        self.definition = definition
-        self.revision = revision(definition)
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
         """Return the answers of the children in their order, and the action of the first child that has one.

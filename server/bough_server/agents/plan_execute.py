@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypedDict
 
 from bough.v1 import agent_pb2, error_pb2, execution_pb2, message_pb2, policy_pb2
-from bough_server.agents.definition import revision
-from bough_server.agents.flow import failure, pass_on_outcome
+from bough_server.agents.flow import CompositeAgent, failure, pass_on_outcome
 from bough_server.errors import MAX_DETAILS_BYTES, RunError
 from bough_server.log.session_state import MAX_STATE_BYTES, apply_write, json_text, state_size, value_size, write_of
 from bough_server.models.model import ToolSpec
@@ -131,15 +130,10 @@ def _json_size(text: str) -> int:
     return size_of(json_text(text)) - len('""')
 
 
-class PlanExecuteAgent:
+class PlanExecuteAgent(CompositeAgent):
     """A planner, an executor and a replanner; each iteration executes one step."""
 
     kind = execution_pb2.AGENT_KIND_PLAN_EXECUTE
-    tool_links: Sequence[agent_pb2.ToolLink] = ()
-
-    def __init__(self, definition: agent_pb2.AgentDefinition) -> None:
-        self.definition = definition
-        self.revision = revision(definition)
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
         """Return the replanner's answer, or that of a child that exits or breaks a loop.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bough.v1 import action_pb2, agent_pb2, execution_pb2, message_pb2
 from bough_server.agents.definition import revision
-from bough_server.agents.flow import failure, pass_on_outcome
+from bough_server.agents.flow import CompositeAgent, failure, pass_on_outcome
 from bough_server.agents.llm import LlmAgent
 from bough_server.engine.limits import TRANSFER_WINDOW
 from bough_server.history.transcript import HistoryEntry, Transcript
@@ -79,15 +79,10 @@ def _after_member(lane: Lane, member: str, ended: DispatchResult) -> Outcome | N
     return None if ended.outcome.action is None else pass_on_outcome(ended)
 
 
-class SwarmAgent:
+class SwarmAgent(CompositeAgent):
     """Members that transfer to each other until one answers."""
 
     kind = execution_pb2.AGENT_KIND_SWARM
-    tool_links: Sequence[agent_pb2.ToolLink] = ()
-
-    def __init__(self, definition: agent_pb2.AgentDefinition) -> None:
-        self.definition = definition
-        self.revision = revision(definition)
 
     async def run(self, ctx: Context, input: message_pb2.Message) -> Outcome:
         """Return the answer of the member that ends without a transfer, or that exits or breaks a loop.

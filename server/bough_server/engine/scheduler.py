@@ -5,8 +5,7 @@ all of them rest the run is quiet: then the next recorded result is delivered, o
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
 import structlog
@@ -185,15 +184,6 @@ class Scheduler:
             return await waiting
         finally:
             self.wake()
-
-    @contextmanager
-    def keep_awake(self) -> Iterator[None]:
-        """Keep the run from being quiet while code outside of it works on it."""
-        self.wake()
-        try:
-            yield
-        finally:
-            self.rest()
 
     async def stop(self, scope: str, *, spared: asyncio.Task[Any] | None = None) -> None:
         """Cancel the tasks of a scope, the deepest first, and wait for them; the caller's own and `spared` excepted."""

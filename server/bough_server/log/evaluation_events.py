@@ -23,8 +23,6 @@ None is a tag of AgentEvent's, so the kind of a stored event says which message 
 
 EVALUATION_PLANNED: Final = KIND_OF_FIELD["evaluation_planned"]
 CASE_PLANNED: Final = KIND_OF_FIELD["case_planned"]
-CASE_TRIAL_STARTED: Final = KIND_OF_FIELD["case_trial_started"]
-CASE_TRIAL_ENDED: Final = KIND_OF_FIELD["case_trial_ended"]
 CASE_TRIAL_SCORED: Final = KIND_OF_FIELD["case_trial_scored"]
 EVALUATION_TOTALED: Final = KIND_OF_FIELD["evaluation_totaled"]
 EVALUATION_CANCEL_REQUESTED: Final = KIND_OF_FIELD["evaluation_cancel_requested"]

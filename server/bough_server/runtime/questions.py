@@ -141,18 +141,8 @@ class ToolQuestions:
         """Return the call as approved, with the approver's arguments if there are any. Raises RunError to refuse it."""
         if not self._is_needed(call, offer):
             return call
-        answer = await ask_outside(
-            self._lane,
-            InputRequestSpec(
-                key=f"{self._key}.ok",
-                kind=input_pb2.INPUT_KIND_APPROVAL,
-                prompt=f"May {self._lane.running.name} call {call.name}?",
-                schema_json=offer.spec.input_schema_json,
-                call=call,
-                step_index=self._index,
-                within=_answer_seconds(offer),
-            ),
-        )
+        prompt = f"May {self._lane.running.name} call {call.name}?"
+        answer = await self._ask(call, offer, key=".ok", kind=input_pb2.INPUT_KIND_APPROVAL, prompt=prompt)
         return _apply_approval(call, answer)
 
     async def ask_client(self, call: message_pb2.ToolCall, offer: ToolOffer, digest: str) -> message_pb2.ToolResult:
@@ -183,21 +173,31 @@ class ToolQuestions:
 
         Raises RunError if it must not run again.
         """
-        answer = await ask_outside(
-            self._lane,
-            InputRequestSpec(
-                key=f"{self._key}.again{attempt}",
-                kind=input_pb2.INPUT_KIND_RECOVERY,
-                prompt=f"The server was lost while {call.name} ran. May it run again, or is its result known?",
-                schema_json=offer.spec.input_schema_json,
-                call=call,
-                step_index=self._index,
-                within=_answer_seconds(offer),
-            ),
-        )
+        prompt = f"The server was lost while {call.name} ran. May it run again, or is its result known?"
+        answer = await self._ask(call, offer, key=f".again{attempt}", kind=input_pb2.INPUT_KIND_RECOVERY, prompt=prompt)
         if answer.HasField("tool_outcome"):
             return result_of(answer.tool_outcome, call)
         return _apply_approval(call, answer)
+
+    async def _ask(
+        self,
+        call: message_pb2.ToolCall,
+        offer: ToolOffer,
+        *,
+        key: str,
+        kind: input_pb2.InputKind.ValueType,
+        prompt: str,
+    ) -> input_pb2.InputAnswer:
+        spec = InputRequestSpec(
+            key=f"{self._key}{key}",
+            kind=kind,
+            prompt=prompt,
+            schema_json=offer.spec.input_schema_json,
+            call=call,
+            step_index=self._index,
+            within=_answer_seconds(offer),
+        )
+        return await ask_outside(self._lane, spec)
 
     def _is_needed(self, call: message_pb2.ToolCall, offer: ToolOffer) -> bool:
         if offer.requires_approval or f"{self._key}.ok" in self._lane.execution.journal.requested:

@@ -6,6 +6,7 @@ from typing import Final
 from rich.text import Text
 
 from bough.v1 import eval_result_pb2, evaluation_pb2, execution_pb2
+from bough_server.cli.render.blocks import truncate_line
 from bough_server.cli.render.format import cost_text, pluralize, state_style, state_text, time_text, tokens, tokens_text
 from bough_server.evals.reports.words import rate_text, reasons_of, verdict_text
 from bough_server.plain_text import one_line
@@ -48,7 +49,7 @@ def _case_lines(case: eval_result_pb2.CaseResult, width: int) -> Iterator[Text]:
         line.append(f"  {rate_text(case.statistics)}{flaky}", style="dim")
     if means := " ".join(f"{one.name}={one.mean:.3g}" for one in case.metrics if one.HasField("mean")):
         line.append(f"  {means}", style="dim")
-    yield _truncate_line(line, width)
+    yield truncate_line(line, width)
     for reason in _reasons(case):
         yield Text(f"            {reason}", style="dim")  # whole: it says what to do
 
@@ -67,7 +68,7 @@ def _gate_line(gate: eval_result_pb2.GateResult, width: int) -> Text:
         line.append(f"  is {gate.value:.4g}", style="dim")
     if gate.reason:
         line.append(f"  {one_line(gate.reason)}", style="dim")
-    return _truncate_line(line, width)
+    return truncate_line(line, width)
 
 
 def _total_line(result: eval_result_pb2.EvalResult) -> Text:
@@ -102,7 +103,7 @@ def _verdict(result: eval_result_pb2.EvalResult) -> str:
 
 def comparison_lines(comparison: eval_result_pb2.EvalComparison, *, width: int) -> list[Text]:
     """Return what two results depended on differently, and the cases that changed."""
-    lines = [_truncate_line(Text(one_line(changed), style="dim"), width) for changed in comparison.pins_changed]
+    lines = [truncate_line(Text(one_line(changed), style="dim"), width) for changed in comparison.pins_changed]
     for name, state in (("baseline", comparison.state_baseline), ("candidate", comparison.state_candidate)):
         if state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
             lines.append(Text(f"The {name} is of an evaluation that is {state_text(state)}: it may lack cases."))
@@ -113,9 +114,9 @@ def comparison_lines(comparison: eval_result_pb2.EvalComparison, *, width: int) 
         if case.verdict_baseline and case.verdict_candidate:
             verdicts = map(verdict_text, (case.verdict_baseline, case.verdict_candidate))
             line.append(f"  {' -> '.join(verdicts)}", style="dim")
-        lines.append(_truncate_line(line, width))
+        lines.append(truncate_line(line, width))
         shown = case.differences[:_MOST_DIFFERENCES]
-        lines += [_truncate_line(Text(f"            {one_line(one.message)}", style="dim"), width) for one in shown]
+        lines += [truncate_line(Text(f"            {one_line(one.message)}", style="dim"), width) for one in shown]
     counts = (
         f"compared with the baseline: {comparison.better} better, {comparison.worse} worse, "
         f"{comparison.removed} removed, {comparison.added} added"
@@ -133,7 +134,7 @@ def evaluations_table(evaluations: Sequence[evaluation_pb2.Evaluation], width: i
         else:
             line.append(f"{state_text(one.state):10}", style=state_style(one.state))
         line.append(f"  {time_text(one.create_time)}  {one.eval_set_name}, {one.agent or '-'}")
-        lines.append(_truncate_line(line, width))
+        lines.append(truncate_line(line, width))
     return lines
 
 
@@ -145,10 +146,4 @@ def diff_lines(diff: eval_result_pb2.InvocationDiff, *, width: int) -> list[Text
     lines += [Text(one_line(one.message)) for one in diff.call_differences]
     if not diff.same_answer:
         lines.append(Text("The answers differ."))
-    return [_truncate_line(line, width) for line in lines]
-
-
-def _truncate_line(line: Text, width: int) -> Text:
-    if len(line.plain) > width:
-        line.truncate(width, overflow="ellipsis")
-    return line
+    return [truncate_line(line, width) for line in lines]

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from bough import text_of
 from bough.v1 import agent_pb2, execution_pb2, message_pb2, model_pb2, run_pb2, session_pb2, usage_pb2
+from bough_server.cli.render.blocks import truncate_line
 from bough_server.cli.render.format import (
     clip,
     cost_text,
@@ -40,11 +41,11 @@ def runs_table(runs: Sequence[run_pb2.Run], width: int) -> list[Text]:
         line = Text(f"{run.run_id:36}  ")
         line.append(f"{state_text(run.state):{state_width}}", style=state_style(run.state))
         line.append(f"  {time_text(run.create_time)}  {run.agent}")
-        lines.append(_truncate_line(line, width))
+        lines.append(truncate_line(line, width))
         if below := _usage_and_input(run):
-            lines.append(_truncate_line(Text(f"  {below}", style="dim"), width))
+            lines.append(truncate_line(Text(f"  {below}", style="dim"), width))
         lines += [
-            _truncate_line(Text(f"  {below}", style=_BELOW), width)
+            truncate_line(Text(f"  {below}", style=_BELOW), width)
             for below in [*origin_lines(run), *open_request_lines(run)]
         ]
     return lines
@@ -65,7 +66,7 @@ def sessions_table(sessions: Sequence[session_pb2.Session], width: int) -> list[
     lines = [Text(f"{'session':36}  {'last run':16}  held by"[:width], style="dim")]
     for session in sessions:
         line = Text(f"{session.session_id:36}  {_last_run(session):16}  {session.current_run_id or '-'}")
-        lines.append(_truncate_line(line, width))
+        lines.append(truncate_line(line, width))
     return lines
 
 
@@ -83,7 +84,7 @@ def session_lines(session: session_pb2.Session, *, width: int) -> list[Text]:
         ("held by", session.current_run_id or "-"),
         *(("label", f"{key}={value}") for key, value in sorted(session.labels.items())),
     ]
-    return [_truncate_line(Text(f"{name:8}  {one_line(value)}"), width) for name, value in fields]
+    return [truncate_line(Text(f"{name:8}  {one_line(value)}"), width) for name, value in fields]
 
 
 def agents_table(agents: Sequence[agent_pb2.Agent], width: int) -> list[Text]:
@@ -130,7 +131,7 @@ def models_table(models: Sequence[model_pb2.ModelInfo], width: int) -> list[Text
         line = Text(f"{row[0]:{sizes[0]}}", style="bold")
         rest = "".join(f"  {cell:{size}}" for cell, size in zip(row[1:], sizes[1:], strict=True))
         line.append(f"{rest}  {', '.join(model.fallbacks) or '-'}", style="not bold")
-        lines.append(_truncate_line(line, width))
+        lines.append(truncate_line(line, width))
     return lines
 
 
@@ -139,7 +140,7 @@ def message_lines(message: message_pb2.Message, *, width: int) -> list[Text]:
     kind = enum_text(message_pb2.MessageKind.DESCRIPTOR, message.kind)
     head = Text(f"{message.position:>4}  ", style="dim")
     head.append(message.author or "?", style="bold").append(f"  {kind}", style="dim")
-    lines = [_truncate_line(head, width)]
+    lines = [truncate_line(head, width)]
     lines += [Text(f"      {line}") for line in printable(text_of(message)).splitlines()]
     lines += [Text(f"      {line}", style="dim") for line in map(one_line, _describe_files(message))]
     for part in message.parts:
@@ -163,8 +164,3 @@ def _model(agent: agent_pb2.Agent) -> str:
     if agent.kind not in (execution_pb2.AGENT_KIND_LLM, execution_pb2.AGENT_KIND_SUPERVISOR):
         return f"({enum_text(execution_pb2.AgentKind.DESCRIPTOR, agent.kind)})"
     return agent.definition.supervisor.llm.model or agent.definition.llm.model or "(caller's)"
-
-
-def _truncate_line(line: Text, width: int) -> Text:
-    line.truncate(width, overflow="ellipsis")
-    return line

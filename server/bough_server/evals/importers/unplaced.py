@@ -9,9 +9,6 @@ from typing import Final
 from bough.v1 import eval_set_pb2
 from bough_server.evals.importers.values import JsonValue, Notes, as_json
 
-PREFIXES: Final = ("trpc.", "adk.")
-"""How the names of custom metrics begin that an importer found no counterpart for."""
-
 MAX_NAME: Final = 128
 
 _SECRET_NAME: Final = re.compile(
@@ -44,16 +41,6 @@ def build_unplaced_metric(
         notes.add(f"{name}: {place} looks like a secret and was left out.")
     custom = eval_set_pb2.CustomMetric(name=f"{tool}.{name}"[:MAX_NAME], config_json=as_json(kept) if kept else "")
     return eval_set_pb2.EvalMetric(name=metric_name, threshold=threshold, custom=custom)
-
-
-def is_unplaced(metric: eval_set_pb2.EvalMetric) -> bool:
-    """Return whether a metric was imported without a counterpart, so that its case cannot be judged."""
-    return metric.HasField("custom") and metric.custom.name.startswith(PREFIXES)
-
-
-def explain_unplaced_metric(metric: eval_set_pb2.EvalMetric) -> str:
-    """Return why a case with such a metric is not judged."""
-    return f"The metric {metric.custom.name!r} was imported and has no counterpart here."
 
 
 def _without_secrets(value: JsonValue, place: str, dropped: list[str]) -> JsonValue:

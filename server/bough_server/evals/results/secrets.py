@@ -164,31 +164,29 @@ def _find_quoted_values(text: str, name: str) -> Iterator[str]:
 
 def _strings(value: Any) -> Iterator[str]:
     """Yield the texts in a value that can be JSON or quote some."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            waiting.extend(one.values())
-        elif isinstance(one, list):
-            waiting.extend(one)
-        elif isinstance(one, str) and ":" in one:
-            yield one
+    return (leaf for leaf in _leaves(value) if isinstance(leaf, str) and ":" in leaf)
 
 
 def _scalars(value: Any) -> Iterator[str]:
     """Yield the texts and numbers in a value."""
+    for leaf in _leaves(value):
+        if isinstance(leaf, str):
+            if leaf and leaf != REDACTED:
+                yield leaf
+        elif leaf is not None and not isinstance(leaf, bool):
+            yield json.dumps(leaf)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
     waiting = [value]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            waiting.extend(one.values())
-        elif isinstance(one, list):
-            waiting.extend(one)
-        elif isinstance(one, str):
-            if one and one != REDACTED:
-                yield one
-        elif one is not None and not isinstance(one, bool):
-            yield json.dumps(one)
+        inner = waiting.pop()
+        if isinstance(inner, dict):
+            waiting.extend(inner.values())
+        elif isinstance(inner, list):
+            waiting.extend(inner)
+        else:
+            yield inner
 
 
 def _members(value: Any, path: Sequence[str]) -> Iterator[tuple[Any, Any]]:
