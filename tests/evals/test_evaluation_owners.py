@@ -56,7 +56,7 @@ async def test_an_evaluation_stops_at_once_when_its_server_has_lost_its_lease(
         finally:
             judged.append("stopped")
 
-    monkeypatch.setattr(evaluator, "judge_trial", judging)
+    monkeypatch.setattr(evaluator, "score_all_metrics", judging)
     async with evaluating(tmp_path) as server:
         leases = server.app.store.leases
         lease = leases.begin
@@ -86,7 +86,7 @@ async def test_a_server_continues_no_more_evaluations_at_once_than_it_may(
         await may_judge[name].wait()
         return await score_all_metrics(*arguments, **options)
 
-    monkeypatch.setattr(evaluator, "judge_trial", judging)
+    monkeypatch.setattr(evaluator, "score_all_metrics", judging)
     monkeypatch.setattr(evaluations, "MOST_ADOPTED", 2)
     async with evaluating(tmp_path) as server:
         for name in names:

@@ -91,7 +91,7 @@ async def test_a_worker_that_ends_in_order_leaves_its_runs_to_others(store: Stor
     offers: list[str] = []
     store.notifier.subscribe(Topic.UNOWNED, offers.append)
     await store.leases.release("a")
-    assert offers == [""]
+    assert set(offers) == {""}  # PostgreSQL's notifier offers again when it connects or polls meanwhile
     (claimed,) = await store.leases.claim("b", most=9)
     assert (claimed.owner, store.leases.has_crashed("a")) == ("", False)
 

@@ -48,8 +48,8 @@ class Revivals:
         if not waits:
             self._may_end.set()
 
-    async def revive(self, record: RunRow) -> None:
-        self.thresholds[record.run.run_id] = gc.get_threshold()[0]
+    async def revive(self, run_row: RunRow) -> None:
+        self.thresholds[run_row.run.run_id] = gc.get_threshold()[0]
         self.begun.set()
         await self._may_end.wait()
         if self._error is not None:
@@ -58,10 +58,10 @@ class Revivals:
     def room(self) -> int:
         return 10
 
-    async def count_losses(self, record: RunRow) -> int:
-        return int(record.run.run_id == "suspect")
+    async def count_crashes(self, run_row: RunRow) -> int:
+        return int(run_row.run.run_id == "suspect")
 
-    async def wait_for_progress(self, record: RunRow) -> None:
+    async def wait_for_progress(self, run_row: RunRow) -> None:
         self.settled.set()
 
     async def expire(self, run_id: str) -> NoReturn:
