@@ -74,6 +74,44 @@ async def test_an_evaluation_stops_at_once_when_its_server_has_lost_its_lease(
     check_log(log.events)
 
 
+async def test_cancellations_under_way_when_the_lease_is_lost_end_the_evaluation_once_it_has_a_lease_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_appending, take_over = asyncio.Event(), list[str]()
+    async with evaluating(tmp_path) as server:
+        log, store = server.app.store.log, server.app.store
+        append, begin_lease, continued = log.append, store.leases.begin, log.take_over
+
+        async def appending(*arguments: Any, log_events: Any, **options: Any) -> None:
+            if not is_appending.is_set() and any("cancel_requested" in str(each.event) for each in log_events):
+                is_appending.set()
+                await asyncio.Event().wait()
+            await append(*arguments, log_events=log_events, **options)
+
+        async def begin_late(worker: str) -> None:
+            for _ in range(50):  # both cancellations ask for the evaluation while there is no lease
+                await asyncio.sleep(0)
+            await begin_lease(worker)
+
+        async def take_over_noted(evaluation_id: str, **options: Any) -> None:
+            take_over.append(evaluation_id)
+            await continued(evaluation_id, **options)
+
+        monkeypatch.setattr(log, "append", appending)
+        monkeypatch.setattr(log, "take_over", take_over_noted)
+        monkeypatch.setattr(store.leases, "begin", begin_late)
+        followed = await begin(server, eval_set(case("a", "lost"), agent="gated")).until("case_trial_started")
+        cancelling = [asyncio.ensure_future(server.app.evaluations.cancel(ME, followed.evaluation_id))]
+        await asyncio.wait_for(is_appending.wait(), 30)
+        cancelling.append(asyncio.ensure_future(server.app.evaluations.cancel(ME, followed.evaluation_id)))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(server.app.runs.worker.replace_lease(), 30)
+        await asyncio.wait_for(asyncio.gather(*cancelling), 30)
+        await followed.to_the_end()
+    assert followed.kinds[-1] == "evaluation_cancelled"
+    assert take_over.count(followed.evaluation_id) == 1, "two attempts would fence each other"
+
+
 async def test_a_server_continues_no_more_evaluations_at_once_than_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import psycopg
@@ -22,7 +23,10 @@ from bough_server.store.opening import open_store
 from bough_server.store.ports.log import StoredEvent
 from bough_server.store.ports.runs import Page, RunFilter
 from bough_server.store.ports.workers import RunCommand
+from bough_server.store.postgres import store as postgres_store
 from bough_server.store.postgres.database import reader_engine
+from bough_server.store.postgres.driver import POSTGRES
+from bough_server.store.sql.driver import Reach
 from bough_server.store.sql.pages import encode_token
 from bough_server.store.sql.readers import Readers, read_range
 from bough_server.store.sql.store import Store
@@ -215,6 +219,32 @@ async def test_a_lock_that_is_held_longer_than_the_retries_fails_those_alone_tha
         noting.cancel()
     assert execute(postgres_url, "SELECT ended FROM runs ORDER BY run_id") == [(True,), (True,), (True,), (False,)]
     assert healths == [True]
+
+
+async def test_few_tries_find_the_one_of_many_jobs_that_waits_for_a_lock(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, tries = [Made(number=number) for number in range(100)], list[int]()
+
+    def counted(connection: Connection, reach: Reach) -> bool:
+        tries.append(len(reach.runs))
+        return POSTGRES.can_lock(connection, reach)
+
+    monkeypatch.setattr(postgres_store, "POSTGRES", replace(POSTGRES, can_lock=counted))
+    options = {"busy_timeout": 0.2, "retry_delays": (0.0,)}
+    async with open_store(postgres_url, durability="process", **options) as store:
+        for run in runs:
+            await store.log.create(run.new())
+
+        def append(run: Made) -> Awaitable[None]:
+            return store.log.append(run.run_id, epoch=1, log_events=run.next(delta()))
+
+        with psycopg.connect(postgres_url) as other:
+            other.execute("SELECT 1 FROM runs WHERE run_id = %s FOR UPDATE", [runs[60].run_id])
+            outcomes = await _as_one_group(store, [partial(append, run) for run in runs])
+    assert [index for index, outcome in enumerate(outcomes) if outcome is not None] == [60]
+    assert tries[0] == 100
+    assert len(tries) < 30, "one by one it would be 100"
 
 
 async def test_what_follows_in_a_run_that_is_locked_fails_with_it(postgres_url: str) -> None:

@@ -1,6 +1,6 @@
 """Agent definitions as YAML and JSON documents, in both directions.
 
-message_documents.py has the rules of how they are written. validation.py checks whether a definition makes sense.
+documents/messages.py has the rules of how they are written. validation.py checks whether a definition makes sense.
 """
 
 import hashlib

@@ -28,7 +28,7 @@ _GAP_SECONDS: Final = 2.0
 
 _UNRENEWED_SECONDS: Final = RENEW_SECONDS + 1.5
 """A server that has not renewed its own lease for longer cannot tell others that are lost from a database that writes
-nothing. It is short enough for none of those to have been unchanged for LOST_SECONDS by then.
+nothing. It is short enough for none of those to have been unchanged for DECLARE_DEAD_SECONDS by then.
 """
 
 

@@ -93,7 +93,7 @@ class CloseReason:
 
 
 def close_reason(request: event_pb2.CancelRequested, owner: str = RUN) -> CloseReason:
-    """Return the reason of an end from outside; `owner` as in why_ended."""
+    """Return the reason of an end from outside; `owner` as in build_end_errors."""
     return CloseReason(request, *build_end_errors(request.reason, owner))
 
 

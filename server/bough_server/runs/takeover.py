@@ -166,7 +166,7 @@ class Takeover:
     ) -> LiveRun | None:
         """Continue a run under the next epoch, recording `answers` in the same append; None if it was ended instead.
 
-        `files` are those of the answers. `lost_by` is who executed the run before, if that worker has ended.
+        `files` are those of the answers. `former_owner` is who executed the run before, if that worker has ended.
 
         Raises MissingVersion before it writes anything, RunMoved, Fenced and StorageFailed.
         """

@@ -130,13 +130,13 @@ class TrialRunner:
         self._evaluation_id, self._agent, self._definitions = evaluation_id, agent, definitions
 
     def build_trial(self, planned: evaluation_pb2.CasePlanned, trial: int) -> CaseTrial:
-        """drop. params and locals `named` stay or become `case_trial`."""
+        """Return the trial of a planned case that has this number."""
         return CaseTrial(evaluation_id=self._evaluation_id, case_id=planned.eval_case.id, trial=trial)
 
     async def read_recorded_turns(self, case: eval_set_pb2.EvalCase) -> list[invocation_pb2.Invocation]:
         """Return the records that a case has instead of runs.
 
-        Raises NotJudged if one is of a run that is not stored here, ServerStopping and StorageFailed.
+        Raises NotScorable if one is of a run that is not stored here, ServerStopping and StorageFailed.
         """
         runs, log = self._dependencies.runs, self._dependencies.store.log
         try:
@@ -150,7 +150,7 @@ class TrialRunner:
         """Run the turns of a case up to the first that fails, and return the record of each.
 
         Turns that were run before, by this process or an earlier one, are not run again. Once the evaluation is
-        cancelled no further turn begins. Raises NotJudged, ServerStopping and StorageFailed.
+        cancelled no further turn begins. Raises NotScorable, ServerStopping and StorageFailed.
         """
         case, named = planned.eval_case, self.build_trial(planned, trial)
         mocks = await self._mocks(case)
@@ -290,7 +290,7 @@ class TrialRunner:
         return await read_invocation(self._dependencies.runs, self._dependencies.store.log, self._principal, run_id)
 
     async def _finish(self, row: RunRow, case: eval_set_pb2.EvalCase) -> invocation_pb2.Invocation:
-        """Follow a run to its end, answer what it asks, and return its record. Raises NotJudged."""
+        """Follow a run to its end, answer what it asks, and return its record. Raises NotScorable."""
         reader = _TurnReader(row)
         try:
             unanswered = await self._answer_to_the_end(reader, case)

@@ -341,6 +341,8 @@ class Evaluations:
 
         Calls for the same evaluation wait for the attempt that is under way: two would fence each other.
         """
+        # Before the search: `arrive` would wait for a lease after it, and two calls could pass the search together.
+        await self._worker.wait_for_lease()
         if await self._live.find(evaluation_id) is None:
             await self._live.arrive(evaluation_id, self._take_over(evaluation_id), is_retried=is_retried)
 
@@ -348,6 +350,8 @@ class Evaluations:
         record = await self.dependencies.store.evaluations.find(evaluation_id)
         if record is None or record.evaluation.HasField("end_time") or self._is_stopping:
             return
+        if self._live.get_live(evaluation_id) is not None:
+            return  # an attempt before this one has launched it, and two live objects would fence each other
         if await self._worker.is_elsewhere(record):
             return
         epoch, owner = record.epoch + 1, self._worker.name

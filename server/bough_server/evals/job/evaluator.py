@@ -111,8 +111,15 @@ class LiveEvaluation:
             return
         if self._cancelling is None:  # calls that come meanwhile wait for the event of the first
             self._cancelling = asyncio.create_task(self._request_cancel(requested_by, note))
-        # Shielded, as other calls may wait for the same event.
-        await asyncio.shield(self._cancelling)
+        cancelling = self._cancelling
+        try:
+            # Shielded, as other calls may wait for the same event.
+            await asyncio.shield(cancelling)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not cancelling.cancelled() or (task is not None and task.cancelling()):
+                raise  # the caller itself was cancelled
+            raise Fenced("This server stopped the evaluation; another one continues it.") from None
 
     async def _request_cancel(self, requested_by: str, note: str) -> None:
         event = evaluation_pb2.EvaluationEvent()

@@ -1,6 +1,6 @@
 """Pair rows with columns, each at most once: as many pairs as possible, or those with the least sum of weights.
 
-Both are deterministic, and their work is counted in steps as it is done (see `comparison_work`).
+Both are deterministic, and their work is counted in steps as it is done (see `matching.work`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -27,7 +27,7 @@ class RunMocks:
 
 
 def mocks_of(invocation: invocation_pb2.Invocation) -> list[eval_set_pb2.ToolMock]:
-    """Return the mocks of recorded_mocks."""
+    """Return the mocks of extract_mocks."""
     return list(extract_mocks(invocation).tools)
 
 

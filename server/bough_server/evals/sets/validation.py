@@ -1,4 +1,4 @@
-"""Validation of eval sets, with all problems at once; message_documents.py checks how they are written.
+"""Validation of eval sets, with all problems at once; documents/messages.py checks how they are written.
 
 The same list answers `bough eval validate` and the requests of EvalService. Rules that the schema states, such as the
 bounds of numbers, are in schema_rules.py.

@@ -1,6 +1,7 @@
 """Assembles a streamed answer of the Gemini API: chunks in, deltas out, the whole response at the end."""
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Final, Literal
 
 from bough.v1 import usage_pb2
@@ -70,8 +71,11 @@ class StreamedContent(Answer):
 
     def _positions(self, key: int | str, part_index: int) -> Mapping[Content, ContentPosition]:
         """Return the position of the only text: with several it is not known which one a citation is for."""
-        texts = [number for number, run in self._parts() if run.kind == "text" and run.pieces]
-        return {_ANSWER: ContentPosition(part_index=part_index)} if texts == [key] else {}
+        if self._runs[int(key)].kind != "text":
+            return {}
+        # The second one decides: listing all of them for each would take quadratic time.
+        texts = islice((number for number, run in self._parts() if run.kind == "text" and run.pieces), 2)
+        return {_ANSWER: ContentPosition(part_index=part_index)} if list(texts) == [key] else {}
 
     def _apply_feedback(self, feedback: _Object) -> None:
         """Apply what the provider says about the prompt; a blocked one has no candidates."""

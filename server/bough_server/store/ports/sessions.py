@@ -93,7 +93,7 @@ class Sessions(Protocol):
     async def update_state(
         self, principal: Principal, session_id: str, changes: Sequence[session_pb2.SessionStateChange]
     ) -> str:
-        """Apply all changes to the session state, or none, and return the new state in the form of SessionCut.
+        """Apply all changes to the session state, or none, and return the new state in the form of SessionPosition.
 
         Names and values must have been checked. Raises NotFound, SessionBusy while a run holds the session, and
         InvalidRequest if the state would be too large.

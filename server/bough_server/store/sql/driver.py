@@ -49,7 +49,7 @@ class Reach:
 
     sharing: Sharing = Sharing.NOTHING
     names: Collection[str] = ()
-    """Of whatever several servers may create at the same time; see `named`."""
+    """Of whatever several servers may create at the same time; see `build_lock_name`."""
     revisions: Collection[str] = ()
     """The definitions that it stores if they are not there."""
     sessions: Collection[Session] = ()

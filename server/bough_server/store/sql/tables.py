@@ -184,7 +184,7 @@ class MessageTable(_Row, table=True):
 class CallTable(_Row, table=True):
     """Calls of linked agents that a model made in a session, or the result of one; see StoredCall.
 
-    `inside` are ids of invocations with a space between. What MessageRow says of runs of other sessions holds here too.
+    `inside` are ids of invocations with a space between. What MessageTable says of runs of other sessions holds here.
     """
 
     __tablename__ = "calls"
@@ -202,7 +202,7 @@ class CallTable(_Row, table=True):
 
 
 class BlobTable(_Row, table=True):
-    """The bytes of a file, once for each tenant; they are kept as long as a row of SessionBlobRow names them."""
+    """The bytes of a file, once for each tenant; they are kept as long as a row of SessionBlobTable names them."""
 
     __tablename__ = "blobs"
 
@@ -215,7 +215,7 @@ class BlobTable(_Row, table=True):
 class SessionBlobTable(_Row, table=True):
     """A file that a run of a session got first with the append that begins at `sequence`.
 
-    What MessageRow says of runs of other sessions holds here too.
+    What MessageTable says of runs of other sessions holds here.
     """
 
     __tablename__ = "session_blobs"

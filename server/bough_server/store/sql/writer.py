@@ -8,7 +8,7 @@ queued the thread probes the disk until a write succeeds.
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -196,17 +196,29 @@ class WriterThread:
         free: list[Job] = []
         held: list[Job] = []
         held_runs: set[str] = set()
-        for job in group:
-            with self._connection.begin() as transaction:
-                reach = self._reach_of(job)
-                runs = {job.run_id, *reach.runs} - {""}
-                # What follows in the log of a run stays behind what waits, even if the lock has been freed since.
-                is_held = bool(runs & held_runs) or not self._driver.can_lock(self._connection, reach)
-                transaction.rollback()
-            if is_held:
+        pending = [list(group)]
+        while pending:
+            jobs = pending.pop()
+            runs, can_lock = self._try_locks(jobs, held_runs)
+            if can_lock:
+                free += jobs
+            elif len(jobs) == 1:
+                held += jobs
                 held_runs |= runs
-            (held if is_held else free).append(job)
+            else:  # by halves: nearly all are free, and to try each would keep the writer from renewing its lease
+                middle = len(jobs) // 2
+                pending += [jobs[middle:], jobs[:middle]]
         return free, held
+
+    def _try_locks(self, jobs: Sequence[Job], held_runs: Collection[str]) -> tuple[set[str], bool]:
+        """Return the runs of jobs, and whether all locks of the jobs are free."""
+        with self._connection.begin() as transaction:
+            reach = Reach.union(map(self._reach_of, jobs))
+            runs = {*(job.run_id for job in jobs), *reach.runs} - {""}
+            # What follows in the log of a run stays behind what waits, even if the lock has been freed since.
+            can_lock = runs.isdisjoint(held_runs) and self._driver.can_lock(self._connection, reach)
+            transaction.rollback()
+        return runs, can_lock
 
     def _free_locks(self, error: Exception) -> None:
         if self._driver.free_locks is not None:
