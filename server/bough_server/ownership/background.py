@@ -43,7 +43,7 @@ class Background:
 
 
 async def poll(clock: Clock, work: Callable[[], Awaitable[object]], offered: asyncio.Event, *, is_shared: bool) -> None:
-    """Call `work` now and whenever `offered` is set, beside other servers also every LOOK_SECONDS, until cancelled.
+    """Call `work` now and whenever `offered` is set, beside other servers also every POLL_SECONDS, until cancelled.
 
     While the storage fails, it is retried with backoff.
     """
