@@ -202,7 +202,7 @@ class LiveEvaluation:
     ) -> eval_result_pb2.CaseTrialResult | None:
         """Run a trial and score it; return None if the evaluation was cancelled meanwhile.
 
-        Whatever goes wrong with the trial is its own result, not the evaluation's end.
+        An error of the trial is recorded as its result, and does not end the evaluation.
         """
         case = planned.eval_case
         try:
