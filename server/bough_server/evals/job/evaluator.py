@@ -284,7 +284,7 @@ class LiveEvaluation:
         totaled = evaluation_pb2.EvaluationEvent()
         totaled.evaluation_totaled.CopyFrom(await run_in_thread(compute_verdict, fold.planned, result))
         end.evaluation_completed.verdict = totaled.evaluation_totaled.verdict
-        # In one transaction: a server that was lost in between would leave a verdict for the next to find twice.
+        # In one transaction: if a server crashed in between, the next would compute the verdict again.
         await self._recorder.record(totaled, end)
 
     def _check_budget(self) -> str:
