@@ -32,7 +32,7 @@ async def test_a_connection_that_stays_lost_names_the_evaluation_and_the_command
     assert str(lost.value).splitlines() == [
         "The connection to the server was lost, and it did not come back.",
         f"  evaluation: {EVALUATION_ID}",
-        f"The evaluation may go on there. To rejoin it: bough --address HERE eval watch {EVALUATION_ID}",
+        f"The evaluation may continue there. To rejoin it: bough --address HERE eval watch {EVALUATION_ID}",
     ]
     assert capsys.readouterr().err == "case-0 passed\n"
 

@@ -187,7 +187,7 @@ async def test_a_connection_that_stays_lost_names_the_run_and_the_command_that_r
     assert lost.value.message.splitlines() == [
         "The connection to the server was lost, and it did not come back.",
         f"  run: {RUN_ID}",
-        f"The run may go on there. To rejoin it: bough --address 127.0.0.1:{port} watch {RUN_ID} --after 2",
+        f"The run may continue there. To rejoin it: bough --address 127.0.0.1:{port} watch {RUN_ID} --after 2",
     ]
 
 

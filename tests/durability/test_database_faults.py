@@ -185,8 +185,8 @@ async def test_servers_of_a_database_that_stands_still_refuse_runs_and_go_on_wit
                 after = await begin(server, "echo", "after", session_id=session_id).to_the_end()
                 assert after.kinds[-1] == "run_completed"
     said = "".join(capfd.readouterr())
-    assert "a server is lost" not in said
-    assert "taken for lost" not in said
+    assert "a server was declared dead" not in said
+    assert "this server was declared dead" not in said
 
 
 # Out of connections

@@ -81,7 +81,7 @@ def test_the_tool_trajectory_sample_is_imported_with_the_metrics_beside_it() -> 
             ],
         }
     )
-    names = "compares no names, so that trpc-agent-go takes calls of other tools for it; here the name has to be equal."
+    names = "compares no names, so trpc-agent-go also accepts calls of other tools; here the name has to be equal."
     assert sentences == [
         f"The metrics are those of {FILES / 'tooltrajectory-basic.metrics.json'}.",
         "appName, userId of the session have no place: each trial has its session.",
@@ -186,7 +186,7 @@ def test_what_has_no_place_in_a_case_is_said_once() -> None:
     about = "(Cases 'one', 'two'.)"
     assert sentences == [
         f"contextMessages have no place: the agent does not see them. {about}",
-        f"expectedRunnerEnabled has no place: what is expected is what the file says. {about}",
+        f"expectedRunnerEnabled has no place: only the expectations of the file are used. {about}",
         f"Rubrics of cases have no place: no metric asks them. {about}",
         f"Intermediate responses that are expected have no place: no metric compares them. {about}",
     ]
@@ -216,7 +216,7 @@ def test_many_cases_of_one_id_are_imported() -> None:
     assert len({case.id for case in eval_set.cases}) == 5_000
     assert sentences == [
         "Rubrics of cases have no place: no metric asks them. (Case 'one'.)",
-        "A case without an id, or with one that is taken or not valid, has another one here. "
+        "A case without an id, or with an id that is taken or not valid, got a new id. "
         "(Cases 'one-2', 'one-3', 'one-4' and 4996 more.)",
     ]
 
@@ -280,7 +280,7 @@ def test_an_actual_conversation_is_scored_in_a_case_that_is_no_trace() -> None:
     case, sentences = recorded(conversation=[turn("x")], actualConversation=[turn("y")])
     assert case.turns[0].recorded.invocation.final_response.parts[0].text == "y"
     assert case.turns[0].expect.answer.exact == "x"
-    assert sentences[0].startswith("A case has actualConversation and is no trace: ")
+    assert sentences[0].startswith("A case that is not a trace has actualConversation: ")
 
 
 def test_an_answer_that_is_missing_on_both_sides_is_equal() -> None:

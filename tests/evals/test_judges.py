@@ -225,7 +225,7 @@ async def test_a_prompt_that_is_too_long_is_not_sent(tmp_path: Path) -> None:
             server, eval_set=set_of(case("x" * 200_000), case("Hello"), metrics=[judge(template="{{user}} {{answer}}")])
         )
         assert [one.verdict for one in found.cases] == [NOT_EVALUATED, PASSED]
-        assert "what it would be shown has 400," in found.cases[0].reason
+        assert "its prompt would have 400," in found.cases[0].reason
         assert model.count == 1
 
 

@@ -238,7 +238,7 @@ def test_models_and_functions_of_metrics_are_known() -> None:
 def test_a_budget_bounds_something_that_runs_use() -> None:
     assert of_metric({"budget": {}}) == [("budget", "bounds nothing: set `limits` or `errors`.")]
     assert of_metric({"budget": {"limits": {"concurrency": 2}}}) == [
-        ("budget.limits.concurrency", "has no meaning here: a budget is about what a run used in all.")
+        ("budget.limits.concurrency", "has no meaning here: a budget bounds the total that a run used.")
     ]
 
 

@@ -1,4 +1,4 @@
-"""Runs that have lost several servers: continued one at a time, and counted whatever became of the servers between."""
+"""Runs during which several servers crashed: continued one at a time, and counted over all those servers."""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager

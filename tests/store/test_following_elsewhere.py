@@ -1,4 +1,4 @@
-"""Readers at one server of logs that another one writes: notified, or found by a look each second."""
+"""Readers at one server of logs that another one writes: notified, or found by a poll each second."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

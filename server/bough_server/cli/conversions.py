@@ -28,7 +28,7 @@ def policy_of(
 
 
 def state_of(text: str) -> execution_pb2.ExecutionState.ValueType:
-    """Parse a state such as `failed` or `INPUT_REQUIRED`. Raises ConfigurationError for an unknown one."""
+    """Parse a state such as `failed` or `INPUT_REQUIRED`. Raises ConfigurationError for an unknown state."""
     normalized = text.strip().upper().replace("-", "_").replace(" ", "_")
     name = f"EXECUTION_STATE_{normalized.removeprefix('EXECUTION_STATE_')}"
     names = [known for known in execution_pb2.ExecutionState.keys() if known != "EXECUTION_STATE_UNSPECIFIED"]  # noqa: SIM118

@@ -138,8 +138,8 @@ def use_lines(use: "DatabaseUse") -> Iterator[str]:
 
     yield f"{pluralize(use.servers, 'server')}, {pluralize(use.open_runs, 'open run')}"
     for lease in use.leases:
-        lost = ", lost: other servers, or the next one, continue its runs" if lease.open_runs else ", lost"
-        state = lost if lease.is_dead else ""
+        dead = ", dead: other servers, or the next one, continue its runs" if lease.open_runs else ", dead"
+        state = dead if lease.is_dead else ""
         yield f"  lease {lease.worker}: {pluralize(lease.open_runs, 'open run')}{state}"
 
 

@@ -145,7 +145,7 @@ class FollowedTurn:
 async def follow_turn(
     connection: Connection, stream: RunStream, display: Display, dialog: Dialog | None, *, note: str | None = None
 ) -> FollowedTurn:
-    """Follow a run; with a dialog, ask for what it waits for and follow it on. Ctrl-C cancels the run.
+    """Follow a run; with a dialog, ask for what it waits for and continue to follow it. Ctrl-C cancels the run.
 
     `note` is printed below the id of the run; None: neither is printed.
     """
@@ -233,7 +233,7 @@ class ConnectionLost(BoughError):
 
 @contextmanager
 def explain_connection_loss(connection: Connection, stream: RunStream) -> Iterator[None]:
-    """Raise ConnectionLost, with the command that rejoins the run, if the server of an accepted run is gone."""
+    """Raise ConnectionLost, with the command that rejoins the run, if an accepted run's server does not come back."""
     try:
         yield
     except Unavailable as error:
@@ -242,7 +242,7 @@ def explain_connection_loss(connection: Connection, stream: RunStream) -> Iterat
         what = error.message if error.reason else "The connection to the server was lost, and it did not come back."
         after = f" --after {stream.through_sequence}" if stream.through_sequence else ""
         raise ConnectionLost(
-            f"{what}\n  run: {stream.run_id}\nThe run may go on there. To rejoin it: "
+            f"{what}\n  run: {stream.run_id}\nThe run may continue there. To rejoin it: "
             f"{connection.command} watch {stream.run_id}{after}"
         ) from error
 

@@ -19,7 +19,7 @@ OlderThanOption = Annotated[
         "--older-than",
         parser=parse_seconds,
         metavar="DURATION",
-        help="How long ago the last run, or the end of an evaluation, was, such as 30d or 12h.",
+        help="The least age of a session's last run, and of an evaluation's end, such as 30d or 12h.",
     ),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")]

@@ -131,7 +131,7 @@ class _ServerFiles:
 
 
 async def _session(client: "AsyncClient", log: "Sequence[event_pb2.AgentEvent]") -> "Sequence[StoredMessage]":
-    """Return what the run could see of its session, up to its cut, in order: messages and calls of linked agents."""
+    """Return the messages of the session that the run could see, and calls of linked agents, in order."""
     cut = max(event.run_started.session_cut or event.run_dequeued.session_cut for event in log)
     if not cut:
         return []

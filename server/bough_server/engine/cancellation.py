@@ -1,6 +1,6 @@
 """End a scope of a run, or all of it: record the request, stop its tasks, then record every open end, leaf first.
 
-In a closed scope no effect starts and nothing is recorded, whatever its code still tries.
+In a closed scope no effect starts and nothing is recorded, even if its code continues.
 """
 
 import asyncio
@@ -206,8 +206,8 @@ class Cancellation:
     def close_cancelled_scopes(self) -> None:
         """Close scopes that the log says were cancelled; called before anything of a recovered run goes live.
 
-        The end that led to a cancellation may not be in the log. Whatever fails in the cancelled scope must not come
-        first now and decide otherwise: its canceller finds the scope closed and ends it.
+        The end that caused a cancellation may be missing in the log. In the replay another failure in the cancelled
+        scope must not come first and change the outcome: its canceller finds the scope closed and ends it.
         """
         # Scopes with a timeout in the log are closed at that point, and the run's own is closed by its canceller.
         cut = {event.cancel_requested.effect_scope for event in self._journal.timeouts.values()}

@@ -32,7 +32,7 @@ _ENVELOPE: Final[Sequence[Literal["run_id", "session_id", "sequence", "record_ti
     "span_id",
 )
 _MEASURED: Final = ("duration", "start_time", "create_time", "model_calls_without_cost")
-"""What may differ when an event is made again. Logs of earlier versions do not count the calls without a cost."""
+"""Fields that may differ when an event is made again. Logs of earlier versions do not count calls without a cost."""
 
 
 def is_same_event(rebuilt: event_pb2.AgentEvent, recorded: event_pb2.AgentEvent) -> bool:
@@ -161,7 +161,7 @@ class EventWriter:
     def go_live(self) -> None:
         """Switch from replay to live: apply recorded events no coroutine re-emitted, then flush buffered events.
 
-        Effects that a lost server had begun are open from now on, even if they never continue.
+        Effects that a crashed server had begun are open from now on, even if they never continue.
         """
         self.observe_scope("")
         self.is_live = True

@@ -89,7 +89,7 @@ def estimate_amount(request: ModelRequest, model: Model) -> Amount:
 
 
 def to_amount(used: usage_pb2.Usage, *, unknown: Amount) -> Amount:
-    """Return what an attempt used, with `unknown` for whatever its provider did not report."""
+    """Return the usage of an attempt, with `unknown` for numbers that its provider did not report."""
     if not usage.is_reported(used):
         return unknown
     is_whole = used.HasField("input_tokens") and used.HasField("output_tokens")

@@ -1,6 +1,7 @@
 """The open invocations of a run with their steps, effects and usage: a fold of its events.
 
-End events are built from it: by the dispatcher of a live run, by a cancellation, and when a lost run is closed.
+End events are built from it: by the dispatcher of a live run, by a cancellation, and when a run without a live owner is
+closed.
 """
 
 from collections.abc import Sequence

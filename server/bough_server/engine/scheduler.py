@@ -48,7 +48,7 @@ class Waiter(Generic[T]):
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
         was_resting = self._is_resting
-        # Counted as awake now, not when the loop runs it: until then the run would look quiet.
+        # Counted as awake now, not when the loop runs it: until then the run would appear idle.
         self._end_rest()
         return was_resting
 
@@ -105,13 +105,13 @@ class Scheduler:
         """Start a task that is cancelled with its scope."""
         task = asyncio.get_running_loop().create_task(work, name=f"{self._run_id}:{scope}")
         self._scopes[task] = scope
-        # Before its first step: between here and there the run must not look quiet.
+        # Before its first step: between here and there the run must not appear idle.
         self.wake()
         task.add_done_callback(self._on_task_end)
         return task
 
     def is_own(self) -> bool:
-        """True if the current task is one of the run's own, not one that agent code created."""
+        """True if the current task belongs to the run, and was not created by agent code."""
         try:
             return asyncio.current_task() in self._scopes
         except RuntimeError:  # a thread without an event loop

@@ -110,7 +110,7 @@ def pattern_problem(schema: object) -> str:
 
 
 def caller_pattern_problem(schema_json: str) -> str:
-    """Return why a caller's schema could be matched for ever, as a sentence; empty if not, or if it is no JSON."""
+    """Return why matching a caller's schema might never end, as a sentence; empty if it ends, or if it is not JSON."""
     if "attern" not in schema_json:
         return ""
     try:

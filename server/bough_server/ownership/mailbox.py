@@ -15,7 +15,7 @@ from bough_server.store.ports.log import EventLog, StoredEvent
 from bough_server.store.ports.workers import Mailbox, RunCommand
 
 PENDING_SECONDS: Final = 1.0
-"""Seconds between two looks at whether a command is still pending; its owner may have dropped it."""
+"""Seconds between two checks whether a command is still pending; its owner may have dropped it."""
 
 Row = TypeVar("Row")
 """The row of a log: of a run or an evaluation."""

@@ -1,4 +1,4 @@
-"""A server as a worker: its name, its lease, and the leases of workers that are lost."""
+"""A server as a worker: its name, its lease, and the leases of crashed workers, which it ends."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -18,17 +18,18 @@ RENEW_SECONDS: Final = 2.0
 """Seconds between two renewals of a lease."""
 
 DECLARE_DEAD_SECONDS: Final = 6.0
-"""A worker whose counter has been read unchanged for so long is taken for lost."""
+"""A worker whose counter has been read unchanged for so long is declared dead."""
 
 _POLL_SECONDS: Final = 0.5
-"""Seconds between two looks at the counters of other workers."""
+"""Seconds between two polls of the counters of other workers."""
 
 _GAP_SECONDS: Final = 2.0
-"""Two looks further apart prove nothing about the time between: this process was held up, or the database."""
+"""Polls further apart prove nothing about the time between them: this process was paused, or the database was."""
 
 _UNRENEWED_SECONDS: Final = RENEW_SECONDS + 1.5
-"""A server that has not renewed its own lease for longer cannot tell others that are lost from a database that writes
-nothing. It is short enough for none of those to have been unchanged for DECLARE_DEAD_SECONDS by then.
+"""A server that has not renewed its lease for longer declares no other server dead: the database may be at fault.
+
+The time is so short that no counter can have been unchanged for DECLARE_DEAD_SECONDS by then.
 """
 
 
@@ -44,8 +45,8 @@ class Owned(Protocol):
 class Worker:
     """The name under which this process owns logs, and the lease that it has while it executes them.
 
-    It ends the leases of others that are not renewed. Time is that of this process alone, and only time in which it
-    could renew its own lease counts: no worker is lost because the database restarts, or reads and does not write.
+    It ends the leases of workers that do not renew them. It measures time by its own clock, and counts only time in
+    which it could renew its own lease: no worker is declared dead because the database restarts, or accepts only reads.
     """
 
     def __init__(self, name: str, leases: Lease, clock: Clock, *, metrics: Metrics | None = None) -> None:
@@ -59,11 +60,11 @@ class Worker:
         self._leased.set()
 
     def on_lost(self, stop: Callable[[], Awaitable[None]]) -> None:
-        """Have `stop` called when others have taken this worker for lost: it stops what is executed, unrecorded."""
+        """Call `stop` when others have declared this worker dead: it stops everything that is executed, unrecorded."""
         self._stops.append(stop)
 
     async def wait_for_lease(self) -> None:
-        """Wait while this worker, which was taken for lost, has no lease: what it would own others would take."""
+        """Wait until this worker has a lease: without one, others would take over the logs that it owns."""
         await self._leased.wait()
 
     async def is_elsewhere(self, row: Owned) -> bool:
@@ -98,7 +99,7 @@ class Worker:
         await self._leases.begin(self.name)
 
     async def release(self) -> None:
-        """End the lease: others execute what is still in this worker's name."""
+        """End the lease: others execute the logs that this worker still owns."""
         with suppress(StorageFailed, ServerStopping):  # a lease that remains is handled as that of a crashed worker
             await self._leases.release(self.name)
 
@@ -117,13 +118,13 @@ class Worker:
             self._leased.set()
 
     async def keep_lease(self) -> None:
-        """Renew the lease until cancelled; a worker that was taken for lost, such as after a long pause, loses all."""
+        """Renew the lease until cancelled; if this worker was declared dead, stop all its logs and take a new lease."""
         is_failing = False
         while True:
             await self._clock.sleep(RENEW_SECONDS)
             try:
                 if not await self._leases.renew(self.name):
-                    _log.error("this server was taken for lost: others continue its runs, which are stopped here")
+                    _log.error("this server was declared dead: other servers continue its runs, which are stopped here")
                     await self.replace_lease()
                     _log.info("this server has a lease again, and executes runs", worker=self.name)
                 self._renewed = self._clock.monotonic()
@@ -134,7 +135,7 @@ class Worker:
                 is_failing = True
 
     async def watch_others(self) -> None:
-        """End the leases of lost workers until cancelled."""
+        """End the leases of workers that no longer renew them, until cancelled."""
         unchanged: dict[str, tuple[int, float]] = {}  # by worker, its counter and since when it has been so
         looked = self._clock.monotonic()
         while True:
@@ -152,7 +153,7 @@ class Worker:
                 }
                 for worker, (counter, since) in unchanged.items():
                     if now - since >= DECLARE_DEAD_SECONDS:
-                        _log.warning("a server is lost: its runs are continued by others", worker=worker)
+                        _log.warning("a server was declared dead: other servers continue its runs", worker=worker)
                         await self._leases.expire(worker, counter)
             except StorageFailed:
                 unchanged = {}

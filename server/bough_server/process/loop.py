@@ -106,7 +106,7 @@ class ServerRunner:
         left += self._join_threads(self._clock.monotonic() + END_SECONDS)
         self.has_leftovers = bool(left)
         if left:
-            _log.warning("leaving without code that does not end", left=left)
+            _log.warning("exiting although operators' code has not ended", left=left)
         else:
             runner.close()
 

@@ -31,7 +31,7 @@ class StopSignals:
     twice: by a handler of the main thread, which runs between two instructions of Python and in many calls of C, and by
     a thread that reads the interpreter's wakeup descriptor, which is written to whatever the main thread does. From the
     second signal on, the process exits without further ado once the loop has been blocked for a second. It exits as if
-    killed by the signal, so its runs are recovered as those of a lost server.
+    killed by the signal, so its runs are recovered as after a crash.
     """
 
     def __init__(self, blocked_seconds: Callable[[], float]) -> None:

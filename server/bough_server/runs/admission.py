@@ -166,9 +166,9 @@ def effective_policy(asked: policy_pb2.RunPolicy, defaults: RunDefaults) -> poli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRun:
-    """What a run is in the evaluation that starts it, and what answers its tools' calls.
+    """The role of a run in the evaluation that starts it, and the mocks that answer its tool calls.
 
-    No request of a client can bring it.
+    No request of a client can set it.
     """
 
     ref: evaluation_ref_pb2.EvaluationRef

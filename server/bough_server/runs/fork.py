@@ -204,8 +204,8 @@ def _check_open_tools(
             is_once = name in resolver.tools and resolver.tools[name].on_recovery != "retry"
             if is_once and not is_replaced(mocks, call, agent=event.agent):
                 raise ForkRefused(
-                    f"The tool {name!r} was running at this point, and may not simply be run again. Fork before "
-                    f"sequence {event.sequence}, edit its result, or set allow_open_effects."
+                    f"The tool {name!r} was running at this point, and must not be run again without permission. "
+                    f"Fork before sequence {event.sequence}, edit its result, or set allow_open_effects."
                 )
 
 

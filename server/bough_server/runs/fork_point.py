@@ -1,8 +1,8 @@
 """The point of a log at which a fork begins: the results that it replaces, and the aborts under way there.
 
-A failure that aborts its caller is recorded last: before it come the cancellations of what runs beside it, and the ends
-of that. In between the abort is under way. A fork that started there under a policy that judges the failure otherwise
-would wait forever for what was cancelled.
+A failure that aborts its caller is recorded last, after the cancellations of everything that runs beside it and the
+ends of that work. Between these events the abort is in progress. If a fork started there under a policy that does not
+abort, it would wait forever for the cancelled work.
 """
 
 from collections import Counter, defaultdict

@@ -34,7 +34,7 @@ def _members(root: agent_pb2.AgentDefinition) -> set[str]:
 
 
 def _is_answer_of(root: agent_pb2.AgentDefinition, stored: StoredMessage) -> bool:
-    """True if a message is the final answer of a run of an agent, and not what its model said beside calls."""
+    """True if a message is the final answer of a run of an agent, not text that its model sent beside calls."""
     message = stored.message
     return message.kind == message_pb2.MESSAGE_KIND_ASSISTANT and stored.agent == root.name and not calls_of(message)
 

@@ -60,7 +60,7 @@ class LiveRun:
         """Ends the run once it has had no follower for the policy's grace; None while it is followed."""
         self._followers = 0
         self._followed_until = 0.0
-        """When, by the event loop's time, followers at other servers are taken to be gone."""
+        """The time, by the event loop's clock, at which followers at other servers count as gone."""
         self._needs_followers = self._policy.on_disconnect == policy_pb2.DISCONNECT_POLICY_CANCEL
 
     @property
@@ -137,7 +137,7 @@ class LiveRun:
             self._start_grace(self._grace_seconds())
 
     def count_remote_follower(self) -> None:
-        """Count a follower at another server, which repeats itself as long as it is there."""
+        """Count a follower at another server, which repeats its notification as long as it follows."""
         self._followed_until = loop_time() + REMOTE_FOLLOWER_SECONDS
         if not self._followers:
             self._cancel_grace()
@@ -157,7 +157,7 @@ class LiveRun:
             self.execution.drain()
 
     def stop(self, error: BaseException) -> None:
-        """Stop where it is, unrecorded; a queued run stops waiting for its session."""
+        """Stop the run where it is, without recording an end; a queued run stops waiting for its session."""
         self.execution.stop(error)
         self._may_start.set()
 

@@ -1,4 +1,4 @@
-"""Progress of runs: what counts as it, how many servers were lost without it, and waiting for it."""
+"""Progress of runs: the events that count as progress, crashes of servers without it, and waiting for it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from bough_server.store.ports.log import EventLog
 from bough_server.store.ports.runs import RunRow
 
 SUSPECT_SECONDS: Final = 60.0
-"""Seconds that a run which has lost several servers may take for progress before the next of them is continued."""
+"""Seconds that a run may take for progress after several crashes, before the next such run is continued."""
 
 FIRST_EPOCH: Final = 1
 """The epoch of a run under its first owner."""
@@ -58,7 +58,7 @@ def _skip_to_progress(log: Sequence[event_pb2.AgentEvent]) -> Sequence[event_pb2
 
 
 async def count_crashes(log: EventLog, run_row: RunRow) -> int:
-    """Return how many servers were lost with a run since its last progress, without the last one."""
+    """Return how many servers crashed with a run since its last progress, not counting the last one."""
     if run_row.epoch <= FIRST_EPOCH:
         return 0  # it has had one server: its log need not be read
     try:

@@ -79,7 +79,7 @@ class Recoverable(Protocol):
         ...
 
     async def count_crashes(self, run_row: RunRow) -> int:
-        """Return how many servers were lost with a run since its last progress, without the last one."""
+        """Return how many servers crashed with a run since its last progress, not counting the last one."""
         ...
 
     async def wait_for_progress(self, run_row: RunRow) -> None:
@@ -100,13 +100,13 @@ class Recovery:
         self._left = 0
         """How many runs are to be continued, suspects excepted."""
         self._suspects: list[tuple[int, int, str, RunRow]] = []
-        """A heap of the runs that have lost several servers: how many, then the age of the run."""
+        """A heap of the runs during which several servers crashed, ordered by how many, then by the age of the run."""
         self._suspecting = False
         self._interrupted = asyncio.Event()
         self._backoffs: dict[str, float] = {}
         self._is_failing = False
         self._works = asyncio.Event()
-        """Set, and replaced, when a look succeeds after one that failed."""
+        """Set, and replaced, when a poll succeeds after a failed one."""
         self._postponed: set[str] = set()
         """Runs whose overdue requests could not be answered; left out for a while so that they do not block others."""
 
@@ -197,12 +197,12 @@ class Recovery:
             self._background.spawn(self._continue_suspects())
 
     async def _continue_suspects(self) -> None:
-        """Continue one at a time, while there are no others, the runs that have lost several servers.
+        """Continue the runs during which several servers crashed, one at a time and after all others.
 
-        The least suspicious first: all but the one that kills its servers make progress, and their losses no longer
-        count. Together, each of them would end with RECOVERY_LIMIT because of that one.
+        The runs with the fewest crashes come first. All but the run that causes the crashes make progress, which resets
+        their counts. If they were continued together, all of them would end with RECOVERY_LIMIT because of that run.
         """
-        _log.warning("continuing one at a time the runs that have lost several servers", runs=len(self._suspects))
+        _log.warning("continuing runs during which several servers crashed, one at a time", runs=len(self._suspects))
         try:
             while self._suspects and not self._left:
                 *_, record = heappop(self._suspects)

@@ -49,10 +49,10 @@ async def replay(
 ) -> ReplayOutcome:
     """Run the agents of a run that has ended, or was interrupted, again from its log.
 
-    Every effect gets its recorded result; every end is computed again and compared with the recorded one. An event that
-    the log does not hold is a divergence: nothing is appended, and no model or tool is called. So is code that waits
-    for anything but its effects, if the replay makes no progress for `patience` seconds. `files` are those that agents'
-    code may read.
+    Every effect gets its recorded result; every end is computed again and compared with the recorded one. Nothing is
+    appended, and no model or tool is called. An event that the log does not hold is a divergence. Code that waits for
+    anything but its effects is a divergence too, if the replay makes no progress for `patience` seconds. `files` are
+    those that agents' code may read.
     """
     journal = Journal(log)
     results = len(journal.results.keys() - journal.dispatched)  # ends of children are computed, not replayed

@@ -46,7 +46,7 @@ class Runs:
         self._dependencies = dependencies
         store = dependencies.store
         self.worker = Worker(dependencies.worker, store.leases, dependencies.clock, metrics=dependencies.metrics)
-        """What this process is among the servers of its store; evaluations have it too."""
+        """This process as one of the servers of its store; evaluations share it."""
         self._background = Background()
         self._supervisor = RunSupervisor(dependencies, self.worker, self._background)
         self._remote_commands = RemoteCommands(dependencies)
@@ -240,7 +240,7 @@ class Runs:
         return runs, token
 
     async def _fill_parked_reason(self, run: run_pb2.Run) -> None:
-        """Add what no row holds: why the run cannot go on here."""
+        """Add the reason why the run cannot continue here, which no row holds."""
         parked = self._supervisor.parked
         if run.run_id not in parked:
             return

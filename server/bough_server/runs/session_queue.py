@@ -56,9 +56,9 @@ class SessionQueue:
         live.begin(cut, session, starts_with=starts_with)
 
     def _may_end_elsewhere(self, holder: RunRow) -> bool:
-        """Return True if the end of a run that is not live here may go unnoticed here.
+        """Return True if this server may not notice the end of a run that is not live here.
 
-        Another server may also end one that waits for input in this worker's name: when its request has expired.
+        Another server may also end a run that this worker owns and that waits for input: when its request has expired.
         """
         return self._dependencies.store.leases.is_shared or holder.owner != self._dependencies.worker
 

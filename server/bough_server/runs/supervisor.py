@@ -35,7 +35,7 @@ MANY: Final = 1_000_000
 """More runs than are ever continued at once."""
 
 OFFER_SECONDS: Final = 10.0
-"""How long other servers have to continue a run that is parked here, before its readers are told."""
+"""Seconds that other servers have to continue a run that is parked here, before its readers get an error."""
 
 
 class RunSupervisor:
@@ -240,7 +240,7 @@ class RunSupervisor:
     async def _replace_lease(self) -> None:
         """Stop all runs, which others continue."""
         await self.live_runs.wait_for_current_arrivals()
-        await self.stop_all(Fenced("This server was taken for lost, and another one continues the run."))
+        await self.stop_all(Fenced("This server was declared dead, and another one continues the run."))
 
     def _on_end(self, live: LiveRun, stopped: BaseException | None) -> None:
         """Handle the end of a run's task: the run has ended, waits for input, or stopped with an unrecorded error."""

@@ -169,7 +169,7 @@ class ToolQuestions:
     async def ask_for_recovery(
         self, call: message_pb2.ToolCall, offer: ToolOffer, *, attempt: int
     ) -> message_pb2.ToolResult | message_pb2.ToolCall:
-        """Ask about a call that was running when its server was lost; return its result, or the call to run again.
+        """Ask about a call that was running when its server crashed; return its result, or the call to run again.
 
         Raises RunError if it must not run again.
         """

@@ -157,7 +157,7 @@ class ToolCallEffect:
         return offer
 
     async def _recover(self, started: event_pb2.AgentEvent, offer: ToolOffer | None) -> message_pb2.ToolResult:
-        """Run, ask about or fail a call that was running when its server was lost. Raises RunError to refuse it."""
+        """Run, ask about or fail a call that was running when its server crashed. Raises RunError to refuse it."""
         execution, key = self._execution, self._key
         self._attempt = execution.journal.attempts[key]
         if offer is None:
@@ -383,7 +383,7 @@ def unknown_tool(name: str, known: Sequence[str]) -> RunError:
 
 
 def _build_recovery_error(name: str) -> RunError:
-    """Return the error of a call that was running when its server was lost and must not run again."""
+    """Return the error of a call that was running when its server crashed and must not run again."""
     return RunError(
         f"The server was lost while the tool {name!r} was running, and its recovery policy forbids running it again: "
         "it is unknown whether it took effect.",

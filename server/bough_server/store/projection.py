@@ -85,7 +85,7 @@ class RunFold:
         return json_of(self._state.values)
 
     def project(self, log_events: Iterable[LogEvent]) -> Projected:
-        """Return the changes that these events cause; NOTHING for deltas, which are not looked at.
+        """Return the changes that these events cause; NOTHING for deltas, which are not read.
 
         A run_queued must come in one call with the run_started before it, and a run_forked with all events that the
         fork shares: each removes changes that those events would have caused.

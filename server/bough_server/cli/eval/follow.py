@@ -63,7 +63,7 @@ class Following:
                 raise
             what = error.message if error.reason else "The connection to the server was lost, and it did not come back."
             raise ConnectionLost(
-                f"{what}\n  evaluation: {self.evaluation_id}\nThe evaluation may go on there. To rejoin it: "
+                f"{what}\n  evaluation: {self.evaluation_id}\nThe evaluation may continue there. To rejoin it: "
                 f"{self._connection.command} eval watch {self.evaluation_id}"
             ) from error
 

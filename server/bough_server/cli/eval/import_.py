@@ -30,7 +30,7 @@ def import_(
     to: Annotated[Path, typer.Option("--to", metavar="SET", help="The file to write: YAML, or JSON if it ends so.")],
     agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="The agent that the cases run.")] = "",
 ) -> None:
-    """Write an eval set of another tool as one of Bough's, and say what of it has no place. Needs no server.
+    """Convert an eval set of another tool, and report the parts that have no counterpart. Needs no server.
 
     A metrics file of the same name, or a test_config.json, beside the set is read too. Metrics without a counterpart
     stay in the set as custom metrics, and cases that have one are not scored. Keys and secrets are left out.

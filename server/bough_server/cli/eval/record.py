@@ -95,7 +95,7 @@ async def _case(
         answers, unanswered = extract_answers([event async for event in stream], with_mocks=mocks)
     made.answers.extend(answers)
     if invocation.state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
-        print_stderr(f"The run {run_id} is {state_text(invocation.state)}: say in the case what is expected.")
+        print_stderr(f"The run {run_id} is {state_text(invocation.state)}: state the expected result in the case.")
     for sentence in (*dropped, *unanswered):
         print_stderr(sentence)
     return made, invocation.agent
@@ -111,7 +111,7 @@ def _redact_case(case: "eval_set_pb2.EvalCase", redact: "RedactSection") -> "eva
     shown = remove_secrets(case, fields=redact.fields, patterns=redact.patterns)
     if REDACTED in str(shown):
         print_stderr(
-            f"{case.id}: What evaluation.redact names is {REDACTED!r} in the case: say there what is expected instead."
+            f"{case.id}: Values that evaluation.redact names are {REDACTED!r} in the case: state what is expected."
         )
     return shown
 

@@ -98,7 +98,7 @@ def assemble(source: ImportedSet, notes: Notes) -> EvalSet:
     named = [replace(case, id=id) for id, case in zip(ids, source.cases, strict=True)]
     for case, before in zip(named, source.cases, strict=True):
         if case.id != before.id:
-            notes.add("A case without an id, or with one that is taken or not valid, has another one here.", case.id)
+            notes.add("A case without an id, or with an id that is taken or not valid, got a new id.", case.id)
     kept = [case for case in named if _has_turns(case, notes)]
     if not kept:
         why = " ".join(notes.about_cases)

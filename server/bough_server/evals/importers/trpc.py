@@ -123,13 +123,15 @@ def _case(source: JsonObject, metrics: Sequence[ImportedMetric], notes: Notes) -
     if source.has("conversationScenario"):
         notes.add("conversationScenario has no place: no model plays the user.", case_id)
     if source.flag("expectedRunnerEnabled"):
-        notes.add("expectedRunnerEnabled has no place: what is expected is what the file says.", case_id)
+        notes.add("expectedRunnerEnabled has no place: only the expectations of the file are used.", case_id)
     if source.has("rubrics"):
         notes.add("Rubrics of cases have no place: no metric asks them.", case_id)
     expected, actual = source.children("conversation"), source.children("actualConversation")
     is_trace = source.text("evalMode") == "trace"
     if actual and not is_trace:
-        notes.add("A case has actualConversation and is no trace: it is scored by that, and nothing runs.", case_id)
+        notes.add(
+            "A case that is not a trace has actualConversation: that conversation is scored, and nothing runs.", case_id
+        )
     if is_trace and not actual:
         # An older form of the file: the conversation is the record, and nothing is expected.
         expected, actual = [], expected

@@ -123,8 +123,8 @@ def _build_expected_tool(call: ImportedCall, strategy: JsonObject, notes: Notes)
     tool = ExpectedTool(name=call.name) if name is None else _build_expected_name(call.name, name)
     if name is None:
         notes.add(
-            f"The strategy of the tool {call.name!r} compares no names, so that trpc-agent-go takes calls of other "
-            "tools for it; here the name has to be equal."
+            f"The strategy of the tool {call.name!r} compares no names, so trpc-agent-go also accepts calls "
+            "of other tools; here the name has to be equal."
         )
     if (arguments := strategy.child("arguments")) is not None:
         expected = {} if call.arguments is None else call.arguments  # no arguments are none, however they are written

@@ -19,7 +19,7 @@ METRIC_THREADS: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationDependencies:
-    """What evaluations are executed with; `worker` is what this process owns them as."""
+    """The collaborators of evaluations; `worker` is the name under which this process owns them."""
 
     runs: Runs
     store: RunStore

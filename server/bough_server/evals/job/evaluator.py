@@ -209,7 +209,7 @@ class LiveEvaluation:
     ) -> eval_result_pb2.CaseTrialResult | None:
         """Run a trial and score it; return None if the evaluation was cancelled meanwhile.
 
-        Whatever goes wrong with the trial is its own result, not the evaluation's end.
+        An error of the trial is recorded as its result, and does not end the evaluation.
         """
         case = planned.eval_case
         try:
@@ -291,7 +291,7 @@ class LiveEvaluation:
         totaled = evaluation_pb2.EvaluationEvent()
         totaled.evaluation_totaled.CopyFrom(await run_in_thread(compute_verdict, fold.planned, result))
         end.evaluation_completed.verdict = totaled.evaluation_totaled.verdict
-        # In one transaction: a server that was lost in between would leave a verdict for the next to find twice.
+        # In one transaction: if a server crashed in between, the next would compute the verdict again.
         await self._recorder.record(totaled, end)
 
     def _check_budget(self) -> str:

@@ -49,7 +49,8 @@ class Judges:
     """Asks the judges of one evaluation, or of one call that scores given records.
 
     A question that was answered before, in this evaluation or another, is not asked again: its run is found by its
-    request id. One whose run has no answer is asked again, but not by the evaluation that asked.
+    request id. A question whose run has no answer is asked again by later evaluations, but not by the one that asked
+    it.
     """
 
     def __init__(

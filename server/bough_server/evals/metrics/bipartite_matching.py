@@ -85,9 +85,9 @@ class _LargestMatching:
 def find_cheapest_matching(weights: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """Return the pairs of a row and a column whose weights, all below 0, have the least sum.
 
-    By shortest augmenting paths with potentials, only through columns that compete, and with equal rows as one: a
-    matrix that falls into blocks takes the time of its blocks. Equal rows have their columns in order, and a row that
-    can have several columns takes the first. Raises TooMuchWork.
+    It uses shortest augmenting paths with potentials, only through columns that compete, and treats equal rows as one:
+    a matrix that consists of blocks takes only the time of its blocks. Equal rows have their columns in order, and a
+    row that can have several columns takes the first. Raises TooMuchWork.
     """
     alike: dict[tuple[int, ...], list[int]] = {}
     for number, line in enumerate(weights):

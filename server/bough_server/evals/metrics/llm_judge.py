@@ -182,7 +182,7 @@ def _prompt(
     shown = templates.render(template, known, {}, what="The template of the judge")
     prompt = _PROMPT.format(criteria=criteria, mark=mark, shown=shown)
     if (size := len(prompt.encode())) > _MAX_PROMPT:
-        message = f"what it would be shown has {size:,} bytes, and {_MAX_PROMPT:,} are the most."
+        message = f"its prompt would have {size:,} bytes, and {_MAX_PROMPT:,} are the most."
         raise RunError(message, reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
     return prompt
 

@@ -97,10 +97,9 @@ def bootstrap(rates: Sequence[float], seed: str) -> eval_result_pb2.ConfidenceIn
     """Return the interval of the mean of some cases' pass rates, at least one, by resampling the cases.
 
     Over 500 cases it is the normal interval instead. The same rates, in any order, and the same seed have the same
-    interval, on any machine. If all rates are equal, resampling would
-    say that the mean is certain: the interval is Wilson's then, with the cases as what is counted. And it is never
-    narrower than what so many cases can prove: its lower bound is at most Wilson's of n of n, its upper bound at
-    least that of 0 of n.
+    interval, on any machine. If all rates are equal, resampling would claim that the mean is certain: the interval is
+    then Wilson's, counting cases. The interval is never narrower than that many cases can prove: its lower bound is at
+    most Wilson's of n of n, its upper bound at least Wilson's of 0 of n.
     """
     count = len(rates)
     if is_close(min(rates), max(rates)):

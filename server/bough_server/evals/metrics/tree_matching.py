@@ -1,9 +1,9 @@
-"""Match an expected tree of agents with the tree that there is, so that as little as possible is violated.
+"""Match an expected tree of agents with the actual tree, with as few violations as possible.
 
 The cost of a matching is (violations, -matched, extras), compared from left to right. It is counted as one integer in
 which each component outweighs everything behind it, so sums keep the order. A required agent that is missing, a refused
-extra agent, failed tool calls and each forbidden agent are one violation each: everything that decides a verdict is in
-the first component, or two agents of one name could be matched the wrong way round.
+extra agent, failed tool calls and each forbidden agent are one violation each: everything that decides a verdict has to
+be in the first component, because otherwise two agents of one name could be matched the wrong way round.
 
 Nothing here recurses: the depth of a tree is not bounded.
 """

@@ -67,7 +67,7 @@ def shrink_comparison(
 ) -> eval_result_pb2.EvalComparison:
     """Leave out what does not fit into `most` bytes, in place: from the last case on, differences, then metrics.
 
-    What remains of 10,000 cases fits. Of what the results depended on, the first MAX_PINS sentences are kept.
+    What remains of 10,000 cases fits. Of the sentences about what the results depended on, the first MAX_PINS are kept.
     """
     del comparison.pins_changed[MAX_PINS:]
     size = comparison.ByteSize()
@@ -83,7 +83,7 @@ def shrink_comparison(
 
 
 def baseline_of(result: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalResult:
-    """Return what is kept of a result to compare later ones with: pins, totals, and of each case its numbers.
+    """Return the part of a result that later results are compared with: pins, totals, and the numbers of each case.
 
     The cases are without runs and turns, and without the probabilities for each k, which follow from the number of
     runs and of those that passed.
@@ -119,7 +119,7 @@ def _by_id(cases: Iterable[eval_result_pb2.CaseResult]) -> dict[tuple[str, int],
 
 
 def _compare_pins(before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResult) -> Iterator[str]:
-    """Return what is not the same of what the results depended on, in sentences."""
+    """Return sentences about what the results depended on and in which they differ."""
     left, right = before.pins, after.pins
     yield from _describe_change("The name of the set", before.eval_set_name, after.eval_set_name)
     yield from _describe_change("The content of the set", left.eval_set_digest, right.eval_set_digest)
@@ -201,10 +201,11 @@ def _metric_changes(before: eval_result_pb2.CaseResult, after: eval_result_pb2.C
 def _differences(
     before: eval_result_pb2.CaseResult, after: eval_result_pb2.CaseResult, change: Change
 ) -> Sequence[eval_result_pb2.TreeDifference]:
-    """Return the differences from the expected tree behind a change, of the first two runs of one index that differ.
+    """Return the differences from the expected tree that explain a change, in the first two runs that differ.
 
-    They are those that only the new run has; of a better case those that only the old one had. A run that the other
-    result lacks, as a kept baseline lacks all, counts as one without differences if the case is better or worse.
+    The two runs have one index. For a worse case they are the differences that only the new run has, for a better case
+    those that only the old run had. A run that the other result lacks, as a kept baseline lacks all, counts as one
+    without differences if the case is better or worse.
     """
     old_runs, new_runs = ({trial.trial: trial for trial in case.trials} for case in (before, after))
     old_side, new_side = (new_runs, old_runs) if change == BETTER else (old_runs, new_runs)

@@ -63,10 +63,10 @@ def reduce_result(
     fields: Sequence[str] = (),
     patterns: Sequence[str] = (),
 ) -> tuple[eval_result_pb2.EvalResult, eval_result_pb2.EvalComparison | None]:
-    """Return copies of a result and of its comparison with less of what was said in them.
+    """Return copies of a result and of its comparison with fewer texts of conversations.
 
-    `content` is "full", "cut" (each text to MAX_CHARACTERS) or "none": then nothing that was said is left, nor any
-    sentence that may quote it; names of agents and tools, scores and the differences of trees remain. `fields` are
+    `content` is "full", "cut" (each text to MAX_CHARACTERS) or "none": then no texts of conversations remain, and no
+    sentences that may quote them; names of agents and tools, scores and the differences of trees remain. `fields` are
     paths of members in JSON, and `patterns` regular expressions, whose values and matches become "[redacted]" in every
     text, names included. A JSON text that was cut cannot be searched for members, so it is replaced as a whole if there
     are `fields`. Files that users sent are left out unless all is shown.

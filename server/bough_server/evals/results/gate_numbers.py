@@ -30,7 +30,7 @@ class Measured:
     unknown: str = ""
     """Why the value is not over everything; a sentence, empty if it is."""
     unbounded: str = ""
-    """Why no upper bound holds, whatever the value is; a sentence, empty if one can."""
+    """Why no upper bound holds, whatever the value is: a sentence; empty if an upper bound can hold."""
 
 
 def pluralize(number: int, noun: str) -> str:
@@ -72,8 +72,8 @@ def pass_all_k(cases: Sequence[eval_result_pb2.CaseResult], k: int) -> Measured:
 def metric_mean(cases: Sequence[eval_result_pb2.CaseResult], metric: str) -> Measured:
     """Return the mean of a metric over the cases that have it; a case whose runs all crashed counts as one.
 
-    A crashed trial counts as 0, or as the lowest score that there is if that is less. An upper bound never holds with
-    one: it would be met by crashing.
+    A crashed trial counts as 0, or as the lowest score if that is below 0. With a crashed trial no upper bound holds:
+    otherwise crashing would meet it.
     """
     found = [(case, scores) for case in cases if (scores := _scores(case, metric)) is not None]
     worst = min([0.0, *(score for _, scores in found for score in scores if score is not None)])
@@ -100,8 +100,8 @@ def metric_mean(cases: Sequence[eval_result_pb2.CaseResult], metric: str) -> Mea
 def _scores(case: eval_result_pb2.CaseResult, metric: str) -> list[float | None] | None:
     """Return the score of each trial, None for one that has none; None if the case has no such metric.
 
-    A run that crashed has no scores, and one that could not be scored may have none: a case with no other runs than
-    these counts for every metric.
+    Crashed runs have no scores, and runs that could not be scored may have none: a case that has only such runs counts
+    for every metric.
     """
     named = [{score.name: score for score in trial.scores} for trial in case.trials]
     has_metric = any(metric in scores for scores in named)
@@ -149,7 +149,7 @@ def regressions(comparison: eval_result_pb2.EvalComparison | None) -> Measured:
 
 
 def count_removed_cases(comparison: eval_result_pb2.EvalComparison | None) -> Measured:
-    """Return how many cases of the baseline are gone."""
+    """Return how many cases of the baseline are missing."""
     if comparison is None:
         return _NO_BASELINE
     found = [case.case_id for case in comparison.cases if case.change == eval_result_pb2.CASE_CHANGE_REMOVED]

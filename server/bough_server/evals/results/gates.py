@@ -148,7 +148,7 @@ def _number(name: str) -> tuple[GateNumber, int, str]:
 
 
 def explain_unreachable(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned]) -> str:
-    """Return why no results of the planned cases, at least one, can meet a gate, and what it takes; empty if some can.
+    """Return why the planned cases cannot meet a gate, and how many trials or cases it takes; empty if they can.
 
     A bound on the mean of a metric that no case has is unreachable too. Whether there is a baseline is not checked.
     """
@@ -242,10 +242,10 @@ def check_gate(
 ) -> eval_result_pb2.GateResult:
     """Return whether the results meet a gate; `cases` have their trials with scores, `comparison` is with the baseline.
 
-    FAILED if what is known does not meet it; else NOT_EVALUATED if something that the number is over is not known,
-    such as the pass rate of a case that could not be scored. A crashed trial is known: it did not pass, and no mean of
-    a metric is better for it. `removed` fails whenever a case is missing, unless that is allowed: then its bound
-    decides.
+    The result is FAILED if the known results miss the bound; otherwise NOT_EVALUATED if a value that the number needs
+    is unknown, such as the pass rate of a case that could not be scored. A crashed trial counts as known: it did not
+    pass, and improves no mean of a metric. `removed` fails whenever a case is missing, unless that is allowed: then its
+    bound decides.
     """
     measured = _measure(gate, cases, totals, comparison)
     result = eval_result_pb2.GateResult(

@@ -1,8 +1,8 @@
 """Verdicts: of a case from its trials, of an evaluation from its cases or its gates; and the numbers over all cases.
 
 A crashed trial is a failure. Other trials are not scored one by one but together: a case passes if the mean of each
-metric over them reaches the metric's threshold, so a trial that misses it can be made up for. What could not be scored
-never passes. FAILED counts over NOT_EVALUATED, and NOT_EVALUATED over PASSED.
+metric over them reaches the metric's threshold, so a good trial can make up for a bad one. A case that could not be
+scored never passes. FAILED takes precedence over NOT_EVALUATED, and NOT_EVALUATED over PASSED.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,11 +47,12 @@ def has_passed(trial: eval_result_pb2.CaseTrialResult) -> bool:
 def case_result(
     planned: evaluation_pb2.CasePlanned, trials: Sequence[eval_result_pb2.CaseTrialResult]
 ) -> eval_result_pb2.CaseResult:
-    """Return what is known about a case from the results of its trials, in any order.
+    """Return the result of a case so far, from the results of its trials, in any order.
 
-    FAILED if a trial crashed, or if the mean of a metric over the trials that have a score of it misses its threshold;
-    else NOT_EVALUATED if a trial could not be scored, in whole or by one of the metrics; else PASSED. One
-    crashed and one passed trial are therefore a failure, and so are one failed trial and one that could not be scored.
+    The verdict is FAILED if a trial crashed, or if the mean of a metric over its scored trials misses the metric's
+    threshold; otherwise NOT_EVALUATED if a trial could not be scored, in whole or by one of the metrics; otherwise
+    PASSED. So a case with a crashed and a passed trial fails, and so does one with a failed trial and a trial that
+    could not be scored.
 
     The statistics count the scored trials, crashed ones among them.
     """
@@ -124,7 +125,7 @@ def _case_verdict(
 ) -> tuple[Status, str]:
     """Return the verdict of a case and the sentence that says why."""
     total = max(planned.trials, len(trials))
-    # In this order: a failure stands whatever else is unknown, and what is unknown outlasts what has not ended.
+    # In this order: a failure is final, and a trial that was not scored decides before those that have not ended.
     if crashed := [trial for trial in trials if trial.crashed]:
         return FAILED, _describe_trials(crashed, total, "crashed")
     if failed := next((metric for metric in metrics if metric.status == FAILED), None):
@@ -216,13 +217,13 @@ def verdict(
     removed: Sequence[str],
     counts_crashes: bool,
 ) -> Status:
-    """Return the verdict of an evaluation; `removed` are the cases of the baseline that are gone and may not be.
+    """Return the verdict of an evaluation; `removed` are the cases of the baseline that are missing without permission.
 
-    Without gates every case has to pass. With gates they alone decide: failed cases are then as bad as the numbers of
-    the gates say. In most of them a crashed trial counts as one that did not pass; if it counts in none of them,
-    `counts_crashes` is False, and a crashed trial fails the evaluation. What could not be scored still counts, because
-    no number has it: the verdict is at best NOT_EVALUATED if a case, or a trial of one that failed, is. Removed cases
-    fail the evaluation with gates and without, and an evaluation of no case is NOT_EVALUATED.
+    Without gates every case has to pass. With gates, they alone decide which cases may fail. Most gates count a crashed
+    trial as one that did not pass. If none of them counts crashed trials, `counts_crashes` is False, and a crashed
+    trial fails the evaluation. No gate counts cases that could not be scored: if a case, or a trial of a failed case,
+    is NOT_EVALUATED, the verdict is at best NOT_EVALUATED. Removed cases fail the evaluation with gates and without,
+    and an evaluation of no case is NOT_EVALUATED.
     """
     statuses = [gate.verdict for gate in gates] if gates else [case.verdict for case in cases]
     if removed or (not counts_crashes and any(map(has_crashed, cases))):

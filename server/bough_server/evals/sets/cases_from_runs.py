@@ -35,8 +35,8 @@ def extract_mocks(invocation: invocation_pb2.Invocation) -> RunMocks:
     """Return a mock for each outcome of an ordinary tool in a run, whichever agent called it.
 
     Each answers calls with equal arguments. Of calls with equal arguments the first counts. Calls of agents and of
-    built-in tools have none, nor have calls that were refused, cancelled or have not ended. The record has texts for
-    files, and so have its mocks.
+    built-in tools have no mocks, and neither do calls that were refused, were cancelled or have not ended. The record
+    describes files as text, and so do the mocks.
     """
     first: dict[tuple[str, str], eval_set_pb2.ToolMock] = {}
     dropped: list[str] = []

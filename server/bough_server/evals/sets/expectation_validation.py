@@ -92,7 +92,7 @@ def _refuse(constant: str) -> None:
 def metrics_problems(
     metrics: Sequence[eval_set_pb2.EvalMetric], place: str, known: KnownNames
 ) -> Iterator[FieldProblem]:
-    """Yield every problem of the metrics at `place`, but for what they find to judge."""
+    """Yield every problem of the metrics at `place`, except missing expectations."""
     seen: set[str] = set()
     for index, metric in enumerate(metrics):
         inner, name = f"{place}[{index}]", metric_name(metric)
@@ -125,7 +125,7 @@ def _kind_problems(metric: eval_set_pb2.EvalMetric, place: str, known: KnownName
 
 def _budget_problems(budget: eval_set_pb2.BudgetMetric, place: str) -> Iterator[FieldProblem]:
     if budget.limits.HasField("concurrency"):
-        yield f"{place}.limits.concurrency", "has no meaning here: a budget is about what a run used in all."
+        yield f"{place}.limits.concurrency", "has no meaning here: a budget bounds the total that a run used."
     if not budget.limits.ListFields() and not budget.HasField("errors"):
         yield place, "bounds nothing: set `limits` or `errors`."
 
@@ -151,10 +151,10 @@ def unknown_name(kind: str, name: str, known: Iterable[str] | None, place: str) 
 
 
 def unknown_agents(eval_set: eval_set_pb2.EvalSet, known: Collection[str]) -> Iterator[FieldProblem]:
-    """Yield the names that select agents and that no agent has: what they bound or forbid would hold of nothing.
+    """Yield names that select agents but that no agent has: their bounds and prohibitions would apply to no agent.
 
-    An agent that is expected, or whose answer is, need not be known: a name that is wrong fails there. Nor are cases
-    checked that begin with records: other agents may be in those.
+    Names of expected agents, and of agents whose answers are expected, are not checked: a wrong name fails the case.
+    Cases that begin with records are not checked either: records may have other agents.
     """
     if any(not _has_earlier_run(case) for case in eval_set.cases):
         yield from _unknown_in_metrics(eval_set.defaults.metrics, "defaults.metrics", known)

@@ -130,9 +130,8 @@ class RunMoved(Exception):
 
 
 class RequestIdTaken(Exception):
-    """The user has used this request id before, with content of this digest.
-
-    `run_id` is what it was used for: a run, or an evaluation if one was to be created.
+    """The user has used this request id before, with content of this digest. `run_id` is the id of the run that it
+    created, or of the evaluation if the request was to create one.
     """
 
     def __init__(self, run_id: str, request_digest: str) -> None:
@@ -223,7 +222,7 @@ class EventLog(Protocol):
         """End every tail of a run with an error once it has read all committed events.
 
         Tails that start later end the same way, until this process takes the run over or appends to its log, or finds
-        that another one has taken it over since `epoch`; default: it does not look for that.
+        that another one has taken it over since `epoch`; default: it does not check that.
         """
         ...
 

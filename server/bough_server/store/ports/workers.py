@@ -32,9 +32,8 @@ class Lease(Protocol):
         ...
 
     async def renew(self, worker: str) -> bool:
-        """Increment a worker's counter; return False if it has no lease, because others took it for lost.
-
-        Raises StorageFailed.
+        """Increment a worker's counter; return False if others declared it dead, so it has no lease. Raises
+        StorageFailed.
         """
         ...
 
@@ -43,7 +42,7 @@ class Lease(Protocol):
         ...
 
     async def expire(self, worker: str, counter: int) -> None:
-        """End the lease of a worker that is taken for lost, unless its counter has changed. Raises StorageFailed."""
+        """Declare a worker dead and end its lease, unless its counter has changed. Raises StorageFailed."""
         ...
 
     async def release(self, worker: str) -> None:
@@ -51,7 +50,7 @@ class Lease(Protocol):
         ...
 
     def has_crashed(self, worker: str) -> bool:
-        """True if a worker is known to have been lost without releasing its lease."""
+        """True if a worker is known to have crashed, or to have been declared dead, without releasing its lease."""
         ...
 
     async def give_up(self, worker: str, run_id: str) -> None:

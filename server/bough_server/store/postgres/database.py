@@ -27,7 +27,7 @@ from bough_server.store.sql.tables import metadata
 from bough_server.store.window import PAGE_BYTES, PAGE_EVENTS
 
 _MIGRATION_LOCK: Final = 0x626F7567_00000001
-"""The key of the advisory lock under which a server looks at the schema and changes it."""
+"""The key of the advisory lock under which a server reads and changes the schema."""
 
 _USE_LOCK: Final = 0x626F7567_00000002
 """The key of the advisory lock that every server shares as long as it uses the database.
@@ -82,7 +82,7 @@ WHERE sequence IS NULL OR before <= :bytes ORDER BY run_id, sequence
 """)
 """The events of each log after the last that is known of it, the first ones of every log before the second ones.
 
-One of a log that has no such event has no data. Lengths of values are known without reading them.
+A row of a log without such an event has no data. Lengths of values are known without reading them.
 """
 
 _SYNCHRONOUS: Final = {"disk": "on", "process": "off"}
@@ -246,7 +246,7 @@ def exclusive_connection(url: str) -> Iterator[Connection]:
 def writer_engine(url: str, *, durability: Durability, busy_timeout: float) -> Engine:
     """Create an engine with one connection, for one thread; its transactions see what others have committed meanwhile.
 
-    A connection that replaces a lost one is not used before the server has ended that: what it was about to commit is
+    A connection that replaces a broken one is used only after the server has ended the broken one: its last commit is
     then in the tables, or never will be.
     """
     name = f"{WRITER} {new_uuid4()}"

@@ -35,10 +35,10 @@ WITH wanted AS (
 )
 SELECT run_id FROM moved
 """
-"""One statement for a batch: a run that another worker has taken over is left out, and its neighbors are written.
+"""One statement for a batch: it skips runs that another worker has taken over, and writes the others.
 
-READ COMMITTED is what makes it so: the conditions are checked on the newest version of each row. The rows are locked in
-one order, so that batches of several servers wait for one another instead of for ever.
+This relies on READ COMMITTED: the conditions are checked on the newest version of each row. The rows are locked in one
+order, so that batches of several servers wait for one another and never deadlock.
 """
 
 
@@ -196,7 +196,7 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND usename = current_user AND application_name LIKE '{WRITER} %'
   AND state LIKE 'idle in transaction%' AND state_change < clock_timestamp() - interval '3 seconds'
 """)
-"""Ends the transactions, with their locks, of servers that do not go on with them: stopped, or cut off the network.
+"""Ends transactions that their servers have abandoned, and frees their locks: the server stopped, or lost its network.
 
 PostgreSQL's own idle_in_transaction_session_timeout does not see them: psycopg's executemany sends a message after
 the end of its pipeline, which turns the timer off. The time is shorter than a writer retries for.

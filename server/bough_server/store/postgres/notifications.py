@@ -20,19 +20,19 @@ from bough_server.store.postgres.database import display_url, listen_arguments
 from bough_server.store.sql.notifications import Notifier
 
 SEND_INTERVAL: Final = 0.01
-"""Seconds between two notifications at least; what is published meanwhile is sent with the next one."""
+"""The least seconds between two notifications; everything published in between is sent with the next one."""
 
 POLL_SECONDS: Final = 1.0
-"""Seconds between two looks at what other servers may have committed, in case their notifications were lost."""
+"""Seconds between two polls for commits of other servers, in case their notifications were lost."""
 
 MAX_PAYLOAD: Final = 7_999
 """The most bytes of a notification, by PostgreSQL's own bound."""
 
 MAX_PENDING: Final = 10_000
-"""The most ids of a topic that wait to be sent; of more it is said that there are any."""
+"""The most ids of a topic that wait to be sent; if there are more, one notification stands for all of them."""
 
 _ANSWER_SECONDS: Final = 10.0
-"""How long a notification may take before its connection is taken to be lost."""
+"""Seconds that a notification may take before its connection counts as broken."""
 
 _CLOSE_SECONDS: Final = 1.0
 """How long closing waits until what is published has been sent."""
@@ -160,8 +160,8 @@ class _Link:
 class PostgresNotifier(Notifier):
     """A Notifier whose notifications reach the other servers on the database too.
 
-    Each second it delivers that any log may have grown and any command may have been posted, as it does when its
-    connection is back: what was notified meanwhile is lost.
+    Each second, and when its connection is back, it notifies subscribers that any log may have grown and any command
+    may have been posted, because notifications sent in between are lost.
     """
 
     def __init__(self, url: str) -> None:
@@ -282,7 +282,7 @@ class PostgresNotifier(Notifier):
         if not self._is_reported:
             self._is_reported = True
             _log.warning(
-                "notifications of other servers are not received: what they commit is found by a look each second",
+                "notifications of other servers are not received: their commits are found by a poll each second",
                 database=display_url(self._url),
                 error=" ".join(str(error).split()),
             )

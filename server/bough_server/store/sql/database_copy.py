@@ -1,7 +1,7 @@
 """Copy all rows of a database into an empty one, of the same kind or the other.
 
-Leases are rows too. Nothing holds one while a database is copied, so the first server at the target finds that their
-workers are lost, and continues their runs.
+Leases are rows too. No server holds one while a database is copied, so the first server at the target finds their
+workers dead, and continues their runs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -138,7 +138,7 @@ def _describe_row(table: Table, row: Values) -> str:
 
 
 def _advance_sequences(connection: Connection) -> None:
-    """Let ids that the database assigns follow the copied ones; SQLite sees to it by itself."""
+    """Let the database assign ids after the copied ones; SQLite does so by itself."""
     if connection.dialect.name != "postgresql":
         return
     for table in tables.metadata.sorted_tables:

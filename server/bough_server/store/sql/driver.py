@@ -1,4 +1,4 @@
-"""What the writer thread has to know of a database's driver."""
+"""The parts of a database's driver that the writer thread needs."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,21 +35,21 @@ class Sharing(IntEnum):
 
     NOTHING = 0
     ADDS = 1
-    """It may refer to one that is there, so that must not be deleted meanwhile."""
+    """It may refer to existing ones, which must not be deleted until it ends."""
     DROPS = 2
     """It deletes those that nothing refers to any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What a transaction changes beside the log of its run and the session of that, or all transactions of a group.
+    """The rows that a transaction, or a group of them, changes beside the log of its run and that run's session.
 
-    Without the rows that it creates under ids that this server has made: no other server creates those.
+    Rows that it creates under ids that this server has generated are left out: no other server creates those.
     """
 
     sharing: Sharing = Sharing.NOTHING
     names: Collection[str] = ()
-    """Of whatever several servers may create at the same time; see `build_lock_name`."""
+    """Names of things that several servers may create at the same time; see `build_lock_name`."""
     revisions: Collection[str] = ()
     """The definitions that it stores if they are not there."""
     sessions: Collection[Session] = ()
@@ -108,20 +108,22 @@ class Driver:
     lock: Callable[[DriverCursor, Reach], None] | None
     """Lock what a transaction is about to change, in the one order that all servers keep; None if there is only one.
 
-    The order is: definitions and files, names of what it may create, sessions by tenant and id, runs by id. Names,
-    because a row that is not there cannot be locked, and to insert one that another server has just inserted is to wait
-    for that server. A session's row is locked before anything is read on which a decision about it depends. Else a run
-    that is queued in the moment in which its predecessor ends would never be started: the end would not see it.
+    The order is: definitions and files, names of what it may create, sessions by tenant and id, runs by id. Names are
+    locked because a missing row cannot be locked, and an insert waits for another server that has just inserted the
+    same row. A session's row is locked before anything is read that decides about the session. Otherwise a run that is
+    queued while its predecessor ends would never start: the transaction of the end would not see it.
     """
     can_lock: Callable[[Connection, Reach], bool]
-    """Lock what a transaction would change, and return whether no other one holds any of it; the caller rolls back."""
+    """Lock the rows that a transaction would change; return False if another transaction holds one. The caller rolls
+    back.
+    """
     is_locked: Callable[[Exception], bool]
-    """Whether other transactions hold some of the rows: what changes none of those can be written."""
+    """Whether other transactions hold some of the rows; jobs that change other rows can be written."""
     is_transient: Callable[[Exception], bool]
     """Whether the database cannot be written now, and the same transaction may succeed later."""
     is_busy: Callable[[Exception], bool]
-    """Whether other transactions are in the way, and smaller ones would have to wait for them too."""
+    """Whether other transactions hold locks for which smaller transactions would have to wait too."""
     is_raced: Callable[[Exception], bool]
-    """Whether another transaction was faster, and the same one, tried again at once, finds what that has written."""
+    """Whether a concurrent transaction committed first; a retry of this one sees the rows that it wrote."""
     free_locks: Callable[[Connection, Exception], None] | None
     """Free the locks of servers that stopped within a transaction, if an error says that it had to wait for one."""

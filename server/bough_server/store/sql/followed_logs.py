@@ -1,4 +1,4 @@
-"""Followers of logs that other servers write: their windows are fed with what is new, in one read for all."""
+"""Followers of logs that other servers write: one read fetches the new events of all these logs."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What a read has found of a log after a sequence: its first events there, perhaps not all, and its epoch."""
+    """The first events of a log after a sequence, perhaps not all, and its epoch."""
 
     stored: Sequence[StoredEvent]
     epoch: int
@@ -27,14 +27,14 @@ class Growth:
 
 
 ReadGrowth = Callable[[Connection, Mapping[str, int]], tuple[Mapping[str, Growth], bool]]
-"""Reads what is new in logs after the last sequences known of them, bounded by bytes.
+"""Reads the new events of logs, after the last sequence known of each, bounded by bytes.
 
-Returns it by log, and whether all logs were read: then one that is not there was deleted.
+Returns them by log, and whether all logs were read: if so, a log that is missing was deleted.
 """
 
 
 class FollowedLogs:
-    """Reads what other servers have committed to logs with followers here, once notified or asked to look."""
+    """Reads events that other servers have committed to logs with followers here, when notified and when polling."""
 
     def __init__(
         self, readers: Readers, windows: RecentEventsOfRuns, notifier: Notifier, read_growth: ReadGrowth
@@ -48,9 +48,9 @@ class FollowedLogs:
         notifier.subscribe(Topic.LOG, self._on_growth, own=False)
 
     def count_reads(self) -> Mapping[str, int]:
-        """Return how often new events of a log were read because of a notification about it, and because of a look.
+        """Return how often new events of a log were found by a notification ("notification") and by a poll ("look").
 
-        A few of the latter are notifications that would have come a moment later, or had more logs than fit.
+        A few polls find events before their notification comes, or events of logs that did not fit into one.
         """
         return self._counted
 
@@ -70,7 +70,7 @@ class FollowedLogs:
             self._reading = asyncio.get_running_loop().create_task(self._read_due())
 
     async def _read_due(self) -> None:
-        """Read all logs that are due, one read at a time; after a failure the next look finds what is missing."""
+        """Read all logs that are due, one read at a time; after a failure the next poll finds the missing events."""
         try:
             while self._due:
                 await self._read()
@@ -78,7 +78,7 @@ class FollowedLogs:
             return
         except StorageFailed as error:
             if not self._is_failing:
-                _log.warning("followed logs could not be read", error=error.message)
+                _log.warning("new events of other servers could not be read; retrying", error=error.message)
             self._is_failing = True
 
     async def _read(self) -> None:

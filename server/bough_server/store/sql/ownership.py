@@ -37,13 +37,13 @@ _TAKE: Final = (
 _workers = tables.workers.c
 
 _CRASHED: Final = -1
-"""The counter of a worker that was lost without releasing its lease, kept while it owns runs that have not ended."""
+"""The counter of a worker that crashed without releasing its lease, kept while it owns runs that have not ended."""
 
 _ALIVE: Final = select(_workers.worker, _workers.counter).where(_workers.counter != _CRASHED)
 _IS_ALIVE: Final = _ALIVE.where(_workers.worker == bindparam("worker"))
 _CRASHED_WORKERS: Final = select(_workers.worker).where(_workers.counter == _CRASHED)
 _executed = (~_runs.ended, _runs.state != literal_column(str(tables.INPUT_REQUIRED)))
-"""The condition of the partial index by owner: with it, each owner below is one look at the index."""
+"""The condition of the partial index by owner: with it, each owner below takes one lookup in the index."""
 _owners = select(func.min(_runs.owner).label("owner")).where(*_executed).cte("owners", recursive=True)
 _owners = _owners.union_all(
     select(select(func.min(_runs.owner)).where(*_executed, _runs.owner > _owners.c.owner).scalar_subquery()).where(
@@ -53,9 +53,9 @@ _owners = _owners.union_all(
 _FREE_OWNERS: Final = select(_owners.c.owner).where(
     _owners.c.owner.is_not(None), _owners.c.owner.not_in(select(_workers.worker).where(_workers.counter != _CRASHED))
 )
-"""The names without a lease under which runs are to be executed: the empty one, and those of lost workers.
+"""The owners of runs to be executed that have no lease: the empty name, and workers that crashed or were declared dead.
 
-The name of one that was lost may be forgotten already, if it owned no run then, and has created one since.
+A worker that was declared dead may already be forgotten, if it owned no run then and has created one since.
 """
 _BEGIN: Final = (
     upsert(tables.workers)
@@ -250,9 +250,8 @@ def _reach(worker: str) -> Reach:
 def end_leases(connection: Connection) -> frozenset[str]:
     """End the leases of all workers, and return the names of those that died without releasing one.
 
-    Call it only while no other server can use the database: then these workers are dead. A name
-    is kept, for servers to come, until all its runs have ended or have another owner: this server may be lost as well
-    before it has taken them over.
+    Call it only while no other server can use the database: then these workers are dead. A name is kept until all its
+    runs have ended or have another owner, because this server may crash too before it has taken them over.
     """
     connection.execute(update(tables.workers).values(counter=_CRASHED))
     connection.execute(_FORGET_CRASHED)
@@ -294,7 +293,7 @@ class _Claim:
         self.but: Collection[str] = ()
 
     def __call__(self, connection: Connection) -> tuple[Sequence[RunRow], Collection[str]]:
-        """Claim runs; return them, and the workers that were lost."""
+        """Claim runs; return them, and the workers that crashed or were declared dead."""
         lost = connection.execute(_CRASHED_WORKERS).scalars().all()
         if connection.execute(_IS_ALIVE, {"worker": self._worker}).one_or_none() is None:
             return (), lost  # it was taken for lost itself

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Guard(Protocol):
-    """What a server holds of a database while it uses it."""
+    """The parts of a database that a server holds while it uses it."""
 
     def publish(self, address: str, *, is_passing: bool) -> None:
         """Name the address at which this server serves the database, for commands; empty: it does not."""
@@ -70,7 +70,7 @@ class Store:
         self.write_health = write_health
         self.notifier = notifier
         self.followed = None if read_growth is None else FollowedLogs(readers, windows, notifier, read_growth)
-        """What feeds followers of other servers' logs; None if no other server uses the database."""
+        """Reads other servers' logs for their followers here; None if no other server uses the database."""
         self._guard, self._queue, self._readers = guard, queue, readers
 
     async def __aenter__(self) -> Self:

@@ -243,7 +243,7 @@ class WriterThread:
             except Exception as failed:
                 if not self._driver.is_raced(failed):
                     raise
-                _log.info("another transaction was faster", error=cause_of(failed), jobs=len(group))
+                _log.info("retrying: a concurrent transaction committed first", error=cause_of(failed), jobs=len(group))
         return self._attempt_once(group)
 
     def _attempt_once(self, group: Sequence[Job]) -> list[JobOutcome]:
