@@ -127,7 +127,8 @@ def plain(request: Request) -> Reply:
 def desk(request: Request) -> Reply:
     """A lead that calls all its agents at once, specialists that look something up once, and fifty words from each."""
     names = [tool["name"] for tool in request.get("tools", ())]
-    if not any(item.get("type") == "function_call_output" for item in request["input"]):
+    turn = itertools.takewhile(lambda item: item.get("role") != "user", reversed(request["input"]))
+    if not any(item.get("type") == "function_call_output" for item in turn):
         if agents := [name for name in names if name.startswith("call_")]:
             return calling([(name, '{"message":"What do you know?"}') for name in agents])
         if "lookup" in names:

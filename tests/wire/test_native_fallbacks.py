@@ -13,7 +13,7 @@ from tests.support import anthropic_rules, chat_rules, gemini_rules
 from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.model_scenarios import Reply, Request, Scenario
 from tests.support.model_server import ModelServer, serving_model
-from tests.support.native_models import lookup
+from tests.support.providers import lookup
 from tests.support.run_harness import open_harness
 from tests.support.teams import llm
 
@@ -62,15 +62,3 @@ async def test_a_turn_that_one_provider_began_is_ended_by_another(tmp_path: Path
     assert (retry.reason, retry.next_model) == (event_pb2.RETRY_REASON_PROVIDER_ERROR, "two")
     assert (retry.error.reason, retry.error.provider_status) == (error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, 529)
     assert log[-1].run_completed.usage.cost_nanos > 0
-
-
-@pytest.mark.parametrize("provider", ["anthropic", "gemini"])
-async def test_a_native_provider_that_fails_repeatedly_is_not_called(tmp_path: Path, provider: str) -> None:
-    reply = anthropic_rules.refusal(500, "api_error", "Broken.")
-    async with serving_model(lambda _: reply) as server:
-        models = build_models({"m": section(provider, server)}, secrets={}, folder=tmp_path)
-        async with open_harness(tmp_path, models=models, definitions=[llm("p", model="m")]) as harness:
-            logs = [await harness.turn("p") for _ in range(7)]
-        await models.close()
-        assert server.count == 5
-    assert "circuit breaker is open" in logs[-1][-1].run_failed.error.message

@@ -175,34 +175,11 @@ async def test_a_request_carries_instruction_history_tools_and_settings() -> Non
     }
 
 
-async def test_the_key_is_sent_as_a_bearer_token_and_no_key_sends_none() -> None:
-    async with talking("plain", key="sk-secret") as (model, server):
-        await answer(model, asking())
-        assert server.headers[0]["Authorization"] == "Bearer sk-secret"
-    async with talking("plain") as (model, server):
-        await answer(model, asking())
-        assert "Authorization" not in server.headers[0]
-
-
-async def test_calls_one_after_the_other_share_a_connection() -> None:
-    async with talking("plain") as (model, server):
-        for _ in range(3):
-            await answer(model, asking())
-        assert server.connections == 1
-
-
 async def test_concurrency_is_limited_and_a_place_is_given_back_after_a_failure() -> None:
     async with talking("cut-once", max_concurrency=2, delta_interval=0.0001) as (model, server):
         await failure(model, asking())
         await asyncio.gather(*(answer(model, asking()) for _ in range(6)))
         assert (server.count, server.most_open) == (7, 2)
-
-
-async def test_closing_the_iterator_closes_the_connection() -> None:
-    async with talking("stall") as (model, server):
-        async with aclosing(model.stream(asking())) as items:
-            assert (await anext(items))[0] == TextDelta("word0 ")
-        await server.left.wait()
 
 
 async def test_cancelling_the_task_closes_the_connection() -> None:

@@ -1,57 +1,24 @@
 """Whole turns against providers that refuse what OpenAI takes: what they sent for themselves goes back to them."""
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bough.v1 import message_pb2, model_pb2
+from bough.v1 import message_pb2
 from bough_server.models.config import ModelSection
 from bough_server.models.presets import PRESETS
 from bough_server.models.registry import build_models
 from tests.support import chat_rules
 from tests.support.chat_rules import ANSWER
 from tests.support.composite_agents import plan_execute
-from tests.support.log_readings import answer_of, check_replay, failures, having
+from tests.support.log_readings import having
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, failure, reasoning_of, tool_result, user
-from tests.support.model_scenarios import Scenario
-from tests.support.model_server import ModelServer, serving_model
-from tests.support.native_models import lookup
-from tests.support.run_harness import RunHarness, open_harness
+from tests.support.model_server import serving_model
+from tests.support.providers import PROVIDERS
+from tests.support.run_harness import open_harness
 from tests.support.teams import llm
-
-RULES: Mapping[str, Scenario] = {
-    "deepseek": chat_rules.deepseek,
-    "gemini": chat_rules.gemini,
-    "mistral": chat_rules.mistral,
-}
-
-
-@asynccontextmanager
-async def harness_at(folder: Path, preset: str, **fields: object) -> AsyncIterator[tuple[RunHarness, ModelServer]]:
-    """A harness whose agent `p` has a tool and a model at a server that keeps a provider's rules."""
-    async with serving_model(RULES[preset]) as server:
-        section = {"preset": preset, "model": "m", "base_url": server.base_url, "api_key_env": "", **fields}
-        models = build_models({"m": ModelSection.model_validate(section)}, secrets={}, folder=folder)
-        settings = model_pb2.ModelSettings(max_output_tokens=64, temperature=0.5)
-        team = [llm("p", model="m", tools=["lookup"], settings=settings)]
-        async with open_harness(folder, models=models, definitions=team, tools=[lookup]) as harness:
-            yield harness, server
-        await models.close()
-
-
-@pytest.mark.parametrize("preset", RULES)
-async def test_two_turns_of_calls_are_answered_by_the_rules_of_the_provider(tmp_path: Path, preset: str) -> None:
-    async with harness_at(tmp_path, preset) as (harness, server):
-        first = await harness.turn("p", "What is an oak?")
-        logs = [first, await harness.turn("p", "What is an oak?", session_id=first[0].session_id)]
-        for log in logs:
-            await check_replay(harness, log)
-    assert [(answer_of(log), failures(log)) for log in logs] == [(ANSWER, [])] * 2
-    assert server.count == 6
-    assert {len(having(log, "tool_completed")) for log in logs} == {2}
 
 
 @pytest.mark.parametrize(
@@ -65,13 +32,13 @@ async def test_two_turns_of_calls_are_answered_by_the_rules_of_the_provider(tmp_
 async def test_every_field_of_a_preset_can_be_set_and_the_rules_are_real(
     tmp_path: Path, preset: str, fields: Mapping[str, object], said: str
 ) -> None:
-    async with harness_at(tmp_path, preset, **fields) as (harness, _):
+    async with PROVIDERS[preset].harness(tmp_path, fields, max_output_tokens=64) as (harness, _):
         log = await harness.turn("p", "What is an oak?")
     assert said in log[-1].run_failed.error.message
 
 
 async def test_signatures_are_in_the_models_message_and_in_no_event_of_the_call(tmp_path: Path) -> None:
-    async with harness_at(tmp_path, "gemini") as (harness, server):
+    async with PROVIDERS["gemini-chat"].harness(tmp_path) as (harness, server):
         log = await harness.turn("p", "What is an oak?")
     (made,) = having(log, "llm_completed")[0].llm_completed.response.message.parts
     signature = '{"extra_content":{"google":{"thought_signature":"signed/oak=="}}}'

@@ -14,7 +14,7 @@ from bough_server.models.openai.client import ResponsesApi
 from bough_server.models.registry import build_models
 from bough_server.tools.tool import tool
 from tests.support.log_readings import answer_of, check_replay, having
-from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, failure, text_of, tool_result, user
+from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, failure, tool_result, user
 from tests.support.model_scenarios import TEXT, Reply, Request, Scenario, refusing
 from tests.support.model_server import ModelServer, serving_model
 from tests.support.openai_models import OpenAIModel
@@ -23,8 +23,6 @@ from tests.support.run_harness import open_harness
 from tests.support.teams import llm
 
 USAGE = usage_pb2.Usage(input_tokens=20, cached_input_tokens=5, output_tokens=50, reasoning_tokens=3, total_tokens=70)
-UNAVAILABLE = error_pb2.ERROR_REASON_MODEL_UNAVAILABLE
-BAD_RESPONSE = error_pb2.ERROR_REASON_MODEL_BAD_RESPONSE
 FIRST_WORDS = "word0 word1 word2 "
 
 
@@ -200,39 +198,6 @@ async def test_an_empty_answer_is_an_answer_without_parts() -> None:
     async with talking("empty") as (model, _):
         deltas, response = await answer(model, asking())
     assert (deltas, list(response.message.parts), response.provider_finish_reason) == ([], [], "completed")
-
-
-@pytest.mark.parametrize(
-    ("scenario", "reason", "retry", "text", "said"),
-    [
-        (
-            "rate-limited",
-            error_pb2.ERROR_REASON_MODEL_RATE_LIMITED,
-            event_pb2.RETRY_REASON_RATE_LIMITED,
-            "",
-            "Slow down.",
-        ),
-        ("server-error", UNAVAILABLE, event_pb2.RETRY_REASON_PROVIDER_ERROR, "", "The server had an error."),
-        ("unauthorized", error_pb2.ERROR_REASON_MODEL_AUTHENTICATION, None, "", "Incorrect API key provided: ***"),
-        ("garbage", BAD_RESPONSE, event_pb2.RETRY_REASON_BAD_RESPONSE, "", "not JSON"),
-        ("cut", BAD_RESPONSE, event_pb2.RETRY_REASON_BAD_RESPONSE, FIRST_WORDS, "before its answer was complete"),
-        ("drop", UNAVAILABLE, event_pb2.RETRY_REASON_TRANSPORT, FIRST_WORDS, "could not be reached"),
-        ("error-event", UNAVAILABLE, event_pb2.RETRY_REASON_PROVIDER_ERROR, FIRST_WORDS, "The model crashed."),
-        ("failed", UNAVAILABLE, event_pb2.RETRY_REASON_PROVIDER_ERROR, FIRST_WORDS, "The model failed."),
-    ],
-)
-async def test_a_fault_on_the_wire_is_a_model_error_that_says_whether_to_try_again(
-    scenario: str,
-    reason: error_pb2.ErrorReason.ValueType,
-    retry: event_pb2.RetryReason.ValueType | None,
-    text: str,
-    said: str,
-) -> None:
-    async with talking(scenario) as (model, server):
-        deltas, error = await failure(model, asking())
-        assert server.count == 1
-    assert (error.reason, error.retry, text_of(deltas)) == (reason, retry, text)
-    assert said in error.message
 
 
 @pytest.mark.parametrize(

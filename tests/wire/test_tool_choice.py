@@ -9,16 +9,13 @@ import jsonschema
 import pytest
 
 from bough.v1 import error_pb2, model_pb2
-from bough_server.models.config import ModelSection
 from bough_server.models.local.engine import find_problem
 from bough_server.models.local.model import LocalModel
 from bough_server.models.model import ToolSpec
-from bough_server.models.registry import build_models
 from bough_server.tools.builtin import PLAN_SPEC, RESPOND_SPEC
 from tests.support.composite_agents import plan_execute
 from tests.support.log_readings import check_replay, having
 from tests.support.model_calls import LOOKUP, answer, asking, assistant, call, tool_result, user
-from tests.support.model_server import serving_model
 from tests.support.run_harness import open_harness
 from tests.support.teams import llm
 
@@ -36,22 +33,6 @@ class Only:
     def list(self) -> list[model_pb2.ModelInfo]:
         """The one model."""
         return [model_pb2.ModelInfo(name="default", provider="local", model=self._model.model)]
-
-
-@pytest.mark.parametrize("api", ["chat", "responses"])
-@pytest.mark.parametrize("is_required", [False, True])
-async def test_providers_are_told_that_a_tool_must_be_called(tmp_path: Path, api: str, is_required: bool) -> None:
-    request = replace(asking(tools=[LOOKUP]), tool_choice="required" if is_required else "auto")
-    async with serving_model("plain") as server:
-        section = {"provider": "openai", "model": "scenario-1", "base_url": server.base_url, "api": api}
-        models = build_models({"m": ModelSection.model_validate(section)}, secrets={}, folder=tmp_path)
-        try:
-            await answer(models.get("m"), request)
-        finally:
-            await models.close()
-    (sent,) = server.requests
-    assert sent.get("tool_choice") == ("required" if is_required else None)
-    assert len(sent["tools"]) == 1
 
 
 IS_HERE = pytest.mark.skipif(find_problem() is not None, reason=f"THE EMBEDDED MODEL IS NOT TESTED: {find_problem()}")
