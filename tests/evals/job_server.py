@@ -208,6 +208,11 @@ class Followed:
         """The payloads of a kind, in order."""
         return [getattr(event, kind) for event in self.events if event.WhichOneof("payload") == kind]
 
+    @property
+    def verdict(self) -> int:
+        """What the evaluation came to."""
+        return int(self.having("evaluation_completed")[0].verdict)
+
     def results(self) -> dict[tuple[str, int], Any]:
         """The results of the trials; each has exactly one."""
         found = {(one.result.case_id, one.result.trial): one.result for one in self.having("case_trial_scored")}

@@ -13,7 +13,7 @@ from bough.v1 import (
     execution_pb2,
     invocation_pb2,
 )
-from tests.evals.job_server import CALLED, Followed, case, check_log, eval_set, evaluated, evaluating, runs_of
+from tests.evals.job_server import CALLED, case, check_log, eval_set, evaluated, evaluating, runs_of
 from tests.rpc.run_server import Served, begin
 from tests.support.judge_models import text_reply
 from tests.support.model_scenarios import Reply, Request
@@ -23,11 +23,6 @@ from tests.support.projects import openai_model
 PASSED, FAILED = eval_result_pb2.VERDICT_PASSED, eval_result_pb2.VERDICT_FAILED
 NOT_EVALUATED = eval_result_pb2.VERDICT_NOT_EVALUATED
 CANCELLED = execution_pb2.EXECUTION_STATE_CANCELLED
-
-
-def verdict_of(log: Followed) -> int:
-    """The verdict."""
-    return int(log.having("evaluation_completed")[0].verdict)
 
 
 async def recorded(server: Served, agent: str, text: str) -> str:
@@ -57,17 +52,16 @@ async def recorded(server: Served, agent: str, text: str) -> str:
     ],
 )
 async def test_the_answers_of_a_case_answer_its_run(
-    tmp_path: Path, agent: str, said: str, answers: list[dict[str, Any]], answer: str
+    server: Served, agent: str, said: str, answers: list[dict[str, Any]], answer: str
 ) -> None:
     one = case("one", said, answers=[answer], trials=2)
     one["answers"] = answers
-    async with evaluating(tmp_path) as server:
-        log = await evaluated(server, eval_set(one, agent=agent))
+    log = await evaluated(server, eval_set(one, agent=agent))
     check_log(log.events)
-    assert verdict_of(log) == PASSED, log.results()
+    assert log.verdict == PASSED, log.results()
 
 
-async def test_what_an_approver_edited_is_what_the_case_expects(tmp_path: Path) -> None:
+async def test_what_an_approver_edited_is_what_the_case_expects(server: Served) -> None:
     edited = {"approval": {"approved": True, "arguments_json": '{"amount": 7}'}}
     expects = {
         name: {"tools": [{"name": "pay", "arguments_json": json.dumps({"amount": amount})}]}
@@ -77,19 +71,17 @@ async def test_what_an_approver_edited_is_what_the_case_expects(tmp_path: Path) 
         {"id": name, "turns": [{"user": "5", "expect": expect}], "answers": [edited]}
         for name, expect in expects.items()
     ]
-    async with evaluating(tmp_path) as server:
-        log = await evaluated(server, eval_set(*cases, agent="cashier"))
+    log = await evaluated(server, eval_set(*cases, agent="cashier"))
     assert [log.result(name).verdict for name in expects] == [PASSED, FAILED], log.results()
     (call,) = log.result("executed").turns[0].agents[0].calls
     assert (json.loads(call.arguments_json), json.loads(call.executed_arguments_json)) == ({"amount": 5}, {"amount": 7})
 
 
-async def test_a_refused_approval_is_an_answer(tmp_path: Path) -> None:
+async def test_a_refused_approval_is_an_answer(server: Served) -> None:
     one = case("one", "5")
     one["answers"] = [{"tool": "pay", "approval": {}}]
-    async with evaluating(tmp_path) as server:
-        log = await evaluated(server, eval_set(one, agent="cashier"))
-    assert (verdict_of(log), log.result("one").crashed) == (FAILED, True), "this agent fails if it may not pay"
+    log = await evaluated(server, eval_set(one, agent="cashier"))
+    assert (log.verdict, log.result("one").crashed) == (FAILED, True), "this agent fails if it may not pay"
     assert not log.result("one").HasField("unanswered")
 
 
@@ -103,63 +95,58 @@ async def test_a_refused_approval_is_an_answer(tmp_path: Path) -> None:
     ],
 )
 async def test_a_request_that_no_answer_answers_makes_the_case_not_scored_and_cancels_its_run(
-    tmp_path: Path, agent: str, said: str, answers: list[dict[str, Any]], words: str
+    server: Served, agent: str, said: str, answers: list[dict[str, Any]], words: str
 ) -> None:
     one = case("one", said, "and again")
     one["answers"] = answers
-    async with evaluating(tmp_path) as server:
-        log = await evaluated(server, eval_set(one, agent=agent))
-        (run,) = await runs_of(server, log.evaluation_id)
+    log = await evaluated(server, eval_set(one, agent=agent))
+    (run,) = await runs_of(server, log.evaluation_id)
     check_log(log.events)
     result = log.result("one")
-    assert verdict_of(log) == result.verdict == NOT_EVALUATED
+    assert log.verdict == result.verdict == NOT_EVALUATED
     assert words in result.reason
     assert result.unanswered.input_id
     assert run.state == CANCELLED
 
 
-async def test_an_answer_that_the_run_refuses_makes_the_case_not_scored_and_cancels_its_run(tmp_path: Path) -> None:
+async def test_an_answer_that_the_run_refuses_makes_the_case_not_scored_and_cancels_its_run(server: Served) -> None:
     one = case("one", "5")
     one["answers"] = [{"approval": {"approved": True, "arguments_json": '{"amount": "much"}'}}]
-    async with evaluating(tmp_path) as server:
-        log = await evaluated(server, eval_set(one, case("other", "6"), agent="cashier"))
-        runs = await runs_of(server, log.evaluation_id)
+    log = await evaluated(server, eval_set(one, case("other", "6"), agent="cashier"))
+    runs = await runs_of(server, log.evaluation_id)
     check_log(log.events)
     assert log.result("one").verdict == NOT_EVALUATED
     assert "amount" in log.result("one").reason
     assert [run.state for run in runs] == [CANCELLED] * 2
 
 
-async def test_a_run_that_takes_too_long_has_crashed(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        log = await evaluated(server, eval_set(case("one", "never opened", timeout="0.2s"), agent="gated"))
+async def test_a_run_that_takes_too_long_has_crashed(server: Served) -> None:
+    log = await evaluated(server, eval_set(case("one", "never opened", timeout="0.2s"), agent="gated"))
     result = log.result("one")
     assert (result.verdict, result.crashed) == (FAILED, True)
     assert "wall_duration" in result.reason or "seconds" in result.reason, result.reason
 
 
-async def test_mocks_answer_instead_of_the_tool(tmp_path: Path) -> None:
+async def test_mocks_answer_instead_of_the_tool(server: Served) -> None:
     mocks = {"tools": [{"name": "stamp", "result_json": '"mocked"'}]}
-    async with evaluating(tmp_path) as server:
-        log = await evaluated(
-            server, eval_set(case("one", "mock-a b", answers=["mocked, mocked"], mocks=mocks), agent="clerk")
-        )
-    assert verdict_of(log) == PASSED, log.results()
+    log = await evaluated(
+        server, eval_set(case("one", "mock-a b", answers=["mocked, mocked"], mocks=mocks), agent="clerk")
+    )
+    assert log.verdict == PASSED, log.results()
     assert not CALLED["mock-a"]
 
 
-async def test_a_recorded_run_answers_its_calls_and_strict_mocks_nothing_else(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        run_id = await recorded(server, "clerk", "rec-a rec-b")
-        mocks = {"run_id": run_id, "strict": True}
-        cases = [
-            case("same", "rec-b rec-a", answers=["stamped rec-b, stamped rec-a"], mocks=mocks),
-            case("other", "rec-a rec-c", mocks=mocks),
-            case("loose", "rec-d rec-a", answers=["stamped rec-d, stamped rec-a"], mocks={"run_id": run_id}),
-            case("gone", "rec-a", mocks={"run_id": "no-such-run"}),
-        ]
-        log = await evaluated(server, eval_set(*cases, agent="clerk"))
-        runs = await runs_of(server, log.evaluation_id)
+async def test_a_recorded_run_answers_its_calls_and_strict_mocks_nothing_else(server: Served) -> None:
+    run_id = await recorded(server, "clerk", "rec-a rec-b")
+    mocks = {"run_id": run_id, "strict": True}
+    cases = [
+        case("same", "rec-b rec-a", answers=["stamped rec-b, stamped rec-a"], mocks=mocks),
+        case("other", "rec-a rec-c", mocks=mocks),
+        case("loose", "rec-d rec-a", answers=["stamped rec-d, stamped rec-a"], mocks={"run_id": run_id}),
+        case("gone", "rec-a", mocks={"run_id": "no-such-run"}),
+    ]
+    log = await evaluated(server, eval_set(*cases, agent="clerk"))
+    runs = await runs_of(server, log.evaluation_id)
     check_log(log.events)
     assert [log.result(one).verdict for one in ("same", "loose")] == [PASSED] * 2
     assert {name: CALLED[f"rec-{name}"] for name in "abcd"} == {"a": 1, "b": 1, "c": 0, "d": 1}
@@ -170,31 +157,30 @@ async def test_a_recorded_run_answers_its_calls_and_strict_mocks_nothing_else(tm
     assert {run.evaluation.case_id for run in runs} == {"same", "other", "loose"}
 
 
-async def test_a_case_that_begins_with_a_fork_runs_only_what_follows(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        turn = begin(server, "clerk", "fork-a fork-b")
-        await turn.to_the_end()
-        run_id = turn.events[0].run_id
-        ends = [event.sequence for event in turn.events if event.HasField("tool_completed")]
-        origin = {"run_id": run_id, "after_sequence": str(ends[0])}
-        one: dict[str, Any] = {
-            "id": "one",
-            "origin": origin,
-            "turns": [
-                {"expect": {"answer": {"exact": "stamped fork-a, stamped fork-b"}}},
-                {"user": "fork-c", "expect": {"answer": {"exact": "stamped fork-c"}}},
-            ],
-        }
-        gone = {"id": "gone", "origin": {"run_id": "no-such-run", "after_sequence": "1"}, "turns": [{}]}
-        beyond = {"id": "beyond", "origin": {**origin, "after_sequence": "9999"}, "turns": [{}]}
-        changes = {"input": {"parts": [{"text": "fork-d"}]}}
-        changed = {
-            "id": "changed",
-            "origin": {"run_id": run_id, "after_sequence": "1", "changes": changes},
-            "turns": [{"expect": {"answer": {"exact": "stamped fork-d"}}}],
-        }
-        log = await evaluated(server, eval_set(one, gone, beyond, changed, agent="clerk"))
-        runs = await runs_of(server, log.evaluation_id)
+async def test_a_case_that_begins_with_a_fork_runs_only_what_follows(server: Served) -> None:
+    turn = begin(server, "clerk", "fork-a fork-b")
+    await turn.to_the_end()
+    run_id = turn.events[0].run_id
+    ends = [event.sequence for event in turn.events if event.HasField("tool_completed")]
+    origin = {"run_id": run_id, "after_sequence": str(ends[0])}
+    one: dict[str, Any] = {
+        "id": "one",
+        "origin": origin,
+        "turns": [
+            {"expect": {"answer": {"exact": "stamped fork-a, stamped fork-b"}}},
+            {"user": "fork-c", "expect": {"answer": {"exact": "stamped fork-c"}}},
+        ],
+    }
+    gone = {"id": "gone", "origin": {"run_id": "no-such-run", "after_sequence": "1"}, "turns": [{}]}
+    beyond = {"id": "beyond", "origin": {**origin, "after_sequence": "9999"}, "turns": [{}]}
+    changes = {"input": {"parts": [{"text": "fork-d"}]}}
+    changed = {
+        "id": "changed",
+        "origin": {"run_id": run_id, "after_sequence": "1", "changes": changes},
+        "turns": [{"expect": {"answer": {"exact": "stamped fork-d"}}}],
+    }
+    log = await evaluated(server, eval_set(one, gone, beyond, changed, agent="clerk"))
+    runs = await runs_of(server, log.evaluation_id)
     check_log(log.events)
     # Each fork has a session that its run names.
     assert {event.case_trial_started.session_id for event in log.events if event.HasField("case_trial_started")} == {""}
@@ -259,25 +245,24 @@ async def test_a_fork_gives_one_agent_another_model_and_another_instruction(tmp_
     assert wire.count == 1, "the writer alone asks the other model"
 
 
-async def test_recorded_invocations_are_scored_and_nothing_runs(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        run_id = await recorded(server, "clerk", "told-a")
-        response = await server.trees.GetInvocation(eval_service_pb2.GetInvocationRequest(run_id=run_id))
-        invocation = json_format.MessageToDict(response.invocation)
-        sources: dict[str, dict[str, Any]] = {
-            "given": {"invocation": invocation},
-            "stored": {"run": {"run_id": run_id}},
-            "other": {"run": {"run_id": run_id}},
-            "part": {"run": {"run_id": run_id, "as_of_sequence": 1}},
-            "missing": {"run": {"run_id": "no-such-run"}},
-            "beyond": {"run": {"run_id": run_id, "as_of_sequence": 9999}},
-        }
-        cases = [
-            {"id": name, "turns": [{"recorded": source, "expect": {"tools": [tool_of(name)]}}]}
-            for name, source in sources.items()
-        ]
-        log = await evaluated(server, eval_set(*cases, agent=""), trials=5)
-        assert not await runs_of(server, log.evaluation_id)
+async def test_recorded_invocations_are_scored_and_nothing_runs(server: Served) -> None:
+    run_id = await recorded(server, "clerk", "told-a")
+    response = await server.trees.GetInvocation(eval_service_pb2.GetInvocationRequest(run_id=run_id))
+    invocation = json_format.MessageToDict(response.invocation)
+    sources: dict[str, dict[str, Any]] = {
+        "given": {"invocation": invocation},
+        "stored": {"run": {"run_id": run_id}},
+        "other": {"run": {"run_id": run_id}},
+        "part": {"run": {"run_id": run_id, "as_of_sequence": 1}},
+        "missing": {"run": {"run_id": "no-such-run"}},
+        "beyond": {"run": {"run_id": run_id, "as_of_sequence": 9999}},
+    }
+    cases = [
+        {"id": name, "turns": [{"recorded": source, "expect": {"tools": [tool_of(name)]}}]}
+        for name, source in sources.items()
+    ]
+    log = await evaluated(server, eval_set(*cases, agent=""), trials=5)
+    assert not await runs_of(server, log.evaluation_id)
     check_log(log.events)
     assert {name: (log.result(name).verdict, log.result(name).reason) for name in sources if name != "other"} == {
         "given": (PASSED, ""),
@@ -300,8 +285,7 @@ def tool_of(name: str) -> dict[str, str]:
     return {"name": "print" if name == "other" else "stamp"}
 
 
-async def test_a_case_of_an_unfinished_record_is_not_scored(tmp_path: Path) -> None:
+async def test_a_case_of_an_unfinished_record_is_not_scored(server: Served) -> None:
     turn = {"recorded": {"invocation": json_format.MessageToDict(invocation_pb2.Invocation(run_id="r"))}}
-    async with evaluating(tmp_path) as server:
-        log = await evaluated(server, eval_set({"id": "one", "turns": [turn]}, agent=""))
+    log = await evaluated(server, eval_set({"id": "one", "turns": [turn]}, agent=""))
     assert log.result("one").verdict == NOT_EVALUATED

@@ -9,9 +9,10 @@ from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 
 from bough.v1 import follow_pb2
-from tests.evals.job_server import ARRIVED, GATES, begin, case, check_log, eval_set, evaluated, evaluating, many, watch
+from tests.evals.job_server import ARRIVED, GATES, begin, case, check_log, eval_set, evaluated, many, watch
 from tests.evals.test_judges import broken, judge, judged_by, set_of
 from tests.evals.test_judges import case as judged_case
+from tests.rpc.run_server import Served
 
 CURRENT = follow_pb2.WATCH_UNTIL_CURRENT
 SCORED, TOTALED, COMPLETED = "case_trial_scored", "evaluation_totaled", "evaluation_completed"
@@ -30,12 +31,11 @@ SCORED, TOTALED, COMPLETED = "case_trial_scored", "evaluation_totaled", "evaluat
     ],
 )
 async def test_a_stream_has_the_events_that_it_asks_for_and_those_of_the_end(
-    tmp_path: Path, names: list[str], kinds: list[str]
+    server: Served, names: list[str], kinds: list[str]
 ) -> None:
-    async with evaluating(tmp_path) as server:
-        log = await begin(server, eval_set(*many(2)), follow={"event_names": names}).to_the_end()
-        whole = await watch(server, log.evaluation_id).to_the_end()
-        again = await watch(server, log.evaluation_id, follow={"event_names": names}).to_the_end()
+    log = await begin(server, eval_set(*many(2)), follow={"event_names": names}).to_the_end()
+    whole = await watch(server, log.evaluation_id).to_the_end()
+    again = await watch(server, log.evaluation_id, follow={"event_names": names}).to_the_end()
     check_log(whole.events)
     assert log.kinds == kinds
     assert log.events == again.events == [event for event in whole.events if event in log.events]
@@ -43,21 +43,20 @@ async def test_a_stream_has_the_events_that_it_asks_for_and_those_of_the_end(
 
 
 async def test_a_name_that_no_event_has_is_refused_with_the_nearest_one_before_anything_is_written(
-    tmp_path: Path,
+    server: Served,
 ) -> None:
-    async with evaluating(tmp_path) as server:
-        log = await evaluated(server, eval_set(*many(1)))
-        follow = {"event_names": ["evaluation.*", "evaluation.trial.scord", "agent.run.completed"]}
-        for call in (begin(server, eval_set(*many(1)), follow=follow), watch(server, log.evaluation_id, follow=follow)):
-            with pytest.raises(aio.AioRpcError) as refused:
-                await call.to_the_end()
-            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            first, second = broken(refused.value)
-            assert first == (
-                "follow.event_names[1]",
-                "There is no event 'evaluation.trial.scord'. Did you mean 'evaluation.trial.scored'?",
-            )
-            assert second[0] == "follow.event_names[2]"
+    log = await evaluated(server, eval_set(*many(1)))
+    follow = {"event_names": ["evaluation.*", "evaluation.trial.scord", "agent.run.completed"]}
+    for call in (begin(server, eval_set(*many(1)), follow=follow), watch(server, log.evaluation_id, follow=follow)):
+        with pytest.raises(aio.AioRpcError) as refused:
+            await call.to_the_end()
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        first, second = broken(refused.value)
+        assert first == (
+            "follow.event_names[1]",
+            "There is no event 'evaluation.trial.scord'. Did you mean 'evaluation.trial.scored'?",
+        )
+        assert second[0] == "follow.event_names[2]"
 
 
 async def test_without_trees_a_result_keeps_its_verdict_and_scores(tmp_path: Path) -> None:
@@ -82,19 +81,18 @@ async def test_without_trees_a_result_keeps_its_verdict_and_scores(tmp_path: Pat
     assert log.kinds == whole.kinds
 
 
-async def test_a_stream_until_now_ends_with_what_the_log_has(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        made = eval_set(*many(1, "now"), case("last", "until now"), agent="gated")
-        GATES["now"].set()
-        first = await begin(server, made, request_id="same", max_concurrency=1).until(SCORED)
-        await asyncio.wait_for(ARRIVED["until now"].wait(), 30)
-        again = await begin(server, made, request_id="same", max_concurrency=1, follow={"until": CURRENT}).to_the_end()
-        rest = await watch(
-            server, first.evaluation_id, after_sequence=again.through, follow={"until": CURRENT}
-        ).to_the_end()
-        GATES["until now"].set()
-        await first.to_the_end()
-        ended = await watch(server, first.evaluation_id, follow={"until": CURRENT}).to_the_end()
+async def test_a_stream_until_now_ends_with_what_the_log_has(server: Served) -> None:
+    made = eval_set(*many(1, "now"), case("last", "until now"), agent="gated")
+    GATES["now"].set()
+    first = await begin(server, made, request_id="same", max_concurrency=1).until(SCORED)
+    await asyncio.wait_for(ARRIVED["until now"].wait(), 30)
+    again = await begin(server, made, request_id="same", max_concurrency=1, follow={"until": CURRENT}).to_the_end()
+    rest = await watch(
+        server, first.evaluation_id, after_sequence=again.through, follow={"until": CURRENT}
+    ).to_the_end()
+    GATES["until now"].set()
+    await first.to_the_end()
+    ended = await watch(server, first.evaluation_id, follow={"until": CURRENT}).to_the_end()
     assert again.kinds == [
         *("evaluation_planned", "case_planned", "case_planned"),
         *("case_trial_started", "case_trial_ended", SCORED),
@@ -105,21 +103,19 @@ async def test_a_stream_until_now_ends_with_what_the_log_has(tmp_path: Path) -> 
     assert ended.events == first.events
 
 
-async def test_an_evaluation_is_never_interrupted_so_no_stream_waits_for_that(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        for until in (follow_pb2.WATCH_UNTIL_INTERRUPTED, 99):
-            with pytest.raises(aio.AioRpcError) as refused:
-                await evaluated(server, eval_set(*many(1)), follow={"until": until})
-            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert [field for field, _ in broken(refused.value)] == ["follow.until"]
+async def test_an_evaluation_is_never_interrupted_so_no_stream_waits_for_that(server: Served) -> None:
+    for until in (follow_pb2.WATCH_UNTIL_INTERRUPTED, 99):
+        with pytest.raises(aio.AioRpcError) as refused:
+            await evaluated(server, eval_set(*many(1)), follow={"until": until})
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert [field for field, _ in broken(refused.value)] == ["follow.until"]
 
 
-async def test_a_quiet_stream_has_heartbeats(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        request = eval_set(case("one", "quiet", answers=["quiet"]), agent="gated")
-        log = begin(server, request, follow={"heartbeat_interval": Duration(nanos=100_000_000)})
-        await log.until("case_trial_started")
-        await log.heartbeat()
-        GATES["quiet"].set()
-        await log.to_the_end()
+async def test_a_quiet_stream_has_heartbeats(server: Served) -> None:
+    request = eval_set(case("one", "quiet", answers=["quiet"]), agent="gated")
+    log = begin(server, request, follow={"heartbeat_interval": Duration(nanos=100_000_000)})
+    await log.until("case_trial_started")
+    await log.heartbeat()
+    GATES["quiet"].set()
+    await log.to_the_end()
     check_log(log.events)

@@ -1,7 +1,6 @@
 """The log of an evaluation, and what its trials share, over a real socket."""
 
 import asyncio
-from pathlib import Path
 
 import grpc
 import pytest
@@ -16,25 +15,24 @@ from tests.evals.job_server import (
     check_log,
     eval_set,
     evaluated,
-    evaluating,
     evaluation,
     many,
     run_started,
     runs_of,
     watch,
 )
+from tests.rpc.run_server import Served
 
 PASSED, FAILED = eval_result_pb2.VERDICT_PASSED, eval_result_pb2.VERDICT_FAILED
 NOT_EVALUATED = eval_result_pb2.VERDICT_NOT_EVALUATED
 SUCCEEDED = execution_pb2.EXECUTION_STATE_SUCCEEDED
 
 
-async def test_the_log_of_an_evaluation_is_what_happened_in_it(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        log = await evaluated(server, eval_set(case("one", "hello", answers=["hello"])), labels={"pr": "7"})
-        found = await evaluation(server, log.evaluation_id)
-        again = await watch(server, log.evaluation_id).to_the_end()
-        (run,) = await runs_of(server, log.evaluation_id)
+async def test_the_log_of_an_evaluation_is_what_happened_in_it(server: Served) -> None:
+    log = await evaluated(server, eval_set(case("one", "hello", answers=["hello"])), labels={"pr": "7"})
+    found = await evaluation(server, log.evaluation_id)
+    again = await watch(server, log.evaluation_id).to_the_end()
+    (run,) = await runs_of(server, log.evaluation_id)
     check_log(log.events)
     assert log.kinds == [
         "evaluation_planned",
@@ -58,16 +56,15 @@ async def test_the_log_of_an_evaluation_is_what_happened_in_it(tmp_path: Path) -
     assert dict(await log.call.trailing_metadata())["bough-last-sequence"] == str(len(log.events))
 
 
-async def test_every_planned_trial_has_a_result_and_the_worst_of_them_is_the_verdict(tmp_path: Path) -> None:
+async def test_every_planned_trial_has_a_result_and_the_worst_of_them_is_the_verdict(server: Served) -> None:
     cases = [
         case("good", "hello", answers=["hello"], trials=3),
         case("bad", "hello", answers=["good bye"], trials=2),
         case("crashed", "fail"),
         case("unmocked", "x", mocks={"run_id": "nowhere"}),
     ]
-    async with evaluating(tmp_path) as server:
-        log = await evaluated(server, eval_set(*cases, agent="touchy"))
-        found = await evaluation(server, log.evaluation_id)
+    log = await evaluated(server, eval_set(*cases, agent="touchy"))
+    found = await evaluation(server, log.evaluation_id)
     check_log(log.events)
     results = log.results()
     assert {key: result.verdict for key, result in results.items()} == {
@@ -87,27 +84,23 @@ async def test_every_planned_trial_has_a_result_and_the_worst_of_them_is_the_ver
     assert [one.case_id for one in found.result.cases] == ["good", "bad", "crashed", "unmocked"]
 
 
-async def test_what_cannot_be_scored_never_passes(tmp_path: Path) -> None:
+async def test_what_cannot_be_scored_never_passes(server: Served) -> None:
     cases = [case("good", "hello", answers=["hello"]), case("unmocked", "x", mocks={"run_id": "nowhere"})]
-    async with evaluating(tmp_path) as server:
-        log = await evaluated(server, eval_set(*cases))
+    log = await evaluated(server, eval_set(*cases))
     assert log.having("evaluation_completed")[0].verdict == NOT_EVALUATED
 
 
-async def test_the_turns_of_a_trial_share_a_session_that_no_other_has(tmp_path: Path) -> None:
+async def test_the_turns_of_a_trial_share_a_session_that_no_other_has(server: Served) -> None:
     answers = ["Ann: ", "Ann: one", "Ann: one,two"]
     talk = case("talk", "one", "two", "three", answers=answers, session_state_json='{"name": "Ann"}')
-    async with evaluating(tmp_path) as server:
-        log = await evaluated(
-            server, eval_set(talk, case("other", "x", answers=["nobody: "]), agent="memory"), trials=2
-        )
-        runs = await runs_of(server, log.evaluation_id)
-        begun = {run.run_id: await run_started(server, run.run_id) for run in runs}
-        listed_runs = await server.agents.ListRuns(agent_service_pb2.ListRunsRequest())
-        everything = await server.agents.ListRuns(
-            agent_service_pb2.ListRunsRequest(filter=run_pb2.RunFilter(include_evaluation_runs=True))
-        )
-        listed = await server.trees.ListEvaluations(eval_service_pb2.ListEvaluationsRequest())
+    log = await evaluated(server, eval_set(talk, case("other", "x", answers=["nobody: "]), agent="memory"), trials=2)
+    runs = await runs_of(server, log.evaluation_id)
+    begun = {run.run_id: await run_started(server, run.run_id) for run in runs}
+    listed_runs = await server.agents.ListRuns(agent_service_pb2.ListRunsRequest())
+    everything = await server.agents.ListRuns(
+        agent_service_pb2.ListRunsRequest(filter=run_pb2.RunFilter(include_evaluation_runs=True))
+    )
+    listed = await server.trees.ListEvaluations(eval_service_pb2.ListEvaluationsRequest())
     check_log(log.events)
     assert log.having("evaluation_completed")[0].verdict == PASSED, log.results()
     sessions = {(one.case_id, one.trial): one.session_id for one in log.having("case_trial_started")}
@@ -135,64 +128,60 @@ async def test_the_turns_of_a_trial_share_a_session_that_no_other_has(tmp_path: 
     assert [one.evaluation_id for one in listed.evaluations] == [log.evaluation_id]
 
 
-async def test_after_a_turn_that_failed_the_later_ones_are_not_run(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        log = await evaluated(server, eval_set(case("talk", "hello", "fail", "never"), agent="touchy"))
-        runs = await runs_of(server, log.evaluation_id)
+async def test_after_a_turn_that_failed_the_later_ones_are_not_run(server: Served) -> None:
+    log = await evaluated(server, eval_set(case("talk", "hello", "fail", "never"), agent="touchy"))
+    runs = await runs_of(server, log.evaluation_id)
     result = log.result("talk")
     assert (result.verdict, result.crashed) == (FAILED, True)
     assert [turn.state for turn in result.turns] == [SUCCEEDED, execution_pb2.EXECUTION_STATE_FAILED]
     assert len(runs) == 2
 
 
-async def test_two_clients_see_one_log_wherever_they_begin(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        made = eval_set(*many(12), case("last", "clients", answers=["clients"]), agent="gated")
-        for one in made.cases[:12]:
-            GATES[one.turns[0].user].set()
-        first = await begin(server, made, request_id="same").until("case_trial_scored")
-        second = begin(server, made, request_id="same")
-        third = watch(server, first.evaluation_id, after_sequence=5)
-        await asyncio.wait_for(ARRIVED["clients"].wait(), 30)
-        GATES["clients"].set()
-        await asyncio.gather(first.to_the_end(), second.to_the_end(), third.to_the_end())
-        check_log(first.events)
-        assert second.events == first.events
-        assert third.events == first.events[5:]
-        for after in range(len(first.events) + 1):
-            seen = await watch(server, first.evaluation_id, after_sequence=after).to_the_end()
-            assert seen.events == first.events[after:]
-        for call, code in (
-            (watch(server, first.evaluation_id, after_sequence=len(first.events) + 1), grpc.StatusCode.OUT_OF_RANGE),
-            (watch(server, "nothing"), grpc.StatusCode.NOT_FOUND),
-        ):
-            with pytest.raises(aio.AioRpcError) as refused:
-                await call.to_the_end()
-            assert refused.value.code() == code
-        with pytest.raises(aio.AioRpcError) as reused:
-            await evaluated(server, made, request_id="same", trials=2)
-        assert reused.value.code() == grpc.StatusCode.ALREADY_EXISTS
-        assert first.evaluation_id in str(reused.value.trailing_metadata())
-        assert len(await runs_of(server, first.evaluation_id)) == 13
+async def test_two_clients_see_one_log_wherever_they_begin(server: Served) -> None:
+    made = eval_set(*many(12), case("last", "clients", answers=["clients"]), agent="gated")
+    for one in made.cases[:12]:
+        GATES[one.turns[0].user].set()
+    first = await begin(server, made, request_id="same").until("case_trial_scored")
+    second = begin(server, made, request_id="same")
+    third = watch(server, first.evaluation_id, after_sequence=5)
+    await asyncio.wait_for(ARRIVED["clients"].wait(), 30)
+    GATES["clients"].set()
+    await asyncio.gather(first.to_the_end(), second.to_the_end(), third.to_the_end())
+    check_log(first.events)
+    assert second.events == first.events
+    assert third.events == first.events[5:]
+    for after in range(len(first.events) + 1):
+        seen = await watch(server, first.evaluation_id, after_sequence=after).to_the_end()
+        assert seen.events == first.events[after:]
+    for call, code in (
+        (watch(server, first.evaluation_id, after_sequence=len(first.events) + 1), grpc.StatusCode.OUT_OF_RANGE),
+        (watch(server, "nothing"), grpc.StatusCode.NOT_FOUND),
+    ):
+        with pytest.raises(aio.AioRpcError) as refused:
+            await call.to_the_end()
+        assert refused.value.code() == code
+    with pytest.raises(aio.AioRpcError) as reused:
+        await evaluated(server, made, request_id="same", trials=2)
+    assert reused.value.code() == grpc.StatusCode.ALREADY_EXISTS
+    assert first.evaluation_id in str(reused.value.trailing_metadata())
+    assert len(await runs_of(server, first.evaluation_id)) == 13
 
 
-async def test_one_request_sent_many_times_at_once_is_one_evaluation(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        logs = await asyncio.gather(*(evaluated(server, eval_set(*many(3)), request_id="once") for _ in range(8)))
-        listed = await server.trees.ListEvaluations(eval_service_pb2.ListEvaluationsRequest())
+async def test_one_request_sent_many_times_at_once_is_one_evaluation(server: Served) -> None:
+    logs = await asyncio.gather(*(evaluated(server, eval_set(*many(3)), request_id="once") for _ in range(8)))
+    listed = await server.trees.ListEvaluations(eval_service_pb2.ListEvaluationsRequest())
     assert len(listed.evaluations) == 1
     assert all(log.events == logs[0].events for log in logs)
 
 
-async def test_what_is_known_so_far_of_an_evaluation_that_goes_on(tmp_path: Path) -> None:
+async def test_what_is_known_so_far_of_an_evaluation_that_goes_on(server: Served) -> None:
     GATES["so far"].set()
-    async with evaluating(tmp_path) as server:
-        made = eval_set(case("a", "so far", answers=["so far"]), case("b", "not yet"), agent="gated")
-        log = await begin(server, made, max_concurrency=1).until("case_trial_scored")
-        await asyncio.wait_for(ARRIVED["not yet"].wait(), 30)
-        found = await evaluation(server, log.evaluation_id)
-        GATES["not yet"].set()
-        await log.to_the_end()
+    made = eval_set(case("a", "so far", answers=["so far"]), case("b", "not yet"), agent="gated")
+    log = await begin(server, made, max_concurrency=1).until("case_trial_scored")
+    await asyncio.wait_for(ARRIVED["not yet"].wait(), 30)
+    found = await evaluation(server, log.evaluation_id)
+    GATES["not yet"].set()
+    await log.to_the_end()
     totals = found.result.totals
     assert (totals.cases, totals.cases_passed, totals.trials, totals.trials_ended) == (2, 1, 2, 1)
     assert [one.verdict for one in found.result.cases] == [PASSED, eval_result_pb2.VERDICT_UNSPECIFIED]
@@ -200,14 +189,13 @@ async def test_what_is_known_so_far_of_an_evaluation_that_goes_on(tmp_path: Path
     assert not found.result.HasField("end_time")
 
 
-async def test_a_reader_that_does_not_read_holds_nothing_up(tmp_path: Path) -> None:
+async def test_a_reader_that_does_not_read_holds_nothing_up(server: Served) -> None:
     text = "x" * 1_500
     cases = [case(f"c{number}", text, text, text, answers=[text] * 3) for number in range(150)]
-    async with evaluating(tmp_path) as server:
-        log = await begin(server, eval_set(*cases), max_concurrency=8).until("evaluation_planned")
-        idle = watch(server, log.evaluation_id)
-        await idle.until("evaluation_planned")
-        await asyncio.wait_for(log.to_the_end(), 60)
-        await idle.to_the_end()
+    log = await begin(server, eval_set(*cases), max_concurrency=8).until("evaluation_planned")
+    idle = watch(server, log.evaluation_id)
+    await idle.until("evaluation_planned")
+    await asyncio.wait_for(log.to_the_end(), 60)
+    await idle.to_the_end()
     check_log(log.events)
     assert idle.events == log.events

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -30,7 +28,6 @@ from tests.evals.job_server import (
     check_log,
     eval_set,
     evaluated,
-    evaluating,
     evaluation,
     many,
     watch,
@@ -41,13 +38,6 @@ from tests.rpc.run_server import Served
 MIB = 1024 * 1024
 UNHEARD = {"custom": {"name": "unheard"}}
 INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Served]:
-    """A server with the agents of job_server."""
-    async with evaluating(tmp_path) as opened:
-        yield opened
 
 
 async def refusal(server: Served, made: eval_set_pb2.EvalSet, **fields: Any) -> tuple[grpc.StatusCode, str, list[str]]:

@@ -37,6 +37,7 @@ from tests.evals.job_server import (
     runs_of,
     watch,
 )
+from tests.rpc.run_server import Served
 
 PASSED = eval_result_pb2.VERDICT_PASSED
 NOT_EVALUATED = eval_result_pb2.VERDICT_NOT_EVALUATED
@@ -88,26 +89,24 @@ async def test_the_runs_are_part_of_the_callers_trace_also_after_a_restart(tmp_p
     assert len({result.turns[0].trace_id for result in without.results().values()} - {trace_id, ""}) == 2
 
 
-async def test_a_stream_of_a_server_that_stops_says_so_and_where_it_was(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        log = await begin(server, eval_set(case("a", "stopping"), agent="gated")).until("case_trial_started")
-        await asyncio.wait_for(ARRIVED["stopping"].wait(), 30)
-        stopping = asyncio.create_task(server.app.stop())
-        with pytest.raises(aio.AioRpcError) as ended:
-            await log.to_the_end()
-        await stopping
+async def test_a_stream_of_a_server_that_stops_says_so_and_where_it_was(server: Served) -> None:
+    log = await begin(server, eval_set(case("a", "stopping"), agent="gated")).until("case_trial_started")
+    await asyncio.wait_for(ARRIVED["stopping"].wait(), 30)
+    stopping = asyncio.create_task(server.app.stop())
+    with pytest.raises(aio.AioRpcError) as ended:
+        await log.to_the_end()
+    await stopping
     assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
     assert "SERVER_STOPPED" in str(ended.value.trailing_metadata())
     assert ("bough-last-sequence", str(len(log.events))) in list(ended.value.trailing_metadata())
 
 
-async def test_close_leaves_no_task_behind(tmp_path: Path) -> None:
+async def test_close_leaves_no_task_behind(server: Served) -> None:
     before = asyncio.all_tasks()
-    async with evaluating(tmp_path) as server:
-        await begin(server, eval_set(*(case(f"c{n}", f"leak{n}") for n in range(5)), agent="gated")).until(
-            "case_trial_started"
-        )
-        await asyncio.wait_for(ARRIVED["leak0"].wait(), 30)
+    await begin(server, eval_set(*(case(f"c{n}", f"leak{n}") for n in range(5)), agent="gated")).until(
+        "case_trial_started"
+    )
+    await asyncio.wait_for(ARRIVED["leak0"].wait(), 30)
     await asyncio.sleep(0)
     left = [task for task in asyncio.all_tasks() - before if "bough_server" in repr(task.get_coro())]
     assert not left, left
@@ -173,34 +172,32 @@ async def test_a_run_that_cannot_go_on_at_the_next_server_makes_its_case_not_sco
     assert run.state == execution_pb2.EXECUTION_STATE_CANCELLED
 
 
-async def test_an_evaluation_goes_on_without_its_client(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        log = begin(server, eval_set(case("one", "alone", answers=["alone"]), agent="gated"), timeout=0.5)
-        with pytest.raises(aio.AioRpcError) as ended:
-            await log.to_the_end()
-        assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        assert (await evaluation(server, log.evaluation_id)).evaluation.state == execution_pb2.EXECUTION_STATE_RUNNING
-        GATES["alone"].set()
-        followed = await watch(server, log.evaluation_id).to_the_end()
+async def test_an_evaluation_goes_on_without_its_client(server: Served) -> None:
+    log = begin(server, eval_set(case("one", "alone", answers=["alone"]), agent="gated"), timeout=0.5)
+    with pytest.raises(aio.AioRpcError) as ended:
+        await log.to_the_end()
+    assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert (await evaluation(server, log.evaluation_id)).evaluation.state == execution_pb2.EXECUTION_STATE_RUNNING
+    GATES["alone"].set()
+    followed = await watch(server, log.evaluation_id).to_the_end()
     check_log(followed.events)
     assert followed.result("one").verdict == PASSED
 
 
-async def test_another_tenants_evaluation_does_not_exist(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        log = await evaluated(server, eval_set(*many(1)), request_id="mine")
-        evaluations, source = server.app.evaluations, eval_result_pb2.EvalSource(evaluation_id=log.evaluation_id)
-        for call in (
-            evaluations.get(OTHER, log.evaluation_id),
-            evaluations.cancel(OTHER, log.evaluation_id),
-            evaluations.source(OTHER, source, field="baseline"),
-            anext(evaluations.follow(OTHER, log.evaluation_id)),
-        ):
-            with pytest.raises(NotFound):
-                await call
-        request = eval_service_pb2.EvaluateRequest(eval_set=eval_set(*many(1)), request_id="mine")
-        started = await evaluations.start(OTHER, request, trace=Parent.of_call(()))
-        assert started.evaluation.evaluation_id != log.evaluation_id
+async def test_another_tenants_evaluation_does_not_exist(server: Served) -> None:
+    log = await evaluated(server, eval_set(*many(1)), request_id="mine")
+    evaluations, source = server.app.evaluations, eval_result_pb2.EvalSource(evaluation_id=log.evaluation_id)
+    for call in (
+        evaluations.get(OTHER, log.evaluation_id),
+        evaluations.cancel(OTHER, log.evaluation_id),
+        evaluations.source(OTHER, source, field="baseline"),
+        anext(evaluations.follow(OTHER, log.evaluation_id)),
+    ):
+        with pytest.raises(NotFound):
+            await call
+    request = eval_service_pb2.EvaluateRequest(eval_set=eval_set(*many(1)), request_id="mine")
+    started = await evaluations.start(OTHER, request, trace=Parent.of_call(()))
+    assert started.evaluation.evaluation_id != log.evaluation_id
 
 
 async def test_a_budget_counts_what_was_used_before_the_restart(tmp_path: Path) -> None:
@@ -256,68 +253,64 @@ async def test_an_evaluation_that_cannot_go_on_fails_and_says_so(
     assert (found.result.state, found.result.error) == (found.evaluation.state, found.evaluation.error)
 
 
-async def test_another_worker_leaves_an_evaluation_to_its_owner_and_sends_it_cancellations(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        log = await begin(server, eval_set(case("a", "owned"), agent="gated")).until("case_trial_started")
-        await asyncio.wait_for(ARRIVED["owned"].wait(), 30)
-        async with Worker(server, "other") as other:
-            assert await other.evaluations.recover() == 0
-            for _ in range(3):
-                await asyncio.sleep(0.01)
-            record = await other.store.evaluations.find(log.evaluation_id)
-            assert record is not None
-            assert record.owner == server.app.evaluations.dependencies.worker.name
-            await asyncio.wait_for(other.evaluations.cancel(ME, log.evaluation_id, note="from afar"), 30)
-            await log.to_the_end()
-            assert not await other.store.mailbox.take(log.evaluation_id)
+async def test_another_worker_leaves_an_evaluation_to_its_owner_and_sends_it_cancellations(server: Served) -> None:
+    log = await begin(server, eval_set(case("a", "owned"), agent="gated")).until("case_trial_started")
+    await asyncio.wait_for(ARRIVED["owned"].wait(), 30)
+    async with Worker(server, "other") as other:
+        assert await other.evaluations.recover() == 0
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+        record = await other.store.evaluations.find(log.evaluation_id)
+        assert record is not None
+        assert record.owner == server.app.evaluations.dependencies.worker.name
+        await asyncio.wait_for(other.evaluations.cancel(ME, log.evaluation_id, note="from afar"), 30)
+        await log.to_the_end()
+        assert not await other.store.mailbox.take(log.evaluation_id)
     assert log.kinds[-1] == "evaluation_cancelled"
     assert log.having("evaluation_cancel_requested")[0].note == "from afar"
 
 
-async def test_an_owner_that_was_overtaken_writes_nothing_more(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        log = await begin(server, eval_set(*many(1), case("a", "overtaken"), agent="gated"), max_concurrency=1).until(
-            "case_planned"
-        )
-        GATES["hello"].set()
-        await asyncio.wait_for(ARRIVED["overtaken"].wait(), 30)
-        first = server.app.evaluations.dependencies
-        await first.store.leases.release(first.worker.name)
-        async with Worker(server, "successor") as successor:
-            with capture_logs() as logged:
-                await successor.evaluations.recover()
-                await until_owned(successor, log.evaluation_id)
-                GATES["overtaken"].set()
-                await log.to_the_end()
+async def test_an_owner_that_was_overtaken_writes_nothing_more(server: Served) -> None:
+    log = await begin(server, eval_set(*many(1), case("a", "overtaken"), agent="gated"), max_concurrency=1).until(
+        "case_planned"
+    )
+    GATES["hello"].set()
+    await asyncio.wait_for(ARRIVED["overtaken"].wait(), 30)
+    first = server.app.evaluations.dependencies
+    await first.store.leases.release(first.worker.name)
+    async with Worker(server, "successor") as successor:
+        with capture_logs() as logged:
+            await successor.evaluations.recover()
+            await until_owned(successor, log.evaluation_id)
+            GATES["overtaken"].set()
+            await log.to_the_end()
     check_log(log.events)
     assert not [one for one in logged if one["log_level"] == "error"], logged
 
 
-async def test_an_owner_that_was_overtaken_sends_a_cancellation_to_its_successor(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        log = await begin(server, eval_set(case("a", "handed over"), agent="gated")).until("case_trial_started")
-        await asyncio.wait_for(ARRIVED["handed over"].wait(), 30)
-        first = server.app.evaluations.dependencies
-        await first.store.leases.release(first.worker.name)
-        async with Worker(server, "successor") as successor:
-            await successor.evaluations.recover()
-            await until_owned(successor, log.evaluation_id)
-            request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=log.evaluation_id, note="late")
-            await asyncio.wait_for(server.trees.CancelEvaluation(request), 30)
-            await asyncio.wait_for(log.to_the_end(), 30)
+async def test_an_owner_that_was_overtaken_sends_a_cancellation_to_its_successor(server: Served) -> None:
+    log = await begin(server, eval_set(case("a", "handed over"), agent="gated")).until("case_trial_started")
+    await asyncio.wait_for(ARRIVED["handed over"].wait(), 30)
+    first = server.app.evaluations.dependencies
+    await first.store.leases.release(first.worker.name)
+    async with Worker(server, "successor") as successor:
+        await successor.evaluations.recover()
+        await until_owned(successor, log.evaluation_id)
+        request = eval_service_pb2.CancelEvaluationRequest(evaluation_id=log.evaluation_id, note="late")
+        await asyncio.wait_for(server.trees.CancelEvaluation(request), 30)
+        await asyncio.wait_for(log.to_the_end(), 30)
     assert log.kinds[-1] == "evaluation_cancelled"
     assert log.having("evaluation_cancel_requested")[0].note == "late"
 
 
-async def test_a_worker_that_was_taken_for_lost_leaves_its_evaluations_to_others(tmp_path: Path) -> None:
-    async with evaluating(tmp_path) as server:
-        log = await begin(server, eval_set(case("a", "left"), agent="gated")).until("case_trial_started")
-        await asyncio.wait_for(ARRIVED["left"].wait(), 30)
-        first = server.app.evaluations.dependencies
-        await server.app.runs.worker.replace_lease()
-        await asyncio.wait_for(until_taken_over(first.store, log.evaluation_id), 30)
-        GATES["left"].set()
-        await log.to_the_end()
+async def test_a_worker_that_was_taken_for_lost_leaves_its_evaluations_to_others(server: Served) -> None:
+    log = await begin(server, eval_set(case("a", "left"), agent="gated")).until("case_trial_started")
+    await asyncio.wait_for(ARRIVED["left"].wait(), 30)
+    first = server.app.evaluations.dependencies
+    await server.app.runs.worker.replace_lease()
+    await asyncio.wait_for(until_taken_over(first.store, log.evaluation_id), 30)
+    GATES["left"].set()
+    await log.to_the_end()
     check_log(log.events)
     assert log.kinds[-1] == "evaluation_completed"
 
