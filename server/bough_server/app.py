@@ -9,6 +9,7 @@ import ipaddress
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,9 +28,9 @@ from bough_server.api.eval_service import EvalService
 from bough_server.api.health import Health
 from bough_server.api.reflection import add_reflection
 from bough_server.api.session_service import SessionService
-from bough_server.clock import Clock, SystemClock
+from bough_server.clock import Clock, SystemClock, loop_time
 from bough_server.distribution import version
-from bough_server.errors import ConfigurationError
+from bough_server.errors import ConfigurationError, DatabaseUnreachable
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.evaluations import Evaluations
 from bough_server.evals.metrics.custom import load_metrics
@@ -41,7 +42,8 @@ from bough_server.models.registry import ConfiguredModels, build_models
 from bough_server.observability.logs import configure_logging
 from bough_server.observability.metrics import Metrics, open_metrics
 from bough_server.observability.tracing import Tracing, make_provider
-from bough_server.process.loop import ServerRunner
+from bough_server.process.loop import ServerRunner, end_cancelled_process
+from bough_server.process.memory import give_back_freed_memory
 from bough_server.process.stop_signals import StopSignals
 from bough_server.process.watchdog import Watchdog
 from bough_server.runs.admission import RunDefaults
@@ -56,8 +58,18 @@ from bough_server.threads import run_in_thread
 CLOSE_SECONDS: Final = 1.0
 """Seconds that streams have to send their last messages after the runs have ended."""
 
-MAX_PENDING_CALLS: Final = 1_000_000
+_DATABASE_SECONDS: Final = 0.5
+"""Seconds between two tries to reach the database at the start."""
+
+MAX_PENDING_CALLS: Final = 50_000
 """The most calls that may wait for the event loop to take them; their requests are not read before."""
+
+MAX_CALLS_OF_CONNECTION: Final = 2_500
+"""The most calls in progress on one connection. A client's further ones wait, unsent, until one of them has ended.
+
+Not lower: clients send some calls before they know of an end or of this bound, which are refused with UNAVAILABLE. With
+it 2,000 calls at once are answered; 250,000 bare headers on five connections take 340 MB instead of 3.2 GB.
+"""
 
 _OPTIONS: Final = (
     # Two servers on one port would start without an error and share its calls.
@@ -67,6 +79,7 @@ _OPTIONS: Final = (
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
     # Calls that arrive faster than the event loop takes them wait. With the defaults of 1,000 calls and 30 seconds gRPC
     # ends those beyond with a bare CANCELLED, which no client can tell from its own cancellation.
+    ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
     ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     ("grpc.server_max_unrequested_time_in_server", 600),
@@ -128,7 +141,7 @@ class App:
             registry = _registry(settings, _open_models(settings, stack, clock))
             # Before the store, whose last commits are counted too.
             metrics, metrics_address = await stack.enter_async_context(_open_metrics(settings))
-            store = _open_store(settings, metrics, clock)
+            store = await _open_store(settings, metrics, clock, is_patient=not is_embedded)
             stack.push_async_callback(store.close)
             provider, tracing = _open_tracing(settings, stack)
             dependencies = _run_dependencies(
@@ -143,11 +156,7 @@ class App:
             stack.push_async_callback(evaluations.close)
             if recover:
                 await _recover(runs, evaluations)
-            files = settings.server.max_files_bytes
-            received = ("grpc.max_receive_message_length", most_bytes(files))
-            server = aio.server(
-                interceptors=interceptors(provider, max_files_bytes=files), options=(received, *_OPTIONS)
-            )
+            server = _make_server(settings.server, provider)
             services = _Services(runs=runs, evaluations=evaluations, store=store, dependencies=dependencies)
             services.add_to(server, settings)
             app = cls(
@@ -185,6 +194,7 @@ class App:
         self._watching = {
             asyncio.create_task(self.store.watch()),
             asyncio.create_task(self._health.follow(self.store.write_health.changes())),
+            asyncio.create_task(give_back_freed_memory()),
         }
 
     async def serve(self, *, ready_file: Path | None = None, announce: Callable[[str], None] | None = None) -> None:
@@ -202,7 +212,10 @@ class App:
                 _write_whole(ready_file, f"{self.address}\n")
             if announce is not None:
                 announce(self.address)
-            await signals.wait()
+            try:
+                await signals.wait()
+            except asyncio.CancelledError:
+                end_cancelled_process()
             _log.info("stopping", grace=self.settings.server.drain_grace)
             hurry = asyncio.create_task(self._end_grace(signals))
             try:
@@ -276,9 +289,10 @@ def _open_models(settings: Settings, stack: AsyncExitStack, clock: Clock) -> Con
     return models
 
 
-def _open_store(settings: Settings, metrics: Metrics | None, clock: Clock) -> Store:
+async def _open_store(settings: Settings, metrics: Metrics | None, clock: Clock, *, is_patient: bool) -> Store:
     storage = settings.storage
-    store = open_store(
+    opening = partial(
+        open_store,
         storage.url,
         listen_url=storage.listen_url or "",
         durability=storage.durability,
@@ -286,9 +300,25 @@ def _open_store(settings: Settings, metrics: Metrics | None, clock: Clock) -> St
         report_commit=None if metrics is None else metrics.on_commit,
         clock=clock,
     )
+    store = await _wait_for_store(opening, storage.wait_at_start if is_patient else 0.0)
     if metrics is not None and store.followed is not None:
         metrics.watch_followed_logs(store.followed.count_reads)
     return store
+
+
+async def _wait_for_store(opening: Callable[[], Store], seconds: float) -> Store:
+    """Open a store, again and again if its database cannot be reached. Raises ConfigurationError."""
+    ends, is_logged = loop_time() + seconds, False
+    while True:
+        try:
+            return opening()
+        except DatabaseUnreachable as error:
+            if loop_time() + _DATABASE_SECONDS > ends:
+                raise
+            if not is_logged:
+                _log.warning("waiting for the database", error=error.message, seconds=seconds)
+                is_logged = True
+        await asyncio.sleep(_DATABASE_SECONDS)
 
 
 def _open_tracing(settings: Settings, stack: AsyncExitStack) -> tuple[TracerProvider | None, Tracing]:
@@ -302,6 +332,18 @@ def _open_tracing(settings: Settings, stack: AsyncExitStack) -> tuple[TracerProv
 def _open_metrics(settings: Settings) -> AbstractAsyncContextManager[tuple[Metrics | None, str]]:
     telemetry = settings.telemetry
     return open_metrics(host=telemetry.prometheus_host, port=telemetry.prometheus_port, export=settings.exports_metrics)
+
+
+def _make_server(section: ServerSection, provider: TracerProvider | None) -> aio.Server:
+    chain = interceptors(
+        provider,
+        max_files_bytes=section.max_files_bytes,
+        max_request_bytes=section.max_request_bytes,
+        max_streams=section.max_streams,
+        max_streams_of_caller=section.max_streams_of_caller,
+    )
+    received = ("grpc.max_receive_message_length", most_bytes(section.max_files_bytes))
+    return aio.server(interceptors=chain, options=(received, *_OPTIONS))
 
 
 def _registry(settings: Settings, models: ConfiguredModels) -> Registry:
@@ -362,7 +404,12 @@ def _evaluation_dependencies(
             if (model := registry.resolver.model(info.name)) is not None
         },
         metrics=load_metrics(settings.python, settings.folder),
+        count_hung_metric=_ignore if dependencies.metrics is None else dependencies.metrics.on_hung_metric,
     )
+
+
+def _ignore() -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

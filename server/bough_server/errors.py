@@ -8,7 +8,10 @@ BoughError
 │   ├── RequestIdReused       ALREADY_EXISTS
 │   ├── SessionExists         ALREADY_EXISTS: the session id is in use
 │   ├── SessionBusy           ABORTED
+│   ├── ConcurrentChange      ABORTED: others changed it each time that the call was tried
 │   ├── SessionQueueFull      RESOURCE_EXHAUSTED: too many runs wait for the session
+│   ├── RequestBytesExhausted RESOURCE_EXHAUSTED: the server holds as many bytes of requests as it may
+│   ├── StreamsExhausted      RESOURCE_EXHAUSTED: the server, or the caller, has as many streams as it may
 │   ├── SequenceOutOfRange    OUT_OF_RANGE
 │   ├── AlreadyAnswered       FAILED_PRECONDITION: the request has another answer
 │   ├── RunEnded              FAILED_PRECONDITION: the run accepts no more answers
@@ -23,11 +26,13 @@ BoughError
 │   ├── RunParked             UNAVAILABLE: something that the run started with is missing
 │   ├── ServerStopping        UNAVAILABLE
 │   └── StorageFailed         UNAVAILABLE: the disk, the lock or the database
+│       └── DatabaseRemoved   its file was deleted or replaced
 ├── RunError                  a failure inside a run: an AgentError in an event
 │   ├── ModelError            a provider's failure, and whether to retry it
 │   └── NonDeterministic      replay asked for something other than the log holds
 ├── ConfigurationError        a mistake that the operator has to fix; the CLI's exit code 2
-│   └── DatabaseInUse         another process has the database
+│   ├── DatabaseInUse         another process has the database
+│   └── DatabaseUnreachable   nothing answers at its address, or it cannot serve yet
 └── Fenced                    another owner writes this run's log now
 """
 
@@ -160,11 +165,35 @@ class SessionBusy(CallError):
     reason = error_pb2.ERROR_REASON_SESSION_BUSY
 
 
+class ConcurrentChange(CallError):
+    """A change of what others changed each time that it was tried."""
+
+    code = code_pb2.ABORTED
+    reason = error_pb2.ERROR_REASON_CONCURRENT_CHANGE
+    retry_delay = 0.1
+
+
 class SessionQueueFull(CallError):
     """A run for a session that as many runs wait for as may."""
 
     code = code_pb2.RESOURCE_EXHAUSTED
     reason = error_pb2.ERROR_REASON_SESSION_QUEUE_FULL
+
+
+class RequestBytesExhausted(CallError):
+    """A request for which there was no room among those that the server handles; nothing of it has happened."""
+
+    code = code_pb2.RESOURCE_EXHAUSTED
+    reason = error_pb2.ERROR_REASON_REQUEST_BYTES_EXHAUSTED
+    retry_delay = 1.0
+
+
+class StreamsExhausted(CallError):
+    """A stream beyond those that the server, or one caller, may have at once."""
+
+    code = code_pb2.RESOURCE_EXHAUSTED
+    reason = error_pb2.ERROR_REASON_STREAMS_EXHAUSTED
+    retry_delay = 1.0
 
 
 class SequenceOutOfRange(CallError):
@@ -278,6 +307,12 @@ class StorageFailed(CallError):
     code = code_pb2.UNAVAILABLE
     reason = error_pb2.ERROR_REASON_STORAGE_FAILED
     retry_delay = 1.0
+
+
+class DatabaseRemoved(StorageFailed):
+    """A database whose files no longer have their names, so that what is written would be lost with the process."""
+
+    reason = error_pb2.ERROR_REASON_DATABASE_REMOVED
 
 
 class RunError(BoughError):
@@ -397,6 +432,10 @@ class ConfigurationError(BoughError):
 
 class DatabaseInUse(ConfigurationError):
     """A database that another process has open."""
+
+
+class DatabaseUnreachable(ConfigurationError):
+    """A database at whose address nothing answers, or that cannot serve yet: it may later."""
 
 
 class Fenced(BoughError):

@@ -3,8 +3,14 @@
 import re
 from typing import Final
 
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
+"""Also those that change the direction of text, and what is no character."""
 _SPACE: Final = re.compile(r"\s+")
+
+
+def escape_controls(text: str) -> str:
+    """Replace control characters, but for white space, by their numbers, such as `\\u202e`."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def printable(text: str) -> str:

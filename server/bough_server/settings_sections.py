@@ -71,6 +71,14 @@ class ServerSection(Section):
     """
     max_files_bytes: Annotated[int, Field(ge=0, le=256 * 1024 * 1024, strict=True)] = MAX_FILES_BYTES
     """The most bytes of all files of one message or one tool's result; the default is 16 MiB."""
+    max_request_bytes: Annotated[int, Field(ge=64 * 1024 * 1024, strict=True)] = 256 * 1024 * 1024
+    """The most bytes of requests that the server receives and handles at once; the default is 256 MiB. A call for whose
+    request there is no room waits up to 10 seconds for some, and then fails with RESOURCE_EXHAUSTED.
+    """
+    max_streams: Annotated[Count, Field(ge=1)] = 4_000
+    """How many response streams the server has at once; further ones fail with RESOURCE_EXHAUSTED."""
+    max_streams_of_caller: Annotated[Count, Field(ge=1)] = 2_000
+    """How many of them one caller may have: a user of a tenant."""
     drain_grace: Seconds = 10.0
     """How long model and tool calls in flight may take to end when the server stops."""
     max_live_runs: Annotated[Count, Field(ge=1)] | None = None
@@ -97,6 +105,8 @@ class StorageSection(Section):
     """Whether a server that starts creates the tables of PostgreSQL, and upgrades tables of an older version; if false,
     `bough db upgrade` does.
     """
+    wait_at_start: Seconds = 30.0
+    """How long a server that starts waits for a PostgreSQL that cannot be reached."""
 
 
 class LimitSet(Section):

@@ -56,6 +56,14 @@ async def test_a_new_project_chats_and_passes_its_tests(tmp_path: Path, monkeypa
     assert (tested[0], "2 passed" in tested[1]) == (0, True), tested[1]
 
 
+async def test_a_folder_whose_name_looks_like_an_option_can_be_entered_as_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = await bough("init", "--", "-rf")
+    assert (made.code, made.err.splitlines()[1]) == (0, "  cd ./-rf")
+
+
 async def test_files_that_exist_are_never_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.yaml").write_text("mine", encoding="utf-8")

@@ -173,6 +173,16 @@ async def killer(ctx: Context, input: Message) -> str:
     os._exit(9)
 
 
+@agent(description="Cancels every task of its server.")
+async def canceller(ctx: Context, input: Message) -> str:
+    """As code does that ends what it has started, and all else with it."""
+    await ctx.sleep(0.3)
+    for task in asyncio.all_tasks():
+        task.cancel()
+    await asyncio.sleep(3600)
+    return "never"
+
+
 @agent(description="Takes a slow step.")
 async def innocent(ctx: Context, input: Message) -> str:
     """Makes progress after a moment, if its server lives that long."""

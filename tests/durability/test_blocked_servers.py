@@ -58,29 +58,33 @@ async def test_a_server_stops_although_code_ignores_its_end(tmp_path: Path) -> N
     assert "task ignores its cancellation" in server.said
 
 
-async def test_one_run_that_kills_its_servers_ends_and_takes_no_other_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("agent", "code"), [("killer", 9), ("canceller", 1)])
+async def test_one_run_that_ends_its_servers_ends_and_takes_no_other_with_it(
+    tmp_path: Path, agent: str, code: int
+) -> None:
     config = _project(tmp_path)
     runs: list[str] = []
     async with serving(config) as server, connected(server.address) as remote:
         runs = [await (await remote.begin("innocent").until("run_started")).run_id() for _ in range(3)]
-        killing = remote.begin("killer")
-        assert await server.end() == 9
+        killing = remote.begin(agent)
+        assert await server.end() == code
         killing.call.cancel()
+    assert ("cancelled the server's own task" in server.said) == (agent == "canceller")
     for _ in range(12):
         async with starting(config) as server:
-            logs = await _ended(server, runs)
+            logs = await _ended(server, runs, code)
             if logs is not None:
                 break
     else:
-        pytest.fail("the run that kills its servers never ended")
+        pytest.fail("the run that ends its servers never ended")
     for log in logs:
         check_laws(log)
     assert [log[-1].WhichOneof("payload") for log in logs] == [*["run_completed"] * 3, "run_failed"]
     assert logs[-1][-1].run_failed.error.reason == error_pb2.ERROR_REASON_RECOVERY_LIMIT
 
 
-async def _ended(server: Serving, first: Sequence[str]) -> list[list[event_pb2.AgentEvent]] | None:
-    """Return the logs of all runs, some of them first, once all have ended; None if the server has ended before."""
+async def _ended(server: Serving, first: Sequence[str], code: int) -> list[list[event_pb2.AgentEvent]] | None:
+    """Return the logs of all runs, some of them first, once all have ended; None if the server has, with `code`."""
     try:
         await server.serves()
         async with connected(server.address) as remote:
@@ -88,5 +92,5 @@ async def _ended(server: Serving, first: Sequence[str]) -> list[list[event_pb2.A
             others = [run.run_id for run in listed if run.run_id not in first]
             return [await remote.log(run_id) for run_id in (*first, *others)]
     except (EndedBeforeServing, aio.AioRpcError):
-        assert await server.end() == 9
+        assert await server.end() == code
         return None

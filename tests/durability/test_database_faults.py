@@ -18,11 +18,14 @@ from grpc import aio
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from psycopg import sql
+from structlog.testing import capture_logs
 
 from bough import AsyncClient
 from bough.v1 import event_pb2, policy_pb2
+from bough_server.errors import ConfigurationError, DatabaseUnreachable
 from bough_server.ownership.worker import DECLARE_DEAD_SECONDS
 from bough_server.store.opening import open_store
+from bough_server.store.sql.store import Store
 from tests.durability.storage_agents import noise
 from tests.durability.torture_clients import REJOINING
 from tests.rpc.agents import GATES
@@ -116,6 +119,47 @@ def _check(log: Events, seen: Events, *, resumed: int = 1) -> None:
     assert log[: len(seen)] == seen
     assert log[-1].HasField("run_completed")
     assert len(having(log, "run_resumed")) == resumed
+
+
+# Away at the start
+
+
+async def test_a_server_waits_at_its_start_for_a_database_that_cannot_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _running(tmp_path) as cluster:
+        cluster.stop()
+        unreachable: list[str] = []
+
+        def start_database(*args: Any, **options: Any) -> Store:
+            try:
+                return open_store(*args, **options)
+            except DatabaseUnreachable as error:
+                unreachable.append(error.message)
+                cluster.start()
+                raise
+
+        monkeypatch.setattr("bough_server.app.open_store", start_database)
+        with capture_logs() as logged:
+            async with _serving(tmp_path, cluster.url("postgres")) as server:
+                assert (await begin(server, "echo", "hi").to_the_end()).kinds[-1] == "run_completed"
+    assert len(unreachable) == 1
+    waiting = {"event": "waiting for the database", "log_level": "warning", "error": unreachable[0], "seconds": 30.0}
+    assert waiting in logged
+
+
+async def test_a_server_does_not_wait_for_longer_than_it_is_told_nor_for_a_database_that_does_not_exist(
+    tmp_path: Path,
+) -> None:
+    with _running(tmp_path) as cluster:
+        with pytest.raises(ConfigurationError, match='"missing" does not exist'):
+            async with _serving(tmp_path, cluster.url("missing")):
+                pass
+        cluster.stop()
+        impatient = settings(tmp_path, storage={"url": cluster.url("postgres"), "wait_at_start": "0s"})
+        with pytest.raises(DatabaseUnreachable, match="Check the address"):
+            async with served(impatient):
+                pass
 
 
 # Failed over

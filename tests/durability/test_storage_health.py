@@ -128,11 +128,11 @@ async def test_a_server_whose_disk_does_not_answer_refuses_runs_at_once_and_goes
     assert going.kinds[-1] == "run_completed"
 
 
-@pytest.mark.parametrize("is_replaced", [False, True])
+@pytest.mark.parametrize(("name", "is_replaced"), [("bough.db", False), ("bough.db", True), ("bough.db-wal", False)])
 async def test_a_database_file_that_is_deleted_or_replaced_is_noticed_within_a_second(
-    tmp_path: Path, is_replaced: bool, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, name: str, is_replaced: bool
 ) -> None:
-    database, aside = tmp_path / "bough.db", tmp_path / "aside.db"
+    database, aside = tmp_path / name, tmp_path / "aside.db"
     async with served(settings(tmp_path)) as server:
         watching = aiter(HealthStub(server.channel).Watch(HealthCheckRequest()))
         assert (await anext(watching)).status == SERVING
@@ -148,4 +148,4 @@ async def test_a_database_file_that_is_deleted_or_replaced_is_noticed_within_a_s
             assert (await anext(watching)).status == SERVING
     assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
     assert "deleted or replaced" in (refused.value.details() or "")
-    assert status_details(refused.value)[0] == ErrorInfo(reason="STORAGE_FAILED", domain="bough.dev")
+    assert status_details(refused.value)[0] == ErrorInfo(reason="DATABASE_REMOVED", domain="bough.dev")

@@ -90,6 +90,12 @@ def test_no_text_breaks_out_of_the_table_or_notifies_anyone(text: str) -> None:
     assert not re.search(r"(?<!\\)(?:\\\\)*[<>`\[\]$]", shown)
 
 
+def test_a_comment_shows_characters_that_turn_text_around_or_are_none_by_their_numbers() -> None:
+    result = example()
+    result.reason = "a\u202eb\ufffec"
+    assert r"a\\u202eb\\ufffec" in markdown_text(result)
+
+
 def test_passing_cases_are_left_out_first_and_counted() -> None:
     shown = markdown_text(example(passed=3_000), comparison())
     assert len(shown) <= 65_000

@@ -96,5 +96,5 @@ async def test_thousands_of_calls_at_once_are_all_answered(tmp_path: Path) -> No
 
     async with served(settings(tmp_path)) as it:
         stub = HealthStub(it.channel)
-        answered = Counter(await asyncio.gather(*(check(stub) for _ in range(4_000))))
-    assert answered == {"OK": 4_000}
+        answered = Counter(await asyncio.gather(*(check(stub) for _ in range(2_000))))
+    assert answered == {"OK": 2_000}

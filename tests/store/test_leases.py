@@ -2,9 +2,11 @@
 
 import asyncio
 
+from sqlalchemy import text
+
 from bough_server.store.opening import Store, open_store
 from bough_server.store.ports.workers import Topic
-from tests.store.logs import ANNE, Made, completed
+from tests.store.logs import ANNE, Made, completed, resumed
 from tests.store.question_events import interrupted
 
 
@@ -32,6 +34,19 @@ async def test_a_worker_that_is_taken_for_lost_cannot_renew_its_lease_but_begin_
     await store.leases.begin("a")
     assert await store.leases.counters() == {"a": 1, "b": 1}
     assert (await store.runs.get(ANNE, run.run_id)).owner == "b"
+
+
+async def test_the_lease_of_a_lost_worker_is_removed_once_none_of_its_runs_is_open(store: Store) -> None:
+    for worker in ("a", "b"):
+        await store.leases.begin(worker)
+    run = Made(owner="a")
+    await store.log.create(run.new())
+    await store.leases.expire("a", 1)
+    (claimed,) = await store.leases.claim("b", most=9)
+    assert claimed.owner == "a"
+    await store.log.take_over(run.run_id, epoch=2, owner="b", log_events=run.next(resumed(1, "b")))
+    assert await store.leases.claim("b", most=9) == []  # nothing, and the lease is removed
+    assert await store.write(lambda each: each.execute(text("SELECT worker FROM workers")).all()) == [("b",)]
 
 
 async def test_a_lease_begins_without_runs(store: Store) -> None:

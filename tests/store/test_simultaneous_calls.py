@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import psycopg
 import pytest
+from structlog.testing import capture_logs
 
 from bough.v1 import agent_pb2, event_pb2, session_pb2
 from bough_server.errors import Fenced, NotFound, SessionBusy, SessionExists
@@ -365,6 +366,26 @@ async def test_two_calls_at_once_are_as_one_after_the_other(name: str, servers: 
         if result != await servers.in_order(*calls):
             swapped = await servers.in_order(*calls, swapped=True)
             assert result == swapped, f"{name!r} at one server, and {other!r} at the other"
+
+
+async def test_creations_with_equal_request_ids_in_any_order_neither_deadlock_nor_repeat(postgres_url: str) -> None:
+    order, numbers = random.Random(7), count(1)
+
+    async def create(store: Store, request: int) -> object:
+        made = Made(number=next(numbers), request_id=f"request {request}", definitions=[definition("lead", "1: lead")])
+        return await _outcome(store.log.create(made.new()))
+
+    async with (
+        open_store(postgres_url, durability="process") as one,
+        open_store(postgres_url, durability="process") as other,
+    ):
+        with capture_logs() as logged:
+            for begin in range(0, 160, 8):
+                requests = [(store, begin + number) for store in (one, other) for number in range(8)]
+                order.shuffle(requests)
+                outcomes = await asyncio.gather(*(create(store, request) for store, request in requests))
+                assert outcomes.count("done") == 8
+    assert logged == []
 
 
 async def test_a_file_that_comes_with_answers_is_kept_though_its_session_is_deleted_meanwhile(servers: Servers) -> None:

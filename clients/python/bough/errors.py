@@ -6,6 +6,7 @@ BoughError
 │   ├── NotFound           NOT_FOUND, also for another tenant's resource
 │   ├── AlreadyExists      ALREADY_EXISTS: the request id was used with other content, or the name or id is taken
 │   ├── SessionBusy        ABORTED: another run holds the session
+│   ├── ConcurrentChange   ABORTED: others changed the session or the run each time that the server tried
 │   ├── SessionQueueFull   RESOURCE_EXHAUSTED: as many runs wait for the session as may
 │   ├── OutOfRange         OUT_OF_RANGE: the sequence is beyond the end of the log
 │   ├── AlreadyAnswered    FAILED_PRECONDITION: the input request has a different answer already
@@ -134,6 +135,10 @@ class SessionBusy(CallFailed):
     """The session has a run that has not ended: `run_id`."""
 
 
+class ConcurrentChange(CallFailed):
+    """Others changed the session or the run each time that the server tried; nothing has happened: call again."""
+
+
 class SessionQueueFull(CallFailed):
     """As many runs wait for the session as may; the run `run_id` holds it."""
 
@@ -234,6 +239,7 @@ _BY_CODE: Mapping[grpc.StatusCode, type[CallFailed]] = {
 
 _BY_REASON: Mapping[tuple[grpc.StatusCode, str], type[CallFailed]] = {
     (grpc.StatusCode.ABORTED, "SESSION_BUSY"): SessionBusy,
+    (grpc.StatusCode.ABORTED, "CONCURRENT_CHANGE"): ConcurrentChange,
     (grpc.StatusCode.FAILED_PRECONDITION, "ALREADY_ANSWERED"): AlreadyAnswered,
     (grpc.StatusCode.RESOURCE_EXHAUSTED, "SESSION_QUEUE_FULL"): SessionQueueFull,
     (grpc.StatusCode.FAILED_PRECONDITION, "RUN_ENDED"): RunEnded,

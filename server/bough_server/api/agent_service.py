@@ -15,6 +15,7 @@ from bough_server.clock import Clock
 from bough_server.identity import Principal
 from bough_server.log.events import stamp
 from bough_server.log.views import Selection
+from bough_server.messages import copy_of
 from bough_server.observability.tracing import Parent
 from bough_server.runs.runs import Runs
 
@@ -44,7 +45,9 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
             trace=Parent.current(),
         )
         record = await _run_to_end(starting)
-        stream = self._follow(principal, record.run, request.follow, context, until=follow_pb2.WATCH_UNTIL_INTERRUPTED)
+        follow = copy_of(request.follow)
+        del request  # and with it the memory of its files, which a part of it would keep as well
+        stream = self._follow(principal, record.run, follow, context, until=follow_pb2.WATCH_UNTIL_INTERRUPTED)
         async with aclosing(stream) as messages:
             async for message in messages:
                 yield message
@@ -57,10 +60,12 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         resuming = self._runs.resume(principal, request, deadline_time_ns=self._deadline(context.time_remaining()))
         resumed = await _run_to_end(resuming)
         after = request.after_sequence if request.HasField("after_sequence") else resumed.since
+        follow = copy_of(request.follow)
+        del request
         stream = self._follow(
             principal,
             resumed.run_row.run,
-            request.follow,
+            follow,
             context,
             after=after,
             until=follow_pb2.WATCH_UNTIL_INTERRUPTED,
@@ -77,8 +82,10 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         principal = self._principal()
         forking = self._runs.fork(principal, request, deadline_time_ns=self._deadline(context.time_remaining()))
         record, shared = await _run_to_end(forking)
+        follow = copy_of(request.follow)
+        del request
         stream = self._follow(
-            principal, record.run, request.follow, context, after=shared, until=follow_pb2.WATCH_UNTIL_INTERRUPTED
+            principal, record.run, follow, context, after=shared, until=follow_pb2.WATCH_UNTIL_INTERRUPTED
         )
         async with aclosing(stream) as messages:
             async for message in messages:

@@ -21,6 +21,7 @@ from bough_server.evals.trees.folding import TreeBuilder, read_invocation
 from bough_server.identity import Principal
 from bough_server.log import evaluation_events
 from bough_server.log.views import EvaluationSelection
+from bough_server.messages import copy_of
 from bough_server.observability.tracing import Parent
 from bough_server.runs.runs import Runs
 from bough_server.store.ports.evaluations import EvaluationFilter
@@ -78,7 +79,9 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         """Start an evaluation and follow it to its end."""
         caller = Parent.of_call(context.invocation_metadata() or ())
         record = await self._evaluations.start(self._principal(), request, trace=caller)
-        async with aclosing(self._follow(record.evaluation.evaluation_id, request.follow, context)) as messages:
+        follow = copy_of(request.follow)
+        del request  # and with it the memory of its set, which a part of it would keep as well
+        async with aclosing(self._follow(record.evaluation.evaluation_id, follow, context)) as messages:
             async for message in messages:
                 yield message
 

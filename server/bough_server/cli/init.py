@@ -37,7 +37,8 @@ async def _init(folder: Path) -> ExitCode:
         print_line(str(path))
     print_stderr("Try it:")
     if folder != Path():
-        print_stderr(f"  cd {shlex.quote(str(folder))}")
+        place = str(folder)
+        print_stderr(f"  cd {shlex.quote(f'./{place}' if place.startswith('-') else place)}")
     print_stderr("  bough chat")
     print_stderr("  python -m pytest    # needs the package pytest")
     return ExitCode.YES

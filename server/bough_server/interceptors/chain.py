@@ -14,6 +14,8 @@ from bough_server.interceptors.auth import Authentication
 from bough_server.interceptors.errors import Errors
 from bough_server.interceptors.handlers import Continuation, Handler, is_ours
 from bough_server.interceptors.parsing import Parsing
+from bough_server.interceptors.request_budget import RequestBudget
+from bough_server.interceptors.stream_limit import StreamLimit
 from bough_server.interceptors.streams import StreamOwner, StreamWriter
 from bough_server.interceptors.validation import Validation
 from bough_server.log.blobs import MAX_FILES_BYTES
@@ -29,8 +31,23 @@ _LONGEST_METHOD: Final = 128
 """Callers choose it, if there is no such method."""
 
 
+MAX_REQUEST_BYTES: Final = 256 * 1024 * 1024
+"""The default for the most bytes of requests that a server holds at once."""
+
+MAX_STREAMS: Final = 4_000
+"""The default for the most response streams of a server."""
+
+MAX_STREAMS_OF_CALLER: Final = 2_000
+"""The default for the most response streams of one caller."""
+
+
 def interceptors(
-    provider: TracerProvider | None, *, max_files_bytes: int = MAX_FILES_BYTES
+    provider: TracerProvider | None,
+    *,
+    max_files_bytes: int = MAX_FILES_BYTES,
+    max_request_bytes: int = MAX_REQUEST_BYTES,
+    max_streams: int = MAX_STREAMS,
+    max_streams_of_caller: int = MAX_STREAMS_OF_CALLER,
 ) -> Sequence[aio.ServerInterceptor]:
     """Return the server's interceptors, outermost first; calls have spans if there is a provider.
 
@@ -44,7 +61,8 @@ def interceptors(
         LogContext(),
         Errors(),
         Authentication(),
-        Validation(max_files_bytes),
+        StreamLimit(max_streams=max_streams, max_streams_of_caller=max_streams_of_caller),
+        Validation(RequestBudget(max_request_bytes), max_files_bytes),
         Parsing(),
     )
 

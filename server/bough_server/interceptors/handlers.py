@@ -55,9 +55,13 @@ def rebuild_handler(
     *,
     serializer: Callable[[Any], bytes] | None = None,
     deserializer: Callable[[bytes], Any] | None = None,
+    reads_requests: bool = False,
 ) -> Handler:
-    """Return a copy of a handler with another behavior, and optionally another serializer or deserializer."""
-    factory = _FACTORIES[handler.request_streaming, handler.response_streaming]
+    """Return a copy of a handler with another behavior, and optionally another serializer or deserializer.
+
+    With `reads_requests` the behavior gets an iterator of requests, also that of a method with one request.
+    """
+    factory = _FACTORIES[handler.request_streaming or reads_requests, handler.response_streaming]
     return factory(
         behavior,
         request_deserializer=deserializer or handler.request_deserializer,

@@ -91,18 +91,24 @@ class TooLarge:
 
 def most_bytes(max_files_bytes: int) -> int:
     """Return the most bytes of any request that can be accepted, if the files of a message may have so many."""
-    with_files = max(map(_max_bytes, REQUESTS)) + max_files_bytes + _FRAMES_BYTES
-    return max(with_files, *_MAX_BYTES_OF.values())
+    return max(most_bytes_of(request, max_files_bytes) for request in (*REQUESTS, *_MAX_BYTES_OF))
+
+
+def most_bytes_of(request: str, max_files_bytes: int) -> int:
+    """Return the most bytes of a request of this name that can be accepted."""
+    return _max_bytes(request) + (max_files_bytes + _FRAMES_BYTES if request in REQUESTS else 0)
+
+
+def request_of(method: str) -> str:
+    """Return the name of a method's request: `/package.Service/Name` has `NameRequest`s."""
+    return method.rpartition("/")[2] + "Request"
 
 
 def limit_request_size(
     method: str, parse: Callable[[bytes], Message], *, max_files_bytes: int
 ) -> Callable[[bytes], Message | TooLarge]:
-    """Wrap the parser of a method so that a request that is too large becomes a TooLarge.
-
-    The request's name follows from the method's: `/package.Service/Name` has `NameRequest`s.
-    """
-    request = method.rpartition("/")[2] + "Request"
+    """Wrap the parser of a method so that a request that is too large becomes a TooLarge."""
+    request = request_of(method)
 
     def parse_small(data: bytes) -> Message | TooLarge:
         if len(data) > _max_bytes(request):

@@ -1,6 +1,8 @@
 """Check every request by the schema's rules, and the event names it asks to follow, before a handler runs."""
 
-from collections.abc import AsyncIterator, Container, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -17,6 +19,8 @@ from bough_server.interceptors.handlers import (
     Context,
     Continuation,
     Handler,
+    Streaming,
+    Unary,
     is_ours,
     parser,
     rebuild_handler,
@@ -24,7 +28,8 @@ from bough_server.interceptors.handlers import (
     unary_behavior,
 )
 from bough_server.interceptors.parsing import Unparsed
-from bough_server.interceptors.request_limits import TooLarge, excess, limit_request_size
+from bough_server.interceptors.request_budget import RequestBudget, RequestReservation
+from bough_server.interceptors.request_limits import TooLarge, excess, limit_request_size, most_bytes_of, request_of
 from bough_server.log.blobs import blobs_in, data_size, parts_of_request
 from bough_server.log.views import EVALUATION_EVENT_NAMES, RUN_EVENT_NAMES
 from bough_server.messages import copy_of
@@ -46,10 +51,13 @@ _NOT_STORED: Final = (eval_pb.ScoreInvocationsRequest, eval_pb.DiffInvocationsRe
 
 
 class Validation(aio.ServerInterceptor):
-    """Rejects requests that break rules, with every violation; checks each request of a stream."""
+    """Reads requests as there is room for them, and rejects those that break rules, with every violation.
 
-    def __init__(self, max_files_bytes: int) -> None:
-        self._max_files_bytes = max_files_bytes
+    No interceptor outside of it holds a request, so that a handler can free its bytes.
+    """
+
+    def __init__(self, budget: RequestBudget, max_files_bytes: int) -> None:
+        self._budget, self._max_files_bytes = budget, max_files_bytes
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -57,14 +65,93 @@ class Validation(aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not is_ours(handler_call_details):
             return handler
-        inner = streaming_behavior(handler) if handler.response_streaming else unary_behavior(handler)
-        check = _check_each_request if handler.request_streaming else _check_request
+        method, files = handler_call_details.method, self._max_files_bytes
+        reader = _Reader(
+            budget=self._budget,
+            most=most_bytes_of(request_of(method), files),
+            parse=limit_request_size(method, parser(handler), max_files_bytes=files),
+        )
+        if handler.request_streaming:
+            behavior: Any = _call_with_each(unary_behavior(handler), reader)
+        elif handler.response_streaming:
+            behavior = _stream_responses(streaming_behavior(handler), reader)
+        else:
+            behavior = _answer(unary_behavior(handler), reader)
+        return rebuild_handler(handler, behavior, deserializer=bytes, reads_requests=True)
 
-        def check_and_call(request: Any, context: Context) -> Any:
-            return inner(check(request), context)
 
-        parse = limit_request_size(handler_call_details.method, parser(handler), max_files_bytes=self._max_files_bytes)
-        return rebuild_handler(handler, check_and_call, deserializer=parse)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reader:
+    """Reads the requests of a method's calls, parses and checks them."""
+
+    budget: RequestBudget
+    most: int
+    parse: Callable[[bytes], Message | TooLarge | Unparsed]
+
+    async def read(self, context: Context) -> tuple[Message | None, RequestReservation]:
+        """Return the next request of a call, None after the last one, and its room."""
+        data, room = await self.budget.receive(context, most=self.most)
+        if data is None:
+            return None, room
+        try:
+            request = self.parse(data)
+            del data  # before the rules, which copy what they check
+            return _check_request(request), room
+        except BaseException:
+            room.release()
+            raise
+
+    async def read_one(self, context: Context) -> tuple[Message, RequestReservation]:
+        """Return the request of a call that has one, and its room. Raises InvalidRequest if there is none."""
+        request, room = await self.read(context)
+        if request is None:
+            raise InvalidRequest([FieldViolation(field="", description="The call has no request.")])
+        return request, room
+
+
+def _answer(inner: Unary, reader: _Reader) -> Unary:
+    async def answer(_: object, context: Context) -> Any:
+        request, room = await reader.read_one(context)
+        try:
+            return await inner(request, context)
+        finally:
+            room.release()
+
+    return answer
+
+
+def _stream_responses(inner: Streaming, reader: _Reader) -> Streaming:
+    async def stream(_: object, context: Context) -> AsyncGenerator[Any, None]:
+        request, room = await reader.read_one(context)
+        try:
+            responses = inner(request, context)
+            del request
+            async with aclosing(responses):
+                async for response in responses:
+                    # What the request asked for has begun; its handler holds no bytes of it any more.
+                    room.release()
+                    yield response
+        finally:
+            room.release()
+
+    return stream
+
+
+def _call_with_each(inner: Unary, reader: _Reader) -> Unary:
+    async def answer(_: object, context: Context) -> Any:
+        async def read_each() -> AsyncIterator[Message]:
+            while True:
+                request, room = await reader.read(context)
+                if request is None:
+                    return
+                try:
+                    yield request
+                finally:
+                    room.release()
+
+        return await inner(read_each(), context)
+
+    return answer
 
 
 def violations(request: Message) -> list[FieldViolation]:
@@ -117,11 +204,6 @@ def _check_request(request: Message | TooLarge | Unparsed) -> Message:
     if found:
         raise InvalidRequest(found)
     return request
-
-
-async def _check_each_request(requests: AsyncIterator[Message | TooLarge | Unparsed]) -> AsyncIterator[Message]:
-    async for request in requests:
-        yield _check_request(request)
 
 
 def _unwritable_times(message: Message, place: str) -> Iterator[FieldViolation]:

@@ -114,14 +114,14 @@ def _parts_of_changes(changes: fork_pb2.ForkChanges) -> Iterator[tuple[str, Sequ
 
 
 def extract_files(request: Requested) -> tuple[Requested, list[StoredBlob]]:
-    """Return a request that names its files by their SHA-256, and the files; the request itself if it brings no bytes.
+    """Take the files out of a request: it names them by their SHA-256. Return it, or a copy, and the files.
 
     Files that the request names itself are returned without bytes.
     """
-    if any(data_size(parts) for _, parts in parts_of_request(request)):
-        request = copy_of(request)
+    has_bytes = any(data_size(parts) for _, parts in parts_of_request(request))
     files = [file for field, parts in parts_of_request(request) for file in _files(field, parts)]
-    return request, files
+    # A message keeps the memory of what has been taken out of it; its copy has none.
+    return copy_of(request) if has_bytes else request, files
 
 
 def file_text(blob: message_pb2.Blob) -> str:

@@ -273,6 +273,7 @@ class ModelLimiter:
                 f"has so many calls that this one would wait {error.seconds:.0f} seconds. "
                 "Retry later, or change its rates or max_wait in the server's configuration.",
                 event_pb2.RETRY_REASON_RATE_LIMITED,
+                error_pb2.ERROR_REASON_MODEL_RATE_LIMITED,
             ) from None
 
     @asynccontextmanager
@@ -297,7 +298,10 @@ class ModelLimiter:
             total = used.total_tokens or used.input_tokens + used.output_tokens
             self._rates.settle(reservation, total or reservation.tokens)  # a usage without any count keeps the estimate
 
-    def _refusal(self, what: str, retry: event_pb2.RetryReason.ValueType) -> ModelError:
-        return ModelError(
-            f"The model {self._name!r} {what}", reason=error_pb2.ERROR_REASON_MODEL_UNAVAILABLE, retry=retry
-        )
+    def _refusal(
+        self,
+        what: str,
+        retry: event_pb2.RetryReason.ValueType,
+        reason: error_pb2.ErrorReason.ValueType = error_pb2.ERROR_REASON_MODEL_UNAVAILABLE,
+    ) -> ModelError:
+        return ModelError(f"The model {self._name!r} {what}", reason=reason, retry=retry)

@@ -104,6 +104,11 @@ class Metrics:
             unit="{lease}",
             description="Times that this server found that others had taken it for lost.",
         )
+        self._hung_metrics = meter.create_counter(
+            "bough.evaluation.metrics.hung",
+            unit="{call}",
+            description="Calls of custom metrics that had not returned when the timeout of their case passed.",
+        )
 
         def histogram(name: str, unit: str, description: str, bounds: tuple[float, ...]) -> Histogram:
             return meter.create_histogram(
@@ -177,6 +182,10 @@ class Metrics:
     def on_lease_loss(self) -> None:
         """Count that other servers declared this one dead, and may have its runs."""
         self._enqueue(self._lease_losses.add, 1)
+
+    def on_hung_metric(self) -> None:
+        """Count a call of a custom metric that has not returned in time."""
+        self._enqueue(self._hung_metrics.add, 1)
 
     def on_commit(self, writes: int, seconds: float) -> None:
         """Count a transaction of the store with so many writes; any thread may call it."""

@@ -2,9 +2,11 @@
 
 import asyncio
 import gc
+import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 import structlog
 
@@ -116,6 +118,20 @@ class ServerRunner:
         for thread in started:
             thread.join(max(0.0, deadline - self._clock.monotonic()))
         return [thread.name for thread in started if thread.is_alive()]
+
+
+def end_cancelled_process() -> NoReturn:
+    """End the process as a crash does, so that it counts as one for the run whose code cancelled the server's task.
+
+    The other tasks of the server have been cancelled with it: it would serve no call any more, without any sign of it.
+    """
+    _log.critical(
+        "code of an agent or a tool cancelled the server's own task, as by cancelling all of asyncio.all_tasks(): "
+        "the process ends, to be started again"
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 async def _as_main(work: Coroutine[Any, Any, T]) -> T:

@@ -10,13 +10,13 @@ from bough_server.engine.journal import Journal
 from bough_server.errors import (
     AgentUnusable,
     AlreadyAnswered,
+    ConcurrentChange,
     Fenced,
     FieldViolation,
     InvalidRequest,
     RequestIdReused,
     RunEnded,
     SequenceOutOfRange,
-    SessionBusy,
 )
 from bough_server.identity import Principal
 from bough_server.log import events
@@ -195,7 +195,7 @@ class RunResumer:
         Raises NotFound, InvalidRequest, SequenceOutOfRange, AlreadyAnswered, RunEnded, AgentUnusable (the run is
         parked), RequestIdReused, SessionBusy, ServerStopping and StorageFailed.
         """
-        given = request  # sent to another worker as it is
+        given = copy_of(request)  # sent to another worker as it is
         request, files = await extract_files_within(request, most=self._dependencies.max_files_bytes, field="answers")
         digest = digest_request(request)
         for _ in range(_TRIES):
@@ -225,7 +225,7 @@ class RunResumer:
             if since is not None:
                 return ResumeOutcome(run_row=record, since=since)
         details = {"run_id": request.run_id}
-        raise SessionBusy("The run keeps changing while it is being answered. Try again.", details=details)
+        raise ConcurrentChange("The run keeps changing while it is being answered. Try again.", details=details)
 
     async def _check_place(self, request: agent_service_pb2.ResumeRunRequest) -> None:
         """Raise SequenceOutOfRange for a stream that could not start, before any answer is recorded."""

@@ -6,7 +6,7 @@ from typing import Final
 
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, policy_pb2
 from bough_server import ids
-from bough_server.errors import Fenced, NotFound, SessionBusy
+from bough_server.errors import ConcurrentChange, Fenced, NotFound, SessionBusy
 from bough_server.history.session import SessionHistory
 from bough_server.identity import Principal
 from bough_server.log import events
@@ -133,8 +133,6 @@ class RunStarter:
 
     async def _accept(self, draft: NewRunDraft) -> _CreatedRun:
         policy = draft.admission.policy.on_busy_session
-        details = {"session_id": draft.session_id}
-        busy = SessionBusy("The session keeps changing while the run is being started. Try again.", details=details)
         for _ in range(_TRIES):
             try:
                 return await self._hold(draft)
@@ -148,13 +146,16 @@ class RunStarter:
             if policy == policy_pb2.BUSY_SESSION_POLICY_QUEUE:
                 try:
                     return await self._queue(draft, holder)
-                except SessionBusy as error:  # the holder has ended since: try to hold the session again
-                    busy = error
+                except SessionBusy:  # the holder has ended since: try to hold the session again
+                    continue
             elif policy == policy_pb2.BUSY_SESSION_POLICY_CANCEL_INTERRUPTED and await self._gives_way(holder):
                 await self._cancel(holder, draft)
             else:
                 raise busy
-        raise busy
+        raise ConcurrentChange(
+            "The session keeps changing while the run is being started. Try again.",
+            details={"session_id": draft.session_id},
+        )
 
     async def _gives_way(self, holder: RunRow) -> bool:
         """True if a run waits for input and no other run is queued behind it, so that a new run may replace it."""

@@ -37,16 +37,22 @@ class ThreadResult(Generic[T]):
         return cast(T, self.value)
 
 
-@dataclass(frozen=True, slots=True)
+class NoThread(TimeoutError):
+    """No thread was free in time: the function was not called."""
+
+
+@dataclass(slots=True)
 class _Job(Generic[T]):
     function: Callable[[], T]
     loop: asyncio.AbstractEventLoop
     future: "asyncio.Future[ThreadResult[T]]"
+    is_started: bool = False
+    is_ended: bool = False
+    is_replaced: bool = False
+    """Whether its thread no longer counts: it hangs, and another may be started in its place."""
 
     def work(self) -> None:
-        """Run the function, unless its caller was cancelled before it started."""
-        if self.future.cancelled():
-            return
+        """Run the function."""
         try:
             result = ThreadResult(value=self.function())
         except BaseException as error:  # also SystemExit: the caller handles what a tool raises, not the thread
@@ -62,10 +68,13 @@ class _Job(Generic[T]):
 
 
 class ThreadLimit:
-    """Thread pool: runs functions in at most `limit` daemon threads; further ones wait."""
+    """Thread pool: runs functions in at most `limit` daemon threads; further ones wait.
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    Of threads that hang in `run_within`, up to `spare` are replaced.
+    """
+
+    def __init__(self, limit: int, *, spare: int = 0) -> None:
+        self._limit, self._spare = limit, spare
         self._jobs: deque[_Job[Any]] = deque()
         self._changed = threading.Condition()
         self._threads = 0
@@ -75,27 +84,57 @@ class ThreadLimit:
         """Run a function in a thread and return its result. Cancellation ends the wait at once; see `submit`."""
         return (await self.submit(function)).result()
 
+    async def run_within(self, function: Callable[[], T], seconds: float) -> T:
+        """Like `run`, for at most so many seconds.
+
+        Raises NoThread if it was not called within them, and TimeoutError if it has not returned: it cannot be stopped,
+        and its thread is replaced.
+        """
+        job = self._submit(function)
+        try:
+            result = await asyncio.wait_for(job.future, seconds)
+        except TimeoutError:
+            if not self._replace(job):
+                raise NoThread from None
+            raise
+        return result.result()
+
     def submit(self, function: Callable[[], T]) -> "asyncio.Future[ThreadResult[T]]":
         """Call a function in a thread, with a copy of the caller's context variables.
 
         Cancelling the future keeps a function that waits from starting; one that has started continues, and its result
         is dropped.
         """
+        return self._submit(function).future
+
+    def _submit(self, function: Callable[[], T]) -> _Job[T]:
         loop = asyncio.get_running_loop()
         context = contextvars.copy_context()
         job = _Job(lambda: context.run(function), loop, loop.create_future())
-        self._enqueue(job)
-        return job.future
-
-    def _enqueue(self, job: _Job[T]) -> None:
         with self._changed:
             self._jobs.append(job)
             # A notified thread stays idle until it takes its job, so there must be one for each job in the queue.
             if self._idle >= len(self._jobs):
                 self._changed.notify()
-            elif self._threads < self._limit:
-                self._threads += 1
-                make_thread(self._work, name="bough-tool").start()
+            else:
+                self._add_thread()
+        return job
+
+    def _add_thread(self) -> None:
+        if self._threads < self._limit:
+            self._threads += 1
+            make_thread(self._work, name="bough-tool").start()
+
+    def _replace(self, job: _Job[T]) -> bool:
+        """Let another thread take the place of the one that a job hangs in; return False if it has not started."""
+        with self._changed:
+            if job.is_started and not job.is_ended and self._spare:
+                job.is_replaced = True
+                self._spare -= 1
+                self._limit += 1
+                if self._jobs:
+                    self._add_thread()
+            return job.is_started
 
     def _work(self) -> None:
         while True:
@@ -107,7 +146,17 @@ class ThreadLimit:
                     self._threads -= 1
                     return
                 job = self._jobs.popleft()
-            job.work()
+                job.is_started = not job.future.cancelled()
+            if job.is_started:
+                job.work()
+            with self._changed:
+                job.is_ended = True
+                if job.is_replaced:
+                    self._spare += 1
+                    self._limit -= 1
+                    if self._threads > self._limit:
+                        self._threads -= 1
+                        return
             del job  # an idle thread must not keep a tool's values alive
 
 

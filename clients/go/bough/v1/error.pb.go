@@ -78,8 +78,8 @@ const (
 	ErrorReason_ERROR_REASON_SERVER_STOPPED ErrorReason = 20
 	// The request already has a different answer, which remains in force. Metadata: input_id.
 	ErrorReason_ERROR_REASON_ALREADY_ANSWERED ErrorReason = 21
-	// The session is held by a run that has not ended, or others change it at this moment: the same call may succeed later. Metadata:
-	// session_id, and run_id of the run that holds it, if one does.
+	// The session is held by a run that has not ended: the same call may succeed when that has. Metadata: session_id, and run_id of the run
+	// that holds it.
 	ErrorReason_ERROR_REASON_SESSION_BUSY ErrorReason = 22
 	// The server's storage failed.
 	ErrorReason_ERROR_REASON_STORAGE_FAILED ErrorReason = 24
@@ -142,6 +142,22 @@ const (
 	// As many runs wait for the session as may: 64. The same call succeeds when one of them has ended. Metadata: session_id, and run_id
 	// of the run that holds it.
 	ErrorReason_ERROR_REASON_SESSION_QUEUE_FULL ErrorReason = 55
+	// The server handles as many bytes of requests as it has memory for, or the request arrived too slowly while others waited for
+	// its room. Nothing of the call has happened. The same call may succeed later.
+	ErrorReason_ERROR_REASON_REQUEST_BYTES_EXHAUSTED ErrorReason = 56
+	// The server has as many streams as it may, or as one caller may have; the message says which. Nothing of the call has happened.
+	// The same call succeeds when one of them has ended.
+	ErrorReason_ERROR_REASON_STREAMS_EXHAUSTED ErrorReason = 57
+	// What the call changes was changed by others each time that the server tried. Nothing of the call has happened. The same call may
+	// succeed at once. Metadata: session_id or run_id.
+	ErrorReason_ERROR_REASON_CONCURRENT_CHANGE ErrorReason = 58
+	// The server's database file, or its write-ahead log, was deleted or replaced; reads may still be answered. The operator has to put
+	// it back, or to restart the server.
+	ErrorReason_ERROR_REASON_DATABASE_REMOVED ErrorReason = 59
+	// A metric of the operator's has not returned within the timeout of its case. It has no score.
+	ErrorReason_ERROR_REASON_METRIC_TIMED_OUT ErrorReason = 60
+	// A metric of the operator's was not called: as many calls of metrics hang as may. The operator has to restart the server.
+	ErrorReason_ERROR_REASON_METRIC_QUEUE_FULL ErrorReason = 61
 )
 
 // Enum value maps for ErrorReason.
@@ -197,58 +213,70 @@ var (
 		49: "ERROR_REASON_NOT_INSTALLED",
 		50: "ERROR_REASON_EVALUATION_NOT_ENDED",
 		55: "ERROR_REASON_SESSION_QUEUE_FULL",
+		56: "ERROR_REASON_REQUEST_BYTES_EXHAUSTED",
+		57: "ERROR_REASON_STREAMS_EXHAUSTED",
+		58: "ERROR_REASON_CONCURRENT_CHANGE",
+		59: "ERROR_REASON_DATABASE_REMOVED",
+		60: "ERROR_REASON_METRIC_TIMED_OUT",
+		61: "ERROR_REASON_METRIC_QUEUE_FULL",
 	}
 	ErrorReason_value = map[string]int32{
-		"ERROR_REASON_UNSPECIFIED":            0,
-		"ERROR_REASON_NOT_LINKED":             1,
-		"ERROR_REASON_UNKNOWN_AGENT":          2,
-		"ERROR_REASON_UNKNOWN_TOOL":           3,
-		"ERROR_REASON_BAD_ARGUMENTS":          4,
-		"ERROR_REASON_TOOL_FAILED":            5,
-		"ERROR_REASON_TOOL_TIMEOUT":           6,
-		"ERROR_REASON_MODEL_UNAVAILABLE":      7,
-		"ERROR_REASON_MODEL_TIMEOUT":          8,
-		"ERROR_REASON_MODEL_BAD_RESPONSE":     9,
-		"ERROR_REASON_OUTPUT_TOO_LARGE":       10,
-		"ERROR_REASON_INVALID_OUTPUT":         11,
-		"ERROR_REASON_SUB_AGENT_FAILED":       12,
-		"ERROR_REASON_LIMIT_EXCEEDED":         13,
-		"ERROR_REASON_DEADLINE_EXCEEDED":      14,
-		"ERROR_REASON_CANCELLED":              15,
-		"ERROR_REASON_CONCURRENT_EFFECTS":     17,
-		"ERROR_REASON_NON_DETERMINISTIC":      18,
-		"ERROR_REASON_RECOVERY_LIMIT":         19,
-		"ERROR_REASON_SERVER_STOPPED":         20,
-		"ERROR_REASON_ALREADY_ANSWERED":       21,
-		"ERROR_REASON_SESSION_BUSY":           22,
-		"ERROR_REASON_STORAGE_FAILED":         24,
-		"ERROR_REASON_INTERNAL":               25,
-		"ERROR_REASON_INVALID_REQUEST":        26,
-		"ERROR_REASON_NOT_FOUND":              27,
-		"ERROR_REASON_REQUEST_ID_REUSED":      28,
-		"ERROR_REASON_SEQUENCE_OUT_OF_RANGE":  29,
-		"ERROR_REASON_INVALID_PAGE_TOKEN":     30,
-		"ERROR_REASON_NOT_APPROVED":           31,
-		"ERROR_REASON_INPUT_EXPIRED":          32,
-		"ERROR_REASON_RUN_ENDED":              33,
-		"ERROR_REASON_FORK_REFUSED":           34,
-		"ERROR_REASON_AGENT_EXISTS":           35,
-		"ERROR_REASON_AGENT_FIXED":            36,
-		"ERROR_REASON_AGENT_LINKED":           37,
-		"ERROR_REASON_AGENT_UNUSABLE":         38,
-		"ERROR_REASON_REVISION_MOVED":         39,
-		"ERROR_REASON_CATALOG_FULL":           40,
-		"ERROR_REASON_RUN_PARKED":             41,
-		"ERROR_REASON_SESSION_EXISTS":         42,
-		"ERROR_REASON_MODEL_AUTHENTICATION":   43,
-		"ERROR_REASON_MODEL_RATE_LIMITED":     44,
-		"ERROR_REASON_MODEL_QUOTA_EXCEEDED":   45,
-		"ERROR_REASON_MODEL_CONTEXT_TOO_LONG": 46,
-		"ERROR_REASON_MODEL_NOT_FOUND":        47,
-		"ERROR_REASON_TOOL_NOT_MOCKED":        48,
-		"ERROR_REASON_NOT_INSTALLED":          49,
-		"ERROR_REASON_EVALUATION_NOT_ENDED":   50,
-		"ERROR_REASON_SESSION_QUEUE_FULL":     55,
+		"ERROR_REASON_UNSPECIFIED":             0,
+		"ERROR_REASON_NOT_LINKED":              1,
+		"ERROR_REASON_UNKNOWN_AGENT":           2,
+		"ERROR_REASON_UNKNOWN_TOOL":            3,
+		"ERROR_REASON_BAD_ARGUMENTS":           4,
+		"ERROR_REASON_TOOL_FAILED":             5,
+		"ERROR_REASON_TOOL_TIMEOUT":            6,
+		"ERROR_REASON_MODEL_UNAVAILABLE":       7,
+		"ERROR_REASON_MODEL_TIMEOUT":           8,
+		"ERROR_REASON_MODEL_BAD_RESPONSE":      9,
+		"ERROR_REASON_OUTPUT_TOO_LARGE":        10,
+		"ERROR_REASON_INVALID_OUTPUT":          11,
+		"ERROR_REASON_SUB_AGENT_FAILED":        12,
+		"ERROR_REASON_LIMIT_EXCEEDED":          13,
+		"ERROR_REASON_DEADLINE_EXCEEDED":       14,
+		"ERROR_REASON_CANCELLED":               15,
+		"ERROR_REASON_CONCURRENT_EFFECTS":      17,
+		"ERROR_REASON_NON_DETERMINISTIC":       18,
+		"ERROR_REASON_RECOVERY_LIMIT":          19,
+		"ERROR_REASON_SERVER_STOPPED":          20,
+		"ERROR_REASON_ALREADY_ANSWERED":        21,
+		"ERROR_REASON_SESSION_BUSY":            22,
+		"ERROR_REASON_STORAGE_FAILED":          24,
+		"ERROR_REASON_INTERNAL":                25,
+		"ERROR_REASON_INVALID_REQUEST":         26,
+		"ERROR_REASON_NOT_FOUND":               27,
+		"ERROR_REASON_REQUEST_ID_REUSED":       28,
+		"ERROR_REASON_SEQUENCE_OUT_OF_RANGE":   29,
+		"ERROR_REASON_INVALID_PAGE_TOKEN":      30,
+		"ERROR_REASON_NOT_APPROVED":            31,
+		"ERROR_REASON_INPUT_EXPIRED":           32,
+		"ERROR_REASON_RUN_ENDED":               33,
+		"ERROR_REASON_FORK_REFUSED":            34,
+		"ERROR_REASON_AGENT_EXISTS":            35,
+		"ERROR_REASON_AGENT_FIXED":             36,
+		"ERROR_REASON_AGENT_LINKED":            37,
+		"ERROR_REASON_AGENT_UNUSABLE":          38,
+		"ERROR_REASON_REVISION_MOVED":          39,
+		"ERROR_REASON_CATALOG_FULL":            40,
+		"ERROR_REASON_RUN_PARKED":              41,
+		"ERROR_REASON_SESSION_EXISTS":          42,
+		"ERROR_REASON_MODEL_AUTHENTICATION":    43,
+		"ERROR_REASON_MODEL_RATE_LIMITED":      44,
+		"ERROR_REASON_MODEL_QUOTA_EXCEEDED":    45,
+		"ERROR_REASON_MODEL_CONTEXT_TOO_LONG":  46,
+		"ERROR_REASON_MODEL_NOT_FOUND":         47,
+		"ERROR_REASON_TOOL_NOT_MOCKED":         48,
+		"ERROR_REASON_NOT_INSTALLED":           49,
+		"ERROR_REASON_EVALUATION_NOT_ENDED":    50,
+		"ERROR_REASON_SESSION_QUEUE_FULL":      55,
+		"ERROR_REASON_REQUEST_BYTES_EXHAUSTED": 56,
+		"ERROR_REASON_STREAMS_EXHAUSTED":       57,
+		"ERROR_REASON_CONCURRENT_CHANGE":       58,
+		"ERROR_REASON_DATABASE_REMOVED":        59,
+		"ERROR_REASON_METRIC_TIMED_OUT":        60,
+		"ERROR_REASON_METRIC_QUEUE_FULL":       61,
 	}
 )
 
@@ -392,7 +420,7 @@ const file_bough_v1_error_proto_rawDesc = "" +
 	"\rinvocation_id\x18\x04 \x01(\tR\finvocationId\x12\x1c\n" +
 	"\tretryable\x18\x05 \x01(\bR\tretryable\x12!\n" +
 	"\fdetails_json\x18\x06 \x01(\tR\vdetailsJson\x12'\n" +
-	"\x0fprovider_status\x18\a \x01(\x05R\x0eproviderStatus*\x8e\r\n" +
+	"\x0fprovider_status\x18\a \x01(\x05R\x0eproviderStatus*\xea\x0e\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17ERROR_REASON_NOT_LINKED\x10\x01\x12\x1e\n" +
@@ -444,7 +472,13 @@ const file_bough_v1_error_proto_rawDesc = "" +
 	"\x1cERROR_REASON_TOOL_NOT_MOCKED\x100\x12\x1e\n" +
 	"\x1aERROR_REASON_NOT_INSTALLED\x101\x12%\n" +
 	"!ERROR_REASON_EVALUATION_NOT_ENDED\x102\x12#\n" +
-	"\x1fERROR_REASON_SESSION_QUEUE_FULL\x107BT\n" +
+	"\x1fERROR_REASON_SESSION_QUEUE_FULL\x107\x12(\n" +
+	"$ERROR_REASON_REQUEST_BYTES_EXHAUSTED\x108\x12\"\n" +
+	"\x1eERROR_REASON_STREAMS_EXHAUSTED\x109\x12\"\n" +
+	"\x1eERROR_REASON_CONCURRENT_CHANGE\x10:\x12!\n" +
+	"\x1dERROR_REASON_DATABASE_REMOVED\x10;\x12!\n" +
+	"\x1dERROR_REASON_METRIC_TIMED_OUT\x10<\x12\"\n" +
+	"\x1eERROR_REASON_METRIC_QUEUE_FULL\x10=BT\n" +
 	"\fdev.bough.v1B\n" +
 	"ErrorProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3"
 

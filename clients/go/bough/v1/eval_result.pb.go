@@ -1819,7 +1819,9 @@ type MetricScore struct {
 	// Of an agent_trajectory: the comparison of each turn that has expected agents. Empty for other metrics.
 	TreeComparisons []*TreeComparison `protobuf:"bytes,6,rep,name=tree_comparisons,json=treeComparisons,proto3" json:"tree_comparisons,omitempty"`
 	// Of an llm_judge: what the judge said of each rubric, turn and sample. Empty for other metrics.
-	Judgments     []*Judgment `protobuf:"bytes,7,rep,name=judgments,proto3" json:"judgments,omitempty"`
+	Judgments []*Judgment `protobuf:"bytes,7,rep,name=judgments,proto3" json:"judgments,omitempty"`
+	// Why there is no score, for programs: METRIC_TIMED_OUT or METRIC_QUEUE_FULL; else unspecified, and `reason` says why.
+	ErrorReason   ErrorReason `protobuf:"varint,8,opt,name=error_reason,json=errorReason,proto3,enum=bough.v1.ErrorReason" json:"error_reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1901,6 +1903,13 @@ func (x *MetricScore) GetJudgments() []*Judgment {
 		return x.Judgments
 	}
 	return nil
+}
+
+func (x *MetricScore) GetErrorReason() ErrorReason {
+	if x != nil {
+		return x.ErrorReason
+	}
+	return ErrorReason_ERROR_REASON_UNSPECIFIED
 }
 
 // How a tree compares with the expected one.
@@ -2986,7 +2995,7 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\n" +
 	"step_index\x18\x06 \x01(\x05H\x00R\tstepIndex\x88\x01\x01\x126\n" +
 	"\x17executed_arguments_json\x18\a \x01(\tR\x15executedArgumentsJsonB\r\n" +
-	"\v_step_index\"\xa0\x02\n" +
+	"\v_step_index\"\xda\x02\n" +
 	"\vMetricScore\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12+\n" +
 	"\averdict\x18\x02 \x01(\x0e2\x11.bough.v1.VerdictR\averdict\x12\x19\n" +
@@ -2994,7 +3003,8 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\tthreshold\x18\x04 \x01(\x01R\tthreshold\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12C\n" +
 	"\x10tree_comparisons\x18\x06 \x03(\v2\x18.bough.v1.TreeComparisonR\x0ftreeComparisons\x120\n" +
-	"\tjudgments\x18\a \x03(\v2\x12.bough.v1.JudgmentR\tjudgmentsB\b\n" +
+	"\tjudgments\x18\a \x03(\v2\x12.bough.v1.JudgmentR\tjudgments\x128\n" +
+	"\ferror_reason\x18\b \x01(\x0e2\x15.bough.v1.ErrorReasonR\verrorReasonB\b\n" +
 	"\x06_score\"\xc6\x01\n" +
 	"\x0eTreeComparison\x12\x12\n" +
 	"\x04turn\x18\x01 \x01(\x05R\x04turn\x12\x1e\n" +
@@ -3188,6 +3198,7 @@ var file_bough_v1_eval_result_proto_goTypes = []any{
 	(*durationpb.Duration)(nil),   // 42: google.protobuf.Duration
 	(*InputRequest)(nil),          // 43: bough.v1.InputRequest
 	(AgentKind)(0),                // 44: bough.v1.AgentKind
+	(ErrorReason)(0),              // 45: bough.v1.ErrorReason
 }
 var file_bough_v1_eval_result_proto_depIdxs = []int32{
 	7,  // 0: bough.v1.EvalSource.result:type_name -> bough.v1.EvalResult
@@ -3239,33 +3250,34 @@ var file_bough_v1_eval_result_proto_depIdxs = []int32{
 	0,  // 46: bough.v1.MetricScore.verdict:type_name -> bough.v1.Verdict
 	20, // 47: bough.v1.MetricScore.tree_comparisons:type_name -> bough.v1.TreeComparison
 	22, // 48: bough.v1.MetricScore.judgments:type_name -> bough.v1.Judgment
-	21, // 49: bough.v1.TreeComparison.differences:type_name -> bough.v1.TreeDifference
-	2,  // 50: bough.v1.TreeDifference.kind:type_name -> bough.v1.DifferenceKind
-	3,  // 51: bough.v1.GateResult.operator:type_name -> bough.v1.GateOperator
-	0,  // 52: bough.v1.GateResult.verdict:type_name -> bough.v1.Verdict
-	25, // 53: bough.v1.EvalComparison.cases:type_name -> bough.v1.CaseComparison
-	38, // 54: bough.v1.EvalComparison.state_baseline:type_name -> bough.v1.ExecutionState
-	38, // 55: bough.v1.EvalComparison.state_candidate:type_name -> bough.v1.ExecutionState
-	4,  // 56: bough.v1.CaseComparison.change:type_name -> bough.v1.CaseChange
-	0,  // 57: bough.v1.CaseComparison.verdict_baseline:type_name -> bough.v1.Verdict
-	0,  // 58: bough.v1.CaseComparison.verdict_candidate:type_name -> bough.v1.Verdict
-	36, // 59: bough.v1.CaseComparison.metric_changes:type_name -> bough.v1.CaseComparison.MetricChangesEntry
-	21, // 60: bough.v1.CaseComparison.differences:type_name -> bough.v1.TreeDifference
-	27, // 61: bough.v1.InvocationDiff.agent_differences:type_name -> bough.v1.AgentDifference
-	28, // 62: bough.v1.InvocationDiff.call_differences:type_name -> bough.v1.CallDifference
-	40, // 63: bough.v1.InvocationDiff.usage_before:type_name -> bough.v1.Usage
-	40, // 64: bough.v1.InvocationDiff.usage_after:type_name -> bough.v1.Usage
-	42, // 65: bough.v1.InvocationDiff.duration_before:type_name -> google.protobuf.Duration
-	42, // 66: bough.v1.InvocationDiff.duration_after:type_name -> google.protobuf.Duration
-	5,  // 67: bough.v1.AgentDifference.kind:type_name -> bough.v1.ChangeKind
-	5,  // 68: bough.v1.CallDifference.kind:type_name -> bough.v1.ChangeKind
-	18, // 69: bough.v1.CallDifference.before:type_name -> bough.v1.EvalCall
-	18, // 70: bough.v1.CallDifference.after:type_name -> bough.v1.EvalCall
-	71, // [71:71] is the sub-list for method output_type
-	71, // [71:71] is the sub-list for method input_type
-	71, // [71:71] is the sub-list for extension type_name
-	71, // [71:71] is the sub-list for extension extendee
-	0,  // [0:71] is the sub-list for field type_name
+	45, // 49: bough.v1.MetricScore.error_reason:type_name -> bough.v1.ErrorReason
+	21, // 50: bough.v1.TreeComparison.differences:type_name -> bough.v1.TreeDifference
+	2,  // 51: bough.v1.TreeDifference.kind:type_name -> bough.v1.DifferenceKind
+	3,  // 52: bough.v1.GateResult.operator:type_name -> bough.v1.GateOperator
+	0,  // 53: bough.v1.GateResult.verdict:type_name -> bough.v1.Verdict
+	25, // 54: bough.v1.EvalComparison.cases:type_name -> bough.v1.CaseComparison
+	38, // 55: bough.v1.EvalComparison.state_baseline:type_name -> bough.v1.ExecutionState
+	38, // 56: bough.v1.EvalComparison.state_candidate:type_name -> bough.v1.ExecutionState
+	4,  // 57: bough.v1.CaseComparison.change:type_name -> bough.v1.CaseChange
+	0,  // 58: bough.v1.CaseComparison.verdict_baseline:type_name -> bough.v1.Verdict
+	0,  // 59: bough.v1.CaseComparison.verdict_candidate:type_name -> bough.v1.Verdict
+	36, // 60: bough.v1.CaseComparison.metric_changes:type_name -> bough.v1.CaseComparison.MetricChangesEntry
+	21, // 61: bough.v1.CaseComparison.differences:type_name -> bough.v1.TreeDifference
+	27, // 62: bough.v1.InvocationDiff.agent_differences:type_name -> bough.v1.AgentDifference
+	28, // 63: bough.v1.InvocationDiff.call_differences:type_name -> bough.v1.CallDifference
+	40, // 64: bough.v1.InvocationDiff.usage_before:type_name -> bough.v1.Usage
+	40, // 65: bough.v1.InvocationDiff.usage_after:type_name -> bough.v1.Usage
+	42, // 66: bough.v1.InvocationDiff.duration_before:type_name -> google.protobuf.Duration
+	42, // 67: bough.v1.InvocationDiff.duration_after:type_name -> google.protobuf.Duration
+	5,  // 68: bough.v1.AgentDifference.kind:type_name -> bough.v1.ChangeKind
+	5,  // 69: bough.v1.CallDifference.kind:type_name -> bough.v1.ChangeKind
+	18, // 70: bough.v1.CallDifference.before:type_name -> bough.v1.EvalCall
+	18, // 71: bough.v1.CallDifference.after:type_name -> bough.v1.EvalCall
+	72, // [72:72] is the sub-list for method output_type
+	72, // [72:72] is the sub-list for method input_type
+	72, // [72:72] is the sub-list for extension type_name
+	72, // [72:72] is the sub-list for extension extendee
+	0,  // [0:72] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_result_proto_init() }

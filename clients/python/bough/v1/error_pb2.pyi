@@ -74,8 +74,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_ALREADY_ANSWERED: _ErrorReason.ValueType  # 21
     """The request already has a different answer, which remains in force. Metadata: input_id."""
     ERROR_REASON_SESSION_BUSY: _ErrorReason.ValueType  # 22
-    """The session is held by a run that has not ended, or others change it at this moment: the same call may succeed later. Metadata:
-    session_id, and run_id of the run that holds it, if one does.
+    """The session is held by a run that has not ended: the same call may succeed when that has. Metadata: session_id, and run_id of the run
+    that holds it.
     """
     ERROR_REASON_STORAGE_FAILED: _ErrorReason.ValueType  # 24
     """The server's storage failed."""
@@ -143,6 +143,26 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """As many runs wait for the session as may: 64. The same call succeeds when one of them has ended. Metadata: session_id, and run_id
     of the run that holds it.
     """
+    ERROR_REASON_REQUEST_BYTES_EXHAUSTED: _ErrorReason.ValueType  # 56
+    """The server handles as many bytes of requests as it has memory for, or the request arrived too slowly while others waited for
+    its room. Nothing of the call has happened. The same call may succeed later.
+    """
+    ERROR_REASON_STREAMS_EXHAUSTED: _ErrorReason.ValueType  # 57
+    """The server has as many streams as it may, or as one caller may have; the message says which. Nothing of the call has happened.
+    The same call succeeds when one of them has ended.
+    """
+    ERROR_REASON_CONCURRENT_CHANGE: _ErrorReason.ValueType  # 58
+    """What the call changes was changed by others each time that the server tried. Nothing of the call has happened. The same call may
+    succeed at once. Metadata: session_id or run_id.
+    """
+    ERROR_REASON_DATABASE_REMOVED: _ErrorReason.ValueType  # 59
+    """The server's database file, or its write-ahead log, was deleted or replaced; reads may still be answered. The operator has to put
+    it back, or to restart the server.
+    """
+    ERROR_REASON_METRIC_TIMED_OUT: _ErrorReason.ValueType  # 60
+    """A metric of the operator's has not returned within the timeout of its case. It has no score."""
+    ERROR_REASON_METRIC_QUEUE_FULL: _ErrorReason.ValueType  # 61
+    """A metric of the operator's was not called: as many calls of metrics hang as may. The operator has to restart the server."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something failed. In events it is AgentError.reason. On a failed call its name without the prefix is
@@ -204,8 +224,8 @@ ERROR_REASON_SERVER_STOPPED: ErrorReason.ValueType  # 20
 ERROR_REASON_ALREADY_ANSWERED: ErrorReason.ValueType  # 21
 """The request already has a different answer, which remains in force. Metadata: input_id."""
 ERROR_REASON_SESSION_BUSY: ErrorReason.ValueType  # 22
-"""The session is held by a run that has not ended, or others change it at this moment: the same call may succeed later. Metadata:
-session_id, and run_id of the run that holds it, if one does.
+"""The session is held by a run that has not ended: the same call may succeed when that has. Metadata: session_id, and run_id of the run
+that holds it.
 """
 ERROR_REASON_STORAGE_FAILED: ErrorReason.ValueType  # 24
 """The server's storage failed."""
@@ -273,6 +293,26 @@ ERROR_REASON_SESSION_QUEUE_FULL: ErrorReason.ValueType  # 55
 """As many runs wait for the session as may: 64. The same call succeeds when one of them has ended. Metadata: session_id, and run_id
 of the run that holds it.
 """
+ERROR_REASON_REQUEST_BYTES_EXHAUSTED: ErrorReason.ValueType  # 56
+"""The server handles as many bytes of requests as it has memory for, or the request arrived too slowly while others waited for
+its room. Nothing of the call has happened. The same call may succeed later.
+"""
+ERROR_REASON_STREAMS_EXHAUSTED: ErrorReason.ValueType  # 57
+"""The server has as many streams as it may, or as one caller may have; the message says which. Nothing of the call has happened.
+The same call succeeds when one of them has ended.
+"""
+ERROR_REASON_CONCURRENT_CHANGE: ErrorReason.ValueType  # 58
+"""What the call changes was changed by others each time that the server tried. Nothing of the call has happened. The same call may
+succeed at once. Metadata: session_id or run_id.
+"""
+ERROR_REASON_DATABASE_REMOVED: ErrorReason.ValueType  # 59
+"""The server's database file, or its write-ahead log, was deleted or replaced; reads may still be answered. The operator has to put
+it back, or to restart the server.
+"""
+ERROR_REASON_METRIC_TIMED_OUT: ErrorReason.ValueType  # 60
+"""A metric of the operator's has not returned within the timeout of its case. It has no score."""
+ERROR_REASON_METRIC_QUEUE_FULL: ErrorReason.ValueType  # 61
+"""A metric of the operator's was not called: as many calls of metrics hang as may. The operator has to restart the server."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

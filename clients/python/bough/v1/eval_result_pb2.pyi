@@ -1119,6 +1119,7 @@ class MetricScore(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     TREE_COMPARISONS_FIELD_NUMBER: _builtins.int
     JUDGMENTS_FIELD_NUMBER: _builtins.int
+    ERROR_REASON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """EvalMetric.name, unique in the case."""
     verdict: Global___Verdict.ValueType
@@ -1129,6 +1130,8 @@ class MetricScore(_message.Message):
     """What the score has to reach: EvalMetric.threshold, by default 1."""
     reason: _builtins.str
     """What differs, or why it could not be scored, in sentences; empty if there is nothing to say."""
+    error_reason: _error_pb2.ErrorReason.ValueType
+    """Why there is no score, for programs: METRIC_TIMED_OUT or METRIC_QUEUE_FULL; else unspecified, and `reason` says why."""
     @_builtins.property
     def tree_comparisons(self) -> _containers.RepeatedCompositeFieldContainer[Global___TreeComparison]:
         """Of an agent_trajectory: the comparison of each turn that has expected agents. Empty for other metrics."""
@@ -1147,10 +1150,11 @@ class MetricScore(_message.Message):
         reason: _builtins.str = ...,
         tree_comparisons: _abc.Iterable[Global___TreeComparison] | None = ...,
         judgments: _abc.Iterable[Global___Judgment] | None = ...,
+        error_reason: _error_pb2.ErrorReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "judgments", b"judgments", "name", b"name", "reason", b"reason", "score", b"score", "threshold", b"threshold", "tree_comparisons", b"tree_comparisons", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "error_reason", b"error_reason", "judgments", b"judgments", "name", b"name", "reason", b"reason", "score", b"score", "threshold", b"threshold", "tree_comparisons", b"tree_comparisons", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015

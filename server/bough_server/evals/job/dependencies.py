@@ -1,6 +1,6 @@
 """Dependencies shared by this package."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,7 +14,10 @@ from bough_server.store.ports.workers import RunStore
 from bough_server.tools.threads import ThreadLimit
 
 METRIC_THREADS: Final = 16
-"""The most threads of the operator's metrics; one that hangs keeps its thread."""
+"""The most threads of the operator's metrics, beside those that hang."""
+
+HUNG_METRIC_THREADS: Final = 64
+"""The most threads of metrics that hang and are replaced by others; those beyond keep the places of others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +29,13 @@ class EvaluationDependencies:
     agents: AgentCatalog
     clock: Clock
     worker: Worker
+    count_hung_metric: Callable[[], None]
+    """Called for each call of a metric that has not returned in time."""
     models: Mapping[str, str] = field(default_factory=dict)
     """The configured models, with the hash of each one's configuration."""
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
     """The operator's metrics, by name."""
-    threads: ThreadLimit = field(default_factory=lambda: ThreadLimit(METRIC_THREADS))
+    threads: ThreadLimit = field(default_factory=lambda: ThreadLimit(METRIC_THREADS, spare=HUNG_METRIC_THREADS))
     """Where the operator's metrics run."""
 
     def collect_known_names(self) -> KnownNames:

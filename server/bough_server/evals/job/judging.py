@@ -1,8 +1,9 @@
 """Score a trial: the metrics that compute, those of the operator, and those that ask a model."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
+
+import structlog
 
 from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, invocation_pb2
 from bough_server.evals.job.dependencies import EvaluationDependencies
@@ -12,6 +13,9 @@ from bough_server.evals.metrics.scoring import applicable_metrics, build_not_eva
 from bough_server.evals.metrics.turn import no_score
 from bough_server.log.usage import Sums
 from bough_server.threads import run_in_thread
+from bough_server.tools.threads import NoThread
+
+_log = structlog.get_logger(__name__)
 
 
 async def score_all_metrics(
@@ -73,12 +77,23 @@ async def _score_custom(
     if function is None:  # one of another project's metrics, kept by an import
         return no_score(metric, f"There is no metric {metric.custom.name!r} here.")
     seconds = case.timeout.ToTimedelta().total_seconds()
-    work = dependencies.threads.submit(partial(custom.score_custom, metric, function, case, invocations))
+    work = partial(custom.score_custom, metric, function, case, invocations)
     try:
-        return (await asyncio.wait_for(work, seconds)).result()
+        return await dependencies.threads.run_within(work, seconds)
+    except NoThread:
+        score = no_score(
+            metric,
+            f"The metric {function.name!r} was not called within {seconds:g} s: other calls of metrics have all "
+            "threads. If they hang, as the server's log says then, restart the server.",
+        )
+        score.error_reason = error_pb2.ERROR_REASON_METRIC_QUEUE_FULL
     except TimeoutError:
-        # Its thread cannot be stopped: it keeps its place among them until the function returns.
-        return no_score(metric, f"The metric {function.name!r} has not returned within {seconds:g} s.")
+        dependencies.count_hung_metric()
+        run_id = invocations[0].run_id
+        _log.error("metric hangs", metric=function.name, case_id=case.id, run_id=run_id, seconds=seconds)
+        score = no_score(metric, f"The metric {function.name!r} has not returned within {seconds:g} s.")
+        score.error_reason = error_pb2.ERROR_REASON_METRIC_TIMED_OUT
+    return score
 
 
 def find_mock_problem(invocations: Sequence[invocation_pb2.Invocation]) -> str:

@@ -6,7 +6,7 @@ from typing import Final
 
 from bough.v1 import eval_result_pb2
 from bough_server.evals.reports.words import CHANGES, comparison_text, cost_text, rate_text, reasons_of, verdict_text
-from bough_server.plain_text import one_line
+from bough_server.plain_text import escape_controls, one_line
 
 MAX_CHARACTERS: Final = 65_000
 """The most characters of a report: a comment on GitHub takes 65,536."""
@@ -109,7 +109,7 @@ def _fitting(rows: list[str], most: int) -> tuple[list[str], int]:
 
 def _plain(text: str) -> str:
     """Return a text on one line that Markdown shows as it is, and in which nothing is a link or notifies anyone."""
-    line = one_line(text)
+    line = one_line(escape_controls(text))
     line = line if len(line) <= _MOST_REASON else line[: _MOST_REASON - 1] + "…"
     line = _LINKS.sub(lambda match: match[0] + _ZERO_WIDTH_SPACE, line)
     return _SPECIAL.sub(r"\\\1", line.replace("&", "&amp;"))

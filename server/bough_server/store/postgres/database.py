@@ -14,7 +14,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from bough_server.clock import SystemClock
-from bough_server.errors import ConfigurationError
+from bough_server.errors import ConfigurationError, DatabaseUnreachable
 from bough_server.ids import new_uuid4
 from bough_server.store.ports.log import StoredEvent
 from bough_server.store.postgres.driver import WRITER
@@ -85,6 +85,9 @@ WHERE sequence IS NULL OR before <= :bytes ORDER BY run_id, sequence
 A row of a log without such an event has no data. Lengths of values are known without reading them.
 """
 
+_REFUSED: Final = re.compile(r"FATAL:(?!\s+the database system is )")
+"""How PostgreSQL begins to say why it refuses a connection, but for "... is starting up" and the like."""
+
 _SYNCHRONOUS: Final = {"disk": "on", "process": "off"}
 
 
@@ -124,7 +127,9 @@ def translate_errors(url: str) -> Iterator[None]:
     try:
         yield
     except (DBAPIError, psycopg.Error) as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
         said = cause_of(error).rstrip("?")
+        is_lost = isinstance(cause, psycopg.OperationalError) and cause.sqlstate is None
         advice = (
             "Raise max_connections of PostgreSQL, or end what else is connected to it: a server needs six."
             if _FULL.search(said)
@@ -132,7 +137,8 @@ def translate_errors(url: str) -> Iterator[None]:
             "exists."
         )
         # Not from the error: the driver's may quote its parameters.
-        raise ConfigurationError(f"The database {display_url(url)} cannot be used: {said}. {advice}") from None
+        kind = DatabaseUnreachable if is_lost and not _REFUSED.search(said) else ConfigurationError
+        raise kind(f"The database {display_url(url)} cannot be used: {said}. {advice}") from None
 
 
 def migrate(engine: Engine, url: str, *, may_upgrade: bool = True) -> None:

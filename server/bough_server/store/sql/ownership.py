@@ -308,4 +308,6 @@ class _Claim:
         if self._found:
             claimed_ids = [record.run.run_id for record in self._found]
             connection.execute(_CLAIM, {"claimed": claimed_ids, "own": self._worker})
+        if lost:
+            connection.execute(_FORGET_CRASHED)
         return self._found, lost

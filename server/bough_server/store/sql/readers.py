@@ -110,7 +110,9 @@ class Readers:
 
     def _read(self, read: Callable[[Connection], T]) -> T:
         with self._engine.connect() as connection:
-            return read(connection)
+            found = read(connection)
+            connection.commit()  # else the statistics of the database count a rollback
+            return found
 
     async def close(self) -> None:
         """Wait for reads in progress, and refuse later ones."""

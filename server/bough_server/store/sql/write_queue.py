@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from sqlalchemy import Connection, Engine
 
 from bough_server.clock import Clock, loop_time
-from bough_server.errors import Fenced, ServerStopping, StorageFailed
+from bough_server.errors import DatabaseRemoved, Fenced, ServerStopping, StorageFailed
 from bough_server.store.ports.log import AnyLogEvent
 from bough_server.store.ports.workers import Topic
 from bough_server.store.sql.driver import Driver, Reach
@@ -50,7 +50,7 @@ class WriteHealth:
     def check(self) -> None:
         """Raise StorageFailed if queued writes have been waiting too long, or would go to a file without a name."""
         if self._is_missing:
-            raise StorageFailed(
+            raise DatabaseRemoved(
                 "The server's database file was deleted or replaced: nothing new is accepted. Its operator has to put "
                 "the file back, or to restart the server."
             )

@@ -25,10 +25,13 @@ _log = structlog.get_logger(__name__)
 
 
 class _FileGuard:
-    """The lock of a database file, and the look at its name."""
+    """The lock of a database file, and the look at the names of its files."""
 
     def __init__(self, path: Path, lock: FileLock) -> None:
-        self._path, self._lock, self._file = path, lock, _identity(path)
+        self._lock = lock
+        self._paths = [path.with_name(path.name + ending) for ending in ("", "-wal", "-shm")]
+        self._files: dict[Path, tuple[int, int]] = {}
+        self._find_lost_file()
 
     def publish(self, address: str, *, is_passing: bool) -> None:
         """See Guard; a server inside a command is passing."""
@@ -39,24 +42,34 @@ class _FileGuard:
         self._lock.release()
 
     async def watch(self, write_health: WriteHealth) -> None:
-        """See Guard. The file may be deleted or replaced.
+        """See Guard. The file may be deleted or replaced, and its write-ahead log and the index of that too.
 
-        SQLite continues to write to the file that it has open, and all of that would be lost with the process.
+        SQLite continues to write to the files that it has open, and all of that would be lost with the process.
         """
-        was_lost = False
+        lost: Path | None = None
         while True:
-            is_lost = _identity(self._path) != self._file
-            if is_lost and not was_lost:
+            found = self._find_lost_file()
+            if found and not lost:
                 _log.error(
                     "the database file was deleted or replaced while the server uses it: "
                     "put it back, or stop the server; what it writes now is lost",
-                    path=str(self._path),
+                    path=str(found),
                 )
-            elif was_lost and not is_lost:
-                _log.warning("the database file is back", path=str(self._path))
-            was_lost = is_lost
-            write_health.report_missing_file(is_lost)
+            elif lost and not found:
+                _log.warning("the database file is back", path=str(lost))
+            lost = found
+            write_health.report_missing_file(found is not None)
             await asyncio.sleep(_FILE_SECONDS)
+
+    def _find_lost_file(self) -> Path | None:
+        """Return a file that is no longer the one that had its name when it was first there; None without one."""
+        for path in self._paths:
+            found = _identity(path)
+            if found != self._files.get(path, found):
+                return path
+            if found is not None:
+                self._files[path] = found
+        return None
 
 
 def open_sqlite(url: str, options: StoreOptions) -> Store:
