@@ -13,11 +13,11 @@ from bough_server.errors import NotFound
 from bough_server.identity import Principal
 from bough_server.log import events
 from bough_server.runtime.agent import Context
+from bough_server.store.ports.runs import Page, RunFilter
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.tools.tool import tool
 from tests.support.held_clock import HeldClock
 from tests.support.log_readings import answer_of, check_replay, having, results_of
-from tests.support.open_runs import open_runs
 from tests.support.run_harness import ME, RunHarness, names
 from tests.support.teams import call, calls, llm, open_team, script
 
@@ -281,10 +281,10 @@ async def test_a_run_that_is_cancelled_in_the_moment_it_is_accepted_ends(tmp_pat
         is_open.set()
         starting = asyncio.create_task(harness.start("p"))
         await asyncio.to_thread(accepted.wait)
-        (record,) = await open_runs(harness.store)
-        cancelling = asyncio.create_task(harness.runs.cancel(ME, record.run.run_id))
+        (run,), _ = await harness.store.runs.list(ME, RunFilter(), Page(size=2))
+        cancelling = asyncio.create_task(harness.runs.cancel(ME, run.run_id))
         for _ in range(3):
-            await harness.runs.get(ME, record.run.run_id)
+            await harness.runs.get(ME, run.run_id)
         released.set()
         await cancelling
         log = await harness.log(await starting)
