@@ -56,7 +56,7 @@ def test_a_message_is_made_into_json_once_in_each_format() -> None:
         made.append(message.parts[0].text)
         return [{"text": message.parts[0].text}]
 
-    assert [list(form.json(format, make)) for format in ("a", "b", "a", "b")] == [[b'{"text": "hello"}']] * 4
+    assert [list(form.json(format, make)) for format in ("a", "b", "a", "b")] == [[b'{"text":"hello"}']] * 4
     assert made == ["hello", "hello"]
 
 

@@ -1,14 +1,17 @@
 """The Model protocol: requests and what is kept of their messages, deltas, responses, and the price of a call."""
 
-import json
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
+import msgspec
+
 from bough.v1 import message_pb2, model_pb2, step_pb2, usage_pb2
 from bough_server.log.blobs import blobs_in
+
+_encoder: Final = msgspec.json.Encoder()
 
 _MOST_FORMATS: Final = 2
 """The most formats that are kept: a message is usually sent to one model, or to it and its fallback."""
@@ -185,15 +188,12 @@ def forms_of(request: ModelRequest) -> Sequence[MessageForms]:
 
 def encode_body(body: Mapping[str, object]) -> bytes:
     """Return the body of a request as bytes."""
-    if not any(isinstance(value, JsonItems) for value in body.values()):
-        return json.dumps(body, ensure_ascii=False).encode()
-    return b"{" + b", ".join(b"%b: %b" % (_json(key), _json(value)) for key, value in body.items()) + b"}"
-
-
-def _json(value: object) -> bytes:
-    if isinstance(value, JsonItems):
-        return b"[" + b", ".join(value.items) + b"]"
-    return json.dumps(value, ensure_ascii=False).encode()
+    return _encoder.encode(
+        {
+            key: msgspec.Raw(b"[" + b",".join(value.items) + b"]") if isinstance(value, JsonItems) else value
+            for key, value in body.items()
+        }
+    )
 
 
 class Model(Protocol):

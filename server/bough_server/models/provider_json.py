@@ -8,6 +8,7 @@ import msgspec
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _decoder: Final = msgspec.json.Decoder()
+_encoder: Final = msgspec.json.Encoder()
 
 
 class BadChunk(ValueError):
@@ -35,7 +36,10 @@ def _parse_halves(data: bytes) -> object:
 
 def compact_json(value: object) -> str:
     """Return a value as JSON text without spaces."""
-    return whole_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    try:
+        return _encoder.encode(value).decode()
+    except (ValueError, RecursionError):  # halves of surrogate pairs, and numbers of more than 64 bits
+        return whole_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def is_object(value: object) -> TypeGuard[dict[str, object]]:
