@@ -6,8 +6,9 @@ rest of a call.
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Final, TypeVar
 
 from bough.v1 import step_pb2
@@ -34,12 +35,19 @@ class Timeouts:
 
 
 class AnswerTimeout:
-    """Timeout of one answer: until its first event, then until each next one. SSE comments do not count as events."""
+    """Timeout of one answer: until its first event, then until each next one. SSE comments do not count as events.
+
+    One timer serves all waits: it is set anew when it has passed, not for each read, as asyncio.timeout would do.
+    """
 
     def __init__(self, timeouts: Timeouts) -> None:
         self._idle = timeouts.idle
         self._clock = loop_time
         self._left = timeouts.start
+        self._deadline = inf
+        self._task: asyncio.Task[object] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_expired = False
         self.bound = timeouts.start
         self.missed = "sent no response"
 
@@ -51,11 +59,43 @@ class AnswerTimeout:
     async def limit(self, wait: Awaitable[_Result]) -> _Result:
         """Await within the time that is left. Raises TimeoutError."""
         began = self._clock()
-        async with asyncio.timeout(self._left):
+        task = self._task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        cancelling = task.cancelling()
+        self._deadline = began + self._left
+        if self._timer is None or self._timer.when() > self._deadline:
+            self._set_timer()
+        try:
             result = await wait
+        except asyncio.CancelledError:
+            if self._is_expired and task.uncancel() <= cancelling:
+                raise TimeoutError from None
+            raise
+        finally:
+            self._deadline = inf
         # Only the wait is subtracted: the time that our consumer takes between two reads is not the provider's.
         self._left -= self._clock() - began
         return result
+
+    def close(self) -> None:
+        """Cancel the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        self.close()
+        self._timer = asyncio.get_running_loop().call_at(self._deadline, self._check)
+
+    def _check(self) -> None:
+        self._timer = None
+        if self._deadline == inf:
+            return  # nothing is awaited; the next wait sets the timer
+        if self._clock() < self._deadline:
+            self._set_timer()
+        elif self._task is not None:
+            self._is_expired = True
+            self._task.cancel()
 
 
 class Endpoint:
@@ -77,34 +117,34 @@ class Endpoint:
         Raises ModelError.
         """
         await self._open()
-        timeout = AnswerTimeout(self._timeouts)
-        response = await self._send(path, body, timeout)
-        try:
-            pieces = response.pieces()
-            decoder = EventDecoder()
-            while not answer.is_done:
-                piece = await self._read(pieces, answer, timeout)
-                events = decoder.feed(piece) if piece else decoder.finish()
-                if events:
-                    timeout.renew()
-                deltas, error = _apply_events(events, answer)
-                if deltas:
-                    yield deltas
-                if error is not None:
-                    raise error
-                if not piece:
-                    break
-            if not answer.is_whole:
-                raise self._failures.bad_response("ended its stream before its answer was complete.")
-            await self._drain(pieces)
-            yield answer.response(provider=provider, model=model)
-        except ModelError as error:
-            error.lost_usage = answer.usage
-            raise
-        except (BadChunk, EventTooLarge, ReportedError) as error:
-            raise self._unusable(error, answer) from error
-        finally:
-            await response.close()
+        with closing(AnswerTimeout(self._timeouts)) as timeout:
+            response = await self._send(path, body, timeout)
+            try:
+                pieces = response.pieces()
+                decoder = EventDecoder()
+                while not answer.is_done:
+                    piece = await self._read(pieces, answer, timeout)
+                    events = decoder.feed(piece) if piece else decoder.finish()
+                    if events:
+                        timeout.renew()
+                    deltas, error = _apply_events(events, answer)
+                    if deltas:
+                        yield deltas
+                    if error is not None:
+                        raise error
+                    if not piece:
+                        break
+                if not answer.is_whole:
+                    raise self._failures.bad_response("ended its stream before its answer was complete.")
+                await self._drain(pieces)
+                yield answer.response(provider=provider, model=model)
+            except ModelError as error:
+                error.lost_usage = answer.usage
+                raise
+            except (BadChunk, EventTooLarge, ReportedError) as error:
+                raise self._unusable(error, answer) from error
+            finally:
+                await response.close()
 
     async def close(self) -> None:
         """Close the connections."""
