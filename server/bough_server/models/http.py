@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import aiohttp
 
 _HEADERS: Final = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-_MOST_CONNECTIONS: Final = 1_000
 _IDLE_SECONDS: Final = 5.0
 """How long an idle connection is kept: a server that closes one first makes the next request fail."""
 _MOST_REDIRECTS: Final = 20
@@ -139,9 +138,8 @@ class HttpConnection:
         import aiohttp
 
         assert self._certificates is not None
-        connector = aiohttp.TCPConnector(
-            ssl=self._certificates, limit=_MOST_CONNECTIONS, keepalive_timeout=_IDLE_SECONDS
-        )
+        # No limit: max_concurrency is one, and waits where the timeout of an answer does not run.
+        connector = aiohttp.TCPConnector(ssl=self._certificates, limit=0, keepalive_timeout=_IDLE_SECONDS)
         return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout())
 
     def _target(self, path: str) -> _Target:
