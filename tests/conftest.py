@@ -1,5 +1,6 @@
 """What every test shares: one event loop, the poller of gRPC that wakes it, a plain log, and no deadlines."""
 
+import faulthandler
 import gc
 import os
 import shutil
@@ -21,6 +22,8 @@ gc.disable()
 
 _MEMORY = Path("/dev/shm")
 _ENOUGH_BYTES = 2 * 1024**3
+_SUITE_SECONDS = 3600
+"""How long all tests together may take: then the process ends, and says where it was."""
 
 
 def _use_memory() -> None:
@@ -65,6 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker of tests that grow with the whole grid, and load its number of examples."""
     config.addinivalue_line("markers", "grid: at some places of some runs; at all, of more runs, with --whole-grid")
     config.addinivalue_line("markers", "wheel: builds the wheel and installs it, which `make wheel` does")
+    if not hasattr(config, "workerinput"):  # the process that waits for the others
+        faulthandler.dump_traceback_later(_SUITE_SECONDS, exit=True)
     if config.getoption("--whole-grid"):
         hypothesis.settings.load_profile("whole grid")
 

@@ -187,6 +187,10 @@ class Ownership(RuleBasedStateMachine):
         found = self._do(self._store.runs.get(ANNE, self._runs[run].run_id))
         self._seen[worker, run] = found.epoch, found.run.last_sequence
 
+    def owner(self, run: int) -> str:
+        """The owner of a run, as its row names it."""
+        return self._do(self._store.runs.get(ANNE, self._runs[run].run_id)).owner
+
     @rule(worker=st.sampled_from(WORKERS), run=st.sampled_from(RUNS))
     def take_over(self, worker: str, run: int) -> None:
         if (worker, run) in self._seen:
@@ -331,6 +335,21 @@ def test_a_command_that_was_committed_with_the_end_of_its_run_is_posted(database
         machine.post(run=0)
         machine.end(run=0, worker="a")
         machine.settle(trouble="after")
+    finally:
+        machine.teardown()
+
+
+@pytest.mark.parametrize("lives", [False, True])
+@on_each_database
+def test_a_takeover_that_is_committed_with_a_lease_of_its_worker_has_succeeded(database: Database, lives: bool) -> None:
+    machine = MACHINES[database]()
+    try:
+        machine.begin()
+        machine.look(run=0, worker="b")
+        machine.renew_or_release(lives=lives, worker="b")
+        machine.take_over(run=0, worker="b")
+        machine.settle(trouble="after")
+        assert machine.owner(run=0) == "b"
     finally:
         machine.teardown()
 

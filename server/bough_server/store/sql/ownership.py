@@ -139,8 +139,10 @@ class TakeOver:
         if row is None:
             raise NotFound("run", self._run_id)
         epoch, owner, last_sequence, ended = row
-        if self._has_written and (epoch, owner) == (self._epoch, self._owner) and self._is_stored(connection):
+        if self._has_written and epoch == self._epoch and self._is_own(owner) and self._is_stored(connection):
             self._heads.forget(self._run_id)  # read it from disk again, whatever the earlier attempt left here
+            if owner != self._owner:
+                self._own(connection, last_sequence)
             return
         if ended:
             raise refusal(self._run_id)
@@ -150,6 +152,18 @@ class TakeOver:
         self._write(connection, last_sequence + len(self._log_events))
         self._has_written = True
 
+    def _is_own(self, owner: str) -> bool:
+        """Return True if an earlier attempt can have left this owner.
+
+        A lease of the worker that begins or ends in the same transaction gives the run up when it is repeated. Without
+        events nothing tells whose the epoch is then.
+        """
+        return owner == self._owner or (not owner and bool(self._log_events))
+
+    def _own(self, connection: Connection, last_sequence: int) -> None:
+        taken = {"run": self._run_id, "own_epoch": self._epoch, "own": self._owner, "last": last_sequence}
+        connection.execute(_TAKE, taken)
+
     def _is_stored(self, connection: Connection) -> bool:
         return not self._log_events or is_stored(
             connection, run_id=self._run_id, epoch=self._epoch, log_events=self._log_events
@@ -157,8 +171,7 @@ class TakeOver:
 
     def _write(self, connection: Connection, last_sequence: int) -> None:
         self._heads.change_owner(self._run_id, self._epoch)
-        taken = {"run": self._run_id, "own_epoch": self._epoch, "own": self._owner, "last": last_sequence}
-        connection.execute(_TAKE, taken)
+        self._own(connection, last_sequence)
         if not self._log_events:
             return
         # The row already counts the new records, but the log on disk, and so the fold, still ends before them.
