@@ -33,7 +33,8 @@ class DeltaCoalescing:
     max_chars: int = 256
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, because one is made for every read: that would take four times as long.
+@dataclass(slots=True)
 class DeltaChunk:
     """Texts that an effect streamed at once, of one kind of payload.
 

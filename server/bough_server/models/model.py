@@ -93,7 +93,8 @@ class ToolSpec:
     input_schema_json: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen, because one is made for every model call: that would take four times as long.
+@dataclass(slots=True, kw_only=True)
 class ModelRequest:
     """One request to a model. Messages have the roles USER, ASSISTANT and TOOL; every tool call has its result."""
 
@@ -114,7 +115,8 @@ class ModelRequest:
     """The calling agent. Never sent to a provider; the scripted model selects its turns by it."""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, because one is made for every piece: that would take four times as long.
+@dataclass(slots=True)
 class TextDelta:
     """A piece of the answer's text."""
 

@@ -51,7 +51,8 @@ class Transfer:
     """True if its caller continues after its end, although it transferred."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen, because one is made for every call: that would take four times as long.
+@dataclass(slots=True, kw_only=True)
 class Dispatch:
     """A child to run: `call` and `step_index` if a model called it, `input` if code did.
 
