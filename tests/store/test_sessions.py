@@ -1,6 +1,9 @@
 """Sessions, runs and their lists: what a tenant sees of them, and what deleting takes along."""
 
+import asyncio
+
 import pytest
+from structlog.testing import capture_logs
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, session_pb2, usage_pb2
 from bough_server.errors import InvalidRequest, NotFound, SessionBusy
@@ -49,6 +52,24 @@ async def test_sessions_of_evaluations_are_listed_only_if_they_are_asked_for(sto
 
     assert await listed() == ["boughs", "BOUGH/2", "mine"]
     assert await listed(include_evaluations=True) == ["boughs", "BOUGH/2", "bough/1", "mine"]
+
+
+async def test_messages_that_are_committed_together_are_each_in_its_session(store: Store) -> None:
+    runs = [Made(number=number, question=text("?", "USER"), agent="lead") for number in range(1, 30)]
+    await asyncio.gather(*(store.log.create(run.new()) for run in runs))
+    words = {run.session_id: ["", "Ö", "\N{SNOWMAN}" * 999, "it's \\ {}"][run.number % 4] for run in runs}
+    answers = (run.next(completed(text(words[run.session_id], "ASSISTANT"))) for run in runs)
+    with capture_logs() as logged:
+        await asyncio.gather(
+            *(store.log.append(run.run_id, epoch=1, log_events=end) for run, end in zip(runs, answers, strict=True))
+        )
+    assert logged == []
+    for run in runs:
+        asked, answered = await store.sessions.messages(ANNE, run.session_id, through=9)
+        assert (asked.run_id, asked.message.parts[0].text) == (run.run_id, "?")
+        assert (answered.run_id, answered.agent) == (run.run_id, "lead")
+        assert answered.message.position == 2
+        assert [part.text for part in answered.message.parts] == [words[run.session_id]]
 
 
 async def test_nothing_of_another_tenant_exists(store: Store) -> None:

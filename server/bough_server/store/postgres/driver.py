@@ -1,19 +1,21 @@
 """Appends to logs by psycopg, and the meaning of PostgreSQL's errors."""
 
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from struct import Struct, pack
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 import structlog
 from psycopg import errors, sql
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
-from sqlalchemy import Connection, Table, text
+from sqlalchemy import Column, Connection, Integer, LargeBinary, Table, text
 from sqlalchemy.exc import DBAPIError
 
 from bough_server.store.sql.driver import Driver, EventTuple, LogMove, Reach, Session, Sharing, Values, build_lock_name
+from bough_server.store.sql.rows import Row
 from bough_server.store.sql.statements import DriverCursor
 
 _log = structlog.get_logger(__name__)
@@ -81,11 +83,15 @@ def _texts(values: Iterable[str]) -> _Array:
     return _array(_TEXT, [value.encode() for value in values])
 
 
+def _bytes(values: Sequence[bytes]) -> _Array:
+    return _array(_BYTEA, values)
+
+
 def _append_events(cursor: DriverCursor, moves: Mapping[str, LogMove], events: Sequence[EventTuple]) -> Collection[str]:
     lasts, run_ids, epochs, expected = zip(*moves.values(), strict=True)
     its_runs, sequences, kinds, data = zip(*events, strict=True)
     wanted = [_numbers(lasts), _texts(run_ids), _numbers(epochs), _numbers(expected)]
-    rows = [_texts(its_runs), _numbers(sequences), _numbers(kinds), _array(_BYTEA, data)]
+    rows = [_texts(its_runs), _numbers(sequences), _numbers(kinds), _bytes(data)]
     cursor.driver.execute(_APPEND, [*wanted, *rows])
     moved = {run_id for (run_id,) in cursor.driver.fetchall()}
     return moves.keys() - moved
@@ -98,6 +104,28 @@ def _insert_rows(cursor: DriverCursor, table: Table, rows: Sequence[Values]) -> 
     with cursor.driver.copy(statement) as copy:
         for row in rows:
             copy.write_row(row)
+
+
+def _insert_at_once(cursor: DriverCursor, table: Table, rows: Sequence[Row]) -> None:
+    columns: list[_Array] = []
+    for column in table.columns:
+        values: list[Any] = [row[column.name] for row in rows]
+        make, _ = _kind(column)
+        columns.append(make(values))
+    cursor.driver.execute(_insert_of_arrays(table), columns)
+
+
+@cache
+def _insert_of_arrays(table: Table) -> str:
+    names, types = ", ".join(table.columns.keys()), ", ".join(f"%b::{_kind(column)[1]}[]" for column in table.columns)
+    return f"INSERT INTO {table.name} ({names}) SELECT * FROM unnest({types})"
+
+
+def _kind(column: Column[Any]) -> tuple[Callable[[list[Any]], _Array], str]:
+    """Return what makes an array of a column's values, and their type."""
+    if isinstance(column.type, LargeBinary):
+        return _bytes, "bytea"
+    return (_numbers, "bigint") if isinstance(column.type, Integer) else (_texts, "text")
 
 
 _FILES_LOCK: Final = 0x626F7567_00000003
@@ -245,6 +273,7 @@ def _is_transient(error: Exception) -> bool:
 POSTGRES: Final = Driver(
     append_events=_append_events,
     insert_rows=_insert_rows,
+    insert_at_once=_insert_at_once,
     lock=_lock,
     can_lock=_can_lock,
     is_locked=_is_locked,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, Table
 
+from bough_server.store.sql.rows import Row
 from bough_server.store.sql.statements import DriverCursor
 
 
@@ -105,6 +106,8 @@ class Driver:
     tell which."""
     insert_rows: Callable[[DriverCursor, Table, Sequence[Values]], None]
     """Insert many whole rows into a table, as quickly as the database can."""
+    insert_at_once: Callable[[DriverCursor, Table, Sequence[Row]], None] | None
+    """Insert rows of texts, numbers and bytes, none of them NULL, by one statement; None if that is no quicker."""
     lock: Callable[[DriverCursor, Reach], None] | None
     """Lock what a transaction is about to change, in the one order that all servers keep; None if there is only one.
 

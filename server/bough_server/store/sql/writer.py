@@ -174,6 +174,7 @@ class WriterThread:
         # One bad job must not fail the others. If others are in the way, each would only wait for the lock once more.
         if len(group) == 1 or self._driver.is_busy(error):
             return [self._fail_job(job, error) for job in group]
+        self._failures.warn("a group of writes failed: each is tried alone", error, jobs=len(group))
         return [self._commit_alone(job) for job in group]
 
     def _commit_free_jobs(self, group: Sequence[Job]) -> tuple[list[JobOutcome], Sequence[Job]]:

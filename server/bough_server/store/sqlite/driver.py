@@ -76,6 +76,7 @@ def _has_code(error: Exception, codes: "frozenset[int] | set[int]") -> bool:
 SQLITE: Final = Driver(
     append_events=_append_events,
     insert_rows=_insert_rows,
+    insert_at_once=None,
     lock=None,
     can_lock=lambda connection, reach: True,
     is_locked=lambda error: False,
