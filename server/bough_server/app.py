@@ -72,8 +72,6 @@ it 2,000 calls at once are answered; 250,000 bare headers on five connections ta
 """
 
 _OPTIONS: Final = (
-    # Two servers on one port would start without an error and share its calls.
-    ("grpc.so_reuseport", 0),
     # With the default of five minutes the server closes quiet streams whose clients ping to keep them alive. Clients
     # ping every 30 seconds; what comes a little early is no abuse.
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
@@ -128,12 +126,13 @@ class App:
         recover: bool = True,
         is_embedded: bool = False,
         is_watched: bool = True,
+        is_worker: bool = False,
     ) -> "AsyncIterator[App]":
         """Open a server that serves until the context exits.
 
         Runs that an earlier server left open are recovered while calls are served; a server that only reads passes
         `recover` as False. `is_embedded` for a server inside a command; `is_watched` False if the event loop is another
-        program's. Raises ConfigurationError.
+        program's; `is_worker` if others serve the same port. Raises ConfigurationError.
         """
         _check_host(settings.server)
         async with AsyncExitStack() as stack:
@@ -156,7 +155,7 @@ class App:
             stack.push_async_callback(evaluations.close)
             if recover:
                 await _recover(runs, evaluations)
-            server = _make_server(settings.server, provider)
+            server = _make_server(settings.server, provider, shares_port=is_worker)
             services = _Services(runs=runs, evaluations=evaluations, store=store, dependencies=dependencies)
             services.add_to(server, settings)
             app = cls(
@@ -334,7 +333,7 @@ def _open_metrics(settings: Settings) -> AbstractAsyncContextManager[tuple[Metri
     return open_metrics(host=telemetry.prometheus_host, port=telemetry.prometheus_port, export=settings.exports_metrics)
 
 
-def _make_server(section: ServerSection, provider: TracerProvider | None) -> aio.Server:
+def _make_server(section: ServerSection, provider: TracerProvider | None, *, shares_port: bool) -> aio.Server:
     chain = interceptors(
         provider,
         max_files_bytes=section.max_files_bytes,
@@ -343,7 +342,9 @@ def _make_server(section: ServerSection, provider: TracerProvider | None) -> aio
         max_streams_of_caller=section.max_streams_of_caller,
     )
     received = ("grpc.max_receive_message_length", most_bytes(section.max_files_bytes))
-    return aio.server(interceptors=chain, options=(received, *_OPTIONS))
+    # Else two servers on one port would start without an error and share its calls.
+    reuse = ("grpc.so_reuseport", int(shares_port))
+    return aio.server(interceptors=chain, options=(received, reuse, *_OPTIONS))
 
 
 def _registry(settings: Settings, models: ConfiguredModels) -> Registry:

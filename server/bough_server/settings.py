@@ -218,6 +218,13 @@ class Settings(Section):
         settings._exports_traces, settings._exports_metrics = exports_traces, exports_metrics
         return settings
 
+    def for_worker(self) -> "Settings":
+        """Return the settings of one of several workers: its metrics are for the parent, at any free port."""
+        if self.telemetry.prometheus_port is None:
+            return self
+        local = {"prometheus_host": "127.0.0.1", "prometheus_port": 0}
+        return self.model_copy(update={"telemetry": self.telemetry.model_copy(update=local)})
+
     @classmethod
     def load(cls, config: Path | None = None, **flags: Unpack[Flags]) -> "Settings":
         """Read flags, environment and file, in this order of precedence.

@@ -2,23 +2,22 @@
 
 import asyncio
 import os
-import signal
 import sys
 import tempfile
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from bough_server.agents.loading import definition_files
+from bough_server.cli.child_servers import end_child, watch_stop_signals
 from bough_server.cli.exit_codes import ExitCode, print_stderr
 from bough_server.cli.options import Target
 from bough_server.errors import ConfigurationError
 from bough_server.settings import Settings
 
 _POLL_SECONDS: Final = 0.5
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SUFFIXES: Final = (".yaml", ".yml", ".json", ".py")
 
 Files: TypeAlias = Mapping[Path, tuple[int, int]]
@@ -36,36 +35,19 @@ async def serve_reloading(target: Target, arguments: Sequence[str], ready_file: 
         command = [sys.executable, "-m", "bough_server.cli", *target.arguments, "serve", *arguments]
         command += ["--ready-file", str(ready)]
         port: list[str] = []
-        async with _watch_stop_signals() as (stop, hurry):
+        async with watch_stop_signals() as (stop, hurry):
             while not stop.is_set():
                 ready.unlink(missing_ok=True)
                 before = files_of(target)
                 # In a separate process group the child gets signals from here only, and each once.
                 child = await asyncio.create_subprocess_exec(*command, *port, process_group=0)
                 changed = await _wait_for_change(target, before, child, stop)
-                await _end(child, hurry)
+                await end_child(child, hurry)
                 if changed is not None:
                     print_stderr(f"{changed} has changed: starting again.")
                 if ready.exists():
                     port = ["--port", _port_of(ready)]  # of two options the last one counts
     return ExitCode.YES
-
-
-@asynccontextmanager
-async def _watch_stop_signals() -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
-    """Yield an event that the first signal to stop sets, and one that the second sets."""
-    loop, stop, hurry = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
-
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal)
-    try:
-        yield stop, hurry
-    finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
 
 
 async def _wait_for_change(target: Target, before: Files, child: Process, stop: asyncio.Event) -> Path | None:
@@ -82,19 +64,6 @@ async def _wait_for_change(target: Target, before: Files, child: Process, stop: 
             is_running = False
             print_stderr(f"The server ended with exit code {child.returncode}; it starts again when a file changes.")
     return None
-
-
-async def _end(child: Process, hurry: asyncio.Event) -> None:
-    """Stop a child and wait for its end; `hurry` ends the time that its runs have."""
-    ended = asyncio.create_task(child.wait())
-    hurried = asyncio.create_task(hurry.wait())
-    if child.returncode is None:
-        child.terminate()
-    await asyncio.wait({ended, hurried}, return_when=asyncio.FIRST_COMPLETED)
-    if child.returncode is None:
-        child.terminate()
-    hurried.cancel()
-    await asyncio.wait({ended, hurried})
 
 
 def _port_of(ready: Path) -> str:

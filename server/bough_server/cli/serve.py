@@ -30,14 +30,26 @@ def serve(
     reload: Annotated[
         bool, typer.Option("--reload", help="Start again when a file of the configuration changes; for development.")
     ] = False,
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers", min=1, max=256, metavar="N", help="Serve by N processes on one PostgreSQL and one port."
+        ),
+    ] = 1,
+    as_worker: Annotated[bool, typer.Option("--as-worker", hidden=True)] = False,
 ) -> None:
     """Serve agents over gRPC until SIGINT or SIGTERM.
 
     Prints "serving HOST:PORT" on standard output once it accepts calls.
     """
+    if reload and workers > 1:
+        raise typer.BadParameter("--reload and --workers cannot be combined: --reload is for development.")
     if reload:
         arguments = _arguments(host=host, port=port, default_model=default_model, allow_insecure=allow_insecure)
         finish(_serve_reloading(target_of(context), arguments, ready_file))
+    if workers > 1:
+        arguments = _arguments(host=host, port=None, default_model=default_model, allow_insecure=allow_insecure)
+        finish(_serve_workers(target_of(context), arguments, ready_file, count=workers, host=host, port=port))
     finish(
         _serve(
             target_of(context),
@@ -46,6 +58,7 @@ def serve(
             port=port,
             default_model=default_model,
             allow_insecure=allow_insecure,
+            is_worker=as_worker,
         ),
         is_server=True,
     )
@@ -59,6 +72,7 @@ async def _serve(
     port: int | None,
     default_model: str | None,
     allow_insecure: bool,
+    is_worker: bool = False,
 ) -> ExitCode:
     from bough_server.app import App
     from bough_server.cli.output import print_line
@@ -71,9 +85,29 @@ async def _serve(
     if ready_file is not None:
         _check_ready_file(ready_file)
     configure_logging(settings.log_level, settings.log_format)
-    async with App.open(settings) as app:
-        await app.serve(ready_file=ready_file, announce=lambda address: print_line(f"serving {address}"))
+    if is_worker:
+        from bough_server.cli.workers import end_with_parent
+
+        end_with_parent()
+        settings = settings.for_worker()
+    async with App.open(settings, is_worker=is_worker) as app:
+        metrics = f" metrics {app.metrics_address}" if is_worker and app.metrics_address else ""
+        await app.serve(ready_file=ready_file, announce=lambda address: print_line(f"serving {address}{metrics}"))
     return ExitCode.YES
+
+
+async def _serve_workers(
+    target: Target, arguments: list[str], ready_file: Path | None, *, count: int, host: str | None, port: int | None
+) -> ExitCode:
+    from bough_server.cli.workers import serve_workers
+    from bough_server.observability.logs import configure_logging
+    from bough_server.settings import Settings
+
+    settings = Settings.load(target.config, host=host, port=port)
+    if ready_file is not None:
+        _check_ready_file(ready_file)
+    configure_logging(settings.log_level, settings.log_format)
+    return await serve_workers(target, arguments, settings, count=count, ready_file=ready_file)
 
 
 def _arguments(*, host: str | None, port: int | None, default_model: str | None, allow_insecure: bool) -> list[str]:

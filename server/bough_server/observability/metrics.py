@@ -276,8 +276,8 @@ async def open_metrics(*, host: str, port: int | None, export: bool) -> AsyncIte
 
             registry = CollectorRegistry()
             readers.append(PrometheusMetricReader(registry=registry, scope_info_enabled=False))
-            server, thread = _listen(registry, host, port)
-            stack.push_async_callback(run_in_thread, _stop, server, thread)
+            server, thread = listen_for_scrapes(registry, host, port)
+            stack.push_async_callback(run_in_thread, stop_scrapes, server, thread)
             address = f"[{host}]:{server.server_port}" if ":" in host else f"{host}:{server.server_port}"
         if export:
             from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
@@ -297,7 +297,8 @@ def make_metrics(*readers: MetricReader) -> Metrics:
     return Metrics(provider)
 
 
-def _listen(registry: "CollectorRegistry", host: str, port: int) -> "tuple[WSGIServer, Thread]":
+def listen_for_scrapes(registry: "CollectorRegistry", host: str, port: int) -> "tuple[WSGIServer, Thread]":
+    """Serve the metrics of a registry by HTTP. Raises ConfigurationError if the port cannot be bound."""
     from prometheus_client import start_http_server
 
     try:
@@ -309,7 +310,8 @@ def _listen(registry: "CollectorRegistry", host: str, port: int) -> "tuple[WSGIS
         ) from error
 
 
-def _stop(server: WSGIServer, thread: Thread) -> None:
+def stop_scrapes(server: WSGIServer, thread: Thread) -> None:
+    """Stop serving metrics; blocks until requests in progress have ended."""
     server.shutdown()
     server.server_close()
     thread.join()

@@ -1,0 +1,118 @@
+"""`bough serve --workers N`: servers behind one port, which are watched, replaced and drained."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from grpc import aio
+
+from tests.rpc.test_metrics import scraped
+from tests.support.databases import POSTGRES
+from tests.support.log_laws import check_laws
+from tests.support.log_readings import having
+from tests.support.processes import PATIENCE_SECONDS, Serving, finished, serving
+from tests.support.projects import llm, write_project
+from tests.support.tool_gate import standing_gate
+from tests.support.wire_client import connected
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share their port as Linux lets them")
+
+WORKERS = 2
+
+
+@asynccontextmanager
+async def workers(folder: Path, *, script: Mapping[str, list[object]]) -> AsyncIterator[Serving]:
+    """A server of several workers on PostgreSQL, with a page of metrics."""
+    with POSTGRES.empty() as url:
+        agents = (llm("greeter"), llm("waiter", tools=["wait_at"]))
+        storage, telemetry = {"url": url, "durability": "process"}, {"prometheus_port": 0}
+        config = write_project(folder, *agents, script=script, storage=storage, telemetry=telemetry)
+        async with serving(config, arguments=["--workers", str(WORKERS)]) as server:
+            yield server
+
+
+def processes(server: Serving) -> dict[str, int]:
+    """The newest process of each worker, as the log names it."""
+    return {worker: int(pid) for pid, worker in re.findall(r"worker started +process=(\d+) worker=(\d+)", server.said)}
+
+
+async def page(server: Serving) -> dict[str, float]:
+    """The metrics of all workers."""
+    (address,) = re.findall(r"metrics of all workers +address=(\S+)", server.said)
+    return await asyncio.to_thread(scraped, address)
+
+
+def by_worker(found: Mapping[str, float], name: str) -> dict[str, float]:
+    """The value of a metric for each worker that has it."""
+    return {
+        str(re.findall(r'worker="(\d+)"', sample)[0]): value
+        for sample, value in found.items()
+        if sample.startswith(f"{name}{{")
+    }
+
+
+async def test_workers_share_a_port_and_one_that_is_killed_is_replaced_and_its_run_goes_on(tmp_path: Path) -> None:
+    async with standing_gate() as gate:
+        waits = {"calls": [{"name": "wait_at", "arguments": {"port": gate.port}}]}
+        async with workers(tmp_path, script={"greeter": ["Hello."], "waiter": [waits, "Done."]}) as server:
+            for _ in range(12):
+                async with connected(server.address) as remote:
+                    assert (await remote.begin("greeter").to_the_end()).kinds[-1] == "run_completed"
+            async with connected(server.address) as remote:
+                turn = await remote.begin("waiter").until("tool_started")
+                run_id, before, found = turn.events[0].run_id, processes(server), await page(server)
+                (killed,) = [worker for worker, runs in by_worker(found, "bough_runs_active").items() if runs]
+                os.kill(before[killed], signal.SIGKILL)
+                with pytest.raises(aio.AioRpcError):
+                    await turn.to_the_end()
+            await server.until_said("worker ended: starting another")
+            gate.open()
+            async with connected(server.address) as remote:
+                log = await remote.log(run_id)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while by_worker(await page(server), "bough_runs_active").keys() != before.keys():  # noqa: ASYNC110 # of another process
+                    await asyncio.sleep(0.05)
+            after = processes(server)
+            server.send(signal.SIGTERM)
+            assert await server.end() == 0
+    check_laws(log)
+    assert log[-1].HasField("run_completed")
+    assert len(having(log, "run_resumed")) == 1
+    assert sum(by_worker(found, "bough_agent_invocations_total").values()) == 12
+    assert len(by_worker(found, "bough_agent_invocations_total")) > 1, "connections are spread over workers"
+    assert [worker for worker in before if before[worker] != after[worker]] == [killed]
+
+
+async def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+    async with workers(tmp_path, script={"greeter": ["Hello."]}) as server:
+        host, _, port = server.address.rpartition(":")
+        await server.kill()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection(host, int(port))
+                except ConnectionRefusedError:
+                    break
+                writer.close()
+                await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("storage", "said"),
+    [
+        ({"url": "bough.db"}, "--workers needs PostgreSQL"),
+        ({"url": "postgresql://bough@/missing?host=/nowhere", "wait_at_start": "0s"}, "Check the address"),
+    ],
+)
+async def test_what_keeps_workers_from_serving_is_said_once(
+    tmp_path: Path, storage: Mapping[str, str], said: str
+) -> None:
+    config = write_project(tmp_path, llm("greeter"), script={"greeter": ["Hello."]}, storage=storage)
+    ended = await finished("--config", str(config), "serve", "--port", "0", "--workers", "2")
+    assert (ended.code, ended.err.count(said), ended.out) == (2, 1, "")
