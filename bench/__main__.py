@@ -36,6 +36,7 @@ CASES: Final = {
     "waiting": "waiting",
     "growth": "growth",
     "followers": "followers",
+    "streams": "streams",
     "clients": "clients",
     "score": "score",
     "evaluate": "evaluate",

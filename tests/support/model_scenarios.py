@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import cycle, islice
 from typing import Any, Final
 
 WORDS: Final = 50
@@ -140,14 +141,21 @@ def desk(request: Request) -> Reply:
 
 
 def stamped(request: Request) -> Reply:
-    """Ten pieces of text; the first is the time at which it is sent, as nanoseconds of the monotonic clock."""
-    return Reply(pieces=_stamped_pieces())
+    """Ten pieces of text; the first and the last begin with the time at which they are sent, by the monotonic clock."""
+    return Reply(pieces=_stamped_pieces(8))
 
 
-def _stamped_pieces() -> Iterator[bytes]:
+def streamed(request: Request) -> Reply:
+    """The same with 150 pieces."""
+    return Reply(pieces=_stamped_pieces(148))
+
+
+def _stamped_pieces(between: int) -> Iterator[bytes]:
     yield _ROLE
     yield chunk({"content": f"{time.monotonic_ns()} "})
-    yield from (*_WORD_CHUNKS[:9], *ending("stop"))
+    yield from islice(cycle(_WORD_CHUNKS), between)
+    yield chunk({"content": f"{time.monotonic_ns()} "})
+    yield from ending("stop")
 
 
 def unanswered(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -221,9 +229,18 @@ def scenario(name: str) -> Scenario:
     if name in _FAULTS:
         reply = _FAULTS[name]
         return lambda request: reply
-    return {"plain": plain, "desk": desk, "stamped": stamped, "broken-arguments": _broken_arguments}[name]
+    return _SCENARIOS[name]
+
+
+_SCENARIOS: Final[Mapping[str, Scenario]] = {
+    "plain": plain,
+    "desk": desk,
+    "stamped": stamped,
+    "streamed": streamed,
+    "broken-arguments": _broken_arguments,
+}
 
 
 def names() -> list[str]:
     """Every scenario there is."""
-    return ["plain", "desk", "stamped", "broken-arguments", *_FAULTS, *(f"{name}-once" for name in _FAULTS)]
+    return [*_SCENARIOS, *_FAULTS, *(f"{name}-once" for name in _FAULTS)]
