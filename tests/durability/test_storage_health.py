@@ -15,6 +15,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from bough.v1 import policy_pb2
+from bough_server.errors import StorageFailed
 from bough_server.store.opening import open_store
 from bough_server.store.sql.writer import CommitHooks
 from tests.rpc.agents import GATES
@@ -126,6 +127,21 @@ async def test_a_server_whose_disk_does_not_answer_refuses_runs_at_once_and_goes
         await health.turns(SERVING)
         await asyncio.gather(going.to_the_end(), begin(server, "echo", "after").to_the_end())
     assert going.kinds[-1] == "run_completed"
+
+
+async def test_a_write_ahead_log_that_sqlite_has_removed_itself_is_not_missed(tmp_path: Path) -> None:
+    async with open_store(str(tmp_path / "bough.db"), durability="process") as store:
+        watching = asyncio.create_task(store.watch())
+        await store.leases.begin("a")
+        before = (tmp_path / "bough.db-wal").stat().st_ino
+        await asyncio.sleep(0)
+        with pytest.raises(StorageFailed):  # the connection is lost, the only one: SQLite removes its files
+            await store.write(lambda connection: connection.invalidate())
+        await store.leases.begin("b")
+        assert (tmp_path / "bough.db-wal").stat().st_ino != before
+        await asyncio.wait({watching}, timeout=1.2)  # longer than between two looks
+        assert store.write_health.is_possible
+        watching.cancel()
 
 
 @pytest.mark.parametrize(("name", "is_replaced"), [("bough.db", False), ("bough.db", True), ("bough.db-wal", False)])

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 import structlog
+from sqlalchemy import event
 
 from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.options import StoreOptions
@@ -29,9 +30,13 @@ class _FileGuard:
 
     def __init__(self, path: Path, lock: FileLock) -> None:
         self._lock = lock
-        self._paths = [path.with_name(path.name + ending) for ending in ("", "-wal", "-shm")]
+        self._path, self._paths = path, [path.with_name(path.name + ending) for ending in ("", "-wal", "-shm")]
         self._files: dict[Path, tuple[int, int]] = {}
         self._find_lost_file()
+
+    def on_connect(self, *_: object) -> None:
+        """Forget the other files: SQLite removes them with the last connection, and makes them with the next."""
+        self._files = {path: found for path, found in self._files.items() if path == self._path}
 
     def publish(self, address: str, *, is_passing: bool) -> None:
         """See Guard; a server inside a command is passing."""
@@ -93,6 +98,8 @@ def open_sqlite(url: str, options: StoreOptions) -> Store:
     except BaseException:
         lock.release()
         raise
+    guard = _FileGuard(path, lock)
+    event.listen(engine, "connect", guard.on_connect)
     windows = RecentEventsOfRuns(options.window_bytes)
     write_health = WriteHealth(stall_seconds=options.stall_seconds)
     notifier = Notifier()
@@ -113,7 +120,7 @@ def open_sqlite(url: str, options: StoreOptions) -> Store:
         clock=options.clock,
     )
     return Store(
-        _FileGuard(path, lock),
+        guard,
         queue,
         readers,
         windows=windows,
