@@ -1,5 +1,6 @@
 """Copies of whole databases, of one kind to the other and back: the same rows, or none."""
 
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -60,6 +61,8 @@ def _values(column: "Column[object]") -> st.SearchStrategy[object]:
     values: st.SearchStrategy[object]
     if isinstance(column.type, Boolean):
         values = st.booleans()
+    elif column.name == "labels":
+        values = st.dictionaries(_TEXT, _TEXT, max_size=2).map(json.dumps)
     elif isinstance(column.type, LargeBinary):
         values = st.binary(max_size=9)
     else:
@@ -84,7 +87,9 @@ def _many(table: Table) -> st.SearchStrategy[list[tuple[object, ...]]]:
     return st.lists(row, max_size=3, unique_by=lambda values: values[0]).map(lambda found: _told_apart(table, found))
 
 
-_DATABASES = st.fixed_dictionaries({name: _many(table) for name, table in metadata.tables.items()})
+# Triggers make the index of labels, from those of the other tables.
+_WRITTEN = {name: table for name, table in metadata.tables.items() if name != "labels"}
+_DATABASES = st.fixed_dictionaries({name: _many(table) for name, table in _WRITTEN.items()})
 
 
 @pytest.mark.grid
@@ -96,7 +101,7 @@ def test_any_rows_are_the_same_there_and_back(rows: Rows) -> None:
         with tempfile.TemporaryDirectory() as folder:
             source, back = (f"sqlite:///{folder}/{name}.db" for name in ("source", "back"))
             with exclusive_connection(source) as connection:
-                for name, table in metadata.tables.items():
+                for name, table in _WRITTEN.items():
                     for row in rows[name]:
                         connection.execute(insert(table).values(row))
             written = _rows(source)

@@ -10,9 +10,11 @@ from alembic.script import ScriptDirectory
 
 from bough_server.errors import ConfigurationError
 from bough_server.store.opening import database_status, open_store, upgrade_database
+from bough_server.store.ports.runs import Page, RunFilter
 from bough_server.store.postgres import database as postgres_database
 from bough_server.store.sql import migrations, schema_version
 from bough_server.store.sqlite import database as sqlite_database
+from bough_server.store.sqlite.database_path import is_postgres
 from tests.store.logs import ANNE, Made, completed, delta
 from tests.store.sql import execute
 
@@ -107,3 +109,19 @@ def test_a_column_of_a_next_revision_has_the_types_of_the_tables(postgres_url: s
     assert execute(postgres_url, f"{types} AND column_name = 'height'") == [("bigint", None)]
     found = execute(postgres_url, "SELECT indexdef FROM pg_indexes WHERE indexname = 'runs_of_color'")
     assert [" WHERE " in definition for (definition,) in found] == [True]
+
+
+async def test_an_upgrade_indexes_the_labels_that_there_are_and_those_that_come(url: str) -> None:
+    before, later = Made(number=1, labels={"in": "both"}), Made(number=2, labels={"in": "both"})
+    async with open_store(url) as store:
+        await store.log.create(before.new())
+    changes = [(table, change) for table in ("runs", "sessions") for change in ("insert", "update", "delete")]
+    for table, change in changes:
+        trigger = f"{table}_labels_{change}"
+        execute(url, f"DROP FUNCTION {trigger} CASCADE" if is_postgres(url) else f"DROP TRIGGER {trigger}")
+    execute(url, "DROP TABLE labels")
+    execute(url, "UPDATE alembic_version SET version_num = '0011'")
+    async with open_store(url) as store:
+        await store.log.create(later.new())
+        found, _ = await store.runs.list(ANNE, RunFilter(labels={"in": "both"}), Page(size=9))
+        assert [run.run_id for run in found] == [later.run_id, before.run_id]

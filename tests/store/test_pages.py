@@ -36,18 +36,22 @@ async def _made(store: Store, count: int, labels: Callable[[int], dict[str, str]
     return runs
 
 
-async def test_a_page_of_labels_searches_a_bounded_number_of_rows_and_none_is_left_out(
+async def test_a_page_of_labels_and_other_filters_searches_a_bounded_number_of_rows_and_none_is_left_out(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages, "MAX_SCANNED", 4)
-    runs = await _made(store, 11, lambda number: {"rare": "yes"} if number in (2, 3, 11) else {})
-    newest = [runs[10].run_id, runs[2].run_id, runs[1].run_id]
-    assert await _all_pages(store, RunFilter(labels={"rare": "yes"}), size=2) == (newest, [1, 0, 2])
-    assert await _all_pages(store, RunFilter(labels={"rare": "no"}), size=2) == ([], [0, 0, 0])
-    assert await _all_pages(store, RunFilter(labels={"rare": "yes"}, states=frozenset({RUNNING})), size=2) == (
-        [runs[1].run_id],
-        [0, 1],
+    runs = await _made(
+        store, 11, lambda number: {"all": "1", "of": "three" if number in (2, 3, 11) else f"{number % 2}"}
     )
+    newest = [runs[10].run_id, runs[2].run_id, runs[1].run_id]
+    running = frozenset({RUNNING})
+    assert await _all_pages(store, RunFilter(labels={"of": "three"}), size=2) == (newest, [2, 1])
+    assert await _all_pages(store, RunFilter(labels={"all": "1", "of": "three"}), size=4) == (newest, [3])
+    assert await _all_pages(store, RunFilter(labels={"all": "1", "of": "none"}), size=2) == ([], [0])
+    assert await _all_pages(store, RunFilter(labels={"of": "three"}, states=running), size=2) == (newest[2:], [1])
+    monkeypatch.setattr(pages, "MAX_COUNTED", 1)  # so that the frequent label is read, not the rare one
+    found = await _all_pages(store, RunFilter(labels={"all": "1", "of": "0"}), size=2)
+    assert found == ([runs[number - 1].run_id for number in (10, 8, 6, 4)], [2, 2, 0])
 
 
 async def test_runs_of_several_states_come_in_one_order_over_pages_of_any_size(store: Store) -> None:
@@ -58,17 +62,20 @@ async def test_runs_of_several_states_come_in_one_order_over_pages_of_any_size(s
         assert found == newest
 
 
-async def test_sessions_with_labels_are_found_over_pages(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "MAX_SCANNED", 2)
+async def test_sessions_are_found_by_the_labels_that_they_have_now(store: Store) -> None:
+    async def find(labels: dict[str, str]) -> list[str]:
+        found, _ = await store.sessions.list(ANNE, labels=labels, page=Page(size=9))
+        return [session.session_id for session in found]
+
     for number in range(5):
-        labels = {"odd": "yes"} if number % 2 else {}
+        labels = {"odd": str(number % 2), "n": str(number)}
         await store.sessions.create(ANNE, session_id=f"s{number}", labels=labels, now_ns=START_NS + number)
-    found, token, count = [], "", 0
-    while token or not count:
-        shown, token = await store.sessions.list(ANNE, labels={"odd": "yes"}, page=Page(size=9, token=token))
-        found += [session.session_id for session in shown]
-        count += 1
-    assert (found, count) == (["s3", "s1"], 3)
+    assert await find({"odd": "1"}) == ["s3", "s1"]
+    await store.sessions.set_labels(ANNE, "s3", {"odd": "no", "n": "3"})
+    await store.sessions.set_labels(ANNE, "s2", {"odd": "1"})
+    assert [await find({"odd": value}) for value in "10"] == [["s2", "s1"], ["s4", "s0"]]
+    await store.sessions.delete(ANNE, "s2")
+    assert await find({"odd": "1"}) == await find({"odd": "1", "n": "1"}) == ["s1"]
 
 
 async def test_every_filter_is_read_through_an_index(file_url: str) -> None:

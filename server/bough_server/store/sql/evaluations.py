@@ -69,8 +69,10 @@ class SqlEvaluations:
         filters = ["evaluations", principal.tenant_id, *_filter_values(evaluation_filter)]
         listing = Listing(
             table=tables.runs,
+            kind=tables.EVALUATION,
             name=_runs.run_id,
-            common=[tables.IS_EVALUATION, _runs.tenant_id == principal.tenant_id, *_conditions(evaluation_filter)],
+            tenant_id=principal.tenant_id,
+            common=[tables.IS_EVALUATION, *_conditions(evaluation_filter)],
             labels=evaluation_filter.labels,
             after=decode_token(page.token, filters),
         )

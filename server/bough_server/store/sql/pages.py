@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeGuard
 
 from sqlalchemy import (
@@ -13,9 +14,12 @@ from sqlalchemy import (
     Connection,
     Row,
     Table,
+    and_,
     exists,
+    func,
     literal,
     literal_column,
+    or_,
     select,
     tuple_,
     union_all,
@@ -24,15 +28,27 @@ from sqlalchemy.sql.selectable import Select, Subquery
 
 from bough.v1 import error_pb2
 from bough_server.errors import FieldViolation, InvalidRequest
+from bough_server.store.sql import tables
 from bough_server.store.sql.readers import IN_PIECES
-from bough_server.store.sql.statements import json_members
+from bough_server.store.sql.statements import unindexed
 from bough_server.store.window import PAGE_BYTES
 
 Key = tuple[int, str]
 """The sort key of a list: a number, such as a time, and an id."""
 
 MAX_SCANNED: Final = 10_000
-"""The most rows whose labels are read for a page."""
+"""The most rows that are searched for a page of a filter by labels."""
+
+MAX_COUNTED: Final = 1_000
+"""Up to as many rows are counted to find out what fewest of them meet."""
+
+_SelectKeys = Callable[[int], Subquery]
+"""A query of the keys of rows, at most as many as its argument says."""
+
+_Choice = tuple[_SelectKeys, Sequence[ColumnElement[bool]]]
+"""What rows are read by, and the conditions that are then checked on them."""
+
+_labels: Final = tables.labels.c
 
 
 def read_page(
@@ -97,28 +113,21 @@ def is_before(number: ColumnElement[int], name: ColumnElement[str], key: Key) ->
     return tuple_(number, name) < tuple_(literal(key[0]), literal(key[1]))
 
 
-def _has_labels(column: ColumnElement[str], labels: Mapping[str, str]) -> list[ColumnElement[bool]]:
-    """Return conditions that a column's JSON object has these members."""
-    # json_each rather than a JSON path: a label may be any text, also one that a path cannot name.
-    conditions: list[ColumnElement[bool]] = []
-    for key, value in labels.items():
-        member = json_members(column).table_valued("key", "value", name=f"member_{len(conditions)}")
-        conditions.append(exists(select(member.c.key).where(member.c.key == key, member.c.value == value)))
-    return conditions
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """Rows of a table, newest first: those that meet `common`, one of `branches` if there are any, and have `labels`.
 
-    Each branch is read through its index. Labels have no index, so at most MAX_SCANNED rows are searched for a page:
-    then it may have fewer rows than asked for, even none, and be followed by another one.
+    Each branch is read through its index, and so is each label: with labels, what fewest rows meet is read, and the
+    rest is checked on these. At most MAX_SCANNED are searched for a page: then it may have fewer rows than asked for,
+    even none, and be followed by another one.
     """
 
     table: Table
+    kind: int
+    """Of which kind the rows are in the index of labels."""
     name: ColumnElement[str]
-    """The column that identifies a row among those that meet `scope`."""
-    scope: Sequence[ColumnElement[bool]] = ()
+    """The column that identifies a row among those of the tenant."""
+    tenant_id: str
     common: Sequence[ColumnElement[bool]] = ()
     branches: Sequence[ColumnElement[bool]] = ()
     labels: Mapping[str, str]
@@ -130,25 +139,59 @@ class Listing:
         self, connection: Connection, *, count: int, size: Callable[[Row[Any]], int]
     ) -> tuple[Sequence[Row[Any]], Key | None]:
         """Return a page, as `read_page` does, and the key after which the next page begins; None on the last page."""
-        scanned = self._select_keys(MAX_SCANNED if self.labels else count + 1)
-        found = (
-            select(scanned.c.name)
-            .where(*_has_labels(scanned.c.labels, self.labels))
-            .order_by(scanned.c.time.desc(), scanned.c.name.desc())
-        )
+        select_keys, conditions = self._choose_keys(connection)
+        for bound in (count + 1, MAX_SCANNED):
+            keys = select_keys(bound)
+            page, following = self._read_rows(connection, keys, conditions, count=count, size=size)
+            if following is not None or not conditions:
+                break
+            if (following := self._find_last_key(connection, keys, bound)) is None:
+                break
+        return page, following
+
+    def _choose_keys(self, connection: Connection) -> _Choice:
+        """Return the query that finds the fewest rows, and the conditions that are to be checked on these."""
+        labelled = {label: self._has_label(*label) for label in self.labels.items()}
+        by_filters: _Choice = self._select_keys, list(labelled.values())
+        if not labelled:
+            return by_filters
+        # Without the indexes of their columns, which SQLite would rather use than the keys.
+        filters = [unindexed(condition) for condition in self.common]
+        filters += [unindexed(or_(*self.branches))] if self.branches else []
+        by_label: list[_Choice] = [
+            (
+                partial(self._select_by_label, label),
+                [*filters, *(labelled[other] for other in labelled if other != label)],
+            )
+            for label in labelled
+        ]
+
+        def count(choice: _Choice) -> int:
+            return connection.execute(select(func.count()).select_from(choice[0](MAX_COUNTED))).scalar_one()
+
+        return min([*by_label, by_filters], key=count)
+
+    def _read_rows(
+        self,
+        connection: Connection,
+        keys: Subquery,
+        conditions: Sequence[ColumnElement[bool]],
+        *,
+        count: int,
+        size: Callable[[Row[Any]], int],
+    ) -> tuple[Sequence[Row[Any]], Key | None]:
+        """Return those rows of some keys that meet conditions, and the last one's key if there are more of them."""
         rows = select(*self.columns) if self.columns else select(self.table)
-        time = self.table.c.create_time_ns
-        statement = rows.where(*self.scope, self.name.in_(found.limit(count + 1)))
-        page, more = read_page(connection, statement.order_by(time.desc(), self.name.desc()), count=count, size=size)
-        if more:
-            return page, (page[-1].create_time_ns, getattr(page[-1], str(self.name.key)))
-        return page, self._find_last_key(connection, scanned) if self.labels else None
+        rows = rows.join(keys, and_(self.table.c.tenant_id == self.tenant_id, self.name == keys.c.name))
+        rows = rows.where(*conditions).order_by(keys.c.time.desc(), keys.c.name.desc())
+        page, more = read_page(connection, rows, count=count, size=size)
+        return page, (page[-1].create_time_ns, getattr(page[-1], str(self.name.key))) if more else None
 
     def _select_keys(self, bound: int) -> Subquery:
-        """Return a query of the keys and labels of the first rows, regardless of their labels."""
+        """Return a query of the keys of the first rows, without a look at their labels."""
         table = self.table.c
-        keys = select(table.create_time_ns.label("time"), self.name.label("name"), table.labels)
-        keys = keys.where(*self.scope, *self.common)
+        keys = select(table.create_time_ns.label("time"), self.name.label("name"))
+        keys = keys.where(table.tenant_id == self.tenant_id, *self.common)
         if self.after is not None:
             keys = keys.where(is_before(table.create_time_ns, self.name, self.after))
         if len(self.branches) < 2:
@@ -157,11 +200,29 @@ class Listing:
         each = [select(_sort_newest_first(keys.where(branch)).limit(bound).subquery()) for branch in self.branches]
         return _sort_newest_first(select(union_all(*each).subquery())).limit(bound).subquery()
 
-    def _find_last_key(self, connection: Connection, scanned: Subquery) -> Key | None:
-        """Return the last key that was searched; None if there are no more."""
-        row = connection.execute(
-            _sort_newest_first(select(scanned.c.time, scanned.c.name)).offset(MAX_SCANNED - 1)
-        ).first()
+    def _select_by_label(self, label: tuple[str, str], bound: int) -> Subquery:
+        """Return a query of the keys of the first rows that have a label."""
+        keys = select(_labels.create_time_ns.label("time"), _labels.name.label("name")).where(*self._is_label(*label))
+        if self.after is not None:
+            keys = keys.where(is_before(_labels.create_time_ns, _labels.name, self.after))
+        return _sort_newest_first(keys).limit(bound).subquery()
+
+    def _is_label(self, key: str, value: str) -> Sequence[ColumnElement[bool]]:
+        return [
+            _labels.tenant_id == self.tenant_id,
+            _labels.kind == self.kind,
+            _labels.key == key,
+            _labels.value == value,
+        ]
+
+    def _has_label(self, key: str, value: str) -> ColumnElement[bool]:
+        """Return the condition that a row has a label."""
+        same = _labels.create_time_ns == self.table.c.create_time_ns, _labels.name == self.name
+        return exists().where(*self._is_label(key, value), *same)
+
+    def _find_last_key(self, connection: Connection, keys: Subquery, bound: int) -> Key | None:
+        """Return the last of as many keys as a query is bounded by; None if it has fewer."""
+        row = connection.execute(_sort_newest_first(select(keys.c.time, keys.c.name)).offset(bound - 1)).first()
         return (row.time, row.name) if row is not None else None
 
 

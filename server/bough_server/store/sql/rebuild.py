@@ -19,6 +19,7 @@ from bough_server.store.sql.append import (
     SPEND,
 )
 from bough_server.store.sql.create_run import start_values
+from bough_server.store.sql.label_index import fill_index
 from bough_server.store.sql.log_heads import iter_evaluation_log, iter_log
 from bough_server.store.sql.rows import (
     call_rows,
@@ -79,8 +80,9 @@ _REFRESH_SESSIONS: Final = update(tables.sessions).values(
 def rebuild(connection: Connection) -> int:
     """Rebuild all derived tables from the logs; return the number of runs. Nothing else may use the database.
 
-    These are messages, usage entries, request ids, and the rows of runs and evaluations. Session states are rebuilt
-    too, except those that a call has changed since, which are in no log. Usage entries of deleted runs are kept.
+    These are messages, usage entries, request ids, the rows of runs and evaluations, and the index of labels. Session
+    states are rebuilt too, except those that a call has changed since, which are in no log. Usage entries of deleted
+    runs are kept.
     """
     addresses = connection.execute(_ADDRESSES).all()
     for statement in _FORGET:
@@ -96,6 +98,7 @@ def rebuild(connection: Connection) -> int:
         address = LogAddress(run_id=evaluation_id, tenant_id=tenant_id, user_id=user_id)
         _restore_row(connection, address, EvaluationFold().project(iter_evaluation_log(connection, evaluation_id)))
     connection.execute(_REFRESH_SESSIONS)
+    fill_index(connection)
     return len(addresses)
 
 

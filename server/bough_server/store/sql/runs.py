@@ -72,8 +72,10 @@ class SqlRunIndex:
         filters = ["runs", principal.tenant_id, *_filter_values(run_filter)]
         listing = Listing(
             table=tables.runs,
+            kind=tables.RUN,
             name=_runs.run_id,
-            common=[tables.IS_RUN, _runs.tenant_id == principal.tenant_id, *_conditions(run_filter)],
+            tenant_id=principal.tenant_id,
+            common=[tables.IS_RUN, *_conditions(run_filter)],
             branches=_branches(run_filter),
             labels=run_filter.labels,
             after=decode_token(page.token, filters),

@@ -134,8 +134,9 @@ class SqlSessions:
         filters = ["sessions", principal.tenant_id, dict(labels), include_evaluations]
         listing = Listing(
             table=tables.sessions,
+            kind=tables.SESSION,
             name=_sessions.session_id,
-            scope=[_sessions.tenant_id == principal.tenant_id],
+            tenant_id=principal.tenant_id,
             common=[] if include_evaluations else [_IS_OF_CALLER],
             labels=labels,
             after=decode_token(page.token, filters),

@@ -57,22 +57,6 @@ def _render_without_index_in_sqlite(element: "unindexed", compiler: SQLCompiler,
     return f"+{compiler.process(element.clauses, **options)}"
 
 
-class json_members(GenericFunction[Any]):
-    """The members of a column's JSON object, whose values are texts: a table with `key` and `value`."""
-
-    inherit_cache = True
-
-
-@compiles(json_members, "sqlite")
-def _members_in_sqlite(element: "json_members", compiler: SQLCompiler, **options: Any) -> str:
-    return f"json_each({compiler.process(element.clauses, **options)})"
-
-
-@compiles(json_members, "postgresql")
-def _members_in_postgresql(element: "json_members", compiler: SQLCompiler, **options: Any) -> str:
-    return f"json_each_text(({compiler.process(element.clauses, **options)})::json)"
-
-
 _NAMED_SQLITE: Final[Dialect] = sqlite.dialect(paramstyle="named")
 """SQLite with names of parameters, for rows that are mappings; PostgreSQL's driver has them anyway."""
 

@@ -28,6 +28,9 @@ RUN: Final = 0
 EVALUATION: Final = 1
 """Kinds of rows in the table of runs: what the log of the row belongs to."""
 
+SESSION: Final = 2
+"""The kind of sessions among the rows that labels belong to."""
+
 _SESSION: Final = ("tenant_id", "session_id")
 _NEWEST_FIRST: Final = ("tenant_id", "create_time_ns", "run_id")
 _REQUEST: Final = ("tenant_id", "user_id", "request_id")
@@ -160,6 +163,23 @@ class SessionTable(_Row, table=True):
     last_position: int
     state_json: str
     state_run_id: str
+
+
+class LabelTable(_Row, table=True):
+    """A label of a run, an evaluation or a session, as `kind` says, whose id is `name`: the index of filters by labels.
+
+    Triggers derive it from the columns `labels`; see label_index.
+    """
+
+    __tablename__ = "labels"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    tenant_id: str = Field(primary_key=True)
+    kind: int = Field(primary_key=True)
+    key: str = Field(primary_key=True)
+    value: str = Field(primary_key=True)
+    create_time_ns: int = Field(primary_key=True)
+    name: str = Field(primary_key=True)
 
 
 class MessageTable(_Row, table=True):
@@ -329,6 +349,7 @@ class RunCommandTable(_Row, table=True):
 events: Final[Table] = metadata.tables["events"]
 runs: Final[Table] = metadata.tables["runs"]
 sessions: Final[Table] = metadata.tables["sessions"]
+labels: Final[Table] = metadata.tables["labels"]
 messages: Final[Table] = metadata.tables["messages"]
 calls: Final[Table] = metadata.tables["calls"]
 blobs: Final[Table] = metadata.tables["blobs"]
