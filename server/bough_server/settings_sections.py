@@ -165,8 +165,11 @@ class DeltaSection(Section):
 
     mode: Literal["aggregated", "passthrough"] = "aggregated"
     """`aggregated` joins fragments before they are recorded, `passthrough` records each one."""
-    max_interval: Annotated[Seconds, Field(le=10)] = 0.05
-    """How long a fragment may be held back to be joined with the next ones; at most 10 s."""
+    max_interval: Annotated[Seconds, Field(le=10)] | None = None
+    """How long a fragment may be held back to be joined with the next ones; at most 10 s.
+
+    Default: 50 ms, and 100 ms once a text has been streamed for a second.
+    """
     max_chars: Annotated[Count, Field(ge=1)] = 256
     """How many characters may be held back."""
 
@@ -174,8 +177,9 @@ class DeltaSection(Section):
         """Return the policy as the schema's message."""
         if self.mode == "passthrough":
             return policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas())
+        interval = None if self.max_interval is None else _duration(self.max_interval)
         return policy_pb2.DeltaPolicy(
-            aggregated=policy_pb2.AggregatedDeltas(max_interval=_duration(self.max_interval), max_chars=self.max_chars)
+            aggregated=policy_pb2.AggregatedDeltas(max_interval=interval, max_chars=self.max_chars)
         )
 
 

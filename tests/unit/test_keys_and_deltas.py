@@ -76,8 +76,8 @@ def test_the_first_delta_policy_that_says_anything_wins() -> None:
     nothing = policy_pb2.DeltaPolicy()
     every = policy_pb2.DeltaPolicy(passthrough=policy_pb2.PassthroughDeltas())
     joined = policy_pb2.DeltaPolicy(aggregated=policy_pb2.AggregatedDeltas(max_chars=7))
-    assert choose_coalescing([nothing, nothing]) == DeltaCoalescing(max_interval=0.05, max_chars=256)
-    assert choose_coalescing([nothing, joined, every]) == DeltaCoalescing(max_interval=0.05, max_chars=7)
+    assert choose_coalescing([nothing, nothing]) == DeltaCoalescing(max_interval=None, max_chars=256)
+    assert choose_coalescing([nothing, joined, every]) == DeltaCoalescing(max_interval=None, max_chars=7)
     assert choose_coalescing([every, joined]).max_chars == 0
 
 

@@ -84,3 +84,30 @@ async def test_the_first_text_does_not_wait_for_a_batch_and_arguments_do(kind: i
         await asyncio.sleep(0)
     assert bool(log.batches) is is_sent
     recorder.drop_deltas()
+
+
+@pytest.mark.parametrize(
+    ("coalescing", "at_first", "later"),
+    [(DeltaCoalescing(), 50, 100), (DeltaCoalescing(max_interval=0.03), 30, 30)],
+)
+async def test_a_text_is_held_back_longer_once_it_was_streamed_for_a_second_unless_a_policy_says_how_long(
+    coalescing: DeltaCoalescing, at_first: int, later: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, milliseconds = asyncio.get_running_loop(), 1_000_000
+    monkeypatch.setattr(loop, "time", lambda: milliseconds / 1000)
+    recorder = recorder_of(Appends())
+
+    def stream() -> None:
+        chunk = DeltaChunk(EFFECT, events.LLM_OUTPUT_TEXT_DELTA, "", ["word "])
+        recorder.buffer_delta(chunk, coalescing, event_pb2.AgentEvent)
+
+    stream()
+    for begin, bound in ((3, at_first), (807, at_first), (1_003, later), (5_001, later)):
+        milliseconds = begin = 1_000_000 + begin
+        recorded = recorder.last_sequence
+        stream()
+        while recorder.last_sequence == recorded:
+            milliseconds += 1
+            await asyncio.sleep(0)
+        assert bound - 10 <= milliseconds - begin <= bound + 1
+    recorder.drop_deltas()

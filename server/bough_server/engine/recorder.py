@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from bough.v1 import event_pb2
-from bough_server.clock import Clock
+from bough_server.clock import Clock, loop_time
 from bough_server.engine.run_log import log_events
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob
@@ -20,6 +20,15 @@ from bough_server.store.ports.log import EventLog, LogEvent
 MAX_PENDING_BYTES: Final = 1024 * 1024
 """Bytes of a run that may wait for their commit before producers of deltas have to wait."""
 
+FIRST_INTERVAL: Final = 0.05
+LATER_INTERVAL: Final = 0.1
+"""Seconds for which deltas are held back at most, unless a policy says so: each message costs more than what it holds,
+and who has read for a second does not see the difference."""
+
+FIRST_SECONDS: Final = 1.0
+
+TICK: Final = 0.01
+"""Seconds between two times at which deltas are recorded, so that those of many runs share wake-ups and commits."""
 
 MAX_DELAY: Final = 0.002
 """Seconds for which a batch is kept open for further events while no caller waits for its commit."""
@@ -29,7 +38,8 @@ MAX_DELAY: Final = 0.002
 class DeltaCoalescing:
     """How deltas are coalesced: up to `max_chars` characters or `max_interval` seconds; 0 characters: not at all."""
 
-    max_interval: float = 0.05
+    max_interval: float | None = None
+    """None for FIRST_INTERVAL, and LATER_INTERVAL once a text has been streamed for FIRST_SECONDS."""
     max_chars: int = 256
 
 
@@ -71,6 +81,8 @@ class Recorder:
         self._pending: dict[str, _Pending] = {}
         self._begun: dict[str, tuple[int, str]] = {}
         """Kind and subject of the text that each effect is streaming."""
+        self._begin_times: dict[str, float] = {}
+        """When each effect began to stream that text, by the event loop's clock."""
         self._batch: list[LogEvent] = []
         self._batch_bytes = 0
         self._last: asyncio.Future[None] | None = None
@@ -95,6 +107,7 @@ class Recorder:
             for event in batch:
                 self.flush(event.effect_key)
                 self._begun.pop(event.effect_key, None)
+                self._begin_times.pop(event.effect_key, None)
         self._append(batch)
         log_events(self._run_id, batch)
 
@@ -115,7 +128,7 @@ class Recorder:
         if is_first:
             # One buffer per effect, so that text, reasoning and calls keep the order in which the model streamed them.
             self.flush(effect)
-            self._begun[effect] = begun
+            self._begun[effect], self._begin_times[effect] = begun, loop_time()
         # The arguments of a call are of no use before they are complete.
         is_due = is_first and chunk.kind != events.LLM_TOOL_CALL_DELTA
         pending = self._pending.get(effect)
@@ -131,9 +144,16 @@ class Recorder:
                     self._submit_soon()
             is_first = is_due = False
         if pending is not None and pending.timer is None:
-            loop = asyncio.get_running_loop()
-            pending.timer = loop.call_later(coalescing.max_interval, self.flush, effect)
+            pending.timer = self._flush_later(effect, coalescing.max_interval)
         return self._waiting_bytes > MAX_PENDING_BYTES
+
+    def _flush_later(self, effect: str, interval: float | None) -> asyncio.TimerHandle:
+        now = loop_time()
+        if interval is None:
+            is_later = now - self._begin_times[effect] >= FIRST_SECONDS
+            interval = LATER_INTERVAL if is_later else FIRST_INTERVAL
+        due = now + interval
+        return asyncio.get_running_loop().call_at(max(now, due - due % TICK), self.flush, effect)
 
     def flush(self, effect: str) -> None:
         """Record the buffered deltas of an effect, if any."""
@@ -165,6 +185,7 @@ class Recorder:
                 pending.timer.cancel()
         self._pending.clear()
         self._begun.clear()
+        self._begin_times.clear()
 
     async def wait_for_commit(self) -> None:
         """Wait until everything recorded so far is committed. Raises what the append raised."""

@@ -21,7 +21,7 @@ from bough_server.runtime.toolset import Toolset, build_toolset
 
 
 def choose_coalescing(policies: "list[policy_pb2.DeltaPolicy]") -> DeltaCoalescing:
-    """Return the first policy that is set, of the request's, the agent's, the server's; default: 50 ms, 256 chars."""
+    """Return the first policy that is set, of the request's, the agent's, the server's; else the defaults."""
     for policy in policies:
         if policy.HasField("passthrough"):
             return DeltaCoalescing(max_interval=0, max_chars=0)
@@ -31,7 +31,7 @@ def choose_coalescing(policies: "list[policy_pb2.DeltaPolicy]") -> DeltaCoalesci
             return DeltaCoalescing(
                 max_interval=chosen.max_interval.ToTimedelta().total_seconds()
                 if chosen.HasField("max_interval")
-                else default.max_interval,
+                else None,
                 max_chars=chosen.max_chars if chosen.HasField("max_chars") else default.max_chars,
             )
     return DeltaCoalescing()

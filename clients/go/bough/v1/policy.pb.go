@@ -392,7 +392,7 @@ func (*DeltaPolicy_Passthrough) isDeltaPolicy_Mode() {}
 // Joins fragments until one of the two bounds is reached.
 type AggregatedDeltas struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How long a fragment may be held back, from 0 to 10 s. Default: 50 ms.
+	// How long a fragment may be held back, from 0 to 10 s. Default: 50 ms, and 100 ms once a text has been streamed for a second.
 	MaxInterval *durationpb.Duration `protobuf:"bytes,1,opt,name=max_interval,json=maxInterval,proto3" json:"max_interval,omitempty"`
 	// How many characters may be held back. Default: 256.
 	MaxChars      *int32 `protobuf:"varint,2,opt,name=max_chars,json=maxChars,proto3,oneof" json:"max_chars,omitempty"`

@@ -235,7 +235,7 @@ class AggregatedDeltas(_message.Message):
     """How many characters may be held back. Default: 256."""
     @_builtins.property
     def max_interval(self) -> _duration_pb2.Duration:
-        """How long a fragment may be held back, from 0 to 10 s. Default: 50 ms."""
+        """How long a fragment may be held back, from 0 to 10 s. Default: 50 ms, and 100 ms once a text has been streamed for a second."""
 
     def __init__(
         self,

@@ -133,7 +133,7 @@ export const DeltaPolicySchema: GenMessage<DeltaPolicy> = /*@__PURE__*/
  */
 export type AggregatedDeltas = Message<"bough.v1.AggregatedDeltas"> & {
   /**
-   * How long a fragment may be held back, from 0 to 10 s. Default: 50 ms.
+   * How long a fragment may be held back, from 0 to 10 s. Default: 50 ms, and 100 ms once a text has been streamed for a second.
    *
    * @generated from field: google.protobuf.Duration max_interval = 1;
    */
