@@ -281,7 +281,9 @@ async def test_a_call_that_was_cancelled_is_seen_with_its_error_in_the_next_turn
 
 def _make_first_revision(database: sqlite3.Connection) -> None:
     """Undo the migrations after the first, so that the next server upgrades the database again."""
-    for table in ("calls", "blobs", "session_blobs"):
+    for trigger in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        database.execute(f"DROP TRIGGER {trigger[0]}")
+    for table in ("calls", "blobs", "session_blobs", "labels"):
         database.execute(f"DROP TABLE {table}")
     for index in (
         *("runs_of_evaluation", "runs_of_evaluations", "evaluations_newest_first", "evaluations_of_set"),
