@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import grpc
@@ -14,8 +15,10 @@ from grpc import aio
 from bough.v1 import agent_service_pb2, policy_pb2
 from bough.v1 import session_service_pb2 as pb
 from bough.v1.session_pb2 import SessionStateChange
+from bough_server.identity import Principal
 from bough_server.log.session_state import MAX_STATE_BYTES
-from tests.rpc.interceptor_server import status_details
+from bough_server.store.ports.sessions import SessionPosition
+from tests.rpc.interceptor_server import outcome, status_details
 from tests.rpc.run_server import Served, Turn, begin, served, settings
 from tests.rpc.state_agents import DOORS
 from tests.support.databases import in_each_database
@@ -99,6 +102,29 @@ async def test_the_state_of_a_session_is_live_and_its_runs_alone_may_change_it(s
     DOORS["live"].set()
     await turn.to_the_end()
     assert await _update(server, session_id, SessionStateChange(key="a", value_json="2")) == '{"a":2}'
+
+
+async def test_a_session_that_another_server_changes_at_every_try_is_told_apart_from_a_busy_one(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session_id = await _new_session(server)
+    sessions, read_position = server.app.store.sessions, server.app.store.sessions.read_position
+    numbers = count(1)
+
+    async def read_then_change(principal: Principal, session_id: str) -> SessionPosition:
+        position = await read_position(principal, session_id)
+        change = SessionStateChange(key="n", value_json=str(next(numbers)))
+        await sessions.update_state(principal, session_id, [change])
+        return position
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sessions, "read_position", read_then_change)
+        _, error = await outcome(_keep(server, session_id, a=1).call)
+    assert error is not None
+    assert (error.code(), next(numbers) > 2) == (grpc.StatusCode.ABORTED, True)
+    (info,) = [one for one in status_details(error) if isinstance(one, ErrorInfo)]
+    assert (info.reason, info.metadata) == ("CONCURRENT_CHANGE", {"session_id": session_id})
+    assert (await _keep(server, session_id, a=1).to_the_end()).kinds[-1] == "run_completed"
 
 
 async def test_runs_begin_while_clients_change_the_values_without_pause(server: Served) -> None:

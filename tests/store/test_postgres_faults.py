@@ -11,7 +11,7 @@ from functools import partial
 
 import psycopg
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event
 from sqlalchemy import text as sql_text
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
@@ -441,6 +441,16 @@ async def test_reads_that_fail_again_and_again_are_one_line_without_a_stack(post
         ("read failed", "canceling statement due to user request", False)
     ]
     await readers.close()
+
+
+async def test_a_read_ends_with_a_commit_as_the_database_counts_rollbacks(postgres_url: str) -> None:
+    engine = reader_engine(postgres_url, connections=1, busy_timeout=1.0)
+    readers, ends = Readers(engine, threads=1, clock=SystemClock()), list[str]()
+    for end in ("commit", "rollback"):
+        event.listen(engine, end, lambda _, end=end: ends.append(end))
+    assert await readers.run(lambda connection: connection.execute(sql_text("SELECT 1")).scalar()) == 1
+    await readers.close()
+    assert ends == ["commit"]
 
 
 def test_a_reader_cannot_write(postgres_url: str) -> None:

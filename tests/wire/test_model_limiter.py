@@ -132,7 +132,10 @@ async def test_a_request_whose_turn_would_come_too_late_fails_at_once(tmp_path: 
         await answer(model, asking())
         _, error = await failure(model, asking())
         assert server.count == 1
-    assert error.retry == event_pb2.RETRY_REASON_RATE_LIMITED
+    assert (error.reason, error.retry) == (
+        error_pb2.ERROR_REASON_MODEL_RATE_LIMITED,
+        event_pb2.RETRY_REASON_RATE_LIMITED,
+    )
     assert "would wait 60 seconds" in error.message
 
 
