@@ -50,7 +50,7 @@ from bough_server.runs.admission import RunDefaults
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.runs import Runs
 from bough_server.settings import Settings
-from bough_server.settings_sections import ServerSection
+from bough_server.settings_sections import ServerSection, to_reachable_address
 from bough_server.store.opening import display_database_url, open_store
 from bough_server.store.sql.store import Store
 from bough_server.threads import run_in_thread
@@ -82,9 +82,6 @@ _OPTIONS: Final = (
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     ("grpc.server_max_unrequested_time_in_server", 600),
 )
-
-_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-"""The address of this machine for a server that listens on all of its addresses."""
 
 _log = structlog.get_logger(__name__)
 
@@ -140,7 +137,9 @@ class App:
             registry = _registry(settings, _open_models(settings, stack, clock))
             # Before the store, whose last commits are counted too.
             metrics, metrics_address = await stack.enter_async_context(_open_metrics(settings))
-            store = await _open_store(settings, metrics, clock, is_patient=not is_embedded)
+            # A command that only reads leaves the database to the versions that use it.
+            may_upgrade = settings.storage.upgrade_at_start and (recover or not is_embedded)
+            store = await _open_store(settings, metrics, clock, is_patient=not is_embedded, may_upgrade=may_upgrade)
             stack.push_async_callback(store.close)
             provider, tracing = _open_tracing(settings, stack)
             dependencies = _run_dependencies(
@@ -172,7 +171,7 @@ class App:
             stack.push_async_callback(app.stop)
             await app.start()
             if recover or not is_embedded:  # a command that only reads ends before another one could use its server
-                store.publish(_to_reachable_address(app.address), is_passing=is_embedded)
+                store.publish(to_reachable_address(app.address))
             yield app
 
     async def start(self) -> None:
@@ -261,11 +260,23 @@ class App:
 
 @asynccontextmanager
 async def open_server(
-    settings: Settings, *, clock: Clock | None = None, recover: bool = True, is_embedded: bool = False
+    settings: Settings,
+    *,
+    clock: Clock | None = None,
+    recover: bool = True,
+    is_embedded: bool = False,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[str]:
-    """Yield the address of a server that serves while the context is open; see App.open."""
+    """Yield the address of a server that serves while the context is open; see App.open.
+
+    One inside a command, if that ends well, waits for the runs that other commands follow, and calls `on_wait` first.
+    """
     async with App.open(settings, clock=clock, recover=recover, is_embedded=is_embedded, is_watched=False) as app:
         yield app.address
+        if is_embedded and app.runs.list_followed_runs():
+            on_wait()
+            while followed := app.runs.list_followed_runs():
+                await asyncio.wait(followed)
 
 
 def serve(config: Path | None = None) -> None:
@@ -288,14 +299,16 @@ def _open_models(settings: Settings, stack: AsyncExitStack, clock: Clock) -> Con
     return models
 
 
-async def _open_store(settings: Settings, metrics: Metrics | None, clock: Clock, *, is_patient: bool) -> Store:
+async def _open_store(
+    settings: Settings, metrics: Metrics | None, clock: Clock, *, is_patient: bool, may_upgrade: bool
+) -> Store:
     storage = settings.storage
     opening = partial(
         open_store,
         storage.url,
         listen_url=storage.listen_url or "",
         durability=storage.durability,
-        may_upgrade=storage.upgrade_at_start,
+        may_upgrade=may_upgrade,
         report_commit=None if metrics is None else metrics.on_commit,
         clock=clock,
     )
@@ -461,12 +474,6 @@ def _check_host(section: ServerSection) -> None:
             f"{section.host} is not a loopback address, and calls would travel unencrypted and unauthenticated: "
             "listen on 127.0.0.1, or pass --allow-insecure."
         )
-
-
-def _to_reachable_address(address: str) -> str:
-    """Return the address at which a process on this machine reaches a server that listens at `address`."""
-    host, _, port = address.rpartition(":")
-    return f"{_LOOPBACK.get(host, host)}:{port}"
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -56,6 +56,16 @@ def _currency(code: str) -> str:
 Currency = Annotated[str, AfterValidator(_currency)]
 
 
+_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+"""The address of this machine for a server that listens on all of its addresses."""
+
+
+def to_reachable_address(address: str) -> str:
+    """Return the address at which a process on this machine reaches a server that listens at `address`."""
+    host, _, port = address.rpartition(":")
+    return f"{_LOOPBACK.get(host, host)}:{port}"
+
+
 class ServerSection(Section):
     """Where the server listens, and how it stops."""
 

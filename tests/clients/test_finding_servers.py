@@ -64,6 +64,42 @@ async def test_a_command_uses_the_server_that_has_its_database(tmp_path: Path, f
     assert listed.out.count('"runId"') == 1
 
 
+async def test_a_command_finds_the_server_at_the_configured_port(tmp_path: Path) -> None:
+    config = project(tmp_path / "served")
+    async with serving(config) as server:
+        port = int(server.address.rpartition(":")[2])
+        (tmp_path / "other").mkdir()
+        other = write_project(tmp_path / "other", llm("alone"), script={}, server={"port": port})
+        ran = await bough("--config", str(other), "run", "alone", "hi", "--output", "answer")
+        found = await bough("--config", str(other), "doctor")
+        server.send(signal.SIGTERM)
+        await server.end()
+    gone = await bough("--config", str(other), "doctor")
+    assert (ran.code, ran.out) == (0, "Hm.\n")
+    assert f"server: {server.address} answers" in found.out
+    assert f"server: no server of Bough answers at {server.address}; commands use an embedded one" in gone.out
+
+
+async def test_a_second_command_uses_the_server_in_the_first_which_waits_for_its_run(tmp_path: Path) -> None:
+    script = {"alone": ["Hm."], "slow": [{"text": "Slowly said at last.", "delay_ms": 300}]}
+    config = write_project(tmp_path, llm("alone"), llm("slow"), script=script)
+    given, typing = os.pipe()
+    first = await started("--config", str(config), "--embedded", "chat", "alone", "--output", "answer", stdin=given)
+    os.close(given)
+    assert first.stdout is not None
+    os.write(typing, b"hi\n")
+    assert await first.stdout.readline() == b"Hm.\n"
+    second = await started("--config", str(config), "run", "slow", "hi", "--output", "json")
+    assert second.stdout is not None
+    assert b"runStarted" in await second.stdout.readline()
+    os.close(typing)
+    _, told = await first.communicate()
+    out, _ = await second.communicate()
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert "Another command uses the server in this one: waiting for its run to end." in told.decode()
+    assert b"Slowly said at last." in out.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("example", "command", "code"),
     [
@@ -106,7 +142,7 @@ async def test_the_lock_names_the_address_while_it_is_served_and_no_longer(tmp_p
     async with serving(config) as server:
         owner = find_serving_owner(database)
         assert owner is not None
-        assert (owner.process, owner.address, owner.is_passing) == (str(server.pid), server.address, False)
+        assert (owner.process, owner.address) == (str(server.pid), server.address)
         server.send(signal.SIGTERM)
         await server.end()
     assert find_serving_owner(database) is None

@@ -17,6 +17,8 @@ from bough_server.store.sql.schema_version import DatabaseStatus
 from bough_server.store.sqlite.database_path import database_path
 from tests.clients.cli_process import Finished, bough, started
 from tests.clients.stream_server import LoopbackService, listening
+from tests.store.sql import execute
+from tests.support.older_schema import BEFORE_LABELS, undo_labels
 from tests.support.projects import llm, write_project
 
 
@@ -68,6 +70,54 @@ async def test_a_database_that_is_too_old_is_refused_with_what_to_do(tmp_path: P
         "move the file away or delete it, and a new one is created.\n"
     )
     assert ended == Finished(code=2, out="", err=sentence)
+
+
+async def test_a_command_that_reads_leaves_an_older_database_as_it_is(tmp_path: Path) -> None:
+    config = write_project(tmp_path, llm("alone"), script={"alone": ["Hm."]})
+    flags = ("--config", str(config), "--embedded")
+    assert (await bough(*flags, "run", "alone", "hi")).code == 0
+    database = database_path(Settings.load(config).storage.url)
+    undo_labels(str(database))
+    sentence = (
+        f"The database {str(database)!r} has revision {BEFORE_LABELS}, and this version needs {HEAD}: "
+        "run `bough db upgrade`.\n"
+    )
+    for words in (("runs",), ("tree", "last"), ("events", "last"), ("sessions", "list"), ("eval", "list")):
+        assert await bough(*flags, *words) == Finished(code=2, out="", err=sentence)
+    assert (await bough(*flags, "db", "status")).out.startswith(f"{database}: revision {BEFORE_LABELS}, needs {HEAD}")
+
+
+@pytest.mark.parametrize("command", [("run", "alone", "hi"), ("db", "upgrade"), ("db", "upgrade", "--no-backup")])
+async def test_an_upgrade_is_told_and_keeps_a_copy_that_the_older_version_reads(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    config = write_project(tmp_path, llm("alone"), script={"alone": ["Hm.", "Hm."]})
+    flags = ("--config", str(config), "--embedded")
+    assert (await bough(*flags, "run", "alone", "hi")).code == 0
+    database = database_path(Settings.load(config).storage.url)
+    undo_labels(str(database))
+    copies = [database.with_name(f"{database.name}.{BEFORE_LABELS}{number}.bak") for number in ("", "-1")]
+    copies[0].write_text("another copy", encoding="utf-8")
+    ended = await bough(*flags, *command)
+    assert (ended.code, (await bough(*flags, "runs")).code) == (0, 0)
+    assert "upgraded the database" in ended.err
+    assert f"from={BEFORE_LABELS}" in ended.err
+    assert f"to={HEAD}" in ended.err
+    assert copies[0].read_text(encoding="utf-8") == "another copy"
+    assert (f"backup={copies[1]}" in ended.err, copies[1].exists()) == (command[-1] != "--no-backup",) * 2
+    if copies[1].exists():
+        assert execute(str(copies[1]), "SELECT version_num FROM alembic_version") == [(BEFORE_LABELS,)]
+        assert execute(str(copies[1]), "SELECT count(*) FROM runs WHERE ended") == [(1,)]
+
+
+async def test_the_doctor_advises_no_upgrade_of_a_newer_database(tmp_path: Path) -> None:
+    config = write_project(tmp_path, llm("alone"), script={"alone": ["Hm."]})
+    database = database_path(Settings.load(config).storage.url)
+    upgrade_database(str(database))
+    _stamp(database, "9999")
+    (line,) = [one for one in (await bough("--config", str(config), "doctor")).out.splitlines() if "database" in one]
+    words = f"revision 9999, newer than {HEAD}, the newest that this version of bough supports: upgrade bough"
+    assert line == f"!!  database: {database}: {words}, {database.stat().st_size:,} bytes"
 
 
 def test_the_status_of_a_database_that_can_be_upgraded_names_the_command() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from alembic.script import ScriptDirectory
+from structlog.testing import capture_logs
 
 from bough_server.errors import ConfigurationError
 from bough_server.store.opening import database_status, open_store, upgrade_database
@@ -17,6 +18,7 @@ from bough_server.store.sqlite import database as sqlite_database
 from bough_server.store.sqlite.database_path import is_postgres
 from tests.store.logs import ANNE, Made, completed, delta
 from tests.store.sql import execute
+from tests.support.older_schema import BEFORE_LABELS, undo_labels
 
 _NEXT = "9998"
 
@@ -115,13 +117,13 @@ async def test_an_upgrade_indexes_the_labels_that_there_are_and_those_that_come(
     before, later = Made(number=1, labels={"in": "both"}), Made(number=2, labels={"in": "both"})
     async with open_store(url) as store:
         await store.log.create(before.new())
-    changes = [(table, change) for table in ("runs", "sessions") for change in ("insert", "update", "delete")]
-    for table, change in changes:
-        trigger = f"{table}_labels_{change}"
-        execute(url, f"DROP FUNCTION {trigger} CASCADE" if is_postgres(url) else f"DROP TRIGGER {trigger}")
-    execute(url, "DROP TABLE labels")
-    execute(url, "UPDATE alembic_version SET version_num = '0011'")
-    async with open_store(url) as store:
+    undo_labels(url)
+    with capture_logs() as logged:
+        store = open_store(url)
+    (said,) = [entry for entry in logged if entry["event"] == "upgraded the database"]
+    assert (said["log_level"], said["from"], said["to"]) == ("warning", BEFORE_LABELS, migrations.HEAD)
+    assert ("backup" in said) == (not is_postgres(url))
+    async with store:
         await store.log.create(later.new())
         found, _ = await store.runs.list(ANNE, RunFilter(labels={"in": "both"}), Page(size=9))
         assert [run.run_id for run in found] == [later.run_id, before.run_id]

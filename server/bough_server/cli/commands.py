@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar, cast
 
 import typer
 
-from bough_server.cli.options import AddressOption, ConfigOption, EmbeddedOption, target_of
+from bough_server.cli.options import AddressOption, ConfigOption, EmbeddedOption, VerboseOption, target_of
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -18,6 +18,7 @@ _GLOBAL: Final = {
         ("config", None, ConfigOption),
         ("address", None, AddressOption),
         ("embedded", False, EmbeddedOption),
+        ("verbose", False, VerboseOption),
     )
 }
 """The global options as parameters of a command."""

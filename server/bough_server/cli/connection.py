@@ -21,6 +21,7 @@ from bough_server.cli.exit_codes import print_stderr
 from bough_server.cli.options import Target
 from bough_server.errors import ConfigurationError, DatabaseInUse
 from bough_server.settings import Settings
+from bough_server.settings_sections import to_reachable_address
 from bough_server.store.sqlite.database_path import database_path, is_postgres
 from bough_server.store.sqlite.file_lock import find_serving_owner
 
@@ -79,10 +80,11 @@ async def connect(
     """Connect to the server that the flags select, for as long as the context is open.
 
     A server named by its address is never replaced by another. Without an address, the server that has the configured
-    database open is used, also with --embedded; else the one at 127.0.0.1:50051 if it answers; else an embedded one is
-    opened for as long as the command lasts. A note about that is printed on standard error; with `is_silent` the caller
-    prints it. With `is_reading` the embedded server resumes no runs: looking at runs must neither execute them nor
-    count as an attempt to recover them. A command that reads, or one that `needs_runs`, creates no database.
+    database open is used, also with --embedded; else the one at the configured port if it answers; else an embedded one
+    is opened for as long as the command lasts, which --verbose says. Notes are printed on standard error; with
+    `is_silent` the caller prints them. With `is_reading` the embedded server resumes no runs, and upgrades no database:
+    looking at runs must neither execute them nor count as an attempt to recover them. A command that reads, or one that
+    `needs_runs`, creates no database.
     `subject` is what the note about a lost connection says is rejoined. Raises ConfigurationError if the flags exclude
     each other, or if no server answers at the address.
     """
@@ -113,7 +115,7 @@ async def _connect(
 ) -> Connection:
     give_up = time.monotonic() + _IN_USE_SECONDS
     while True:
-        found = await running_server(target, default_model, is_starting=is_starting)
+        found = await running_server(target, default_model)
         if found is not None:
             return await _connect_to_server(stack, target, found, default_model, subject=subject)
         try:
@@ -140,13 +142,17 @@ async def _connect_to_server(
     return Connection(client=client, command=target.command, note=note)
 
 
+def _report_wait() -> None:
+    print_stderr("Another command uses the server in this one: waiting for its run to end. Ctrl-C does not wait.")
+
+
 def _report_drop(subject: str, error: CallFailed) -> None:
     # With an ErrorReason it is a sentence of the server; without one, words of the gRPC library.
     what = error.message if error.reason else "The connection to the server was lost."
     print_stderr(f"{what} Rejoining the {subject} for up to {_REJOINING_SECONDS:g} s.")
 
 
-async def running_server(target: Target, default_model: str | None = None, *, is_starting: bool) -> FoundServer | None:
+async def running_server(target: Target, default_model: str | None = None) -> FoundServer | None:
     """Return the server that a command uses, None for an embedded one; see `connect`. Raises ConfigurationError."""
     # With --address the configuration is not read: it may be invalid, or belong to another server.
     if target.address is not None:
@@ -158,11 +164,22 @@ async def running_server(target: Target, default_model: str | None = None, *, is
     # Servers on PostgreSQL leave no address: the database is meant for many of them.
     url = settings.storage.url
     owner = None if is_postgres(url) else find_serving_owner(database_path(url))
-    if owner is not None and not (owner.is_passing and is_starting) and await _is_ours(owner.address):
+    if owner is not None and await _is_ours(owner.address):
         return FoundServer(address=owner.address, serves_database=True)
-    if not target.embedded and await _is_ours(DEFAULT_ADDRESS):
-        return FoundServer(address=DEFAULT_ADDRESS)
+    address = find_local_address(settings)
+    if not target.embedded and await _is_ours(address):
+        return FoundServer(address=address)
     return None
+
+
+def find_local_address(settings: Settings) -> str:
+    """Return where `bough serve` listens with these settings, as this machine reaches it; the default for any port."""
+    server = settings.server
+    if server.port == 0 or not server.model_fields_set & {"host", "port"}:
+        return DEFAULT_ADDRESS
+    return to_reachable_address(
+        f"[{server.host}]:{server.port}" if ":" in server.host else f"{server.host}:{server.port}"
+    )
 
 
 async def _find_server_at(address: str) -> FoundServer:
@@ -235,14 +252,18 @@ async def _open_embedded_server(
     # The server's log would mix with the command's output: only warnings, unless the level is configured.
     level = settings.log_level if "log_level" in settings.model_fields_set else "warning"
     configure_logging(level, settings.log_format)
-    note = "" if target.embedded else f"No server answers at {DEFAULT_ADDRESS}: using one embedded in this command."
-    address = await stack.enter_async_context(open_server(settings, recover=recover, is_embedded=True))
+    is_said = target.verbose and not target.embedded
+    note = (
+        f"No server answers at {find_local_address(settings)}: using one embedded in this command." if is_said else ""
+    )
+    opening = open_server(settings, recover=recover, is_embedded=True, on_wait=_report_wait)
+    address = await stack.enter_async_context(opening)
     client = await stack.enter_async_context(AsyncClient(address, timeout=None))
     return Connection(client=client, command=target.command, note=note)
 
 
 async def resolve_run(client: AsyncClient, text: str) -> str:
-    """Return the id of the run that a full id, `last` or a unique suffix of an id names.
+    """Return the id of the run that a full id, `last`, or a unique beginning or end of an id names.
 
     `last` is the newest run that is no part of an evaluation. Raises ConfigurationError if there is no such run, or
     more than one.
@@ -253,16 +274,18 @@ async def resolve_run(client: AsyncClient, text: str) -> str:
         return (await _last_run(client, "There is no run yet: start one with `bough run`.")).run_id
     if len(text) < _MIN_SUFFIX:
         raise ConfigurationError(
-            f"{text!r} is too short to name a run: use its id, `last`, or at least the last 6 characters of its id."
+            f"{text!r} is too short to name a run: use its id, `last`, or at least the first or last 6 characters of "
+            "its id."
         )
-    suffix = text.lower()
+    part = text.lower()
     every = client.list_runs(include_evaluation_runs=True, page_size=_PAGE_SIZE)
-    found = [run.run_id async for run in every if run.run_id.endswith(suffix)]
+    found = [run.run_id async for run in every if run.run_id.startswith(part) or run.run_id.endswith(part)]
     if not found:
-        raise ConfigurationError(f"There is no run whose id ends in {text!r}: `bough runs` lists runs.")
+        raise ConfigurationError(f"There is no run whose id begins or ends with {text!r}: `bough runs` lists runs.")
     if len(found) > 1:
         raise ConfigurationError(
-            f"{len(found)} run ids end in {text!r}, such as {found[0]} and {found[1]}: use more characters."
+            f"{len(found)} run ids begin or end with {text!r}, such as {found[0]} and {found[1]}: use more characters. "
+            "Ids of runs that started in the same minutes begin alike."
         )
     return found[0]
 

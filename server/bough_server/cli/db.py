@@ -19,6 +19,7 @@ _PROGRESS_SECONDS: Final = 5.0
 _URL: Final = "a path, sqlite:/// and a path, or postgresql://USER@HOST:PORT/DATABASE"
 FromArgument = Annotated[str, typer.Argument(metavar="FROM", help=f"The database to copy: {_URL}.")]
 ToArgument = Annotated[str, typer.Argument(metavar="TO", help="The database to copy to, empty or not there yet.")]
+NoBackupOption = Annotated[bool, typer.Option("--no-backup", help="Keep no copy of the SQLite file of before.")]
 
 db = typer.Typer(help="Inspect, upgrade, rebuild and copy the database, without a server.", no_args_is_help=True)
 
@@ -33,9 +34,9 @@ def status(context: typer.Context, json: JsonOption = False) -> None:
 
 
 @command(db, "upgrade")
-def upgrade(context: typer.Context) -> None:
-    """Create the database, or upgrade its schema to this version."""
-    finish(_upgrade(target_of(context)))
+def upgrade(context: typer.Context, no_backup: NoBackupOption = False) -> None:
+    """Create the database, or upgrade its schema to this version. Keep a copy of an older SQLite file beside it."""
+    finish(_upgrade(target_of(context), keeps_backup=not no_backup))
 
 
 @command(db, "rebuild")
@@ -81,12 +82,16 @@ async def _status(target: Target, *, json: bool) -> ExitCode:
     return ExitCode.YES if found.is_current else ExitCode.FAILED
 
 
-async def _upgrade(target: Target) -> ExitCode:
+async def _upgrade(target: Target, *, keeps_backup: bool) -> ExitCode:
     from bough_server.cli.output import print_line
+    from bough_server.observability.logs import configure_logging
     from bough_server.settings import Settings
     from bough_server.store.opening import upgrade_database
 
-    print_line(verdict_text(upgrade_database(Settings.load(target.config).storage.url), target.command))
+    settings = Settings.load(target.config)
+    configure_logging("warning", settings.log_format)
+    found = upgrade_database(settings.storage.url, keeps_backup=keeps_backup)
+    print_line(verdict_text(found, target.command))
     return ExitCode.YES
 
 

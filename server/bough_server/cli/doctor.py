@@ -119,15 +119,13 @@ def _agents(settings: "Settings") -> Finding:
 
 
 def _database(settings: "Settings", command: str) -> Finding:
+    from bough_server.cli.db import verdict_text
     from bough_server.store.opening import database_status
 
     status = database_status(settings.storage.url)
     if status.revision is None:
         return _new_database(status.name, settings, command)
-    words = f"{status.name}, revision {status.revision}, {status.size_bytes:,} bytes"
-    if status.is_current:
-        return Finding(name="database", is_right=True, words=words)
-    return Finding(name="database", is_right=False, words=f"{words}; run `{command} db upgrade`")
+    return Finding(name="database", is_right=status.is_current, words=verdict_text(status, command))
 
 
 def _new_database(name: str, settings: "Settings", command: str) -> Finding:
@@ -229,17 +227,17 @@ def _resolve_alias_finding(name: str, findings: "Mapping[str, Finding]", setting
 
 
 async def _server(target: Target) -> Finding:
-    from bough.channel import DEFAULT_ADDRESS
-    from bough_server.cli.connection import running_server
+    from bough_server.cli.connection import find_local_address, running_server
     from bough_server.errors import ConfigurationError
+    from bough_server.settings import Settings
 
     try:
-        found = await running_server(target, is_starting=False)
+        found = await running_server(target)
     except ConfigurationError as error:
         return Finding(name="server", is_right=False, words=str(error))
     if found is not None:
         return Finding(name="server", is_right=True, words=f"{found.address} answers")
     words = "commands use an embedded one"
     if not target.embedded:
-        words = f"no server of Bough answers at {DEFAULT_ADDRESS}; {words}"
+        words = f"no server of Bough answers at {find_local_address(Settings.load(target.config))}; {words}"
     return Finding(name="server", is_right=False, is_optional=True, words=words)

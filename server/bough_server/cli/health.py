@@ -20,7 +20,7 @@ async def _health(target: Target) -> ExitCode:
     from bough_server.cli.output import print_line
 
     try:
-        found = await running_server(target, is_starting=False)
+        found = await running_server(target)
     except NoServer as error:
         print_stderr(str(error))
         return ExitCode.FAILED

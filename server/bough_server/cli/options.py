@@ -73,6 +73,7 @@ class Target:
     config: Path | None = None
     address: str | None = None
     embedded: bool = False
+    verbose: bool = False
 
     @property
     def arguments(self) -> list[str]:
@@ -121,9 +122,14 @@ AddressOption = Annotated[
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        help="The server to use.  [default: BOUGH_ADDRESS; the one that serves the database; 127.0.0.1:50051 if "
-        "Bough answers there; --embedded]",
+        help="The server to use.  [default: BOUGH_ADDRESS; the one that serves the database; the configured port "
+        "of this machine, 50051, if Bough answers there; --embedded]",
     ),
+]
+
+
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Report which server the command uses, if it is one inside it.")
 ]
 
 
@@ -134,7 +140,10 @@ EmbeddedOption = Annotated[
 
 
 RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run: its full id, `last`, or a unique suffix of 6 or more characters.")
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run: its full id, `last`, or 6 or more characters that it alone begins or ends with."
+    ),
 ]
 
 

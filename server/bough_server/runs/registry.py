@@ -47,6 +47,10 @@ class RunRegistry(Arrivals[LiveRun]):
         if (live := self.get_live(run_id)) is not None:
             live.set_followers(followers)
 
+    def list_followed_runs(self) -> "set[asyncio.Task[None]]":
+        """Return the tasks of the live runs that have a follower here."""
+        return {live.task for live in self if live.task is not None and self._followers[live.run_id]}
+
     def list_runs_to_report(self) -> list[str]:
         """Return the followed runs that are not live."""
         return [run_id for run_id in self._followers if self.get_live(run_id) is None]

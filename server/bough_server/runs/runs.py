@@ -217,6 +217,10 @@ class Runs:
         """Yield pages of a run's committed events after a sequence. See LogFollower."""
         return self._follower.follow(principal, run_id, after=after, until=until, past=past)
 
+    def list_followed_runs(self) -> "set[asyncio.Task[None]]":
+        """Return the tasks of the runs that are executed here and that clients of this server follow."""
+        return self._supervisor.live_runs.list_followed_runs()
+
     async def get(self, principal: Principal, run_id: str) -> RunRow:
         """Return a run of the principal's tenant. Raises NotFound."""
         record = await self._dependencies.store.runs.get(principal, run_id)

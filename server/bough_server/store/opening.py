@@ -25,7 +25,7 @@ class _Database(Protocol):
     """What the module of each database has."""
 
     def database_status(self, url: str) -> DatabaseStatus: ...
-    def upgrade_database(self, url: str) -> DatabaseStatus: ...
+    def upgrade_database(self, url: str, *, keeps_backup: bool = True) -> DatabaseStatus: ...
     def exclusive_connection(self, url: str) -> AbstractContextManager[Connection]: ...
     def display_url(self, url: str) -> str: ...
 
@@ -54,13 +54,13 @@ def database_status(url: str) -> DatabaseStatus:
     return _database_of(url).database_status(url)
 
 
-def upgrade_database(url: str) -> DatabaseStatus:
-    """Create a database's tables, or upgrade them to this version.
+def upgrade_database(url: str, *, keeps_backup: bool = True) -> DatabaseStatus:
+    """Create a database's tables, or upgrade them to this version; a copy of an older SQLite file stays beside it.
 
     Raises ConfigurationError while another process uses a SQLite file. Servers on PostgreSQL may run: those that start
     meanwhile wait.
     """
-    return _database_of(url).upgrade_database(url)
+    return _database_of(url).upgrade_database(url, keeps_backup=keeps_backup)
 
 
 def rebuild_projections(url: str) -> int:

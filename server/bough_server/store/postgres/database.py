@@ -215,8 +215,11 @@ def database_status(url: str) -> DatabaseStatus:
     return DatabaseStatus(name=display_url(url), revision=revision, head=HEAD, size_bytes=size, use=use)
 
 
-def upgrade_database(url: str) -> DatabaseStatus:
-    """Create the schema, or upgrade it to this version; servers may run. Raises ConfigurationError."""
+def upgrade_database(url: str, *, keeps_backup: bool = True) -> DatabaseStatus:
+    """Create the schema, or upgrade it to this version; servers may run. Raises ConfigurationError.
+
+    Copies of PostgreSQL are its operator's: `keeps_backup` is for files.
+    """
     engine = writer_engine(url, durability="disk", busy_timeout=5.0)
     try:
         migrate(engine, url)

@@ -23,7 +23,7 @@ from bough_server.store.window import RecentEventsOfRuns
 class _NoGuard:
     """Many servers share the database: none holds it."""
 
-    def publish(self, address: str, *, is_passing: bool) -> None:
+    def publish(self, address: str) -> None:
         """See Guard."""
 
     async def watch(self, write_health: WriteHealth) -> None:

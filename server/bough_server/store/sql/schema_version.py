@@ -1,15 +1,18 @@
 """The version of a database's schema: what an operator's command is told of it, and its upgrade by migrations."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import structlog
 from sqlalchemy import Connection, func, select
 
 from bough_server.errors import ConfigurationError
 from bough_server.store.sql import migrations, tables
 from bough_server.store.sql.migrations import HEAD
+
+_log = structlog.get_logger(__name__)
 
 _runs, _workers = tables.runs.c, tables.workers.c
 
@@ -67,10 +70,13 @@ def read_use(connection: Connection, *, servers: int) -> DatabaseUse:
     return DatabaseUse(servers=servers, open_runs=sum(open_runs.values()), leases=leases)
 
 
-def upgrade_schema(connection: Connection, name: str, found: str) -> None:
-    """Run the migrations from a revision on, in the connection's transaction.
+def upgrade_schema(
+    connection: Connection, name: str, found: str, *, back_up: Callable[[], Path | None] = lambda: None
+) -> None:
+    """Run the migrations from a revision on, in the connection's transaction, and log it with the copy from before.
 
-    Raises ConfigurationError if this version does not know the revision; `name` is what it calls the database.
+    `back_up` makes that copy, if there is to be one. Raises ConfigurationError if this version does not know the
+    revision; `name` is what it calls the database.
     """
     from alembic import command  # slow to import, and not needed if the schema is current
     from alembic.config import Config
@@ -87,12 +93,14 @@ def upgrade_schema(connection: Connection, name: str, found: str) -> None:
             f"The database {name} has revision {found}, which is newer than {HEAD}, the newest that this "
             "version of bough knows: use the newer version, or name another database."
         )
+    backup = back_up()
     command.upgrade(config, "head")
+    kept = {} if backup is None else {"backup": str(backup)}
+    # A warning, so that commands with a server inside say it too: an older version cannot use the database any more.
+    _log.warning("upgraded the database", database=name.strip("'"), **{"from": found, "to": HEAD}, **kept)
 
 
 def build_upgrade_error(name: str, found: str | None) -> ConfigurationError:
     """Return the error of a server that must not change the schema, which this version needs changed."""
     state = "has no tables yet" if found is None else f"has revision {found}, and this version needs {HEAD}"
-    return ConfigurationError(
-        f"The database {name} {state}: run `bough db upgrade`, or set storage.upgrade_at_start to true."
-    )
+    return ConfigurationError(f"The database {name} {state}: run `bough db upgrade`.")

@@ -27,7 +27,7 @@ T = TypeVar("T")
 class Guard(Protocol):
     """The parts of a database that a server holds while it uses it."""
 
-    def publish(self, address: str, *, is_passing: bool) -> None:
+    def publish(self, address: str) -> None:
         """Name the address at which this server serves the database, for commands; empty: it does not."""
         ...
 
@@ -79,12 +79,9 @@ class Store:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def publish(self, address: str, *, is_passing: bool = False) -> None:
-        """Name the address that serves the database, for commands that want to use it; empty: none does.
-
-        `is_passing` for a server inside a command, which ends with that.
-        """
-        self._guard.publish(address, is_passing=is_passing)
+    def publish(self, address: str) -> None:
+        """Name the address that serves the database, for commands that want to use it; empty: none does."""
+        self._guard.publish(address)
 
     def check_writes(self) -> None:
         """See RunStore."""

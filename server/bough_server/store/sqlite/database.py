@@ -2,8 +2,9 @@
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from contextlib import closing, contextmanager
+from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,8 +94,8 @@ def make_folder(path: Path) -> None:
         ) from error
 
 
-def migrate(engine: Engine, path: Path, *, may_upgrade: bool = True) -> None:
-    """Create or upgrade the schema in one transaction.
+def migrate(engine: Engine, path: Path, *, may_upgrade: bool = True, keeps_backup: bool = True) -> None:
+    """Create or upgrade the schema in one transaction; with `keeps_backup` a copy of an older file stays beside it.
 
     Raises ConfigurationError if the file is unusable, or needs an upgrade that is not allowed.
     """
@@ -105,9 +106,19 @@ def migrate(engine: Engine, path: Path, *, may_upgrade: bool = True) -> None:
         if found is None:
             _create_schema(connection)
         elif found != HEAD:
-            upgrade_schema(connection, repr(str(path)), found)
+            back_up = partial(_back_up, path, found) if keeps_backup else lambda: None
+            upgrade_schema(connection, repr(str(path)), found, back_up=back_up)
         else:  # a write that changes nothing: a read-only file must fail now, not at the first run
             connection.execute(text("UPDATE alembic_version SET version_num = version_num"))
+
+
+def _back_up(path: Path, revision: str) -> Path:
+    """Copy a database file, with what is in its write-ahead log, beside it; return the copy."""
+    names = (f"{path.name}.{revision}{f'-{number}' if number else ''}.bak" for number in count())
+    copy = next(found for name in names if not (found := path.with_name(name)).exists())
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    return copy
 
 
 def database_status(url: str) -> DatabaseStatus:
@@ -129,10 +140,10 @@ def database_status(url: str) -> DatabaseStatus:
     return DatabaseStatus(name=str(path), revision=revision, head=HEAD, size_bytes=path.stat().st_size, use=use)
 
 
-def upgrade_database(url: str) -> DatabaseStatus:
+def upgrade_database(url: str, *, keeps_backup: bool = True) -> DatabaseStatus:
     """Create a database, or upgrade it to this version. Raises ConfigurationError while another process uses it."""
     with exclusive_engine(url) as (engine, path):
-        migrate(engine, path)
+        migrate(engine, path, keeps_backup=keeps_backup)
     return database_status(url)
 
 

@@ -12,9 +12,6 @@ from bough_server.errors import ConfigurationError, DatabaseInUse
 _LOCK_BYTES: Final = 256
 """The size of a lock file."""
 
-_PASSING: Final = "embedded"
-"""The third line of the lock file of a server inside a command."""
-
 _READING_SECONDS: Final = 0.02
 """More seconds than it takes to read who owns a lock."""
 
@@ -25,8 +22,6 @@ class LockOwner:
 
     process: str
     address: str = ""
-    is_passing: bool = False
-    """True for a server inside a command, which ends with that."""
 
 
 class FileLock:
@@ -58,9 +53,9 @@ class FileLock:
             ) from error
         self.publish("")
 
-    def publish(self, address: str, *, is_passing: bool = False) -> None:
+    def publish(self, address: str) -> None:
         """Name the address at which this process serves the database; empty: it does not serve."""
-        content = f"{os.getpid()}\n{address}\n{_PASSING if is_passing else ''}\n".encode()
+        content = f"{os.getpid()}\n{address}\n".encode()
         if len(content) > _LOCK_BYTES:
             content = f"{os.getpid()}\n".encode()
         # Always the same size: truncating the file would cost a disk flush.
@@ -97,8 +92,8 @@ def _lock_path(database: Path) -> Path:
 
 def _read_owner(descriptor: int) -> LockOwner:
     lines = os.pread(descriptor, _LOCK_BYTES, 0).decode(errors="replace").split("\n")
-    process, address, passing, *_ = [*lines, "", "", ""]
-    return LockOwner(process=process.strip(), address=address.strip(), is_passing=passing == _PASSING)
+    process, address, *_ = [*lines, "", ""]
+    return LockOwner(process=process.strip(), address=address.strip())
 
 
 def _acquire(descriptor: int) -> None:

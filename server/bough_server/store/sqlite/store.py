@@ -38,9 +38,9 @@ class _FileGuard:
         """Forget the other files: SQLite removes them with the last connection, and makes them with the next."""
         self._files = {path: found for path, found in self._files.items() if path == self._path}
 
-    def publish(self, address: str, *, is_passing: bool) -> None:
-        """See Guard; a server inside a command is passing."""
-        self._lock.publish(address, is_passing=is_passing)
+    def publish(self, address: str) -> None:
+        """See Guard."""
+        self._lock.publish(address)
 
     def release(self) -> None:
         """See Guard."""

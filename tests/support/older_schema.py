@@ -1,0 +1,17 @@
+"""Databases as an older version left them."""
+
+from bough_server.store.sqlite.database_path import is_postgres
+from tests.store.sql import execute
+
+BEFORE_LABELS = "0011"
+
+
+def undo_labels(url: str) -> None:
+    """Undo the newest migration, the index of labels."""
+    for trigger in (f"{table}_labels_{change}" for table in ("runs", "sessions") for change in _CHANGES):
+        execute(url, f"DROP FUNCTION {trigger} CASCADE" if is_postgres(url) else f"DROP TRIGGER {trigger}")
+    execute(url, "DROP TABLE labels")
+    execute(url, f"UPDATE alembic_version SET version_num = '{BEFORE_LABELS}'")
+
+
+_CHANGES = ("insert", "update", "delete")
