@@ -152,7 +152,9 @@ async def test_definitions_name_the_code_and_the_functions_of_a_configuration(tm
     wrong.write_text(text, encoding="utf-8")
     ran = await _embedded(config, "run", "rounds", "it", "--output", "answer")
     validated = await _embedded(config, "agents", "validate", str(wrong))
+    named = await _embedded(config, "agents", "validate")
     assert (ran.out, ran.code) == ("Round 2.\n", 0)
+    assert (named.code, named.err.splitlines()[-1]) == (0, "2 agents in 1 file: no problems found.")
     assert validated.code == 1
     places = [line.partition(": ")[2].partition(": ")[0] for line in validated.out.splitlines()]
     assert places[:3] == ["loop.until.predicate", "sub_agents[0].input.template", "function.function"]

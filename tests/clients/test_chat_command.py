@@ -119,7 +119,7 @@ async def test_the_agent_can_be_left_out_only_if_one_is_not_called_by_others(por
 
 async def test_at_a_terminal_questions_are_asked_in_place_and_ctrl_d_leaves(port: int) -> None:
     async with at_a_terminal("chat", "cashier", "--output", "answer", port=port) as terminal:
-        await terminal.until("Ctrl-D leaves.")
+        await terminal.until("Ctrl-D leaves, /help shows more.")
         await terminal.until("> ")
         terminal.type("pay him\n")
         await terminal.until("Approve?")
@@ -183,3 +183,48 @@ async def test_ctrl_c_at_a_question_cancels_the_run_and_at_the_prompt_does_nothi
         session = session_in(await terminal.until("\r\n") + await terminal.until("\r\n"))
         assert await terminal.end() == (0, "Hello yourself.\n")
     assert await states_of(port, session) == ["CANCELLED", "SUCCEEDED"]
+
+
+async def test_lines_that_begin_with_a_slash_are_commands_and_two_slashes_send_one(port: int) -> None:
+    said = "/tree\n/session\nhello\n/session\n/new\nhello\n/tree\n/nwe\n//hello\n/help\n/quit\nhello\n"
+    ended = await bough("chat", "cashier", "--output", "answer", port=port, said=said)
+    last = session_in(ended.err)
+    told = ended.err.splitlines()
+    first = next(line for line in told if " chat --session " in line).partition(": ")[0]
+    assert (ended.code, ended.out.count("Hello yourself.\n"), first != last) == (0, 3, True)
+    assert [len(await runs_of(port, session)) for session in (first, last)] == [1, 2]
+    assert "There is no run yet: it begins with a message." in told
+    assert "There is no session yet: it begins with a message." in told
+    assert "There is no command '/nwe'. Did you mean '/new'? Type two slashes to send it." in told
+    assert f"{first}: bough --address 127.0.0.1:{port} chat --session {first}" in told
+    assert ended.out.count("cashier") == 1, "the tree of the last run"
+    assert [line.split()[0] for line in told if line.startswith("/")] == ["/help", "/new", "/session", "/tree", "/quit"]
+
+
+async def test_a_session_is_deleted_once_that_is_confirmed(port: int) -> None:
+    session = session_in((await bough("chat", "cashier", "--output", "answer", port=port, said="hello\n")).err)
+    refused = await bough("sessions", "delete", session, port=port)
+    assert refused == Finished(
+        code=2, out="", err="Nothing can be asked without a terminal: add --yes to delete the session.\n"
+    )
+    for answer, code in (("n", 1), ("y", 0)):
+        assert len(await runs_of(port, session)) == 1
+        async with at_a_terminal("sessions", "delete", session, port=port) as terminal:
+            await terminal.until(f"Delete the session {session} with 1 run? y or n:")
+            terminal.type(f"{answer}\n")
+            assert await terminal.end() == (code, f"{session}\n" if code == 0 else "")
+    assert await runs_of(port, session) == []
+    gone = await bough("sessions", "delete", session, "--yes", port=port)
+    assert (gone.code, gone.out) == (2, "")
+
+
+async def test_tools_are_listed_with_where_they_run_and_what_they_do(port: int) -> None:
+    listed = await bough("tools", "list", port=port)
+    lines = listed.out.splitlines()
+    assert (listed.code, lines[0].split()) == (0, ["tool", "runs", "in", "what", "it", "does"])
+    (pay,) = [line for line in lines if line.startswith("pay ")]
+    assert pay.split(maxsplit=2)[1:] == ["code", "(needs an approval) Pays an amount."]
+    found = [json.loads(line) for line in (await bough("tools", "list", "--json", port=port)).out.splitlines()]
+    assert {"name": "pay", "requiresApproval": True}.items() <= next(
+        one for one in found if one["name"] == "pay"
+    ).items()

@@ -6,12 +6,17 @@ import os
 import pty
 import re
 import signal
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import Mapping
 
 import grpc
+import pytest
 from google.protobuf import json_format
 
+import bough as bough_client
 from bough.v1 import agent_service_pb2, error_pb2, event_pb2, execution_pb2
+from bough_server.distribution import version
 from tests.clients.cli_process import Finished, bough, bough_cold, started
 from tests.clients.run_events import RUN_ID, SESSION_ID, Turn, desk
 from tests.clients.stream_server import Call, LoopbackService, listening
@@ -294,3 +299,12 @@ async def test_wrong_usage_exits_2() -> None:
 async def test_embedded_and_an_address_exclude_each_other() -> None:
     ended = await bough("--embedded", "runs", port=1)
     assert (ended.code, ended.err) == (2, "--embedded and --address exclude each other: omit one of them.\n")
+
+
+async def test_the_package_is_a_program_and_says_its_version() -> None:
+    for words in (("-m", "bough_server", "--version"), ("-c", "import bough; print('bough', bough.__version__)")):
+        process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=PIPE)
+        out, _ = await process.communicate()
+        assert (process.returncode, out.decode()) == (0, f"bough {version()}\n")
+    with pytest.raises(AttributeError, match="has no attribute 'version'"):
+        getattr(bough_client, "version")  # noqa: B009  # mypy would object to the attribute

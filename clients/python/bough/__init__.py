@@ -91,3 +91,12 @@ __all__ = [
     "tool_outcome",
     "user_message",
 ]
+
+
+def __getattr__(name: str) -> str:
+    """Return the version of the installed distribution as `__version__`, which takes a moment to find."""
+    if name == "__version__":
+        from importlib import metadata
+
+        return metadata.version("bough-agents")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

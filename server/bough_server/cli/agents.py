@@ -1,4 +1,4 @@
-"""`bough agents` and `bough models`: list, show and validate."""
+"""`bough agents`, `bough models` and `bough tools`: list, show and validate."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +12,8 @@ from bough_server.cli.options import JsonOption, Target, target_of
 agents = typer.Typer(help="List, show and check agents.", no_args_is_help=True)
 
 models = typer.Typer(help="List models.", no_args_is_help=True)
+
+tools = typer.Typer(help="List tools.", no_args_is_help=True)
 
 
 @command(agents, "list")
@@ -37,14 +39,18 @@ def show(
 def validate(
     context: typer.Context,
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Files with definitions, or folders of *.yaml files.")
-    ],
+        list[Path] | None,
+        typer.Argument(
+            metavar="[PATH...]",
+            help="Files with definitions, or folders of *.yaml files.  [default: those that bough.yaml names]",
+        ),
+    ] = None,
 ) -> None:
     """Check definition files against each other and the configuration.
 
     Prints each problem as "file:line: field: message" and exits with 1; exits with 0 if there are none.
     """
-    finish(_validate(target_of(context), paths))
+    finish(_validate(target_of(context), paths or []))
 
 
 async def _list_agents(target: Target, *, json: bool) -> ExitCode:
@@ -77,15 +83,16 @@ async def _show(target: Target, name: str, *, revision: str, json: bool) -> Exit
 
 
 async def _validate(target: Target, paths: list[Path]) -> ExitCode:
-    from bough_server.agents.loading import drop_reported_problems, read_sources, source_problems
+    from bough_server.agents.loading import definition_files, drop_reported_problems, read_sources, source_problems
     from bough_server.cli.definitions import files_of, load_known_names
     from bough_server.cli.output import print_line
     from bough_server.cli.render.format import pluralize
     from bough_server.settings import Settings
 
-    files = files_of(paths)
+    settings = Settings.load(target.config)
+    files = files_of(paths) if paths else definition_files(settings.agents, settings.folder)
     sources, problems = read_sources(files)
-    known = load_known_names(Settings.load(target.config), without=files)
+    known = load_known_names(settings, without=files)
     further = drop_reported_problems(source_problems(sources, known), problems)
     order = {str(path): index for index, path in enumerate(files)}
     in_order = sorted([*problems, *further], key=lambda problem: (order[problem.path], problem.line))
@@ -120,4 +127,26 @@ async def _list_models(target: Target, *, json: bool) -> ExitCode:
     async with connect(target, is_reading=True) as connection:
         found = [model async for model in connection.client.catalog.list_models()]
     print_table(found, models_table, json=json)
+    return ExitCode.YES
+
+
+@tools.callback()
+def _group_of_tools() -> None:
+    """List tools."""
+
+
+@command(tools, "list")
+def list_tools(context: typer.Context, json: JsonOption = False) -> None:
+    """List the tools that definitions may name, with where they run and what they do."""
+    finish(_list_tools(target_of(context), json=json))
+
+
+async def _list_tools(target: Target, *, json: bool) -> ExitCode:
+    from bough_server.cli.connection import connect
+    from bough_server.cli.output import print_table
+    from bough_server.cli.render.tables import tools_table
+
+    async with connect(target, is_reading=True) as connection:
+        found = [tool async for tool in connection.client.catalog.list_tools()]
+    print_table(found, tools_table, json=json)
     return ExitCode.YES

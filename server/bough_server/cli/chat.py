@@ -1,6 +1,6 @@
 """`bough chat`: several runs in one session, one for each line of the user."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -35,6 +35,15 @@ AgentArgument = Annotated[
         help="The agent to chat with.  [default: that of the session, else the only one that no other agent calls]",
     ),
 ]
+_COMMANDS: Final = {
+    "/help": "Show these commands.",
+    "/new": "Begin a new session with the next message.",
+    "/session": "Show the id of the session, and how to come back to it.",
+    "/tree": "Show the agent tree of the last run.",
+    "/quit": "Leave, as Ctrl-D does.",
+}
+"""The lines of a chat that are no messages."""
+
 TreeOption = Annotated[bool, typer.Option("--tree", help="Show the agent tree after each answer.")]
 
 
@@ -52,7 +61,8 @@ def chat(
 ) -> None:
     """Talk to an agent: each line is a message, answered in the same session.
 
-    Questions and approvals are asked in place. Ctrl-C cancels the run, Ctrl-D leaves. Input from a pipe works too: a
+    Questions and approvals are asked in place. Ctrl-C cancels the run, Ctrl-D leaves, /help lists the commands; a
+    message that begins with a slash begins with two. Input from a pipe works too: a
     line for each message or answer; the exit code is then that of the last run, as of `bough run`.
     """
     display = Display(output=output, view=view, tree=tree, answer=False, asks=True, timeout=timeout)
@@ -108,18 +118,41 @@ class Conversation:
         self._dialog = InterruptibleDialog(TerminalDialog() if self._is_terminal else PipedDialog())
         self.session_id = session_id
         """The session; empty until a run has begun it."""
+        self._run_id = ""
+        """The last run; empty before the first."""
 
     async def hold(self) -> ExitCode:
         """Run a turn for each message until the input ends. Return 0 at a terminal, else the code of the last run."""
         code = ExitCode.YES
         if self._is_terminal:
-            print_stderr(f"{self._agent} answers. Ctrl-C cancels a run, Ctrl-D leaves.")
+            print_stderr(f"{self._agent} answers. Ctrl-C cancels a run, Ctrl-D leaves, /help shows more.")
         if self.session_id:
             code = await self._answer_open_requests() or code
-        while (text := await self._next_message()) is not None:
-            if text:
-                code = await self._try_turn(text)
+        while (text := await self._next_message()) not in (None, "/quit"):
+            if text.startswith("/") and not text.startswith("//"):
+                await self._obey(text)
+            elif text:
+                code = await self._try_turn(text.removeprefix("/"))
         return ExitCode.YES if self._is_terminal else code
+
+    async def _obey(self, text: str) -> None:
+        """Do what a command says; one that does not exist is answered by those that do."""
+        from bough_server.cli.follow import print_tree
+        from bough_server.documents.yaml import suggestion
+
+        if text == "/new":
+            self.session_id = ""
+        elif text == "/tree" and self._run_id:
+            await print_tree(self._connection.client, self._run_id, ())
+        elif text == "/session" and self.session_id:
+            print_stderr(f"{self.session_id}: {self._connection.command} chat --session {self.session_id}")
+        elif text == "/help":
+            self._dialog.show([f"{name:10}{words}" for name, words in _COMMANDS.items()])
+            self._dialog.show(["A message that begins with a slash begins with two: //etc/hosts."])
+        elif text in _COMMANDS:
+            print_stderr(f"There is no {'run' if text == '/tree' else 'session'} yet: it begins with a message.")
+        else:
+            print_stderr(f"There is no command {text!r}.{suggestion(text, _COMMANDS)} Type two slashes to send it.")
 
     async def _next_message(self) -> str | None:
         text = await self._dialog.ask(">")
@@ -184,6 +217,7 @@ class Conversation:
         from bough.v1 import execution_pb2
         from bough_server.cli.follow import print_turn_outcome
 
+        self._run_id = followed.run_id
         is_waiting = followed.run.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
         if is_waiting and self._dialog.is_interrupted:
             await self._connection.client.cancel(followed.run_id)

@@ -287,7 +287,7 @@ async def print_outcome(
     if tree and output is Output.LIVE:
         if run.message is None or not answer:
             print_line("")
-        await _print_tree(connection.client, run_id, shown_errors)
+        await print_tree(connection.client, run_id, shown_errors)
     return code_of(run.state)
 
 
@@ -308,7 +308,7 @@ def _print_answer(text: str, *, apart: bool) -> None:
         print_line("")
 
 
-async def _print_tree(client: AsyncClient, run_id: str, shown_errors: Sequence[str]) -> None:
+async def print_tree(client: AsyncClient, run_id: str, shown_errors: Sequence[str]) -> None:
     try:
         invocation = await client.get_invocation(run_id, options=TREE_OPTIONS)
     except CallFailed as error:

@@ -30,6 +30,7 @@ _COMMANDS: Final = {
     "schema": "schema",
     "agents": "agents",
     "models": "agents",
+    "tools": "agents",
     "eval": "eval.program",
     "sessions": "sessions",
     "db": "db",

@@ -1,4 +1,4 @@
-"""`bough sessions`: list and show sessions, their messages and their session state, and change that state."""
+"""`bough sessions`: list, show and delete sessions, their messages and their session state, and change that state."""
 
 import sys
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ StateJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON ob
 _JSON_SPACE: Final = str.maketrans("\r\n\t", "   ")
 """White space that JSON allows between tokens, but not inside strings: replacing it keeps the value."""
 
-sessions = typer.Typer(help="List and show sessions, their messages and their state.", no_args_is_help=True)
+sessions = typer.Typer(help="List, show and delete sessions, their messages and their state.", no_args_is_help=True)
 
 
 @command(sessions, "list")
@@ -83,6 +83,19 @@ def set_state(
     finish(_set(target_of(context), session, values=values or [], deleted=delete or [], json=json))
 
 
+@command(sessions, "delete")
+def delete(
+    context: typer.Context,
+    session: SessionArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a session with its runs, their logs and its messages; refused while a run holds it.
+
+    The ledger of usage stays. Asks first; without a terminal, --yes has to be given.
+    """
+    finish(_delete(target_of(context), session, is_sure=yes))
+
+
 @command(sessions, "file")
 def read_file(
     context: typer.Context,
@@ -92,6 +105,29 @@ def read_file(
 ) -> None:
     """Write an image or another file of a session's messages to a file or to standard output."""
     finish(_read_file(target_of(context), session, sha256, output=output))
+
+
+async def _delete(target: Target, text: str, *, is_sure: bool) -> ExitCode:
+    from bough_server.cli.connection import connect, resolve_session
+    from bough_server.cli.output import print_line
+    from bough_server.cli.prompts import TerminalDialog, is_terminal
+    from bough_server.cli.render.format import pluralize
+    from bough_server.errors import ConfigurationError
+
+    if not is_sure and not is_terminal():
+        raise ConfigurationError("Nothing can be asked without a terminal: add --yes to delete the session.")
+    async with connect(target, is_reading=True) as connection:
+        client = connection.client
+        session_id = await resolve_session(client, text)
+        session = await client.sessions.get(session_id)
+        if not is_sure:
+            runs = pluralize(len([run async for run in client.list_runs(session_id=session_id)]), "run")
+            answer = await TerminalDialog().ask(f"Delete the session {session.session_id} with {runs}? y or n:")
+            if answer is None or answer.casefold() not in ("y", "yes"):
+                return ExitCode.FAILED
+        await client.sessions.delete(session_id)
+        print_line(session_id)
+    return ExitCode.YES
 
 
 async def _read_file(target: Target, text: str, sha256: str, *, output: Path | None) -> ExitCode:

@@ -6,7 +6,7 @@ from typing import Final
 from rich.text import Text
 
 from bough import text_of
-from bough.v1 import agent_pb2, execution_pb2, message_pb2, model_pb2, run_pb2, session_pb2, usage_pb2
+from bough.v1 import agent_pb2, execution_pb2, message_pb2, model_pb2, run_pb2, session_pb2, tool_pb2, usage_pb2
 from bough_server.cli.render.blocks import truncate_line
 from bough_server.cli.render.format import (
     clip,
@@ -132,6 +132,20 @@ def models_table(models: Sequence[model_pb2.ModelInfo], width: int) -> list[Text
         rest = "".join(f"  {cell:{size}}" for cell, size in zip(row[1:], sizes[1:], strict=True))
         line.append(f"{rest}  {', '.join(model.fallbacks) or '-'}", style="not bold")
         lines.append(truncate_line(line, width))
+    return lines
+
+
+def tools_table(tools: Sequence[tool_pb2.ToolInfo], width: int) -> list[Text]:
+    """Return a row for each tool: its name, where it runs, whether every call needs an approval, and what it does."""
+    name_width = max([4, *(len(tool.name) for tool in tools)])
+    lines = [Text(f"{'tool':{name_width}}  {'runs in':7}  what it does"[:width], style="dim")]
+    for tool in tools:
+        line = Text(f"{tool.name:{name_width}}", style="bold")
+        approval = "(needs an approval) " if tool.requires_approval else ""
+        place = enum_text(tool_pb2.ToolSource.DESCRIPTOR, tool.source)
+        rest = f"  {place:7}  {approval}{one_line(tool.description)}"
+        line.append(clip(rest, max(8, width - name_width)), style="not bold")
+        lines.append(line)
     return lines
 
 
