@@ -232,8 +232,8 @@ def _bounds(form: Mapping[str, Json]) -> str:
 
 def _default(key: str, field: Mapping[str, Json]) -> str:
     value = _COMPUTED_DEFAULTS.get(key, field.get("default"))
-    if key == "limits.default.model_calls":
-        value = Settings.model_fields["limits"].default.default.model_calls
+    if key.startswith("limits.default."):
+        value = getattr(Settings.model_fields["limits"].default.default, key.removeprefix("limits.default."))
     if value in (None, "", [], ()):
         return ""
     if isinstance(value, bool):

@@ -153,10 +153,14 @@ class LimitSet(Section):
         )
 
 
+_DEFAULT_LIMITS: Final = {"model_calls": 500, "depth": 16}
+"""The second ends agents that call each other in turn, long before the first one does."""
+
+
 class LimitsSection(Section):
     """Limits of runs. A limit that is not set does not apply."""
 
-    default: LimitSet = LimitSet(model_calls=500)
+    default: LimitSet = LimitSet.model_validate(_DEFAULT_LIMITS)
     """The limits of a run if its request does not say."""
     maximum: LimitSet = LimitSet()
     """The highest limits that a request can set."""
@@ -166,7 +170,7 @@ class LimitsSection(Section):
     def _keep_defaults(cls, values: Any) -> Any:
         """Keep the defaults of limits that `default` does not name."""
         if isinstance(values, dict) and isinstance(values.get("default"), dict):
-            return {**values, "default": {"model_calls": 500, **values["default"]}}
+            return {**values, "default": {**_DEFAULT_LIMITS, **values["default"]}}
         return values
 
 

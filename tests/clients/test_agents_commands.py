@@ -158,3 +158,31 @@ async def test_definitions_name_the_code_and_the_functions_of_a_configuration(tm
     assert validated.code == 1
     places = [line.partition(": ")[2].partition(": ")[0] for line in validated.out.splitlines()]
     assert places[:3] == ["loop.until.predicate", "sub_agents[0].input.template", "function.function"]
+
+
+async def test_validation_names_agents_that_can_call_each_other_in_turn(tmp_path: Path) -> None:
+    config = write_project(
+        tmp_path,
+        llm("lead", calls=["clerk"]),
+        llm("clerk", calls=["helper", "writer"]),
+        llm("helper", calls=["lead"]),
+        llm("writer"),
+        {
+            "name": "desk",
+            "description": "Members.",
+            "swarm": {"entry_agent": "one"},
+            "sub_agents": [{"agent": "one"}, {"agent": "two"}],
+        },
+        llm("one"),
+        llm("two"),
+        script={},
+    )
+    ended = await _embedded(config, "agents", "validate")
+    assert (ended.code, ended.out, ended.err.splitlines()) == (
+        0,
+        "",
+        [
+            "note: lead -> clerk -> helper -> lead: they can call each other in turn, until `limits.depth` ends it.",
+            "7 agents in 1 file: no problems found.",
+        ],
+    )

@@ -15,11 +15,11 @@ from tests.support.teams import Scripts, script
 
 
 def run_of(**limits: int) -> Budget:
-    return Budget(policy_pb2.Limits(**limits), owner="the run", depth=0)
+    return Budget(policy_pb2.Limits(**limits), owner="the run", place="`here`", depth=0)
 
 
 def below(above: Budget, **limits: int) -> Budget:
-    return Budget(policy_pb2.Limits(**limits), owner="a", depth=1, above=above)
+    return Budget(policy_pb2.Limits(**limits), owner="a", place="`here`", depth=1, above=above)
 
 
 def started(key: str, amount: Amount | None = None) -> event_pb2.AgentEvent:
@@ -106,9 +106,9 @@ def test_what_is_reserved_for_a_tool_is_given_back_until_the_tool_has_begun() ->
 def test_a_depth_limit_counts_from_where_it_is_set() -> None:
     run = run_of(depth=3)
     child = below(run, depth=1)
-    child.check_depth(2)
+    child.check_depth(2, ["a"])
     with pytest.raises(RunError):
-        child.check_depth(3)
+        child.check_depth(3, ["a"])
 
 
 def test_a_call_that_too_little_is_left_for_is_refused_with_the_bound_and_its_owner() -> None:
@@ -185,7 +185,7 @@ def trees(draw: st.DrawFn) -> Tree:
     for number in range(draw(st.integers(1, 6))):
         limits = policy_pb2.Limits(tokens=draw(bound), cost_nanos=draw(bound))
         above = draw(st.sampled_from(budgets)) if budgets else None
-        budgets.append(Budget(limits, owner=f"b{number}", depth=0, above=above))
+        budgets.append(Budget(limits, owner=f"b{number}", place="`here`", depth=0, above=above))
     return Tree(budgets)
 
 
@@ -238,3 +238,16 @@ def test_reservations_alone_never_pass_a_bound(tree: Tree, done: list[tuple[int,
 
 def test_a_purse_without_a_limit_lacks_nothing() -> None:
     assert not Allowance(None).lacks(10**18)
+
+
+def test_the_error_of_a_depth_names_where_it_is_set_and_the_path_that_led_there() -> None:
+    budget = Budget(policy_pb2.Limits(depth=2), owner="the run", place="`limits.default` of bough.yaml", depth=0)
+    budget.check_depth(2, ("lead", "clerk", "lead"))
+    with pytest.raises(RunError) as short:
+        budget.check_depth(3, ("lead", "clerk", "lead", "clerk"))
+    assert short.value.message == (
+        "The limit of a depth of 2 in the tree for the run is reached by lead -> clerk -> lead -> clerk. "
+        "It is set by `limits.default` of bough.yaml."
+    )
+    with pytest.raises(RunError, match=r"by 0 -> 1 -> 2 -> 3 -> 4 -> \.\.\. -> 15 -> 16\. It is set by"):
+        budget.check_depth(16, [str(number) for number in range(17)])

@@ -14,11 +14,11 @@ from bough_server.engine.scheduler import Scheduler
 
 
 def run_of(concurrency: int) -> Budget:
-    return Budget(policy_pb2.Limits(concurrency=concurrency), owner="the run", depth=0)
+    return Budget(policy_pb2.Limits(concurrency=concurrency), owner="the run", place="`here`", depth=0)
 
 
 def below(above: Budget, concurrency: int) -> Budget:
-    return Budget(policy_pb2.Limits(concurrency=concurrency), owner="a", depth=1, above=above)
+    return Budget(policy_pb2.Limits(concurrency=concurrency), owner="a", place="`here`", depth=1, above=above)
 
 
 class Crowd:

@@ -54,7 +54,7 @@ def test_without_a_file_the_defaults_apply(tmp_path: Path) -> None:
     assert (settings.storage.url, settings.storage.durability) == (f"sqlite:///{tmp_path}/var/bough.db", "disk")
     assert (settings.agents, settings.python, settings.models, settings.address) == ((), (), {}, None)
     assert settings.folder == tmp_path
-    assert settings.limits.default.message() == policy_pb2.Limits(model_calls=500)
+    assert settings.limits.default.message() == policy_pb2.Limits(model_calls=500, depth=16)
     assert settings.limits.maximum.message() == policy_pb2.Limits()
 
 
@@ -158,7 +158,7 @@ def test_limits_and_policies_are_given_in_the_schemas_words(config: Path) -> Non
     settings = Settings.load(config)
     assert settings.limits.maximum.message() == policy_pb2.Limits(model_calls=900)
     assert settings.runs.message(settings.limits.default) == policy_pb2.RunPolicy(
-        limits=policy_pb2.Limits(model_calls=500, wall_duration=Duration(seconds=600)),
+        limits=policy_pb2.Limits(model_calls=500, depth=16, wall_duration=Duration(seconds=600)),
         deltas=policy_pb2.DeltaPolicy(
             aggregated=policy_pb2.AggregatedDeltas(max_interval=Duration(nanos=100_000_000), max_chars=256)
         ),
@@ -309,7 +309,9 @@ def test_tokens_cost_and_parallelism_are_bounded_and_metrics_are_found_on_loopba
         "telemetry: {prometheus_port: 9464}\n"
     )
     settings = Settings.load()
-    assert settings.limits.default.message() == policy_pb2.Limits(model_calls=500, tokens=9_000_000_000, concurrency=4)
+    assert settings.limits.default.message() == policy_pb2.Limits(
+        model_calls=500, depth=16, tokens=9_000_000_000, concurrency=4
+    )
     assert settings.limits.maximum.message() == policy_pb2.Limits(cost_nanos=5)
     assert (settings.telemetry.prometheus_host, settings.telemetry.prometheus_port) == ("127.0.0.1", 9464)
 

@@ -1,5 +1,6 @@
 """Validation of how definitions refer to each other: composites, cycles, and names of agents and functions."""
 
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -141,6 +142,38 @@ def _loop_problems(loop: agent_pb2.LoopAgent) -> Iterator[FieldProblem]:
         yield "loop.max_iterations", "is required: a loop without a bound may never end."
     elif not 1 <= loop.max_iterations <= _MOST_ITERATIONS:
         yield "loop.max_iterations", f"must be between 1 and {_MOST_ITERATIONS}."
+
+
+def find_call_cycles(agents: Mapping[str, agent_pb2.AgentDefinition]) -> Iterator[Sequence[str]]:
+    """Yield a shortest path from an agent back to itself for each group of agents whose models can call one another.
+
+    Transfers are left out: members of a swarm or a supervisor hand over to each other, and a limit bounds that.
+    """
+    called = {name: [each.agent for each in one.sub_agents if _is_call(each, one)] for name, one in agents.items()}
+    circle_of = cycles(called)
+    for first in sorted(name for name in called if circle_of[name] == name):
+        if any(circle_of.get(other) == first for other in called if other != first):
+            yield _find_path_back(first, called)
+
+
+def _is_call(link: agent_pb2.AgentLink, definition: agent_pb2.AgentDefinition) -> bool:
+    if link.link_mode == agent_pb2.LINK_MODE_UNSPECIFIED:
+        return definition.WhichOneof("kind") not in ("swarm", "supervisor")
+    return link.link_mode == agent_pb2.LINK_MODE_TOOL
+
+
+def _find_path_back(first: str, called: Mapping[str, Collection[str]]) -> Sequence[str]:
+    """Return a shortest path from a name to itself, in a cycle that has one."""
+    paths = deque([[first]])
+    seen: set[str] = set()
+    while True:
+        path = paths.popleft()
+        for name in called.get(path[-1], ()):
+            if name == first:
+                return [*path, name]
+            if name not in seen:
+                seen.add(name)
+                paths.append([*path, name])
 
 
 def cycles(runs: Mapping[str, Collection[str]]) -> dict[str, str]:

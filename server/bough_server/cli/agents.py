@@ -84,6 +84,7 @@ async def _show(target: Target, name: str, *, revision: str, json: bool) -> Exit
 
 async def _validate(target: Target, paths: list[Path]) -> ExitCode:
     from bough_server.agents.loading import definition_files, drop_reported_problems, read_sources, source_problems
+    from bough_server.agents.validation_links import find_call_cycles
     from bough_server.cli.definitions import files_of, load_known_names
     from bough_server.cli.output import print_line
     from bough_server.cli.render.format import pluralize
@@ -103,6 +104,9 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
     if found:
         print_stderr(f"{pluralize(len(found), 'problem')} in {pluralize(len(files), 'file')}.")
         return ExitCode.FAILED
+    named = {each.name: each for each in (*known.definitions, *(source.definition for source in sources))}
+    for path in find_call_cycles(named):
+        print_stderr(f"note: {' -> '.join(path)}: they can call each other in turn, until `limits.depth` ends it.")
     print_stderr(f"{pluralize(len(sources), 'agent')} in {pluralize(len(files), 'file')}: no problems found.")
     return ExitCode.YES
 

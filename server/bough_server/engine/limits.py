@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2, usage_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2, usage_pb2
 from bough_server.errors import RunError
 from bough_server.log import usage
 from bough_server.models.model import Model, ModelRequest, cost_of
@@ -106,11 +106,18 @@ MAX_TRANSFERS: Final = 20
 """Default: the transfers of a run whose policy sets no limit."""
 
 
+_SHOWN_NAMES: Final = 8
+"""The most names of a path that an error shows."""
+
+
 class Budget:
     """Limits of one invocation and everything below it, within those of its caller; it can only lower them."""
 
-    def __init__(self, limits: policy_pb2.Limits, *, owner: str, depth: int, above: "Budget | None" = None) -> None:
-        self.owner = owner
+    def __init__(
+        self, limits: policy_pb2.Limits, *, owner: str, place: str, depth: int, above: "Budget | None" = None
+    ) -> None:
+        """`owner` is what the limits are for, and `place` where they are set, in the words of their errors."""
+        self._owner, self._place = owner, place
         self._above = above
         self._model_calls = limits.model_calls if limits.HasField("model_calls") else None
         self._tool_calls = limits.tool_calls if limits.HasField("tool_calls") else None
@@ -146,13 +153,13 @@ class Budget:
         """Raise RunError LIMIT_EXCEEDED if a limit here or above does not allow another model call."""
         for budget in self.chain():
             if budget._model_calls is not None and budget._used_models >= budget._model_calls:
-                raise build_limit_error(f"{budget._model_calls} model calls", budget.owner)
+                raise budget._build_error(f"{budget._model_calls} model calls")
 
     def check_concurrency(self) -> None:
         """Raise RunError LIMIT_EXCEEDED if a concurrency limit is 0: the effect would wait forever."""
         for budget in self.chain():
             if budget.concurrency is not None and budget.concurrency <= 0:
-                raise build_limit_error("0 model calls and tools at once", budget.owner)
+                raise budget._build_error("0 model calls and tools at once")
 
     @property
     def is_metered(self) -> bool:
@@ -164,7 +171,7 @@ class Budget:
         for budget in self.chain():
             if lacking := budget.allowances.find_refusal(amount):
                 limit, why = lacking
-                raise build_limit_error(limit, budget.owner, why)
+                raise budget._build_error(limit, why)
 
     def observe(self, event: event_pb2.AgentEvent) -> None:
         """Apply an event of a model or tool call, recorded now or read from the log."""
@@ -214,7 +221,7 @@ class Budget:
             return
         for budget in () if is_admitted else self.chain():
             if budget._tool_calls is not None and budget._used_tools >= budget._tool_calls:
-                raise build_limit_error(f"{budget._tool_calls} tool calls", budget.owner)
+                raise budget._build_error(f"{budget._tool_calls} tool calls")
         # Counted before it starts: the calls of a step run in parallel and must not exceed the limit together.
         self._tools[key] = False
         self._count_tool(agent, call, 1)
@@ -251,23 +258,33 @@ class Budget:
         """
         for budget in () if is_admitted else self.chain():
             if budget._transfers is not None and budget._used_transfers >= budget._transfers:
-                raise build_limit_error(f"{budget._transfers} transfers", budget.owner)
+                raise budget._build_error(f"{budget._transfers} transfers")
         for budget in self.chain():
             budget._used_transfers += 1
 
-    def check_depth(self, depth: int) -> None:
-        """Raise RunError LIMIT_EXCEEDED if no invocation may begin at this depth of the tree."""
+    def check_depth(self, depth: int, path: Sequence[str]) -> None:
+        """Raise RunError LIMIT_EXCEEDED if no invocation may begin at this depth of the tree, by this path."""
         for budget in self.chain():
             if budget._deepest is not None and depth > budget._deepest:
-                raise build_limit_error(f"a depth of {budget._deepest} in the tree", budget.owner)
+                shown = path if len(path) <= _SHOWN_NAMES else [*path[: _SHOWN_NAMES - 3], "...", *path[-2:]]
+                raise budget._build_error(f"a depth of {budget._deepest} in the tree", f" by {' -> '.join(shown)}")
 
+    def _build_error(self, what: str, why: str = "") -> RunError:
+        """Return the error of a limit that is reached; `why` is added if it is not simply used up."""
+        return RunError(
+            f"The limit of {what} for {self._owner} is reached{why}. It is set by {self._place}.",
+            reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
+        )
 
-def build_limit_error(what: str, owner: str, why: str = "") -> RunError:
-    """Return the error of a limit that is reached; `why` is added if it is not simply used up."""
-    return RunError(
-        f"The limit of {what} for {owner} is reached{why}. Raise it in the run's policy, the link or the definition.",
-        reason=error_pb2.ERROR_REASON_LIMIT_EXCEEDED,
-    )
+    @classmethod
+    def of_definition(
+        cls, definition: agent_pb2.AgentDefinition, *, owner: str, depth: int, above: "Budget"
+    ) -> "Budget":
+        """Return the budget of the limits in an agent's definition; the one above if it has none."""
+        if not is_bounded(definition.limits):
+            return above
+        place = f"`limits` in the definition of {definition.name!r}"
+        return cls(definition.limits, owner=owner, place=place, depth=depth, above=above)
 
 
 def is_bounded(limits: policy_pb2.Limits) -> bool:

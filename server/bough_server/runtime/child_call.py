@@ -267,9 +267,11 @@ class ChildCall:
 
     def _budget(self, depth: int) -> Budget:
         budget, definition = self.lane.running.budget, self.agent.definition
-        for limits in (definition.limits, self.work.link.limits):
-            if is_bounded(limits):
-                budget = Budget(limits, owner=f"each call of the agent {definition.name!r}", depth=depth, above=budget)
+        owner, limits = f"each call of the agent {definition.name!r}", self.work.link.limits
+        budget = Budget.of_definition(definition, owner=owner, depth=depth, above=budget)
+        if is_bounded(limits):
+            place = f"`limits` of the link of {self.lane.running.name!r} to it"
+            budget = Budget(limits, owner=owner, place=place, depth=depth, above=budget)
         return budget
 
     def _toolset(self, *, parent: str) -> Toolset:

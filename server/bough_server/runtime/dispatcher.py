@@ -95,7 +95,7 @@ def _admit(lane: Lane, work: Dispatch, digest: str, on_failure: OnFailure) -> Ch
     # One that the log shows as started holds its part of the limits: it is not checked against that.
     is_admitted = work.key in execution.journal.dispatched
     if not is_admitted:
-        caller.budget.check_depth(caller.depth + 1)
+        caller.budget.check_depth(caller.depth + 1, (*caller.run_path, name))
     if work.call is not None:
         caller.budget.reserve_tool_call(work.key, caller.name, work.call, is_admitted=is_admitted)
     if work.transfer is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, message_pb2, policy_pb2
 from bough_server.engine.execution import Execution
-from bough_server.engine.limits import Budget, is_bounded
+from bough_server.engine.limits import Budget
 from bough_server.engine.open_invocations import OpenInvocation
 from bough_server.engine.recorder import DeltaCoalescing
 from bough_server.errors import RunError
@@ -112,9 +112,9 @@ class RunningAgent:
         """Return the root of a run, whose start is recorded."""
         started, definition = execution.facts.started, agent.definition
         policy = execution.policy
-        budget = Budget(policy.limits, owner="the run", depth=0)
-        if is_bounded(definition.limits):
-            budget = Budget(definition.limits, owner=f"the agent {definition.name!r}", depth=0, above=budget)
+        place = "`policy.limits` of the request, or else by `limits.default` of bough.yaml"
+        budget = Budget(policy.limits, owner="the run", place=place, depth=0)
+        budget = Budget.of_definition(definition, owner=f"the agent {definition.name!r}", depth=0, above=budget)
         opened = execution.invocations[started.invocation_id]
         opened.budget = budget
         return cls(
