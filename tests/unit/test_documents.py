@@ -69,8 +69,18 @@ def test_all_mistakes_are_told_at_once() -> None:
     ("text", "words"),
     [
         ("a: [1\n", "f.yaml:2: This is not YAML: "),
-        ("a: b: c\n", "f.yaml:1: This is not YAML: mapping values are not allowed here."),
-        ("a: *b\n", "f.yaml:1: This is not YAML: found undefined alias 'b'."),
+        ("a: b: c\n", 'f.yaml:1: This is not YAML: mapping values are not allowed here. Quote the text: a: "b: c"'),
+        ("x:\n  - a: @b", "f.yaml:2: This is not YAML: found character '@' that cannot start any token. Quote"),
+        (
+            "a: {b} and",
+            "f.yaml:1: This is not YAML: expected <block end>, but found '<scalar>'. Quote the text: a: \"{b",
+        ),
+        (
+            f"a: b: {'c' * 99}",
+            "f.yaml:1: This is not YAML: mapping values are not allowed here. Quote the text of this",
+        ),
+        ("a: 'b'c\n", "f.yaml:1: This is not YAML: expected <block end>, but found '<scalar>'."),
+        ("a: *b\n", "f.yaml:1: This is not YAML: found undefined alias 'b'. Quote the text: a: \"*b\""),
         ("a: \x01\n", "f.yaml: This is not YAML: special characters are not allowed."),
         ('a: "\\ud83d"\n', "f.yaml:1: a: contains half of a surrogate pair, which is not a character"),
         ("&a [*a]\n", "f.yaml:1: [0][0][0][0]: is nested deeper than 100 levels or repeats too much"),

@@ -200,7 +200,7 @@ def parse_documents(text: str, *, path: str, bounds: DocumentBounds = DEFAULT_BO
     try:
         return _compose(text, _Loader, path, bounds)
     except yaml.YAMLError as error:
-        raise ConfigurationError(str(_syntax_problem(path, error))) from None
+        raise ConfigurationError(str(_syntax_problem(path, text, error))) from None
 
 
 def _compose(text: str, loader: type[yaml.SafeLoader], path: str, bounds: DocumentBounds) -> list[Document]:
@@ -440,10 +440,31 @@ def _whole_text(text: str) -> str | None:
         return None
 
 
-def _syntax_problem(path: str, error: yaml.YAMLError) -> Problem:
+def _syntax_problem(path: str, text: str, error: yaml.YAMLError) -> Problem:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     words = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
-    return Problem(path=path, line=mark.line + 1 if mark else 0, field="", description=f"This is not YAML: {words}.")
+    line = mark.line + 1 if mark else 0
+    advice = _advise_quotes(text.splitlines()[mark.line]) if mark and mark.line < len(text.splitlines()) else ""
+    return Problem(path=path, line=line, field="", description=f"This is not YAML: {words}.{advice}")
+
+
+_KEY_AND_TEXT: Final = re.compile(r"((?:- +)*[\w.-]+:) +([^\s'\"].*?)\s*")
+
+
+def _advise_quotes(line: str) -> str:
+    """Return advice to quote the text of a line that is no YAML, if it is with quotes."""
+    found = _KEY_AND_TEXT.fullmatch(line.strip())
+    if found is None:
+        return ""
+    quoted = f"{found[1]} {json.dumps(found[2], ensure_ascii=False)}"
+    try:
+        yaml.safe_load(quoted)
+    except yaml.YAMLError:
+        return ""
+    return f" Quote the text: {quoted}" if len(quoted) <= _MOST_QUOTED else " Quote the text of this line."
+
+
+_MOST_QUOTED: Final = 100
 
 
 def parse_duration(text: str) -> int:
