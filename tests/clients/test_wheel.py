@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs import pages
 from tests.support.fresh_environments import pip, run
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,7 @@ async def test_an_empty_environment_gets_the_client_and_with_the_extra_the_servi
     await check_base(python, str(programs / "bough"), tmp_path)
     await pip(python, "install", "--quiet", "--no-compile", f"{wheel}[server]", folder=tmp_path)
     await check_service(python, str(programs / "bough"), tmp_path)
+    await check_readme(python, programs, tmp_path / "readme")
 
 
 async def check_base(python: str, bough: str, folder: Path) -> None:
@@ -64,3 +66,22 @@ async def check_service(python: str, bough: str, folder: Path) -> None:
         "It stays dry: walk along the harbor, then go for a swim.",
     )
     assert (read[0], tested[0], "2 passed" in tested[1], schema[0]) == (0, 0, True, 0), tested[1]
+
+
+async def check_readme(python: str, programs: Path, folder: Path) -> None:
+    """The files of README, in a folder of their own, are a team whose commands and whose test succeed."""
+    folder.mkdir()
+    taken: list[str] = []
+    for block in pages.blocks("README.md", (ROOT / "README.md").read_text(encoding="utf-8")):
+        if block.name:
+            (folder / block.name).parent.mkdir(exist_ok=True)
+            (folder / block.name).write_text(block.text, encoding="utf-8")
+        elif block.kind == "sh":
+            path = f"{programs}:{os.environ['PATH']}"
+            code, out = await run("bash", "-euc", block.text, folder=folder, variables={"PATH": path})
+            assert code == 0, f"{block.place}: {out}"
+            taken += block.text.splitlines()
+    tested = await run(python, "-m", "pytest", "-q", "test_team.py", folder=folder)
+    assert (tested[0], "1 passed" in tested[1]) == (0, True), tested[1]
+    assert [line.split()[:4] for line in taken if " eval " in line] == [["bough", "--embedded", "eval", "run"]]
+    assert (folder / "report.html").exists()
