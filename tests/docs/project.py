@@ -65,6 +65,7 @@ class Project:
             "proto": self._proto,
             "go": self._compiled_elsewhere,
             "ts": self._compiled_elsewhere,
+            "py": self._foreign_python,
         }
         if block.kind not in kinds:
             pytest.fail(f"{block.place}: a block is one of {', '.join(kinds)}, not {block.kind!r}.", pytrace=False)
@@ -147,6 +148,10 @@ class Project:
 
     async def _compiled_elsewhere(self, block: Block) -> None:
         """Programs in other languages are compiled and run by tests/languages, where their toolchain is."""
+
+    async def _foreign_python(self, block: Block) -> None:
+        """Programs of other projects, which are not installed here, are Python at least."""
+        compile(block.padded(), block.page, "exec")
 
     async def _write(self, block: Block, name: str) -> None:
         """Write a file whose lines have the numbers that they have in the page."""

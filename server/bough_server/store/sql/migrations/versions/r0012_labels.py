@@ -23,6 +23,9 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     connection = op.get_bind()
-    fill_index(connection)
+    if connection.dialect.name == "postgresql":  # in the order in which servers, which may run, lock them
+        op.execute("LOCK TABLE sessions, runs IN SHARE ROW EXCLUSIVE MODE")
+    # The triggers first: what a server writes in between would be missing in the index.
     for statement in list_triggers(connection.dialect.name):
         connection.exec_driver_sql(statement)
+    fill_index(connection)
