@@ -52,7 +52,7 @@ def main() -> int:
                 return server.wait()
             print(f'$ bough run lead "{QUESTION}"', flush=True)
             # The live view shows the answer as it arrives.
-            command = [*BOUGH, "--address", address, "run", "lead", QUESTION, "--no-answer", "--no-input"]
+            command = [*BOUGH, "--address", address, "run", "lead", QUESTION, "--no-input"]
             with _child(command, environment, grace_seconds=CANCEL_SECONDS) as run:
                 code = run.wait()
             if not flags.once:

@@ -34,16 +34,16 @@ async def test_a_turn_is_shown_live_with_its_answer_and_its_tree() -> None:
     assert ended.err == f"run {RUN_ID}\nsession {SESSION_ID}\n"
     lines = ended.out.splitlines()
     assert lines[:2] == ["● lead", "│ The researcher knows."]
-    assert lines[12:16] == ["✓ lead  9.0 s, 1,204 tokens", "", "Owls hunt at night.", ""]
-    assert lines[17].startswith("lead ")
-    assert lines[18].startswith("└─ researcher ")
+    assert lines[11:14] == ["│ Owls hunt at night.", "✓ lead  9.0 s, 1,204 tokens", ""]
+    assert lines[15].startswith("lead ")
+    assert lines[16].startswith("└─ researcher ")
     assert "\x1b" not in ended.out
     assert max(len(line) for line in lines) <= 80
 
 
 async def test_no_tree_ends_with_the_answer() -> None:
     ended = await served(LoopbackService(desk()), "run", "lead", "hi", "--no-tree")
-    assert ended.out.endswith("\nOwls hunt at night.\n\n")
+    assert ended.out.endswith("│ Owls hunt at night.\n✓ lead  9.0 s, 1,204 tokens\n")
 
 
 async def test_json_is_one_event_a_line_and_nothing_else() -> None:

@@ -90,7 +90,7 @@ async def test_both_trees_come_after_the_answer_side_by_side_on_a_wide_terminal(
     wide = await served(WaitingService(desk(), ended()), "fork", "last", "--after", "6", environment={"COLUMNS": "160"})
     narrow = await served(WaitingService(desk(), ended()), "fork", "last", "--after", "6")
     alone = await served(WaitingService(desk(), ended()), "fork", "last", "--after", "6", "--no-tree")
-    assert alone.out.endswith("✓ lead  0 ms, 1,204 tokens\n\nAll done.\n\n")  # counted from where it was forked
+    assert alone.out.endswith("│ All done.\n✓ lead  0 ms, 1,204 tokens\n")  # counted from where it was forked
     titles = [line for line in wide.out.splitlines() if line.startswith("origin ")]
     assert [title.split() for title in titles] == [["origin", RUN_ID, "│", "fork", FORK_ID]]
     below = narrow.out.removeprefix(alone.out).splitlines()

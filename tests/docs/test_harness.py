@@ -103,7 +103,7 @@ async def test_a_page_can_start_from_an_example(tmp_path: Path) -> None:
 async def test_other_kinds_of_blocks_are_reported(fence: str, tmp_path: Path) -> None:
     report = await tried(tmp_path, f"# Title\n\n{fence}\ntext\n```\n")
 
-    assert report.startswith("page.md:4: a block is one of yaml, python, sh, console, proto, go, ts, not ")
+    assert report.startswith("page.md:4: a block is one of yaml, python, sh, console, proto, go, ts, py, not ")
 
 
 @pytest.mark.parametrize("line", ["agents: []", "# a comment", "# compose.yaml", "# ../bough.yaml"])

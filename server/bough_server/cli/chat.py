@@ -65,7 +65,7 @@ def chat(
     message that begins with a slash begins with two. Input from a pipe works too: a
     line for each message or answer; the exit code is then that of the last run, as of `bough run`.
     """
-    display = Display(output=output, view=view, tree=tree, answer=False, asks=True, timeout=timeout)
+    display = Display(output=output, view=view, tree=tree, asks=True, timeout=timeout)
     session = session_of(session, continues=continues)
     finish(_chat(target_of(context), display, agent=agent, session=session, model=model, default_model=default_model))
 

@@ -214,15 +214,14 @@ class _TurnSink:
 
 
 async def print_turn_outcome(connection: Connection, followed: FollowedTurn, display: Display) -> ExitCode:
-    """Print the outcome of a followed run, its answer only if that is wanted again; return the exit code."""
-    is_answer_known = followed.is_answer_shown and not display.answer
+    """Print the outcome of a followed run, its answer only if the live view has not shown it; return the exit code."""
     return await print_outcome(
         connection,
         followed.run_id,
         followed.run,
         display.output,
         tree=display.tree,
-        answer=not is_answer_known,
+        answer=not followed.is_answer_shown,
         shown_errors=followed.shown_errors,
     )
 

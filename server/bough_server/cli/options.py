@@ -58,8 +58,6 @@ class Display:
     view: View
     tree: bool
     """Whether the agent tree comes after the answer."""
-    answer: bool = True
-    """Whether the answer is printed if the live view has shown it already."""
     asks: bool = False
     """Whether the user is asked, at a terminal, for what the run waits for."""
     timeout: float | None = None
@@ -228,11 +226,6 @@ TimeoutOption = Annotated[
 
 
 NoTreeOption = Annotated[bool, typer.Option("--no-tree", help="Omit the tree after the answer.")]
-
-
-NoAnswerOption = Annotated[
-    bool, typer.Option("--no-answer", help="Do not repeat the answer if the live view has shown it.")
-]
 
 
 LimitOption = Annotated[

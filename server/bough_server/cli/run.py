@@ -17,7 +17,6 @@ from bough_server.cli.options import (
     Delta,
     Display,
     ModelOption,
-    NoAnswerOption,
     NoInputOption,
     NoTreeOption,
     OnBusy,
@@ -113,7 +112,6 @@ def run(
     default_model: DefaultModelOption = None,
     output: OutputOption = Output.LIVE,
     no_tree: NoTreeOption = False,
-    no_answer: NoAnswerOption = False,
     no_input: NoInputOption = False,
 ) -> None:
     """Run an agent and follow the run.
@@ -134,9 +132,7 @@ def run(
         definitions=definitions or (),
         model=model,
     )
-    display = Display(
-        output=output, view=view, tree=not no_tree, answer=not no_answer, asks=not no_input, timeout=timeout
-    )
+    display = Display(output=output, view=view, tree=not no_tree, asks=not no_input, timeout=timeout)
     finish(_run(target_of(context), arguments, display, default_model=default_model))
 
 
