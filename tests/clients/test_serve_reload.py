@@ -70,17 +70,30 @@ async def test_a_changed_file_is_served_at_the_same_port(tmp_path: Path) -> None
     assert (again, first, second) == (port, "First.\n", "The second.\n")
 
 
-async def test_a_mistake_is_reported_and_its_repair_is_served(tmp_path: Path) -> None:
+async def test_a_mistake_is_reported_while_what_was_right_is_served_on(tmp_path: Path) -> None:
     config = write_project(tmp_path, llm("alone"), script={"alone": ["First."]})
     right = config.read_text(encoding="utf-8")
     async with reloading(config) as server:
         port = await port_of(server)
         config.write_text("modles: {}", encoding="utf-8")
         assert "There is no such setting." in await said(server, "modles")
+        assert (await said(server, "cannot be loaded")).endswith(": serving what was loaded before.\n")
+        assert await answer(port) == "First.\n"
+        write_script(tmp_path, "The second.")
+        config.write_text(right, encoding="utf-8")
+        await said(server, "has changed: starting again.")
+        assert await port_of(server) == port
+        assert await answer(port) == "The second.\n"
+
+
+async def test_a_server_that_cannot_start_starts_when_the_mistake_is_mended(tmp_path: Path) -> None:
+    config = write_project(tmp_path, llm("alone"), script={"alone": ["First."]})
+    right = config.read_text(encoding="utf-8")
+    config.write_text("modles: {}", encoding="utf-8")
+    async with reloading(config) as server:
         await said(server, "The server ended with exit code 2; it starts again when a file changes.")
         config.write_text(right, encoding="utf-8")
-        assert await port_of(server) == port
-        assert await answer(port) == "First.\n"
+        assert await answer(await port_of(server)) == "First.\n"
 
 
 async def test_a_second_signal_ends_the_time_that_runs_have(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`bough serve --reload`: a server in a child process, started again when a file of its configuration changes."""
+"""`bough serve --reload`: a server in a child process, replaced when a file of its configuration has changed."""
 
 import asyncio
 import os
@@ -27,12 +27,13 @@ Files: TypeAlias = Mapping[Path, tuple[int, int]]
 async def serve_reloading(target: Target, arguments: Sequence[str], ready_file: Path | None) -> ExitCode:
     """Serve in a child process until SIGINT or SIGTERM, with a new child whenever a file has changed.
 
-    `arguments` are those of `bough serve`, without --reload. The first child chooses the port for all. A child that
-    cannot start says why, and the next change tries again.
+    `arguments` are those of `bough serve`, without --reload. The first child chooses the port for all. What has changed
+    is loaded by another process first: if it cannot be, that says why, and the child goes on with what was right.
     """
     with tempfile.TemporaryDirectory() as folder:
         ready = ready_file or Path(folder) / "ready"
         command = [sys.executable, "-m", "bough_server.cli", *target.arguments, "serve", *arguments]
+        check = [*command, "--check"]
         command += ["--ready-file", str(ready)]
         port: list[str] = []
         async with watch_stop_signals() as (stop, hurry):
@@ -42,9 +43,16 @@ async def serve_reloading(target: Target, arguments: Sequence[str], ready_file: 
                 # In a separate process group the child gets signals from here only, and each once.
                 child = await asyncio.create_subprocess_exec(*command, *port, process_group=0)
                 changed = await _wait_for_change(target, before, child, stop)
+                while changed is not None:
+                    before = files_of(target)
+                    checking = await asyncio.create_subprocess_exec(*check, process_group=0)
+                    if await checking.wait() == ExitCode.YES:
+                        print_stderr(f"{changed} has changed: starting again.")
+                        break
+                    if child.returncode is None:
+                        print_stderr(f"{changed} has changed and cannot be loaded: serving what was loaded before.")
+                    changed = await _wait_for_change(target, before, child, stop)
                 await end_child(child, hurry)
-                if changed is not None:
-                    print_stderr(f"{changed} has changed: starting again.")
                 if ready.exists():
                     port = ["--port", _port_of(ready)]  # of two options the last one counts
     return ExitCode.YES

@@ -37,6 +37,7 @@ def serve(
         ),
     ] = 1,
     as_worker: Annotated[bool, typer.Option("--as-worker", hidden=True)] = False,
+    check: Annotated[bool, typer.Option("--check", hidden=True)] = False,
 ) -> None:
     """Serve agents over gRPC until SIGINT or SIGTERM.
 
@@ -47,6 +48,8 @@ def serve(
     if reload:
         arguments = _arguments(host=host, port=port, default_model=default_model, allow_insecure=allow_insecure)
         finish(_serve_reloading(target_of(context), arguments, ready_file))
+    if check:
+        finish(_check(target_of(context), default_model))
     if workers > 1:
         arguments = _arguments(host=host, port=None, default_model=default_model, allow_insecure=allow_insecure)
         finish(_serve_workers(target_of(context), arguments, ready_file, count=workers, host=host, port=port))
@@ -62,6 +65,15 @@ def serve(
         ),
         is_server=True,
     )
+
+
+async def _check(target: Target, default_model: str | None) -> ExitCode:
+    """Load everything that a server loads. Raises ConfigurationError."""
+    from bough_server.cli.definitions import registry_of
+    from bough_server.settings import Settings
+
+    registry_of(Settings.load(target.config, default_model=default_model))
+    return ExitCode.YES
 
 
 async def _serve(
