@@ -144,7 +144,7 @@ async def test_the_doctor_looks_at_everything(database: dict[str, str]) -> None:
     findings = {finding["name"]: finding for finding in map(json.loads, seen.out.splitlines())}
     assert seen.code == 0
     assert findings["agents"]["words"] == "lead, researcher, writer"
-    assert findings["model default"]["is_right"] is True
+    assert findings["model default"]["isRight"] is True
     broken = await bough("--config", "/nowhere/bough.yaml", "doctor", environment=database)
     assert (broken.code, "!!  configuration: /nowhere/bough.yaml" in broken.out) == (1, True)
 

@@ -21,7 +21,7 @@ async def findings(config: Path, *options: str) -> tuple[int | None, dict[str, t
     """Return the exit code and the findings about models: whether they are right, and their words."""
     seen = await bough("--config", str(config), "doctor", "--json", *options)
     read = [json.loads(line) for line in seen.out.splitlines()]
-    return seen.code, {each["name"]: (each["is_right"], each["words"]) for each in read if "model" in each["name"]}
+    return seen.code, {each["name"]: (each["isRight"], each["words"]) for each in read if "model" in each["name"]}
 
 
 async def test_models_are_called_only_if_that_is_asked_for_and_aliases_never(tmp_path: Path) -> None:

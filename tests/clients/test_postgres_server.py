@@ -68,7 +68,7 @@ async def test_commands_tell_of_the_database_and_keep_its_password(tmp_path: Pat
     status = await bough("--config", str(config), "db", "status", "--json")
     found = json.loads(status.out)
     assert (status.code, found["url"], found["revision"]) == (0, display_url(empty), found["head"])
-    assert (found["servers"], found["open_runs"], found["leases"]) == (0, 0, [])
+    assert (found["servers"], found["openRuns"], found["leases"]) == (0, 0, [])
     ran = await bough("--config", str(config), "run", "alone", "Hello?")
     assert ran.code == 0, ran
     async with serving(config) as server, connected(server.address):

@@ -56,10 +56,9 @@ def copy(source: FromArgument, target: ToArgument) -> None:
 
 
 async def _status(target: Target, *, json: bool) -> ExitCode:
-    import json as json_module
     from dataclasses import asdict
 
-    from bough_server.cli.output import print_line
+    from bough_server.cli.output import print_line, values_json
     from bough_server.settings import Settings
     from bough_server.store.opening import database_status
     from bough_server.store.sqlite.database_path import is_postgres
@@ -74,7 +73,7 @@ async def _status(target: Target, *, json: bool) -> ExitCode:
             "bytes": found.size_bytes,
             **({} if found.use is None else asdict(found.use)),
         }
-        print_line(json_module.dumps(known))
+        print_line(values_json(known))
     else:
         print_line(verdict_text(found, target.command))
         for line in use_lines(found.use) if found.use is not None else ():

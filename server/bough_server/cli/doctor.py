@@ -46,14 +46,12 @@ def doctor(context: typer.Context, json: JsonOption = False, probe: ProbeOption 
 
 
 async def _doctor(target: Target, *, json: bool, probe: bool) -> ExitCode:
-    import json as json_module
-
-    from bough_server.cli.output import print_line
+    from bough_server.cli.output import print_line, values_json
 
     findings = await examine(target, probe=probe)
     for finding in findings:
         if json:
-            print_line(json_module.dumps(asdict(finding), ensure_ascii=False))
+            print_line(values_json(asdict(finding)))
         else:
             mark = "ok" if finding.is_right else "--" if finding.is_optional else "!!"
             print_line(f"{mark}  {finding.name}: {finding.words}")

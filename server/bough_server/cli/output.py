@@ -1,14 +1,16 @@
 """Output of commands: lines, JSON, and a live view in a terminal."""
 
 import asyncio
+import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
+from pydantic.alias_generators import to_camel
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
@@ -67,6 +69,17 @@ def json_line(message: Message) -> str:
 def json_text(message: Message) -> str:
     """Return a message as indented protobuf JSON."""
     return json_format.MessageToJson(message, indent=2, ensure_ascii=False)
+
+
+def values_json(values: Mapping[str, object]) -> str:
+    """Return values that are no message as JSON on one line, with keys in the form that protobuf JSON has."""
+    return json.dumps(_rename_keys(values), ensure_ascii=False)
+
+
+def _rename_keys(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {to_camel(str(key)): _rename_keys(each) for key, each in value.items()}
+    return [_rename_keys(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def print_table(found: Sequence[M], table: Callable[[Sequence[M], int], Iterable[Text]], *, json: bool) -> None:
