@@ -122,6 +122,7 @@ async def test_json_is_one_object_a_line_with_every_start_end_refusal_and_except
     ):
         assert line["exception"].splitlines()[-1] == words
         assert function in line["exception"]
+        assert "bough_server" not in line["exception"], "the stack begins in the operator's code"
     assert "hunter2" not in said
 
 

@@ -3,7 +3,10 @@
 import logging
 import re
 import sys
+import sysconfig
 from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
 from typing import Final
 
 import structlog
@@ -27,6 +30,27 @@ class _Lines(structlog.dev.ConsoleRenderer):
     def __call__(self, logger: WrappedLogger, name: str, event_dict: EventDict) -> str:
         line = super().__call__(logger, name, event_dict)
         return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", line)
+
+
+_SERVER: Final = str(Path(__file__).parents[1])
+_LIBRARY: Final = sysconfig.get_path("stdlib")
+"""Where the frames are that lead from the server to the code of operators."""
+
+
+def get_code_stack(error: BaseException) -> "tuple[type[BaseException], BaseException, TracebackType | None]":
+    """Return an exception of the operator's code for a line of the log, with a stack that begins in that code.
+
+    One that no code of theirs has raised keeps its whole stack.
+    """
+    stack = error.__traceback__
+    while stack is not None and _is_of_the_server(stack.tb_frame.f_code.co_filename):
+        stack = stack.tb_next
+    return type(error), error, stack or error.__traceback__
+
+
+def _is_of_the_server(file: str) -> bool:
+    is_library = file.startswith(_LIBRARY) and "site-packages" not in file
+    return is_library or file.startswith(_SERVER)
 
 
 def configure_logging(level: LogLevel, log_format: LogFormat = "text") -> None:

@@ -4,6 +4,7 @@ import structlog
 
 from bough.v1 import error_pb2
 from bough_server.errors import RunError
+from bough_server.observability.logs import get_code_stack
 
 _log = structlog.get_logger(__name__)
 
@@ -11,7 +12,7 @@ _log = structlog.get_logger(__name__)
 def log_failure(what: str, error: BaseException, **names: str) -> None:
     """Log an exception of the operator's code with its stack; nothing for a RunError, which code raises on purpose."""
     if _is_unexpected(error):
-        _log.error(what, exc_info=error, **names)
+        _log.error(what, exc_info=get_code_stack(error), **names)
 
 
 def _is_unexpected(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from bough.v1 import error_pb2, message_pb2
 from bough_server.errors import RunError, text_of_error
 from bough_server.matching.schemas import value_path
+from bough_server.observability.logs import get_code_stack
 from bough_server.tasks import AbandonedTasks, is_collected
 from bough_server.tools.arguments import bad_arguments, parse_arguments
 from bough_server.tools.output import Excerpt, result_parts
@@ -178,7 +179,7 @@ async def _collect_stream(generator: AsyncGenerator[object, None], emit: Emit) -
 
 def _failure(tool: Tool, error: BaseException) -> RunError:
     """Log a tool's exception with its stack, and return the error that the model sees: one line without the stack."""
-    _log.warning("tool failed", tool=tool.name, exc_info=error)
+    _log.warning("tool failed", tool=tool.name, exc_info=get_code_stack(error))
     detail = " ".join(text_of_error(error).split())
     message = f"{type(error).__name__}: {detail}" if detail else type(error).__name__
     return RunError(message[:_LONGEST_MESSAGE], reason=error_pb2.ERROR_REASON_TOOL_FAILED)
@@ -194,8 +195,9 @@ def needs_approval(tool: Tool, arguments: Mapping[str, Any]) -> bool:
         return tool.approval
     try:
         decision: object = tool.approval(copy.deepcopy(dict(arguments)))
-    except BaseException:  # whatever its class: the predicate must not end the server
-        _log.warning("approval predicate failed: approval is required", tool=tool.name, exc_info=True)
+    except BaseException as error:  # whatever its class: the predicate must not end the server
+        stack = get_code_stack(error)
+        _log.warning("approval predicate failed: approval is required", tool=tool.name, exc_info=stack)
         return True
     if isinstance(decision, bool):
         return decision

@@ -19,6 +19,7 @@ from bough_server.evals.metrics.turn import TurnScore, mean_score, no_score, no_
 from bough_server.functions import NAME
 from bough_server.matching.values import parse_json
 from bough_server.messages import copy_of
+from bough_server.observability.logs import get_code_stack
 
 MetricValue: TypeAlias = float | bool | tuple[float | bool, str]
 """A score, or a score and the reason for it. True is 1, False is 0."""
@@ -117,7 +118,7 @@ def _turn_score(
         value, reason = found if isinstance(found, tuple) and len(found) == 2 else (found, "")
         number = float(value) if isinstance(value, Real) else nan
     except BaseException as error:  # whatever its class: a function must not end the server
-        _log.error("metric failed", exc_info=error, metric=function.name)
+        _log.error("metric failed", exc_info=get_code_stack(error), metric=function.name)
         text = f"{type(error).__name__}: {text_of_error(error)}".removesuffix(": ")
         return no_turn_score(_unicode(f"The metric {function.name!r} raised {text[:500]}"))
     if not isfinite(number) or not isinstance(reason, str):
