@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bough import AsyncClient, Client, InvalidRequest, NotFound, file_part, user_message
+from bough import AsyncClient, CallFailed, Client, InvalidRequest, NotFound, collect, file_part, user_message
 from bough.v1 import Blob, Message, Part
 from tests.clients.cli_process import bough, server_of, started
 from tests.support.projects import llm, write_project
@@ -183,3 +183,17 @@ async def test_prune_removes_a_file_with_the_last_session_that_has_it(config: Pa
         assert not is_kept()
         with pytest.raises(NotFound):
             await client.sessions.read_blob(fork[-1].session_id, SHA256)
+
+
+async def test_files_that_no_request_can_hold_are_answered_by_the_sizes_and_the_setting(
+    port: int, tmp_path: Path
+) -> None:
+    (tmp_path / "large.bin").write_bytes(b"\1" * 20_000_000)
+    ran = await bough("run", "eye", "See.", "--file", str(tmp_path / "large.bin"), port=port)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("The request has 20,000,")
+    assert ran.err.endswith("send smaller files, or raise its setting server.max_files_bytes.\n")
+    with pytest.raises(CallFailed, match=r"and the server takes 18,\d+,\d+: send smaller files") as refused:
+        async with AsyncClient(f"127.0.0.1:{port}") as client:
+            await collect(client.run("eye", user_message("See.", file_part(tmp_path / "large.bin"))))
+    assert refused.value.code.name == "RESOURCE_EXHAUSTED"

@@ -26,6 +26,7 @@ BoughError
     └── RunInterruptedErrorwith its open input requests
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -41,6 +42,9 @@ _NO_CONNECTION = ("failed to connect to all addresses", "errors resolving", "DNS
 
 NO_SERVER = "No server could be reached: start one with `bough serve`, or check the client's address"
 """How the message of Unavailable begins if no connection could be made."""
+
+_TOO_LARGE = re.compile(r"Received message larger than max \((\d+) vs\. (\d+)\)")
+"""The message that the gRPC library has for a request which is larger than the server takes."""
 
 _NEVER_ACCEPTED = "CANCELLED"
 """Details that the gRPC library sets, with the code CANCELLED, on calls in flight to a server that stops:
@@ -269,6 +273,10 @@ def from_rpc_error(error: grpc.RpcError) -> CallFailed:
         code, text = grpc.StatusCode.UNAVAILABLE, "The server stopped before it accepted the call; repeat it."
     if code is grpc.StatusCode.UNAVAILABLE and text is not None and text.startswith(_NO_CONNECTION):
         text = f"{NO_SERVER} ({text})."
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and (sizes := _TOO_LARGE.search(text or "")):
+        sent, most = (f"{int(size):,}" for size in sizes.groups())
+        text = f"The request has {sent} bytes, and the server takes {most}: send smaller files, or raise its setting "
+        text += "server.max_files_bytes."
     message = text or f"The call failed with {code.name}."
     # The two kinds of channel have different classes for metadata; both iterate over pairs.
     metadata: Iterable[tuple[str, str | bytes]] = error.trailing_metadata() or ()  # type: ignore[assignment]

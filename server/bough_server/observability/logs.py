@@ -40,7 +40,7 @@ _LIBRARY: Final = sysconfig.get_path("stdlib")
 def get_code_stack(error: BaseException) -> "tuple[type[BaseException], BaseException, TracebackType | None]":
     """Return an exception of the operator's code for a line of the log, with a stack that begins in that code.
 
-    One that no code of theirs has raised keeps its whole stack.
+    An exception that was raised elsewhere keeps its whole stack.
     """
     stack = error.__traceback__
     while stack is not None and _is_of_the_server(stack.tb_frame.f_code.co_filename):
