@@ -18,6 +18,7 @@ from bough.v1.invocation_pb2 import Invocation
 from bough_server.agents.loading import load_python
 from bough_server.errors import ConfigurationError
 from bough_server.evals.metrics.custom import MetricFunction, MetricValue, load_metrics, metric, score_custom
+from bough_server.observability.logs import get_code_stack
 from tests.evals.records import case_of, did, record
 
 
@@ -102,7 +103,13 @@ def test_an_exception_is_not_scored_and_logged_whole(error: BaseException) -> No
     text = f"{type(error).__name__}: {error}".removesuffix(": ").encode(errors="replace").decode()
     assert (found.verdict, found.HasField("score")) == (VERDICT_NOT_EVALUATED, False)
     assert found.reason == f"turns[0]: The metric 'judge' raised {text}."
-    expected = {"event": "metric failed", "exc_info": error, "metric": "judge", "case_id": "one", "run_id": ""}
+    expected = {
+        "event": "metric failed",
+        "exc_info": get_code_stack(error),
+        "metric": "judge",
+        "case_id": "one",
+        "run_id": "",
+    }
     assert lines == [{**expected, "log_level": "error"}]
 
 

@@ -1548,7 +1548,7 @@ func (*EvalAnswer_ToolOutcome) isEvalAnswer_Answer() {}
 // How a trial is scored: a number that has to reach a threshold.
 type EvalMetric struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The name, unique in the case. Default: the name of the kind, such as "tool_trajectory".
+	// The name, unique in the case. Default: the name of the kind, such as "tool_trajectory", and of a custom metric that of its function.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// What the score has to reach. Default: 1.
 	Threshold *float64 `protobuf:"fixed64,2,opt,name=threshold,proto3,oneof" json:"threshold,omitempty"`

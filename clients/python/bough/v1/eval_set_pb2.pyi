@@ -819,7 +819,7 @@ class EvalMetric(_message.Message):
     LLM_JUDGE_FIELD_NUMBER: _builtins.int
     CUSTOM_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name, unique in the case. Default: the name of the kind, such as "tool_trajectory"."""
+    """The name, unique in the case. Default: the name of the kind, such as "tool_trajectory", and of a custom metric that of its function."""
     threshold: _builtins.float
     """What the score has to reach. Default: 1."""
     @_builtins.property

@@ -44,8 +44,8 @@ def no_turn_score(reason: str) -> TurnScore:
 
 
 def name_of(metric: eval_set_pb2.EvalMetric) -> str:
-    """Return a metric's name; default: its kind."""
-    return metric.name or metric.WhichOneof("kind") or "metric"
+    """Return a metric's name; default: that of its function, else its kind."""
+    return metric.name or metric.custom.name or metric.WhichOneof("kind") or "metric"
 
 
 def threshold_of(metric: eval_set_pb2.EvalMetric) -> float:

@@ -74,8 +74,8 @@ def is_recorded(case: eval_set_pb2.EvalCase) -> bool:
 
 
 def metric_name(metric: eval_set_pb2.EvalMetric) -> str:
-    """Return the name of a metric, by default that of its kind; empty for a metric without a kind."""
-    return metric.name or metric.WhichOneof("kind") or ""
+    """Return the name of a metric, by default that of its function, else of its kind; empty without a kind."""
+    return metric.name or metric.custom.name or metric.WhichOneof("kind") or ""
 
 
 def merge_metrics(

@@ -804,7 +804,7 @@ export const EvalAnswerSchema: GenMessage<EvalAnswer> = /*@__PURE__*/
  */
 export type EvalMetric = Message<"bough.v1.EvalMetric"> & {
   /**
-   * The name, unique in the case. Default: the name of the kind, such as "tool_trajectory".
+   * The name, unique in the case. Default: the name of the kind, such as "tool_trajectory", and of a custom metric that of its function.
    *
    * @generated from field: string name = 1;
    */
