@@ -186,3 +186,21 @@ async def test_validation_names_agents_that_can_call_each_other_in_turn(tmp_path
             "7 agents in 1 file: no problems found.",
         ],
     )
+
+
+async def test_validation_reads_the_scripts_of_models_and_names_agents_that_are_not_there(tmp_path: Path) -> None:
+    script = {"lead": ["Yes."], "judge": ["Yes."], "lead.summary": ["So far."], "laed": ["No."]}
+    config = write_project(tmp_path, llm("lead"), script=script)
+    noted = await _embedded(config, "agents", "validate")
+    (tmp_path / "script.yaml").write_text("agents:\n  lead:\n    - txt: Yes.\n", encoding="utf-8")
+    wrong = await _embedded(config, "agents", "validate")
+    assert (noted.code, noted.out, noted.err.splitlines()) == (
+        0,
+        "",
+        [
+            f"note: {tmp_path / 'script.yaml'}: agents.laed: There is no agent 'laed'. Did you mean 'lead'?",
+            "1 agent in 1 file: no problems found.",
+        ],
+    )
+    assert (wrong.code, wrong.err) == (1, "1 problem in 1 file.\n")
+    assert wrong.out.startswith(f"{tmp_path / 'script.yaml'}:3: agents.lead[0].txt: There is no such field.")

@@ -9,6 +9,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Mapping
+from pathlib import Path
 
 import grpc
 import pytest
@@ -20,6 +21,8 @@ from bough_server.distribution import version
 from tests.clients.cli_process import Finished, bough, bough_cold, started
 from tests.clients.run_events import RUN_ID, SESSION_ID, Turn, desk
 from tests.clients.stream_server import Call, LoopbackService, listening
+from tests.support.processes import serving
+from tests.support.projects import llm, write_project
 
 
 async def served(service: LoopbackService, *arguments: str, said: str = "") -> Finished:
@@ -308,3 +311,35 @@ async def test_the_package_is_a_program_and_says_its_version() -> None:
         assert (process.returncode, out.decode()) == (0, f"bough {version()}\n")
     with pytest.raises(AttributeError, match="has no attribute 'version'"):
         getattr(bough_client, "version")  # noqa: B009  # mypy would object to the attribute
+
+
+async def completed(folder: Path, typed: str) -> list[str]:
+    """What a shell is offered after what was typed, of which the last word is unfinished; nothing else is printed."""
+    words = typed.split(" ")
+    shell = {"_BOUGH_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "import sys; sys.argv[0] = 'bough'; from bough_server.cli import main; main()"),
+        env={**os.environ, **shell},
+        cwd=folder,
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    out, err = await process.communicate()
+    assert (process.returncode, err) == (0, b"")
+    return out.decode().split()
+
+
+async def test_agents_models_and_runs_are_completed_and_nothing_is_made(tmp_path: Path) -> None:
+    models = {"default": {"provider": "scripted", "script": "script.yaml"}, "other": {"alias": "default"}}
+    config = write_project(tmp_path, llm("lead"), llm("leader"), llm("clerk"), script={"*": ["Yes."]}, models=models)
+    files = set(os.listdir(tmp_path))
+    assert await completed(tmp_path, "bough run le") == ["lead", "leader"]
+    assert await completed(tmp_path, "bough chat c") == ["clerk"]
+    assert await completed(tmp_path, "bough run lead Hello --model o") == ["other"]
+    assert await completed(tmp_path, f"bough --config {tmp_path}/none.yaml run le") == []
+    assert set(os.listdir(tmp_path)) == files
+    async with serving(config) as server:
+        ran = await bough("--address", server.address, "run", "lead", "hi", "--output", "answer")
+        run_id = ran.err.split()[1]
+        assert await completed(tmp_path, "bough tree ") == ["last", run_id]
+        assert await completed(tmp_path, f"bough tree {run_id[:8]}") == [run_id]

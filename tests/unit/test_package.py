@@ -195,7 +195,7 @@ print(*(name for name in sys.modules if name.startswith("bough_server.cli.")))
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert set(said.splitlines()[-1].split()) == {
-        f"bough_server.cli.{name}" for name in ("commands", "options", "program", "schema")
+        f"bough_server.cli.{name}" for name in ("commands", "completion", "options", "program", "schema")
     }
 
 

@@ -1,13 +1,17 @@
 """`bough agents`, `bough models` and `bough tools`: list, show and validate."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bough_server.cli.commands import command
+from bough_server.cli.completion import complete_agents
 from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import JsonOption, Target, target_of
+
+if TYPE_CHECKING:
+    from bough_server.settings import Settings
 
 agents = typer.Typer(help="List, show and check agents.", no_args_is_help=True)
 
@@ -25,7 +29,7 @@ def list_agents(context: typer.Context, json: JsonOption = False) -> None:
 @command(agents, "show")
 def show(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The agent's name.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The agent's name.", autocompletion=complete_agents)],
     revision: Annotated[
         str, typer.Option("--revision", metavar="R", help="A revision that a run names.  [default: the current one]")
     ] = "",
@@ -46,7 +50,7 @@ def validate(
         ),
     ] = None,
 ) -> None:
-    """Check definition files against each other and the configuration.
+    """Check definition files against each other and the configuration; without files, the scripts of its models too.
 
     Prints each problem as "file:line: field: message" and exits with 1; exits with 0 if there are none.
     """
@@ -97,18 +101,46 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
     further = drop_reported_problems(source_problems(sources, known), problems)
     order = {str(path): index for index, path in enumerate(files)}
     in_order = sorted([*problems, *further], key=lambda problem: (order[problem.path], problem.line))
+    named = {each.name: each for each in (*known.definitions, *(source.definition for source in sources))}
+    wrong, notes = _check_scripts(settings, {*named, *(agent.name for agent in known.code_agents)}, is_whole=not paths)
     # Two checks can report the same problem.
-    found = list(dict.fromkeys(str(problem) for problem in in_order))
+    found = list(dict.fromkeys([*(str(problem) for problem in in_order), *wrong]))
     for problem in found:
         print_line(problem)
     if found:
         print_stderr(f"{pluralize(len(found), 'problem')} in {pluralize(len(files), 'file')}.")
         return ExitCode.FAILED
-    named = {each.name: each for each in (*known.definitions, *(source.definition for source in sources))}
-    for path in find_call_cycles(named):
-        print_stderr(f"note: {' -> '.join(path)}: they can call each other in turn, until `limits.depth` ends it.")
+    notes += [
+        f"{' -> '.join(path)}: they can call each other in turn, until `limits.depth` ends it."
+        for path in find_call_cycles(named)
+    ]
+    for note in notes:
+        print_stderr(f"note: {note}")
     print_stderr(f"{pluralize(len(sources), 'agent')} in {pluralize(len(files), 'file')}: no problems found.")
     return ExitCode.YES
+
+
+def _check_scripts(settings: "Settings", agents: set[str], *, is_whole: bool) -> tuple[list[str], list[str]]:
+    """Return the problems of the scripts of scripted models, and notes on agents of scripts that are not there.
+
+    They may be in a definition that a run brings along.
+    """
+    from bough_server.documents.yaml import suggestion
+    from bough_server.errors import ConfigurationError
+    from bough_server.models.scripted.script import read_script
+
+    problems: list[str] = []
+    notes: list[str] = []
+    scripts = {settings.folder / model.script: None for model in settings.models.values() if model.script and is_whole}
+    for path in scripts:
+        try:
+            script = read_script(path)
+        except ConfigurationError as error:
+            problems += str(error).splitlines()
+            continue
+        missing = [name for name in script.agents if name.removesuffix(".summary") not in {"*", "judge", *agents}]
+        notes += [f"{path}: agents.{name}: There is no agent {name!r}.{suggestion(name, agents)}" for name in missing]
+    return problems, notes
 
 
 # Without a callback, Typer would turn the group of one command into that command: `bough models`.

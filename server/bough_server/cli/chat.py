@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from bough_server.cli.completion import complete_agents
 from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import (
     ContinueOption,
@@ -33,6 +34,7 @@ AgentArgument = Annotated[
     typer.Argument(
         metavar="[AGENT]",
         help="The agent to chat with.  [default: that of the session, else the only one that no other agent calls]",
+        autocompletion=complete_agents,
     ),
 ]
 _COMMANDS: Final = {

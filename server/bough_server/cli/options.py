@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from bough_server.cli.completion import complete_models, complete_runs
+
 
 class View(StrEnum):
     """Selection of a stream's events."""
@@ -140,7 +142,9 @@ EmbeddedOption = Annotated[
 RunArgument = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="A run: its full id, `last`, or 6 or more characters that it alone begins or ends with."
+        metavar="RUN",
+        help="A run: its full id, `last`, or 6 or more characters that it alone begins or ends with.",
+        autocompletion=complete_runs,
     ),
 ]
 
@@ -171,7 +175,10 @@ ContinueOption = Annotated[
 ModelOption = Annotated[
     str,
     typer.Option(
-        "--model", metavar="NAME", help="The configured model of all agents of the run.  [default: their own]"
+        "--model",
+        metavar="NAME",
+        help="The configured model of all agents of the run.  [default: their own]",
+        autocompletion=complete_models,
     ),
 ]
 
@@ -205,7 +212,12 @@ AfterOption = Annotated[int, typer.Option("--after", min=0, metavar="N", help="O
 
 DefaultModelOption = Annotated[
     str | None,
-    typer.Option("--default-model", metavar="NAME", help="The configured model that `default` stands for."),
+    typer.Option(
+        "--default-model",
+        metavar="NAME",
+        help="The configured model that `default` stands for.",
+        autocompletion=complete_models,
+    ),
 ]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bough_server.cli.chat import session_of
+from bough_server.cli.completion import complete_agents
 from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import (
     ContinueOption,
@@ -39,7 +40,10 @@ if TYPE_CHECKING:
     from bough_server.agents.definition import Source
 
 AgentArgument = Annotated[
-    str, typer.Argument(metavar="AGENT", help="The agent to run; `bough agents list` shows them.")
+    str,
+    typer.Argument(
+        metavar="AGENT", help="The agent to run; `bough agents list` shows them.", autocompletion=complete_agents
+    ),
 ]
 TextArgument = Annotated[
     str, typer.Argument(metavar="TEXT", help="The message to the agent; - reads it from standard input.")
