@@ -25,6 +25,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share t
 
 WORKERS = 2
 
+PRINTED = 1_000_000
+"""Characters that no pipe holds."""
+
 
 @asynccontextmanager
 async def workers(folder: Path, *, script: Mapping[str, list[object]]) -> AsyncIterator[Serving]:
@@ -89,6 +92,24 @@ async def test_workers_share_a_port_and_one_that_is_killed_is_replaced_and_its_r
     assert [worker for worker in before if before[worker] != after[worker]] == [killed]
 
 
+async def test_what_a_tool_prints_is_printed_by_workers_too_however_much_it_is(tmp_path: Path) -> None:
+    printing = '"""A tool that prints."""\n\nfrom bough_server import tool\n\n\n@tool\ndef shout() -> str:\n    '
+    printing += f'"""Prints a long line."""\n    print("x" * {PRINTED}, flush=True)\n    return "Printed."\n'
+    (tmp_path / "printing.py").write_text(printing, encoding="utf-8")
+    script: dict[str, list[object]] = {"shouter": [{"calls": [{"name": "shout", "arguments": {}}]}, "Done."]}
+    with POSTGRES.empty() as url:
+        storage = {"url": url, "durability": "process"}
+        shouter = llm("shouter", tools=["shout"])
+        config = write_project(tmp_path, shouter, script=script, storage=storage, python=["printing"])
+        async with serving(config, arguments=["--workers", str(WORKERS)]) as server:
+            async with connected(server.address) as remote, asyncio.TaskGroup() as tasks:
+                printed = tasks.create_task(server.read_output(PRINTED + 1))
+                turn = await remote.begin("shouter").to_the_end()
+            server.send(signal.SIGTERM)
+            assert await server.end() == 0
+    assert (turn.kinds[-1], printed.result()) == ("run_completed", "x" * PRINTED + "\n")
+
+
 async def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     async with workers(tmp_path, script={"greeter": ["Hello."]}) as server:
         host, _, port = server.address.rpartition(":")
@@ -104,15 +125,17 @@ async def test_workers_end_with_their_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("storage", "said"),
+    ("storage", "host", "said"),
     [
-        ({"url": "bough.db"}, "--workers needs PostgreSQL"),
-        ({"url": "postgresql://bough@/missing?host=/nowhere", "wait_at_start": "0s"}, "Check the address"),
+        ({"url": "bough.db"}, "127.0.0.1", "--workers needs PostgreSQL"),
+        ({"url": "postgresql://bough@/x?host=/nowhere", "wait_at_start": "0s"}, "127.0.0.1", "Check the address"),
+        ({"url": "postgresql://bough@/x?host=/nowhere"}, "missing.invalid", "of missing.invalid cannot be bound: "),
     ],
 )
 async def test_what_keeps_workers_from_serving_is_said_once(
-    tmp_path: Path, storage: Mapping[str, str], said: str
+    tmp_path: Path, storage: Mapping[str, str], host: str, said: str
 ) -> None:
     config = write_project(tmp_path, llm("greeter"), script={"greeter": ["Hello."]}, storage=storage)
-    ended = await finished("--config", str(config), "serve", "--port", "0", "--workers", "2")
+    serve = ("serve", "--host", host, "--port", "0", "--allow-insecure", "--workers", "2")
+    ended = await finished("--config", str(config), *serve)
     assert (ended.code, ended.err.count(said), ended.out) == (2, 1, "")

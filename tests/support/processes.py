@@ -192,6 +192,12 @@ class Serving:
         """Its standard error so far."""
         return self._errors.read_text(encoding="utf-8")
 
+    async def read_output(self, count: int) -> str:
+        """Read so many characters of what it prints after it has said that it serves."""
+        assert self._process.stdout is not None
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return (await self._process.stdout.readexactly(count)).decode()
+
     async def serves(self) -> None:
         """Waits until it serves, which it says on its standard output; its ready file is there by then.
 

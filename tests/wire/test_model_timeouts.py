@@ -9,7 +9,7 @@ import pytest
 
 from bough.v1 import error_pb2, event_pb2
 from bough_server.errors import ModelError
-from bough_server.models.endpoint import Timeouts
+from bough_server.models.endpoint import AnswerTimeout, Timeouts
 from tests.support.model_calls import answer, asking, failure, text_of
 from tests.support.model_scenarios import DONE, TEXT, Ending, Reply, Request, chunk, ending, plain
 from tests.support.model_server import serving_model
@@ -103,3 +103,18 @@ async def test_the_wait_for_the_head_of_an_answer_counts_toward_its_beginning(mo
         _, error = await failing
         await model.close()
     assert timeout(error) == (True, "The model 'large' at URL sent no response for 60 seconds")
+
+
+async def test_a_read_that_ends_a_timeout_by_another_error_leaves_no_cancellation_behind() -> None:
+    async def fail_when_cancelled() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ConnectionError("the connection is gone") from None
+
+    task = asyncio.current_task()
+    assert task is not None
+    limit = AnswerTimeout(Timeouts(start=0.01, idle=0.01))
+    with pytest.raises(ConnectionError):
+        await limit.limit(fail_when_cancelled())
+    assert task.cancelling() == 0

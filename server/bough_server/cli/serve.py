@@ -98,13 +98,14 @@ async def _serve(
         _check_ready_file(ready_file)
     configure_logging(settings.log_level, settings.log_format)
     if is_worker:
-        from bough_server.cli.workers import end_with_parent
+        from bough_server.cli.workers import end_with_parent, report_to_parent
 
         end_with_parent()
-        settings = settings.for_worker()
-    async with App.open(settings, is_worker=is_worker) as app:
-        metrics = f" metrics {app.metrics_address}" if is_worker and app.metrics_address else ""
-        await app.serve(ready_file=ready_file, announce=lambda address: print_line(f"serving {address}{metrics}"))
+        async with App.open(settings.for_worker(), is_worker=True) as app:
+            await app.serve(announce=lambda _: report_to_parent(app.metrics_address))
+        return ExitCode.YES
+    async with App.open(settings) as app:
+        await app.serve(ready_file=ready_file, announce=lambda address: print_line(f"serving {address}"))
     return ExitCode.YES
 
 

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
@@ -101,11 +100,13 @@ class _Worker:
         """Run servers one after the other until `stop` is set. Raises _NeverServed."""
         failures = 0
         while not stop.is_set():
-            # In a separate process group it gets signals from here only. It ends when its standard input does.
-            child = await asyncio.create_subprocess_exec(*self._command, process_group=0, stdin=PIPE, stdout=PIPE)
+            ours, its = socket.socketpair()
+            with its:
+                # In a separate process group it gets signals from here only.
+                child = await asyncio.create_subprocess_exec(*self._command, process_group=0, stdin=its.fileno())
             _log.info("worker started", worker=self._number, process=child.pid)
             began = loop_time()
-            following = asyncio.create_task(self._follow(child))
+            following = asyncio.create_task(self._follow(ours))
             try:
                 await _wait_for_any(child.wait(), stop.wait())
                 if stop.is_set():
@@ -124,12 +125,16 @@ class _Worker:
             _log.error("worker ended: starting another", worker=self._number, code=child.returncode, delay=delay)
             await _wait_for_any(asyncio.sleep(delay), stop.wait())
 
-    async def _follow(self, child: Process) -> None:
-        assert child.stdout is not None
-        while line := (await child.stdout.readline()).decode():
-            if line.startswith("serving "):
-                _, _, self._metrics = line.split()[1:] if " metrics " in line else ("", "", "")
+    async def _follow(self, channel: socket.socket) -> None:
+        """Read what a worker reports, until its end; it ends when this end of the channel does."""
+        reader, writer = await asyncio.open_connection(sock=channel)
+        try:
+            if line := await reader.readline():
+                self._metrics = line.decode().strip()
                 self.serves.set()
+            await reader.read()
+        finally:
+            writer.close()
 
 
 async def _wait_for_any(*waits: Coroutine[Any, Any, object]) -> None:
@@ -156,16 +161,16 @@ async def _wait_until_all_serve(workers: Sequence[_Worker], tasks: Sequence["asy
 @contextmanager
 def _hold_port(host: str, port: int) -> Iterator[tuple[str, int]]:
     """Keep a port for the workers, which share it; yield the host and the port. Raises ConfigurationError."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family) as alone:  # fails if another program listens
             alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             alone.bind(address)
             held = socket.socket(family)
     except OSError as error:
         raise ConfigurationError(
-            f"Port {port} of {host} cannot be bound; it is probably in use. Choose another with --port, or 0 for any "
-            "free one."
+            f"Port {port} of {host} cannot be bound: {error.strerror}. If another program has it, choose another with "
+            "--port, or 0 for any free one."
         ) from error
     with held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -174,11 +179,16 @@ def _hold_port(host: str, port: int) -> Iterator[tuple[str, int]]:
 
 
 def end_with_parent() -> None:
-    """Stop this process, a worker, when its parent has ended: then its standard input ends."""
+    """Stop this process, a worker, when its parent has ended: then its standard input, a socket, does."""
 
     def wait() -> None:
-        while os.read(sys.stdin.fileno(), 1024):
+        while os.read(0, 1024):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 
     make_thread(wait, name="bough-parent").start()
+
+
+def report_to_parent(metrics_address: str) -> None:
+    """Say, in a worker, that it serves, and where its metrics are; what tools print goes to the standard output."""
+    os.write(0, f"{metrics_address}\n".encode())

@@ -67,8 +67,9 @@ class AnswerTimeout:
             self._set_timer()
         try:
             result = await wait
-        except asyncio.CancelledError:
-            if self._is_expired and task.uncancel() <= cancelling:
+        except BaseException as error:
+            # Taken back whatever the cancellation has become, or the task would count as cancelled for good.
+            if self._is_expired and task.uncancel() <= cancelling and isinstance(error, asyncio.CancelledError):
                 raise TimeoutError from None
             raise
         finally:
