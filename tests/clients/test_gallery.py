@@ -1,0 +1,77 @@
+"""The teams of examples/support, research and pipeline, from the question to what is left in their databases."""
+
+import shutil
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+from google.protobuf import json_format
+
+from bough.v1 import run_pb2
+from tests.clients.cli_process import Finished, bough
+from tests.docs import pages
+from tests.docs.test_shown import lines_of
+
+EXAMPLES = pages.ROOT / "examples"
+
+Team = Callable[..., Awaitable[Finished]]
+"""Runs a command of a team with a server embedded in it."""
+
+
+def copy(name: str, folder: Path) -> Team:
+    """A copy of an example, with its commands."""
+    ignored = shutil.ignore_patterns("var", "__pycache__", "*.sqlite3")
+    shutil.copytree(EXAMPLES / name, folder / name, ignore=ignored)
+    environment = {"BOUGH_DATABASE": str(folder / "bough.db"), "BOUGH_DEFAULT_MODEL": "scripted"}
+    return partial(bough, "--config", str(folder / name / "bough.yaml"), "--embedded", environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("answer", "paid"),
+    [("true", [(1002, 129.0)]), ('{"approved": true, "arguments": {"amount": 60}}', [(1002, 60.0)]), ("false", [])],
+)
+async def test_the_support_desk_pays_what_was_approved_and_once(
+    answer: str, paid: list[tuple[int, float]], tmp_path: Path
+) -> None:
+    team = copy("support", tmp_path)
+    ran = await team("run", "support", "ann@example.com: my floor lamp is broken.", "--no-input")
+    (waiting,) = (await team("runs", "--json")).out.splitlines()
+    (request,) = json_format.Parse(waiting, run_pb2.Run()).open_requests
+    answer = answer.replace('{"amount"', '{"order_id": 1002, "amount"')
+    resumed = await team("resume", "last", "--answer", f"{request.input_id}={answer}", "--output", "answer")
+    replayed = await team("replay", "last")
+    with closing(sqlite3.connect(tmp_path / "support" / "shop.sqlite3")) as shop:
+        refunds = shop.execute("SELECT order_id, amount FROM refunds").fetchall()
+    assert (ran.code, list(request.agent_path)) == (3, ["support", "cashier"])
+    assert (resumed.code, replayed.code, refunds) == (0, 0, paid), resumed.err
+    assert resumed.out == "I found your order 1002, the floor lamp. Whatever was approved is on its way to you.\n"
+
+
+async def test_three_readers_search_and_their_page_shows_the_tree(tmp_path: Path) -> None:
+    team = copy("research", tmp_path)
+    ran = await team("run", "research", "Why does high water come later each day?")
+    found = await team("events", "last", "--types", "tool.completed")
+    page = pages.blocks("examples/research/README.md", (EXAMPLES / "research/README.md").read_text(encoding="utf-8"))
+    (shown,) = [lines_of(block.text) for block in page if block.text.startswith("agent ")]
+    assert (ran.code, lines_of(ran.out)[-len(shown) :]) == (0, shown), ran.err
+    for text in ("Flood at 6:10", "The moon rises about fifty minutes later", "a year ahead"):
+        assert text in found.out
+
+
+async def test_an_invoice_is_read_until_its_sums_are_right_and_one_that_stays_wrong_is_not_booked(
+    tmp_path: Path,
+) -> None:
+    team = copy("pipeline", tmp_path)
+    invoice = (EXAMPLES / "pipeline" / "invoice.txt").read_text(encoding="utf-8")
+    booked = await team("run", "invoices", "-", "--output", "answer", said=invoice)
+    state = await team("sessions", "state", "last")
+    script = tmp_path / "pipeline" / "scripts" / "pipeline.yaml"
+    script.write_text(script.read_text(encoding="utf-8").replace('"amount": 13}', '"amount": 12}'), encoding="utf-8")
+    refused = await team("run", "invoices", "-", "--output", "plain", said=invoice)
+    assert (booked.code, booked.out) == (0, "Booked R-17: 2 items, 49.50 EUR.\n"), booked.err
+    assert '{"article": "brush", "amount": 13' in state.out
+    assert refused.code == 1
+    assert "The invoice could not be read. The items come to 48.5, the total is 49.5." in refused.out
