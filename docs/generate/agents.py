@@ -31,6 +31,15 @@ llm: {instruction: Answer with facts only.}
 history: {scope: NONE}
 ```
 
+`bough.yaml` beside the folder `agents` names the files, and the models that definitions may name:
+
+```yaml
+# bough.yaml
+agents: [agents/*.yaml]
+models:
+  default: {provider: openai, model: gpt-5-mini, api_key_env: OPENAI_API_KEY}
+```
+
 - A field that is left out, or has no value, is not set.
 - A duration is a text such as `10m`, `50ms` or `1h30m`.
 - A tool in `tools` and an agent in `sub_agents` can be its name alone: `search` is `{name: search}`, or

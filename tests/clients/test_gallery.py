@@ -13,9 +13,10 @@ from google.protobuf import json_format
 from bough.v1 import run_pb2
 from tests.clients.cli_process import Finished, bough
 from tests.docs import pages
-from tests.docs.test_shown import lines_of
 
 EXAMPLES = pages.ROOT / "examples"
+
+READERS = ["harbor", "almanac", "newspaper"]
 
 Team = Callable[..., Awaitable[Finished]]
 """Runs a command of a team with a server embedded in it."""
@@ -50,13 +51,13 @@ async def test_the_support_desk_pays_what_was_approved_and_once(
     assert resumed.out == "I found your order 1002, the floor lamp. Whatever was approved is on its way to you.\n"
 
 
-async def test_three_readers_search_and_their_page_shows_the_tree(tmp_path: Path) -> None:
+async def test_three_readers_search_at_the_same_time_and_an_editor_writes_what_they_found(tmp_path: Path) -> None:
     team = copy("research", tmp_path)
-    ran = await team("run", "research", "Why does high water come later each day?")
+    ran = await team("run", "research", "Why does high water come later each day?", "--output", "plain")
     found = await team("events", "last", "--types", "tool.completed")
-    page = pages.blocks("examples/research/README.md", (EXAMPLES / "research/README.md").read_text(encoding="utf-8"))
-    (shown,) = [lines_of(block.text) for block in page if block.text.startswith("agent ")]
-    assert (ran.code, lines_of(ran.out)[-len(shown) :]) == (0, shown), ran.err
+    started = [line.split()[2] for line in ran.out.splitlines() if ".started" in line and "sub_agent" in line]
+    assert (ran.code, started[1:]) == (0, [f"research/readers/{name}" for name in READERS] + ["research/editor"])
+    assert "That is why the harbor can publish its times a year ahead." in ran.out
     for text in ("Flood at 6:10", "The moon rises about fifty minutes later", "a year ahead"):
         assert text in found.out
 

@@ -13,7 +13,6 @@ from bough_server.errors import ConfigurationError
 from bough_server.evals.sets.eval_set import parse_eval_set
 from bough_server.evals.sets.expectation_validation import KnownNames
 from bough_server.evals.sets.validation import set_problems
-from bough_server.models.config import ModelSection
 from bough_server.models.registry import build_models
 from bough_server.models.scripted.script import read_script
 from bough_server.settings import DEFAULT_FILE, Settings
@@ -30,11 +29,9 @@ def judge(folder: Path, modules: list[str]) -> None:
     # A page may name modules in its settings that come in a later block.
     there = [name for name in settings.python if (folder / f"{name}.py").is_file()]
     python = load_python(dict.fromkeys([*there, *modules]), folder)
-    # A page that has no settings may name the model that every project has.
-    models = settings.models or {"default": ModelSection(provider="openai", model="any")}
     Registry(
         load_sources(sorted(folder.glob("agents/*.yaml"))),
-        models=build_models(models, folder=folder, secrets={}, currency=settings.currency),
+        models=build_models(settings.models, folder=folder, secrets={}, currency=settings.currency),
         code_agents=python.agents,
         tools=python.tools,
         functions=python.functions,

@@ -27,6 +27,7 @@ ADDRESS: Final = "127.0.0.1:50051"
 
 _YAML: Final = re.compile(r"(bough|eval|kubernetes|agents/[\w-]+|[\w-]*script[\w-]*)\.yaml")
 _EXITS: Final = re.compile(r"^(.+?) +# exits with (\d+)\b.*$", re.MULTILINE)
+_TIMES: Final = re.compile(r" *\b[0-9.]+ m?s\b")
 _SERVED: Final = re.compile(
     r"\bbough (run|resume|fork|replay|watch|tree|events|runs|cancel|sessions|models|agents (list|show)"
     r"|eval (run|list|show|watch|cancel|score|diff|record))\b"
@@ -45,6 +46,8 @@ class Project:
         """The module that a block without a name continues."""
         self._server = AsyncExitStack()
         self._address = ""
+        self._printed = ""
+        """What the block of commands before has printed; empty after another block."""
         if page.example:
             ignored = shutil.ignore_patterns("var", "__pycache__")
             shutil.copytree(pages.ROOT / page.example, folder / page.into, ignore=ignored, dirs_exist_ok=True)
@@ -69,7 +72,11 @@ class Project:
         }
         if block.kind not in kinds:
             pytest.fail(f"{block.place}: a block is one of {', '.join(kinds)}, not {block.kind!r}.", pytrace=False)
-        await kinds[block.kind](block)
+        printed, self._printed = self._printed, ""
+        if block.kind == "console" and not block.info and printed and not commands.typed(block.text).strip():
+            self._compare(block, printed)
+        else:
+            await kinds[block.kind](block)
 
     async def judge(self) -> None:
         """Have everything written so far judged as a server would at its start."""
@@ -130,6 +137,12 @@ class Project:
         elif block.info:
             pytest.fail(f"{block.place}: write ```console, or ```console run.", pytrace=False)
 
+    def _compare(self, block: Block, printed: str) -> None:
+        """Compare a block with what the commands before it have printed, but for times."""
+        if missing := _first_line_missing(remove_times(block.text), [remove_times(printed)]):
+            words = f"the commands before have not printed this line, after those before it: {missing!r}"
+            pytest.fail(f"{block.place}: {words}\n{printed}", pytrace=False)
+
     async def _run_commands(self, block: Block) -> None:
         await self.judge()
         environment = {}
@@ -140,6 +153,7 @@ class Project:
         code, out = await self._shell(block, environment)
         if code != 0:
             pytest.fail(self._placed(out), pytrace=False)
+        self._printed = out
 
     async def _proto(self, block: Block) -> None:
         files = sorted((pages.ROOT / "proto" / "bough").rglob("*.proto"))
@@ -227,6 +241,11 @@ class Project:
                 text = re.sub(rf'File "{re.escape(str(file))}", line (\d+)', rf"{page}:\1", text)
                 text = text.replace(f"{file}:", f"{page}:")
         return text
+
+
+def remove_times(text: str) -> str:
+    """Return lines that a command printed without times, which are others each time."""
+    return "\n".join(_TIMES.sub("", line).rstrip() for line in text.splitlines())
 
 
 def _expecting(typed: str) -> str:

@@ -99,6 +99,22 @@ async def test_a_page_can_start_from_an_example(tmp_path: Path) -> None:
     assert await tried(tmp_path, "```sh\nbough agents validate agents\n```\n", example="examples/desk") == ""
 
 
+@pytest.mark.parametrize(
+    ("shown", "report"),
+    [
+        ("one  in 0.3 s\nthree", ""),
+        ("one  in 0.3 s\nfour", "the commands before have not printed this line, after those before it: 'four'"),
+        ("three\ntwo", "the commands before have not printed this line, after those before it: 'two'"),
+    ],
+)
+async def test_what_is_shown_after_commands_is_what_they_print_but_for_times(
+    shown: str, report: str, tmp_path: Path
+) -> None:
+    commands = "```sh\nprintf 'one  in 12 ms\\ntwo\\nthree\\n'\n```\n"
+    reported = await tried(tmp_path, f"{commands}\nPrints\n\n```console\n{shown}\n```\n")
+    assert reported.partition("\n")[0].removeprefix("page.md:8: ") == report
+
+
 @pytest.mark.parametrize("fence", ["```", "```json", "```text"])
 async def test_other_kinds_of_blocks_are_reported(fence: str, tmp_path: Path) -> None:
     report = await tried(tmp_path, f"# Title\n\n{fence}\ntext\n```\n")
@@ -135,8 +151,8 @@ async def test_a_block_that_is_not_closed_is_reported(tmp_path: Path) -> None:
         ("```yaml\n# eval.yaml\nname: s\nagent: a\n```", "page.md:3: cases: must have at least one case."),
         ("```python\n# tools.py\nimport bough_server\nimport nowhere\n```", "page.md:4: ModuleNotFoundError"),
         (
-            "```yaml\n# agents/a.yaml\nname: a\ndescription: A.\nllm: {tools: [{name: gone}]}\n```",
-            "page.md:5: llm.tools[0].name: There is no tool 'gone'.",
+            "```yaml\n# agents/a.yaml\nname: a\ndescription: A.\nsequence: {}\nsub_agents: [gone]\n```",
+            "page.md:6: sub_agents[0].agent: There is no agent 'gone'.",
         ),
         (
             "```python\n# tools.py\nfrom bough_server import tool\n```\n\n\n```python\n1 / 0\n```",

@@ -1,14 +1,12 @@
 """The output that pages show of the desk is that of its script, but for times."""
 
-import re
-
 import pytest
 
 from tests.clients.cli_process import bough
 from tests.docs import pages
+from tests.docs.project import remove_times
 
 DESK = pages.ROOT / "examples" / "desk" / "bough.yaml"
-_TIMES = re.compile(r" *\b[0-9.]+ m?s\b")
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +21,7 @@ async def output(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def lines_of(text: str) -> list[str]:
-    return [_TIMES.sub("", line).rstrip() for line in text.splitlines()]
+    return remove_times(text).splitlines()
 
 
 @pytest.mark.parametrize("path", ["README.md", "docs/tutorial/first-run.md"])

@@ -93,6 +93,12 @@ def test_what_cannot_be_read_is_said_with_its_line(text: str, words: str) -> Non
     assert line.startswith(words)
 
 
+def test_no_quotes_are_advised_around_a_list_one_of_whose_texts_lacks_them() -> None:
+    assert mistakes("turns: [{user: Where is it?}]") == [
+        "f.yaml:1: This is not YAML: expected ',' or '}', but got '?'."
+    ]
+
+
 def test_a_few_aliases_cannot_make_a_large_value() -> None:
     rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     rows += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]

@@ -454,7 +454,7 @@ _KEY_AND_TEXT: Final = re.compile(r"((?:- +)*[\w.-]+:) +([^\s'\"].*?)\s*")
 def _advise_quotes(line: str) -> str:
     """Return advice to quote the text of a line that is no YAML, if it is with quotes."""
     found = _KEY_AND_TEXT.fullmatch(line.strip())
-    if found is None:
+    if found is None or (found[2][0], found[2][-1]) in _BRACKETS:  # it may be one text in a list that lacks quotes
         return ""
     quoted = f"{found[1]} {json.dumps(found[2], ensure_ascii=False)}"
     try:
@@ -465,6 +465,7 @@ def _advise_quotes(line: str) -> str:
 
 
 _MOST_QUOTED: Final = 100
+_BRACKETS: Final = (("[", "]"), ("{", "}"))
 
 
 def parse_duration(text: str) -> int:
