@@ -3,8 +3,10 @@
 import asyncio
 import os
 import pty
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from tests.clients.cli_process import started
 from tests.support.processes import Forked
@@ -13,7 +15,7 @@ from tests.support.processes import Forked
 class Terminal:
     """A command at its terminal; standard output is a pipe."""
 
-    def __init__(self, descriptor: int, process: Forked) -> None:
+    def __init__(self, descriptor: int, process: Forked | Process) -> None:
         self.process = process
         self._descriptor, self._seen = descriptor, ""
 
@@ -42,6 +44,20 @@ async def at_a_terminal(
     """Run a command with a terminal as its standard input and standard error."""
     ours, its = pty.openpty()
     process = await started(*arguments, port=port, environment=environment, stdin=its, stderr=its)
+    os.close(its)
+    try:
+        yield Terminal(ours, process)
+    finally:
+        os.close(ours)
+
+
+@asynccontextmanager
+async def program_at_a_terminal(*command: str, folder: Path, environment: Mapping[str, str]) -> AsyncIterator[Terminal]:
+    """Run another program in a folder, with a terminal as its standard input and standard error."""
+    ours, its = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=folder, env=environment, stdin=its, stdout=PIPE, stderr=its
+    )
     os.close(its)
     try:
         yield Terminal(ours, process)

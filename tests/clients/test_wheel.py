@@ -1,18 +1,27 @@
 """The wheel in empty environments, as README installs it: the client alone, and the service with its commands."""
 
+import asyncio
 import json
 import os
+import shutil
 import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.docs import pages
-from tests.support.fresh_environments import pip, run
+from tests.clients.terminals import program_at_a_terminal
+from tests.docs import commands, pages
+from tests.support.fresh_environments import environment, pip, run
 
 ROOT = Path(__file__).parents[2]
 OTHERS = {"pip", "setuptools", "pytest", "iniconfig", "packaging", "pluggy", "pygments", "Pygments"}
 """What the environment has besides what the client needs: pip, pytest and what that needs."""
+
+LEFT_OPEN = (("Its result", "4711"), ("Your answer", "no reason"), ("Approve?", ""))
+"""What the shop asks at first, and answers of which the last leaves a question open."""
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.wheel]
 
@@ -70,15 +79,74 @@ async def check_service(python: str, bough: str, folder: Path) -> None:
 
 async def check_readme(python: str, programs: Path, folder: Path) -> None:
     """The files of README, in a separate folder, are a team whose commands and whose test succeed."""
-    commands = write_readme(folder)
+    blocks = write_readme(folder)
     path = f"{programs}:{os.environ['PATH']}"
-    for block in commands:
+    for block in blocks:
         code, out = await run("bash", "-euc", block.text, folder=folder, variables={"PATH": path})
         assert code == 0, f"{block.place}: {out}"
     tested = await run(python, "-m", "pytest", "-q", "test_team.py", folder=folder)
     assert (tested[0], "1 passed" in tested[1]) == (0, True), tested[1]
-    assert sum("eval run" in block.text for block in commands) == 1
+    assert sum("eval run" in block.text for block in blocks) == 1
     assert "report.html" in os.listdir(folder)
+    await check_terminals(folder / "clone", path)
+
+
+async def check_terminals(clone: Path, path: str) -> None:
+    """What README types at a terminal, in a clone, does what it says; CI runs `make` itself."""
+    shutil.copytree(ROOT / "examples", clone / "examples", ignore=shutil.ignore_patterns("var", "__pycache__"))
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    (clone / ".venv" / "bin" / "activate").touch()
+    approvals = clone / "examples" / "approvals"
+    known = {**environment(), "PATH": f"{path}:{Path(sys.executable).parent}", "COLUMNS": "80"}
+    async with served(clone, known) as address:
+        made, chat, run_it, desk, wait, later, by_hand = typed_in_readme()
+        by_hand = by_hand.replace("127.0.0.1:50051", address)
+        said = [
+            await type_in(clone, chat, [("> ", "Hello."), ("\n> ", "/quit")], known),
+            await type_in(clone, desk, [], {**known, "BOUGH_ADDRESS": address}),
+            # The approval is left open by the first command, and given in the second.
+            await type_in(clone, wait, [*LEFT_OPEN, ("Approve?", "y")], known),
+            await type_in(approvals, later, [("Approve?", "n")], known),
+            await type_in(clone, by_hand, [], known),
+        ]
+    assert (made.splitlines()[1:], run_it) == (["make run", "make test"], "make run")
+    words = ("It stays dry", "lead", "on its way to your card", "replays to its end", "runCompleted")
+    for out, word in zip(said, words, strict=True):
+        assert word in out
+
+
+def typed_in_readme() -> list[str]:
+    """What is typed in the blocks of README that show a terminal."""
+    blocks = pages.blocks("README.md", (ROOT / "README.md").read_text(encoding="utf-8"))
+    typed = [commands.typed(block.text).strip() for block in blocks if block.kind == "console"]
+    return [text for text in typed if text]
+
+
+@asynccontextmanager
+async def served(clone: Path, known: dict[str, str]) -> AsyncIterator[str]:
+    """The desk, served as `make run MODEL=scripted` does; its address."""
+    serve = ("bough", "--config", "examples/desk/bough.yaml", "serve", "--port", "0", "--default-model", "scripted")
+    server = await asyncio.create_subprocess_exec(*serve, cwd=clone, env=known, stdout=PIPE)
+    assert server.stdout is not None
+    try:
+        yield (await server.stdout.readline()).decode().removeprefix("serving ").strip()
+    finally:
+        server.terminate()
+        await server.wait()
+
+
+async def type_in(folder: Path, typed: str, answers: Sequence[tuple[str, str]], known: dict[str, str]) -> str:
+    """Run what is typed in a shell at a terminal, with an answer after each prompt; return its standard output.
+
+    The last command has to succeed.
+    """
+    async with program_at_a_terminal("bash", "-uc", typed, folder=folder, environment=known) as terminal:
+        for prompt, answer in answers:
+            await terminal.until(prompt)
+            terminal.type(f"{answer}\n")
+        code, out = await terminal.end()
+    assert code == 0, f"{typed}: {out}"
+    return out
 
 
 def write_readme(folder: Path) -> list[pages.Block]:
