@@ -32,7 +32,8 @@ async def test_a_worker_that_is_taken_for_lost_cannot_renew_its_lease_but_begin_
     assert (claimed.run.run_id, claimed.owner) == (run.run_id, "a")
     assert store.leases.has_crashed("a")
     await store.leases.begin("a")
-    assert await store.leases.counters() == {"a": 1, "b": 1}
+    again = await store.leases.counters()
+    assert (again["a"] > 2, again["b"]) == (True, 1), "no count of the lease before comes again"
     assert (await store.runs.get(ANNE, run.run_id)).owner == "b"
 
 

@@ -1,6 +1,7 @@
 """Leases of workers, and takeover of runs by a new owner."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -36,6 +37,10 @@ _TAKE: Final = (
 
 _workers = tables.workers.c
 
+_COUNTS_OF_LEASE: Final = 1 << 40
+"""More than the counts of any lease. Each lease of a worker has other counts than those before: another server that has
+not seen the end of a lease would take an equal count for one that does not change."""
+
 _CRASHED: Final = -1
 """The counter of a worker that crashed without releasing its lease, kept while it owns runs that have not ended."""
 
@@ -59,8 +64,8 @@ A worker that was declared dead may already be forgotten, if it owned no run the
 """
 _BEGIN: Final = (
     upsert(tables.workers)
-    .values(worker=bindparam("worker"), counter=1)
-    .on_conflict_do_update(index_elements=["worker"], set_={"counter": 1})
+    .values(worker=bindparam("worker"), counter=bindparam("first"))
+    .on_conflict_do_update(index_elements=["worker"], set_={"counter": bindparam("first")})
 )
 _RENEW: Final = (
     update(tables.workers)
@@ -198,6 +203,8 @@ class SqlLease:
         self._queue, self._readers, self._notifier = queue, readers, notifier
         self._crashed = set(crashed)
         self._is_shared = is_shared
+        self._begun: Counter[str] = Counter()
+        """How many leases each worker has begun here."""
         self._claiming = asyncio.Lock()
         self._unknown: dict[str, _Claim] = {}
         """By worker, its last claim if the outcome is not known."""
@@ -213,7 +220,9 @@ class SqlLease:
 
     async def begin(self, worker: str) -> None:
         """See Lease."""
-        beginning = partial(_begin, worker=worker, heads=self._queue.heads)
+        first = 1 + self._begun[worker] * _COUNTS_OF_LEASE
+        self._begun[worker] += 1
+        beginning = partial(_begin, worker=worker, first=first, heads=self._queue.heads)
         await self._queue.execute(beginning, reach=_reach(worker), then=self._offer)
         self._crashed.discard(worker)
 
@@ -272,10 +281,10 @@ def end_leases(connection: Connection) -> frozenset[str]:
     return frozenset(connection.execute(_CRASHED_WORKERS).scalars())
 
 
-def _begin(connection: Connection, *, worker: str, heads: LogHeads) -> None:
+def _begin(connection: Connection, *, worker: str, first: int, heads: LogHeads) -> None:
     heads.clear()  # others write the logs that this process wrote so far
     connection.execute(_GIVE_UP_ALL, {"own": worker})
-    connection.execute(_BEGIN, {"worker": worker})
+    connection.execute(_BEGIN, {"worker": worker, "first": first})
 
 
 def _renew(connection: Connection, *, worker: str) -> bool:
