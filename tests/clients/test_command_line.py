@@ -191,6 +191,13 @@ async def test_watch_shows_a_run_again_after_a_sequence() -> None:
     assert [int(line.split()[0]) for line in ended.out.splitlines()] == list(range(21, len(desk()) + 1))
 
 
+async def test_a_run_that_is_watched_again_shows_its_answer_once() -> None:
+    whole = await served(LoopbackService(desk()), "watch", RUN_ID)
+    later = await served(LoopbackService(desk()), "watch", RUN_ID, "--after", f"{len(desk()) - 1}")
+    assert (whole.code, later.code) == (0, 0)
+    assert (whole.out.count("Owls hunt at night."), later.out.count("Owls hunt at night.")) == (1, 1)
+
+
 async def test_ctrl_c_leaves_a_watched_run_alone() -> None:
     service = LoopbackService(desk(), [Call(events=3, hold=True)])
     async with listening(service) as port:

@@ -136,10 +136,8 @@ class FollowedTurn:
     run: CollectedRun
     is_interrupted: bool
     """Whether the user pressed Ctrl-C while it was followed."""
-    is_answer_shown: bool
-    """Whether the live view has shown the answer."""
-    shown_errors: Sequence[str] = ()
-    """The messages of errors that the live view has shown."""
+    sink: Sink
+    """Where its events were shown."""
 
 
 async def follow_turn(
@@ -149,7 +147,7 @@ async def follow_turn(
 
     `note` is printed below the id of the run; None: neither is printed.
     """
-    sinks, said = sink_of(display.output), _LastText()
+    sinks = sink_of(display.output)
     while True:
         async with stream, cancel_on_interrupt(stream) as interrupted:
             if note is not None:
@@ -157,21 +155,19 @@ async def follow_turn(
             with explain_connection_loss(connection, stream):
                 async with sinks as sink:
                     live = display.output is Output.LIVE
-                    both = _TurnSink(sink, said, announces_session=live and note is not None)
-                    run = await follow_to_the_end(connection.client, stream, both, display.view)
+                    announcing = _SessionSink(sink) if live and note is not None else sink
+                    run = await follow_to_the_end(connection.client, stream, announcing, display.view)
         answers = await _answers(run, dialog) if dialog is not None and not interrupted.is_set() else []
         if not answers:
             break
         view = view_of(display.view)
         note, stream = None, connection.client.resume(stream.run_id, answers, view=view, timeout=display.timeout)
-    shown = display.output is Output.LIVE and run.message is not None and said.text == text_of(run.message)
     return FollowedTurn(
         run_id=stream.run_id,
         session_id=stream.session_id,
         run=run,
         is_interrupted=interrupted.is_set(),
-        is_answer_shown=shown,
-        shown_errors=find_shown_errors(sink),
+        sink=sink,
     )
 
 
@@ -188,41 +184,23 @@ async def _answers(run: CollectedRun, dialog: Dialog) -> list[input_pb2.InputAns
     return [] if dialog.is_interrupted else answers
 
 
-class _LastText:
-    """The text of the root's last answer so far."""
+class _SessionSink:
+    """Shows events on a sink, and names the session before the first one."""
 
-    def __init__(self) -> None:
-        self.text = ""
-
-    def add(self, event: event_pb2.AgentEvent) -> None:
-        if event.depth == 0 and event.HasField("llm_completed"):
-            self.text = text_of(event.llm_completed.response.message)
-
-
-class _TurnSink:
-    """Shows events on a sink, keeps the root's last text, and names the session before the first event if asked to."""
-
-    def __init__(self, sink: Sink, last_text: _LastText, *, announces_session: bool) -> None:
-        self._sink, self._said, self._announces_session = sink, last_text, announces_session
+    def __init__(self, sink: Sink) -> None:
+        self._sink, self._is_named = sink, False
 
     def show(self, event: event_pb2.AgentEvent) -> None:
-        if self._announces_session and event.session_id:
+        if event.session_id and not self._is_named:
             print_stderr(f"session {event.session_id}")
-        self._announces_session = False
-        self._said.add(event)
+        self._is_named = True
         self._sink.show(event)
 
 
 async def print_turn_outcome(connection: Connection, followed: FollowedTurn, display: Display) -> ExitCode:
-    """Print the outcome of a followed run, its answer only if the live view has not shown it; return the exit code."""
+    """Print the outcome of a followed run; see print_outcome."""
     return await print_outcome(
-        connection,
-        followed.run_id,
-        followed.run,
-        display.output,
-        tree=display.tree,
-        answer=not followed.is_answer_shown,
-        shown_errors=followed.shown_errors,
+        connection, followed.run_id, followed.run, display.output, tree=display.tree, sink=followed.sink
     )
 
 
@@ -246,11 +224,6 @@ def explain_connection_loss(connection: Connection, stream: RunStream) -> Iterat
         ) from error
 
 
-def find_shown_errors(sink: Sink) -> Sequence[str]:
-    """Return the messages of errors that a sink has shown to people."""
-    return sink.shown_errors if isinstance(sink, Screen) else ()
-
-
 def _is_one_place() -> bool:
     """Return whether standard output and standard error are the same terminal, pipe or file."""
     try:
@@ -266,14 +239,15 @@ async def print_outcome(
     output: Output,
     *,
     tree: bool,
-    answer: bool = True,
-    shown_errors: Sequence[str] = (),
+    sink: Sink,
 ) -> ExitCode:
     """Print the answer, or on standard error why there is none yet, then the tree; return the exit code.
 
-    Errors that are on standard output already, `shown_errors`, are not repeated there.
+    An answer and errors that the sink has shown are not repeated.
     """
-    if run.message is not None and answer and output in (Output.LIVE, Output.ANSWER):
+    shown_answer, shown_errors = (sink.shown_answer, sink.shown_errors) if isinstance(sink, Screen) else (None, ())
+    is_new = run.message is not None and shown_answer != text_of(run.message)
+    if run.message is not None and is_new and output in (Output.LIVE, Output.ANSWER):
         answer_text = "\n".join(filter(None, (text_of(run.message), *file_texts(run.message))))
         _print_answer(answer_text, apart=output is Output.LIVE)
     if run.state == execution_pb2.EXECUTION_STATE_FAILED and run.error is not None:
@@ -284,7 +258,7 @@ async def print_outcome(
         for line in waiting_lines(run_id, run.open_requests, connection.command):
             print_stderr(line)
     if tree and output is Output.LIVE:
-        if run.message is None or not answer:
+        if not is_new:
             print_line("")
         await print_tree(connection.client, run_id, shown_errors)
     return code_of(run.state)

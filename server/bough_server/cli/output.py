@@ -15,6 +15,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from bough import text_of
 from bough.v1 import event_pb2
 from bough_server.cli.render.live import LiveView
 
@@ -99,6 +100,8 @@ class Screen:
         self._view = LiveView(self._console.width, is_pipe=not self._console.is_terminal)
         self._live: Live | None = None
         self._redrawing: asyncio.Task[None] | None = None
+        self.shown_answer = ""
+        """The text of the root's last answer on the screen."""
 
     async def __aenter__(self) -> Self:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -128,6 +131,8 @@ class Screen:
 
     def show(self, event: event_pb2.AgentEvent) -> None:
         """Print the lines that an event completes."""
+        if event.depth == 0 and event.HasField("llm_completed"):
+            self.shown_answer = text_of(event.llm_completed.response.message)
         for line in self._view.feed(event, time.monotonic()):
             self._console.print(line, no_wrap=True, overflow="ignore", crop=False)
         self._console.file.flush()

@@ -60,7 +60,7 @@ def events(
 
 async def _watch(target: Target, text: str, *, after: int, view: View, output: Output, is_following: bool) -> ExitCode:
     from bough_server.cli.connection import connect, resolve_run
-    from bough_server.cli.follow import find_shown_errors, print_outcome, sink_of
+    from bough_server.cli.follow import print_outcome, sink_of
 
     async with connect(target, is_reading=not is_following, needs_runs=True) as connection:
         client = connection.client
@@ -72,7 +72,7 @@ async def _watch(target: Target, text: str, *, after: int, view: View, output: O
             run = await client.get_run(run_id)
             error = run.error if run.HasField("error") else None
             ended = replace(ended, state=run.state, error=error, open_requests=tuple(run.open_requests))
-        return await print_outcome(connection, run_id, ended, output, tree=True, shown_errors=find_shown_errors(sink))
+        return await print_outcome(connection, run_id, ended, output, tree=True, sink=sink)
 
 
 async def _show(
