@@ -100,7 +100,9 @@ async def test_a_worker_that_renews_its_lease_is_never_lost(store: Store) -> Non
             assert await store.leases.renew("other")
 
 
-async def test_a_worker_that_others_declared_dead_just_before_is_not_lost_again_with_its_new_lease(store: Store) -> None:
+async def test_a_worker_that_others_declared_dead_just_before_is_not_lost_again_with_its_new_lease(
+    store: Store,
+) -> None:
     async with watching(store) as watch:
         await watch.pass_time(DECLARE_DEAD_SECONDS)
         await store.leases.expire("other", 1)
