@@ -1,6 +1,7 @@
 """Find words that the project does not use in its texts: docstrings, comments, messages, the schema and the pages.
 
-Find functions too that are named by a past participle: `_made` can mean "builds one", "handles one" or "waits for one".
+Find lines of prose that are too long, and functions that are named by a past participle: `_made` can mean "builds one",
+"handles one" or "waits for one".
 
 python -m tests.words prints each as file:line and exits with 1 if there is one.
 """
@@ -117,6 +118,7 @@ FILES: Final[Mapping[str, Callable[[str], Iterator[Text]]]] = {
     "docs/**/*.md": page_texts,
     "README.md": page_texts,
     "CHANGELOG.md": page_texts,
+    "CONTRIBUTING.md": page_texts,
     # `make help` and the package index print what these say.
     "Makefile": yaml_texts,
     "pyproject.toml": yaml_texts,
@@ -127,6 +129,12 @@ FILES: Final[Mapping[str, Callable[[str], Iterator[Text]]]] = {
 """The files that are read, and how their texts are found. What is generated from them is left out."""
 
 
+_NO_PROSE: Final = re.compile(r"\s*[|#<]|- \[[^]]+\]\(\S+\)$")
+
+LONG_LINE: Final = 140
+"""From how many characters on a line of prose is too long."""
+
+
 def findings(path: str, texts: Iterator[Text]) -> Iterator[Finding]:
     """The words in the texts of a file."""
     for line, text in texts:
@@ -135,6 +143,16 @@ def findings(path: str, texts: Iterator[Text]) -> Iterator[Finding]:
             instead = list(UNUSED.values())[int(match.lastgroup[1:])]
             before = text.count("\n", 0, match.start())
             yield Finding(path=path, line=line + before, word=" ".join(match[0].split()), instead=instead)
+
+
+def long_lines(path: str, source: str) -> Iterator[Finding]:
+    """The lines of a page's prose that are too long; a row of a table, a heading, a block and a link are no prose."""
+    is_block = False
+    for number, line in enumerate(source.splitlines(), start=1):
+        if line.lstrip().startswith("```"):
+            is_block = not is_block
+        elif len(line) >= LONG_LINE and not is_block and not _NO_PROSE.match(line):
+            yield Finding(path=path, line=number, word=f"{line[:40]}…", instead=f"wrap it below {LONG_LINE} characters")
 
 
 def participle_names(path: str, source: str) -> Iterator[Finding]:
@@ -163,8 +181,9 @@ def all_findings(root: Path = ROOT) -> list[Finding]:
         for file in root.glob(pattern):
             if "node_modules" in file.relative_to(root).parts:
                 continue  # what npm installed beside a client is not ours
-            path = str(file.relative_to(root))
-            found |= set(findings(path, texts_of(file.read_text(encoding="utf-8"))))
+            path, text = str(file.relative_to(root)), file.read_text(encoding="utf-8")
+            found |= set(findings(path, texts_of(text)))
+            found |= set(long_lines(path, text)) if texts_of is page_texts else set()
     return sorted(found, key=lambda finding: (finding.path, finding.line, finding.word))
 
 
@@ -174,7 +193,7 @@ def main() -> int:
     for finding in found:
         print(finding)
     if found:
-        print(f"{len(found)} words or names that the project does not use.", file=sys.stderr)
+        print(f"{len(found)} words, names or lines that are not the project's.", file=sys.stderr)
     return 1 if found else 0
 
 

@@ -8,7 +8,7 @@ from bough.v1 import input_pb2
 from bough_server.documents.messages import DECISIONS, SHORTHANDS
 from bough_server.documents.yaml import DURATION
 from docs.generate.definitions import Definitions, Enum, Field, Message
-from docs.generate.text import Json, anchor, cell
+from docs.generate.text import Json, anchor, cell, wrap
 
 _SCALARS: Final[Mapping[str, Json]] = {
     "text": {"type": "string"},
@@ -64,13 +64,13 @@ def _section(message: Message, places: Sequence[str]) -> Iterator[str]:
     yield f"## {message.name}"
     yield ""
     if places:
-        yield f"In {', '.join(f'`{place}`' for place in places)}."
+        yield from wrap(f"In {', '.join(f'`{place}`' for place in places)}.")
         yield ""
-    yield message.comment
+    yield from wrap(message.comment)
     yield ""
     for group, fields in groupby(message.fields, key=lambda field: field.group):
         if group:
-            yield message.groups[group]
+            yield from wrap(message.groups[group])
             yield ""
         yield from _table(list(fields))
 

@@ -1,5 +1,6 @@
 """Markdown that the references need."""
 
+import textwrap
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -9,6 +10,11 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 def cell(text: str) -> str:
     """A text as the content of a table's cell: one line, without the bar that ends cells."""
     return " ".join(text.split()).replace("|", "\\|")
+
+
+def wrap(text: str) -> Iterator[str]:
+    """A paragraph as lines."""
+    yield from textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def anchor(heading: str) -> str:

@@ -55,6 +55,7 @@ class Block:
 
 PAGES: Final[Mapping[str, Page]] = {
     "README.md": Page(),
+    "CONTRIBUTING.md": Page(),
     "docs/README.md": Page(),
     "docs/how-to/answer-runs.md": Page(example="examples/approvals"),
     "docs/how-to/fork-and-replay.md": Page(example="examples/desk"),
@@ -76,6 +77,7 @@ def paths() -> list[str]:
     """Every page of the documentation, those of the examples included."""
     return [
         "README.md",
+        "CONTRIBUTING.md",
         *(str(path.relative_to(ROOT)) for part in ("docs", "examples") for path in _pages(ROOT / part)),
     ]
 

@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 
 from tests import words
-from tests.words import Text, findings, page_texts, participle_names, proto_texts, python_texts, yaml_texts
+from tests.words import (
+    LONG_LINE,
+    Text,
+    findings,
+    long_lines,
+    page_texts,
+    participle_names,
+    proto_texts,
+    python_texts,
+    yaml_texts,
+)
 
 MODULE = '''"""What nobody reads.
 
@@ -102,11 +112,17 @@ def test_a_finding_has_its_place_and_what_to_write_instead() -> None:
     assert str(finding) == "docs/a.md:2: 'handed back': return"
 
 
+def test_lines_of_prose_that_are_too_long_are_reported_and_those_of_tables_and_blocks_are_not() -> None:
+    long, line = "a" * LONG_LINE, "a" * (LONG_LINE - 1)
+    page = f"{line}\n{long}\n| {long} |\n```\n{long}\n```\n- {line}\n"
+    assert [finding.line for finding in long_lines("a.md", page)] == [2, 7]
+
+
 def test_files_are_found_by_their_folders_and_generated_ones_are_left_out(tmp_path: Path) -> None:
     for path in ("server/a/b.py", "clients/python/bough/c.py", "clients/python/bough/v1/d_pb2.py", "tests/t.py"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text('"""For nobody."""\n', encoding="utf-8")
-    (tmp_path / "README.md").write_text("For nobody.\n", encoding="utf-8")
+    (tmp_path / "README.md").write_text(f"For nobody.\n{'a' * LONG_LINE}\n", encoding="utf-8")
     (tmp_path / "Makefile").write_text("run: ## serves\n\ntest: ## for nobody\n", encoding="utf-8")
     (tmp_path / "pyproject.toml").write_text('[project]\ndescription = "For nobody."\n', encoding="utf-8")
 
@@ -114,6 +130,7 @@ def test_files_are_found_by_their_folders_and_generated_ones_are_left_out(tmp_pa
     assert places == [
         "Makefile:3",
         "README.md:1",
+        "README.md:2",
         "clients/python/bough/c.py:1",
         "pyproject.toml:2",
         "server/a/b.py:1",
