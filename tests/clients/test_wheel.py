@@ -107,10 +107,11 @@ async def check_terminals(clone: Path, path: str) -> None:
             # The approval is left open by the first command, and given in the second.
             await type_in(clone, wait, [*LEFT_OPEN, ("Approve?", "y")], known),
             await type_in(approvals, later, [("Approve?", "n")], known),
-            await type_in(clone, by_hand, [], known),
         ]
+        if shutil.which("grpcurl", path=known["PATH"]):  # recipes with it are tested where it can be built
+            assert "runCompleted" in await type_in(clone, by_hand, [], known)
     assert (made.splitlines()[1:], run_it) == (["make run", "make test"], "make run")
-    words = ("It stays dry", "lead", "on its way to your card", "replays to its end", "runCompleted")
+    words = ("It stays dry", "lead", "on its way to your card", "replays to its end")
     for out, word in zip(said, words, strict=True):
         assert word in out
 

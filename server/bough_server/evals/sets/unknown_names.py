@@ -1,0 +1,85 @@
+"""Names of agents and tools in eval sets: one with a typo would hold always, or never."""
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import count
+from typing import Final, Literal, TypeAlias
+
+from bough.v1 import eval_set_pb2
+from bough_server.documents.yaml import suggestion
+from bough_server.evals.metrics.tool_names import ANY
+from bough_server.evals.sets.expectation_validation import FieldProblem
+from bough_server.tools.builtin import RESERVED
+
+_Kind: TypeAlias = Literal["agent", "tool"]
+_Named: TypeAlias = tuple[str, _Kind, str]
+"""A field's path, what it names, and the name."""
+
+_MOST_SUGGESTIONS: Final = 100
+"""Finding a near name takes a millisecond, and a set may have a hundred thousand wrong ones."""
+
+
+def unknown_names(
+    eval_set: eval_set_pb2.EvalSet, *, agents: Collection[str], tools: Collection[str] | None = None
+) -> Iterator[FieldProblem]:
+    """Yield a problem for each name of an agent or a tool that there is not; tools are not checked if `tools` is None.
+
+    Cases that begin with records are not checked: records may have other agents and tools.
+    """
+    known: dict[_Kind, Collection[str]] = {"agent": frozenset(agents)}
+    if tools is not None:
+        known["tool"] = {*tools, *RESERVED, *(f"call_{agent}" for agent in agents)}
+    suggested = count()
+    for path, kind, name in _names(eval_set):
+        if name in ("", ANY) or kind not in known or name in known[kind]:
+            continue
+        near = suggestion(name, known[kind]) if next(suggested) < _MOST_SUGGESTIONS else ""
+        yield path, f"There is no {kind} {name!r}.{near}"
+
+
+def _names(eval_set: eval_set_pb2.EvalSet) -> Iterator[_Named]:
+    if any(not _has_earlier_run(case) for case in eval_set.cases):
+        yield from _metric_names(eval_set.defaults.metrics, "defaults.metrics")
+    for index, case in enumerate(eval_set.cases):
+        if not _has_earlier_run(case):
+            yield from _case_names(case, f"cases[{index}]")
+
+
+def _has_earlier_run(case: eval_set_pb2.EvalCase) -> bool:
+    return case.HasField("origin") or any(turn.HasField("recorded") for turn in case.turns)
+
+
+def _case_names(case: eval_set_pb2.EvalCase, place: str) -> Iterator[_Named]:
+    for index, turn in enumerate(case.turns):
+        yield from _tool_names(turn.expect.tools, f"{place}.turns[{index}].expect.tools")
+        yield from _agent_names(turn.expect.agents, f"{place}.turns[{index}].expect.agents")
+    for index, mock in enumerate(case.mocks.tools):
+        yield f"{place}.mocks.tools[{index}].name", "tool", mock.name
+        yield f"{place}.mocks.tools[{index}].agent", "agent", mock.agent
+    for index, answer in enumerate(case.answers):
+        yield f"{place}.answers[{index}].agent", "agent", answer.agent
+        yield f"{place}.answers[{index}].tool", "tool", answer.tool
+    yield from _metric_names(case.metrics, f"{place}.metrics")
+
+
+def _metric_names(metrics: Sequence[eval_set_pb2.EvalMetric], place: str) -> Iterator[_Named]:
+    for index, metric in enumerate(metrics):
+        inner = f"{place}[{index}]"
+        yield f"{inner}.tool_trajectory.agent", "agent", metric.tool_trajectory.agent
+        yield f"{inner}.final_response.agent", "agent", metric.final_response.agent
+        yield f"{inner}.budget.agent", "agent", metric.budget.agent
+        yield from _tool_names(metric.tool_trajectory.tools, f"{inner}.tool_trajectory.tools")
+
+
+def _agent_names(agents: Sequence[eval_set_pb2.ExpectedAgent], place: str) -> Iterator[_Named]:
+    for index, agent in enumerate(agents):
+        inner = f"{place}[{index}]"
+        yield f"{inner}.name", "agent", agent.name
+        for number, name in enumerate(agent.forbidden):
+            yield f"{inner}.forbidden[{number}]", "agent", name
+        yield from _tool_names(agent.tools, f"{inner}.tools")
+        yield from _agent_names(agent.children, f"{inner}.children")
+
+
+def _tool_names(tools: Sequence[eval_set_pb2.ExpectedTool], place: str) -> Iterator[_Named]:
+    for index, tool in enumerate(tools):
+        yield f"{place}[{index}].name", "tool", tool.name
