@@ -41,7 +41,6 @@ cases:
             - name: guide
               children: [forecaster]
     mocks:
-      strict: true
       tools:
         - {name: weather, result: {degrees: 21, rain: false}}
 ```

@@ -13,7 +13,8 @@ from bough.v1 import (
     execution_pb2,
     invocation_pb2,
 )
-from tests.evals.job_server import CALLED, case, check_log, eval_set, evaluated, evaluating, runs_of
+from bough_server.evals.reports.words import reasons_of
+from tests.evals.job_server import CALLED, case, check_log, eval_set, evaluated, evaluating, evaluation, runs_of
 from tests.rpc.run_server import Served, begin
 from tests.support.judge_models import text_reply
 from tests.support.model_scenarios import Reply, Request
@@ -136,13 +137,30 @@ async def test_mocks_answer_instead_of_the_tool(server: Served) -> None:
     assert not CALLED["mock-a"]
 
 
-async def test_a_recorded_run_answers_its_calls_and_strict_mocks_nothing_else(server: Served) -> None:
+async def test_mocks_that_answered_no_call_in_any_trial_are_listed(server: Served) -> None:
+    def mock(item: str, result: str, **fields: str) -> dict[str, Any]:
+        matching = {"subset_json": json.dumps({"text": item})}
+        return {"name": "stamp", "arguments_match": matching, "result_json": result, **fields}
+
+    tools = [mock("used", '"1"'), mock("usde", '"2"'), mock("used", '"3"'), mock("other", '"4"', agent="echo")]
+    one = case("one", "used other", answers=["1, 5"], mocks={"tools": [*tools, mock("other", '"5"')]})
+    log = await evaluated(server, eval_set(one, case("plain", "b"), agent="clerk"), trials=2)
+    found = (await evaluation(server, log.evaluation_id)).result.cases
+    assert [list(trial.used_mocks) for trial in found[0].trials] == [[0, 4]] * 2
+    assert [(mock.index, mock.name) for mock in found[0].unused_mocks] == [(1, "stamp"), (2, "stamp"), (3, "stamp")]
+    assert reasons_of(found[0])[0] == "mocks.tools[1], of stamp, answered no call."
+    assert not found[1].unused_mocks
+
+
+async def test_a_recorded_run_answers_its_calls_and_nothing_else_is_called_unless_mocks_are_not_strict(
+    server: Served,
+) -> None:
     run_id = await recorded(server, "clerk", "rec-a rec-b")
-    mocks = {"run_id": run_id, "strict": True}
+    mocks = {"run_id": run_id}
     cases = [
         case("same", "rec-b rec-a", answers=["stamped rec-b, stamped rec-a"], mocks=mocks),
         case("other", "rec-a rec-c", mocks=mocks),
-        case("loose", "rec-d rec-a", answers=["stamped rec-d, stamped rec-a"], mocks={"run_id": run_id}),
+        case("loose", "rec-d rec-a", answers=["stamped rec-d, stamped rec-a"], mocks={**mocks, "strict": False}),
         case("gone", "rec-a", mocks={"run_id": "no-such-run"}),
     ]
     log = await evaluated(server, eval_set(*cases, agent="clerk"))

@@ -61,9 +61,9 @@ async def nothing_written(server: Served) -> None:
 def nested(depth: int) -> eval_set_pb2.EvalSet:
     """A set that expects a tree so deep."""
     made = eval_set(case("deep", "hello"))
-    agent = made.cases[0].turns[0].expect.agents.add(name="a")
+    agent = made.cases[0].turns[0].expect.agents.add(name="echo")
     for _ in range(depth - 1):
-        agent = agent.children.add(name="a")
+        agent = agent.children.add(name="echo")
     return made
 
 

@@ -10,7 +10,12 @@ from bough.v1 import eval_set_pb2
 from bough_server.evals.sets.expectation_validation import KnownNames
 from bough_server.evals.sets.validation import MAX_TRIALS, problems_of
 
-KNOWN = KnownNames(agents=frozenset({"lead", "writer"}), models=frozenset({"default"}), metrics=frozenset({"polite"}))
+KNOWN = KnownNames(
+    agents=frozenset({"lead", "writer"}),
+    models=frozenset({"default"}),
+    tools=frozenset({"search", "t"}),
+    metrics={"polite": True, "plain": False},
+)
 MIB = 1024 * 1024
 
 Json = Mapping[str, Any]
@@ -66,23 +71,65 @@ def test_an_unknown_agent_is_reported_with_a_suggestion() -> None:
     ]
 
 
-def test_names_that_would_bound_or_forbid_nothing_are_those_of_agents() -> None:
-    missing = "There is no agent 'riter'. Did you mean 'writer'?"
-    metrics = [{"budget": {"agent": "riter", "errors": 0}}, {"toolTrajectory": {"agent": "riter"}}]
-    agents = [{"name": "other", "forbidden": ["writer"], "children": [{"name": "x", "forbidden": ["riter"]}]}]
-    expect = {"turns": [{"user": "Hi.", "expect": {"agents": agents}}]}
-    mocked = {"mocks": {"tools": [{"name": "search", "agent": "riter", "resultJson": "1"}]}}
-    assert problems({"metrics": metrics}, expect, mocked, defaults={"metrics": metrics[:1]}) == [
-        ("defaults.metrics[0].budget.agent", missing),
-        ("cases[0].metrics[0].budget.agent", missing),
-        ("cases[0].metrics[1].tool_trajectory.agent", missing),
-        ("cases[1].turns[0].expect.agents[0].children[0].forbidden[0]", missing),
-        ("cases[2].mocks.tools[0].agent", missing),
+def test_every_name_of_an_agent_or_a_tool_is_one_that_there_is() -> None:
+    agent, tool = (
+        "There is no agent 'riter'. Did you mean 'writer'?",
+        "There is no tool 'serch'. Did you mean 'search'?",
+    )
+    metrics = [
+        {"budget": {"agent": "riter", "errors": 0}},
+        {"toolTrajectory": {"agent": "riter", "tools": [{"name": "serch"}]}},
+        {"finalResponse": {"agent": "riter", "answer": {}}},
     ]
-    # Other agents may be in what is recorded.
-    recorded = {"turns": [{"recorded": {"run": {"runId": "r"}}}], "metrics": metrics}
-    forked = {"turns": [{}], "origin": {"runId": "r", "afterSequence": 3}, "metrics": metrics}
+    inner = {"name": "riter", "forbidden": ["writer", "riter"], "tools": [{"name": "serch"}]}
+    expect = {"tools": [{"name": "search"}, {"name": "serch"}], "agents": [{"name": "lead", "children": [inner]}]}
+    mocks = {"tools": [{"name": "serch", "agent": "riter", "resultJson": "1"}]}
+    answers = [{"agent": "riter", "tool": "serch", "approval": {"approved": True}}]
+    turns = [{"user": "Hi.", "expect": expect}]
+    case = {"turns": turns, "mocks": mocks, "answers": answers, "metrics": metrics}
+    assert problems(case, defaults={"metrics": metrics[:1]}) == [
+        ("defaults.metrics[0].budget.agent", agent),
+        ("cases[0].turns[0].expect.tools[1].name", tool),
+        ("cases[0].turns[0].expect.agents[0].children[0].name", agent),
+        ("cases[0].turns[0].expect.agents[0].children[0].forbidden[1]", agent),
+        ("cases[0].turns[0].expect.agents[0].children[0].tools[0].name", tool),
+        ("cases[0].mocks.tools[0].name", tool),
+        ("cases[0].mocks.tools[0].agent", agent),
+        ("cases[0].answers[0].agent", agent),
+        ("cases[0].answers[0].tool", tool),
+        ("cases[0].metrics[0].budget.agent", agent),
+        ("cases[0].metrics[1].tool_trajectory.agent", agent),
+        ("cases[0].metrics[1].tool_trajectory.tools[0].name", tool),
+        ("cases[0].metrics[2].final_response.agent", agent),
+    ]
+    # Other agents and tools may be in what is recorded.
+    recorded = {**case, "turns": [{"recorded": {"run": {"runId": "r"}}, "expect": expect}]}
+    forked = {**case, "turns": [{"expect": expect}], "origin": {"runId": "r", "afterSequence": 3}}
     assert problems(recorded, forked, defaults={"metrics": metrics[:1]}) == []
+
+
+def test_any_name_built_in_tools_calls_of_agents_and_patterns_are_known() -> None:
+    tools = [{"name": "*"}, {"name": "exit"}, {"name": "call_writer"}, {"nameRegex": "^serch"}]
+    assert of_expectation({"tools": tools, "agents": [{"name": "*"}]}) == []
+    assert of_expectation({"tools": [{"name": "call_riter"}]}) == [
+        ("tools[0].name", "There is no tool 'call_riter'. Did you mean 'call_writer'?")
+    ]
+
+
+def test_a_threshold_can_be_reached_and_missed() -> None:
+    for threshold in (1.5, -0.1):
+        assert of_metric({"toolTrajectory": {}, "threshold": threshold}) == [
+            ("threshold", "must be from 0 to 1, as the scores of this metric are.")
+        ]
+        assert of_metric({"custom": {"name": "polite"}, "threshold": threshold}) == []
+    assert of_metric({"toolTrajectory": {}, "threshold": 0.5}) == []
+
+
+def test_a_function_gets_a_configuration_only_if_it_takes_one() -> None:
+    assert of_metric({"custom": {"name": "polite", "configJson": "{}"}}) == []
+    assert of_metric({"custom": {"name": "plain", "configJson": "{}"}}) == [
+        ("custom.config_json", "must not be set: the function 'plain' takes none; give it a third parameter.")
+    ]
 
 
 def test_names_are_not_checked_if_it_is_not_known_which_there_are() -> None:
@@ -205,12 +252,12 @@ def test_expected_texts_of_json_are_json_and_matchers_make_sense() -> None:
 
 
 def test_expected_agents_are_checked_at_every_depth() -> None:
-    child = {"name": "b", "repeat": {"max": 1, "min": 2}, "tools": [{"name": "t", "resultJson": "{"}]}
-    assert [field for field, _ in of_expectation({"agents": [{"name": "a", "children": [child]}]})] == [
+    child = {"name": "writer", "repeat": {"max": 1, "min": 2}, "tools": [{"name": "t", "resultJson": "{"}]}
+    assert [field for field, _ in of_expectation({"agents": [{"name": "lead", "children": [child]}]})] == [
         "agents[0].children[0].repeat.max",
         "agents[0].children[0].tools[0].result_json",
     ]
-    assert of_expectation({"agents": [{"name": "a", "repeat": {"min": 0, "max": 1}}]}) == []
+    assert of_expectation({"agents": [{"name": "writer", "repeat": {"min": 0, "max": 1}}]}) == []
 
 
 def test_metrics_of_a_case_have_different_names_and_a_kind() -> None:
@@ -313,9 +360,9 @@ def test_an_answer_says_something() -> None:
 
 def test_a_deep_tree_of_expected_agents_is_checked() -> None:
     depth = 40
-    tree: Json = {"name": "a", "repeat": {"min": 2, "max": 1}}
+    tree: Json = {"name": "lead", "repeat": {"min": 2, "max": 1}}
     for _ in range(depth):
-        tree = {"name": "a", "children": [tree]}
+        tree = {"name": "lead", "children": [tree]}
     assert [field for field, _ in of_expectation({"agents": [tree]})] == [
         "agents[0]" + ".children[0]" * depth + ".repeat.max"
     ]

@@ -31,9 +31,9 @@ def find_mock(mocks: eval_set_pb2.ToolMocks, call: message_pb2.ToolCall, *, agen
     shown = truncate_text(call.arguments_json or "{}", _SHOWN_BYTES)
     try:
         with limit_work(_MAX_STEPS):
-            for mock in mocks.tools:
-                if mock.name == call.name and mock.agent in ("", agent) and _matches(mock, call.arguments_json):
-                    return mock
+            index = find_mock_index(mocks, call.name, call.arguments_json, agent=agent)
+        if index is not None:
+            return mocks.tools[index]
     except TooMuchWork:
         raise RunError(
             f"The call of {call.name!r} by {agent!r} with the arguments {shown} cannot be compared with all mocks of "
@@ -44,9 +44,17 @@ def find_mock(mocks: eval_set_pb2.ToolMocks, call: message_pb2.ToolCall, *, agen
         return None
     raise RunError(
         f"No mock answers the call of {call.name!r} by {agent!r} with the arguments {shown}, and the mocks of this "
-        "case are strict: the tool did not run. Add a mock for the call, or unset mocks.strict.",
+        "case are strict: the tool did not run. Add a mock for the call, or set mocks.strict to false.",
         reason=error_pb2.ERROR_REASON_TOOL_NOT_MOCKED,
     )
+
+
+def find_mock_index(mocks: eval_set_pb2.ToolMocks, name: str, arguments_json: str, *, agent: str) -> int | None:
+    """Return which mock answers an agent's call of a tool, by its number. Raises TooMuchWork."""
+    for index, mock in enumerate(mocks.tools):
+        if mock.name == name and mock.agent in ("", agent) and _matches(mock, arguments_json):
+            return index
+    return None
 
 
 def is_replaced(mocks: eval_set_pb2.ToolMocks | None, call: message_pb2.ToolCall, *, agent: str) -> bool:

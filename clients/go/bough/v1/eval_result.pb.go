@@ -1002,7 +1002,9 @@ type CaseResult struct {
 	// Each metric over the trials, in the order of the metrics.
 	Metrics []*MetricSummary `protobuf:"bytes,7,rep,name=metrics,proto3" json:"metrics,omitempty"`
 	// How often the case passes, estimated from its trials; unset in a result that was shortened to fit.
-	Statistics    *PassStatistics `protobuf:"bytes,8,opt,name=statistics,proto3" json:"statistics,omitempty"`
+	Statistics *PassStatistics `protobuf:"bytes,8,opt,name=statistics,proto3" json:"statistics,omitempty"`
+	// The mocks of the case that answered no call in any trial, the first 100 of them; empty until all trials are scored.
+	UnusedMocks   []*UnusedMock `protobuf:"bytes,9,rep,name=unused_mocks,json=unusedMocks,proto3" json:"unused_mocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1093,6 +1095,68 @@ func (x *CaseResult) GetStatistics() *PassStatistics {
 	return nil
 }
 
+func (x *CaseResult) GetUnusedMocks() []*UnusedMock {
+	if x != nil {
+		return x.UnusedMocks
+	}
+	return nil
+}
+
+// A mock of a case that answered no call.
+type UnusedMock struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The number of the mock in ToolMocks.tools, from 0.
+	Index int32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	// ToolMock.name.
+	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnusedMock) Reset() {
+	*x = UnusedMock{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnusedMock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnusedMock) ProtoMessage() {}
+
+func (x *UnusedMock) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnusedMock.ProtoReflect.Descriptor instead.
+func (*UnusedMock) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *UnusedMock) GetIndex() int32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *UnusedMock) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // One metric of a case over its trials.
 type MetricSummary struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1110,7 +1174,7 @@ type MetricSummary struct {
 
 func (x *MetricSummary) Reset() {
 	*x = MetricSummary{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1122,7 +1186,7 @@ func (x *MetricSummary) String() string {
 func (*MetricSummary) ProtoMessage() {}
 
 func (x *MetricSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1135,7 +1199,7 @@ func (x *MetricSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricSummary.ProtoReflect.Descriptor instead.
 func (*MetricSummary) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{6}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *MetricSummary) GetName() string {
@@ -1191,7 +1255,7 @@ type PassStatistics struct {
 
 func (x *PassStatistics) Reset() {
 	*x = PassStatistics{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1203,7 +1267,7 @@ func (x *PassStatistics) String() string {
 func (*PassStatistics) ProtoMessage() {}
 
 func (x *PassStatistics) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1216,7 +1280,7 @@ func (x *PassStatistics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PassStatistics.ProtoReflect.Descriptor instead.
 func (*PassStatistics) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{7}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PassStatistics) GetTrials() int32 {
@@ -1299,14 +1363,17 @@ type CaseTrialResult struct {
 	// The time from start to end of all turns together.
 	Duration *durationpb.Duration `protobuf:"bytes,10,opt,name=duration,proto3" json:"duration,omitempty"`
 	// The question that no answer of the case answers; unset if there was none.
-	Unanswered    *InputRequest `protobuf:"bytes,11,opt,name=unanswered,proto3" json:"unanswered,omitempty"`
+	Unanswered *InputRequest `protobuf:"bytes,11,opt,name=unanswered,proto3" json:"unanswered,omitempty"`
+	// The mocks of the case that answered a call, by their numbers in ToolMocks.tools, ascending; those of ToolMocks.run_id have none.
+	// Empty in a result that was shortened to fit.
+	UsedMocks     []int32 `protobuf:"varint,12,rep,packed,name=used_mocks,json=usedMocks,proto3" json:"used_mocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CaseTrialResult) Reset() {
 	*x = CaseTrialResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1385,7 @@ func (x *CaseTrialResult) String() string {
 func (*CaseTrialResult) ProtoMessage() {}
 
 func (x *CaseTrialResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1398,7 @@ func (x *CaseTrialResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaseTrialResult.ProtoReflect.Descriptor instead.
 func (*CaseTrialResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{8}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CaseTrialResult) GetCaseId() string {
@@ -1411,6 +1478,13 @@ func (x *CaseTrialResult) GetUnanswered() *InputRequest {
 	return nil
 }
 
+func (x *CaseTrialResult) GetUsedMocks() []int32 {
+	if x != nil {
+		return x.UsedMocks
+	}
+	return nil
+}
+
 // One turn of a trial.
 type EvalTurnResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1434,7 +1508,7 @@ type EvalTurnResult struct {
 
 func (x *EvalTurnResult) Reset() {
 	*x = EvalTurnResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1446,7 +1520,7 @@ func (x *EvalTurnResult) String() string {
 func (*EvalTurnResult) ProtoMessage() {}
 
 func (x *EvalTurnResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1459,7 +1533,7 @@ func (x *EvalTurnResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalTurnResult.ProtoReflect.Descriptor instead.
 func (*EvalTurnResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{9}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *EvalTurnResult) GetRunId() string {
@@ -1542,7 +1616,7 @@ type EvalAgent struct {
 
 func (x *EvalAgent) Reset() {
 	*x = EvalAgent{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1554,7 +1628,7 @@ func (x *EvalAgent) String() string {
 func (*EvalAgent) ProtoMessage() {}
 
 func (x *EvalAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1567,7 +1641,7 @@ func (x *EvalAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalAgent.ProtoReflect.Descriptor instead.
 func (*EvalAgent) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{10}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *EvalAgent) GetName() string {
@@ -1660,7 +1734,7 @@ type EvalStep struct {
 
 func (x *EvalStep) Reset() {
 	*x = EvalStep{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1672,7 +1746,7 @@ func (x *EvalStep) String() string {
 func (*EvalStep) ProtoMessage() {}
 
 func (x *EvalStep) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1685,7 +1759,7 @@ func (x *EvalStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalStep.ProtoReflect.Descriptor instead.
 func (*EvalStep) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{11}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *EvalStep) GetIndex() int32 {
@@ -1726,7 +1800,7 @@ type EvalCall struct {
 
 func (x *EvalCall) Reset() {
 	*x = EvalCall{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1738,7 +1812,7 @@ func (x *EvalCall) String() string {
 func (*EvalCall) ProtoMessage() {}
 
 func (x *EvalCall) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1751,7 +1825,7 @@ func (x *EvalCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalCall.ProtoReflect.Descriptor instead.
 func (*EvalCall) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EvalCall) GetName() string {
@@ -1828,7 +1902,7 @@ type MetricScore struct {
 
 func (x *MetricScore) Reset() {
 	*x = MetricScore{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1840,7 +1914,7 @@ func (x *MetricScore) String() string {
 func (*MetricScore) ProtoMessage() {}
 
 func (x *MetricScore) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1853,7 +1927,7 @@ func (x *MetricScore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricScore.ProtoReflect.Descriptor instead.
 func (*MetricScore) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *MetricScore) GetName() string {
@@ -1933,7 +2007,7 @@ type TreeComparison struct {
 
 func (x *TreeComparison) Reset() {
 	*x = TreeComparison{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1945,7 +2019,7 @@ func (x *TreeComparison) String() string {
 func (*TreeComparison) ProtoMessage() {}
 
 func (x *TreeComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1958,7 +2032,7 @@ func (x *TreeComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeComparison.ProtoReflect.Descriptor instead.
 func (*TreeComparison) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{14}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TreeComparison) GetTurn() int32 {
@@ -2024,7 +2098,7 @@ type TreeDifference struct {
 
 func (x *TreeDifference) Reset() {
 	*x = TreeDifference{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2036,7 +2110,7 @@ func (x *TreeDifference) String() string {
 func (*TreeDifference) ProtoMessage() {}
 
 func (x *TreeDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2049,7 +2123,7 @@ func (x *TreeDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeDifference.ProtoReflect.Descriptor instead.
 func (*TreeDifference) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{15}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TreeDifference) GetKind() DifferenceKind {
@@ -2115,7 +2189,7 @@ type Judgment struct {
 
 func (x *Judgment) Reset() {
 	*x = Judgment{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2127,7 +2201,7 @@ func (x *Judgment) String() string {
 func (*Judgment) ProtoMessage() {}
 
 func (x *Judgment) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2140,7 +2214,7 @@ func (x *Judgment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Judgment.ProtoReflect.Descriptor instead.
 func (*Judgment) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{16}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Judgment) GetRubricId() string {
@@ -2208,7 +2282,7 @@ type GateResult struct {
 
 func (x *GateResult) Reset() {
 	*x = GateResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2220,7 +2294,7 @@ func (x *GateResult) String() string {
 func (*GateResult) ProtoMessage() {}
 
 func (x *GateResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2233,7 +2307,7 @@ func (x *GateResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateResult.ProtoReflect.Descriptor instead.
 func (*GateResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{17}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GateResult) GetGate() string {
@@ -2317,7 +2391,7 @@ type EvalComparison struct {
 
 func (x *EvalComparison) Reset() {
 	*x = EvalComparison{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2329,7 +2403,7 @@ func (x *EvalComparison) String() string {
 func (*EvalComparison) ProtoMessage() {}
 
 func (x *EvalComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2342,7 +2416,7 @@ func (x *EvalComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalComparison.ProtoReflect.Descriptor instead.
 func (*EvalComparison) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{18}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EvalComparison) GetPinsChanged() []string {
@@ -2448,7 +2522,7 @@ type CaseComparison struct {
 
 func (x *CaseComparison) Reset() {
 	*x = CaseComparison{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2460,7 +2534,7 @@ func (x *CaseComparison) String() string {
 func (*CaseComparison) ProtoMessage() {}
 
 func (x *CaseComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2473,7 +2547,7 @@ func (x *CaseComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaseComparison.ProtoReflect.Descriptor instead.
 func (*CaseComparison) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{19}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CaseComparison) GetCaseId() string {
@@ -2557,7 +2631,7 @@ type InvocationDiff struct {
 
 func (x *InvocationDiff) Reset() {
 	*x = InvocationDiff{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2569,7 +2643,7 @@ func (x *InvocationDiff) String() string {
 func (*InvocationDiff) ProtoMessage() {}
 
 func (x *InvocationDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2582,7 +2656,7 @@ func (x *InvocationDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvocationDiff.ProtoReflect.Descriptor instead.
 func (*InvocationDiff) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{20}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *InvocationDiff) GetAgentDifferences() []*AgentDifference {
@@ -2664,7 +2738,7 @@ type AgentDifference struct {
 
 func (x *AgentDifference) Reset() {
 	*x = AgentDifference{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2676,7 +2750,7 @@ func (x *AgentDifference) String() string {
 func (*AgentDifference) ProtoMessage() {}
 
 func (x *AgentDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2689,7 +2763,7 @@ func (x *AgentDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentDifference.ProtoReflect.Descriptor instead.
 func (*AgentDifference) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{21}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AgentDifference) GetKind() ChangeKind {
@@ -2762,7 +2836,7 @@ type CallDifference struct {
 
 func (x *CallDifference) Reset() {
 	*x = CallDifference{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2774,7 +2848,7 @@ func (x *CallDifference) String() string {
 func (*CallDifference) ProtoMessage() {}
 
 func (x *CallDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2787,7 +2861,7 @@ func (x *CallDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallDifference.ProtoReflect.Descriptor instead.
 func (*CallDifference) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{22}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CallDifference) GetKind() ChangeKind {
@@ -2910,7 +2984,7 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01B\f\n" +
 	"\n" +
-	"_pass_rate\"\xa9\x03\n" +
+	"_pass_rate\"\xe2\x03\n" +
 	"\n" +
 	"CaseResult\x12\x17\n" +
 	"\acase_id\x18\x01 \x01(\tR\x06caseId\x128\n" +
@@ -2922,10 +2996,15 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\ametrics\x18\a \x03(\v2\x17.bough.v1.MetricSummaryR\ametrics\x128\n" +
 	"\n" +
 	"statistics\x18\b \x01(\v2\x18.bough.v1.PassStatisticsR\n" +
-	"statistics\x1a9\n" +
+	"statistics\x127\n" +
+	"\funused_mocks\x18\t \x03(\v2\x14.bough.v1.UnusedMockR\vunusedMocks\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"6\n" +
+	"\n" +
+	"UnusedMock\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\x90\x01\n" +
 	"\rMetricSummary\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12+\n" +
 	"\averdict\x18\x02 \x01(\x0e2\x11.bough.v1.VerdictR\averdict\x12\x17\n" +
@@ -2943,7 +3022,7 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x14pass_all_k_intervals\x18\a \x03(\v2\x1c.bough.v1.ConfidenceIntervalR\x11passAllKIntervals\x12\x14\n" +
 	"\x05flaky\x18\b \x01(\bR\x05flakyB\f\n" +
 	"\n" +
-	"_pass_rate\"\xc6\x03\n" +
+	"_pass_rate\"\xe5\x03\n" +
 	"\x0fCaseTrialResult\x12\x17\n" +
 	"\acase_id\x18\x01 \x01(\tR\x06caseId\x12\x14\n" +
 	"\x05trial\x18\x02 \x01(\x05R\x05trial\x12+\n" +
@@ -2959,7 +3038,9 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	" \x01(\v2\x19.google.protobuf.DurationR\bduration\x126\n" +
 	"\n" +
 	"unanswered\x18\v \x01(\v2\x16.bough.v1.InputRequestR\n" +
-	"unanswered\"\x81\x02\n" +
+	"unanswered\x12\x1d\n" +
+	"\n" +
+	"used_mocks\x18\f \x03(\x05R\tusedMocks\"\x81\x02\n" +
 	"\x0eEvalTurnResult\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x19\n" +
 	"\btrace_id\x18\x02 \x01(\tR\atraceId\x12.\n" +
@@ -3151,7 +3232,7 @@ func file_bough_v1_eval_result_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_eval_result_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_bough_v1_eval_result_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_bough_v1_eval_result_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_bough_v1_eval_result_proto_goTypes = []any{
 	(Verdict)(0),                  // 0: bough.v1.Verdict
 	(TreeMark)(0),                 // 1: bough.v1.TreeMark
@@ -3165,40 +3246,41 @@ var file_bough_v1_eval_result_proto_goTypes = []any{
 	(*ConfidenceInterval)(nil),    // 9: bough.v1.ConfidenceInterval
 	(*EvalTotals)(nil),            // 10: bough.v1.EvalTotals
 	(*CaseResult)(nil),            // 11: bough.v1.CaseResult
-	(*MetricSummary)(nil),         // 12: bough.v1.MetricSummary
-	(*PassStatistics)(nil),        // 13: bough.v1.PassStatistics
-	(*CaseTrialResult)(nil),       // 14: bough.v1.CaseTrialResult
-	(*EvalTurnResult)(nil),        // 15: bough.v1.EvalTurnResult
-	(*EvalAgent)(nil),             // 16: bough.v1.EvalAgent
-	(*EvalStep)(nil),              // 17: bough.v1.EvalStep
-	(*EvalCall)(nil),              // 18: bough.v1.EvalCall
-	(*MetricScore)(nil),           // 19: bough.v1.MetricScore
-	(*TreeComparison)(nil),        // 20: bough.v1.TreeComparison
-	(*TreeDifference)(nil),        // 21: bough.v1.TreeDifference
-	(*Judgment)(nil),              // 22: bough.v1.Judgment
-	(*GateResult)(nil),            // 23: bough.v1.GateResult
-	(*EvalComparison)(nil),        // 24: bough.v1.EvalComparison
-	(*CaseComparison)(nil),        // 25: bough.v1.CaseComparison
-	(*InvocationDiff)(nil),        // 26: bough.v1.InvocationDiff
-	(*AgentDifference)(nil),       // 27: bough.v1.AgentDifference
-	(*CallDifference)(nil),        // 28: bough.v1.CallDifference
-	nil,                           // 29: bough.v1.EvalResult.LabelsEntry
-	nil,                           // 30: bough.v1.EvalPins.AgentsEntry
-	nil,                           // 31: bough.v1.EvalPins.ModelsEntry
-	nil,                           // 32: bough.v1.EvalPins.ToolsEntry
-	nil,                           // 33: bough.v1.EvalPins.JudgesEntry
-	nil,                           // 34: bough.v1.EvalTotals.MetricMeansEntry
-	nil,                           // 35: bough.v1.CaseResult.LabelsEntry
-	nil,                           // 36: bough.v1.CaseComparison.MetricChangesEntry
-	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
-	(ExecutionState)(0),           // 38: bough.v1.ExecutionState
-	(*AgentError)(nil),            // 39: bough.v1.AgentError
-	(*Usage)(nil),                 // 40: bough.v1.Usage
-	(*EvalTurn)(nil),              // 41: bough.v1.EvalTurn
-	(*durationpb.Duration)(nil),   // 42: google.protobuf.Duration
-	(*InputRequest)(nil),          // 43: bough.v1.InputRequest
-	(AgentKind)(0),                // 44: bough.v1.AgentKind
-	(ErrorReason)(0),              // 45: bough.v1.ErrorReason
+	(*UnusedMock)(nil),            // 12: bough.v1.UnusedMock
+	(*MetricSummary)(nil),         // 13: bough.v1.MetricSummary
+	(*PassStatistics)(nil),        // 14: bough.v1.PassStatistics
+	(*CaseTrialResult)(nil),       // 15: bough.v1.CaseTrialResult
+	(*EvalTurnResult)(nil),        // 16: bough.v1.EvalTurnResult
+	(*EvalAgent)(nil),             // 17: bough.v1.EvalAgent
+	(*EvalStep)(nil),              // 18: bough.v1.EvalStep
+	(*EvalCall)(nil),              // 19: bough.v1.EvalCall
+	(*MetricScore)(nil),           // 20: bough.v1.MetricScore
+	(*TreeComparison)(nil),        // 21: bough.v1.TreeComparison
+	(*TreeDifference)(nil),        // 22: bough.v1.TreeDifference
+	(*Judgment)(nil),              // 23: bough.v1.Judgment
+	(*GateResult)(nil),            // 24: bough.v1.GateResult
+	(*EvalComparison)(nil),        // 25: bough.v1.EvalComparison
+	(*CaseComparison)(nil),        // 26: bough.v1.CaseComparison
+	(*InvocationDiff)(nil),        // 27: bough.v1.InvocationDiff
+	(*AgentDifference)(nil),       // 28: bough.v1.AgentDifference
+	(*CallDifference)(nil),        // 29: bough.v1.CallDifference
+	nil,                           // 30: bough.v1.EvalResult.LabelsEntry
+	nil,                           // 31: bough.v1.EvalPins.AgentsEntry
+	nil,                           // 32: bough.v1.EvalPins.ModelsEntry
+	nil,                           // 33: bough.v1.EvalPins.ToolsEntry
+	nil,                           // 34: bough.v1.EvalPins.JudgesEntry
+	nil,                           // 35: bough.v1.EvalTotals.MetricMeansEntry
+	nil,                           // 36: bough.v1.CaseResult.LabelsEntry
+	nil,                           // 37: bough.v1.CaseComparison.MetricChangesEntry
+	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
+	(ExecutionState)(0),           // 39: bough.v1.ExecutionState
+	(*AgentError)(nil),            // 40: bough.v1.AgentError
+	(*Usage)(nil),                 // 41: bough.v1.Usage
+	(*EvalTurn)(nil),              // 42: bough.v1.EvalTurn
+	(*durationpb.Duration)(nil),   // 43: google.protobuf.Duration
+	(*InputRequest)(nil),          // 44: bough.v1.InputRequest
+	(AgentKind)(0),                // 45: bough.v1.AgentKind
+	(ErrorReason)(0),              // 46: bough.v1.ErrorReason
 }
 var file_bough_v1_eval_result_proto_depIdxs = []int32{
 	7,  // 0: bough.v1.EvalSource.result:type_name -> bough.v1.EvalResult
@@ -3206,78 +3288,79 @@ var file_bough_v1_eval_result_proto_depIdxs = []int32{
 	0,  // 2: bough.v1.EvalResult.verdict:type_name -> bough.v1.Verdict
 	10, // 3: bough.v1.EvalResult.totals:type_name -> bough.v1.EvalTotals
 	11, // 4: bough.v1.EvalResult.cases:type_name -> bough.v1.CaseResult
-	23, // 5: bough.v1.EvalResult.gates:type_name -> bough.v1.GateResult
-	37, // 6: bough.v1.EvalResult.create_time:type_name -> google.protobuf.Timestamp
-	37, // 7: bough.v1.EvalResult.end_time:type_name -> google.protobuf.Timestamp
-	29, // 8: bough.v1.EvalResult.labels:type_name -> bough.v1.EvalResult.LabelsEntry
-	38, // 9: bough.v1.EvalResult.state:type_name -> bough.v1.ExecutionState
-	39, // 10: bough.v1.EvalResult.error:type_name -> bough.v1.AgentError
-	30, // 11: bough.v1.EvalPins.agents:type_name -> bough.v1.EvalPins.AgentsEntry
-	31, // 12: bough.v1.EvalPins.models:type_name -> bough.v1.EvalPins.ModelsEntry
-	32, // 13: bough.v1.EvalPins.tools:type_name -> bough.v1.EvalPins.ToolsEntry
-	33, // 14: bough.v1.EvalPins.judges:type_name -> bough.v1.EvalPins.JudgesEntry
+	24, // 5: bough.v1.EvalResult.gates:type_name -> bough.v1.GateResult
+	38, // 6: bough.v1.EvalResult.create_time:type_name -> google.protobuf.Timestamp
+	38, // 7: bough.v1.EvalResult.end_time:type_name -> google.protobuf.Timestamp
+	30, // 8: bough.v1.EvalResult.labels:type_name -> bough.v1.EvalResult.LabelsEntry
+	39, // 9: bough.v1.EvalResult.state:type_name -> bough.v1.ExecutionState
+	40, // 10: bough.v1.EvalResult.error:type_name -> bough.v1.AgentError
+	31, // 11: bough.v1.EvalPins.agents:type_name -> bough.v1.EvalPins.AgentsEntry
+	32, // 12: bough.v1.EvalPins.models:type_name -> bough.v1.EvalPins.ModelsEntry
+	33, // 13: bough.v1.EvalPins.tools:type_name -> bough.v1.EvalPins.ToolsEntry
+	34, // 14: bough.v1.EvalPins.judges:type_name -> bough.v1.EvalPins.JudgesEntry
 	9,  // 15: bough.v1.EvalTotals.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
-	34, // 16: bough.v1.EvalTotals.metric_means:type_name -> bough.v1.EvalTotals.MetricMeansEntry
-	40, // 17: bough.v1.EvalTotals.usage:type_name -> bough.v1.Usage
-	40, // 18: bough.v1.EvalTotals.judge_usage:type_name -> bough.v1.Usage
-	35, // 19: bough.v1.CaseResult.labels:type_name -> bough.v1.CaseResult.LabelsEntry
-	41, // 20: bough.v1.CaseResult.turns:type_name -> bough.v1.EvalTurn
+	35, // 16: bough.v1.EvalTotals.metric_means:type_name -> bough.v1.EvalTotals.MetricMeansEntry
+	41, // 17: bough.v1.EvalTotals.usage:type_name -> bough.v1.Usage
+	41, // 18: bough.v1.EvalTotals.judge_usage:type_name -> bough.v1.Usage
+	36, // 19: bough.v1.CaseResult.labels:type_name -> bough.v1.CaseResult.LabelsEntry
+	42, // 20: bough.v1.CaseResult.turns:type_name -> bough.v1.EvalTurn
 	0,  // 21: bough.v1.CaseResult.verdict:type_name -> bough.v1.Verdict
-	14, // 22: bough.v1.CaseResult.trials:type_name -> bough.v1.CaseTrialResult
-	12, // 23: bough.v1.CaseResult.metrics:type_name -> bough.v1.MetricSummary
-	13, // 24: bough.v1.CaseResult.statistics:type_name -> bough.v1.PassStatistics
-	0,  // 25: bough.v1.MetricSummary.verdict:type_name -> bough.v1.Verdict
-	9,  // 26: bough.v1.PassStatistics.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
-	9,  // 27: bough.v1.PassStatistics.pass_all_k_intervals:type_name -> bough.v1.ConfidenceInterval
-	0,  // 28: bough.v1.CaseTrialResult.verdict:type_name -> bough.v1.Verdict
-	15, // 29: bough.v1.CaseTrialResult.turns:type_name -> bough.v1.EvalTurnResult
-	19, // 30: bough.v1.CaseTrialResult.scores:type_name -> bough.v1.MetricScore
-	40, // 31: bough.v1.CaseTrialResult.usage:type_name -> bough.v1.Usage
-	40, // 32: bough.v1.CaseTrialResult.judge_usage:type_name -> bough.v1.Usage
-	42, // 33: bough.v1.CaseTrialResult.duration:type_name -> google.protobuf.Duration
-	43, // 34: bough.v1.CaseTrialResult.unanswered:type_name -> bough.v1.InputRequest
-	38, // 35: bough.v1.EvalTurnResult.state:type_name -> bough.v1.ExecutionState
-	39, // 36: bough.v1.EvalTurnResult.error:type_name -> bough.v1.AgentError
-	16, // 37: bough.v1.EvalTurnResult.agents:type_name -> bough.v1.EvalAgent
-	44, // 38: bough.v1.EvalAgent.kind:type_name -> bough.v1.AgentKind
-	38, // 39: bough.v1.EvalAgent.state:type_name -> bough.v1.ExecutionState
-	18, // 40: bough.v1.EvalAgent.calls:type_name -> bough.v1.EvalCall
-	1,  // 41: bough.v1.EvalAgent.mark:type_name -> bough.v1.TreeMark
-	40, // 42: bough.v1.EvalAgent.usage:type_name -> bough.v1.Usage
-	17, // 43: bough.v1.EvalAgent.steps:type_name -> bough.v1.EvalStep
-	38, // 44: bough.v1.EvalCall.state:type_name -> bough.v1.ExecutionState
-	39, // 45: bough.v1.EvalCall.error:type_name -> bough.v1.AgentError
-	0,  // 46: bough.v1.MetricScore.verdict:type_name -> bough.v1.Verdict
-	20, // 47: bough.v1.MetricScore.tree_comparisons:type_name -> bough.v1.TreeComparison
-	22, // 48: bough.v1.MetricScore.judgments:type_name -> bough.v1.Judgment
-	45, // 49: bough.v1.MetricScore.error_reason:type_name -> bough.v1.ErrorReason
-	21, // 50: bough.v1.TreeComparison.differences:type_name -> bough.v1.TreeDifference
-	2,  // 51: bough.v1.TreeDifference.kind:type_name -> bough.v1.DifferenceKind
-	3,  // 52: bough.v1.GateResult.operator:type_name -> bough.v1.GateOperator
-	0,  // 53: bough.v1.GateResult.verdict:type_name -> bough.v1.Verdict
-	25, // 54: bough.v1.EvalComparison.cases:type_name -> bough.v1.CaseComparison
-	38, // 55: bough.v1.EvalComparison.state_baseline:type_name -> bough.v1.ExecutionState
-	38, // 56: bough.v1.EvalComparison.state_candidate:type_name -> bough.v1.ExecutionState
-	4,  // 57: bough.v1.CaseComparison.change:type_name -> bough.v1.CaseChange
-	0,  // 58: bough.v1.CaseComparison.verdict_baseline:type_name -> bough.v1.Verdict
-	0,  // 59: bough.v1.CaseComparison.verdict_candidate:type_name -> bough.v1.Verdict
-	36, // 60: bough.v1.CaseComparison.metric_changes:type_name -> bough.v1.CaseComparison.MetricChangesEntry
-	21, // 61: bough.v1.CaseComparison.differences:type_name -> bough.v1.TreeDifference
-	27, // 62: bough.v1.InvocationDiff.agent_differences:type_name -> bough.v1.AgentDifference
-	28, // 63: bough.v1.InvocationDiff.call_differences:type_name -> bough.v1.CallDifference
-	40, // 64: bough.v1.InvocationDiff.usage_before:type_name -> bough.v1.Usage
-	40, // 65: bough.v1.InvocationDiff.usage_after:type_name -> bough.v1.Usage
-	42, // 66: bough.v1.InvocationDiff.duration_before:type_name -> google.protobuf.Duration
-	42, // 67: bough.v1.InvocationDiff.duration_after:type_name -> google.protobuf.Duration
-	5,  // 68: bough.v1.AgentDifference.kind:type_name -> bough.v1.ChangeKind
-	5,  // 69: bough.v1.CallDifference.kind:type_name -> bough.v1.ChangeKind
-	18, // 70: bough.v1.CallDifference.before:type_name -> bough.v1.EvalCall
-	18, // 71: bough.v1.CallDifference.after:type_name -> bough.v1.EvalCall
-	72, // [72:72] is the sub-list for method output_type
-	72, // [72:72] is the sub-list for method input_type
-	72, // [72:72] is the sub-list for extension type_name
-	72, // [72:72] is the sub-list for extension extendee
-	0,  // [0:72] is the sub-list for field type_name
+	15, // 22: bough.v1.CaseResult.trials:type_name -> bough.v1.CaseTrialResult
+	13, // 23: bough.v1.CaseResult.metrics:type_name -> bough.v1.MetricSummary
+	14, // 24: bough.v1.CaseResult.statistics:type_name -> bough.v1.PassStatistics
+	12, // 25: bough.v1.CaseResult.unused_mocks:type_name -> bough.v1.UnusedMock
+	0,  // 26: bough.v1.MetricSummary.verdict:type_name -> bough.v1.Verdict
+	9,  // 27: bough.v1.PassStatistics.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
+	9,  // 28: bough.v1.PassStatistics.pass_all_k_intervals:type_name -> bough.v1.ConfidenceInterval
+	0,  // 29: bough.v1.CaseTrialResult.verdict:type_name -> bough.v1.Verdict
+	16, // 30: bough.v1.CaseTrialResult.turns:type_name -> bough.v1.EvalTurnResult
+	20, // 31: bough.v1.CaseTrialResult.scores:type_name -> bough.v1.MetricScore
+	41, // 32: bough.v1.CaseTrialResult.usage:type_name -> bough.v1.Usage
+	41, // 33: bough.v1.CaseTrialResult.judge_usage:type_name -> bough.v1.Usage
+	43, // 34: bough.v1.CaseTrialResult.duration:type_name -> google.protobuf.Duration
+	44, // 35: bough.v1.CaseTrialResult.unanswered:type_name -> bough.v1.InputRequest
+	39, // 36: bough.v1.EvalTurnResult.state:type_name -> bough.v1.ExecutionState
+	40, // 37: bough.v1.EvalTurnResult.error:type_name -> bough.v1.AgentError
+	17, // 38: bough.v1.EvalTurnResult.agents:type_name -> bough.v1.EvalAgent
+	45, // 39: bough.v1.EvalAgent.kind:type_name -> bough.v1.AgentKind
+	39, // 40: bough.v1.EvalAgent.state:type_name -> bough.v1.ExecutionState
+	19, // 41: bough.v1.EvalAgent.calls:type_name -> bough.v1.EvalCall
+	1,  // 42: bough.v1.EvalAgent.mark:type_name -> bough.v1.TreeMark
+	41, // 43: bough.v1.EvalAgent.usage:type_name -> bough.v1.Usage
+	18, // 44: bough.v1.EvalAgent.steps:type_name -> bough.v1.EvalStep
+	39, // 45: bough.v1.EvalCall.state:type_name -> bough.v1.ExecutionState
+	40, // 46: bough.v1.EvalCall.error:type_name -> bough.v1.AgentError
+	0,  // 47: bough.v1.MetricScore.verdict:type_name -> bough.v1.Verdict
+	21, // 48: bough.v1.MetricScore.tree_comparisons:type_name -> bough.v1.TreeComparison
+	23, // 49: bough.v1.MetricScore.judgments:type_name -> bough.v1.Judgment
+	46, // 50: bough.v1.MetricScore.error_reason:type_name -> bough.v1.ErrorReason
+	22, // 51: bough.v1.TreeComparison.differences:type_name -> bough.v1.TreeDifference
+	2,  // 52: bough.v1.TreeDifference.kind:type_name -> bough.v1.DifferenceKind
+	3,  // 53: bough.v1.GateResult.operator:type_name -> bough.v1.GateOperator
+	0,  // 54: bough.v1.GateResult.verdict:type_name -> bough.v1.Verdict
+	26, // 55: bough.v1.EvalComparison.cases:type_name -> bough.v1.CaseComparison
+	39, // 56: bough.v1.EvalComparison.state_baseline:type_name -> bough.v1.ExecutionState
+	39, // 57: bough.v1.EvalComparison.state_candidate:type_name -> bough.v1.ExecutionState
+	4,  // 58: bough.v1.CaseComparison.change:type_name -> bough.v1.CaseChange
+	0,  // 59: bough.v1.CaseComparison.verdict_baseline:type_name -> bough.v1.Verdict
+	0,  // 60: bough.v1.CaseComparison.verdict_candidate:type_name -> bough.v1.Verdict
+	37, // 61: bough.v1.CaseComparison.metric_changes:type_name -> bough.v1.CaseComparison.MetricChangesEntry
+	22, // 62: bough.v1.CaseComparison.differences:type_name -> bough.v1.TreeDifference
+	28, // 63: bough.v1.InvocationDiff.agent_differences:type_name -> bough.v1.AgentDifference
+	29, // 64: bough.v1.InvocationDiff.call_differences:type_name -> bough.v1.CallDifference
+	41, // 65: bough.v1.InvocationDiff.usage_before:type_name -> bough.v1.Usage
+	41, // 66: bough.v1.InvocationDiff.usage_after:type_name -> bough.v1.Usage
+	43, // 67: bough.v1.InvocationDiff.duration_before:type_name -> google.protobuf.Duration
+	43, // 68: bough.v1.InvocationDiff.duration_after:type_name -> google.protobuf.Duration
+	5,  // 69: bough.v1.AgentDifference.kind:type_name -> bough.v1.ChangeKind
+	5,  // 70: bough.v1.CallDifference.kind:type_name -> bough.v1.ChangeKind
+	19, // 71: bough.v1.CallDifference.before:type_name -> bough.v1.EvalCall
+	19, // 72: bough.v1.CallDifference.after:type_name -> bough.v1.EvalCall
+	73, // [73:73] is the sub-list for method output_type
+	73, // [73:73] is the sub-list for method input_type
+	73, // [73:73] is the sub-list for extension type_name
+	73, // [73:73] is the sub-list for extension extendee
+	0,  // [0:73] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_result_proto_init() }
@@ -3295,21 +3378,21 @@ func file_bough_v1_eval_result_proto_init() {
 		(*EvalSource_Result)(nil),
 	}
 	file_bough_v1_eval_result_proto_msgTypes[4].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[6].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[7].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[12].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[8].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[13].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[16].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[14].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[17].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[18].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[19].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[20].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_eval_result_proto_rawDesc), len(file_bough_v1_eval_result_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   31,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

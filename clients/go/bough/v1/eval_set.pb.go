@@ -875,7 +875,8 @@ func (*ValueMatcher_SchemaJson) isValueMatcher_Expected() {}
 // A tool call that is expected.
 type ExpectedTool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The tool's name, or "*" for any. Exactly one of name and name_regex.
+	// The tool's name, or "*" for any. Exactly one of name and name_regex. Unknown in a case that runs from its beginning:
+	// INVALID_ARGUMENT.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// The arguments, as JSON that they equal; empty for any. Not together with arguments_match.
 	ArgumentsJson string `protobuf:"bytes,2,opt,name=arguments_json,json=argumentsJson,proto3" json:"arguments_json,omitempty"`
@@ -1021,7 +1022,7 @@ func (x *EvalRepeat) GetMax() int32 {
 // An agent that is expected in the tree, with the agents that it calls.
 type ExpectedAgent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The agent's name, or "*" for any.
+	// The agent's name, or "*" for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Whether it may be missing.
 	Optional bool `protobuf:"varint,2,opt,name=optional,proto3" json:"optional,omitempty"`
@@ -1210,7 +1211,7 @@ type ToolMocks struct {
 	// none. If the run is not stored, the trials of the case are not scored.
 	RunId string `protobuf:"bytes,2,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	// Whether a call that no mock answers fails, with TOOL_NOT_MOCKED, and makes the trial not scored; if false, the tool runs. Default:
-	// false; a later version may choose the default by the case, so that only a value that is set is certain.
+	// true if there is a mock or `run_id` is set. Evaluations that older servers have planned have the default false.
 	Strict        *bool `protobuf:"varint,3,opt,name=strict,proto3,oneof" json:"strict,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1270,7 +1271,8 @@ func (x *ToolMocks) GetStrict() bool {
 // An answer to calls of a tool.
 type ToolMock struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The tool's name. Calls of agents and of built-in tools cannot be mocked.
+	// The tool's name. Calls of agents and of built-in tools cannot be mocked. Unknown in a case that runs from its beginning:
+	// INVALID_ARGUMENT.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Only calls of this agent; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
 	Agent string `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
@@ -1385,7 +1387,7 @@ func (*ToolMock_Outcome) isToolMock_Answer() {}
 // `approval: APPROVE` or `approval: REFUSE`.
 type EvalAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only requests of this agent; empty for any.
+	// Only requests of this agent; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
 	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
 	// What is answered. At most one is set; if none is, every request.
 	//
@@ -1507,7 +1509,8 @@ type isEvalAnswer_About interface {
 }
 
 type EvalAnswer_Tool struct {
-	// Requests about calls of this tool: approvals, and tools that the client runs.
+	// Requests about calls of this tool: approvals, and tools that the client runs. Unknown in a case that runs from its beginning:
+	// INVALID_ARGUMENT.
 	Tool string `protobuf:"bytes,2,opt,name=tool,proto3,oneof"`
 }
 
@@ -1550,7 +1553,7 @@ type EvalMetric struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name, unique in the case. Default: the name of the kind, such as "tool_trajectory", and of a custom metric that of its function.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What the score has to reach. Default: 1.
+	// What the score has to reach. Default: 1. From 0 to 1, as the scores of all kinds but custom are; else INVALID_ARGUMENT.
 	Threshold *float64 `protobuf:"fixed64,2,opt,name=threshold,proto3,oneof" json:"threshold,omitempty"`
 	// The kind of metric. Exactly one is set.
 	//
@@ -1900,7 +1903,8 @@ func (x *ToolTrajectoryMetric) GetTools() []*ExpectedTool {
 // Compares the answer with EvalExpectation.answer. The score of a turn is 1 or 0, that of a trial the mean over its turns.
 type FinalResponseMetric struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The agent whose last answer in the turn is compared; empty for the run's.
+	// The agent whose last answer in the turn is compared; empty for the run's. Unknown in a case that runs from its beginning:
+	// INVALID_ARGUMENT.
 	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
 	// What is expected of the last turn, instead of EvalExpectation.answer: no other turn is scored then. Unset for EvalExpectation.answer.
 	Answer        *ExpectedAnswer `protobuf:"bytes,2,opt,name=answer,proto3" json:"answer,omitempty"`
@@ -2170,7 +2174,7 @@ type CustomMetric struct {
 	// The name that it is registered under. Unknown: INVALID_ARGUMENT; but with a dot in it, such as "adk.x", it is another project's,
 	// and makes the trial not scored.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What it gets as its configuration, as one JSON object; empty for none. A function that takes none makes the trial not scored.
+	// What it gets as its configuration, as one JSON object; empty for none. Set for a function that takes none: INVALID_ARGUMENT.
 	ConfigJson    string `protobuf:"bytes,2,opt,name=config_json,json=configJson,proto3" json:"config_json,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

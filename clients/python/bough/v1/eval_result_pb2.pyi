@@ -692,6 +692,7 @@ class CaseResult(_message.Message):
     TRIALS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
+    UNUSED_MOCKS_FIELD_NUMBER: _builtins.int
     case_id: _builtins.str
     """EvalCase.id; of ScoreInvocations as ScoreInvocationsResponse.result says. Unique in the result, but in files of other systems."""
     verdict: Global___Verdict.ValueType
@@ -720,6 +721,10 @@ class CaseResult(_message.Message):
     def statistics(self) -> Global___PassStatistics:
         """How often the case passes, estimated from its trials; unset in a result that was shortened to fit."""
 
+    @_builtins.property
+    def unused_mocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnusedMock]:
+        """The mocks of the case that answered no call in any trial, the first 100 of them; empty until all trials are scored."""
+
     def __init__(
         self,
         *,
@@ -731,14 +736,41 @@ class CaseResult(_message.Message):
         trials: _abc.Iterable[Global___CaseTrialResult] | None = ...,
         metrics: _abc.Iterable[Global___MetricSummary] | None = ...,
         statistics: Global___PassStatistics | None = ...,
+        unused_mocks: _abc.Iterable[Global___UnusedMock] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "labels", b"labels", "metrics", b"metrics", "reason", b"reason", "statistics", b"statistics", "trials", b"trials", "turns", b"turns", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "labels", b"labels", "metrics", b"metrics", "reason", b"reason", "statistics", b"statistics", "trials", b"trials", "turns", b"turns", "unused_mocks", b"unused_mocks", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CaseResult: _TypeAlias = CaseResult  # noqa: Y015
+
+@_typing.final
+class UnusedMock(_message.Message):
+    """A mock of a case that answered no call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """The number of the mock in ToolMocks.tools, from 0."""
+    name: _builtins.str
+    """ToolMock.name."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnusedMock: _TypeAlias = UnusedMock  # noqa: Y015
 
 @_typing.final
 class MetricSummary(_message.Message):
@@ -853,6 +885,7 @@ class CaseTrialResult(_message.Message):
     JUDGE_USAGE_FIELD_NUMBER: _builtins.int
     DURATION_FIELD_NUMBER: _builtins.int
     UNANSWERED_FIELD_NUMBER: _builtins.int
+    USED_MOCKS_FIELD_NUMBER: _builtins.int
     case_id: _builtins.str
     """EvalCase.id of the case that the trial is of."""
     trial: _builtins.int
@@ -887,6 +920,12 @@ class CaseTrialResult(_message.Message):
     def unanswered(self) -> _input_pb2.InputRequest:
         """The question that no answer of the case answers; unset if there was none."""
 
+    @_builtins.property
+    def used_mocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The mocks of the case that answered a call, by their numbers in ToolMocks.tools, ascending; those of ToolMocks.run_id have none.
+        Empty in a result that was shortened to fit.
+        """
+
     def __init__(
         self,
         *,
@@ -901,10 +940,11 @@ class CaseTrialResult(_message.Message):
         judge_usage: _usage_pb2.Usage | None = ...,
         duration: _duration_pb2.Duration | None = ...,
         unanswered: _input_pb2.InputRequest | None = ...,
+        used_mocks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "judge_usage", b"judge_usage", "unanswered", b"unanswered", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "crashed", b"crashed", "duration", b"duration", "judge_usage", b"judge_usage", "reason", b"reason", "scores", b"scores", "trial", b"trial", "turns", b"turns", "unanswered", b"unanswered", "usage", b"usage", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "crashed", b"crashed", "duration", b"duration", "judge_usage", b"judge_usage", "reason", b"reason", "scores", b"scores", "trial", b"trial", "turns", b"turns", "unanswered", b"unanswered", "usage", b"usage", "used_mocks", b"used_mocks", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -505,7 +505,9 @@ class ExpectedTool(_message.Message):
     RESULT_MATCH_FIELD_NUMBER: _builtins.int
     NAME_REGEX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The tool's name, or "*" for any. Exactly one of name and name_regex."""
+    """The tool's name, or "*" for any. Exactly one of name and name_regex. Unknown in a case that runs from its beginning:
+    INVALID_ARGUMENT.
+    """
     arguments_json: _builtins.str
     """The arguments, as JSON that they equal; empty for any. Not together with arguments_match."""
     result_json: _builtins.str
@@ -587,7 +589,7 @@ class ExpectedAgent(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     TOOLS_MODE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The agent's name, or "*" for any."""
+    """The agent's name, or "*" for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""
     optional: _builtins.bool
     """Whether it may be missing."""
     children_order: Global___EvalOrder.ValueType
@@ -682,7 +684,7 @@ class ToolMocks(_message.Message):
     """
     strict: _builtins.bool
     """Whether a call that no mock answers fails, with TOOL_NOT_MOCKED, and makes the trial not scored; if false, the tool runs. Default:
-    false; a later version may choose the default by the case, so that only a value that is set is certain.
+    true if there is a mock or `run_id` is set. Evaluations that older servers have planned have the default false.
     """
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolMock]:
@@ -717,7 +719,9 @@ class ToolMock(_message.Message):
     RESULT_JSON_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The tool's name. Calls of agents and of built-in tools cannot be mocked."""
+    """The tool's name. Calls of agents and of built-in tools cannot be mocked. Unknown in a case that runs from its beginning:
+    INVALID_ARGUMENT.
+    """
     agent: _builtins.str
     """Only calls of this agent; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""
     result_json: _builtins.str
@@ -764,9 +768,11 @@ class EvalAnswer(_message.Message):
     VALUE_JSON_FIELD_NUMBER: _builtins.int
     TOOL_OUTCOME_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
-    """Only requests of this agent; empty for any."""
+    """Only requests of this agent; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""
     tool: _builtins.str
-    """Requests about calls of this tool: approvals, and tools that the client runs."""
+    """Requests about calls of this tool: approvals, and tools that the client runs. Unknown in a case that runs from its beginning:
+    INVALID_ARGUMENT.
+    """
     question: _builtins.str
     """Questions whose prompt contains this text."""
     value_json: _builtins.str
@@ -821,7 +827,7 @@ class EvalMetric(_message.Message):
     name: _builtins.str
     """The name, unique in the case. Default: the name of the kind, such as "tool_trajectory", and of a custom metric that of its function."""
     threshold: _builtins.float
-    """What the score has to reach. Default: 1."""
+    """What the score has to reach. Default: 1. From 0 to 1, as the scores of all kinds but custom are; else INVALID_ARGUMENT."""
     @_builtins.property
     def agent_trajectory(self) -> Global___AgentTrajectoryMetric:
         """Compares the tree of agents with the expected one."""
@@ -978,7 +984,9 @@ class FinalResponseMetric(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
-    """The agent whose last answer in the turn is compared; empty for the run's."""
+    """The agent whose last answer in the turn is compared; empty for the run's. Unknown in a case that runs from its beginning:
+    INVALID_ARGUMENT.
+    """
     @_builtins.property
     def answer(self) -> Global___ExpectedAnswer:
         """What is expected of the last turn, instead of EvalExpectation.answer: no other turn is scored then. Unset for EvalExpectation.answer."""
@@ -1131,7 +1139,7 @@ class CustomMetric(_message.Message):
     and makes the trial not scored.
     """
     config_json: _builtins.str
-    """What it gets as its configuration, as one JSON object; empty for none. A function that takes none makes the trial not scored."""
+    """What it gets as its configuration, as one JSON object; empty for none. Set for a function that takes none: INVALID_ARGUMENT."""
     def __init__(
         self,
         *,

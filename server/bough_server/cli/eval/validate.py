@@ -16,20 +16,23 @@ if TYPE_CHECKING:
 def validate(
     context: typer.Context,
     paths: Annotated[list[Path], typer.Argument(metavar="SET...", help="Files with one eval set each.")],
+    no_python: Annotated[
+        bool, typer.Option("--no-python", help="Import no Python module; agents, tools and metrics are not checked.")
+    ] = False,
 ) -> None:
-    """Check eval sets, their agents and models against the configuration if there is one. Needs no server.
+    """Check eval sets against the agents, tools, metrics and models of the configuration. Needs no server.
 
     Prints each problem as "file:line: field: message" and exits with 2; exits with 0 if there are none.
     """
-    finish(_validate(target_of(context), paths))
+    finish(_validate(target_of(context), paths, has_python=not no_python))
 
 
-async def _validate(target: Target, paths: list[Path]) -> ExitCode:
+async def _validate(target: Target, paths: list[Path], *, has_python: bool) -> ExitCode:
     from bough_server.cli.output import print_line
     from bough_server.cli.render.format import pluralize
     from bough_server.errors import ConfigurationError
 
-    known = _load_known_names(target)
+    known = _load_known_names(target, has_python=has_python)
     files = list(dict.fromkeys(paths))
     found: dict[str, None] = {}
     case_count = 0
@@ -63,9 +66,10 @@ def _check_set(path: Path, known: "KnownNames") -> tuple[int, list["Problem"]]:
     return len(source.set.cases), sorted(problems, key=lambda problem: problem.line)
 
 
-def _load_known_names(target: Target) -> "KnownNames":
+def _load_known_names(target: Target, *, has_python: bool) -> "KnownNames":
     """Return the names of the configuration; none are known if there is no configuration."""
     from bough_server.cli.definitions import load_known_names
+    from bough_server.evals.metrics.custom import load_metrics
     from bough_server.evals.sets.expectation_validation import KnownNames
     from bough_server.settings import Settings
 
@@ -75,6 +79,14 @@ def _load_known_names(target: Target) -> "KnownNames":
             "No agents and models are configured, so names are not checked; --config names a bough.yaml that has them."
         )
         return KnownNames()
+    models = frozenset(settings.models)
+    if not has_python:
+        return KnownNames(models=models)
     known = load_known_names(settings)
-    agents = frozenset(each.name for each in (*known.definitions, *known.code_agents))
-    return KnownNames(agents=agents, models=frozenset(known.models))
+    metrics = load_metrics(settings.python, settings.folder)
+    return KnownNames(
+        agents=frozenset(each.name for each in (*known.definitions, *known.code_agents)),
+        models=models,
+        tools=frozenset(known.tools),
+        metrics={name: function.takes_configuration for name, function in metrics.items()},
+    )

@@ -39,5 +39,6 @@ class EvaluationDependencies:
     """Where the operator's metrics run."""
 
     def collect_known_names(self) -> KnownNames:
-        """Return the names that sets may refer to. Those of agents are checked with the rest of a run's start."""
-        return KnownNames(models=frozenset(self.models), metrics=frozenset(self.metrics))
+        """Return the names that sets may refer to. Agents and tools are checked with the rest of a run's start."""
+        metrics = {name: function.takes_configuration for name, function in self.metrics.items()}
+        return KnownNames(models=frozenset(self.models), metrics=metrics)

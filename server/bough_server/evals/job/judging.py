@@ -12,6 +12,9 @@ from bough_server.evals.metrics import custom
 from bough_server.evals.metrics.scoring import applicable_metrics, build_not_evaluated_result, is_scorable, score_trial
 from bough_server.evals.metrics.turn import no_score
 from bough_server.log.usage import Sums
+from bough_server.matching.work import TooMuchWork, limit_work
+from bough_server.messages import effective_arguments
+from bough_server.runtime.tool_mocks import find_mock_index
 from bough_server.threads import run_in_thread
 from bough_server.tools.threads import NoThread
 
@@ -63,8 +66,25 @@ def _score_or_reject(
     extra_scores: Mapping[str, eval_result_pb2.MetricScore],
 ) -> eval_result_pb2.CaseTrialResult:
     if mistake := find_mock_problem(invocations):
-        return build_not_evaluated_result(case, trial, mistake, invocations=invocations)
-    return score_trial(case, invocations, trial=trial, extra_scores=extra_scores)
+        result = build_not_evaluated_result(case, trial, mistake, invocations=invocations)
+    else:
+        result = score_trial(case, invocations, trial=trial, extra_scores=extra_scores)
+    result.used_mocks.extend(_find_used_mocks(case.mocks, invocations))
+    return result
+
+
+def _find_used_mocks(mocks: eval_set_pb2.ToolMocks, invocations: Sequence[invocation_pb2.Invocation]) -> Sequence[int]:
+    """Return the numbers of the mocks that answered a call; of all if it takes too long to find out."""
+    found: set[int | None] = set()
+    calls = (call for invocation in invocations for call in invocation.tools) if mocks.tools else ()
+    try:
+        with limit_work():
+            for call in calls:
+                if call.HasField("start_time") and not call.child_invocation_id:
+                    found.add(find_mock_index(mocks, call.name, effective_arguments(call), agent=call.agent))
+    except TooMuchWork:
+        return range(len(mocks.tools))
+    return sorted(index for index in found if index is not None)
 
 
 async def _score_custom(

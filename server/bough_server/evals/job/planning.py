@@ -14,7 +14,7 @@ from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.results.compare import baseline_of
 from bough_server.evals.results.gates import explain_unreachable, parse_gate
 from bough_server.evals.sets.eval_set import plan_cases, set_digest
-from bough_server.evals.sets.expectation_validation import unknown_agents
+from bough_server.evals.sets.unknown_names import unknown_names
 from bough_server.evals.sets.validation import request_problems
 from bough_server.identity import Principal
 from bough_server.messages import copy_of
@@ -83,7 +83,7 @@ async def plan(
     pins = eval_result_pb2.EvalPins(eval_set_digest=set_digest(request.eval_set), server_version=version())
     if agent:
         resolver, versions = await dependencies.agents.for_run(principal.tenant_id, agent, request.definitions)
-        _refuse_unknown_agents(request.eval_set, resolver)
+        await run_in_thread(_refuse_unknown_names, request.eval_set, resolver)
         _pin(pins, agent, resolver, versions)
     for planned in cases:
         for metric in planned.eval_case.metrics:
@@ -136,10 +136,10 @@ def _pin(pins: eval_result_pb2.EvalPins, agent: str, resolver: Resolver, version
     pins.prices = versions.prices
 
 
-def _refuse_unknown_agents(eval_set: eval_set_pb2.EvalSet, resolver: Resolver) -> None:
+def _refuse_unknown_names(eval_set: eval_set_pb2.EvalSet, resolver: Resolver) -> None:
     wrong = [
         FieldViolation(field=_in_set(path), description=text)
-        for path, text in unknown_agents(eval_set, resolver.agents)
+        for path, text in unknown_names(eval_set, agents=resolver.agents, tools=resolver.tools)
     ]
     if wrong:
         raise InvalidRequest(wrong)

@@ -38,13 +38,14 @@ def reasons_of(case: eval_result_pb2.CaseResult) -> list[str]:
 
     Sentences about one of several runs begin with its number, from 1.
     """
+    unused = [f"mocks.tools[{mock.index}], of {mock.name}, answered no call." for mock in case.unused_mocks]
     if case.verdict == eval_result_pb2.VERDICT_PASSED:
-        return []
+        return unused
     shown = [case.reason] if case.reason else []
     for trial in case.trials:
         number = f"trial {trial.trial + 1}: " if len(case.trials) > 1 else ""
         shown += [f"{number}{text}" for text in reasons_of_trial(trial, earlier_reasons=shown)]
-    return shown
+    return shown + unused
 
 
 def reasons_of_trial(trial: eval_result_pb2.CaseTrialResult, *, earlier_reasons: Sequence[str] = ()) -> list[str]:

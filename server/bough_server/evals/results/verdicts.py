@@ -22,6 +22,9 @@ FAILED: Final = eval_result_pb2.VERDICT_FAILED
 NOT_EVALUATED: Final = eval_result_pb2.VERDICT_NOT_EVALUATED
 UNKNOWN: Final = eval_result_pb2.VERDICT_UNSPECIFIED
 
+MAX_UNUSED_MOCKS: Final = 100
+"""The most unused mocks that a case's result names."""
+
 MAX_FLAKY: Final = 1_000
 """The most flaky cases that totals name: they are part of an event and of every page of a result."""
 
@@ -69,7 +72,19 @@ def case_result(
         trials=ordered,
         metrics=(metric.summary() for metric in metrics),
         statistics=statistics.pass_statistics(sum(map(has_passed, judged)), len(judged)),
+        unused_mocks=_find_unused_mocks(planned, trials),
     )
+
+
+def _find_unused_mocks(
+    planned: evaluation_pb2.CasePlanned, trials: Sequence[eval_result_pb2.CaseTrialResult]
+) -> Sequence[eval_result_pb2.UnusedMock]:
+    """Return the mocks that answered no call in any trial; none while trials are missing."""
+    if len(trials) < planned.trials:
+        return []
+    used = {index for trial in trials for index in trial.used_mocks}
+    unused = [(index, mock) for index, mock in enumerate(planned.eval_case.mocks.tools) if index not in used]
+    return [eval_result_pb2.UnusedMock(index=index, name=mock.name) for index, mock in unused[:MAX_UNUSED_MOCKS]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,8 @@ def _plan_case(
     merged.metrics.extend(merge_metrics(case, defaults).values())
     if not merged.HasField("timeout"):
         merged.timeout.CopyFrom(defaults.timeout if defaults.HasField("timeout") else _DEFAULT_TIMEOUT)
+    if (merged.mocks.tools or merged.mocks.run_id) and not merged.mocks.HasField("strict"):
+        merged.mocks.strict = True
     return evaluation_pb2.CasePlanned(eval_case=merged, trials=count_trials(case, defaults, trials=trials))
 
 

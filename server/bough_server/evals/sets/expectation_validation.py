@@ -1,7 +1,7 @@
 """Validation of what cases expect and of how they are judged: answers, tool calls, agents and metrics."""
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -26,8 +26,10 @@ class KnownNames:
 
     agents: frozenset[str] | None = None
     models: frozenset[str] | None = None
-    metrics: frozenset[str] | None = None
-    """The functions that the operator registered with @metric."""
+    tools: frozenset[str] | None = None
+    """The tools that the operator registered."""
+    metrics: Mapping[str, bool] | None = None
+    """The functions that the operator registered with @metric, and whether each takes a configuration."""
 
 
 def expectation_problems(expect: eval_set_pb2.EvalExpectation, place: str) -> Iterator[FieldProblem]:
@@ -106,6 +108,8 @@ def metrics_problems(
 
 
 def _kind_problems(metric: eval_set_pb2.EvalMetric, place: str, known: KnownNames) -> Iterator[FieldProblem]:
+    if not (metric.HasField("custom") or 0 <= metric.threshold <= 1):
+        yield f"{place}.threshold", "must be from 0 to 1, as the scores of this metric are."
     match metric.WhichOneof("kind"):
         case "tool_trajectory":
             yield from tools_problems(metric.tool_trajectory.tools, f"{place}.tool_trajectory.tools")
@@ -120,6 +124,9 @@ def _kind_problems(metric: eval_set_pb2.EvalMetric, place: str, known: KnownName
             if "." not in metric.custom.name:  # else one of another project's, which an import has kept
                 yield from unknown_name("metric", metric.custom.name, known.metrics, f"{place}.custom.name")
             if problem := json_problem(metric.custom.config_json, is_object=True):
+                yield f"{place}.custom.config_json", problem
+            elif metric.custom.config_json and known.metrics and not known.metrics.get(metric.custom.name, True):
+                problem = f"must not be set: the function {metric.custom.name!r} takes none; give it a third parameter."
                 yield f"{place}.custom.config_json", problem
 
 
@@ -148,48 +155,6 @@ def unknown_name(kind: str, name: str, known: Iterable[str] | None, place: str) 
     """Yield the problem of a name that is set and not known; none if `known` is None."""
     if name and known is not None and name not in known:
         yield place, f"There is no {kind} {name!r}.{suggestion(name, known)}"
-
-
-def unknown_agents(eval_set: eval_set_pb2.EvalSet, known: Collection[str]) -> Iterator[FieldProblem]:
-    """Yield names that select agents but that no agent has: their bounds and prohibitions would apply to no agent.
-
-    Names of expected agents, and of agents whose answers are expected, are not checked: a wrong name fails the case.
-    Cases that begin with records are not checked either: records may have other agents.
-    """
-    if any(not _has_earlier_run(case) for case in eval_set.cases):
-        yield from _unknown_in_metrics(eval_set.defaults.metrics, "defaults.metrics", known)
-    for index, case in enumerate(eval_set.cases):
-        if _has_earlier_run(case):
-            continue
-        place = f"cases[{index}]"
-        yield from _unknown_in_metrics(case.metrics, f"{place}.metrics", known)
-        for number, mock in enumerate(case.mocks.tools):
-            yield from unknown_name("agent", mock.agent, known, f"{place}.mocks.tools[{number}].agent")
-        for number, turn in enumerate(case.turns):
-            yield from _find_unknown_forbidden_names(
-                turn.expect.agents, f"{place}.turns[{number}].expect.agents", known
-            )
-
-
-def _find_unknown_forbidden_names(
-    agents: Sequence[eval_set_pb2.ExpectedAgent], place: str, known: Collection[str]
-) -> Iterator[FieldProblem]:
-    for index, agent in enumerate(agents):
-        for number, name in enumerate(agent.forbidden):
-            yield from unknown_name("agent", name, known, f"{place}[{index}].forbidden[{number}]")
-        yield from _find_unknown_forbidden_names(agent.children, f"{place}[{index}].children", known)
-
-
-def _has_earlier_run(case: eval_set_pb2.EvalCase) -> bool:
-    return case.HasField("origin") or any(turn.HasField("recorded") for turn in case.turns)
-
-
-def _unknown_in_metrics(
-    metrics: Sequence[eval_set_pb2.EvalMetric], place: str, known: Collection[str]
-) -> Iterator[FieldProblem]:
-    for index, metric in enumerate(metrics):
-        for kind, name in (("tool_trajectory", metric.tool_trajectory.agent), ("budget", metric.budget.agent)):
-            yield from unknown_name("agent", name, known, f"{place}[{index}].{kind}.agent")
 
 
 def find_missing_expectation(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase) -> str:

@@ -20,9 +20,9 @@ from bough_server.evals.sets.expectation_validation import (
     find_missing_expectation,
     json_problem,
     metrics_problems,
-    unknown_agents,
     unknown_name,
 )
+from bough_server.evals.sets.unknown_names import unknown_names
 from bough_server.log.session_state import is_key
 from bough_server.matching.values import check_matcher
 from bough_server.matching.work import limit_work
@@ -62,7 +62,7 @@ def _problems(
     yield from _default_problems(eval_set)
     yield from _id_problems(eval_set)
     if known.agents is not None:
-        yield from unknown_agents(eval_set, known.agents)
+        yield from unknown_names(eval_set, agents=known.agents, tools=known.tools)
     for index, case in enumerate(eval_set.cases):
         yield from _case_problems(case, f"cases[{index}]", eval_set.defaults, known)
 

@@ -436,7 +436,8 @@ export const ValueMatcherSchema: GenMessage<ValueMatcher> = /*@__PURE__*/
  */
 export type ExpectedTool = Message<"bough.v1.ExpectedTool"> & {
   /**
-   * The tool's name, or "*" for any. Exactly one of name and name_regex.
+   * The tool's name, or "*" for any. Exactly one of name and name_regex. Unknown in a case that runs from its beginning:
+   * INVALID_ARGUMENT.
    *
    * @generated from field: string name = 1;
    */
@@ -520,7 +521,7 @@ export const EvalRepeatSchema: GenMessage<EvalRepeat> = /*@__PURE__*/
  */
 export type ExpectedAgent = Message<"bough.v1.ExpectedAgent"> & {
   /**
-   * The agent's name, or "*" for any.
+   * The agent's name, or "*" for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
    *
    * @generated from field: string name = 1;
    */
@@ -649,7 +650,7 @@ export type ToolMocks = Message<"bough.v1.ToolMocks"> & {
 
   /**
    * Whether a call that no mock answers fails, with TOOL_NOT_MOCKED, and makes the trial not scored; if false, the tool runs. Default:
-   * false; a later version may choose the default by the case, so that only a value that is set is certain.
+   * true if there is a mock or `run_id` is set. Evaluations that older servers have planned have the default false.
    *
    * @generated from field: optional bool strict = 3;
    */
@@ -670,7 +671,8 @@ export const ToolMocksSchema: GenMessage<ToolMocks> = /*@__PURE__*/
  */
 export type ToolMock = Message<"bough.v1.ToolMock"> & {
   /**
-   * The tool's name. Calls of agents and of built-in tools cannot be mocked.
+   * The tool's name. Calls of agents and of built-in tools cannot be mocked. Unknown in a case that runs from its beginning:
+   * INVALID_ARGUMENT.
    *
    * @generated from field: string name = 1;
    */
@@ -729,7 +731,7 @@ export const ToolMockSchema: GenMessage<ToolMock> = /*@__PURE__*/
  */
 export type EvalAnswer = Message<"bough.v1.EvalAnswer"> & {
   /**
-   * Only requests of this agent; empty for any.
+   * Only requests of this agent; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
    *
    * @generated from field: string agent = 1;
    */
@@ -742,7 +744,8 @@ export type EvalAnswer = Message<"bough.v1.EvalAnswer"> & {
    */
   about: {
     /**
-     * Requests about calls of this tool: approvals, and tools that the client runs.
+     * Requests about calls of this tool: approvals, and tools that the client runs. Unknown in a case that runs from its beginning:
+     * INVALID_ARGUMENT.
      *
      * @generated from field: string tool = 2;
      */
@@ -811,7 +814,7 @@ export type EvalMetric = Message<"bough.v1.EvalMetric"> & {
   name: string;
 
   /**
-   * What the score has to reach. Default: 1.
+   * What the score has to reach. Default: 1. From 0 to 1, as the scores of all kinds but custom are; else INVALID_ARGUMENT.
    *
    * @generated from field: optional double threshold = 2;
    */
@@ -983,7 +986,8 @@ export const ToolTrajectoryMetricSchema: GenMessage<ToolTrajectoryMetric> = /*@_
  */
 export type FinalResponseMetric = Message<"bough.v1.FinalResponseMetric"> & {
   /**
-   * The agent whose last answer in the turn is compared; empty for the run's.
+   * The agent whose last answer in the turn is compared; empty for the run's. Unknown in a case that runs from its beginning:
+   * INVALID_ARGUMENT.
    *
    * @generated from field: string agent = 1;
    */
@@ -1142,7 +1146,7 @@ export type CustomMetric = Message<"bough.v1.CustomMetric"> & {
   name: string;
 
   /**
-   * What it gets as its configuration, as one JSON object; empty for none. A function that takes none makes the trial not scored.
+   * What it gets as its configuration, as one JSON object; empty for none. Set for a function that takes none: INVALID_ARGUMENT.
    *
    * @generated from field: string config_json = 2;
    */
