@@ -83,7 +83,7 @@ async def test_names_of_before_are_refused_with_those_of_now(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "answer",
     [
-        "{tool: pay, value: '4242'}",
+        "{tool: exit, value: '4242'}",
         "{question: Why, approval: APPROVE}",
         "{question: Why, tool_outcome: {parts: [{text: '4242'}]}}",
     ],
@@ -93,6 +93,51 @@ async def test_an_answer_that_fits_no_request_is_refused(answer: str, tmp_path: 
     ended, lines = await validated(project(tmp_path), text)
 
     assert (ended.code, [line.startswith("6: cases[0].answers[0]") for line in lines]) == (2, [True])
+
+
+MODULE = '''
+from bough_server import metric, tool
+
+
+@tool
+def search(topic: str) -> str:
+    """Searches."""
+    return topic
+
+
+@metric
+def brief(invocation, case) -> bool:
+    return True
+'''
+
+TYPOS = """\
+name: trips
+agent: guide
+cases:
+  - id: oslo
+    turns: [{user: Hi, expect: {agents: [giude], tools: [serch]}}]
+    mocks: {tools: [{name: serch, result: 1}]}
+    metrics: [{custom: {name: brif}}, {custom: {name: brief, config: {most: 1}}}, {tool_trajectory: {}, threshold: 2}]
+"""
+
+
+async def test_names_are_those_of_the_modules_too_unless_these_are_not_to_be_imported(tmp_path: Path) -> None:
+    config = project(tmp_path)
+    config.write_text(f"{config.read_text(encoding='utf-8')}python: [desk_tools]\n", encoding="utf-8")
+    (tmp_path / "desk_tools.py").write_text(MODULE, encoding="utf-8")
+    _, lines = await validated(config, TYPOS)
+    unimported = await bough("--config", str(config), "eval", "validate", "--no-python", str(tmp_path / "set.yaml"))
+    threshold = "7: cases[0].metrics[2].threshold: must be from 0 to 1, as the scores of this metric are."
+    assert lines == [
+        "5: cases[0].turns[0].expect.tools[0].name: There is no tool 'serch'. Did you mean 'search'?",
+        "5: cases[0].turns[0].expect.agents[0].name: There is no agent 'giude'. Did you mean 'guide'?",
+        "6: cases[0].mocks.tools[0].name: There is no tool 'serch'. Did you mean 'search'?",
+        "7: cases[0].metrics[0].custom.name: There is no metric 'brif'. Did you mean 'brief'?",
+        "7: cases[0].metrics[1].custom.config_json: must not be set: the function 'brief' takes none; give it a third "
+        "parameter.",
+        threshold,
+    ]
+    assert [line.partition("set.yaml:")[2] for line in unimported.out.splitlines()] == [threshold]
 
 
 async def test_a_problem_of_a_field_is_reported_once(tmp_path: Path) -> None:

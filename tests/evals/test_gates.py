@@ -54,6 +54,9 @@ def checked(
         ("pass_rate>.5", GateNumber.PASS_RATE, {"operator": ">", "bound": 0.5}),
         (" pass_rate.lower  ==1 ", GateNumber.PASS_RATE_LOWER, {"operator": "==", "bound": 1.0}),
         ("pass^3 >= 5e-1", GateNumber.PASS_ALL_K, {"operator": ">=", "bound": 0.5, "k": 3}),
+        ("pass@2>=.9", GateNumber.PASS_AT_K, {"operator": ">=", "bound": 0.9, "k": 2}),
+        ("duration.p50 < 1.5", GateNumber.DURATION_P50, {"operator": "<", "bound": 1.5}),
+        ("duration.p95 <= 30", GateNumber.DURATION_P95, {"operator": "<=", "bound": 30.0}),
         ("my.metric-1.mean < 2", GateNumber.METRIC_MEAN, {"operator": "<", "bound": 2.0, "metric": "my.metric-1"}),
         ("cost.total <= 2.50", GateNumber.COST_TOTAL, {"operator": "<=", "bound": 2.5}),
         ("regressions == 0", GateNumber.REGRESSIONS, {"operator": "==", "bound": 0.0}),
@@ -68,9 +71,11 @@ def test_a_gate_is_a_number_an_operator_and_a_bound(text: str, number: GateNumbe
     ("text", "problem"),
     [
         ("passrate >= 0.9", "There is no number 'passrate' for a gate. Did you mean 'pass_rate'?"),
-        ("pass@3 >= 0.9", "Did you mean 'pass^K'?"),
+        ("pass3 >= 0.9", "Did you mean 'pass"),
+        ("pass@0 >= 0.9", "'pass@0' takes a number of trials, at least 1, after the @, as pass@3 does."),
+        ("duration.p99 >= 0.9", "Did you mean 'duration.p95'?"),
         ("regression == 0", "Did you mean 'regressions'?"),
-        ("xyz >= 0.9", "A gate can be on case.pass_rate.lower, pass_rate, pass_rate.lower, pass^K, METRIC.mean,"),
+        ("xyz >= 0.9", "A gate can be on case.pass_rate.lower, pass_rate, pass_rate.lower, pass^K, pass@K, METRIC"),
         ("pass_rate", "'pass_rate' is not a gate: it takes a number, one of >=, <=, ==, >, <, and a bound, in quotes"),
         ("pass_rate = 1", "is not a gate"),
         ("pass_rate => 1", "is not a gate"),
@@ -92,9 +97,10 @@ def test_what_is_not_a_gate_is_refused_with_what_to_write(text: str, problem: st
 def test_pass_rates_and_means_count_crashed_trials_and_the_other_numbers_do_not() -> None:
     texts = [
         *("case.pass_rate.lower > 0", "pass_rate > 0", "pass_rate.lower > 0", "pass^2 > 0", "answer.mean > 0"),
+        *("pass@2 > 0", "duration.p50 > 0", "duration.p95 < 9"),
         *("cost.total < 1", "regressions == 0", "removed == 0"),
     ]
-    assert [parse_gate(text).counts_crashes for text in texts] == [True] * 5 + [False] * 3
+    assert [parse_gate(text).counts_crashes for text in texts] == [True] * 8 + [False] * 3
 
 
 def test_two_numbers_need_a_baseline() -> None:
@@ -143,6 +149,7 @@ def test_that_k_trials_pass_takes_k_trials_of_each_case() -> None:
         "'pass^8 >= 0.5' cannot be reached: the case 'b' has 1 trial. It takes 8 trials of each case."
     )
     assert explain_unreachable(parse_gate("pass^1 >= 1"), planned) == ""
+    assert "It takes 2 trials of each case." in explain_unreachable(parse_gate("pass@2 >= 0.5"), planned)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +161,7 @@ def test_that_k_trials_pass_takes_k_trials_of_each_case() -> None:
         ("pass^1 >= 2", "pass^1 is never above 1."),
         ("answer.mean >= 1.1", "answer.mean is never above 1."),
         ("cost.total < 0", "cost.total is never below 0."),
+        ("duration.p50 < 0", "duration.p50 is never below 0."),
         ("regressions <= -1", "regressions is never below 0."),
         ("regressions > 1", "regressions is never above 1."),
         ("pass_rate.lower < 0", "pass_rate.lower is never below 0."),
@@ -261,6 +269,35 @@ def test_that_k_trials_pass_is_the_mean_over_cases() -> None:
     cases = [passing("a", 5, 10), passing("b", 10, 10)]
     assert checked("pass^2 >= 0.6", cases).value == pytest.approx((2 / 9 + 1) / 2)
     assert checked("pass^2 >= 0.7", cases).reason == "pass^2 is 0.611111, not >= 0.7."
+
+
+def test_that_one_of_k_trials_passes_is_the_mean_over_cases() -> None:
+    cases = [passing("a", 5, 10), passing("b", 10, 10)]
+    assert checked("pass@2 >= 0.8", cases).value == pytest.approx((7 / 9 + 1) / 2)
+    assert checked("pass@2 >= 0.9", cases).reason == "pass@2 is 0.888889, not >= 0.9."
+
+
+def lasting(seconds: float, trial: eval_result_pb2.CaseTrialResult | None = None) -> eval_result_pb2.CaseTrialResult:
+    """A trial that took so long."""
+    trial = trial or scored(answer=1)
+    trial.duration.FromNanoseconds(round(seconds * 1e9))
+    return trial
+
+
+def test_times_are_those_of_all_trials_by_the_nearest_rank() -> None:
+    cases = [case_of("a", *(lasting(number) for number in range(1, 11))), case_of("b", *map(lasting, range(11, 21)))]
+    assert (checked("duration.p50 <= 10", cases).value, checked("duration.p95 <= 19", cases).value) == (10, 19)
+    found = checked("duration.p95 <= 18.5", cases)
+    assert (found.verdict, found.reason) == (FAILED, "duration.p95 is 19, not <= 18.5. Of 20 trials.")
+    assert checked("duration.p95 < 1", [case_of("a", lasting(0.5))]).value == 0.5
+
+
+def test_a_time_that_is_not_known_or_that_a_crash_cut_short_meets_no_bound() -> None:
+    unknown = checked("duration.p50 <= 9", [case_of("a", lasting(1), scored(answer=1))])
+    assert (unknown.verdict, unknown.reason) == (NOT_EVALUATED, "1 trial without a time.")
+    assert checked("duration.p50 <= 9", [case_of("a", scored(answer=1))]).verdict == NOT_EVALUATED
+    short = checked("duration.p50 <= 9", [case_of("a", lasting(1), lasting(0.1, crashed()))])
+    assert (short.verdict, short.reason) == (FAILED, "duration.p50 has no upper bound: 1 trial crashed.")
 
 
 def test_a_crashed_trial_counts_as_failed_in_pass_rates_and_as_zero_in_means() -> None:
@@ -432,7 +469,17 @@ def test_dropping_six_of_seven_cases_fails_against_the_baseline() -> None:
 # Laws.
 
 NUMBERS = st.sampled_from(
-    ["case.pass_rate.lower", "pass_rate", "pass_rate.lower", "pass^1", "pass^2", "pass^3", "answer.mean"]
+    [
+        "case.pass_rate.lower",
+        "pass_rate",
+        "pass_rate.lower",
+        "pass^1",
+        "pass^2",
+        "pass^3",
+        "pass@1",
+        "pass@3",
+        "answer.mean",
+    ]
 )
 BOUNDS = st.sampled_from([-0.1, 0.0, 0.2, 0.34, 0.5, 0.56, 0.57, 0.72, 0.9, 1.0, 1.1]) | st.integers(1, 6).map(
     lambda n: statistics.wilson(n, n).lower

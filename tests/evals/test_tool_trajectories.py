@@ -241,6 +241,18 @@ def test_a_score_is_the_mean_over_the_turns_that_have_an_expectation() -> None:
     assert found.reason == "turns[2]: call 1 is c, expected b."
 
 
+def test_a_failed_trajectory_shows_the_expected_calls_and_those_that_were_made() -> None:
+    metric = trajectory()
+    case = case_of(EvalExpectation(tools=[*named("ab"), wants("", name_regex="^c")]), metrics=[metric])
+    found = score(metric, case, turns_of(case, record(did("a"), did("c", agent=""), *(did("x") for _ in range(30)))))
+    assert found is not None
+    made = ", ".join(f"{number} x of lead" for number in range(3, 21))
+    assert found.reason == (
+        "call 2 is c, expected b; expected: 1 a, 2 b, 3 tool that matches ^c; "
+        f"called: 1 a of lead, 2 c, {made}, and 12 more."
+    )
+
+
 def test_a_configured_metric_expects_no_calls_where_none_are_named() -> None:
     metric = trajectory(name="tools")
     case = case_of(EvalExpectation(), None, metrics=[metric])

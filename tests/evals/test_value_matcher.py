@@ -206,6 +206,12 @@ def test_a_matcher_that_cannot_be_used_matches_nothing() -> None:
         (ExpectedAnswer(contains=["a", "x"]), "cab", 'the answer "cab" does not contain "x"'),
         (ExpectedAnswer(contains=["STRASSE"], ignore_case=True), "Straße", ""),
         (ExpectedAnswer(excludes=["x", "a"]), "cab", 'the answer contains "a", which is excluded'),
+        (
+            ExpectedAnswer(contains=["x", "a", "y"], excludes=["b", "c"], regex="^z", min_characters=9),
+            "cab",
+            'the answer "cab" does not contain "x", "y"; the answer contains "b", "c", which are excluded; '
+            '"cab" does not match the regex ^z; the answer\'s length is 3, expected at least 9 characters',
+        ),
         (ExpectedAnswer(regex="^c.b$"), "cab", ""),
         (ExpectedAnswer(regex="^C.B$"), "cab", '"cab" does not match the regex ^C.B$'),
         (ExpectedAnswer(regex="^C.B$", ignore_case=True), "cab", ""),

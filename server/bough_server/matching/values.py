@@ -49,8 +49,8 @@ def mismatch(matcher: eval_set_pb2.ValueMatcher, value_json: str) -> str:
 
 
 def answer_mismatch(expected: eval_set_pb2.ExpectedAnswer, text: str) -> str:
-    """Return how an answer differs from what is expected, as a sentence without a period; empty if it matches."""
-    return _truncate(next(_answer_mismatches(expected, text), ""), MAX_SENTENCE)
+    """Return every way in which an answer differs from what is expected, without a period; empty if it matches."""
+    return _truncate("; ".join(_answer_mismatches(expected, text)), MAX_SENTENCE)
 
 
 def check_matcher(matcher: eval_set_pb2.ValueMatcher) -> str:
@@ -198,12 +198,10 @@ def _answer_mismatches(expected: eval_set_pb2.ExpectedAnswer, text: str) -> Iter
     folded = _fold_case(text, expected)
     if expected.HasField("exact") and folded.strip() != _fold_case(expected.exact, expected).strip():
         yield f"the answer is {_excerpt(text.strip())}, expected {_excerpt(expected.exact.strip())}"
-    for part in expected.contains:
-        if _fold_case(part, expected) not in folded:
-            yield f"the answer {_excerpt(text)} does not contain {_excerpt(part)}"
-    for part in expected.excludes:
-        if _fold_case(part, expected) in folded:
-            yield f"the answer contains {_excerpt(part)}, which is excluded"
+    if missing := [part for part in expected.contains if _fold_case(part, expected) not in folded]:
+        yield f"the answer {_excerpt(text)} does not contain {_list_excerpts(missing)}"
+    if excluded := [part for part in expected.excludes if _fold_case(part, expected) in folded]:
+        yield f"the answer contains {_list_excerpts(excluded)}, which {'is' if len(excluded) == 1 else 'are'} excluded"
     if expected.regex and (wrong := _search(expected.regex, text, ignore_case=expected.ignore_case)):
         yield wrong
     if expected.HasField("min_characters") and len(text) < expected.min_characters:
@@ -212,6 +210,10 @@ def _answer_mismatches(expected: eval_set_pb2.ExpectedAnswer, text: str) -> Iter
         yield f"the answer's length is {len(text):,}, expected at most {expected.max_characters:,} characters"
     if expected.HasField("json"):
         yield from _json_mismatch(expected.json, text)
+
+
+def _list_excerpts(texts: Sequence[str]) -> str:
+    return ", ".join(map(_excerpt, texts))
 
 
 def _json_mismatch(matcher: eval_set_pb2.ValueMatcher, text: str) -> Iterator[str]:

@@ -24,6 +24,9 @@ from bough_server.matching.work import spend
 from bough_server.messages import effective_arguments, has_truncated_arguments
 from bough_server.tools.builtin import RESERVED
 
+_MOST_LISTED: Final = 20
+"""The most calls of a list in a reason."""
+
 _PAIR_STEPS: Final = 50
 """The steps to compare an expected call with one of its name, beside those for arguments and results."""
 
@@ -116,7 +119,23 @@ def _turn_score(wanted: eval_set_pb2.ToolTrajectoryMetric, expected: Sequence[Ex
     calls = [call for call in turn.invocation.tools if wanted.agent in ("", call.agent)]
     actual = select_calls(expected, calls, agents=names_of(turn.invocation.agents))
     cut = find_truncated_call(expected, actual)
-    return no_turn_score(cut) if cut else score_difference(mismatch(expected, actual, wanted.mode))
+    if cut:
+        return no_turn_score(cut)
+    wrong = mismatch(expected, actual, wanted.mode)
+    # A sentence about one call says all there is.
+    lists = f"; {_list_both(expected, actual)}" if wrong and max(len(expected), len(actual)) > 1 else ""
+    return score_difference(wrong + lists)
+
+
+def _list_both(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> str:
+    """Return the expected calls and those that were made, each with its number."""
+    return f"expected: {_number([name_words(tool) for tool in expected])}; called: {_number(list(map(_label, actual)))}"
+
+
+def _number(names: Sequence[str]) -> str:
+    shown = [f"{number} {name}" for number, name in enumerate(names[:_MOST_LISTED], start=1)]
+    more = [f"and {len(names) - _MOST_LISTED} more"] if len(names) > _MOST_LISTED else []
+    return ", ".join([*shown, *more]) or "none"
 
 
 def _find_exact_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> str:

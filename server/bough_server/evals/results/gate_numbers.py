@@ -1,7 +1,8 @@
 """The numbers that gates bound, each measured over what is known of an evaluation."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Final
 
 from bough.v1 import eval_result_pb2
@@ -58,9 +59,13 @@ def worst_case(cases: Sequence[eval_result_pb2.CaseResult]) -> Measured:
     )
 
 
-def pass_all_k(cases: Sequence[eval_result_pb2.CaseResult], k: int) -> Measured:
-    """Return the mean of pass^K over the cases that have so many scored trials."""
-    values = [case.statistics.pass_all_k[k - 1] for case in cases if case.statistics.trials >= k]
+def pass_k(
+    cases: Sequence[eval_result_pb2.CaseResult],
+    k: int,
+    values_of: Callable[[eval_result_pb2.CaseResult], Sequence[float]],
+) -> Measured:
+    """Return the mean of pass^K or pass@K over the cases that have so many scored trials."""
+    values = [values_of(case)[k - 1] for case in cases if case.statistics.trials >= k]
     value = statistics.mean(values) if values else None
     few = next((case.case_id for case in cases if case.statistics.trials < k), "")
     return Measured(
@@ -122,6 +127,22 @@ def cost(cases: Iterable[eval_result_pb2.CaseResult], totals: eval_result_pb2.Ev
         return Measured(value=None if called else 0.0, unknown=_UNKNOWN_COST if called else "")
     return Measured(
         value=used.cost_nanos / _NANOS, note=f"In {used.currency_code}.", unknown=_UNKNOWN_COST if unknown else ""
+    )
+
+
+def duration(cases: Iterable[eval_result_pb2.CaseResult], share: float) -> Measured:
+    """Return the time in seconds within which so many of the trials ended, by the nearest rank.
+
+    With a crashed trial no upper bound holds: otherwise crashing early would meet it.
+    """
+    trials = [trial for case in cases for trial in case.trials]
+    times = sorted(trial.duration.ToNanoseconds() / _NANOS for trial in trials if trial.HasField("duration"))
+    crashes, missing = sum(trial.crashed for trial in trials), len(trials) - len(times)
+    return Measured(
+        value=times[max(0, ceil(share * len(times)) - 1)] if times else None,
+        note=f"Of {pluralize(len(times), 'trial')}.",
+        unknown=f"{pluralize(missing, 'trial')} without a time." if missing or not trials else "",
+        unbounded=f"{pluralize(crashes, 'trial')} crashed." if crashes else "",
     )
 
 

@@ -33,8 +33,11 @@ class GateNumber(StrEnum):
     PASS_RATE = "pass_rate"
     PASS_RATE_LOWER = "pass_rate.lower"
     PASS_ALL_K = "pass^K"
+    PASS_AT_K = "pass@K"
     METRIC_MEAN = "METRIC.mean"
     COST_TOTAL = "cost.total"
+    DURATION_P50 = "duration.p50"
+    DURATION_P95 = "duration.p95"
     REGRESSIONS = "regressions"
     REMOVED = "removed"
 
@@ -63,7 +66,8 @@ _WIRE_OPERATORS: Final = {
 
 _GATE: Final = re.compile(rf"\s*(?P<name>[^\s<>=]+)\s*(?P<operator>{'|'.join(_OPERATORS)})\s*(?P<bound>[^\s<>=]+)\s*")
 _BOUND: Final = re.compile(r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][-+]?[0-9]{1,2})?")
-_PASS_ALL: Final = re.compile(r"pass\^(?P<k>[1-9][0-9]{0,8})")
+_PASS_K: Final = re.compile(r"pass[\^@](?P<k>[1-9][0-9]{0,8})")
+_OF_K: Final = (GateNumber.PASS_ALL_K, GateNumber.PASS_AT_K)
 _METRIC_MEAN: Final = re.compile(r"(?P<metric>[A-Za-z][A-Za-z0-9._-]{0,127})\.mean")
 
 
@@ -77,7 +81,7 @@ class Gate:
     operator: str
     bound: float
     k: int = 0
-    """How many trials have to pass, of PASS_ALL_K."""
+    """Of how many trials all have to pass, of PASS_ALL_K, or one, of PASS_AT_K."""
     metric: str = ""
     """The name of the metric, of METRIC_MEAN."""
 
@@ -97,7 +101,10 @@ class Gate:
                 | GateNumber.PASS_RATE
                 | GateNumber.PASS_RATE_LOWER
                 | GateNumber.PASS_ALL_K
+                | GateNumber.PASS_AT_K
                 | GateNumber.METRIC_MEAN
+                | GateNumber.DURATION_P50
+                | GateNumber.DURATION_P95
             ):
                 return True
         assert_never(self.number)
@@ -133,13 +140,16 @@ def parse_gate(text: str) -> Gate:
 
 def _number(name: str) -> tuple[GateNumber, int, str]:
     """Return which number a name means, with K and METRIC. Raises ValueError with a sentence."""
-    if name.startswith("pass^"):
-        if not (pass_all := _PASS_ALL.fullmatch(name)):
-            raise ValueError(f"{name[:80]!r} takes a number of trials, at least 1, after the ^, as pass^3 does.")
-        return GateNumber.PASS_ALL_K, int(pass_all["k"]), ""
+    if name.startswith(("pass^", "pass@")):
+        if not (pass_k := _PASS_K.fullmatch(name)):
+            sign = name[4]
+            raise ValueError(
+                f"{name[:80]!r} takes a number of trials, at least 1, after the {sign}, as pass{sign}3 does."
+            )
+        return _OF_K["^@".index(name[4])], int(pass_k["k"]), ""
     if mean := _METRIC_MEAN.fullmatch(name):
         return GateNumber.METRIC_MEAN, 0, mean["metric"]
-    plain = [number for number in GateNumber if number not in (GateNumber.PASS_ALL_K, GateNumber.METRIC_MEAN)]
+    plain = [number for number in GateNumber if number not in (*_OF_K, GateNumber.METRIC_MEAN)]
     if name in plain:
         return GateNumber(name), 0, ""
     names = [number.value for number in GateNumber]
@@ -157,7 +167,7 @@ def explain_unreachable(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned
         return (
             f"{gate.text!r} cannot be reached: no case has the metric {gate.metric!r}.{suggestion(gate.metric, names)}"
         )
-    if gate.number is GateNumber.PASS_ALL_K and fewest.trials < gate.k:
+    if gate.number in _OF_K and fewest.trials < gate.k:
         return (
             f"{gate.text!r} cannot be reached: the case {fewest.eval_case.id!r} has "
             f"{pluralize(fewest.trials, 'trial')}. It takes {gate.k} trials of each case."
@@ -175,13 +185,13 @@ def _range(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned]) -> tuple[f
             return 0, statistics.highest_lower(min(case.trials for case in planned))
         case GateNumber.PASS_RATE_LOWER:
             return 0, statistics.highest_lower(len(planned))
-        case GateNumber.PASS_RATE | GateNumber.PASS_ALL_K:
+        case GateNumber.PASS_RATE | GateNumber.PASS_ALL_K | GateNumber.PASS_AT_K:
             return 0, 1
         case GateNumber.METRIC_MEAN:
             return (0, 1) if _scales(planned)[gate.metric] else (-math.inf, math.inf)
         case GateNumber.REGRESSIONS:
             return 0, len(planned)
-        case GateNumber.COST_TOTAL | GateNumber.REMOVED:
+        case GateNumber.COST_TOTAL | GateNumber.REMOVED | GateNumber.DURATION_P50 | GateNumber.DURATION_P95:
             return 0, math.inf
     assert_never(gate.number)
 
@@ -216,8 +226,8 @@ def _describe_requirement(gate: Gate, *, of_trials: bool) -> str:
 def _name(gate: Gate) -> str:
     """Return the name of the number in a gate, as it is written there."""
     match gate.number:
-        case GateNumber.PASS_ALL_K:
-            return f"pass^{gate.k}"
+        case GateNumber.PASS_ALL_K | GateNumber.PASS_AT_K:
+            return gate.number.value.replace("K", str(gate.k))
         case GateNumber.METRIC_MEAN:
             return f"{gate.metric}.mean"
     return gate.number.value
@@ -296,7 +306,13 @@ def _measure(
             value = totals.pass_rate_interval.lower if totals.HasField("pass_rate_interval") else None
             return Measured(value=value, unknown=gate_numbers.describe_missing_scores(cases))
         case GateNumber.PASS_ALL_K:
-            return gate_numbers.pass_all_k(cases, gate.k)
+            return gate_numbers.pass_k(cases, gate.k, lambda case: case.statistics.pass_all_k)
+        case GateNumber.PASS_AT_K:
+            return gate_numbers.pass_k(cases, gate.k, lambda case: case.statistics.pass_at_k)
+        case GateNumber.DURATION_P50:
+            return gate_numbers.duration(cases, 0.5)
+        case GateNumber.DURATION_P95:
+            return gate_numbers.duration(cases, 0.95)
         case GateNumber.METRIC_MEAN:
             return gate_numbers.metric_mean(cases, gate.metric)
         case GateNumber.COST_TOTAL:

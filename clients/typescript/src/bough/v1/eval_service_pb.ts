@@ -194,9 +194,13 @@ export type EvaluateRequest = Message<"bough.v1.EvaluateRequest"> & {
    *              | "pass_rate"             (the mean of the cases' pass rates, 0 to 1)
    *              | "pass_rate.lower"       (the lower bound of its interval, 0 to 1)
    *              | "pass^" k               (the mean probability that k trials of a case all pass, 0 to 1)
+   *              | "pass@" k               (the mean probability that one of k trials of a case passes, 0 to 1)
    *              | metric ".mean"          (the mean of a metric over the cases, in the metric's unit: 0 to 1, but of functions;
    *                                         a crashed trial counts as 0, or as the lowest score if that is less)
    *              | "cost.total"            (the cost of runs and judges, in units of the currency of the prices)
+   *              | "duration.p50"          (the time within which half of all trials ended, in seconds; with a crashed trial no upper
+   *                                         bound holds)
+   *              | "duration.p95"          (the time within which 95 % of them did)
    *              | "regressions"           (how many cases are worse than in the baseline, and could be scored)
    *              | "removed"               (how many cases of the baseline the set does not have)
    *     k        = a whole number from 1
