@@ -309,6 +309,12 @@ def test_a_crashed_trial_counts_as_failed_in_pass_rates_and_as_zero_in_means() -
     assert found.reason == "answer.mean is 0.75, not >= 0.8. 1 crashed trial counted as 0."
 
 
+def test_the_totals_count_crashed_trials_in_means_as_gates_do() -> None:
+    cases = [case_of("a", crashed(), scored(answer=1)), passing("b", 2, 2), case_of("c", crashed())]
+    assert totals_of(cases).metric_means == {"answer": 0.5}
+    assert checked("answer.mean >= 0.5", cases).value == 0.5
+
+
 def test_a_case_whose_trials_all_crashed_counts_in_every_mean() -> None:
     cases = [case_of("a", crashed(), crashed()), passing("b", 2, 2)]
     assert checked("answer.mean >= 0.9", cases).value == 0.5
@@ -514,6 +520,18 @@ def test_no_results_meet_a_gate_that_is_refused(
     ]
     if explain_unreachable(gate, planned_of(plan)):
         assert gates.check_gate(gate, cases, totals_of(cases), None, allow_removed=False).verdict != PASSED
+
+
+@given(PLANS, st.data())
+@examples(100)
+def test_a_gate_on_a_mean_has_the_mean_of_the_totals(plan: list[int], data: st.DataObject) -> None:
+    cases = [
+        case_of(f"case {number}", *data.draw(st.lists(TRIALS, min_size=trials, max_size=trials)))
+        for number, trials in enumerate(plan)
+    ]
+    means = totals_of(cases).metric_means
+    for name in means:
+        assert checked(f"{name}.mean >= 0", cases).value == means[name]
 
 
 @given(st.sampled_from(["case.pass_rate.lower", "pass_rate.lower"]), BOUNDS, st.sampled_from([">=", ">"]))

@@ -850,7 +850,8 @@ type EvalTotals struct {
 	// The interval of pass_rate, from resampling the cases, and over 500 cases by the normal distribution; unset while no case has a
 	// pass rate.
 	PassRateInterval *ConfidenceInterval `protobuf:"bytes,9,opt,name=pass_rate_interval,json=passRateInterval,proto3" json:"pass_rate_interval,omitempty"`
-	// The mean of each metric over the cases, by its name.
+	// The mean of each metric over the cases, by its name, as gates have it: a crashed trial counts as 0, or as the lowest score if that is
+	// less.
 	MetricMeans map[string]float64 `protobuf:"bytes,10,rep,name=metric_means,json=metricMeans,proto3" json:"metric_means,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
 	// What the runs of all trials used, judges left out; unset while no trial is scored.
 	Usage *Usage `protobuf:"bytes,11,opt,name=usage,proto3" json:"usage,omitempty"`

@@ -617,7 +617,9 @@ class EvalTotals(_message.Message):
 
     @_builtins.property
     def metric_means(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """The mean of each metric over the cases, by its name."""
+        """The mean of each metric over the cases, by its name, as gates have it: a crashed trial counts as 0, or as the lowest score if that is
+        less.
+        """
 
     @_builtins.property
     def usage(self) -> _usage_pb2.Usage:

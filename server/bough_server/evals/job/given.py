@@ -113,8 +113,10 @@ def _strip(case: eval_result_pb2.CaseResult, step: str) -> None:
         del case.turns[:]
         for trial in case.trials:
             del trial.turns[:]
-            del trial.scores[:]
             trial.ClearField("unanswered")
+            for score in trial.scores:
+                for name in ("reason", "tree_comparisons", "judgments"):
+                    score.ClearField(name)
     if step == "runs":
         del case.trials[:]
         case.ClearField("labels")

@@ -7,7 +7,14 @@ from typing import Final
 
 from bough.v1 import eval_result_pb2
 from bough_server.evals.metrics import statistics
-from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED, has_unscored, is_scored, total_cost
+from bough_server.evals.results.verdicts import (
+    FAILED,
+    NOT_EVALUATED,
+    PASSED,
+    has_unscored,
+    measure_metrics,
+    total_cost,
+)
 from bough_server.log.usage import has_whole_cost
 
 _NANOS: Final = 1_000_000_000
@@ -80,39 +87,18 @@ def metric_mean(cases: Sequence[eval_result_pb2.CaseResult], metric: str) -> Mea
     A crashed trial counts as 0, or as the lowest score if that is below 0. With a crashed trial no upper bound holds:
     otherwise crashing would meet it.
     """
-    found = [(case, scores) for case in cases if (scores := _scores(case, metric)) is not None]
-    worst = min([0.0, *(score for _, scores in found for score in scores if score is not None)])
-    means: list[float] = []
-    crashes = unknown = 0
-    for case, scores in found:
-        known = [worst if trial.crashed else score for trial, score in zip(case.trials, scores, strict=True)]
-        crashes += sum(trial.crashed for trial in case.trials)
-        unknown += None in known
-        if judged := [score for score in known if score is not None]:
-            means.append(statistics.mean(judged))
-    if not means:
+    mean = measure_metrics(cases, [metric])[metric]
+    if mean.value is None:
         return Measured(value=None, unknown=f"No trial has a score of {metric}.")
+    crashed = pluralize(mean.crashes, "crashed trial")
     return Measured(
-        value=statistics.mean(means),
-        note=f"{pluralize(crashes, 'crashed trial')} counted as {worst:g}." if crashes else "",
-        unknown=f"{pluralize(unknown, 'case')} could not be scored by {metric} in every trial." if unknown else "",
-        unbounded=f"{pluralize(crashes, 'crashed trial')} {'has' if crashes == 1 else 'have'} no score."
-        if crashes
+        value=mean.value,
+        note=f"{crashed} counted as {mean.crash_score:g}." if mean.crashes else "",
+        unknown=f"{pluralize(mean.unscored, 'case')} could not be scored by {metric} in every trial."
+        if mean.unscored
         else "",
+        unbounded=f"{crashed} {'has' if mean.crashes == 1 else 'have'} no score." if mean.crashes else "",
     )
-
-
-def _scores(case: eval_result_pb2.CaseResult, metric: str) -> list[float | None] | None:
-    """Return the score of each trial, None for one that has none; None if the case has no such metric.
-
-    Crashed runs have no scores, and runs that could not be scored may have none: a case that has only such runs counts
-    for every metric.
-    """
-    named = [{score.name: score for score in trial.scores} for trial in case.trials]
-    has_metric = any(metric in scores for scores in named)
-    if not has_metric and (any(named) or any(is_scored(trial) and not trial.crashed for trial in case.trials)):
-        return None
-    return [scores[metric].score if metric in scores and scores[metric].HasField("score") else None for scores in named]
 
 
 def cost(cases: Iterable[eval_result_pb2.CaseResult], totals: eval_result_pb2.EvalTotals) -> Measured:

@@ -188,7 +188,7 @@ def totals(
         trials=planned_trials,
         trials_ended=sum(len(case.trials) for case in cases),
         trials_passed=sum(case.statistics.passed for case in cases),
-        metric_means=_metric_means(cases),
+        metric_means={name: mean.value for name, mean in measure_metrics(cases).items() if mean.value is not None},
         usage=_sum(trial.usage for case in cases for trial in case.trials if trial.HasField("usage")),
         judge_usage=_sum(trial.judge_usage for case in cases for trial in case.trials if trial.HasField("judge_usage")),
         flaky_cases=[case.case_id for case in cases if case.statistics.flaky][:MAX_FLAKY],
@@ -199,14 +199,61 @@ def totals(
     return result
 
 
-def _metric_means(cases: Sequence[eval_result_pb2.CaseResult]) -> dict[str, float]:
-    """Return the mean of each metric over the cases that have one, by its name."""
-    means: dict[str, list[float]] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricMean:
+    """The mean of a metric over the cases that have it, as totals and gates have it."""
+
+    value: float | None
+    """None if no trial has a score and none crashed."""
+    crash_score: float
+    """What a crashed trial counts as: 0, or the lowest score if that is below 0."""
+    crashes: int
+    """How many trials crashed."""
+    unscored: int
+    """In how many cases some trial that did not crash has no score."""
+
+
+def measure_metrics(cases: Iterable[eval_result_pb2.CaseResult], names: Iterable[str] = ()) -> dict[str, MetricMean]:
+    """Return the mean of each metric by its name, of those in `names` too.
+
+    Crashed trials have no scores, and trials that could not be scored may have none: a case that has only such trials
+    counts for every metric, one that crashed in all of them as `crash_score`.
+    """
+    found: dict[str, list[_ScoresOfCase]] = {name: [] for name in names}
+    everywhere: list[_ScoresOfCase] = []
     for case in cases:
-        for metric in case.metrics:
-            if metric.HasField("mean"):
-                means.setdefault(metric.name, []).append(metric.mean)
-    return {name: statistics.mean(values) for name, values in means.items()}
+        named = [{score.name: score for score in trial.scores} for trial in case.trials]
+        if metrics := dict.fromkeys(name for scores in named for name in scores):
+            for name in metrics:
+                found.setdefault(name, []).append(
+                    [
+                        (trial.crashed, _score_of(scores.get(name)))
+                        for trial, scores in zip(case.trials, named, strict=True)
+                    ]
+                )
+        elif not any(is_scored(trial) and not trial.crashed for trial in case.trials):
+            everywhere.append([(trial.crashed, None) for trial in case.trials])
+    return {name: _mean_of([*scores, *everywhere]) for name, scores in found.items()}
+
+
+_ScoresOfCase: TypeAlias = Sequence[tuple[bool, float | None]]
+"""Of each trial whether it crashed, and its score."""
+
+
+def _score_of(score: eval_result_pb2.MetricScore | None) -> float | None:
+    return score.score if score is not None and score.HasField("score") else None
+
+
+def _mean_of(cases: Sequence[_ScoresOfCase]) -> MetricMean:
+    lowest = min([0.0, *(score for case in cases for _, score in case if score is not None)])
+    known = [[lowest if has_crashed else score for has_crashed, score in case] for case in cases]
+    means = [statistics.mean(scores) for case in known if (scores := [score for score in case if score is not None])]
+    return MetricMean(
+        value=statistics.mean(means) if means else None,
+        crash_score=lowest,
+        crashes=sum(has_crashed for case in cases for has_crashed, _ in case),
+        unscored=sum(None in case for case in known),
+    )
 
 
 def _sum(usages: Iterable[usage_pb2.Usage]) -> usage_pb2.Usage | None:

@@ -354,7 +354,8 @@ export type EvalTotals = Message<"bough.v1.EvalTotals"> & {
   passRateInterval?: ConfidenceInterval | undefined;
 
   /**
-   * The mean of each metric over the cases, by its name.
+   * The mean of each metric over the cases, by its name, as gates have it: a crashed trial counts as 0, or as the lowest score if that is
+   * less.
    *
    * @generated from field: map<string, double> metric_means = 10;
    */
