@@ -116,6 +116,12 @@ def test_any_name_built_in_tools_calls_of_agents_and_patterns_are_known() -> Non
     ]
 
 
+def test_a_mock_that_is_named_like_the_call_of_an_agent_says_what_to_mock() -> None:
+    assert of_case({"mocks": {"tools": [{"name": "call_writer", "resultJson": "1"}]}}) == [
+        ("mocks.tools[0].name", "'call_writer' calls an agent, which no mock answers: mock the tools of that agent.")
+    ]
+
+
 def test_a_threshold_can_be_reached_and_missed() -> None:
     for threshold in (1.5, -0.1):
         assert of_metric({"toolTrajectory": {}, "threshold": threshold}) == [

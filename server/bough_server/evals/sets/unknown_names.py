@@ -10,7 +10,9 @@ from bough_server.evals.metrics.tool_names import ANY
 from bough_server.evals.sets.expectation_validation import FieldProblem
 from bough_server.tools.builtin import RESERVED
 
-_Kind: TypeAlias = Literal["agent", "tool"]
+_Kind: TypeAlias = Literal["agent", "tool", "mock"]
+"""An agent, a tool whose calls are expected or answered for, a tool that is mocked."""
+
 _Named: TypeAlias = tuple[str, _Kind, str]
 """A field's path, what it names, and the name."""
 
@@ -28,12 +30,16 @@ def unknown_names(
     known: dict[_Kind, Collection[str]] = {"agent": frozenset(agents)}
     if tools is not None:
         known["tool"] = {*tools, *RESERVED, *(f"call_{agent}" for agent in agents)}
+        known["mock"] = {*tools, *RESERVED}
     suggested = count()
     for path, kind, name in _names(eval_set):
         if name in ("", ANY) or kind not in known or name in known[kind]:
             continue
+        if kind == "mock" and name in known["tool"]:
+            yield path, f"{name!r} calls an agent, which no mock answers: mock the tools of that agent."
+            continue
         near = suggestion(name, known[kind]) if next(suggested) < _MOST_SUGGESTIONS else ""
-        yield path, f"There is no {kind} {name!r}.{near}"
+        yield path, f"There is no {'tool' if kind == 'mock' else kind} {name!r}.{near}"
 
 
 def _names(eval_set: eval_set_pb2.EvalSet) -> Iterator[_Named]:
@@ -53,7 +59,7 @@ def _case_names(case: eval_set_pb2.EvalCase, place: str) -> Iterator[_Named]:
         yield from _tool_names(turn.expect.tools, f"{place}.turns[{index}].expect.tools")
         yield from _agent_names(turn.expect.agents, f"{place}.turns[{index}].expect.agents")
     for index, mock in enumerate(case.mocks.tools):
-        yield f"{place}.mocks.tools[{index}].name", "tool", mock.name
+        yield f"{place}.mocks.tools[{index}].name", "mock", mock.name
         yield f"{place}.mocks.tools[{index}].agent", "agent", mock.agent
     for index, answer in enumerate(case.answers):
         yield f"{place}.answers[{index}].agent", "agent", answer.agent
