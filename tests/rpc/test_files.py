@@ -161,7 +161,7 @@ async def test_other_calls_are_served_while_large_files_arrive(server: Served) -
     most = asking(file_part(bytes(MAX_FILES_BYTES), "image/png"))
     turns = [asyncio.ensure_future(Turn(call=server.agents.Run(most)).to_the_end()) for _ in range(4)]
     answered = 0
-    while not any(turn.done() for turn in turns):
+    while not all(turn.done() for turn in turns):
         await server.agents.ListRuns(pb.ListRunsRequest(page_size=1))
         answered += 1
     await asyncio.gather(*turns)

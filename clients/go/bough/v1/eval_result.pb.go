@@ -1108,7 +1108,7 @@ type UnusedMock struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The number of the mock in ToolMocks.tools, from 0.
 	Index int32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
-	// ToolMock.name.
+	// The name of the tool that the mock stands for, as in ToolMock.name.
 	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -759,7 +759,7 @@ class UnusedMock(_message.Message):
     index: _builtins.int
     """The number of the mock in ToolMocks.tools, from 0."""
     name: _builtins.str
-    """ToolMock.name."""
+    """The name of the tool that the mock stands for, as in ToolMock.name."""
     def __init__(
         self,
         *,

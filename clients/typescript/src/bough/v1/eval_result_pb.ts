@@ -482,7 +482,7 @@ export type UnusedMock = Message<"bough.v1.UnusedMock"> & {
   index: number;
 
   /**
-   * ToolMock.name.
+   * The name of the tool that the mock stands for, as in ToolMock.name.
    *
    * @generated from field: string name = 2;
    */
