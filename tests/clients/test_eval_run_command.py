@@ -120,10 +120,11 @@ async def test_four_files_are_written_whole_and_the_result_is_a_baseline(port: i
 
     lines = second.out.splitlines()
     assert second.code == 1
-    assert "worse       bergen  passed -> failed" in lines
-    assert "compared with the baseline: 0 better, 1 worse, 0 removed, 0 added" in lines
+    assert "unclear     bergen  passed -> failed, 1.00 to 0.00" in lines
+    assert "            0 of 1 trial passed, 1 of 1 in the baseline, which may be chance (p = 0.5)." in lines
+    assert "compared with the baseline: 0 better, 0 worse, 1 unclear, 0 removed, 0 added, pass rate -0.50" in lines
     assert any(line.startswith("The content of the set has changed") for line in lines)
-    assert "worse: bergen" in files["markdown"].read_text(encoding="utf-8")
+    assert "| unclear | bergen | 1.00 to 0.00 |" in files["markdown"].read_text(encoding="utf-8")
     assert written(files["json"]).cases[1].verdict == FAILED
 
 
@@ -146,9 +147,16 @@ def _bergen() -> str:
 async def test_a_baseline_may_be_an_evaluation_and_gates_decide_alone(port: int, tmp_path: Path) -> None:
     await bough("eval", "run", write_set(tmp_path), port=port)
     gates = ("--gate", "pass_rate >= 0.5", "--gate", "regressions <= 1")
-    ended = await bough("eval", "run", write_set(tmp_path, WORSE), "--baseline", "last", *gates, port=port)
+    refused = await bough("eval", "run", write_set(tmp_path, WORSE), "--baseline", "last", *gates, port=port)
+    assert (refused.code, "It takes --rerun-suspects 3." in refused.err) == (2, True)
+    again = ("--rerun-suspects", "3")
+    ended = await bough("eval", "run", write_set(tmp_path, WORSE), "--baseline", "last", *gates, *again, port=port)
 
-    assert (ended.code, "worse       bergen" in ended.out) == (0, True)
+    # The set expects something else now: what the baseline ran with fails as often.
+    assert (ended.code, "unclear     bergen" in ended.out) == (0, True)
+    assert "No regression is proven: over 1 case 0 of 3 fresh trials passed, 0 of 3 in the baseline" in ended.out
+    assert "1 suspect run 3 more times, and as often with what the baseline ran with" in ended.err
+    assert "bergen baseline 3/3 failed" in ended.err
     assert "passed      gate pass_rate >= 0.5  is 0.5" in ended.out.splitlines()
     ended = await bough("eval", "run", write_set(tmp_path, WORSE), "--gate", "pass_rate > 0.5", port=port)
     assert (ended.code, "failed      gate pass_rate > 0.5  is 0.5" in ended.out) == (1, True)

@@ -37,6 +37,12 @@ async def echo(ctx: Context, input: Message) -> str:
     return input.parts[0].text
 
 
+@agent(description="Says no.")
+async def gruff(ctx: Context, input: Message) -> str:
+    """Answers no to everything."""
+    return "no"
+
+
 @agent(description="Fails if it is told to.")
 async def touchy(ctx: Context, input: Message) -> str:
     """Answers with its input, or raises."""
@@ -319,8 +325,15 @@ def check_log(events: Sequence[evaluation_pb2.EvaluationEvent]) -> None:
         if event.HasField("case_planned")
         for trial in range(event.case_planned.trials)
     }
+    reruns: set[tuple[str, int]] = set()
+    for event in events:
+        if event.HasField("suspects_planned"):
+            suspects = event.suspects_planned.suspects
+            first = {one.case_planned.eval_case.id: one.case_planned.trials for one in events}
+            count = suspects.trials * (2 if suspects.HasField("baseline_pins") else 1)
+            reruns = {(case_id, first[case_id] + number) for case_id in suspects.case_ids for number in range(count)}
     scored = [event.case_trial_scored.result for event in events if event.HasField("case_trial_scored")]
-    assert sorted((one.case_id, one.trial) for one in scored) == sorted(trials)
+    assert sorted((one.case_id, one.trial) for one in scored) == sorted(trials | reruns)
     assert len(trials) == planned.trial_count
     for kind in ("case_trial_started", "case_trial_ended"):
         facts = [getattr(event, kind) for event in events if event.HasField(kind)]

@@ -10,16 +10,18 @@ from bough_server.evals.results.compare import (
     BETTER,
     REMOVED,
     SAME,
+    UNCLEAR,
     WORSE,
     baseline_of,
     compare,
     shrink_comparison,
 )
 from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED
-from tests.support.eval_results import CASES, case_of, crashed, passing, result_of, scored, unscored
+from tests.support.eval_results import CASES, case_of, crashed, passing, rerun, result_of, scored, unscored
 
 CaseComparison = eval_result_pb2.CaseComparison
 Difference = eval_result_pb2.TreeDifference
+PassCounts = eval_result_pb2.PassCounts
 Pins = eval_result_pb2.EvalPins
 Result = eval_result_pb2.EvalResult
 Trial = eval_result_pb2.CaseTrialResult
@@ -50,8 +52,8 @@ def only(comparison: eval_result_pb2.EvalComparison) -> CaseComparison:
 
 
 def test_cases_are_compared_in_pairs_in_the_new_order_and_the_removed_ones_come_last() -> None:
-    before = result_of(passing("gone"), passing("worse"), passing("better", 0), passing("same"))
-    after = result_of(passing("same"), passing("better"), passing("new", 0), passing("worse", 0))
+    before = result_of(passing("gone"), passing("worse", 9, 9), passing("better", 0, 9), passing("same"))
+    after = result_of(passing("same"), passing("better", 9, 9), passing("new", 0), passing("worse", 0, 9))
     comparison = compare(before, after)
     assert [(case.case_id, case.change) for case in comparison.cases] == [
         ("same", SAME),
@@ -68,12 +70,16 @@ def test_a_pair_says_what_there_was_and_what_there_is() -> None:
     before, after = result_of(case_of("a", scored(answer=1, tree=1))), result_of(case_of("a", scored(answer=0.25)))
     assert only(compare(before, after)) == CaseComparison(
         case_id="a",
-        change=WORSE,
+        change=UNCLEAR,
         verdict_baseline=PASSED,
         verdict_candidate=FAILED,
         pass_rate_baseline=1,
         pass_rate_candidate=0,
         metric_changes={"answer": -0.75},
+        trials_baseline=PassCounts(trials=1, passed=1),
+        trials_candidate=PassCounts(trials=1),
+        p_value=0.5,
+        reason="0 of 1 trial passed, 1 of 1 in the baseline, which may be chance (p = 0.5).",
     )
     nothing = result_of()
     assert only(compare(nothing, after)) == CaseComparison(
@@ -87,17 +93,19 @@ def test_a_pair_says_what_there_was_and_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "change"),
     [
-        (passing("a", 5, 5), passing("a", 4, 5), WORSE),
-        (passing("a", 1, 5), passing("a", 2, 5), BETTER),
+        (passing("a", 5, 5), passing("a", 4, 5), UNCLEAR),
+        (passing("a", 5, 5), passing("a", 1, 5), WORSE),
+        (passing("a", 1, 5), passing("a", 2, 5), UNCLEAR),
+        (passing("a", 1, 5), passing("a", 5, 5), BETTER),
         (passing("a", 1, 5), passing("a", 2, 10), SAME),
-        (passing("a"), case_of("a", unscored()), WORSE),
+        (passing("a"), case_of("a", unscored()), UNCLEAR),
         (passing("a", 0), case_of("a", unscored()), SAME),
         (passing("a", 0), case_of("a", crashed()), SAME),
-        # It passes by the mean over its trials, and did before each of them.
-        (passing("a", 1, 2), case_of("a", scored(answer=0.5), scored(answer=1.5)), BETTER),
+        # It passes by the mean over its trials, and did not before.
+        (passing("a", 1, 2), case_of("a", scored(answer=0.5), scored(answer=1.5)), UNCLEAR),
     ],
 )
-def test_the_verdict_of_a_case_decides_and_then_how_often_it_passed(
+def test_a_case_is_worse_or_better_only_beyond_chance_and_unclear_if_its_verdict_or_rate_moved(
     before: eval_result_pb2.CaseResult,
     after: eval_result_pb2.CaseResult,
     change: eval_result_pb2.CaseChange.ValueType,
@@ -169,7 +177,9 @@ def test_costs_are_compared_in_one_currency_if_both_are_known() -> None:
 def test_a_comparison_says_in_which_states_the_evaluations_ended() -> None:
     before, after = Result(state=execution_pb2.EXECUTION_STATE_CANCELLED), Result(state=SUCCEEDED)
     assert compare(before, after) == eval_result_pb2.EvalComparison(
-        state_baseline=execution_pb2.EXECUTION_STATE_CANCELLED, state_candidate=SUCCEEDED
+        state_baseline=execution_pb2.EXECUTION_STATE_CANCELLED,
+        state_candidate=SUCCEEDED,
+        regression_test=eval_result_pb2.RegressionTest(level=0.05, candidate=PassCounts(), baseline=PassCounts()),
     )
     assert baseline_of(before).state == execution_pb2.EXECUTION_STATE_CANCELLED, "a kept baseline has its state"
 
@@ -178,7 +188,12 @@ def test_a_rate_that_one_side_has_not_has_no_change() -> None:
     comparison = compare(result_of(passing("a")), result_of(case_of("a", unscored())))
     assert not comparison.HasField("pass_rate_change")
     assert only(comparison) == CaseComparison(
-        case_id="a", change=WORSE, verdict_baseline=PASSED, verdict_candidate=NOT_EVALUATED, pass_rate_baseline=1
+        case_id="a",
+        change=UNCLEAR,
+        verdict_baseline=PASSED,
+        verdict_candidate=NOT_EVALUATED,
+        pass_rate_baseline=1,
+        reason="Not enough of its trials could be scored to compare it.",
     )
 
 
@@ -236,7 +251,7 @@ def test_what_does_not_fit_an_answer_is_left_out_from_the_last_case_on() -> None
     shown = [len(case.differences) for case in found.cases]
     assert found.ByteSize() <= 30_000
     assert shown == sorted(shown, reverse=True)
-    assert (len(found.pins_changed), [case.change for case in found.cases]) == (500, [WORSE] * 100)
+    assert (len(found.pins_changed), [case.change for case in found.cases]) == (500, [UNCLEAR] * 100)
     least = shrink_comparison(compare(before, after), most=0)
     assert [(len(case.differences), len(case.metric_changes)) for case in least.cases] == [(0, 0)] * 100
     assert shrink_comparison(compare(before, after)).cases == whole.cases
@@ -245,7 +260,7 @@ def test_what_does_not_fit_an_answer_is_left_out_from_the_last_case_on() -> None
 def test_cases_of_one_id_are_paired_in_order() -> None:
     before = result_of(passing("run"), passing("run", 0))
     after = result_of(passing("run"), passing("run"), passing("run"))
-    assert [case.change for case in compare(before, after).cases] == [SAME, BETTER, ADDED]
+    assert [case.change for case in compare(before, after).cases] == [SAME, UNCLEAR, ADDED]
 
 
 def test_a_baseline_keeps_the_numbers_of_cases_without_their_trials_and_turns() -> None:
@@ -273,6 +288,7 @@ def test_a_baseline_keeps_the_numbers_of_cases_without_their_trials_and_turns() 
                     pass_rate_interval=statistics.pass_rate_interval,
                     flaky=True,
                 ),
+                trial_means=result.cases[0].trial_means,
             )
         ],
     )
@@ -293,7 +309,7 @@ def test_nothing_has_become_of_a_result_compared_with_itself_or_with_what_is_kep
         assert not any(case.differences or any(case.metric_changes.values()) for case in comparison.cases)
 
 
-_MIRRORED = {SAME: SAME, BETTER: WORSE, WORSE: BETTER, REMOVED: ADDED, ADDED: REMOVED}
+_MIRRORED = {SAME: SAME, UNCLEAR: UNCLEAR, BETTER: WORSE, WORSE: BETTER, REMOVED: ADDED, ADDED: REMOVED}
 
 
 @given(RESULTS, RESULTS, st.sampled_from(["d", "e"]), st.sampled_from(["d", "e"]))
@@ -313,3 +329,92 @@ def test_the_other_way_round_better_is_worse_and_added_is_removed(a: Result, b: 
         mirror = returned[case.case_id]
         assert (case.verdict_baseline, case.verdict_candidate) == (mirror.verdict_candidate, mirror.verdict_baseline)
         assert dict(case.metric_changes) == {name: -change for name, change in mirror.metric_changes.items()}
+
+
+def suspected(result: Result, *names: str, baseline: Result | None = None) -> Result:
+    """The result, of which these cases ran again, 20 times; with a baseline, as often with what that ran with."""
+    result.suspects.case_ids.extend(names)
+    result.suspects.trials = 20
+    if baseline is not None:
+        result.suspects.baseline_pins.CopyFrom(baseline.pins)
+    return result
+
+
+def test_all_cases_are_tested_together_and_regressions_are_zero_unless_that_rejects() -> None:
+    names = [f"case-{number}" for number in range(40)]
+    before = result_of(*(passing(name, 5, 5) for name in names))
+    few = result_of(*(passing(name, 4 if index < 4 else 5, 5) for index, name in enumerate(names)))
+    chance = compare(before, few)
+    assert (chance.regressions, chance.worse, chance.unclear) == (0, 0, 4)
+    assert chance.regression_test.p_value == pytest.approx(1 / 16)
+    many = compare(before, result_of(*(passing(name, 4 if index < 5 else 5, 5) for index, name in enumerate(names))))
+    assert (many.regressions, many.worse) == (1, 0), "more fail than chance explains, and none by itself"
+    assert many.regression_test.p_value == pytest.approx(1 / 32)
+    assert (many.regression_test.candidate, many.regression_test.baseline, many.regression_test.cases) == (
+        PassCounts(trials=200, passed=195),
+        PassCounts(trials=200, passed=200),
+        40,
+    )
+
+
+def test_fresh_trials_of_suspects_decide_and_those_that_made_them_suspects_do_not() -> None:
+    pins = Pins(eval_set_digest="d", agents={"lead": "1"})
+    before = result_of(passing("a", 5, 5), passing("b", 5, 5), passing("c", 5, 5), pins=pins)
+    after = result_of(passing("a", 0, 5), passing("b", 4, 5), passing("c", 5, 5))
+    rerun(after.cases[0], candidate=(19, 20), baseline=(20, 20))
+    rerun(after.cases[1], candidate=(5, 20), baseline=(19, 20))
+    comparison = compare(before, suspected(after, "a", "b", baseline=before))
+    assert [case.change for case in comparison.cases] == [UNCLEAR, WORSE, SAME]
+    assert comparison.cases[0].reason == (
+        "19 of 20 trials passed, 20 of 20 in the baseline, which may be chance (p = 0.5)."
+    )
+    assert (comparison.regressions, comparison.regression_test.cases) == (1, 2)
+    assert comparison.regression_test.baseline == PassCounts(trials=40, passed=39)
+    # Against another baseline the fresh trials of this one say nothing: its own trials do.
+    other = compare(result_of(passing("a", 0, 5), passing("b", 1, 5), pins=Pins(eval_set_digest="d")), after)
+    assert other.regression_test.baseline == PassCounts(trials=10, passed=1)
+    assert (other.regressions, other.regression_test.candidate) == (0, PassCounts(trials=40, passed=24))
+
+
+def test_without_a_suspect_nothing_is_a_regression() -> None:
+    before, after = result_of(passing("a", 5, 5)), suspected(result_of(passing("a", 5, 5)))
+    comparison = compare(before, after)
+    assert (comparison.regressions, comparison.regression_test.HasField("p_value")) == (0, False)
+    assert not comparison.regression_test.incomplete_reason
+
+
+def test_fresh_trials_that_could_not_be_scored_are_named() -> None:
+    before, after = result_of(passing("a", 5, 5)), result_of(passing("a", 4, 5))
+    rerun(after.cases[0], candidate=(17, 17))
+    after.cases[0].reruns.append(Trial(verdict=NOT_EVALUATED, purpose=eval_result_pb2.TRIAL_PURPOSE_RERUN))
+    comparison = compare(before, suspected(after, "a"))
+    assert comparison.regression_test.incomplete_reason == (
+        "3 fresh trials could not be scored, such as of the case 'a'."
+    )
+
+
+def test_changes_of_numbers_are_estimated_over_the_cases_that_have_them() -> None:
+    def costing(name: str, passed: int, nanos: int, currency: str = "USD") -> eval_result_pb2.CaseResult:
+        trials = [scored(answer=1 if number < passed else 0) for number in range(4)]
+        for trial in trials:
+            trial.usage.model_calls = 1
+            trial.usage.cost_nanos, trial.usage.currency_code = nanos, currency
+            trial.usage.input_tokens, trial.usage.output_tokens = 100, nanos // 1_000_000
+            trial.duration.FromMilliseconds(500)
+        return case_of(name, *trials)
+
+    before = result_of(costing("a", 4, 1_000_000), costing("b", 4, 3_000_000), costing("c", 2, 1, "EUR"), passing("x"))
+    after = result_of(costing("a", 2, 2_000_000), costing("b", 4, 3_000_000), costing("c", 2, 2), passing("y"))
+    changes = {change.name: change for change in compare(before, after).changes}
+    assert {name: (change.cases, round(change.value, 9)) for name, change in changes.items()} == {
+        "pass_rate": (3, round(-0.5 / 3, 9)),
+        "answer.mean": (3, round(-0.5 / 3, 9)),
+        "cost": (2, 0.0005),
+        "tokens": (3, round(1 / 3, 9)),
+        "duration": (3, 0),
+    }
+    rate = changes["pass_rate"].interval
+    assert (rate.lower, rate.upper, rate.level) == (-0.5, 0, 0.95)
+    assert (changes["duration"].interval.lower, changes["duration"].interval.upper) == (0, 0)
+    same = {change.name: change for change in compare(before, before).changes}["pass_rate"].interval
+    assert (same.lower, same.upper) == (-same.upper, pytest.approx(0.4899, abs=1e-4)), "four cases prove no more"

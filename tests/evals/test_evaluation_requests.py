@@ -51,6 +51,14 @@ async def refusal(server: Served, made: eval_set_pb2.EvalSet, **fields: Any) -> 
     return refused.value.code(), info.reason, named
 
 
+async def violations_of(server: Served, made: eval_set_pb2.EvalSet, **fields: Any) -> list[tuple[str, str]]:
+    """The fields that a refused request names, and what is wrong with each."""
+    with pytest.raises(aio.AioRpcError) as refused:
+        await evaluated(server, made, **fields)
+    details = [one for one in status_details(refused.value) if isinstance(one, BadRequest)]
+    return [(one.field, one.description) for each in details for one in each.field_violations]
+
+
 async def nothing_written(server: Served) -> None:
     """Check that the store is empty."""
     assert not (await server.trees.ListEvaluations(eval_service_pb2.ListEvaluationsRequest())).evaluations

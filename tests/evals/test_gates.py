@@ -47,6 +47,9 @@ def checked(
 # How gates are written.
 
 
+ANSWER_CHANGE = {"operator": ">=", "bound": 0.0, "changed": "answer.mean", "metric": "answer"}
+
+
 @pytest.mark.parametrize(
     ("text", "number", "rest"),
     [
@@ -60,6 +63,8 @@ def checked(
         ("my.metric-1.mean < 2", GateNumber.METRIC_MEAN, {"operator": "<", "bound": 2.0, "metric": "my.metric-1"}),
         ("cost.total <= 2.50", GateNumber.COST_TOTAL, {"operator": "<=", "bound": 2.5}),
         ("regressions == 0", GateNumber.REGRESSIONS, {"operator": "==", "bound": 0.0}),
+        ("cost.change.upper <= 0", GateNumber.CHANGE_UPPER, {"operator": "<=", "bound": 0.0, "changed": "cost"}),
+        ("answer.mean.change >= 0", GateNumber.CHANGE, ANSWER_CHANGE),
         ("removed <= +1", GateNumber.REMOVED, {"operator": "<=", "bound": 1.0}),
     ],
 )
@@ -103,9 +108,10 @@ def test_pass_rates_and_means_count_crashed_trials_and_the_other_numbers_do_not(
     assert [parse_gate(text).counts_crashes for text in texts] == [True] * 8 + [False] * 3
 
 
-def test_two_numbers_need_a_baseline() -> None:
+def test_the_numbers_of_a_comparison_need_a_baseline() -> None:
     needing = {number for number in GateNumber if Gate(text="", number=number, operator="==", bound=0).needs_baseline}
-    assert needing == {GateNumber.REGRESSIONS, GateNumber.REMOVED}
+    changes = {GateNumber.CHANGE, GateNumber.CHANGE_LOWER, GateNumber.CHANGE_UPPER}
+    assert needing == {GateNumber.REGRESSIONS, GateNumber.REMOVED, *changes}
 
 
 # What is refused before anything runs.
@@ -423,11 +429,85 @@ def test_a_cost_that_is_known_in_part_passes_no_gate(usages: list[usage_pb2.Usag
 
 
 def test_regressions_are_the_cases_that_are_worse_than_in_the_baseline() -> None:
-    before = [passing("a"), passing("b"), passing("c"), passing("d", 0)]
-    after = [passing("a", 0), passing("b"), case_of("c", crashed()), passing("d")]
+    before = [passing("a", 7, 7), passing("b"), passing("c", 7, 7), passing("d", 0)]
+    after = [passing("a", 0, 7), passing("b"), case_of("c", *(crashed() for _ in range(7))), passing("d")]
     found = checked("regressions == 0", after, comparison=compare(result_of(*before), result_of(*after)))
     assert (found.verdict, found.value) == (FAILED, 2)
-    assert found.reason == "regressions is 2, not == 0. Worse: 'a', 'c'."
+    assert found.reason == (
+        "regressions is 2, not == 0. 2 of 16 trials of 4 cases passed, 15 of 16 in the baseline (p = 4.2e-06). "
+        "Worse: 'a', 'c'."
+    )
+
+
+def test_a_drop_that_no_case_proves_by_itself_is_one_regression() -> None:
+    before, after = ([passing(name, passed, 5) for name in "abcdef"] for passed in (5, 4))
+    found = checked("regressions == 0", after, comparison=compare(result_of(*before), result_of(*after)))
+    assert (found.verdict, found.value) == (FAILED, 1)
+    assert found.reason.endswith("(p = 0.016). No case is worse by its own trials alone.")
+
+
+def test_regressions_are_not_known_while_fresh_trials_could_not_be_scored() -> None:
+    after = result_of(passing("a", 4, 5))
+    after.suspects.case_ids.append("a")
+    after.suspects.trials = 3
+    found = checked("regressions == 0", after.cases, comparison=compare(result_of(passing("a", 5, 5)), after))
+    assert (found.verdict, found.value) == (NOT_EVALUATED, 0)
+    assert found.reason == "3 fresh trials could not be scored, such as of the case 'a'."
+
+
+@pytest.mark.parametrize(
+    ("trials", "before", "reruns", "has_baseline_reruns", "needed"),
+    [
+        (1, 1, 0, False, 19),
+        (1, 5, 0, False, 2),
+        (1, 1, 2, True, 3),
+        (1, 1, 3, True, 0),
+        (5, 5, 0, False, 0),
+        (1, 1, 19, False, 0),
+    ],
+)
+def test_a_gate_on_regressions_that_could_never_fail_is_refused_with_what_it_takes(
+    trials: int, before: int, reruns: int, has_baseline_reruns: bool, needed: int
+) -> None:
+    found = gates.explain_unmissable(
+        parse_gate("regressions == 0"),
+        [planned_case("a", trials)],
+        result_of(passing("a", before, before)),
+        reruns=reruns,
+        has_baseline_reruns=has_baseline_reruns,
+    )
+    has = f"{reruns} fresh trials" if reruns else "1 trial"
+    assert found == (
+        f"'regressions == 0' could never fail: {has} of 1 case cannot prove a regression, even if all passed in the "
+        f"baseline and none passes now. It takes rerun_suspects of {needed}."
+        if needed
+        else ""
+    )
+
+
+def test_changes_from_the_baseline_are_numbers_of_gates() -> None:
+    before = [passing(name, 4, 4) for name in "abcd"]
+    after = [passing("a", 2, 4), *before[1:]]
+    comparison = compare(result_of(*before), result_of(*after))
+    for text, verdict, value in [
+        ("pass_rate.change >= -0.2", PASSED, -0.125),
+        ("pass_rate.change.lower >= -0.2", FAILED, -0.375),
+        ("answer.mean.change.upper <= 0", PASSED, 0),
+        ("tokens.change <= 0", PASSED, 0),
+    ]:
+        found = checked(text, after, comparison=comparison)
+        assert (found.verdict, found.value, found.number) == (verdict, value, text.split()[0]), text
+    assert checked("pass_rate.change >= 0", after, comparison=comparison).reason == (
+        "pass_rate.change is -0.125, not >= 0. Over 4 cases."
+    )
+
+
+def test_a_crash_makes_no_change_of_what_is_used_small() -> None:
+    before, after = [passing("a"), passing("b")], [passing("a"), case_of("b", crashed())]
+    found = checked("tokens.change <= 0", after, comparison=compare(result_of(*before), result_of(*after)))
+    assert (found.verdict, found.reason) == (FAILED, "tokens.change has no upper bound: 1 trial crashed.")
+    mean = checked("answer.mean.change >= -1", after, comparison=compare(result_of(*before), result_of(*after)))
+    assert (mean.verdict, mean.reason) == (NOT_EVALUATED, "1 case without answer.mean here or there.")
 
 
 def test_a_case_that_could_not_be_scored_is_not_known_to_be_a_regression() -> None:

@@ -99,6 +99,7 @@ def test_trials_come_by_number_and_turns_without_what_was_recorded() -> None:
         trials=[scored(0, answer=1), scored(1, answer=1)],
         metrics=[Summary(name="answer", verdict=PASSED, mean=1, threshold=1)],
         statistics=statistics.pass_statistics(2, 2),
+        trial_means=eval_result_pb2.TrialMeans(cost_nanos=0, tokens=0),
     )
 
 

@@ -56,6 +56,19 @@ def passing(case_id: str, passed: int = 1, trials: int = 1) -> eval_result_pb2.C
     return case_of(case_id, *(scored(answer=1 if number < passed else 0) for number in range(trials)))
 
 
+def rerun(case: eval_result_pb2.CaseResult, *, candidate: tuple[int, int], baseline: tuple[int, int] = (0, 0)) -> None:
+    """Add fresh trials to a case, of each side so many that passed of so many."""
+    sides = {
+        eval_result_pb2.TRIAL_PURPOSE_RERUN: candidate,
+        eval_result_pb2.TRIAL_PURPOSE_BASELINE_RERUN: baseline,
+    }
+    for purpose, (passed, trials) in sides.items():
+        for number in range(trials):
+            trial = scored(len(case.trials) + len(case.reruns), answer=1 if number < passed else 0)
+            trial.purpose = purpose
+            case.reruns.append(trial)
+
+
 def totals_of(
     cases: Sequence[eval_result_pb2.CaseResult], *, usage: usage_pb2.Usage | None = None
 ) -> eval_result_pb2.EvalTotals:

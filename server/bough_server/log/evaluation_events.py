@@ -28,6 +28,7 @@ EVALUATION_TOTALED: Final = KIND_OF_FIELD["evaluation_totaled"]
 EVALUATION_CANCEL_REQUESTED: Final = KIND_OF_FIELD["evaluation_cancel_requested"]
 EVALUATION_COMPLETED: Final = KIND_OF_FIELD["evaluation_completed"]
 EVALUATION_FAILED: Final = KIND_OF_FIELD["evaluation_failed"]
+SUSPECTS_PLANNED: Final = KIND_OF_FIELD["suspects_planned"]
 EVALUATION_CANCELLED: Final = KIND_OF_FIELD["evaluation_cancelled"]
 
 TERMINAL_KINDS: Final = frozenset({EVALUATION_COMPLETED, EVALUATION_FAILED, EVALUATION_CANCELLED})

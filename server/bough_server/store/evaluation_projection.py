@@ -56,12 +56,20 @@ class EvaluationFold:
 
     def _on_case_trial_scored(self, event: evaluation_pb2.EvaluationEvent) -> None:
         result, totals = event.case_trial_scored.result, self._totals
-        totals.trials_ended += 1
-        totals.trials_passed += result.verdict == eval_result_pb2.VERDICT_PASSED
+        if result.purpose:
+            totals.reruns_ended += 1
+        else:
+            totals.trials_ended += 1
+            totals.trials_passed += result.verdict == eval_result_pb2.VERDICT_PASSED
         self._usage.add(Sums.of(result.usage))
         self._judge_usage.add(Sums.of(result.judge_usage))
         totals.usage.CopyFrom(self._usage.usage())
         totals.judge_usage.CopyFrom(self._judge_usage.usage())
+
+    def _on_suspects_planned(self, event: evaluation_pb2.EvaluationEvent) -> None:
+        suspects = event.suspects_planned.suspects
+        both = 2 if suspects.HasField("baseline_pins") else 1
+        self._totals.reruns = len(suspects.case_ids) * suspects.trials * both
 
     def _on_evaluation_totaled(self, event: evaluation_pb2.EvaluationEvent) -> None:
         self._totals.CopyFrom(event.evaluation_totaled.totals)
@@ -96,6 +104,7 @@ class EvaluationFold:
 _FOLDS: Final = {
     evaluation_events.EVALUATION_PLANNED: EvaluationFold._on_evaluation_planned,
     evaluation_events.CASE_TRIAL_SCORED: EvaluationFold._on_case_trial_scored,
+    evaluation_events.SUSPECTS_PLANNED: EvaluationFold._on_suspects_planned,
     evaluation_events.EVALUATION_TOTALED: EvaluationFold._on_evaluation_totaled,
     evaluation_events.EVALUATION_COMPLETED: EvaluationFold._on_evaluation_completed,
     evaluation_events.EVALUATION_FAILED: EvaluationFold._on_evaluation_failed,

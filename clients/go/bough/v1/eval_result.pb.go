@@ -85,6 +85,59 @@ func (Verdict) EnumDescriptor() ([]byte, []int) {
 	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{0}
 }
 
+// What a trial is for.
+type TrialPurpose int32
+
+const (
+	// The trial is one of those that the evaluation planned.
+	TrialPurpose_TRIAL_PURPOSE_UNSPECIFIED TrialPurpose = 0
+	// The trial is a fresh one of a suspect.
+	TrialPurpose_TRIAL_PURPOSE_RERUN TrialPurpose = 1
+	// The trial is a fresh one of a suspect, with what the baseline ran with.
+	TrialPurpose_TRIAL_PURPOSE_BASELINE_RERUN TrialPurpose = 2
+)
+
+// Enum value maps for TrialPurpose.
+var (
+	TrialPurpose_name = map[int32]string{
+		0: "TRIAL_PURPOSE_UNSPECIFIED",
+		1: "TRIAL_PURPOSE_RERUN",
+		2: "TRIAL_PURPOSE_BASELINE_RERUN",
+	}
+	TrialPurpose_value = map[string]int32{
+		"TRIAL_PURPOSE_UNSPECIFIED":    0,
+		"TRIAL_PURPOSE_RERUN":          1,
+		"TRIAL_PURPOSE_BASELINE_RERUN": 2,
+	}
+)
+
+func (x TrialPurpose) Enum() *TrialPurpose {
+	p := new(TrialPurpose)
+	*p = x
+	return p
+}
+
+func (x TrialPurpose) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TrialPurpose) Descriptor() protoreflect.EnumDescriptor {
+	return file_bough_v1_eval_result_proto_enumTypes[1].Descriptor()
+}
+
+func (TrialPurpose) Type() protoreflect.EnumType {
+	return &file_bough_v1_eval_result_proto_enumTypes[1]
+}
+
+func (x TrialPurpose) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TrialPurpose.Descriptor instead.
+func (TrialPurpose) EnumDescriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{1}
+}
+
 // How an agent of the tree compares with the expected tree.
 type TreeMark int32
 
@@ -134,11 +187,11 @@ func (x TreeMark) String() string {
 }
 
 func (TreeMark) Descriptor() protoreflect.EnumDescriptor {
-	return file_bough_v1_eval_result_proto_enumTypes[1].Descriptor()
+	return file_bough_v1_eval_result_proto_enumTypes[2].Descriptor()
 }
 
 func (TreeMark) Type() protoreflect.EnumType {
-	return &file_bough_v1_eval_result_proto_enumTypes[1]
+	return &file_bough_v1_eval_result_proto_enumTypes[2]
 }
 
 func (x TreeMark) Number() protoreflect.EnumNumber {
@@ -147,7 +200,7 @@ func (x TreeMark) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TreeMark.Descriptor instead.
 func (TreeMark) EnumDescriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{1}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{2}
 }
 
 // How an agent violates what is expected of the tree.
@@ -199,11 +252,11 @@ func (x DifferenceKind) String() string {
 }
 
 func (DifferenceKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_bough_v1_eval_result_proto_enumTypes[2].Descriptor()
+	return file_bough_v1_eval_result_proto_enumTypes[3].Descriptor()
 }
 
 func (DifferenceKind) Type() protoreflect.EnumType {
-	return &file_bough_v1_eval_result_proto_enumTypes[2]
+	return &file_bough_v1_eval_result_proto_enumTypes[3]
 }
 
 func (x DifferenceKind) Number() protoreflect.EnumNumber {
@@ -212,7 +265,7 @@ func (x DifferenceKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DifferenceKind.Descriptor instead.
 func (DifferenceKind) EnumDescriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{2}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{3}
 }
 
 // How a gate compares its number with its bound. Comparisons are up to rounding.
@@ -264,11 +317,11 @@ func (x GateOperator) String() string {
 }
 
 func (GateOperator) Descriptor() protoreflect.EnumDescriptor {
-	return file_bough_v1_eval_result_proto_enumTypes[3].Descriptor()
+	return file_bough_v1_eval_result_proto_enumTypes[4].Descriptor()
 }
 
 func (GateOperator) Type() protoreflect.EnumType {
-	return &file_bough_v1_eval_result_proto_enumTypes[3]
+	return &file_bough_v1_eval_result_proto_enumTypes[4]
 }
 
 func (x GateOperator) Number() protoreflect.EnumNumber {
@@ -277,10 +330,11 @@ func (x GateOperator) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GateOperator.Descriptor instead.
 func (GateOperator) EnumDescriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{3}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{4}
 }
 
-// What became of a case between two results.
+// What became of a case between two results. Each direction is tested with 5 %, by Fisher's exact test of each case with Holm's
+// correction: of a suspect over its fresh trials, else over the trials.
 type CaseChange int32
 
 const (
@@ -288,14 +342,16 @@ const (
 	CaseChange_CASE_CHANGE_UNSPECIFIED CaseChange = 0
 	// The verdict is the same, and the case passes as often as before.
 	CaseChange_CASE_CHANGE_SAME CaseChange = 1
-	// The case passes and did not, or passes more often.
+	// The case passes more often, and that is no chance.
 	CaseChange_CASE_CHANGE_BETTER CaseChange = 2
-	// The case does not pass and did, or passes less often.
+	// The case passes less often, and that is no chance.
 	CaseChange_CASE_CHANGE_WORSE CaseChange = 3
 	// The case is only in the baseline.
 	CaseChange_CASE_CHANGE_REMOVED CaseChange = 4
 	// The case is not in the baseline.
 	CaseChange_CASE_CHANGE_ADDED CaseChange = 5
+	// The verdict or how often the case passes is not the same, and that may be chance.
+	CaseChange_CASE_CHANGE_UNCLEAR CaseChange = 6
 )
 
 // Enum value maps for CaseChange.
@@ -307,6 +363,7 @@ var (
 		3: "CASE_CHANGE_WORSE",
 		4: "CASE_CHANGE_REMOVED",
 		5: "CASE_CHANGE_ADDED",
+		6: "CASE_CHANGE_UNCLEAR",
 	}
 	CaseChange_value = map[string]int32{
 		"CASE_CHANGE_UNSPECIFIED": 0,
@@ -315,6 +372,7 @@ var (
 		"CASE_CHANGE_WORSE":       3,
 		"CASE_CHANGE_REMOVED":     4,
 		"CASE_CHANGE_ADDED":       5,
+		"CASE_CHANGE_UNCLEAR":     6,
 	}
 )
 
@@ -329,11 +387,11 @@ func (x CaseChange) String() string {
 }
 
 func (CaseChange) Descriptor() protoreflect.EnumDescriptor {
-	return file_bough_v1_eval_result_proto_enumTypes[4].Descriptor()
+	return file_bough_v1_eval_result_proto_enumTypes[5].Descriptor()
 }
 
 func (CaseChange) Type() protoreflect.EnumType {
-	return &file_bough_v1_eval_result_proto_enumTypes[4]
+	return &file_bough_v1_eval_result_proto_enumTypes[5]
 }
 
 func (x CaseChange) Number() protoreflect.EnumNumber {
@@ -342,7 +400,7 @@ func (x CaseChange) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use CaseChange.Descriptor instead.
 func (CaseChange) EnumDescriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{4}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{5}
 }
 
 // What is different about something that two records have, or that one of them has.
@@ -390,11 +448,11 @@ func (x ChangeKind) String() string {
 }
 
 func (ChangeKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_bough_v1_eval_result_proto_enumTypes[5].Descriptor()
+	return file_bough_v1_eval_result_proto_enumTypes[6].Descriptor()
 }
 
 func (ChangeKind) Type() protoreflect.EnumType {
-	return &file_bough_v1_eval_result_proto_enumTypes[5]
+	return &file_bough_v1_eval_result_proto_enumTypes[6]
 }
 
 func (x ChangeKind) Number() protoreflect.EnumNumber {
@@ -403,7 +461,7 @@ func (x ChangeKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ChangeKind.Descriptor instead.
 func (ChangeKind) EnumDescriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{5}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{6}
 }
 
 // A result, stored or given.
@@ -528,7 +586,9 @@ type EvalResult struct {
 	Error *AgentError `protobuf:"bytes,12,opt,name=error,proto3" json:"error,omitempty"`
 	// Why it did not pass, in sentences, as far as neither a case nor a gate says so: trials that crashed and that no gate counts, cases that
 	// were removed, trials that could not be scored although all gates hold. Empty if they say all.
-	Reason        string `protobuf:"bytes,13,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,13,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The cases that ran again to compare them with the baseline; unset if that was not asked for, and until it is decided.
+	Suspects      *EvalSuspects `protobuf:"bytes,14,opt,name=suspects,proto3" json:"suspects,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -654,6 +714,87 @@ func (x *EvalResult) GetReason() string {
 	return ""
 }
 
+func (x *EvalResult) GetSuspects() *EvalSuspects {
+	if x != nil {
+		return x.Suspects
+	}
+	return nil
+}
+
+// The cases of an evaluation that ran again: those that the baseline has too and of which a trial failed. They are chosen by the
+// evaluation's own trials alone: chosen by the baseline's, its luck would be tested.
+type EvalSuspects struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// EvalCase.id of each, in the order of the set; empty if no trial failed.
+	CaseIds []string `protobuf:"bytes,1,rep,name=case_ids,json=caseIds,proto3" json:"case_ids,omitempty"`
+	// How many fresh trials each has: EvaluateRequest.rerun_suspects, or fewer if all of them would be more than 100,000 together.
+	Trials int32 `protobuf:"varint,2,opt,name=trials,proto3" json:"trials,omitempty"`
+	// The pins of the baseline, if it has run again as often, with the definitions that they name; unset if it has not.
+	BaselinePins *EvalPins `protobuf:"bytes,3,opt,name=baseline_pins,json=baselinePins,proto3" json:"baseline_pins,omitempty"`
+	// Why the baseline did not run again, in a sentence; empty if it did.
+	BaselineNotRerunReason string `protobuf:"bytes,4,opt,name=baseline_not_rerun_reason,json=baselineNotRerunReason,proto3" json:"baseline_not_rerun_reason,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
+}
+
+func (x *EvalSuspects) Reset() {
+	*x = EvalSuspects{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvalSuspects) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvalSuspects) ProtoMessage() {}
+
+func (x *EvalSuspects) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvalSuspects.ProtoReflect.Descriptor instead.
+func (*EvalSuspects) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *EvalSuspects) GetCaseIds() []string {
+	if x != nil {
+		return x.CaseIds
+	}
+	return nil
+}
+
+func (x *EvalSuspects) GetTrials() int32 {
+	if x != nil {
+		return x.Trials
+	}
+	return 0
+}
+
+func (x *EvalSuspects) GetBaselinePins() *EvalPins {
+	if x != nil {
+		return x.BaselinePins
+	}
+	return nil
+}
+
+func (x *EvalSuspects) GetBaselineNotRerunReason() string {
+	if x != nil {
+		return x.BaselineNotRerunReason
+	}
+	return ""
+}
+
 // What a result depended on, by content hash where it has a content. Opaque: compare, never parse. The code of tools and of metrics
 // is not in it, nor are the number of trials, the budget, and stored runs that were scored.
 type EvalPins struct {
@@ -680,7 +821,7 @@ type EvalPins struct {
 
 func (x *EvalPins) Reset() {
 	*x = EvalPins{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[2]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -692,7 +833,7 @@ func (x *EvalPins) String() string {
 func (*EvalPins) ProtoMessage() {}
 
 func (x *EvalPins) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[2]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -705,7 +846,7 @@ func (x *EvalPins) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalPins.ProtoReflect.Descriptor instead.
 func (*EvalPins) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{2}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *EvalPins) GetEvalSetDigest() string {
@@ -767,7 +908,7 @@ func (x *EvalPins) GetServerVersion() string {
 // An interval that holds the number that is estimated with a probability of `level`.
 type ConfidenceInterval struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The lower bound, inclusive; of a rate at least 0.
+	// The lower bound, inclusive; of a rate at least 0, of a difference of rates at least -1.
 	Lower float64 `protobuf:"fixed64,1,opt,name=lower,proto3" json:"lower,omitempty"`
 	// The upper bound, inclusive; of a rate at most 1.
 	Upper float64 `protobuf:"fixed64,2,opt,name=upper,proto3" json:"upper,omitempty"`
@@ -779,7 +920,7 @@ type ConfidenceInterval struct {
 
 func (x *ConfidenceInterval) Reset() {
 	*x = ConfidenceInterval{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[3]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -791,7 +932,7 @@ func (x *ConfidenceInterval) String() string {
 func (*ConfidenceInterval) ProtoMessage() {}
 
 func (x *ConfidenceInterval) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[3]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -804,7 +945,7 @@ func (x *ConfidenceInterval) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfidenceInterval.ProtoReflect.Descriptor instead.
 func (*ConfidenceInterval) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{3}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ConfidenceInterval) GetLower() float64 {
@@ -858,14 +999,18 @@ type EvalTotals struct {
 	// What judges used for all trials; unset while no trial is scored.
 	JudgeUsage *Usage `protobuf:"bytes,12,opt,name=judge_usage,json=judgeUsage,proto3" json:"judge_usage,omitempty"`
 	// The ids of cases of which some trials passed and some did not, the first 1,000 of them.
-	FlakyCases    []string `protobuf:"bytes,13,rep,name=flaky_cases,json=flakyCases,proto3" json:"flaky_cases,omitempty"`
+	FlakyCases []string `protobuf:"bytes,13,rep,name=flaky_cases,json=flakyCases,proto3" json:"flaky_cases,omitempty"`
+	// How many fresh trials suspects have, those of the baseline included. No other number but what was used counts them.
+	Reruns int32 `protobuf:"varint,14,opt,name=reruns,proto3" json:"reruns,omitempty"`
+	// How many fresh trials are scored, those that could not be scored included.
+	RerunsEnded   int32 `protobuf:"varint,15,opt,name=reruns_ended,json=rerunsEnded,proto3" json:"reruns_ended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EvalTotals) Reset() {
 	*x = EvalTotals{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[4]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -877,7 +1022,7 @@ func (x *EvalTotals) String() string {
 func (*EvalTotals) ProtoMessage() {}
 
 func (x *EvalTotals) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[4]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -890,7 +1035,7 @@ func (x *EvalTotals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalTotals.ProtoReflect.Descriptor instead.
 func (*EvalTotals) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{4}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *EvalTotals) GetCases() int32 {
@@ -984,6 +1129,20 @@ func (x *EvalTotals) GetFlakyCases() []string {
 	return nil
 }
 
+func (x *EvalTotals) GetReruns() int32 {
+	if x != nil {
+		return x.Reruns
+	}
+	return 0
+}
+
+func (x *EvalTotals) GetRerunsEnded() int32 {
+	if x != nil {
+		return x.RerunsEnded
+	}
+	return 0
+}
+
 // What is known about one case.
 type CaseResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1005,14 +1164,18 @@ type CaseResult struct {
 	// How often the case passes, estimated from its trials; unset in a result that was shortened to fit.
 	Statistics *PassStatistics `protobuf:"bytes,8,opt,name=statistics,proto3" json:"statistics,omitempty"`
 	// The mocks of the case that answered no call in any trial, the first 100 of them; empty until all trials are scored.
-	UnusedMocks   []*UnusedMock `protobuf:"bytes,9,rep,name=unused_mocks,json=unusedMocks,proto3" json:"unused_mocks,omitempty"`
+	UnusedMocks []*UnusedMock `protobuf:"bytes,9,rep,name=unused_mocks,json=unusedMocks,proto3" json:"unused_mocks,omitempty"`
+	// The fresh trials of a suspect that are scored, by number: the evaluation's own, then the baseline's. No other field counts them.
+	Reruns []*CaseTrialResult `protobuf:"bytes,10,rep,name=reruns,proto3" json:"reruns,omitempty"`
+	// What a trial takes, over the trials; unset while none is scored.
+	TrialMeans    *TrialMeans `protobuf:"bytes,11,opt,name=trial_means,json=trialMeans,proto3" json:"trial_means,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CaseResult) Reset() {
 	*x = CaseResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1024,7 +1187,7 @@ func (x *CaseResult) String() string {
 func (*CaseResult) ProtoMessage() {}
 
 func (x *CaseResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1037,7 +1200,7 @@ func (x *CaseResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaseResult.ProtoReflect.Descriptor instead.
 func (*CaseResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{5}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CaseResult) GetCaseId() string {
@@ -1103,6 +1266,93 @@ func (x *CaseResult) GetUnusedMocks() []*UnusedMock {
 	return nil
 }
 
+func (x *CaseResult) GetReruns() []*CaseTrialResult {
+	if x != nil {
+		return x.Reruns
+	}
+	return nil
+}
+
+func (x *CaseResult) GetTrialMeans() *TrialMeans {
+	if x != nil {
+		return x.TrialMeans
+	}
+	return nil
+}
+
+// What a trial of a case takes, in the mean over its trials. A number is absent if it is not known of every trial.
+type TrialMeans struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The cost of runs and judges, in billionths of cost_currency_code.
+	CostNanos *float64 `protobuf:"fixed64,1,opt,name=cost_nanos,json=costNanos,proto3,oneof" json:"cost_nanos,omitempty"`
+	// The ISO 4217 code of the currency; empty without a cost.
+	CostCurrencyCode string `protobuf:"bytes,2,opt,name=cost_currency_code,json=costCurrencyCode,proto3" json:"cost_currency_code,omitempty"`
+	// The input and output tokens of runs and judges.
+	Tokens *float64 `protobuf:"fixed64,3,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
+	// The time from start to end of the turns, in seconds.
+	DurationSeconds *float64 `protobuf:"fixed64,4,opt,name=duration_seconds,json=durationSeconds,proto3,oneof" json:"duration_seconds,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *TrialMeans) Reset() {
+	*x = TrialMeans{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrialMeans) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrialMeans) ProtoMessage() {}
+
+func (x *TrialMeans) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrialMeans.ProtoReflect.Descriptor instead.
+func (*TrialMeans) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *TrialMeans) GetCostNanos() float64 {
+	if x != nil && x.CostNanos != nil {
+		return *x.CostNanos
+	}
+	return 0
+}
+
+func (x *TrialMeans) GetCostCurrencyCode() string {
+	if x != nil {
+		return x.CostCurrencyCode
+	}
+	return ""
+}
+
+func (x *TrialMeans) GetTokens() float64 {
+	if x != nil && x.Tokens != nil {
+		return *x.Tokens
+	}
+	return 0
+}
+
+func (x *TrialMeans) GetDurationSeconds() float64 {
+	if x != nil && x.DurationSeconds != nil {
+		return *x.DurationSeconds
+	}
+	return 0
+}
+
 // A mock of a case that answered no call.
 type UnusedMock struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1116,7 +1366,7 @@ type UnusedMock struct {
 
 func (x *UnusedMock) Reset() {
 	*x = UnusedMock{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1128,7 +1378,7 @@ func (x *UnusedMock) String() string {
 func (*UnusedMock) ProtoMessage() {}
 
 func (x *UnusedMock) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1141,7 +1391,7 @@ func (x *UnusedMock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnusedMock.ProtoReflect.Descriptor instead.
 func (*UnusedMock) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{6}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *UnusedMock) GetIndex() int32 {
@@ -1175,7 +1425,7 @@ type MetricSummary struct {
 
 func (x *MetricSummary) Reset() {
 	*x = MetricSummary{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1187,7 +1437,7 @@ func (x *MetricSummary) String() string {
 func (*MetricSummary) ProtoMessage() {}
 
 func (x *MetricSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1200,7 +1450,7 @@ func (x *MetricSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricSummary.ProtoReflect.Descriptor instead.
 func (*MetricSummary) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{7}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *MetricSummary) GetName() string {
@@ -1256,7 +1506,7 @@ type PassStatistics struct {
 
 func (x *PassStatistics) Reset() {
 	*x = PassStatistics{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1268,7 +1518,7 @@ func (x *PassStatistics) String() string {
 func (*PassStatistics) ProtoMessage() {}
 
 func (x *PassStatistics) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1281,7 +1531,7 @@ func (x *PassStatistics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PassStatistics.ProtoReflect.Descriptor instead.
 func (*PassStatistics) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{8}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PassStatistics) GetTrials() int32 {
@@ -1367,14 +1617,16 @@ type CaseTrialResult struct {
 	Unanswered *InputRequest `protobuf:"bytes,11,opt,name=unanswered,proto3" json:"unanswered,omitempty"`
 	// The mocks of the case that answered a call, by their numbers in ToolMocks.tools, ascending; those of ToolMocks.run_id have none.
 	// Empty in a result that was shortened to fit.
-	UsedMocks     []int32 `protobuf:"varint,12,rep,packed,name=used_mocks,json=usedMocks,proto3" json:"used_mocks,omitempty"`
+	UsedMocks []int32 `protobuf:"varint,12,rep,packed,name=used_mocks,json=usedMocks,proto3" json:"used_mocks,omitempty"`
+	// What the trial is for; unspecified for a planned one.
+	Purpose       TrialPurpose `protobuf:"varint,13,opt,name=purpose,proto3,enum=bough.v1.TrialPurpose" json:"purpose,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CaseTrialResult) Reset() {
 	*x = CaseTrialResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1386,7 +1638,7 @@ func (x *CaseTrialResult) String() string {
 func (*CaseTrialResult) ProtoMessage() {}
 
 func (x *CaseTrialResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1399,7 +1651,7 @@ func (x *CaseTrialResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaseTrialResult.ProtoReflect.Descriptor instead.
 func (*CaseTrialResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{9}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CaseTrialResult) GetCaseId() string {
@@ -1486,6 +1738,13 @@ func (x *CaseTrialResult) GetUsedMocks() []int32 {
 	return nil
 }
 
+func (x *CaseTrialResult) GetPurpose() TrialPurpose {
+	if x != nil {
+		return x.Purpose
+	}
+	return TrialPurpose_TRIAL_PURPOSE_UNSPECIFIED
+}
+
 // One turn of a trial.
 type EvalTurnResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1509,7 +1768,7 @@ type EvalTurnResult struct {
 
 func (x *EvalTurnResult) Reset() {
 	*x = EvalTurnResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1521,7 +1780,7 @@ func (x *EvalTurnResult) String() string {
 func (*EvalTurnResult) ProtoMessage() {}
 
 func (x *EvalTurnResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1534,7 +1793,7 @@ func (x *EvalTurnResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalTurnResult.ProtoReflect.Descriptor instead.
 func (*EvalTurnResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{10}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *EvalTurnResult) GetRunId() string {
@@ -1617,7 +1876,7 @@ type EvalAgent struct {
 
 func (x *EvalAgent) Reset() {
 	*x = EvalAgent{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +1888,7 @@ func (x *EvalAgent) String() string {
 func (*EvalAgent) ProtoMessage() {}
 
 func (x *EvalAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +1901,7 @@ func (x *EvalAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalAgent.ProtoReflect.Descriptor instead.
 func (*EvalAgent) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{11}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EvalAgent) GetName() string {
@@ -1735,7 +1994,7 @@ type EvalStep struct {
 
 func (x *EvalStep) Reset() {
 	*x = EvalStep{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1747,7 +2006,7 @@ func (x *EvalStep) String() string {
 func (*EvalStep) ProtoMessage() {}
 
 func (x *EvalStep) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1760,7 +2019,7 @@ func (x *EvalStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalStep.ProtoReflect.Descriptor instead.
 func (*EvalStep) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *EvalStep) GetIndex() int32 {
@@ -1801,7 +2060,7 @@ type EvalCall struct {
 
 func (x *EvalCall) Reset() {
 	*x = EvalCall{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1813,7 +2072,7 @@ func (x *EvalCall) String() string {
 func (*EvalCall) ProtoMessage() {}
 
 func (x *EvalCall) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1826,7 +2085,7 @@ func (x *EvalCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalCall.ProtoReflect.Descriptor instead.
 func (*EvalCall) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EvalCall) GetName() string {
@@ -1903,7 +2162,7 @@ type MetricScore struct {
 
 func (x *MetricScore) Reset() {
 	*x = MetricScore{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1915,7 +2174,7 @@ func (x *MetricScore) String() string {
 func (*MetricScore) ProtoMessage() {}
 
 func (x *MetricScore) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1928,7 +2187,7 @@ func (x *MetricScore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricScore.ProtoReflect.Descriptor instead.
 func (*MetricScore) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{14}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *MetricScore) GetName() string {
@@ -2008,7 +2267,7 @@ type TreeComparison struct {
 
 func (x *TreeComparison) Reset() {
 	*x = TreeComparison{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2020,7 +2279,7 @@ func (x *TreeComparison) String() string {
 func (*TreeComparison) ProtoMessage() {}
 
 func (x *TreeComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2033,7 +2292,7 @@ func (x *TreeComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeComparison.ProtoReflect.Descriptor instead.
 func (*TreeComparison) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{15}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TreeComparison) GetTurn() int32 {
@@ -2099,7 +2358,7 @@ type TreeDifference struct {
 
 func (x *TreeDifference) Reset() {
 	*x = TreeDifference{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2370,7 @@ func (x *TreeDifference) String() string {
 func (*TreeDifference) ProtoMessage() {}
 
 func (x *TreeDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2383,7 @@ func (x *TreeDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeDifference.ProtoReflect.Descriptor instead.
 func (*TreeDifference) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{16}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TreeDifference) GetKind() DifferenceKind {
@@ -2190,7 +2449,7 @@ type Judgment struct {
 
 func (x *Judgment) Reset() {
 	*x = Judgment{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2202,7 +2461,7 @@ func (x *Judgment) String() string {
 func (*Judgment) ProtoMessage() {}
 
 func (x *Judgment) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2215,7 +2474,7 @@ func (x *Judgment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Judgment.ProtoReflect.Descriptor instead.
 func (*Judgment) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{17}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Judgment) GetRubricId() string {
@@ -2283,7 +2542,7 @@ type GateResult struct {
 
 func (x *GateResult) Reset() {
 	*x = GateResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2295,7 +2554,7 @@ func (x *GateResult) String() string {
 func (*GateResult) ProtoMessage() {}
 
 func (x *GateResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2308,7 +2567,7 @@ func (x *GateResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateResult.ProtoReflect.Descriptor instead.
 func (*GateResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{18}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GateResult) GetGate() string {
@@ -2386,13 +2645,22 @@ type EvalComparison struct {
 	StateBaseline ExecutionState `protobuf:"varint,10,opt,name=state_baseline,json=stateBaseline,proto3,enum=bough.v1.ExecutionState" json:"state_baseline,omitempty"`
 	// EvalResult.state of the candidate; likewise.
 	StateCandidate ExecutionState `protobuf:"varint,11,opt,name=state_candidate,json=stateCandidate,proto3,enum=bough.v1.ExecutionState" json:"state_candidate,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// How many cases differ, and may do so by chance.
+	Unclear int32 `protobuf:"varint,12,opt,name=unclear,proto3" json:"unclear,omitempty"`
+	// How many cases got worse: 0 unless `regression_test` rejects, then the number of cases that are worse, at least 1.
+	Regressions int32 `protobuf:"varint,13,opt,name=regressions,proto3" json:"regressions,omitempty"`
+	// The one test of all cases together.
+	RegressionTest *RegressionTest `protobuf:"bytes,14,opt,name=regression_test,json=regressionTest,proto3" json:"regression_test,omitempty"`
+	// How numbers changed, with their intervals: of pass_rate, each metric's mean as "NAME.mean", cost, tokens and duration, as far as cases of
+	// both have them.
+	Changes       []*EstimatedChange `protobuf:"bytes,15,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EvalComparison) Reset() {
 	*x = EvalComparison{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +2672,7 @@ func (x *EvalComparison) String() string {
 func (*EvalComparison) ProtoMessage() {}
 
 func (x *EvalComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2685,7 @@ func (x *EvalComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalComparison.ProtoReflect.Descriptor instead.
 func (*EvalComparison) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{19}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *EvalComparison) GetPinsChanged() []string {
@@ -2497,6 +2765,266 @@ func (x *EvalComparison) GetStateCandidate() ExecutionState {
 	return ExecutionState_EXECUTION_STATE_UNSPECIFIED
 }
 
+func (x *EvalComparison) GetUnclear() int32 {
+	if x != nil {
+		return x.Unclear
+	}
+	return 0
+}
+
+func (x *EvalComparison) GetRegressions() int32 {
+	if x != nil {
+		return x.Regressions
+	}
+	return 0
+}
+
+func (x *EvalComparison) GetRegressionTest() *RegressionTest {
+	if x != nil {
+		return x.RegressionTest
+	}
+	return nil
+}
+
+func (x *EvalComparison) GetChanges() []*EstimatedChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// An exact test of whether the cases pass less often than in the baseline, all together: one-sided, stratified by case, given how many
+// trials of each case passed on both sides. With suspects it is over their fresh trials, against the baseline's fresh ones or, without
+// such, against the baseline's trials; else over all trials of the cases that both have.
+type RegressionTest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The probability to see so few passes or fewer if nothing got worse; absent if there is nothing to compare.
+	PValue *float64 `protobuf:"fixed64,1,opt,name=p_value,json=pValue,proto3,oneof" json:"p_value,omitempty"`
+	// Up to which probability the test rejects: 0.05.
+	Level float64 `protobuf:"fixed64,2,opt,name=level,proto3" json:"level,omitempty"`
+	// How many cases it compares.
+	Cases int32 `protobuf:"varint,3,opt,name=cases,proto3" json:"cases,omitempty"`
+	// The candidate's trials in these cases.
+	Candidate *PassCounts `protobuf:"bytes,4,opt,name=candidate,proto3" json:"candidate,omitempty"`
+	// The baseline's trials in these cases.
+	Baseline *PassCounts `protobuf:"bytes,5,opt,name=baseline,proto3" json:"baseline,omitempty"`
+	// What such a test finds, in sentences: how large a drop it takes, and how likely one of a few cases is found.
+	Power string `protobuf:"bytes,6,opt,name=power,proto3" json:"power,omitempty"`
+	// Why the test is not over everything, in a sentence: trials that could not be scored. Empty if it is.
+	IncompleteReason string `protobuf:"bytes,7,opt,name=incomplete_reason,json=incompleteReason,proto3" json:"incomplete_reason,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *RegressionTest) Reset() {
+	*x = RegressionTest{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegressionTest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegressionTest) ProtoMessage() {}
+
+func (x *RegressionTest) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegressionTest.ProtoReflect.Descriptor instead.
+func (*RegressionTest) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *RegressionTest) GetPValue() float64 {
+	if x != nil && x.PValue != nil {
+		return *x.PValue
+	}
+	return 0
+}
+
+func (x *RegressionTest) GetLevel() float64 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+func (x *RegressionTest) GetCases() int32 {
+	if x != nil {
+		return x.Cases
+	}
+	return 0
+}
+
+func (x *RegressionTest) GetCandidate() *PassCounts {
+	if x != nil {
+		return x.Candidate
+	}
+	return nil
+}
+
+func (x *RegressionTest) GetBaseline() *PassCounts {
+	if x != nil {
+		return x.Baseline
+	}
+	return nil
+}
+
+func (x *RegressionTest) GetPower() string {
+	if x != nil {
+		return x.Power
+	}
+	return ""
+}
+
+func (x *RegressionTest) GetIncompleteReason() string {
+	if x != nil {
+		return x.IncompleteReason
+	}
+	return ""
+}
+
+// How many trials passed.
+type PassCounts struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many trials passed or failed.
+	Trials int32 `protobuf:"varint,1,opt,name=trials,proto3" json:"trials,omitempty"`
+	// How many of `trials` passed.
+	Passed        int32 `protobuf:"varint,2,opt,name=passed,proto3" json:"passed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PassCounts) Reset() {
+	*x = PassCounts{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PassCounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PassCounts) ProtoMessage() {}
+
+func (x *PassCounts) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PassCounts.ProtoReflect.Descriptor instead.
+func (*PassCounts) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *PassCounts) GetTrials() int32 {
+	if x != nil {
+		return x.Trials
+	}
+	return 0
+}
+
+func (x *PassCounts) GetPassed() int32 {
+	if x != nil {
+		return x.Passed
+	}
+	return 0
+}
+
+// How a number changed from the baseline to the candidate: the mean over the cases of each one's difference. Its interval is from
+// resampling these differences, and of over 500 cases by the normal distribution.
+type EstimatedChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What it is of: "pass_rate", "cost", "tokens", "duration", or "NAME.mean" of a metric. Gates name it with ".change" behind.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The mean difference, candidate less baseline. Cost is per trial in units of the currency, tokens are per trial, duration is in seconds
+	// per trial.
+	Value float64 `protobuf:"fixed64,2,opt,name=value,proto3" json:"value,omitempty"`
+	// The interval of `value`.
+	Interval *ConfidenceInterval `protobuf:"bytes,3,opt,name=interval,proto3" json:"interval,omitempty"`
+	// How many cases have the number on both sides.
+	Cases         int32 `protobuf:"varint,4,opt,name=cases,proto3" json:"cases,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EstimatedChange) Reset() {
+	*x = EstimatedChange{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EstimatedChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EstimatedChange) ProtoMessage() {}
+
+func (x *EstimatedChange) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EstimatedChange.ProtoReflect.Descriptor instead.
+func (*EstimatedChange) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *EstimatedChange) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *EstimatedChange) GetValue() float64 {
+	if x != nil {
+		return x.Value
+	}
+	return 0
+}
+
+func (x *EstimatedChange) GetInterval() *ConfidenceInterval {
+	if x != nil {
+		return x.Interval
+	}
+	return nil
+}
+
+func (x *EstimatedChange) GetCases() int32 {
+	if x != nil {
+		return x.Cases
+	}
+	return 0
+}
+
 // How one case differs between two results.
 type CaseComparison struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2516,14 +3044,23 @@ type CaseComparison struct {
 	MetricChanges map[string]float64 `protobuf:"bytes,7,rep,name=metric_changes,json=metricChanges,proto3" json:"metric_changes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
 	// The differences from the expected tree behind the change, of the first two trials of one number that differ. Empty if nothing
 	// is expected of the tree.
-	Differences   []*TreeDifference `protobuf:"bytes,8,rep,name=differences,proto3" json:"differences,omitempty"`
+	Differences []*TreeDifference `protobuf:"bytes,8,rep,name=differences,proto3" json:"differences,omitempty"`
+	// The baseline's trials that `change` is judged by: fresh ones if there are any, as of the baseline the others.
+	TrialsBaseline *PassCounts `protobuf:"bytes,9,opt,name=trials_baseline,json=trialsBaseline,proto3" json:"trials_baseline,omitempty"`
+	// The candidate's trials that `change` is judged by: fresh ones of a suspect.
+	TrialsCandidate *PassCounts `protobuf:"bytes,10,opt,name=trials_candidate,json=trialsCandidate,proto3" json:"trials_candidate,omitempty"`
+	// The probability of a difference so large in that direction, by this case alone and before Holm's correction; absent if the case
+	// cannot be compared.
+	PValue *float64 `protobuf:"fixed64,11,opt,name=p_value,json=pValue,proto3,oneof" json:"p_value,omitempty"`
+	// Why the change is what it is, in a sentence; empty if the case is the same.
+	Reason        string `protobuf:"bytes,12,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CaseComparison) Reset() {
 	*x = CaseComparison{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2535,7 +3072,7 @@ func (x *CaseComparison) String() string {
 func (*CaseComparison) ProtoMessage() {}
 
 func (x *CaseComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2548,7 +3085,7 @@ func (x *CaseComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaseComparison.ProtoReflect.Descriptor instead.
 func (*CaseComparison) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{20}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CaseComparison) GetCaseId() string {
@@ -2607,6 +3144,34 @@ func (x *CaseComparison) GetDifferences() []*TreeDifference {
 	return nil
 }
 
+func (x *CaseComparison) GetTrialsBaseline() *PassCounts {
+	if x != nil {
+		return x.TrialsBaseline
+	}
+	return nil
+}
+
+func (x *CaseComparison) GetTrialsCandidate() *PassCounts {
+	if x != nil {
+		return x.TrialsCandidate
+	}
+	return nil
+}
+
+func (x *CaseComparison) GetPValue() float64 {
+	if x != nil && x.PValue != nil {
+		return *x.PValue
+	}
+	return 0
+}
+
+func (x *CaseComparison) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // How the record of a run, `after`, differs from another one, `before`.
 type InvocationDiff struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2632,7 +3197,7 @@ type InvocationDiff struct {
 
 func (x *InvocationDiff) Reset() {
 	*x = InvocationDiff{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2644,7 +3209,7 @@ func (x *InvocationDiff) String() string {
 func (*InvocationDiff) ProtoMessage() {}
 
 func (x *InvocationDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2657,7 +3222,7 @@ func (x *InvocationDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvocationDiff.ProtoReflect.Descriptor instead.
 func (*InvocationDiff) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{21}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *InvocationDiff) GetAgentDifferences() []*AgentDifference {
@@ -2739,7 +3304,7 @@ type AgentDifference struct {
 
 func (x *AgentDifference) Reset() {
 	*x = AgentDifference{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2751,7 +3316,7 @@ func (x *AgentDifference) String() string {
 func (*AgentDifference) ProtoMessage() {}
 
 func (x *AgentDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2764,7 +3329,7 @@ func (x *AgentDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentDifference.ProtoReflect.Descriptor instead.
 func (*AgentDifference) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{22}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AgentDifference) GetKind() ChangeKind {
@@ -2837,7 +3402,7 @@ type CallDifference struct {
 
 func (x *CallDifference) Reset() {
 	*x = CallDifference{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2849,7 +3414,7 @@ func (x *CallDifference) String() string {
 func (*CallDifference) ProtoMessage() {}
 
 func (x *CallDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2862,7 +3427,7 @@ func (x *CallDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallDifference.ProtoReflect.Descriptor instead.
 func (*CallDifference) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{23}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CallDifference) GetKind() ChangeKind {
@@ -2916,7 +3481,7 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"EvalSource\x12%\n" +
 	"\revaluation_id\x18\x01 \x01(\tH\x00R\fevaluationId\x12.\n" +
 	"\x06result\x18\x02 \x01(\v2\x14.bough.v1.EvalResultH\x00R\x06resultB\b\n" +
-	"\x06source\"\x8d\x05\n" +
+	"\x06source\"\xc1\x05\n" +
 	"\n" +
 	"EvalResult\x12#\n" +
 	"\revaluation_id\x18\x01 \x01(\tR\fevaluationId\x12\"\n" +
@@ -2933,10 +3498,16 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	" \x03(\v2 .bough.v1.EvalResult.LabelsEntryR\x06labels\x12.\n" +
 	"\x05state\x18\v \x01(\x0e2\x18.bough.v1.ExecutionStateR\x05state\x12*\n" +
 	"\x05error\x18\f \x01(\v2\x14.bough.v1.AgentErrorR\x05error\x12\x16\n" +
-	"\x06reason\x18\r \x01(\tR\x06reason\x1a9\n" +
+	"\x06reason\x18\r \x01(\tR\x06reason\x122\n" +
+	"\bsuspects\x18\x0e \x01(\v2\x16.bough.v1.EvalSuspectsR\bsuspects\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcf\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb5\x01\n" +
+	"\fEvalSuspects\x12\x19\n" +
+	"\bcase_ids\x18\x01 \x03(\tR\acaseIds\x12\x16\n" +
+	"\x06trials\x18\x02 \x01(\x05R\x06trials\x127\n" +
+	"\rbaseline_pins\x18\x03 \x01(\v2\x12.bough.v1.EvalPinsR\fbaselinePins\x129\n" +
+	"\x19baseline_not_rerun_reason\x18\x04 \x01(\tR\x16baselineNotRerunReason\"\xcf\x04\n" +
 	"\bEvalPins\x12&\n" +
 	"\x0feval_set_digest\x18\x01 \x01(\tR\revalSetDigest\x126\n" +
 	"\x06agents\x18\x02 \x03(\v2\x1e.bough.v1.EvalPins.AgentsEntryR\x06agents\x126\n" +
@@ -2962,7 +3533,7 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x12ConfidenceInterval\x12\x14\n" +
 	"\x05lower\x18\x01 \x01(\x01R\x05lower\x12\x14\n" +
 	"\x05upper\x18\x02 \x01(\x01R\x05upper\x12\x14\n" +
-	"\x05level\x18\x03 \x01(\x01R\x05level\"\xf8\x04\n" +
+	"\x05level\x18\x03 \x01(\x01R\x05level\"\xb3\x05\n" +
 	"\n" +
 	"EvalTotals\x12\x14\n" +
 	"\x05cases\x18\x01 \x01(\x05R\x05cases\x12!\n" +
@@ -2980,12 +3551,14 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\vjudge_usage\x18\f \x01(\v2\x0f.bough.v1.UsageR\n" +
 	"judgeUsage\x12\x1f\n" +
 	"\vflaky_cases\x18\r \x03(\tR\n" +
-	"flakyCases\x1a>\n" +
+	"flakyCases\x12\x16\n" +
+	"\x06reruns\x18\x0e \x01(\x05R\x06reruns\x12!\n" +
+	"\freruns_ended\x18\x0f \x01(\x05R\vrerunsEnded\x1a>\n" +
 	"\x10MetricMeansEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01B\f\n" +
 	"\n" +
-	"_pass_rate\"\xe2\x03\n" +
+	"_pass_rate\"\xcc\x04\n" +
 	"\n" +
 	"CaseResult\x12\x17\n" +
 	"\acase_id\x18\x01 \x01(\tR\x06caseId\x128\n" +
@@ -2998,10 +3571,24 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\n" +
 	"statistics\x18\b \x01(\v2\x18.bough.v1.PassStatisticsR\n" +
 	"statistics\x127\n" +
-	"\funused_mocks\x18\t \x03(\v2\x14.bough.v1.UnusedMockR\vunusedMocks\x1a9\n" +
+	"\funused_mocks\x18\t \x03(\v2\x14.bough.v1.UnusedMockR\vunusedMocks\x121\n" +
+	"\x06reruns\x18\n" +
+	" \x03(\v2\x19.bough.v1.CaseTrialResultR\x06reruns\x125\n" +
+	"\vtrial_means\x18\v \x01(\v2\x14.bough.v1.TrialMeansR\n" +
+	"trialMeans\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"6\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xda\x01\n" +
+	"\n" +
+	"TrialMeans\x12\"\n" +
+	"\n" +
+	"cost_nanos\x18\x01 \x01(\x01H\x00R\tcostNanos\x88\x01\x01\x12,\n" +
+	"\x12cost_currency_code\x18\x02 \x01(\tR\x10costCurrencyCode\x12\x1b\n" +
+	"\x06tokens\x18\x03 \x01(\x01H\x01R\x06tokens\x88\x01\x01\x12.\n" +
+	"\x10duration_seconds\x18\x04 \x01(\x01H\x02R\x0fdurationSeconds\x88\x01\x01B\r\n" +
+	"\v_cost_nanosB\t\n" +
+	"\a_tokensB\x13\n" +
+	"\x11_duration_seconds\"6\n" +
 	"\n" +
 	"UnusedMock\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x12\n" +
@@ -3023,7 +3610,7 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x14pass_all_k_intervals\x18\a \x03(\v2\x1c.bough.v1.ConfidenceIntervalR\x11passAllKIntervals\x12\x14\n" +
 	"\x05flaky\x18\b \x01(\bR\x05flakyB\f\n" +
 	"\n" +
-	"_pass_rate\"\xe5\x03\n" +
+	"_pass_rate\"\x97\x04\n" +
 	"\x0fCaseTrialResult\x12\x17\n" +
 	"\acase_id\x18\x01 \x01(\tR\x06caseId\x12\x14\n" +
 	"\x05trial\x18\x02 \x01(\x05R\x05trial\x12+\n" +
@@ -3041,7 +3628,8 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"unanswered\x18\v \x01(\v2\x16.bough.v1.InputRequestR\n" +
 	"unanswered\x12\x1d\n" +
 	"\n" +
-	"used_mocks\x18\f \x03(\x05R\tusedMocks\"\x81\x02\n" +
+	"used_mocks\x18\f \x03(\x05R\tusedMocks\x120\n" +
+	"\apurpose\x18\r \x01(\x0e2\x16.bough.v1.TrialPurposeR\apurpose\"\x81\x02\n" +
 	"\x0eEvalTurnResult\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x19\n" +
 	"\btrace_id\x18\x02 \x01(\tR\atraceId\x12.\n" +
@@ -3121,7 +3709,7 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x05value\x18\x05 \x01(\x01H\x00R\x05value\x88\x01\x01\x12+\n" +
 	"\averdict\x18\x06 \x01(\x0e2\x11.bough.v1.VerdictR\averdict\x12\x16\n" +
 	"\x06reason\x18\a \x01(\tR\x06reasonB\b\n" +
-	"\x06_value\"\xfe\x03\n" +
+	"\x06_value\"\xb2\x05\n" +
 	"\x0eEvalComparison\x12!\n" +
 	"\fpins_changed\x18\x01 \x03(\tR\vpinsChanged\x12.\n" +
 	"\x05cases\x18\x02 \x03(\v2\x18.bough.v1.CaseComparisonR\x05cases\x12\x16\n" +
@@ -3134,9 +3722,32 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x12cost_currency_code\x18\t \x01(\tR\x10costCurrencyCode\x12?\n" +
 	"\x0estate_baseline\x18\n" +
 	" \x01(\x0e2\x18.bough.v1.ExecutionStateR\rstateBaseline\x12A\n" +
-	"\x0fstate_candidate\x18\v \x01(\x0e2\x18.bough.v1.ExecutionStateR\x0estateCandidateB\x13\n" +
+	"\x0fstate_candidate\x18\v \x01(\x0e2\x18.bough.v1.ExecutionStateR\x0estateCandidate\x12\x18\n" +
+	"\aunclear\x18\f \x01(\x05R\aunclear\x12 \n" +
+	"\vregressions\x18\r \x01(\x05R\vregressions\x12A\n" +
+	"\x0fregression_test\x18\x0e \x01(\v2\x18.bough.v1.RegressionTestR\x0eregressionTest\x123\n" +
+	"\achanges\x18\x0f \x03(\v2\x19.bough.v1.EstimatedChangeR\achangesB\x13\n" +
 	"\x11_pass_rate_changeB\x14\n" +
-	"\x12_cost_nanos_change\"\xbe\x04\n" +
+	"\x12_cost_nanos_change\"\x8f\x02\n" +
+	"\x0eRegressionTest\x12\x1c\n" +
+	"\ap_value\x18\x01 \x01(\x01H\x00R\x06pValue\x88\x01\x01\x12\x14\n" +
+	"\x05level\x18\x02 \x01(\x01R\x05level\x12\x14\n" +
+	"\x05cases\x18\x03 \x01(\x05R\x05cases\x122\n" +
+	"\tcandidate\x18\x04 \x01(\v2\x14.bough.v1.PassCountsR\tcandidate\x120\n" +
+	"\bbaseline\x18\x05 \x01(\v2\x14.bough.v1.PassCountsR\bbaseline\x12\x14\n" +
+	"\x05power\x18\x06 \x01(\tR\x05power\x12+\n" +
+	"\x11incomplete_reason\x18\a \x01(\tR\x10incompleteReasonB\n" +
+	"\n" +
+	"\b_p_value\"<\n" +
+	"\n" +
+	"PassCounts\x12\x16\n" +
+	"\x06trials\x18\x01 \x01(\x05R\x06trials\x12\x16\n" +
+	"\x06passed\x18\x02 \x01(\x05R\x06passed\"\x8b\x01\n" +
+	"\x0fEstimatedChange\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value\x128\n" +
+	"\binterval\x18\x03 \x01(\v2\x1c.bough.v1.ConfidenceIntervalR\binterval\x12\x14\n" +
+	"\x05cases\x18\x04 \x01(\x05R\x05cases\"\x80\x06\n" +
 	"\x0eCaseComparison\x12\x17\n" +
 	"\acase_id\x18\x01 \x01(\tR\x06caseId\x12,\n" +
 	"\x06change\x18\x02 \x01(\x0e2\x14.bough.v1.CaseChangeR\x06change\x12<\n" +
@@ -3145,12 +3756,19 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x12pass_rate_baseline\x18\x05 \x01(\x01H\x00R\x10passRateBaseline\x88\x01\x01\x123\n" +
 	"\x13pass_rate_candidate\x18\x06 \x01(\x01H\x01R\x11passRateCandidate\x88\x01\x01\x12R\n" +
 	"\x0emetric_changes\x18\a \x03(\v2+.bough.v1.CaseComparison.MetricChangesEntryR\rmetricChanges\x12:\n" +
-	"\vdifferences\x18\b \x03(\v2\x18.bough.v1.TreeDifferenceR\vdifferences\x1a@\n" +
+	"\vdifferences\x18\b \x03(\v2\x18.bough.v1.TreeDifferenceR\vdifferences\x12=\n" +
+	"\x0ftrials_baseline\x18\t \x01(\v2\x14.bough.v1.PassCountsR\x0etrialsBaseline\x12?\n" +
+	"\x10trials_candidate\x18\n" +
+	" \x01(\v2\x14.bough.v1.PassCountsR\x0ftrialsCandidate\x12\x1c\n" +
+	"\ap_value\x18\v \x01(\x01H\x02R\x06pValue\x88\x01\x01\x12\x16\n" +
+	"\x06reason\x18\f \x01(\tR\x06reason\x1a@\n" +
 	"\x12MetricChangesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01B\x15\n" +
 	"\x13_pass_rate_baselineB\x16\n" +
-	"\x14_pass_rate_candidate\"\xbe\x03\n" +
+	"\x14_pass_rate_candidateB\n" +
+	"\n" +
+	"\b_p_value\"\xbe\x03\n" +
 	"\x0eInvocationDiff\x12F\n" +
 	"\x11agent_differences\x18\x01 \x03(\v2\x19.bough.v1.AgentDifferenceR\x10agentDifferences\x12C\n" +
 	"\x10call_differences\x18\x02 \x03(\v2\x18.bough.v1.CallDifferenceR\x0fcallDifferences\x122\n" +
@@ -3181,7 +3799,11 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x13VERDICT_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eVERDICT_PASSED\x10\x01\x12\x12\n" +
 	"\x0eVERDICT_FAILED\x10\x02\x12\x19\n" +
-	"\x15VERDICT_NOT_EVALUATED\x10\x03*\x9a\x01\n" +
+	"\x15VERDICT_NOT_EVALUATED\x10\x03*h\n" +
+	"\fTrialPurpose\x12\x1d\n" +
+	"\x19TRIAL_PURPOSE_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13TRIAL_PURPOSE_RERUN\x10\x01\x12 \n" +
+	"\x1cTRIAL_PURPOSE_BASELINE_RERUN\x10\x02*\x9a\x01\n" +
 	"\bTreeMark\x12\x19\n" +
 	"\x15TREE_MARK_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11TREE_MARK_MATCHED\x10\x01\x12\x13\n" +
@@ -3202,7 +3824,7 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x13GATE_OPERATOR_ABOVE\x10\x02\x12\x19\n" +
 	"\x15GATE_OPERATOR_AT_MOST\x10\x03\x12\x17\n" +
 	"\x13GATE_OPERATOR_BELOW\x10\x04\x12\x17\n" +
-	"\x13GATE_OPERATOR_EQUAL\x10\x05*\x9e\x01\n" +
+	"\x13GATE_OPERATOR_EQUAL\x10\x05*\xb7\x01\n" +
 	"\n" +
 	"CaseChange\x12\x1b\n" +
 	"\x17CASE_CHANGE_UNSPECIFIED\x10\x00\x12\x14\n" +
@@ -3210,7 +3832,8 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x12CASE_CHANGE_BETTER\x10\x02\x12\x15\n" +
 	"\x11CASE_CHANGE_WORSE\x10\x03\x12\x17\n" +
 	"\x13CASE_CHANGE_REMOVED\x10\x04\x12\x15\n" +
-	"\x11CASE_CHANGE_ADDED\x10\x05*\x89\x01\n" +
+	"\x11CASE_CHANGE_ADDED\x10\x05\x12\x17\n" +
+	"\x13CASE_CHANGE_UNCLEAR\x10\x06*\x89\x01\n" +
 	"\n" +
 	"ChangeKind\x12\x1b\n" +
 	"\x17CHANGE_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
@@ -3232,136 +3855,154 @@ func file_bough_v1_eval_result_proto_rawDescGZIP() []byte {
 	return file_bough_v1_eval_result_proto_rawDescData
 }
 
-var file_bough_v1_eval_result_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_bough_v1_eval_result_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_bough_v1_eval_result_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_bough_v1_eval_result_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_bough_v1_eval_result_proto_goTypes = []any{
 	(Verdict)(0),                  // 0: bough.v1.Verdict
-	(TreeMark)(0),                 // 1: bough.v1.TreeMark
-	(DifferenceKind)(0),           // 2: bough.v1.DifferenceKind
-	(GateOperator)(0),             // 3: bough.v1.GateOperator
-	(CaseChange)(0),               // 4: bough.v1.CaseChange
-	(ChangeKind)(0),               // 5: bough.v1.ChangeKind
-	(*EvalSource)(nil),            // 6: bough.v1.EvalSource
-	(*EvalResult)(nil),            // 7: bough.v1.EvalResult
-	(*EvalPins)(nil),              // 8: bough.v1.EvalPins
-	(*ConfidenceInterval)(nil),    // 9: bough.v1.ConfidenceInterval
-	(*EvalTotals)(nil),            // 10: bough.v1.EvalTotals
-	(*CaseResult)(nil),            // 11: bough.v1.CaseResult
-	(*UnusedMock)(nil),            // 12: bough.v1.UnusedMock
-	(*MetricSummary)(nil),         // 13: bough.v1.MetricSummary
-	(*PassStatistics)(nil),        // 14: bough.v1.PassStatistics
-	(*CaseTrialResult)(nil),       // 15: bough.v1.CaseTrialResult
-	(*EvalTurnResult)(nil),        // 16: bough.v1.EvalTurnResult
-	(*EvalAgent)(nil),             // 17: bough.v1.EvalAgent
-	(*EvalStep)(nil),              // 18: bough.v1.EvalStep
-	(*EvalCall)(nil),              // 19: bough.v1.EvalCall
-	(*MetricScore)(nil),           // 20: bough.v1.MetricScore
-	(*TreeComparison)(nil),        // 21: bough.v1.TreeComparison
-	(*TreeDifference)(nil),        // 22: bough.v1.TreeDifference
-	(*Judgment)(nil),              // 23: bough.v1.Judgment
-	(*GateResult)(nil),            // 24: bough.v1.GateResult
-	(*EvalComparison)(nil),        // 25: bough.v1.EvalComparison
-	(*CaseComparison)(nil),        // 26: bough.v1.CaseComparison
-	(*InvocationDiff)(nil),        // 27: bough.v1.InvocationDiff
-	(*AgentDifference)(nil),       // 28: bough.v1.AgentDifference
-	(*CallDifference)(nil),        // 29: bough.v1.CallDifference
-	nil,                           // 30: bough.v1.EvalResult.LabelsEntry
-	nil,                           // 31: bough.v1.EvalPins.AgentsEntry
-	nil,                           // 32: bough.v1.EvalPins.ModelsEntry
-	nil,                           // 33: bough.v1.EvalPins.ToolsEntry
-	nil,                           // 34: bough.v1.EvalPins.JudgesEntry
-	nil,                           // 35: bough.v1.EvalTotals.MetricMeansEntry
-	nil,                           // 36: bough.v1.CaseResult.LabelsEntry
-	nil,                           // 37: bough.v1.CaseComparison.MetricChangesEntry
-	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
-	(ExecutionState)(0),           // 39: bough.v1.ExecutionState
-	(*AgentError)(nil),            // 40: bough.v1.AgentError
-	(*Usage)(nil),                 // 41: bough.v1.Usage
-	(*EvalTurn)(nil),              // 42: bough.v1.EvalTurn
-	(*durationpb.Duration)(nil),   // 43: google.protobuf.Duration
-	(*InputRequest)(nil),          // 44: bough.v1.InputRequest
-	(AgentKind)(0),                // 45: bough.v1.AgentKind
-	(ErrorReason)(0),              // 46: bough.v1.ErrorReason
+	(TrialPurpose)(0),             // 1: bough.v1.TrialPurpose
+	(TreeMark)(0),                 // 2: bough.v1.TreeMark
+	(DifferenceKind)(0),           // 3: bough.v1.DifferenceKind
+	(GateOperator)(0),             // 4: bough.v1.GateOperator
+	(CaseChange)(0),               // 5: bough.v1.CaseChange
+	(ChangeKind)(0),               // 6: bough.v1.ChangeKind
+	(*EvalSource)(nil),            // 7: bough.v1.EvalSource
+	(*EvalResult)(nil),            // 8: bough.v1.EvalResult
+	(*EvalSuspects)(nil),          // 9: bough.v1.EvalSuspects
+	(*EvalPins)(nil),              // 10: bough.v1.EvalPins
+	(*ConfidenceInterval)(nil),    // 11: bough.v1.ConfidenceInterval
+	(*EvalTotals)(nil),            // 12: bough.v1.EvalTotals
+	(*CaseResult)(nil),            // 13: bough.v1.CaseResult
+	(*TrialMeans)(nil),            // 14: bough.v1.TrialMeans
+	(*UnusedMock)(nil),            // 15: bough.v1.UnusedMock
+	(*MetricSummary)(nil),         // 16: bough.v1.MetricSummary
+	(*PassStatistics)(nil),        // 17: bough.v1.PassStatistics
+	(*CaseTrialResult)(nil),       // 18: bough.v1.CaseTrialResult
+	(*EvalTurnResult)(nil),        // 19: bough.v1.EvalTurnResult
+	(*EvalAgent)(nil),             // 20: bough.v1.EvalAgent
+	(*EvalStep)(nil),              // 21: bough.v1.EvalStep
+	(*EvalCall)(nil),              // 22: bough.v1.EvalCall
+	(*MetricScore)(nil),           // 23: bough.v1.MetricScore
+	(*TreeComparison)(nil),        // 24: bough.v1.TreeComparison
+	(*TreeDifference)(nil),        // 25: bough.v1.TreeDifference
+	(*Judgment)(nil),              // 26: bough.v1.Judgment
+	(*GateResult)(nil),            // 27: bough.v1.GateResult
+	(*EvalComparison)(nil),        // 28: bough.v1.EvalComparison
+	(*RegressionTest)(nil),        // 29: bough.v1.RegressionTest
+	(*PassCounts)(nil),            // 30: bough.v1.PassCounts
+	(*EstimatedChange)(nil),       // 31: bough.v1.EstimatedChange
+	(*CaseComparison)(nil),        // 32: bough.v1.CaseComparison
+	(*InvocationDiff)(nil),        // 33: bough.v1.InvocationDiff
+	(*AgentDifference)(nil),       // 34: bough.v1.AgentDifference
+	(*CallDifference)(nil),        // 35: bough.v1.CallDifference
+	nil,                           // 36: bough.v1.EvalResult.LabelsEntry
+	nil,                           // 37: bough.v1.EvalPins.AgentsEntry
+	nil,                           // 38: bough.v1.EvalPins.ModelsEntry
+	nil,                           // 39: bough.v1.EvalPins.ToolsEntry
+	nil,                           // 40: bough.v1.EvalPins.JudgesEntry
+	nil,                           // 41: bough.v1.EvalTotals.MetricMeansEntry
+	nil,                           // 42: bough.v1.CaseResult.LabelsEntry
+	nil,                           // 43: bough.v1.CaseComparison.MetricChangesEntry
+	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
+	(ExecutionState)(0),           // 45: bough.v1.ExecutionState
+	(*AgentError)(nil),            // 46: bough.v1.AgentError
+	(*Usage)(nil),                 // 47: bough.v1.Usage
+	(*EvalTurn)(nil),              // 48: bough.v1.EvalTurn
+	(*durationpb.Duration)(nil),   // 49: google.protobuf.Duration
+	(*InputRequest)(nil),          // 50: bough.v1.InputRequest
+	(AgentKind)(0),                // 51: bough.v1.AgentKind
+	(ErrorReason)(0),              // 52: bough.v1.ErrorReason
 }
 var file_bough_v1_eval_result_proto_depIdxs = []int32{
-	7,  // 0: bough.v1.EvalSource.result:type_name -> bough.v1.EvalResult
-	8,  // 1: bough.v1.EvalResult.pins:type_name -> bough.v1.EvalPins
+	8,  // 0: bough.v1.EvalSource.result:type_name -> bough.v1.EvalResult
+	10, // 1: bough.v1.EvalResult.pins:type_name -> bough.v1.EvalPins
 	0,  // 2: bough.v1.EvalResult.verdict:type_name -> bough.v1.Verdict
-	10, // 3: bough.v1.EvalResult.totals:type_name -> bough.v1.EvalTotals
-	11, // 4: bough.v1.EvalResult.cases:type_name -> bough.v1.CaseResult
-	24, // 5: bough.v1.EvalResult.gates:type_name -> bough.v1.GateResult
-	38, // 6: bough.v1.EvalResult.create_time:type_name -> google.protobuf.Timestamp
-	38, // 7: bough.v1.EvalResult.end_time:type_name -> google.protobuf.Timestamp
-	30, // 8: bough.v1.EvalResult.labels:type_name -> bough.v1.EvalResult.LabelsEntry
-	39, // 9: bough.v1.EvalResult.state:type_name -> bough.v1.ExecutionState
-	40, // 10: bough.v1.EvalResult.error:type_name -> bough.v1.AgentError
-	31, // 11: bough.v1.EvalPins.agents:type_name -> bough.v1.EvalPins.AgentsEntry
-	32, // 12: bough.v1.EvalPins.models:type_name -> bough.v1.EvalPins.ModelsEntry
-	33, // 13: bough.v1.EvalPins.tools:type_name -> bough.v1.EvalPins.ToolsEntry
-	34, // 14: bough.v1.EvalPins.judges:type_name -> bough.v1.EvalPins.JudgesEntry
-	9,  // 15: bough.v1.EvalTotals.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
-	35, // 16: bough.v1.EvalTotals.metric_means:type_name -> bough.v1.EvalTotals.MetricMeansEntry
-	41, // 17: bough.v1.EvalTotals.usage:type_name -> bough.v1.Usage
-	41, // 18: bough.v1.EvalTotals.judge_usage:type_name -> bough.v1.Usage
-	36, // 19: bough.v1.CaseResult.labels:type_name -> bough.v1.CaseResult.LabelsEntry
-	42, // 20: bough.v1.CaseResult.turns:type_name -> bough.v1.EvalTurn
-	0,  // 21: bough.v1.CaseResult.verdict:type_name -> bough.v1.Verdict
-	15, // 22: bough.v1.CaseResult.trials:type_name -> bough.v1.CaseTrialResult
-	13, // 23: bough.v1.CaseResult.metrics:type_name -> bough.v1.MetricSummary
-	14, // 24: bough.v1.CaseResult.statistics:type_name -> bough.v1.PassStatistics
-	12, // 25: bough.v1.CaseResult.unused_mocks:type_name -> bough.v1.UnusedMock
-	0,  // 26: bough.v1.MetricSummary.verdict:type_name -> bough.v1.Verdict
-	9,  // 27: bough.v1.PassStatistics.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
-	9,  // 28: bough.v1.PassStatistics.pass_all_k_intervals:type_name -> bough.v1.ConfidenceInterval
-	0,  // 29: bough.v1.CaseTrialResult.verdict:type_name -> bough.v1.Verdict
-	16, // 30: bough.v1.CaseTrialResult.turns:type_name -> bough.v1.EvalTurnResult
-	20, // 31: bough.v1.CaseTrialResult.scores:type_name -> bough.v1.MetricScore
-	41, // 32: bough.v1.CaseTrialResult.usage:type_name -> bough.v1.Usage
-	41, // 33: bough.v1.CaseTrialResult.judge_usage:type_name -> bough.v1.Usage
-	43, // 34: bough.v1.CaseTrialResult.duration:type_name -> google.protobuf.Duration
-	44, // 35: bough.v1.CaseTrialResult.unanswered:type_name -> bough.v1.InputRequest
-	39, // 36: bough.v1.EvalTurnResult.state:type_name -> bough.v1.ExecutionState
-	40, // 37: bough.v1.EvalTurnResult.error:type_name -> bough.v1.AgentError
-	17, // 38: bough.v1.EvalTurnResult.agents:type_name -> bough.v1.EvalAgent
-	45, // 39: bough.v1.EvalAgent.kind:type_name -> bough.v1.AgentKind
-	39, // 40: bough.v1.EvalAgent.state:type_name -> bough.v1.ExecutionState
-	19, // 41: bough.v1.EvalAgent.calls:type_name -> bough.v1.EvalCall
-	1,  // 42: bough.v1.EvalAgent.mark:type_name -> bough.v1.TreeMark
-	41, // 43: bough.v1.EvalAgent.usage:type_name -> bough.v1.Usage
-	18, // 44: bough.v1.EvalAgent.steps:type_name -> bough.v1.EvalStep
-	39, // 45: bough.v1.EvalCall.state:type_name -> bough.v1.ExecutionState
-	40, // 46: bough.v1.EvalCall.error:type_name -> bough.v1.AgentError
-	0,  // 47: bough.v1.MetricScore.verdict:type_name -> bough.v1.Verdict
-	21, // 48: bough.v1.MetricScore.tree_comparisons:type_name -> bough.v1.TreeComparison
-	23, // 49: bough.v1.MetricScore.judgments:type_name -> bough.v1.Judgment
-	46, // 50: bough.v1.MetricScore.error_reason:type_name -> bough.v1.ErrorReason
-	22, // 51: bough.v1.TreeComparison.differences:type_name -> bough.v1.TreeDifference
-	2,  // 52: bough.v1.TreeDifference.kind:type_name -> bough.v1.DifferenceKind
-	3,  // 53: bough.v1.GateResult.operator:type_name -> bough.v1.GateOperator
-	0,  // 54: bough.v1.GateResult.verdict:type_name -> bough.v1.Verdict
-	26, // 55: bough.v1.EvalComparison.cases:type_name -> bough.v1.CaseComparison
-	39, // 56: bough.v1.EvalComparison.state_baseline:type_name -> bough.v1.ExecutionState
-	39, // 57: bough.v1.EvalComparison.state_candidate:type_name -> bough.v1.ExecutionState
-	4,  // 58: bough.v1.CaseComparison.change:type_name -> bough.v1.CaseChange
-	0,  // 59: bough.v1.CaseComparison.verdict_baseline:type_name -> bough.v1.Verdict
-	0,  // 60: bough.v1.CaseComparison.verdict_candidate:type_name -> bough.v1.Verdict
-	37, // 61: bough.v1.CaseComparison.metric_changes:type_name -> bough.v1.CaseComparison.MetricChangesEntry
-	22, // 62: bough.v1.CaseComparison.differences:type_name -> bough.v1.TreeDifference
-	28, // 63: bough.v1.InvocationDiff.agent_differences:type_name -> bough.v1.AgentDifference
-	29, // 64: bough.v1.InvocationDiff.call_differences:type_name -> bough.v1.CallDifference
-	41, // 65: bough.v1.InvocationDiff.usage_before:type_name -> bough.v1.Usage
-	41, // 66: bough.v1.InvocationDiff.usage_after:type_name -> bough.v1.Usage
-	43, // 67: bough.v1.InvocationDiff.duration_before:type_name -> google.protobuf.Duration
-	43, // 68: bough.v1.InvocationDiff.duration_after:type_name -> google.protobuf.Duration
-	5,  // 69: bough.v1.AgentDifference.kind:type_name -> bough.v1.ChangeKind
-	5,  // 70: bough.v1.CallDifference.kind:type_name -> bough.v1.ChangeKind
-	19, // 71: bough.v1.CallDifference.before:type_name -> bough.v1.EvalCall
-	19, // 72: bough.v1.CallDifference.after:type_name -> bough.v1.EvalCall
-	73, // [73:73] is the sub-list for method output_type
-	73, // [73:73] is the sub-list for method input_type
-	73, // [73:73] is the sub-list for extension type_name
-	73, // [73:73] is the sub-list for extension extendee
-	0,  // [0:73] is the sub-list for field type_name
+	12, // 3: bough.v1.EvalResult.totals:type_name -> bough.v1.EvalTotals
+	13, // 4: bough.v1.EvalResult.cases:type_name -> bough.v1.CaseResult
+	27, // 5: bough.v1.EvalResult.gates:type_name -> bough.v1.GateResult
+	44, // 6: bough.v1.EvalResult.create_time:type_name -> google.protobuf.Timestamp
+	44, // 7: bough.v1.EvalResult.end_time:type_name -> google.protobuf.Timestamp
+	36, // 8: bough.v1.EvalResult.labels:type_name -> bough.v1.EvalResult.LabelsEntry
+	45, // 9: bough.v1.EvalResult.state:type_name -> bough.v1.ExecutionState
+	46, // 10: bough.v1.EvalResult.error:type_name -> bough.v1.AgentError
+	9,  // 11: bough.v1.EvalResult.suspects:type_name -> bough.v1.EvalSuspects
+	10, // 12: bough.v1.EvalSuspects.baseline_pins:type_name -> bough.v1.EvalPins
+	37, // 13: bough.v1.EvalPins.agents:type_name -> bough.v1.EvalPins.AgentsEntry
+	38, // 14: bough.v1.EvalPins.models:type_name -> bough.v1.EvalPins.ModelsEntry
+	39, // 15: bough.v1.EvalPins.tools:type_name -> bough.v1.EvalPins.ToolsEntry
+	40, // 16: bough.v1.EvalPins.judges:type_name -> bough.v1.EvalPins.JudgesEntry
+	11, // 17: bough.v1.EvalTotals.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
+	41, // 18: bough.v1.EvalTotals.metric_means:type_name -> bough.v1.EvalTotals.MetricMeansEntry
+	47, // 19: bough.v1.EvalTotals.usage:type_name -> bough.v1.Usage
+	47, // 20: bough.v1.EvalTotals.judge_usage:type_name -> bough.v1.Usage
+	42, // 21: bough.v1.CaseResult.labels:type_name -> bough.v1.CaseResult.LabelsEntry
+	48, // 22: bough.v1.CaseResult.turns:type_name -> bough.v1.EvalTurn
+	0,  // 23: bough.v1.CaseResult.verdict:type_name -> bough.v1.Verdict
+	18, // 24: bough.v1.CaseResult.trials:type_name -> bough.v1.CaseTrialResult
+	16, // 25: bough.v1.CaseResult.metrics:type_name -> bough.v1.MetricSummary
+	17, // 26: bough.v1.CaseResult.statistics:type_name -> bough.v1.PassStatistics
+	15, // 27: bough.v1.CaseResult.unused_mocks:type_name -> bough.v1.UnusedMock
+	18, // 28: bough.v1.CaseResult.reruns:type_name -> bough.v1.CaseTrialResult
+	14, // 29: bough.v1.CaseResult.trial_means:type_name -> bough.v1.TrialMeans
+	0,  // 30: bough.v1.MetricSummary.verdict:type_name -> bough.v1.Verdict
+	11, // 31: bough.v1.PassStatistics.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
+	11, // 32: bough.v1.PassStatistics.pass_all_k_intervals:type_name -> bough.v1.ConfidenceInterval
+	0,  // 33: bough.v1.CaseTrialResult.verdict:type_name -> bough.v1.Verdict
+	19, // 34: bough.v1.CaseTrialResult.turns:type_name -> bough.v1.EvalTurnResult
+	23, // 35: bough.v1.CaseTrialResult.scores:type_name -> bough.v1.MetricScore
+	47, // 36: bough.v1.CaseTrialResult.usage:type_name -> bough.v1.Usage
+	47, // 37: bough.v1.CaseTrialResult.judge_usage:type_name -> bough.v1.Usage
+	49, // 38: bough.v1.CaseTrialResult.duration:type_name -> google.protobuf.Duration
+	50, // 39: bough.v1.CaseTrialResult.unanswered:type_name -> bough.v1.InputRequest
+	1,  // 40: bough.v1.CaseTrialResult.purpose:type_name -> bough.v1.TrialPurpose
+	45, // 41: bough.v1.EvalTurnResult.state:type_name -> bough.v1.ExecutionState
+	46, // 42: bough.v1.EvalTurnResult.error:type_name -> bough.v1.AgentError
+	20, // 43: bough.v1.EvalTurnResult.agents:type_name -> bough.v1.EvalAgent
+	51, // 44: bough.v1.EvalAgent.kind:type_name -> bough.v1.AgentKind
+	45, // 45: bough.v1.EvalAgent.state:type_name -> bough.v1.ExecutionState
+	22, // 46: bough.v1.EvalAgent.calls:type_name -> bough.v1.EvalCall
+	2,  // 47: bough.v1.EvalAgent.mark:type_name -> bough.v1.TreeMark
+	47, // 48: bough.v1.EvalAgent.usage:type_name -> bough.v1.Usage
+	21, // 49: bough.v1.EvalAgent.steps:type_name -> bough.v1.EvalStep
+	45, // 50: bough.v1.EvalCall.state:type_name -> bough.v1.ExecutionState
+	46, // 51: bough.v1.EvalCall.error:type_name -> bough.v1.AgentError
+	0,  // 52: bough.v1.MetricScore.verdict:type_name -> bough.v1.Verdict
+	24, // 53: bough.v1.MetricScore.tree_comparisons:type_name -> bough.v1.TreeComparison
+	26, // 54: bough.v1.MetricScore.judgments:type_name -> bough.v1.Judgment
+	52, // 55: bough.v1.MetricScore.error_reason:type_name -> bough.v1.ErrorReason
+	25, // 56: bough.v1.TreeComparison.differences:type_name -> bough.v1.TreeDifference
+	3,  // 57: bough.v1.TreeDifference.kind:type_name -> bough.v1.DifferenceKind
+	4,  // 58: bough.v1.GateResult.operator:type_name -> bough.v1.GateOperator
+	0,  // 59: bough.v1.GateResult.verdict:type_name -> bough.v1.Verdict
+	32, // 60: bough.v1.EvalComparison.cases:type_name -> bough.v1.CaseComparison
+	45, // 61: bough.v1.EvalComparison.state_baseline:type_name -> bough.v1.ExecutionState
+	45, // 62: bough.v1.EvalComparison.state_candidate:type_name -> bough.v1.ExecutionState
+	29, // 63: bough.v1.EvalComparison.regression_test:type_name -> bough.v1.RegressionTest
+	31, // 64: bough.v1.EvalComparison.changes:type_name -> bough.v1.EstimatedChange
+	30, // 65: bough.v1.RegressionTest.candidate:type_name -> bough.v1.PassCounts
+	30, // 66: bough.v1.RegressionTest.baseline:type_name -> bough.v1.PassCounts
+	11, // 67: bough.v1.EstimatedChange.interval:type_name -> bough.v1.ConfidenceInterval
+	5,  // 68: bough.v1.CaseComparison.change:type_name -> bough.v1.CaseChange
+	0,  // 69: bough.v1.CaseComparison.verdict_baseline:type_name -> bough.v1.Verdict
+	0,  // 70: bough.v1.CaseComparison.verdict_candidate:type_name -> bough.v1.Verdict
+	43, // 71: bough.v1.CaseComparison.metric_changes:type_name -> bough.v1.CaseComparison.MetricChangesEntry
+	25, // 72: bough.v1.CaseComparison.differences:type_name -> bough.v1.TreeDifference
+	30, // 73: bough.v1.CaseComparison.trials_baseline:type_name -> bough.v1.PassCounts
+	30, // 74: bough.v1.CaseComparison.trials_candidate:type_name -> bough.v1.PassCounts
+	34, // 75: bough.v1.InvocationDiff.agent_differences:type_name -> bough.v1.AgentDifference
+	35, // 76: bough.v1.InvocationDiff.call_differences:type_name -> bough.v1.CallDifference
+	47, // 77: bough.v1.InvocationDiff.usage_before:type_name -> bough.v1.Usage
+	47, // 78: bough.v1.InvocationDiff.usage_after:type_name -> bough.v1.Usage
+	49, // 79: bough.v1.InvocationDiff.duration_before:type_name -> google.protobuf.Duration
+	49, // 80: bough.v1.InvocationDiff.duration_after:type_name -> google.protobuf.Duration
+	6,  // 81: bough.v1.AgentDifference.kind:type_name -> bough.v1.ChangeKind
+	6,  // 82: bough.v1.CallDifference.kind:type_name -> bough.v1.ChangeKind
+	22, // 83: bough.v1.CallDifference.before:type_name -> bough.v1.EvalCall
+	22, // 84: bough.v1.CallDifference.after:type_name -> bough.v1.EvalCall
+	85, // [85:85] is the sub-list for method output_type
+	85, // [85:85] is the sub-list for method input_type
+	85, // [85:85] is the sub-list for extension type_name
+	85, // [85:85] is the sub-list for extension extendee
+	0,  // [0:85] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_result_proto_init() }
@@ -3378,22 +4019,24 @@ func file_bough_v1_eval_result_proto_init() {
 		(*EvalSource_EvaluationId)(nil),
 		(*EvalSource_Result)(nil),
 	}
-	file_bough_v1_eval_result_proto_msgTypes[4].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[5].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[7].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[8].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[13].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[14].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[17].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[18].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[9].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[10].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[15].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[16].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[19].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[20].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[21].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[22].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[25].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_eval_result_proto_rawDesc), len(file_bough_v1_eval_result_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   32,
+			NumEnums:      7,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -266,13 +266,17 @@ type EvaluateRequest struct {
 	//	         | "duration.p50"          (the time within which half of all trials ended, in seconds; with a crashed trial no upper
 	//	                                    bound holds)
 	//	         | "duration.p95"          (the time within which 95 % of them did)
-	//	         | "regressions"           (how many cases are worse than in the baseline, and could be scored)
+	//	         | "regressions"           (EvalComparison.regressions: 0 unless a test rejects that nothing got worse)
+	//	         | change ".change"        (EstimatedChange.value of pass_rate, metric ".mean", cost, tokens or duration: the mean
+	//	                                    difference of a case from the baseline)
+	//	         | change ".change.lower"  (the lower bound of its interval)
+	//	         | change ".change.upper"  (the upper bound of its interval)
 	//	         | "removed"               (how many cases of the baseline the set does not have)
 	//	k        = a whole number from 1
 	//	metric   = the name of a metric of the set
 	//
 	// One that the number of trials or cases cannot reach is INVALID_ARGUMENT, with the number that it takes; so is one on regressions
-	// or removed without a baseline.
+	// that could never fail, because so few trials prove nothing, and one on regressions, removed or a change without a baseline.
 	Gates []string `protobuf:"bytes,7,rep,name=gates,proto3" json:"gates,omitempty"`
 	// What all runs and judges together may use: model_calls, tool_calls, tokens, cost_nanos and wall_duration. When it is used up
 	// no further trial begins, and the rest is not scored. Unset for no bound.
@@ -288,8 +292,13 @@ type EvaluateRequest struct {
 	// Whether the baseline may be the result of an evaluation that did not succeed. Otherwise one is INVALID_ARGUMENT. A case that it
 	// lacks is no regression.
 	AllowIncompleteBaseline bool `protobuf:"varint,13,opt,name=allow_incomplete_baseline,json=allowIncompleteBaseline,proto3" json:"allow_incomplete_baseline,omitempty"`
-	unknownFields           protoimpl.UnknownFields
-	sizeCache               protoimpl.SizeCache
+	// How many fresh trials the suspects get once every trial is scored: the cases that the baseline has too and of which a trial of this
+	// evaluation failed. They run as often with what the baseline ran with, if the server still has it: EvalResult.suspects says so.
+	// Fresh trials only decide what a comparison says of regressions; verdicts, statistics and other gates are over the planned trials.
+	// Needs a baseline. Absent for none.
+	RerunSuspects *int32 `protobuf:"varint,14,opt,name=rerun_suspects,json=rerunSuspects,proto3,oneof" json:"rerun_suspects,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EvaluateRequest) Reset() {
@@ -411,6 +420,13 @@ func (x *EvaluateRequest) GetAllowIncompleteBaseline() bool {
 		return x.AllowIncompleteBaseline
 	}
 	return false
+}
+
+func (x *EvaluateRequest) GetRerunSuspects() int32 {
+	if x != nil && x.RerunSuspects != nil {
+		return *x.RerunSuspects
+	}
+	return 0
 }
 
 // Some events of the evaluation, from its first.
@@ -1446,7 +1462,7 @@ const file_bough_v1_eval_service_proto_rawDesc = "" +
 	"\x17AggregateEventsResponse\x124\n" +
 	"\n" +
 	"invocation\x18\x01 \x01(\v2\x14.bough.v1.InvocationR\n" +
-	"invocation\"\xa3\x05\n" +
+	"invocation\"\xe2\x05\n" +
 	"\x0fEvaluateRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12,\n" +
@@ -1462,12 +1478,14 @@ const file_bough_v1_eval_service_proto_rawDesc = "" +
 	" \x01(\bR\fallowRemoved\x12=\n" +
 	"\x06labels\x18\v \x03(\v2%.bough.v1.EvaluateRequest.LabelsEntryR\x06labels\x129\n" +
 	"\x06follow\x18\f \x01(\v2!.bough.v1.EvaluationFollowOptionsR\x06follow\x12:\n" +
-	"\x19allow_incomplete_baseline\x18\r \x01(\bR\x17allowIncompleteBaseline\x1a9\n" +
+	"\x19allow_incomplete_baseline\x18\r \x01(\bR\x17allowIncompleteBaseline\x12*\n" +
+	"\x0ererun_suspects\x18\x0e \x01(\x05H\x02R\rrerunSuspects\x88\x01\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\t\n" +
 	"\a_trialsB\x12\n" +
-	"\x10_max_concurrency\"H\n" +
+	"\x10_max_concurrencyB\x11\n" +
+	"\x0f_rerun_suspects\"H\n" +
 	"\x10EvaluateResponse\x124\n" +
 	"\x05batch\x18\x01 \x01(\v2\x1e.bough.v1.EvaluationEventBatchR\x05batch\"\x9f\x01\n" +
 	"\x16WatchEvaluationRequest\x12#\n" +

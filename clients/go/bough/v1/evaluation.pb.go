@@ -333,6 +333,7 @@ type EvaluationEvent struct {
 	//	*EvaluationEvent_EvaluationCompleted
 	//	*EvaluationEvent_EvaluationFailed
 	//	*EvaluationEvent_EvaluationCancelled
+	//	*EvaluationEvent_SuspectsPlanned
 	Payload       isEvaluationEvent_Payload `protobuf_oneof:"payload"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -486,6 +487,15 @@ func (x *EvaluationEvent) GetEvaluationCancelled() *EvaluationCancelled {
 	return nil
 }
 
+func (x *EvaluationEvent) GetSuspectsPlanned() *SuspectsPlanned {
+	if x != nil {
+		if x, ok := x.Payload.(*EvaluationEvent_SuspectsPlanned); ok {
+			return x.SuspectsPlanned
+		}
+	}
+	return nil
+}
+
 type isEvaluationEvent_Payload interface {
 	isEvaluationEvent_Payload()
 }
@@ -541,6 +551,11 @@ type EvaluationEvent_EvaluationCancelled struct {
 	EvaluationCancelled *EvaluationCancelled `protobuf:"bytes,209,opt,name=evaluation_cancelled,json=evaluationCancelled,proto3,oneof"`
 }
 
+type EvaluationEvent_SuspectsPlanned struct {
+	// Every planned trial is scored, and the suspects' fresh trials begin. At most once, with EvaluateRequest.rerun_suspects.
+	SuspectsPlanned *SuspectsPlanned `protobuf:"bytes,210,opt,name=suspects_planned,json=suspectsPlanned,proto3,oneof"`
+}
+
 func (*EvaluationEvent_EvaluationPlanned) isEvaluationEvent_Payload() {}
 
 func (*EvaluationEvent_CasePlanned) isEvaluationEvent_Payload() {}
@@ -560,6 +575,8 @@ func (*EvaluationEvent_EvaluationCompleted) isEvaluationEvent_Payload() {}
 func (*EvaluationEvent_EvaluationFailed) isEvaluationEvent_Payload() {}
 
 func (*EvaluationEvent_EvaluationCancelled) isEvaluationEvent_Payload() {}
+
+func (*EvaluationEvent_SuspectsPlanned) isEvaluationEvent_Payload() {}
 
 // The evaluation is accepted and durable.
 type EvaluationPlanned struct {
@@ -598,9 +615,13 @@ type EvaluationPlanned struct {
 	// none: then each run begins its own.
 	TraceId string `protobuf:"bytes,16,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
 	// The caller's span in that trace, in hex; empty without one.
-	SpanId        string `protobuf:"bytes,17,opt,name=span_id,json=spanId,proto3" json:"span_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	SpanId string `protobuf:"bytes,17,opt,name=span_id,json=spanId,proto3" json:"span_id,omitempty"`
+	// EvaluateRequest.rerun_suspects: how many fresh trials a suspect gets; 0 for none.
+	RerunSuspects int32 `protobuf:"varint,18,opt,name=rerun_suspects,json=rerunSuspects,proto3" json:"rerun_suspects,omitempty"`
+	// Why the baseline does not run again, in a sentence; empty if it does, and without fresh trials.
+	BaselineNotRerunReason string `protobuf:"bytes,19,opt,name=baseline_not_rerun_reason,json=baselineNotRerunReason,proto3" json:"baseline_not_rerun_reason,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
 }
 
 func (x *EvaluationPlanned) Reset() {
@@ -748,6 +769,20 @@ func (x *EvaluationPlanned) GetTraceId() string {
 func (x *EvaluationPlanned) GetSpanId() string {
 	if x != nil {
 		return x.SpanId
+	}
+	return ""
+}
+
+func (x *EvaluationPlanned) GetRerunSuspects() int32 {
+	if x != nil {
+		return x.RerunSuspects
+	}
+	return 0
+}
+
+func (x *EvaluationPlanned) GetBaselineNotRerunReason() string {
+	if x != nil {
+		return x.BaselineNotRerunReason
 	}
 	return ""
 }
@@ -981,6 +1016,53 @@ func (x *CaseTrialScored) GetResult() *CaseTrialResult {
 	return nil
 }
 
+// The suspects' fresh trials begin. Their numbers go on where those of the planned trials end: first the candidate's, then as many of
+// the baseline.
+type SuspectsPlanned struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which cases run again, and how often.
+	Suspects      *EvalSuspects `protobuf:"bytes,1,opt,name=suspects,proto3" json:"suspects,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SuspectsPlanned) Reset() {
+	*x = SuspectsPlanned{}
+	mi := &file_bough_v1_evaluation_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SuspectsPlanned) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SuspectsPlanned) ProtoMessage() {}
+
+func (x *SuspectsPlanned) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_evaluation_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SuspectsPlanned.ProtoReflect.Descriptor instead.
+func (*SuspectsPlanned) Descriptor() ([]byte, []int) {
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *SuspectsPlanned) GetSuspects() *EvalSuspects {
+	if x != nil {
+		return x.Suspects
+	}
+	return nil
+}
+
 // The numbers over all cases and the gates.
 type EvaluationTotaled struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -998,7 +1080,7 @@ type EvaluationTotaled struct {
 
 func (x *EvaluationTotaled) Reset() {
 	*x = EvaluationTotaled{}
-	mi := &file_bough_v1_evaluation_proto_msgTypes[9]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1010,7 +1092,7 @@ func (x *EvaluationTotaled) String() string {
 func (*EvaluationTotaled) ProtoMessage() {}
 
 func (x *EvaluationTotaled) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_evaluation_proto_msgTypes[9]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1023,7 +1105,7 @@ func (x *EvaluationTotaled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluationTotaled.ProtoReflect.Descriptor instead.
 func (*EvaluationTotaled) Descriptor() ([]byte, []int) {
-	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{9}
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *EvaluationTotaled) GetVerdict() Verdict {
@@ -1067,7 +1149,7 @@ type EvaluationCancelRequested struct {
 
 func (x *EvaluationCancelRequested) Reset() {
 	*x = EvaluationCancelRequested{}
-	mi := &file_bough_v1_evaluation_proto_msgTypes[10]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1079,7 +1161,7 @@ func (x *EvaluationCancelRequested) String() string {
 func (*EvaluationCancelRequested) ProtoMessage() {}
 
 func (x *EvaluationCancelRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_evaluation_proto_msgTypes[10]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1092,7 +1174,7 @@ func (x *EvaluationCancelRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluationCancelRequested.ProtoReflect.Descriptor instead.
 func (*EvaluationCancelRequested) Descriptor() ([]byte, []int) {
-	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{10}
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *EvaluationCancelRequested) GetRequestedBy() string {
@@ -1120,7 +1202,7 @@ type EvaluationCompleted struct {
 
 func (x *EvaluationCompleted) Reset() {
 	*x = EvaluationCompleted{}
-	mi := &file_bough_v1_evaluation_proto_msgTypes[11]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1132,7 +1214,7 @@ func (x *EvaluationCompleted) String() string {
 func (*EvaluationCompleted) ProtoMessage() {}
 
 func (x *EvaluationCompleted) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_evaluation_proto_msgTypes[11]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1145,7 +1227,7 @@ func (x *EvaluationCompleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluationCompleted.ProtoReflect.Descriptor instead.
 func (*EvaluationCompleted) Descriptor() ([]byte, []int) {
-	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{11}
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *EvaluationCompleted) GetVerdict() Verdict {
@@ -1166,7 +1248,7 @@ type EvaluationFailed struct {
 
 func (x *EvaluationFailed) Reset() {
 	*x = EvaluationFailed{}
-	mi := &file_bough_v1_evaluation_proto_msgTypes[12]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1178,7 +1260,7 @@ func (x *EvaluationFailed) String() string {
 func (*EvaluationFailed) ProtoMessage() {}
 
 func (x *EvaluationFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_evaluation_proto_msgTypes[12]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1191,7 +1273,7 @@ func (x *EvaluationFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluationFailed.ProtoReflect.Descriptor instead.
 func (*EvaluationFailed) Descriptor() ([]byte, []int) {
-	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EvaluationFailed) GetError() *AgentError {
@@ -1214,7 +1296,7 @@ type EvaluationCancelled struct {
 
 func (x *EvaluationCancelled) Reset() {
 	*x = EvaluationCancelled{}
-	mi := &file_bough_v1_evaluation_proto_msgTypes[13]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1226,7 +1308,7 @@ func (x *EvaluationCancelled) String() string {
 func (*EvaluationCancelled) ProtoMessage() {}
 
 func (x *EvaluationCancelled) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_evaluation_proto_msgTypes[13]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1239,7 +1321,7 @@ func (x *EvaluationCancelled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluationCancelled.ProtoReflect.Descriptor instead.
 func (*EvaluationCancelled) Descriptor() ([]byte, []int) {
-	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *EvaluationCancelled) GetError() *AgentError {
@@ -1269,7 +1351,7 @@ type EvaluationEventBatch struct {
 
 func (x *EvaluationEventBatch) Reset() {
 	*x = EvaluationEventBatch{}
-	mi := &file_bough_v1_evaluation_proto_msgTypes[14]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1281,7 +1363,7 @@ func (x *EvaluationEventBatch) String() string {
 func (*EvaluationEventBatch) ProtoMessage() {}
 
 func (x *EvaluationEventBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_evaluation_proto_msgTypes[14]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1294,7 +1376,7 @@ func (x *EvaluationEventBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluationEventBatch.ProtoReflect.Descriptor instead.
 func (*EvaluationEventBatch) Descriptor() ([]byte, []int) {
-	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{14}
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EvaluationEventBatch) GetEvents() []*EvaluationEvent {
@@ -1349,7 +1431,8 @@ const file_bough_v1_evaluation_proto_rawDesc = "" +
 	"\bcase_ids\x18\x03 \x03(\tR\acaseIds\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xea\t\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd8\n" +
+	"\n" +
 	"\x0fEvaluationEvent\x12#\n" +
 	"\revaluation_id\x18\x01 \x01(\tR\fevaluationId\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x03R\bsequence\x12;\n" +
@@ -1374,8 +1457,10 @@ const file_bough_v1_evaluation_proto_rawDesc = "" +
 	"\x11evaluation_failed\x18\xd0\x01 \x01(\v2\x1a.bough.v1.EvaluationFailedB\x19\x9a\xa0\xe6\xf4\x02\x13\n" +
 	"\x11evaluation.failedH\x00R\x10evaluationFailed\x12q\n" +
 	"\x14evaluation_cancelled\x18\xd1\x01 \x01(\v2\x1d.bough.v1.EvaluationCancelledB\x1c\x9a\xa0\xe6\xf4\x02\x16\n" +
-	"\x14evaluation.cancelledH\x00R\x13evaluationCancelledB\t\n" +
-	"\apayload\"\xcb\x05\n" +
+	"\x14evaluation.cancelledH\x00R\x13evaluationCancelled\x12l\n" +
+	"\x10suspects_planned\x18\xd2\x01 \x01(\v2\x19.bough.v1.SuspectsPlannedB#\x9a\xa0\xe6\xf4\x02\x1d\n" +
+	"\x1bevaluation.suspects.plannedH\x00R\x0fsuspectsPlannedB\t\n" +
+	"\apayload\"\xad\x06\n" +
 	"\x11EvaluationPlanned\x12,\n" +
 	"\beval_set\x18\x01 \x01(\v2\x11.bough.v1.EvalSetR\aevalSet\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x1d\n" +
@@ -1397,7 +1482,9 @@ const file_bough_v1_evaluation_proto_rawDesc = "" +
 	"\x0erequest_digest\x18\x0e \x01(\tR\rrequestDigest\x12\x17\n" +
 	"\auser_id\x18\x0f \x01(\tR\x06userId\x12\x19\n" +
 	"\btrace_id\x18\x10 \x01(\tR\atraceId\x12\x17\n" +
-	"\aspan_id\x18\x11 \x01(\tR\x06spanId\x1a9\n" +
+	"\aspan_id\x18\x11 \x01(\tR\x06spanId\x12%\n" +
+	"\x0ererun_suspects\x18\x12 \x01(\x05R\rrerunSuspects\x129\n" +
+	"\x19baseline_not_rerun_reason\x18\x13 \x01(\tR\x16baselineNotRerunReason\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"V\n" +
@@ -1414,7 +1501,9 @@ const file_bough_v1_evaluation_proto_rawDesc = "" +
 	"\x05trial\x18\x02 \x01(\x05R\x05trial\x12\x17\n" +
 	"\arun_ids\x18\x03 \x03(\tR\x06runIds\"D\n" +
 	"\x0fCaseTrialScored\x121\n" +
-	"\x06result\x18\x01 \x01(\v2\x19.bough.v1.CaseTrialResultR\x06result\"\xb2\x01\n" +
+	"\x06result\x18\x01 \x01(\v2\x19.bough.v1.CaseTrialResultR\x06result\"E\n" +
+	"\x0fSuspectsPlanned\x122\n" +
+	"\bsuspects\x18\x01 \x01(\v2\x16.bough.v1.EvalSuspectsR\bsuspects\"\xb2\x01\n" +
 	"\x11EvaluationTotaled\x12+\n" +
 	"\averdict\x18\x01 \x01(\x0e2\x11.bough.v1.VerdictR\averdict\x12,\n" +
 	"\x06totals\x18\x02 \x01(\v2\x14.bough.v1.EvalTotalsR\x06totals\x12*\n" +
@@ -1447,7 +1536,7 @@ func file_bough_v1_evaluation_proto_rawDescGZIP() []byte {
 	return file_bough_v1_evaluation_proto_rawDescData
 }
 
-var file_bough_v1_evaluation_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_bough_v1_evaluation_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_bough_v1_evaluation_proto_goTypes = []any{
 	(*Evaluation)(nil),                // 0: bough.v1.Evaluation
 	(*EvaluationFilter)(nil),          // 1: bough.v1.EvaluationFilter
@@ -1458,74 +1547,78 @@ var file_bough_v1_evaluation_proto_goTypes = []any{
 	(*CaseTrialStarted)(nil),          // 6: bough.v1.CaseTrialStarted
 	(*CaseTrialEnded)(nil),            // 7: bough.v1.CaseTrialEnded
 	(*CaseTrialScored)(nil),           // 8: bough.v1.CaseTrialScored
-	(*EvaluationTotaled)(nil),         // 9: bough.v1.EvaluationTotaled
-	(*EvaluationCancelRequested)(nil), // 10: bough.v1.EvaluationCancelRequested
-	(*EvaluationCompleted)(nil),       // 11: bough.v1.EvaluationCompleted
-	(*EvaluationFailed)(nil),          // 12: bough.v1.EvaluationFailed
-	(*EvaluationCancelled)(nil),       // 13: bough.v1.EvaluationCancelled
-	(*EvaluationEventBatch)(nil),      // 14: bough.v1.EvaluationEventBatch
-	nil,                               // 15: bough.v1.Evaluation.LabelsEntry
-	nil,                               // 16: bough.v1.EvaluationFilter.LabelsEntry
-	nil,                               // 17: bough.v1.CaseResultFilter.LabelsEntry
-	nil,                               // 18: bough.v1.EvaluationPlanned.LabelsEntry
-	(ExecutionState)(0),               // 19: bough.v1.ExecutionState
-	(*AgentError)(nil),                // 20: bough.v1.AgentError
-	(Verdict)(0),                      // 21: bough.v1.Verdict
-	(*EvalTotals)(nil),                // 22: bough.v1.EvalTotals
-	(*timestamppb.Timestamp)(nil),     // 23: google.protobuf.Timestamp
-	(*EvalSet)(nil),                   // 24: bough.v1.EvalSet
-	(*Limits)(nil),                    // 25: bough.v1.Limits
-	(*AgentDefinition)(nil),           // 26: bough.v1.AgentDefinition
-	(*EvalPins)(nil),                  // 27: bough.v1.EvalPins
-	(*EvalResult)(nil),                // 28: bough.v1.EvalResult
-	(*EvalCase)(nil),                  // 29: bough.v1.EvalCase
-	(*CaseTrialResult)(nil),           // 30: bough.v1.CaseTrialResult
-	(*GateResult)(nil),                // 31: bough.v1.GateResult
+	(*SuspectsPlanned)(nil),           // 9: bough.v1.SuspectsPlanned
+	(*EvaluationTotaled)(nil),         // 10: bough.v1.EvaluationTotaled
+	(*EvaluationCancelRequested)(nil), // 11: bough.v1.EvaluationCancelRequested
+	(*EvaluationCompleted)(nil),       // 12: bough.v1.EvaluationCompleted
+	(*EvaluationFailed)(nil),          // 13: bough.v1.EvaluationFailed
+	(*EvaluationCancelled)(nil),       // 14: bough.v1.EvaluationCancelled
+	(*EvaluationEventBatch)(nil),      // 15: bough.v1.EvaluationEventBatch
+	nil,                               // 16: bough.v1.Evaluation.LabelsEntry
+	nil,                               // 17: bough.v1.EvaluationFilter.LabelsEntry
+	nil,                               // 18: bough.v1.CaseResultFilter.LabelsEntry
+	nil,                               // 19: bough.v1.EvaluationPlanned.LabelsEntry
+	(ExecutionState)(0),               // 20: bough.v1.ExecutionState
+	(*AgentError)(nil),                // 21: bough.v1.AgentError
+	(Verdict)(0),                      // 22: bough.v1.Verdict
+	(*EvalTotals)(nil),                // 23: bough.v1.EvalTotals
+	(*timestamppb.Timestamp)(nil),     // 24: google.protobuf.Timestamp
+	(*EvalSet)(nil),                   // 25: bough.v1.EvalSet
+	(*Limits)(nil),                    // 26: bough.v1.Limits
+	(*AgentDefinition)(nil),           // 27: bough.v1.AgentDefinition
+	(*EvalPins)(nil),                  // 28: bough.v1.EvalPins
+	(*EvalResult)(nil),                // 29: bough.v1.EvalResult
+	(*EvalCase)(nil),                  // 30: bough.v1.EvalCase
+	(*CaseTrialResult)(nil),           // 31: bough.v1.CaseTrialResult
+	(*EvalSuspects)(nil),              // 32: bough.v1.EvalSuspects
+	(*GateResult)(nil),                // 33: bough.v1.GateResult
 }
 var file_bough_v1_evaluation_proto_depIdxs = []int32{
-	19, // 0: bough.v1.Evaluation.state:type_name -> bough.v1.ExecutionState
-	20, // 1: bough.v1.Evaluation.error:type_name -> bough.v1.AgentError
-	21, // 2: bough.v1.Evaluation.verdict:type_name -> bough.v1.Verdict
-	22, // 3: bough.v1.Evaluation.totals:type_name -> bough.v1.EvalTotals
-	15, // 4: bough.v1.Evaluation.labels:type_name -> bough.v1.Evaluation.LabelsEntry
-	23, // 5: bough.v1.Evaluation.create_time:type_name -> google.protobuf.Timestamp
-	23, // 6: bough.v1.Evaluation.end_time:type_name -> google.protobuf.Timestamp
-	19, // 7: bough.v1.EvaluationFilter.states:type_name -> bough.v1.ExecutionState
-	16, // 8: bough.v1.EvaluationFilter.labels:type_name -> bough.v1.EvaluationFilter.LabelsEntry
-	21, // 9: bough.v1.CaseResultFilter.verdicts:type_name -> bough.v1.Verdict
-	17, // 10: bough.v1.CaseResultFilter.labels:type_name -> bough.v1.CaseResultFilter.LabelsEntry
-	23, // 11: bough.v1.EvaluationEvent.record_time:type_name -> google.protobuf.Timestamp
+	20, // 0: bough.v1.Evaluation.state:type_name -> bough.v1.ExecutionState
+	21, // 1: bough.v1.Evaluation.error:type_name -> bough.v1.AgentError
+	22, // 2: bough.v1.Evaluation.verdict:type_name -> bough.v1.Verdict
+	23, // 3: bough.v1.Evaluation.totals:type_name -> bough.v1.EvalTotals
+	16, // 4: bough.v1.Evaluation.labels:type_name -> bough.v1.Evaluation.LabelsEntry
+	24, // 5: bough.v1.Evaluation.create_time:type_name -> google.protobuf.Timestamp
+	24, // 6: bough.v1.Evaluation.end_time:type_name -> google.protobuf.Timestamp
+	20, // 7: bough.v1.EvaluationFilter.states:type_name -> bough.v1.ExecutionState
+	17, // 8: bough.v1.EvaluationFilter.labels:type_name -> bough.v1.EvaluationFilter.LabelsEntry
+	22, // 9: bough.v1.CaseResultFilter.verdicts:type_name -> bough.v1.Verdict
+	18, // 10: bough.v1.CaseResultFilter.labels:type_name -> bough.v1.CaseResultFilter.LabelsEntry
+	24, // 11: bough.v1.EvaluationEvent.record_time:type_name -> google.protobuf.Timestamp
 	4,  // 12: bough.v1.EvaluationEvent.evaluation_planned:type_name -> bough.v1.EvaluationPlanned
 	5,  // 13: bough.v1.EvaluationEvent.case_planned:type_name -> bough.v1.CasePlanned
 	6,  // 14: bough.v1.EvaluationEvent.case_trial_started:type_name -> bough.v1.CaseTrialStarted
 	7,  // 15: bough.v1.EvaluationEvent.case_trial_ended:type_name -> bough.v1.CaseTrialEnded
 	8,  // 16: bough.v1.EvaluationEvent.case_trial_scored:type_name -> bough.v1.CaseTrialScored
-	9,  // 17: bough.v1.EvaluationEvent.evaluation_totaled:type_name -> bough.v1.EvaluationTotaled
-	10, // 18: bough.v1.EvaluationEvent.evaluation_cancel_requested:type_name -> bough.v1.EvaluationCancelRequested
-	11, // 19: bough.v1.EvaluationEvent.evaluation_completed:type_name -> bough.v1.EvaluationCompleted
-	12, // 20: bough.v1.EvaluationEvent.evaluation_failed:type_name -> bough.v1.EvaluationFailed
-	13, // 21: bough.v1.EvaluationEvent.evaluation_cancelled:type_name -> bough.v1.EvaluationCancelled
-	24, // 22: bough.v1.EvaluationPlanned.eval_set:type_name -> bough.v1.EvalSet
-	25, // 23: bough.v1.EvaluationPlanned.budget:type_name -> bough.v1.Limits
-	26, // 24: bough.v1.EvaluationPlanned.definitions:type_name -> bough.v1.AgentDefinition
-	27, // 25: bough.v1.EvaluationPlanned.pins:type_name -> bough.v1.EvalPins
-	28, // 26: bough.v1.EvaluationPlanned.baseline:type_name -> bough.v1.EvalResult
-	18, // 27: bough.v1.EvaluationPlanned.labels:type_name -> bough.v1.EvaluationPlanned.LabelsEntry
-	29, // 28: bough.v1.CasePlanned.eval_case:type_name -> bough.v1.EvalCase
-	30, // 29: bough.v1.CaseTrialScored.result:type_name -> bough.v1.CaseTrialResult
-	21, // 30: bough.v1.EvaluationTotaled.verdict:type_name -> bough.v1.Verdict
-	22, // 31: bough.v1.EvaluationTotaled.totals:type_name -> bough.v1.EvalTotals
-	31, // 32: bough.v1.EvaluationTotaled.gates:type_name -> bough.v1.GateResult
-	21, // 33: bough.v1.EvaluationCompleted.verdict:type_name -> bough.v1.Verdict
-	20, // 34: bough.v1.EvaluationFailed.error:type_name -> bough.v1.AgentError
-	20, // 35: bough.v1.EvaluationCancelled.error:type_name -> bough.v1.AgentError
-	22, // 36: bough.v1.EvaluationCancelled.totals:type_name -> bough.v1.EvalTotals
-	3,  // 37: bough.v1.EvaluationEventBatch.events:type_name -> bough.v1.EvaluationEvent
-	38, // [38:38] is the sub-list for method output_type
-	38, // [38:38] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	10, // 17: bough.v1.EvaluationEvent.evaluation_totaled:type_name -> bough.v1.EvaluationTotaled
+	11, // 18: bough.v1.EvaluationEvent.evaluation_cancel_requested:type_name -> bough.v1.EvaluationCancelRequested
+	12, // 19: bough.v1.EvaluationEvent.evaluation_completed:type_name -> bough.v1.EvaluationCompleted
+	13, // 20: bough.v1.EvaluationEvent.evaluation_failed:type_name -> bough.v1.EvaluationFailed
+	14, // 21: bough.v1.EvaluationEvent.evaluation_cancelled:type_name -> bough.v1.EvaluationCancelled
+	9,  // 22: bough.v1.EvaluationEvent.suspects_planned:type_name -> bough.v1.SuspectsPlanned
+	25, // 23: bough.v1.EvaluationPlanned.eval_set:type_name -> bough.v1.EvalSet
+	26, // 24: bough.v1.EvaluationPlanned.budget:type_name -> bough.v1.Limits
+	27, // 25: bough.v1.EvaluationPlanned.definitions:type_name -> bough.v1.AgentDefinition
+	28, // 26: bough.v1.EvaluationPlanned.pins:type_name -> bough.v1.EvalPins
+	29, // 27: bough.v1.EvaluationPlanned.baseline:type_name -> bough.v1.EvalResult
+	19, // 28: bough.v1.EvaluationPlanned.labels:type_name -> bough.v1.EvaluationPlanned.LabelsEntry
+	30, // 29: bough.v1.CasePlanned.eval_case:type_name -> bough.v1.EvalCase
+	31, // 30: bough.v1.CaseTrialScored.result:type_name -> bough.v1.CaseTrialResult
+	32, // 31: bough.v1.SuspectsPlanned.suspects:type_name -> bough.v1.EvalSuspects
+	22, // 32: bough.v1.EvaluationTotaled.verdict:type_name -> bough.v1.Verdict
+	23, // 33: bough.v1.EvaluationTotaled.totals:type_name -> bough.v1.EvalTotals
+	33, // 34: bough.v1.EvaluationTotaled.gates:type_name -> bough.v1.GateResult
+	22, // 35: bough.v1.EvaluationCompleted.verdict:type_name -> bough.v1.Verdict
+	21, // 36: bough.v1.EvaluationFailed.error:type_name -> bough.v1.AgentError
+	21, // 37: bough.v1.EvaluationCancelled.error:type_name -> bough.v1.AgentError
+	23, // 38: bough.v1.EvaluationCancelled.totals:type_name -> bough.v1.EvalTotals
+	3,  // 39: bough.v1.EvaluationEventBatch.events:type_name -> bough.v1.EvaluationEvent
+	40, // [40:40] is the sub-list for method output_type
+	40, // [40:40] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_evaluation_proto_init() }
@@ -1551,6 +1644,7 @@ func file_bough_v1_evaluation_proto_init() {
 		(*EvaluationEvent_EvaluationCompleted)(nil),
 		(*EvaluationEvent_EvaluationFailed)(nil),
 		(*EvaluationEvent_EvaluationCancelled)(nil),
+		(*EvaluationEvent_SuspectsPlanned)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1558,7 +1652,7 @@ func file_bough_v1_evaluation_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_evaluation_proto_rawDesc), len(file_bough_v1_evaluation_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

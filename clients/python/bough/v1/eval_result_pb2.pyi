@@ -59,6 +59,30 @@ VERDICT_NOT_EVALUATED: Verdict.ValueType  # 3
 """It could not be scored, and the reason beside the verdict says why. This never counts as passed."""
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
+class _TrialPurpose:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TrialPurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TrialPurpose.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRIAL_PURPOSE_UNSPECIFIED: _TrialPurpose.ValueType  # 0
+    """The trial is one of those that the evaluation planned."""
+    TRIAL_PURPOSE_RERUN: _TrialPurpose.ValueType  # 1
+    """The trial is a fresh one of a suspect."""
+    TRIAL_PURPOSE_BASELINE_RERUN: _TrialPurpose.ValueType  # 2
+    """The trial is a fresh one of a suspect, with what the baseline ran with."""
+
+class TrialPurpose(_TrialPurpose, metaclass=_TrialPurposeEnumTypeWrapper):
+    """What a trial is for."""
+
+TRIAL_PURPOSE_UNSPECIFIED: TrialPurpose.ValueType  # 0
+"""The trial is one of those that the evaluation planned."""
+TRIAL_PURPOSE_RERUN: TrialPurpose.ValueType  # 1
+"""The trial is a fresh one of a suspect."""
+TRIAL_PURPOSE_BASELINE_RERUN: TrialPurpose.ValueType  # 2
+"""The trial is a fresh one of a suspect, with what the baseline ran with."""
+Global___TrialPurpose: _TypeAlias = TrialPurpose  # noqa: Y015
+
 class _TreeMark:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -178,29 +202,35 @@ class _CaseChangeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CaseChange
     CASE_CHANGE_SAME: _CaseChange.ValueType  # 1
     """The verdict is the same, and the case passes as often as before."""
     CASE_CHANGE_BETTER: _CaseChange.ValueType  # 2
-    """The case passes and did not, or passes more often."""
+    """The case passes more often, and that is no chance."""
     CASE_CHANGE_WORSE: _CaseChange.ValueType  # 3
-    """The case does not pass and did, or passes less often."""
+    """The case passes less often, and that is no chance."""
     CASE_CHANGE_REMOVED: _CaseChange.ValueType  # 4
     """The case is only in the baseline."""
     CASE_CHANGE_ADDED: _CaseChange.ValueType  # 5
     """The case is not in the baseline."""
+    CASE_CHANGE_UNCLEAR: _CaseChange.ValueType  # 6
+    """The verdict or how often the case passes is not the same, and that may be chance."""
 
 class CaseChange(_CaseChange, metaclass=_CaseChangeEnumTypeWrapper):
-    """What became of a case between two results."""
+    """What became of a case between two results. Each direction is tested with 5 %, by Fisher's exact test of each case with Holm's
+    correction: of a suspect over its fresh trials, else over the trials.
+    """
 
 CASE_CHANGE_UNSPECIFIED: CaseChange.ValueType  # 0
 """Unknown. A server never sends it."""
 CASE_CHANGE_SAME: CaseChange.ValueType  # 1
 """The verdict is the same, and the case passes as often as before."""
 CASE_CHANGE_BETTER: CaseChange.ValueType  # 2
-"""The case passes and did not, or passes more often."""
+"""The case passes more often, and that is no chance."""
 CASE_CHANGE_WORSE: CaseChange.ValueType  # 3
-"""The case does not pass and did, or passes less often."""
+"""The case passes less often, and that is no chance."""
 CASE_CHANGE_REMOVED: CaseChange.ValueType  # 4
 """The case is only in the baseline."""
 CASE_CHANGE_ADDED: CaseChange.ValueType  # 5
 """The case is not in the baseline."""
+CASE_CHANGE_UNCLEAR: CaseChange.ValueType  # 6
+"""The verdict or how often the case passes is not the same, and that may be chance."""
 Global___CaseChange: _TypeAlias = CaseChange  # noqa: Y015
 
 class _ChangeKind:
@@ -308,6 +338,7 @@ class EvalResult(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    SUSPECTS_FIELD_NUMBER: _builtins.int
     evaluation_id: _builtins.str
     """The evaluation; empty if there was none, as in the result of ScoreInvocations."""
     eval_set_name: _builtins.str
@@ -359,6 +390,10 @@ class EvalResult(_message.Message):
     def error(self) -> _error_pb2.AgentError:
         """Why the evaluation failed or was cancelled; unset in any other state."""
 
+    @_builtins.property
+    def suspects(self) -> Global___EvalSuspects:
+        """The cases that ran again to compare them with the baseline; unset if that was not asked for, and until it is decided."""
+
     def __init__(
         self,
         *,
@@ -375,14 +410,55 @@ class EvalResult(_message.Message):
         state: _execution_pb2.ExecutionState.ValueType = ...,
         error: _error_pb2.AgentError | None = ...,
         reason: _builtins.str = ...,
+        suspects: Global___EvalSuspects | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "pins", b"pins", "totals", b"totals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "pins", b"pins", "suspects", b"suspects", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "eval_set_name", b"eval_set_name", "evaluation_id", b"evaluation_id", "gates", b"gates", "labels", b"labels", "pins", b"pins", "reason", b"reason", "state", b"state", "totals", b"totals", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "eval_set_name", b"eval_set_name", "evaluation_id", b"evaluation_id", "gates", b"gates", "labels", b"labels", "pins", b"pins", "reason", b"reason", "state", b"state", "suspects", b"suspects", "totals", b"totals", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvalResult: _TypeAlias = EvalResult  # noqa: Y015
+
+@_typing.final
+class EvalSuspects(_message.Message):
+    """The cases of an evaluation that ran again: those that the baseline has too and of which a trial failed. They are chosen by the
+    evaluation's own trials alone: chosen by the baseline's, its luck would be tested.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CASE_IDS_FIELD_NUMBER: _builtins.int
+    TRIALS_FIELD_NUMBER: _builtins.int
+    BASELINE_PINS_FIELD_NUMBER: _builtins.int
+    BASELINE_NOT_RERUN_REASON_FIELD_NUMBER: _builtins.int
+    trials: _builtins.int
+    """How many fresh trials each has: EvaluateRequest.rerun_suspects, or fewer if all of them would be more than 100,000 together."""
+    baseline_not_rerun_reason: _builtins.str
+    """Why the baseline did not run again, in a sentence; empty if it did."""
+    @_builtins.property
+    def case_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """EvalCase.id of each, in the order of the set; empty if no trial failed."""
+
+    @_builtins.property
+    def baseline_pins(self) -> Global___EvalPins:
+        """The pins of the baseline, if it has run again as often, with the definitions that they name; unset if it has not."""
+
+    def __init__(
+        self,
+        *,
+        case_ids: _abc.Iterable[_builtins.str] | None = ...,
+        trials: _builtins.int = ...,
+        baseline_pins: Global___EvalPins | None = ...,
+        baseline_not_rerun_reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["baseline_pins", b"baseline_pins"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline_not_rerun_reason", b"baseline_not_rerun_reason", "baseline_pins", b"baseline_pins", "case_ids", b"case_ids", "trials", b"trials"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvalSuspects: _TypeAlias = EvalSuspects  # noqa: Y015
 
 @_typing.final
 class EvalPins(_message.Message):
@@ -534,7 +610,7 @@ class ConfidenceInterval(_message.Message):
     UPPER_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
     lower: _builtins.float
-    """The lower bound, inclusive; of a rate at least 0."""
+    """The lower bound, inclusive; of a rate at least 0, of a difference of rates at least -1."""
     upper: _builtins.float
     """The upper bound, inclusive; of a rate at most 1."""
     level: _builtins.float
@@ -593,6 +669,8 @@ class EvalTotals(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     JUDGE_USAGE_FIELD_NUMBER: _builtins.int
     FLAKY_CASES_FIELD_NUMBER: _builtins.int
+    RERUNS_FIELD_NUMBER: _builtins.int
+    RERUNS_ENDED_FIELD_NUMBER: _builtins.int
     cases: _builtins.int
     """How many cases the set has."""
     cases_passed: _builtins.int
@@ -609,6 +687,10 @@ class EvalTotals(_message.Message):
     """How many trials have the verdict PASSED."""
     pass_rate: _builtins.float
     """The mean of the cases' pass rates; absent while no case has one."""
+    reruns: _builtins.int
+    """How many fresh trials suspects have, those of the baseline included. No other number but what was used counts them."""
+    reruns_ended: _builtins.int
+    """How many fresh trials are scored, those that could not be scored included."""
     @_builtins.property
     def pass_rate_interval(self) -> Global___ConfidenceInterval:
         """The interval of pass_rate, from resampling the cases, and over 500 cases by the normal distribution; unset while no case has a
@@ -649,10 +731,12 @@ class EvalTotals(_message.Message):
         usage: _usage_pb2.Usage | None = ...,
         judge_usage: _usage_pb2.Usage | None = ...,
         flaky_cases: _abc.Iterable[_builtins.str] | None = ...,
+        reruns: _builtins.int = ...,
+        reruns_ended: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "judge_usage", b"judge_usage", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "cases", b"cases", "cases_failed", b"cases_failed", "cases_not_evaluated", b"cases_not_evaluated", "cases_passed", b"cases_passed", "flaky_cases", b"flaky_cases", "judge_usage", b"judge_usage", "metric_means", b"metric_means", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "trials", b"trials", "trials_ended", b"trials_ended", "trials_passed", b"trials_passed", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "cases", b"cases", "cases_failed", b"cases_failed", "cases_not_evaluated", b"cases_not_evaluated", "cases_passed", b"cases_passed", "flaky_cases", b"flaky_cases", "judge_usage", b"judge_usage", "metric_means", b"metric_means", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "reruns", b"reruns", "reruns_ended", b"reruns_ended", "trials", b"trials", "trials_ended", b"trials_ended", "trials_passed", b"trials_passed", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pass_rate: _TypeAlias = _typing.Literal["pass_rate"]  # noqa: Y015
     _WhichOneofArgType__pass_rate: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate"]  # noqa: Y015
@@ -695,6 +779,8 @@ class CaseResult(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
     UNUSED_MOCKS_FIELD_NUMBER: _builtins.int
+    RERUNS_FIELD_NUMBER: _builtins.int
+    TRIAL_MEANS_FIELD_NUMBER: _builtins.int
     case_id: _builtins.str
     """EvalCase.id; of ScoreInvocations as ScoreInvocationsResponse.result says. Unique in the result, but in files of other systems."""
     verdict: Global___Verdict.ValueType
@@ -727,6 +813,14 @@ class CaseResult(_message.Message):
     def unused_mocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnusedMock]:
         """The mocks of the case that answered no call in any trial, the first 100 of them; empty until all trials are scored."""
 
+    @_builtins.property
+    def reruns(self) -> _containers.RepeatedCompositeFieldContainer[Global___CaseTrialResult]:
+        """The fresh trials of a suspect that are scored, by number: the evaluation's own, then the baseline's. No other field counts them."""
+
+    @_builtins.property
+    def trial_means(self) -> Global___TrialMeans:
+        """What a trial takes, over the trials; unset while none is scored."""
+
     def __init__(
         self,
         *,
@@ -739,14 +833,61 @@ class CaseResult(_message.Message):
         metrics: _abc.Iterable[Global___MetricSummary] | None = ...,
         statistics: Global___PassStatistics | None = ...,
         unused_mocks: _abc.Iterable[Global___UnusedMock] | None = ...,
+        reruns: _abc.Iterable[Global___CaseTrialResult] | None = ...,
+        trial_means: Global___TrialMeans | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics", "trial_means", b"trial_means"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "labels", b"labels", "metrics", b"metrics", "reason", b"reason", "statistics", b"statistics", "trials", b"trials", "turns", b"turns", "unused_mocks", b"unused_mocks", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "labels", b"labels", "metrics", b"metrics", "reason", b"reason", "reruns", b"reruns", "statistics", b"statistics", "trial_means", b"trial_means", "trials", b"trials", "turns", b"turns", "unused_mocks", b"unused_mocks", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CaseResult: _TypeAlias = CaseResult  # noqa: Y015
+
+@_typing.final
+class TrialMeans(_message.Message):
+    """What a trial of a case takes, in the mean over its trials. A number is absent if it is not known of every trial."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COST_NANOS_FIELD_NUMBER: _builtins.int
+    COST_CURRENCY_CODE_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    DURATION_SECONDS_FIELD_NUMBER: _builtins.int
+    cost_nanos: _builtins.float
+    """The cost of runs and judges, in billionths of cost_currency_code."""
+    cost_currency_code: _builtins.str
+    """The ISO 4217 code of the currency; empty without a cost."""
+    tokens: _builtins.float
+    """The input and output tokens of runs and judges."""
+    duration_seconds: _builtins.float
+    """The time from start to end of the turns, in seconds."""
+    def __init__(
+        self,
+        *,
+        cost_nanos: _builtins.float | None = ...,
+        cost_currency_code: _builtins.str = ...,
+        tokens: _builtins.float | None = ...,
+        duration_seconds: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cost_nanos", b"_cost_nanos", "_duration_seconds", b"_duration_seconds", "_tokens", b"_tokens", "cost_nanos", b"cost_nanos", "duration_seconds", b"duration_seconds", "tokens", b"tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost_nanos", b"_cost_nanos", "_duration_seconds", b"_duration_seconds", "_tokens", b"_tokens", "cost_currency_code", b"cost_currency_code", "cost_nanos", b"cost_nanos", "duration_seconds", b"duration_seconds", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cost_nanos: _TypeAlias = _typing.Literal["cost_nanos"]  # noqa: Y015
+    _WhichOneofArgType__cost_nanos: _TypeAlias = _typing.Literal["_cost_nanos", b"_cost_nanos"]  # noqa: Y015
+    _WhichOneofReturnType__duration_seconds: _TypeAlias = _typing.Literal["duration_seconds"]  # noqa: Y015
+    _WhichOneofArgType__duration_seconds: _TypeAlias = _typing.Literal["_duration_seconds", b"_duration_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__tokens: _TypeAlias = _typing.Literal["tokens"]  # noqa: Y015
+    _WhichOneofArgType__tokens: _TypeAlias = _typing.Literal["_tokens", b"_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cost_nanos) -> _WhichOneofReturnType__cost_nanos | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__duration_seconds) -> _WhichOneofReturnType__duration_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens) -> _WhichOneofReturnType__tokens | None: ...
+
+Global___TrialMeans: _TypeAlias = TrialMeans  # noqa: Y015
 
 @_typing.final
 class UnusedMock(_message.Message):
@@ -888,6 +1029,7 @@ class CaseTrialResult(_message.Message):
     DURATION_FIELD_NUMBER: _builtins.int
     UNANSWERED_FIELD_NUMBER: _builtins.int
     USED_MOCKS_FIELD_NUMBER: _builtins.int
+    PURPOSE_FIELD_NUMBER: _builtins.int
     case_id: _builtins.str
     """EvalCase.id of the case that the trial is of."""
     trial: _builtins.int
@@ -898,6 +1040,8 @@ class CaseTrialResult(_message.Message):
     """Why the trial did not pass, in a sentence; empty if it passed."""
     crashed: _builtins.bool
     """Whether a turn ended without an answer. A crashed trial has no scores."""
+    purpose: Global___TrialPurpose.ValueType
+    """What the trial is for; unspecified for a planned one."""
     @_builtins.property
     def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvalTurnResult]:
         """The turns that were run, in order; empty if none was, and in a result that was shortened to fit."""
@@ -943,10 +1087,11 @@ class CaseTrialResult(_message.Message):
         duration: _duration_pb2.Duration | None = ...,
         unanswered: _input_pb2.InputRequest | None = ...,
         used_mocks: _abc.Iterable[_builtins.int] | None = ...,
+        purpose: Global___TrialPurpose.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "judge_usage", b"judge_usage", "unanswered", b"unanswered", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "crashed", b"crashed", "duration", b"duration", "judge_usage", b"judge_usage", "reason", b"reason", "scores", b"scores", "trial", b"trial", "turns", b"turns", "unanswered", b"unanswered", "usage", b"usage", "used_mocks", b"used_mocks", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "crashed", b"crashed", "duration", b"duration", "judge_usage", b"judge_usage", "purpose", b"purpose", "reason", b"reason", "scores", b"scores", "trial", b"trial", "turns", b"turns", "unanswered", b"unanswered", "usage", b"usage", "used_mocks", b"used_mocks", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1399,6 +1544,10 @@ class EvalComparison(_message.Message):
     COST_CURRENCY_CODE_FIELD_NUMBER: _builtins.int
     STATE_BASELINE_FIELD_NUMBER: _builtins.int
     STATE_CANDIDATE_FIELD_NUMBER: _builtins.int
+    UNCLEAR_FIELD_NUMBER: _builtins.int
+    REGRESSIONS_FIELD_NUMBER: _builtins.int
+    REGRESSION_TEST_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
     better: _builtins.int
     """How many cases are better, as CaseComparison.change says."""
     worse: _builtins.int
@@ -1419,6 +1568,10 @@ class EvalComparison(_message.Message):
     """EvalResult.state of the baseline: if it is not SUCCEEDED, the baseline is not the whole of what was to be found."""
     state_candidate: _execution_pb2.ExecutionState.ValueType
     """EvalResult.state of the candidate; likewise."""
+    unclear: _builtins.int
+    """How many cases differ, and may do so by chance."""
+    regressions: _builtins.int
+    """How many cases got worse: 0 unless `regression_test` rejects, then the number of cases that are worse, at least 1."""
     @_builtins.property
     def pins_changed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges."""
@@ -1426,6 +1579,16 @@ class EvalComparison(_message.Message):
     @_builtins.property
     def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___CaseComparison]:
         """The cases: those of the candidate in its order, then the removed ones."""
+
+    @_builtins.property
+    def regression_test(self) -> Global___RegressionTest:
+        """The one test of all cases together."""
+
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___EstimatedChange]:
+        """How numbers changed, with their intervals: of pass_rate, each metric's mean as "NAME.mean", cost, tokens and duration, as far as cases of
+        both have them.
+        """
 
     def __init__(
         self,
@@ -1441,10 +1604,14 @@ class EvalComparison(_message.Message):
         cost_currency_code: _builtins.str = ...,
         state_baseline: _execution_pb2.ExecutionState.ValueType = ...,
         state_candidate: _execution_pb2.ExecutionState.ValueType = ...,
+        unclear: _builtins.int = ...,
+        regressions: _builtins.int = ...,
+        regression_test: Global___RegressionTest | None = ...,
+        changes: _abc.Iterable[Global___EstimatedChange] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cost_nanos_change", b"_cost_nanos_change", "_pass_rate_change", b"_pass_rate_change", "cost_nanos_change", b"cost_nanos_change", "pass_rate_change", b"pass_rate_change"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cost_nanos_change", b"_cost_nanos_change", "_pass_rate_change", b"_pass_rate_change", "cost_nanos_change", b"cost_nanos_change", "pass_rate_change", b"pass_rate_change", "regression_test", b"regression_test"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost_nanos_change", b"_cost_nanos_change", "_pass_rate_change", b"_pass_rate_change", "added", b"added", "better", b"better", "cases", b"cases", "cost_currency_code", b"cost_currency_code", "cost_nanos_change", b"cost_nanos_change", "pass_rate_change", b"pass_rate_change", "pins_changed", b"pins_changed", "removed", b"removed", "state_baseline", b"state_baseline", "state_candidate", b"state_candidate", "worse", b"worse"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost_nanos_change", b"_cost_nanos_change", "_pass_rate_change", b"_pass_rate_change", "added", b"added", "better", b"better", "cases", b"cases", "changes", b"changes", "cost_currency_code", b"cost_currency_code", "cost_nanos_change", b"cost_nanos_change", "pass_rate_change", b"pass_rate_change", "pins_changed", b"pins_changed", "regression_test", b"regression_test", "regressions", b"regressions", "removed", b"removed", "state_baseline", b"state_baseline", "state_candidate", b"state_candidate", "unclear", b"unclear", "worse", b"worse"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cost_nanos_change: _TypeAlias = _typing.Literal["cost_nanos_change"]  # noqa: Y015
     _WhichOneofArgType__cost_nanos_change: _TypeAlias = _typing.Literal["_cost_nanos_change", b"_cost_nanos_change"]  # noqa: Y015
@@ -1456,6 +1623,127 @@ class EvalComparison(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pass_rate_change) -> _WhichOneofReturnType__pass_rate_change | None: ...
 
 Global___EvalComparison: _TypeAlias = EvalComparison  # noqa: Y015
+
+@_typing.final
+class RegressionTest(_message.Message):
+    """An exact test of whether the cases pass less often than in the baseline, all together: one-sided, stratified by case, given how many
+    trials of each case passed on both sides. With suspects it is over their fresh trials, against the baseline's fresh ones or, without
+    such, against the baseline's trials; else over all trials of the cases that both have.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    P_VALUE_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    CASES_FIELD_NUMBER: _builtins.int
+    CANDIDATE_FIELD_NUMBER: _builtins.int
+    BASELINE_FIELD_NUMBER: _builtins.int
+    POWER_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_REASON_FIELD_NUMBER: _builtins.int
+    p_value: _builtins.float
+    """The probability to see so few passes or fewer if nothing got worse; absent if there is nothing to compare."""
+    level: _builtins.float
+    """Up to which probability the test rejects: 0.05."""
+    cases: _builtins.int
+    """How many cases it compares."""
+    power: _builtins.str
+    """What such a test finds, in sentences: how large a drop it takes, and how likely one of a few cases is found."""
+    incomplete_reason: _builtins.str
+    """Why the test is not over everything, in a sentence: trials that could not be scored. Empty if it is."""
+    @_builtins.property
+    def candidate(self) -> Global___PassCounts:
+        """The candidate's trials in these cases."""
+
+    @_builtins.property
+    def baseline(self) -> Global___PassCounts:
+        """The baseline's trials in these cases."""
+
+    def __init__(
+        self,
+        *,
+        p_value: _builtins.float | None = ...,
+        level: _builtins.float = ...,
+        cases: _builtins.int = ...,
+        candidate: Global___PassCounts | None = ...,
+        baseline: Global___PassCounts | None = ...,
+        power: _builtins.str = ...,
+        incomplete_reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_p_value", b"_p_value", "baseline", b"baseline", "candidate", b"candidate", "p_value", b"p_value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_p_value", b"_p_value", "baseline", b"baseline", "candidate", b"candidate", "cases", b"cases", "incomplete_reason", b"incomplete_reason", "level", b"level", "p_value", b"p_value", "power", b"power"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__p_value: _TypeAlias = _typing.Literal["p_value"]  # noqa: Y015
+    _WhichOneofArgType__p_value: _TypeAlias = _typing.Literal["_p_value", b"_p_value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__p_value) -> _WhichOneofReturnType__p_value | None: ...
+
+Global___RegressionTest: _TypeAlias = RegressionTest  # noqa: Y015
+
+@_typing.final
+class PassCounts(_message.Message):
+    """How many trials passed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIALS_FIELD_NUMBER: _builtins.int
+    PASSED_FIELD_NUMBER: _builtins.int
+    trials: _builtins.int
+    """How many trials passed or failed."""
+    passed: _builtins.int
+    """How many of `trials` passed."""
+    def __init__(
+        self,
+        *,
+        trials: _builtins.int = ...,
+        passed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["passed", b"passed", "trials", b"trials"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassCounts: _TypeAlias = PassCounts  # noqa: Y015
+
+@_typing.final
+class EstimatedChange(_message.Message):
+    """How a number changed from the baseline to the candidate: the mean over the cases of each one's difference. Its interval is from
+    resampling these differences, and of over 500 cases by the normal distribution.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    INTERVAL_FIELD_NUMBER: _builtins.int
+    CASES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """What it is of: "pass_rate", "cost", "tokens", "duration", or "NAME.mean" of a metric. Gates name it with ".change" behind."""
+    value: _builtins.float
+    """The mean difference, candidate less baseline. Cost is per trial in units of the currency, tokens are per trial, duration is in seconds
+    per trial.
+    """
+    cases: _builtins.int
+    """How many cases have the number on both sides."""
+    @_builtins.property
+    def interval(self) -> Global___ConfidenceInterval:
+        """The interval of `value`."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        value: _builtins.float = ...,
+        interval: Global___ConfidenceInterval | None = ...,
+        cases: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["interval", b"interval"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "interval", b"interval", "name", b"name", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EstimatedChange: _TypeAlias = EstimatedChange  # noqa: Y015
 
 @_typing.final
 class CaseComparison(_message.Message):
@@ -1491,6 +1779,10 @@ class CaseComparison(_message.Message):
     PASS_RATE_CANDIDATE_FIELD_NUMBER: _builtins.int
     METRIC_CHANGES_FIELD_NUMBER: _builtins.int
     DIFFERENCES_FIELD_NUMBER: _builtins.int
+    TRIALS_BASELINE_FIELD_NUMBER: _builtins.int
+    TRIALS_CANDIDATE_FIELD_NUMBER: _builtins.int
+    P_VALUE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     case_id: _builtins.str
     """CaseResult.case_id of the case in both."""
     change: Global___CaseChange.ValueType
@@ -1503,6 +1795,12 @@ class CaseComparison(_message.Message):
     """The case's pass rate in the baseline; absent if it has none there."""
     pass_rate_candidate: _builtins.float
     """The case's pass rate in the candidate; absent if it has none there."""
+    p_value: _builtins.float
+    """The probability of a difference so large in that direction, by this case alone and before Holm's correction; absent if the case
+    cannot be compared.
+    """
+    reason: _builtins.str
+    """Why the change is what it is, in a sentence; empty if the case is the same."""
     @_builtins.property
     def metric_changes(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Metric name to the candidate's mean less the baseline's, of metrics that both have."""
@@ -1512,6 +1810,14 @@ class CaseComparison(_message.Message):
         """The differences from the expected tree behind the change, of the first two trials of one number that differ. Empty if nothing
         is expected of the tree.
         """
+
+    @_builtins.property
+    def trials_baseline(self) -> Global___PassCounts:
+        """The baseline's trials that `change` is judged by: fresh ones if there are any, as of the baseline the others."""
+
+    @_builtins.property
+    def trials_candidate(self) -> Global___PassCounts:
+        """The candidate's trials that `change` is judged by: fresh ones of a suspect."""
 
     def __init__(
         self,
@@ -1524,15 +1830,23 @@ class CaseComparison(_message.Message):
         pass_rate_candidate: _builtins.float | None = ...,
         metric_changes: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         differences: _abc.Iterable[Global___TreeDifference] | None = ...,
+        trials_baseline: Global___PassCounts | None = ...,
+        trials_candidate: Global___PassCounts | None = ...,
+        p_value: _builtins.float | None = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_pass_rate_baseline", b"_pass_rate_baseline", "_pass_rate_candidate", b"_pass_rate_candidate", "pass_rate_baseline", b"pass_rate_baseline", "pass_rate_candidate", b"pass_rate_candidate"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_p_value", b"_p_value", "_pass_rate_baseline", b"_pass_rate_baseline", "_pass_rate_candidate", b"_pass_rate_candidate", "p_value", b"p_value", "pass_rate_baseline", b"pass_rate_baseline", "pass_rate_candidate", b"pass_rate_candidate", "trials_baseline", b"trials_baseline", "trials_candidate", b"trials_candidate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate_baseline", b"_pass_rate_baseline", "_pass_rate_candidate", b"_pass_rate_candidate", "case_id", b"case_id", "change", b"change", "differences", b"differences", "metric_changes", b"metric_changes", "pass_rate_baseline", b"pass_rate_baseline", "pass_rate_candidate", b"pass_rate_candidate", "verdict_baseline", b"verdict_baseline", "verdict_candidate", b"verdict_candidate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_p_value", b"_p_value", "_pass_rate_baseline", b"_pass_rate_baseline", "_pass_rate_candidate", b"_pass_rate_candidate", "case_id", b"case_id", "change", b"change", "differences", b"differences", "metric_changes", b"metric_changes", "p_value", b"p_value", "pass_rate_baseline", b"pass_rate_baseline", "pass_rate_candidate", b"pass_rate_candidate", "reason", b"reason", "trials_baseline", b"trials_baseline", "trials_candidate", b"trials_candidate", "verdict_baseline", b"verdict_baseline", "verdict_candidate", b"verdict_candidate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__p_value: _TypeAlias = _typing.Literal["p_value"]  # noqa: Y015
+    _WhichOneofArgType__p_value: _TypeAlias = _typing.Literal["_p_value", b"_p_value"]  # noqa: Y015
     _WhichOneofReturnType__pass_rate_baseline: _TypeAlias = _typing.Literal["pass_rate_baseline"]  # noqa: Y015
     _WhichOneofArgType__pass_rate_baseline: _TypeAlias = _typing.Literal["_pass_rate_baseline", b"_pass_rate_baseline"]  # noqa: Y015
     _WhichOneofReturnType__pass_rate_candidate: _TypeAlias = _typing.Literal["pass_rate_candidate"]  # noqa: Y015
     _WhichOneofArgType__pass_rate_candidate: _TypeAlias = _typing.Literal["_pass_rate_candidate", b"_pass_rate_candidate"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__p_value) -> _WhichOneofReturnType__p_value | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pass_rate_baseline) -> _WhichOneofReturnType__pass_rate_baseline | None: ...
     @_typing.overload

@@ -175,6 +175,7 @@ class EvaluateRequest(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
     ALLOW_INCOMPLETE_BASELINE_FIELD_NUMBER: _builtins.int
+    RERUN_SUSPECTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The caller's name for this request, as RunRequest.request_id, unique among the user's evaluations. Empty for none."""
     agent: _builtins.str
@@ -188,6 +189,12 @@ class EvaluateRequest(_message.Message):
     allow_incomplete_baseline: _builtins.bool
     """Whether the baseline may be the result of an evaluation that did not succeed. Otherwise one is INVALID_ARGUMENT. A case that it
     lacks is no regression.
+    """
+    rerun_suspects: _builtins.int
+    """How many fresh trials the suspects get once every trial is scored: the cases that the baseline has too and of which a trial of this
+    evaluation failed. They run as often with what the baseline ran with, if the server still has it: EvalResult.suspects says so.
+    Fresh trials only decide what a comparison says of regressions; verdicts, statistics and other gates are over the planned trials.
+    Needs a baseline. Absent for none.
     """
     @_builtins.property
     def eval_set(self) -> _eval_set_pb2.EvalSet:
@@ -217,13 +224,17 @@ class EvaluateRequest(_message.Message):
                      | "duration.p50"          (the time within which half of all trials ended, in seconds; with a crashed trial no upper
                                                 bound holds)
                      | "duration.p95"          (the time within which 95 % of them did)
-                     | "regressions"           (how many cases are worse than in the baseline, and could be scored)
+                     | "regressions"           (EvalComparison.regressions: 0 unless a test rejects that nothing got worse)
+                     | change ".change"        (EstimatedChange.value of pass_rate, metric ".mean", cost, tokens or duration: the mean
+                                                difference of a case from the baseline)
+                     | change ".change.lower"  (the lower bound of its interval)
+                     | change ".change.upper"  (the upper bound of its interval)
                      | "removed"               (how many cases of the baseline the set does not have)
             k        = a whole number from 1
             metric   = the name of a metric of the set
 
         One that the number of trials or cases cannot reach is INVALID_ARGUMENT, with the number that it takes; so is one on regressions
-        or removed without a baseline.
+        that could never fail, because so few trials prove nothing, and one on regressions, removed or a change without a baseline.
         """
 
     @_builtins.property
@@ -260,17 +271,22 @@ class EvaluateRequest(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         follow: _follow_pb2.EvaluationFollowOptions | None = ...,
         allow_incomplete_baseline: _builtins.bool = ...,
+        rerun_suspects: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_trials", b"_trials", "baseline", b"baseline", "budget", b"budget", "eval_set", b"eval_set", "follow", b"follow", "max_concurrency", b"max_concurrency", "trials", b"trials"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_rerun_suspects", b"_rerun_suspects", "_trials", b"_trials", "baseline", b"baseline", "budget", b"budget", "eval_set", b"eval_set", "follow", b"follow", "max_concurrency", b"max_concurrency", "rerun_suspects", b"rerun_suspects", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_trials", b"_trials", "agent", b"agent", "allow_incomplete_baseline", b"allow_incomplete_baseline", "allow_removed", b"allow_removed", "baseline", b"baseline", "budget", b"budget", "definitions", b"definitions", "eval_set", b"eval_set", "follow", b"follow", "gates", b"gates", "labels", b"labels", "max_concurrency", b"max_concurrency", "request_id", b"request_id", "trials", b"trials"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_rerun_suspects", b"_rerun_suspects", "_trials", b"_trials", "agent", b"agent", "allow_incomplete_baseline", b"allow_incomplete_baseline", "allow_removed", b"allow_removed", "baseline", b"baseline", "budget", b"budget", "definitions", b"definitions", "eval_set", b"eval_set", "follow", b"follow", "gates", b"gates", "labels", b"labels", "max_concurrency", b"max_concurrency", "request_id", b"request_id", "rerun_suspects", b"rerun_suspects", "trials", b"trials"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_concurrency: _TypeAlias = _typing.Literal["max_concurrency"]  # noqa: Y015
     _WhichOneofArgType__max_concurrency: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency"]  # noqa: Y015
+    _WhichOneofReturnType__rerun_suspects: _TypeAlias = _typing.Literal["rerun_suspects"]  # noqa: Y015
+    _WhichOneofArgType__rerun_suspects: _TypeAlias = _typing.Literal["_rerun_suspects", b"_rerun_suspects"]  # noqa: Y015
     _WhichOneofReturnType__trials: _TypeAlias = _typing.Literal["trials"]  # noqa: Y015
     _WhichOneofArgType__trials: _TypeAlias = _typing.Literal["_trials", b"_trials"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_concurrency) -> _WhichOneofReturnType__max_concurrency | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rerun_suspects) -> _WhichOneofReturnType__rerun_suspects | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__trials) -> _WhichOneofReturnType__trials | None: ...
 

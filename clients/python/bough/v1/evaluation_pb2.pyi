@@ -261,6 +261,7 @@ class EvaluationEvent(_message.Message):
     EVALUATION_COMPLETED_FIELD_NUMBER: _builtins.int
     EVALUATION_FAILED_FIELD_NUMBER: _builtins.int
     EVALUATION_CANCELLED_FIELD_NUMBER: _builtins.int
+    SUSPECTS_PLANNED_FIELD_NUMBER: _builtins.int
     evaluation_id: _builtins.str
     """The evaluation that the event belongs to."""
     sequence: _builtins.int
@@ -311,6 +312,10 @@ class EvaluationEvent(_message.Message):
     def evaluation_cancelled(self) -> Global___EvaluationCancelled:
         """The evaluation ended because it was cancelled. The last event of its log."""
 
+    @_builtins.property
+    def suspects_planned(self) -> Global___SuspectsPlanned:
+        """Every planned trial is scored, and the suspects' fresh trials begin. At most once, with EvaluateRequest.rerun_suspects."""
+
     def __init__(
         self,
         *,
@@ -327,12 +332,13 @@ class EvaluationEvent(_message.Message):
         evaluation_completed: Global___EvaluationCompleted | None = ...,
         evaluation_failed: Global___EvaluationFailed | None = ...,
         evaluation_cancelled: Global___EvaluationCancelled | None = ...,
+        suspects_planned: Global___SuspectsPlanned | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["case_planned", b"case_planned", "case_trial_ended", b"case_trial_ended", "case_trial_scored", b"case_trial_scored", "case_trial_started", b"case_trial_started", "evaluation_cancel_requested", b"evaluation_cancel_requested", "evaluation_cancelled", b"evaluation_cancelled", "evaluation_completed", b"evaluation_completed", "evaluation_failed", b"evaluation_failed", "evaluation_planned", b"evaluation_planned", "evaluation_totaled", b"evaluation_totaled", "payload", b"payload", "record_time", b"record_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["case_planned", b"case_planned", "case_trial_ended", b"case_trial_ended", "case_trial_scored", b"case_trial_scored", "case_trial_started", b"case_trial_started", "evaluation_cancel_requested", b"evaluation_cancel_requested", "evaluation_cancelled", b"evaluation_cancelled", "evaluation_completed", b"evaluation_completed", "evaluation_failed", b"evaluation_failed", "evaluation_planned", b"evaluation_planned", "evaluation_totaled", b"evaluation_totaled", "payload", b"payload", "record_time", b"record_time", "suspects_planned", b"suspects_planned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_planned", b"case_planned", "case_trial_ended", b"case_trial_ended", "case_trial_scored", b"case_trial_scored", "case_trial_started", b"case_trial_started", "evaluation_cancel_requested", b"evaluation_cancel_requested", "evaluation_cancelled", b"evaluation_cancelled", "evaluation_completed", b"evaluation_completed", "evaluation_failed", b"evaluation_failed", "evaluation_id", b"evaluation_id", "evaluation_planned", b"evaluation_planned", "evaluation_totaled", b"evaluation_totaled", "payload", b"payload", "record_time", b"record_time", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_planned", b"case_planned", "case_trial_ended", b"case_trial_ended", "case_trial_scored", b"case_trial_scored", "case_trial_started", b"case_trial_started", "evaluation_cancel_requested", b"evaluation_cancel_requested", "evaluation_cancelled", b"evaluation_cancelled", "evaluation_completed", b"evaluation_completed", "evaluation_failed", b"evaluation_failed", "evaluation_id", b"evaluation_id", "evaluation_planned", b"evaluation_planned", "evaluation_totaled", b"evaluation_totaled", "payload", b"payload", "record_time", b"record_time", "sequence", b"sequence", "suspects_planned", b"suspects_planned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["evaluation_planned", "case_planned", "case_trial_started", "case_trial_ended", "case_trial_scored", "evaluation_totaled", "evaluation_cancel_requested", "evaluation_completed", "evaluation_failed", "evaluation_cancelled"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["evaluation_planned", "case_planned", "case_trial_started", "case_trial_ended", "case_trial_scored", "evaluation_totaled", "evaluation_cancel_requested", "evaluation_completed", "evaluation_failed", "evaluation_cancelled", "suspects_planned"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 
@@ -381,6 +387,8 @@ class EvaluationPlanned(_message.Message):
     USER_ID_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
     SPAN_ID_FIELD_NUMBER: _builtins.int
+    RERUN_SUSPECTS_FIELD_NUMBER: _builtins.int
+    BASELINE_NOT_RERUN_REASON_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """The agent that is evaluated; empty if every case has recorded invocations."""
     case_count: _builtins.int
@@ -403,6 +411,10 @@ class EvaluationPlanned(_message.Message):
     """
     span_id: _builtins.str
     """The caller's span in that trace, in hex; empty without one."""
+    rerun_suspects: _builtins.int
+    """EvaluateRequest.rerun_suspects: how many fresh trials a suspect gets; 0 for none."""
+    baseline_not_rerun_reason: _builtins.str
+    """Why the baseline does not run again, in a sentence; empty if it does, and without fresh trials."""
     @_builtins.property
     def eval_set(self) -> _eval_set_pb2.EvalSet:
         """The set, without its cases."""
@@ -451,10 +463,12 @@ class EvaluationPlanned(_message.Message):
         user_id: _builtins.str = ...,
         trace_id: _builtins.str = ...,
         span_id: _builtins.str = ...,
+        rerun_suspects: _builtins.int = ...,
+        baseline_not_rerun_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["baseline", b"baseline", "budget", b"budget", "eval_set", b"eval_set", "pins", b"pins"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "allow_removed", b"allow_removed", "baseline", b"baseline", "budget", b"budget", "case_count", b"case_count", "definitions", b"definitions", "eval_set", b"eval_set", "gates", b"gates", "labels", b"labels", "max_concurrency", b"max_concurrency", "pins", b"pins", "request_digest", b"request_digest", "request_id", b"request_id", "span_id", b"span_id", "trace_id", b"trace_id", "trial_count", b"trial_count", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "allow_removed", b"allow_removed", "baseline", b"baseline", "baseline_not_rerun_reason", b"baseline_not_rerun_reason", "budget", b"budget", "case_count", b"case_count", "definitions", b"definitions", "eval_set", b"eval_set", "gates", b"gates", "labels", b"labels", "max_concurrency", b"max_concurrency", "pins", b"pins", "request_digest", b"request_digest", "request_id", b"request_id", "rerun_suspects", b"rerun_suspects", "span_id", b"span_id", "trace_id", b"trace_id", "trial_count", b"trial_count", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -573,6 +587,32 @@ class CaseTrialScored(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CaseTrialScored: _TypeAlias = CaseTrialScored  # noqa: Y015
+
+@_typing.final
+class SuspectsPlanned(_message.Message):
+    """The suspects' fresh trials begin. Their numbers go on where those of the planned trials end: first the candidate's, then as many of
+    the baseline.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUSPECTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def suspects(self) -> _eval_result_pb2.EvalSuspects:
+        """Which cases run again, and how often."""
+
+    def __init__(
+        self,
+        *,
+        suspects: _eval_result_pb2.EvalSuspects | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["suspects", b"suspects"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["suspects", b"suspects"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SuspectsPlanned: _TypeAlias = SuspectsPlanned  # noqa: Y015
 
 @_typing.final
 class EvaluationTotaled(_message.Message):

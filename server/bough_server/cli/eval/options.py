@@ -54,6 +54,16 @@ GateOption = Annotated[
         help='What has to hold instead of "every case passes", such as "pass_rate >= 0.9"; may be repeated.',
     ),
 ]
+RerunSuspectsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--rerun-suspects",
+        metavar="N",
+        min=1,
+        max=1000,
+        help="Run each case that has a failed trial N more times, and as often with what the baseline ran with.",
+    ),
+]
 AllowRemovedOption = Annotated[
     bool, typer.Option("--allow-removed", help="Cases of the baseline may be missing in the set.")
 ]
@@ -103,6 +113,7 @@ class EvalArguments:
     allow_incomplete_baseline: bool = False
     gates: Sequence[str] = ()
     allow_removed: bool = False
+    rerun_suspects: int | None = None
     budget: Sequence[str] = ()
     labels: Sequence[str] = ()
     request_id: str = ""

@@ -34,6 +34,7 @@ _OPTIONS: Final = {
     "labels": "--label",
     "baseline": "--baseline",
     "request_id": "--request-id",
+    "rerun_suspects": "--rerun-suspects",
     "agent": "--agent",
 }
 """Fields of a request, and the options that set them."""
@@ -77,6 +78,7 @@ class EvalRequest:
             budget=self.budget,
             baseline=baseline,
             allow_removed=arguments.allow_removed,
+            rerun_suspects=arguments.rerun_suspects,
             allow_incomplete_baseline=arguments.allow_incomplete_baseline,
             labels=self.labels,
             request_id=arguments.request_id,
@@ -104,6 +106,7 @@ class EvalRequest:
         )
 
     def _locate_problem(self, field: str, description: str) -> str:
+        description = description.replace("rerun_suspects of", "--rerun-suspects")
         if field == "eval_set.agent" and self.arguments.agent:
             return f"--agent {self.arguments.agent}: {description}"
         if field == "eval_set" or field.startswith("eval_set."):

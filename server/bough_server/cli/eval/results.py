@@ -165,8 +165,8 @@ async def _compare(target: Target, baseline: str, candidate: str, *, json: bool,
     if json:
         print_line(json_text(found))
     else:
-        print_lines(comparison_lines(found, width=whole_width()))
-    return ExitCode.FAILED if found.worse or found.removed else ExitCode.YES
+        print_lines(comparison_lines(found, after.suspects, width=whole_width()))
+    return ExitCode.FAILED if found.regressions or found.removed else ExitCode.YES
 
 
 def _redact_comparison(

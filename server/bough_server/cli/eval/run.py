@@ -19,6 +19,7 @@ from bough_server.cli.eval.options import (
     LabelOption,
     MarkdownOption,
     MaxConcurrencyOption,
+    RerunSuspectsOption,
     SetArgument,
     TrialsOption,
 )
@@ -35,6 +36,7 @@ def run(
     agents: AgentsOption = None,
     baseline: BaselineOption = "",
     gate: GateOption = None,
+    rerun_suspects: RerunSuspectsOption = None,
     allow_removed: AllowRemovedOption = False,
     allow_incomplete_baseline: AllowIncompleteOption = False,
     budget: BudgetOption = None,
@@ -61,6 +63,7 @@ def run(
         baseline=baseline,
         gates=gate or (),
         allow_removed=allow_removed,
+        rerun_suspects=rerun_suspects,
         allow_incomplete_baseline=allow_incomplete_baseline,
         budget=budget or (),
         labels=label or (),

@@ -8,19 +8,22 @@ from rich.text import Text
 from bough.v1 import eval_result_pb2, evaluation_pb2, execution_pb2
 from bough_server.cli.render.blocks import truncate_line
 from bough_server.cli.render.format import cost_text, pluralize, state_style, state_text, time_text, tokens, tokens_text
-from bough_server.evals.reports.words import rate_text, reasons_of, verdict_text
+from bough_server.evals.reports.words import (
+    CHANGES,
+    change_reasons,
+    comparison_sentences,
+    comparison_text,
+    rate_text,
+    rates_text,
+    reasons_of,
+    verdict_text,
+)
 from bough_server.plain_text import one_line
 
 _STYLES: Final = {
     eval_result_pb2.VERDICT_PASSED: "green",
     eval_result_pb2.VERDICT_FAILED: "red",
     eval_result_pb2.VERDICT_NOT_EVALUATED: "yellow",
-}
-_CHANGES: Final = {
-    eval_result_pb2.CASE_CHANGE_BETTER: "better",
-    eval_result_pb2.CASE_CHANGE_WORSE: "worse",
-    eval_result_pb2.CASE_CHANGE_REMOVED: "removed",
-    eval_result_pb2.CASE_CHANGE_ADDED: "added",
 }
 _MOST_DIFFERENCES: Final = 5
 _MOST_REASONS: Final = 10
@@ -34,7 +37,7 @@ def result_lines(
     lines = [line for case in result.cases for line in _case_lines(case, width)]
     lines += [_gate_line(gate, width) for gate in result.gates]
     if comparison is not None:
-        lines += comparison_lines(comparison, width=width)
+        lines += comparison_lines(comparison, result.suspects, width=width)
     if result.reason:
         lines.append(Text(one_line(result.reason), style=_STYLES.get(result.verdict, "")))  # whole: it says what to do
     lines.append(_total_line(result))
@@ -101,27 +104,26 @@ def _verdict(result: eval_result_pb2.EvalResult) -> str:
     return verdict_text(result.verdict) if result.verdict else "running"
 
 
-def comparison_lines(comparison: eval_result_pb2.EvalComparison, *, width: int) -> list[Text]:
+def comparison_lines(
+    comparison: eval_result_pb2.EvalComparison, suspects: eval_result_pb2.EvalSuspects, *, width: int
+) -> list[Text]:
     """Return what two results depended on differently, and the cases that changed."""
     lines = [truncate_line(Text(one_line(changed), style="dim"), width) for changed in comparison.pins_changed]
     for name, state in (("baseline", comparison.state_baseline), ("candidate", comparison.state_candidate)):
         if state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
             lines.append(Text(f"The {name} is of an evaluation that is {state_text(state)}: it may lack cases."))
     for case in comparison.cases:
-        if case.change not in _CHANGES:
+        if case.change not in CHANGES:
             continue
-        line = Text(f"{_CHANGES[case.change]:10}  {one_line(case.case_id)}")
+        line = Text(f"{CHANGES[case.change]:10}  {one_line(case.case_id)}")
         if case.verdict_baseline and case.verdict_candidate:
             verdicts = map(verdict_text, (case.verdict_baseline, case.verdict_candidate))
-            line.append(f"  {' -> '.join(verdicts)}", style="dim")
+            line.append(f"  {' -> '.join(verdicts)}, {rates_text(case)}", style="dim")
         lines.append(truncate_line(line, width))
-        shown = case.differences[:_MOST_DIFFERENCES]
-        lines += [truncate_line(Text(f"            {one_line(one.message)}", style="dim"), width) for one in shown]
-    counts = (
-        f"compared with the baseline: {comparison.better} better, {comparison.worse} worse, "
-        f"{comparison.removed} removed, {comparison.added} added"
-    )
-    return [*lines, Text(counts)]
+        shown = change_reasons(case)[: _MOST_DIFFERENCES + 1]
+        lines += [truncate_line(Text(f"            {one_line(text)}", style="dim"), width) for text in shown]
+    lines.append(Text(f"compared with the baseline: {comparison_text(comparison)}"))
+    return [*lines, *(Text(one_line(text), style="dim") for text in comparison_sentences(comparison, suspects))]
 
 
 def evaluations_table(evaluations: Sequence[evaluation_pb2.Evaluation], width: int) -> list[Text]:

@@ -7,6 +7,7 @@ from typing import Any
 import structlog
 
 from bough.v1 import (
+    agent_pb2,
     error_pb2,
     eval_result_pb2,
     evaluation_pb2,
@@ -14,6 +15,7 @@ from bough.v1 import (
     usage_pb2,
 )
 from bough_server.errors import Fenced, RunError, ServerStopping, StorageFailed
+from bough_server.evals.job.baseline_agents import explain_missing_pins, read_pinned_definitions
 from bough_server.evals.job.case_trials import NotScorable, TrialRunner
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.evaluation_log import EvaluationState, as_fact
@@ -78,20 +80,26 @@ class LiveEvaluation:
             is_cancelled=lambda: fold.cancel is not None,
             trace=trace,
         )
-        self._runner = TrialRunner(
-            dependencies,
-            row.principal,
-            evaluation_id=self.evaluation_id,
-            agent=fold.planned.agent,
-            definitions=fold.planned.definitions,
-            is_cancelled=lambda: fold.cancel is not None,
-            trace=trace,
-        )
+        self._trace = trace
+        self._runner = self._build_runner(fold.planned.agent, fold.planned.definitions)
+        self._baseline_runner: TrialRunner | None = None
+        """Runs with what the baseline ran with; None until a suspect runs again with it."""
         self._on_end = on_end
         self._task: asyncio.Task[None] | None = None
         self._stopped: BaseException | None = None
         self._cancelling: asyncio.Task[None] | None = None
         self._cancel_asked = asyncio.Event()
+
+    def _build_runner(self, agent: str, definitions: Sequence[agent_pb2.AgentDefinition]) -> TrialRunner:
+        return TrialRunner(
+            self._dependencies,
+            self.record.principal,
+            evaluation_id=self.evaluation_id,
+            agent=agent,
+            definitions=definitions,
+            is_cancelled=lambda: self._fold.cancel is not None,
+            trace=self._trace,
+        )
 
     def launch(self) -> None:
         """Start to execute it, in a task of this object."""
@@ -169,16 +177,41 @@ class LiveEvaluation:
     async def _execute(self) -> None:
         if self._fold.cancel is not None:  # recovered between the request and the end
             self._cancel_asked.set()
-        remaining = self._fold.remaining()
         async with asyncio.TaskGroup() as group:
             canceller = group.create_task(self._cancel_runs())
-            workers = [group.create_task(self._work(remaining)) for _ in range(self._fold.planned.max_concurrency)]
-            await asyncio.wait(workers)
+            await self._execute_remaining(group)
+            if self._must_rerun_suspects():
+                event = evaluation_pb2.EvaluationEvent()
+                event.suspects_planned.suspects.CopyFrom(self._fold.plan_suspects())
+                await self._recorder.record(event)
+                await self._execute_remaining(group)
             if self._cancelling is not None:  # what ended the workers may not be in the log yet
                 await asyncio.wait((self._cancelling,))
             if self._fold.cancel is None:
                 canceller.cancel()
         await self._end()
+
+    def _must_rerun_suspects(self) -> bool:
+        fold, is_stopping = self._fold, self._cancelling is not None or self._fold.cancel is not None
+        return bool(fold.planned.rerun_suspects) and fold.suspects is None and not is_stopping
+
+    async def _execute_remaining(self, group: asyncio.TaskGroup) -> None:
+        """Execute the trials that are not scored, some at the same time. An error of one ends the group."""
+        remaining = self._fold.remaining()
+        workers = [group.create_task(self._work(remaining)) for _ in range(self._fold.planned.max_concurrency)]
+        await asyncio.wait(workers)
+
+    async def _find_runner(self, planned: evaluation_pb2.CasePlanned, trial: int) -> TrialRunner:
+        """Return what runs a trial. Raises NotScorable if it needs what the baseline ran with, and that is gone."""
+        if self._fold.find_purpose(planned, trial) != eval_result_pb2.TRIAL_PURPOSE_BASELINE_RERUN:
+            return self._runner
+        if self._baseline_runner is None:
+            principal, pins = self.record.principal, self._fold.planned.baseline.pins
+            if why := await explain_missing_pins(self._dependencies, principal, pins):
+                raise NotScorable(why)
+            definitions = await read_pinned_definitions(self._dependencies, principal, pins)
+            self._baseline_runner = self._build_runner(pins.agent, definitions)
+        return self._baseline_runner
 
     async def _work(self, remaining: "Iterator[tuple[evaluation_pb2.CasePlanned, int]]") -> None:
         """Take trials from the iterator that all workers share, until it is empty or the evaluation stops."""
@@ -191,7 +224,7 @@ class LiveEvaluation:
         case, named = planned.eval_case, self._runner.build_trial(planned, trial)
         # A trial that has begun is finished: its runs are paid for, and a restart must not change its result.
         if (used_up := self._check_budget()) and (case.id, trial) not in self._fold.started:
-            await self._record_score(build_not_evaluated_result(case, trial, used_up))
+            await self._record_score(planned, build_not_evaluated_result(case, trial, used_up))
             return
         if (case.id, trial) not in self._fold.started:
             event = evaluation_pb2.EvaluationEvent()
@@ -202,7 +235,7 @@ class LiveEvaluation:
             await self._recorder.record(event)
         result = await self._score_trial(planned, trial)
         if result is not None and self._fold.cancel is None:
-            await self._record_score(result)
+            await self._record_score(planned, result)
 
     async def _score_trial(
         self, planned: evaluation_pb2.CasePlanned, trial: int
@@ -240,7 +273,8 @@ class LiveEvaluation:
         case = planned.eval_case
         if is_recorded(case):
             return await self._runner.read_recorded_turns(case)
-        invocations = await self._runner.run(planned, trial)
+        runner = await self._find_runner(planned, trial)
+        invocations = await runner.run(planned, trial)
         if (case.id, trial) not in self._fold.ended:
             event = evaluation_pb2.EvaluationEvent()
             event.case_trial_ended.case_id, event.case_trial_ended.trial = case.id, trial
@@ -261,7 +295,8 @@ class LiveEvaluation:
             await asyncio.wait(tasks)
         return None if tasks[0].cancelled() else tasks[0].result()
 
-    async def _record_score(self, result: eval_result_pb2.CaseTrialResult) -> None:
+    async def _record_score(self, planned: evaluation_pb2.CasePlanned, result: eval_result_pb2.CaseTrialResult) -> None:
+        result.purpose = self._fold.find_purpose(planned, result.trial)
         event = evaluation_pb2.EvaluationEvent()
         event.case_trial_scored.result.CopyFrom(result)
         await self._recorder.record(event)

@@ -7,13 +7,13 @@ from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2
 from bough_server.agents.definition import drop_unknown_fields
-from bough_server.agents.registry import VersionHashes, find_reachable
 from bough_server.distribution import version
 from bough_server.errors import FieldViolation, InvalidRequest
+from bough_server.evals.job.baseline_agents import explain_missing_pins, pin_agents
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.results.compare import baseline_of
-from bough_server.evals.results.gates import explain_unreachable, parse_gate
-from bough_server.evals.sets.eval_set import plan_cases, set_digest
+from bough_server.evals.results.gates import explain_unmissable, explain_unreachable, parse_gate
+from bough_server.evals.sets.eval_set import is_recorded, plan_cases, set_digest
 from bough_server.evals.sets.unknown_names import unknown_names
 from bough_server.evals.sets.validation import request_problems
 from bough_server.identity import Principal
@@ -73,18 +73,23 @@ async def plan(
     )
     violations = [FieldViolation(field=_in_set(path), description=text) for path, text in wrong]
     violations += [*_large_definitions(request), *_meaningless_bounds(request)]
+    violations += _meaningless_reruns(request, has_baseline=baseline is not None)
     if baseline is not None and not baseline.cases:
         # Compared with nothing, nothing would be worse or gone.
         violations.append(FieldViolation(field="baseline.result.cases", description="must have at least one case"))
     if violations:
         raise InvalidRequest(violations)
     cases = await run_in_thread(plan_cases, request.eval_set, trials=trials)
-    _refuse_gates(request, cases, has_baseline=baseline is not None)
+    fresh = request.rerun_suspects
+    cannot_rerun = ""
+    if baseline is not None:
+        cannot_rerun = await explain_missing_pins(dependencies, principal, baseline.pins)
+    _refuse_gates(request, cases, baseline=baseline, has_baseline_reruns=not cannot_rerun)
     pins = eval_result_pb2.EvalPins(eval_set_digest=set_digest(request.eval_set), server_version=version())
     if agent:
         resolver, versions = await dependencies.agents.for_run(principal.tenant_id, agent, request.definitions)
         await run_in_thread(_refuse_unknown_names, request.eval_set, resolver)
-        _pin(pins, agent, resolver, versions)
+        pin_agents(pins, agent, resolver, versions)
     for planned in cases:
         for metric in planned.eval_case.metrics:
             if metric.HasField("llm_judge"):
@@ -93,6 +98,7 @@ async def plan(
     started = _build_first_event(request, principal, agent=agent, cases=cases, pins=pins, digest=digest)
     if baseline is not None:
         started.baseline.CopyFrom(_reduce_baseline(baseline))
+        started.rerun_suspects, started.baseline_not_rerun_reason = fresh, cannot_rerun if fresh else ""
     return EvaluationPlan(started=started, cases=cases)
 
 
@@ -127,15 +133,6 @@ def _build_first_event(
     return started
 
 
-def _pin(pins: eval_result_pb2.EvalPins, agent: str, resolver: Resolver, versions: VersionHashes) -> None:
-    pins.agent = agent
-    for one in find_reachable(resolver, agent):
-        pins.agents[one.name] = resolver.agents[one.name].revision or versions.agents.get(one.name, "")
-    pins.models.update(versions.models)
-    pins.tools.update(versions.tools)
-    pins.prices = versions.prices
-
-
 def _refuse_unknown_names(eval_set: eval_set_pb2.EvalSet, resolver: Resolver) -> None:
     wrong = [
         FieldViolation(field=_in_set(path), description=text)
@@ -146,9 +143,13 @@ def _refuse_unknown_names(eval_set: eval_set_pb2.EvalSet, resolver: Resolver) ->
 
 
 def _refuse_gates(
-    request: eval_service_pb2.EvaluateRequest, cases: Sequence[evaluation_pb2.CasePlanned], *, has_baseline: bool
+    request: eval_service_pb2.EvaluateRequest,
+    cases: Sequence[evaluation_pb2.CasePlanned],
+    *,
+    baseline: eval_result_pb2.EvalResult | None,
+    has_baseline_reruns: bool,
 ) -> None:
-    """Raise InvalidRequest for gates that cannot be read, or that no result of these cases could reach."""
+    """Raise InvalidRequest for gates that cannot be read, that no result could reach, or that none could miss."""
     wrong: list[FieldViolation] = []
     for index, text in enumerate(request.gates):
         field = f"gates[{index}]"
@@ -157,9 +158,16 @@ def _refuse_gates(
         except ValueError as error:
             wrong.append(FieldViolation(field=field, description=str(error)))
             continue
-        if gate.needs_baseline and not has_baseline:
+        if gate.needs_baseline and baseline is None:
             wrong.append(FieldViolation(field=field, description="needs a baseline"))
-        elif why := explain_unreachable(gate, cases):
+        elif (why := explain_unreachable(gate, cases)) or (
+            baseline is not None
+            and (
+                why := explain_unmissable(
+                    gate, cases, baseline, reruns=request.rerun_suspects, has_baseline_reruns=has_baseline_reruns
+                )
+            )
+        ):
             wrong.append(FieldViolation(field=field, description=why))
     if wrong:
         raise InvalidRequest(wrong)
@@ -186,6 +194,15 @@ def _meaningless_bounds(request: eval_service_pb2.EvaluateRequest) -> Iterator[F
             names = ", ".join(BUDGET_FIELDS)
             description = f"has no meaning for all runs together; a budget may have {names}"
             yield FieldViolation(field=f"budget.{bound.name}", description=description)
+
+
+def _meaningless_reruns(request: eval_service_pb2.EvaluateRequest, *, has_baseline: bool) -> Iterator[FieldViolation]:
+    if not request.rerun_suspects:
+        return
+    if not has_baseline:
+        yield FieldViolation(field="rerun_suspects", description="needs a baseline to compare the fresh trials with")
+    if all(map(is_recorded, request.eval_set.cases)):
+        yield FieldViolation(field="rerun_suspects", description="has no meaning: every case of the set is recorded")
 
 
 def _in_set(path: str) -> str:

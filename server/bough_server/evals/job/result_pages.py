@@ -151,11 +151,11 @@ class ResultPages:
         """Return a case with the trees of its runs, which are read from the log, as far as they fit."""
         planned = state.cases[case_id]
         # Judged by all scores, whatever is left out below.
-        found = case_result(planned, state.results_of(case_id))
-        del found.trials[:]
+        found = case_result(planned, state.results_of(case_id), state.reruns_of(case_id))
+        del found.trials[:], found.reruns[:]
         most = MAX_PAGE_BYTES - found.ByteSize()
         held = 0
-        for trial in range(planned.trials):
+        for trial in (*range(planned.trials), *state.number_reruns(planned)):
             sequence = state.scored_at.get((case_id, trial))
             if sequence is None:
                 continue
@@ -163,7 +163,7 @@ class ResultPages:
             result = evaluation_events.parse(stored[0].data).case_trial_scored.result
             _fit(result, held, most)
             held += result.ByteSize() + _FRAME_BYTES
-            found.trials.append(result)
+            (found.trials if trial < planned.trials else found.reruns).append(result)
         return found
 
 

@@ -111,6 +111,25 @@ def bootstrap(rates: Sequence[float], seed: str) -> eval_result_pb2.ConfidenceIn
     return _interval(lower=min(lower, wilson(count, count).lower), upper=max(upper, wilson(0, count).upper))
 
 
+def find_change_interval(
+    differences: Sequence[float], seed: str, *, is_rate: bool
+) -> eval_result_pb2.ConfidenceInterval | None:
+    """Return the interval of the mean of some cases' differences, at least one, by resampling the cases.
+
+    Over 500 cases it is the normal interval instead. If all differences are equal, resampling would claim that the mean
+    is certain: of rates, the interval then goes as far beyond as Wilson's of 0 of so many cases. Of what has no scale
+    it is None for one case.
+    """
+    count, ordered = len(differences), sorted(differences)
+    if not is_close(ordered[0], ordered[-1]):
+        lower, upper = _resample(ordered, seed) if count <= _RESAMPLED_CASES else _normal_bounds(ordered)
+        return _interval(lower, upper)
+    if not is_rate:
+        return None if count == 1 else _interval(ordered[0], ordered[-1])
+    beyond = wilson(0, count).upper
+    return _interval(max(-1.0, ordered[0] - beyond), min(1.0, ordered[-1] + beyond))
+
+
 def _wilson_of_rate(rate: float, count: int) -> eval_result_pb2.ConfidenceInterval:
     """Return Wilson's interval of a rate that need not be a whole number of what is counted: widened to the next."""
     seen = rate * count

@@ -8,7 +8,16 @@ from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, input_pb2, us
 from bough_server.evals.metrics.tool_names import name_words
 from bough_server.evals.reports.expectations import call_blocks, expectation_blocks, mode_words, repeat_words
 from bough_server.evals.reports.page import Block, Call, Note, Step, TreeNode, indent_json, render
-from bough_server.evals.reports.words import CHANGES, comparison_text, rate_text, reasons_of_trial, verdict_text
+from bough_server.evals.reports.words import (
+    CHANGES,
+    change_reasons,
+    comparison_sentences,
+    comparison_text,
+    rate_text,
+    rates_text,
+    reasons_of_trial,
+    verdict_text,
+)
 
 _MARKS: Final = {
     eval_result_pb2.TREE_MARK_MATCHED: "matched",
@@ -44,7 +53,7 @@ class ChangeRow:
     change: str
     style: str
     rates: str
-    differences: str
+    reasons: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +137,7 @@ def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalCo
         yield Note(text=f"evaluation {result.evaluation_id}, agent {result.pins.agent or '-'}")
     if comparison is not None:
         yield Note(text=f"against the baseline: {comparison_text(comparison)}")
+        yield from (Note(text=text) for text in comparison_sentences(comparison, result.suspects))
         yield from (Note(text=text, style="anomaly") for text in comparison.pins_changed)
 
 
@@ -140,14 +150,12 @@ def _gate(gate: eval_result_pb2.GateResult) -> GateRow:
 def _changes(comparison: eval_result_pb2.EvalComparison) -> Iterator[ChangeRow]:
     for case in comparison.cases:
         if case.change in CHANGES:
-            before = f"{case.pass_rate_baseline:.2f}" if case.HasField("pass_rate_baseline") else "-"
-            after = f"{case.pass_rate_candidate:.2f}" if case.HasField("pass_rate_candidate") else "-"
             yield ChangeRow(
                 case_id=case.case_id,
                 change=CHANGES[case.change],
                 style=_CHANGE_STYLES.get(case.change, ""),
-                rates=f"{before} to {after}" if before != after else before,
-                differences="; ".join(one.message for one in case.differences),
+                rates=rates_text(case),
+                reasons=" ".join(change_reasons(case)),
             )
 
 

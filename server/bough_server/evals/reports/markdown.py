@@ -5,13 +5,24 @@ from collections.abc import Iterator
 from typing import Final
 
 from bough.v1 import eval_result_pb2
-from bough_server.evals.reports.words import CHANGES, comparison_text, cost_text, rate_text, reasons_of, verdict_text
+from bough_server.evals.reports.words import (
+    CHANGES,
+    change_reasons,
+    comparison_sentences,
+    comparison_text,
+    cost_text,
+    rate_text,
+    rates_text,
+    reasons_of,
+    verdict_text,
+)
 from bough_server.plain_text import escape_controls, one_line
 
 MAX_CHARACTERS: Final = 65_000
 """The most characters of a report: a comment on GitHub takes 65,536."""
 
 _MOST_REASON: Final = 300
+_MOST_REASONS: Final = 3
 _MOST_METRICS: Final = 20
 _MOST_FLAKY: Final = 20
 _MOST_OF_LIST: Final = 12_000
@@ -31,7 +42,9 @@ def markdown_text(result: eval_result_pb2.EvalResult, comparison: eval_result_pb
     """
     head = [*_head(result), *_fit_list(_gates(result))]
     if comparison is not None:
-        head += [f"Against the baseline: {comparison_text(comparison)}.", "", *_fit_list(_changes(comparison))]
+        head += [f"Against the baseline: {comparison_text(comparison)}.", ""]
+        said = [*comparison_sentences(comparison, result.suspects), *comparison.pins_changed]
+        head += [*_fit_list(f"- {_plain(text)}" for text in said), *_fit_table(_changes(comparison))]
     cases = sorted(result.cases, key=lambda case: case.verdict == eval_result_pb2.VERDICT_PASSED)
     rows = [_row(case) for case in cases]
     kept, left_out = _fitting(rows, MAX_CHARACTERS - sum(len(line) + 1 for line in head) - 200)
@@ -74,12 +87,19 @@ def _gates(result: eval_result_pb2.EvalResult) -> Iterator[str]:
 
 
 def _changes(comparison: eval_result_pb2.EvalComparison) -> Iterator[str]:
-    for text in comparison.pins_changed:
-        yield f"- {_plain(text)}"
+    """Yield the rows of the cases that changed; those that were added are rows of the result."""
     for case in comparison.cases:
         if case.change in CHANGES and case.change != eval_result_pb2.CASE_CHANGE_ADDED:
-            why = "; ".join(_plain(one.message) for one in case.differences[:3])
-            yield f"- {CHANGES[case.change]}: {_plain(case.case_id)}{f' ({why})' if why else ''}"
+            why = "; ".join(_plain(text) for text in change_reasons(case)[:_MOST_REASONS])
+            yield f"| {CHANGES[case.change]} | {_plain(case.case_id)} | {rates_text(case)} | {why} |"
+
+
+def _fit_table(rows: Iterator[str]) -> list[str]:
+    """Return the rows of the table of changes that fit, and how many do not; nothing if there are none."""
+    lines = list(rows)
+    kept, left_out = _fitting(lines, _MOST_OF_LIST)
+    more = ["", f"{left_out} more changes are left out."] if left_out else []
+    return ["| change | case | pass rate | why |", "|---|---|---|---|", *kept, *more, ""] if lines else []
 
 
 def _fit_list(items: Iterator[str]) -> list[str]:
@@ -91,7 +111,7 @@ def _fit_list(items: Iterator[str]) -> list[str]:
 
 
 def _row(case: eval_result_pb2.CaseResult) -> str:
-    reasons = "; ".join(_plain(reason) for reason in reasons_of(case)[:3])
+    reasons = "; ".join(_plain(reason) for reason in reasons_of(case)[:_MOST_REASONS])
     flaky = " flaky" if case.statistics.flaky else ""
     columns = verdict_text(case.verdict), _plain(case.case_id), f"{rate_text(case.statistics)}{flaky}", reasons
     return f"| {' | '.join(columns)} |"

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from bough.v1 import eval_result_pb2
+from bough_server.evals.results.gate_numbers import pluralize
 
 STATUS: Final = {
     eval_result_pb2.VERDICT_PASSED: "passed",
@@ -14,6 +15,7 @@ STATUS: Final = {
 CHANGES: Final = {
     eval_result_pb2.CASE_CHANGE_BETTER: "better",
     eval_result_pb2.CASE_CHANGE_WORSE: "worse",
+    eval_result_pb2.CASE_CHANGE_UNCLEAR: "unclear",
     eval_result_pb2.CASE_CHANGE_REMOVED: "removed",
     eval_result_pb2.CASE_CHANGE_ADDED: "added",
 }
@@ -21,11 +23,52 @@ CHANGES: Final = {
 
 def comparison_text(comparison: eval_result_pb2.EvalComparison) -> str:
     """Return how many cases changed, and by how much the pass rate did."""
-    counts = (comparison.better, comparison.worse, comparison.removed, comparison.added)
+    counts = (comparison.better, comparison.worse, comparison.unclear, comparison.removed, comparison.added)
     parts = [f"{count} {word}" for count, word in zip(counts, CHANGES.values(), strict=True)]
     if comparison.HasField("pass_rate_change"):
         parts.append(f"pass rate {comparison.pass_rate_change:+.2f}")
     return ", ".join(parts)
+
+
+def comparison_sentences(
+    comparison: eval_result_pb2.EvalComparison, suspects: eval_result_pb2.EvalSuspects
+) -> Iterator[str]:
+    """Yield what a comparison says of all cases together: what got worse, what it could find, and how numbers changed.
+
+    `suspects` are those of the candidate; without any, they are empty.
+    """
+    test, kind = comparison.regression_test, "fresh trials" if suspects.case_ids else "trials"
+    if test.HasField("p_value"):
+        count = comparison.regressions
+        found = pluralize(count, "regression") if count else "No regression is proven"
+        yield (
+            f"{found}: over {pluralize(test.cases, 'case')} {test.candidate.passed} of {test.candidate.trials} {kind} "
+            f"passed, {test.baseline.passed} of {test.baseline.trials} in the baseline (p = {test.p_value:.2g})."
+        )
+    elif suspects.trials:
+        yield "No regression: no trial failed of a case that the baseline has."
+    if suspects.baseline_not_rerun_reason:
+        yield f"The baseline did not run again. {suspects.baseline_not_rerun_reason}"
+    yield from filter(None, (test.incomplete_reason, test.power))
+    if comparison.changes:
+        yield f"Mean changes of a case: {', '.join(map(_change_text, comparison.changes))}."
+
+
+def _change_text(change: eval_result_pb2.EstimatedChange) -> str:
+    bounds = f" ({change.interval.lower:+.3g} to {change.interval.upper:+.3g})" if change.HasField("interval") else ""
+    return f"{change.name} {change.value:+.3g}{bounds}"
+
+
+def rates_text(case: eval_result_pb2.CaseComparison) -> str:
+    """Return the pass rates of a case in the baseline and now, "-" for one that is not known."""
+    before = f"{case.pass_rate_baseline:.2f}" if case.HasField("pass_rate_baseline") else "-"
+    after = f"{case.pass_rate_candidate:.2f}" if case.HasField("pass_rate_candidate") else "-"
+    return f"{before} to {after}" if before != after else before
+
+
+def change_reasons(case: eval_result_pb2.CaseComparison) -> list[str]:
+    """Return why a case changed: what its trials prove, and what differs in its tree."""
+    return [*filter(None, [case.reason]), *(one.message for one in case.differences)]
 
 
 def verdict_text(status: eval_result_pb2.Verdict.ValueType) -> str:

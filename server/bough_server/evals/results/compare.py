@@ -2,17 +2,24 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 from bough.v1 import eval_result_pb2, execution_pb2
 from bough_server.evals.metrics import statistics
+from bough_server.evals.results.changes import (
+    BETTER,
+    WORSE,
+    CountedTrials,
+    JudgedCase,
+    estimate_changes,
+    judge_cases,
+)
+from bough_server.evals.results.gate_numbers import pluralize
+from bough_server.evals.results.significance import rejects
 from bough_server.evals.results.verdicts import PASSED, total_cost
 
-Change: TypeAlias = eval_result_pb2.CaseChange.ValueType
-
 SAME: Final = eval_result_pb2.CASE_CHANGE_SAME
-BETTER: Final = eval_result_pb2.CASE_CHANGE_BETTER
-WORSE: Final = eval_result_pb2.CASE_CHANGE_WORSE
+UNCLEAR: Final = eval_result_pb2.CASE_CHANGE_UNCLEAR
 REMOVED: Final = eval_result_pb2.CASE_CHANGE_REMOVED
 ADDED: Final = eval_result_pb2.CASE_CHANGE_ADDED
 
@@ -29,22 +36,33 @@ _SHOWN: Final = 20
 def compare(before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalComparison:
     """Return how a result differs from an earlier one: what they depended on, and their cases in pairs by id.
 
-    Cases of one id, which only results of given records have, are paired in order.
+    Cases of one id, which only results of given records have, are paired in order. Takes tenths of a second with many
+    cases: call it in a thread.
     """
     left, right = _by_id(before.cases), _by_id(after.cases)
-    cases = [_compare_case(left.get(key), case) for key, case in right.items()]
+    counted = CountedTrials(before, after)
+    pairs = {key: (left[key], case) for key, case in right.items() if key in left}
+    passes = {key: found for key, (old, new) in pairs.items() if (found := counted.count(old, new)) is not None}
+    changes = judge_cases(passes, {key for key, (_, new) in pairs.items() if counted.is_suspect(new)})
+    cases = [_compare_case(left.get(key), case, changes.get(key)) for key, case in right.items()]
     cases += [_build_removal(case) for key, case in left.items() if key not in right]
-    changes = Counter(case.change for case in cases)
+    numbers = Counter(case.change for case in cases)
     result = eval_result_pb2.EvalComparison(
         pins_changed=_compare_pins(before, after),
         cases=cases,
-        better=changes[BETTER],
-        worse=changes[WORSE],
-        removed=changes[REMOVED],
-        added=changes[ADDED],
+        better=numbers[BETTER],
+        worse=numbers[WORSE],
+        removed=numbers[REMOVED],
+        added=numbers[ADDED],
+        unclear=numbers[UNCLEAR],
         state_baseline=before.state,
         state_candidate=after.state,
+        regression_test=counted.test([*pairs.values()]),
+        changes=estimate_changes([*pairs.values()], seed=after.pins.eval_set_digest),
     )
+    test = result.regression_test
+    if test.HasField("p_value") and rejects(test.p_value):
+        result.regressions = max(1, numbers[WORSE])
     if before.totals.HasField("pass_rate") and after.totals.HasField("pass_rate"):
         result.pass_rate_change = after.totals.pass_rate - before.totals.pass_rate
     old, new = total_cost(before.totals), total_cost(after.totals)
@@ -101,7 +119,11 @@ def baseline_of(result: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalResul
 
 def _baseline_case(case: eval_result_pb2.CaseResult) -> eval_result_pb2.CaseResult:
     kept = eval_result_pb2.CaseResult(
-        case_id=case.case_id, verdict=case.verdict, metrics=case.metrics, statistics=case.statistics
+        case_id=case.case_id,
+        verdict=case.verdict,
+        metrics=case.metrics,
+        statistics=case.statistics,
+        trial_means=case.trial_means if case.HasField("trial_means") else None,
     )
     for name in ("pass_at_k", "pass_all_k", "pass_all_k_intervals"):
         kept.statistics.ClearField(name)
@@ -158,34 +180,55 @@ def _build_removal(before: eval_result_pb2.CaseResult) -> eval_result_pb2.CaseCo
 
 
 def _compare_case(
-    before: eval_result_pb2.CaseResult | None, after: eval_result_pb2.CaseResult
+    before: eval_result_pb2.CaseResult | None, after: eval_result_pb2.CaseResult, judged: JudgedCase | None
 ) -> eval_result_pb2.CaseComparison:
     result = eval_result_pb2.CaseComparison(
         case_id=after.case_id, change=ADDED, verdict_candidate=after.verdict, pass_rate_candidate=_pass_rate(after)
     )
-    if before is not None:
-        result.change = _change(before, after)
-        result.verdict_baseline = before.verdict
-        if before.statistics.HasField("pass_rate"):
-            result.pass_rate_baseline = before.statistics.pass_rate
-        result.metric_changes.update(_metric_changes(before, after))
-        result.differences.extend(_differences(before, after, result.change))
+    if before is None:
+        return result
+    direction = _direction(before, after)
+    result.change = UNCLEAR if direction else SAME
+    result.verdict_baseline = before.verdict
+    if before.statistics.HasField("pass_rate"):
+        result.pass_rate_baseline = before.statistics.pass_rate
+    if judged is not None:
+        direction = direction or judged.direction
+        result.change = judged.change or (UNCLEAR if direction else SAME)
+        old, new = judged.passes.trials_before, judged.passes.trials
+        result.trials_baseline.trials, result.trials_baseline.passed = old, judged.passes.passed_before
+        result.trials_candidate.trials, result.trials_candidate.passed = new, judged.passes.passed
+        result.p_value = judged.p_value
+    result.reason = _explain_case(result)
+    result.metric_changes.update(_metric_changes(before, after))
+    result.differences.extend(_differences(before, after, direction))
     return result
+
+
+def _explain_case(compared: eval_result_pb2.CaseComparison) -> str:
+    if compared.change == SAME:
+        return ""
+    if not compared.HasField("p_value"):
+        return "Not enough of its trials could be scored to compare it."
+    new, old = compared.trials_candidate, compared.trials_baseline
+    counts = f"{new.passed} of {pluralize(new.trials, 'trial')} passed, {old.passed} of {old.trials} in the baseline"
+    chance = "which may be chance " if compared.change == UNCLEAR else ""
+    return f"{counts}, {chance}(p = {compared.p_value:.2g})." if chance else f"{counts} (p = {compared.p_value:.2g})."
 
 
 def _pass_rate(case: eval_result_pb2.CaseResult) -> float | None:
     return case.statistics.pass_rate if case.statistics.HasField("pass_rate") else None
 
 
-def _change(before: eval_result_pb2.CaseResult, after: eval_result_pb2.CaseResult) -> Change:
-    """Return what became of a case: its verdict decides, and if that is the same, how often it passed."""
+def _direction(before: eval_result_pb2.CaseResult, after: eval_result_pb2.CaseResult) -> int:
+    """Return 1 if a case looks better, -1 if it looks worse: its verdict decides, and then how often it passed."""
     if (before.verdict == PASSED) != (after.verdict == PASSED):
-        return BETTER if after.verdict == PASSED else WORSE
+        return 1 if after.verdict == PASSED else -1
     old, new = _pass_rate(before), _pass_rate(after)
     # Rates are quotients: two that are equal may differ in their last bit.
     if old is None or new is None or statistics.is_close(old, new):
-        return SAME
-    return BETTER if new > old else WORSE
+        return 0
+    return 1 if new > old else -1
 
 
 def _metric_changes(before: eval_result_pb2.CaseResult, after: eval_result_pb2.CaseResult) -> dict[str, float]:
@@ -199,21 +242,21 @@ def _metric_changes(before: eval_result_pb2.CaseResult, after: eval_result_pb2.C
 
 
 def _differences(
-    before: eval_result_pb2.CaseResult, after: eval_result_pb2.CaseResult, change: Change
+    before: eval_result_pb2.CaseResult, after: eval_result_pb2.CaseResult, direction: int
 ) -> Sequence[eval_result_pb2.TreeDifference]:
     """Return the differences from the expected tree that explain a change, in the first two runs that differ.
 
-    The two runs have one index. For a worse case they are the differences that only the new run has, for a better case
-    those that only the old run had. A run that the other result lacks, as a kept baseline lacks all, counts as one
-    without differences if the case is better or worse.
+    The two runs have one index. For a case that looks worse they are the differences that only the new run has, for one
+    that looks better those that only the old run had. A run that the other result lacks, as a kept baseline lacks all,
+    counts as one without differences if the case looks better or worse.
     """
     old_runs, new_runs = ({trial.trial: trial for trial in case.trials} for case in (before, after))
-    old_side, new_side = (new_runs, old_runs) if change == BETTER else (old_runs, new_runs)
+    old_side, new_side = (new_runs, old_runs) if direction > 0 else (old_runs, new_runs)
     empty = eval_result_pb2.CaseTrialResult()
     pairs = (
         (trial, old_side.get(index, empty))
         for index, trial in sorted(new_side.items())
-        if index in old_side or change != SAME
+        if index in old_side or direction
     )
     return next(filter(None, (_only_in(trial, other) for trial, other in pairs)), [])
 

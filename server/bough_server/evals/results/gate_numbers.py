@@ -106,7 +106,8 @@ def cost(cases: Iterable[eval_result_pb2.CaseResult], totals: eval_result_pb2.Ev
     used = total_cost(totals)
     parts = [totals.usage, totals.judge_usage]
     # A sum has a cost as soon as one of its parts has: it is whole only if each of them has.
-    parts += [usage for case in cases for trial in case.trials for usage in (trial.usage, trial.judge_usage)]
+    trials = [trial for case in cases for trial in (*case.trials, *case.reruns)]
+    parts += [usage for trial in trials for usage in (trial.usage, trial.judge_usage)]
     unknown = not all(map(has_whole_cost, parts))
     if not used.HasField("cost_nanos"):
         called = any(part.model_calls for part in parts)
@@ -133,26 +134,77 @@ def duration(cases: Iterable[eval_result_pb2.CaseResult], share: float) -> Measu
 
 
 def regressions(comparison: eval_result_pb2.EvalComparison | None) -> Measured:
-    """Return how many cases are worse than in the baseline. One that could not be scored is not known to be."""
+    """Return how many cases got worse, as one test of all of them says.
+
+    A case that could not be scored is not known to have got worse, nor one of which fresh trials could not be.
+    """
     if comparison is None:
         return _NO_BASELINE
-    worse = [case for case in comparison.cases if case.change == eval_result_pb2.CASE_CHANGE_WORSE]
-    found = [case.case_id for case in worse if case.verdict_candidate != NOT_EVALUATED]
-    unjudged_now = [case.case_id for case in worse if case.verdict_candidate == NOT_EVALUATED]
+    test = comparison.regression_test
+    differing = [case for case in comparison.cases if case.change == eval_result_pb2.CASE_CHANGE_UNCLEAR]
+    unjudged_now = [case.case_id for case in differing if (case.verdict_candidate, case.verdict_baseline) == _LOST]
     unjudged_before = [
         case.case_id
         for case in comparison.cases
-        if case.verdict_baseline not in (PASSED, FAILED)
+        if case.change not in (eval_result_pb2.CASE_CHANGE_ADDED, eval_result_pb2.CASE_CHANGE_WORSE)
+        and case.verdict_baseline not in (PASSED, FAILED)
         and case.verdict_candidate == FAILED
-        and case.change not in (eval_result_pb2.CASE_CHANGE_WORSE, eval_result_pb2.CASE_CHANGE_ADDED)
     ]
     sentences = [
         f"Could not be scored, and passed in the baseline: {quote_ids(unjudged_now)}." if unjudged_now else "",
         f"Fails, and could not be scored in the baseline: {quote_ids(unjudged_before)}." if unjudged_before else "",
+        test.incomplete_reason,
     ]
     return Measured(
-        value=len(found), note=f"Worse: {quote_ids(found)}." if found else "", unknown=" ".join(filter(None, sentences))
+        value=comparison.regressions,
+        note=_describe_regressions(comparison) if comparison.regressions else "",
+        unknown=" ".join(filter(None, sentences)),
     )
+
+
+_LOST: Final = (NOT_EVALUATED, PASSED)
+"""The verdicts, now and before, of a case that passed and could not be scored."""
+
+
+def _describe_regressions(comparison: eval_result_pb2.EvalComparison) -> str:
+    test = comparison.regression_test
+    found = [case.case_id for case in comparison.cases if case.change == eval_result_pb2.CASE_CHANGE_WORSE]
+    worse = f"Worse: {quote_ids(found)}." if found else "No case is worse by its own trials alone."
+    return (
+        f"{test.candidate.passed} of {pluralize(test.candidate.trials, 'trial')} of {pluralize(test.cases, 'case')} "
+        f"passed, {test.baseline.passed} of {test.baseline.trials} in the baseline (p = {test.p_value:.2g}). {worse}"
+    )
+
+
+def change(
+    cases: Sequence[eval_result_pb2.CaseResult],
+    comparison: eval_result_pb2.EvalComparison | None,
+    name: str,
+    bound_of: Callable[[eval_result_pb2.EstimatedChange], float],
+) -> Measured:
+    """Return how a number changed from the baseline, or a bound of that; with a crashed trial no upper bound holds."""
+    if comparison is None:
+        return _NO_BASELINE
+    found = next((each for each in comparison.changes if each.name == name), None)
+    paired = sum(
+        case.change not in (eval_result_pb2.CASE_CHANGE_ADDED, eval_result_pb2.CASE_CHANGE_REMOVED)
+        for case in comparison.cases
+    )
+    if found is None or not found.HasField("interval"):
+        return Measured(value=None, unknown=f"Too few cases have {name} both here and in the baseline.")
+    count = paired - found.cases
+    missing = f"{pluralize(count, 'case')} without {name} here or there." if count else ""
+    crashes = sum(trial.crashed for case in cases for trial in case.trials)
+    return Measured(
+        value=bound_of(found),
+        note=f"Over {pluralize(found.cases, 'case')}.",
+        unknown=missing or describe_missing_scores(cases),
+        # Else crashing early would make trials cheap and short.
+        unbounded=f"{pluralize(crashes, 'trial')} crashed." if crashes and name in _SPENT else "",
+    )
+
+
+_SPENT: Final = ("cost", "tokens", "duration")
 
 
 def count_removed_cases(comparison: eval_result_pb2.EvalComparison | None) -> Measured:

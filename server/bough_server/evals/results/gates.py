@@ -3,12 +3,14 @@
 A gate is read, refused before anything runs if so few trials or cases cannot reach it, and checked at the end.
 """
 
+import itertools
 import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Final, assert_never
 
 from bough.v1 import eval_result_pb2, evaluation_pb2
@@ -18,6 +20,7 @@ from bough_server.evals.metrics.scoring import applicable_metrics
 from bough_server.evals.metrics.turn import name_of
 from bough_server.evals.results import gate_numbers
 from bough_server.evals.results.gate_numbers import Measured, pluralize
+from bough_server.evals.results.significance import least_p_value, rejects
 from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED
 
 MAX_TRIALS: Final = 1_000
@@ -27,7 +30,11 @@ MAX_CASES: Final = 10_000
 
 
 class GateNumber(StrEnum):
-    """The numbers that a gate can bound. K is a number of trials, METRIC the name of a metric."""
+    """The numbers that a gate can bound.
+
+    K is a number of trials, METRIC the name of a metric, and NUMBER one of pass_rate, METRIC.mean, cost, tokens and
+    duration.
+    """
 
     CASE_PASS_RATE_LOWER = "case.pass_rate.lower"
     PASS_RATE = "pass_rate"
@@ -38,6 +45,9 @@ class GateNumber(StrEnum):
     COST_TOTAL = "cost.total"
     DURATION_P50 = "duration.p50"
     DURATION_P95 = "duration.p95"
+    CHANGE = "NUMBER.change"
+    CHANGE_LOWER = "NUMBER.change.lower"
+    CHANGE_UPPER = "NUMBER.change.upper"
     REGRESSIONS = "regressions"
     REMOVED = "removed"
 
@@ -69,6 +79,12 @@ _BOUND: Final = re.compile(r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20}
 _PASS_K: Final = re.compile(r"pass[\^@](?P<k>[1-9][0-9]{0,8})")
 _OF_K: Final = (GateNumber.PASS_ALL_K, GateNumber.PASS_AT_K)
 _METRIC_MEAN: Final = re.compile(r"(?P<metric>[A-Za-z][A-Za-z0-9._-]{0,127})\.mean")
+_CHANGES: Final = (GateNumber.CHANGE, GateNumber.CHANGE_LOWER, GateNumber.CHANGE_UPPER)
+_CHANGE: Final = re.compile(
+    rf"(?P<of>pass_rate|cost|tokens|duration|{_METRIC_MEAN.pattern})\.change(?P<bound>\.lower|\.upper)?"
+)
+_WHOLE_NAMES: Final = frozenset(GateNumber) - {*_OF_K, *_CHANGES, GateNumber.METRIC_MEAN}
+"""The names of numbers of which no part is to be filled in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +99,14 @@ class Gate:
     k: int = 0
     """Of how many trials all have to pass, of PASS_ALL_K, or one, of PASS_AT_K."""
     metric: str = ""
-    """The name of the metric, of METRIC_MEAN."""
+    """The name of the metric, of METRIC_MEAN, and of the change of one."""
+    changed: str = ""
+    """What the change is of, of CHANGE, CHANGE_LOWER and CHANGE_UPPER: EstimatedChange.name."""
 
     @property
     def needs_baseline(self) -> bool:
         """Whether the number is one of a comparison."""
-        return self.number in (GateNumber.REGRESSIONS, GateNumber.REMOVED)
+        return self.number in (GateNumber.REGRESSIONS, GateNumber.REMOVED, *_CHANGES)
 
     @property
     def counts_crashes(self) -> bool:
@@ -96,6 +114,8 @@ class Gate:
         match self.number:
             case GateNumber.COST_TOTAL | GateNumber.REMOVED | GateNumber.REGRESSIONS:
                 return False  # a case that crashes and did not pass in the baseline is no regression
+            case GateNumber.CHANGE | GateNumber.CHANGE_LOWER | GateNumber.CHANGE_UPPER:
+                return self.changed == "pass_rate"
             case (
                 GateNumber.CASE_PASS_RATE_LOWER
                 | GateNumber.PASS_RATE
@@ -134,24 +154,27 @@ def parse_gate(text: str) -> Gate:
         )
     if not _BOUND.fullmatch(match["bound"]):
         raise ValueError(f"{match['bound'][:80]!r} in the gate {text[:80]!r} is not a number such as 0.9.")
-    number, k, metric = _number(match["name"])
-    return Gate(text=text, number=number, operator=match["operator"], bound=float(match["bound"]), k=k, metric=metric)
+    number = _parse_number(match["name"])
+    return replace(number, text=text, operator=match["operator"], bound=float(match["bound"]))
 
 
-def _number(name: str) -> tuple[GateNumber, int, str]:
-    """Return which number a name means, with K and METRIC. Raises ValueError with a sentence."""
+def _parse_number(name: str) -> Gate:
+    """Return a gate on the number that a name means, with no bound yet. Raises ValueError with a sentence."""
+    build = partial(Gate, text="", operator="", bound=0)
     if name.startswith(("pass^", "pass@")):
         if not (pass_k := _PASS_K.fullmatch(name)):
             sign = name[4]
             raise ValueError(
                 f"{name[:80]!r} takes a number of trials, at least 1, after the {sign}, as pass{sign}3 does."
             )
-        return _OF_K["^@".index(name[4])], int(pass_k["k"]), ""
+        return build(number=_OF_K["^@".index(name[4])], k=int(pass_k["k"]))
+    if change := _CHANGE.fullmatch(name):
+        number = GateNumber(f"NUMBER.change{change['bound'] or ''}")
+        return build(number=number, changed=change["of"], metric=change["metric"] or "")
     if mean := _METRIC_MEAN.fullmatch(name):
-        return GateNumber.METRIC_MEAN, 0, mean["metric"]
-    plain = [number for number in GateNumber if number not in (*_OF_K, GateNumber.METRIC_MEAN)]
-    if name in plain:
-        return GateNumber(name), 0, ""
+        return build(number=GateNumber.METRIC_MEAN, metric=mean["metric"])
+    if name in _WHOLE_NAMES:
+        return build(number=GateNumber(name))
     names = [number.value for number in GateNumber]
     hint = nearest(name, names) or f"A gate can be on {', '.join(names)}."
     raise ValueError(f"There is no number {name[:80]!r} for a gate. {hint}")
@@ -163,7 +186,7 @@ def explain_unreachable(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned
     A bound on the mean of a metric that no case has is unreachable too. Whether there is a baseline is not checked.
     """
     fewest = min(planned, key=lambda case: case.trials)
-    if gate.number is GateNumber.METRIC_MEAN and gate.metric not in (names := _scales(planned)):
+    if gate.metric and gate.metric not in (names := _scales(planned)):
         return (
             f"{gate.text!r} cannot be reached: no case has the metric {gate.metric!r}.{suggestion(gate.metric, names)}"
         )
@@ -189,11 +212,49 @@ def _range(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned]) -> tuple[f
             return 0, 1
         case GateNumber.METRIC_MEAN:
             return (0, 1) if _scales(planned)[gate.metric] else (-math.inf, math.inf)
+        case GateNumber.CHANGE | GateNumber.CHANGE_LOWER | GateNumber.CHANGE_UPPER:
+            is_rate = gate.changed == "pass_rate" or (gate.metric and _scales(planned)[gate.metric])
+            return (-1, 1) if is_rate else (-math.inf, math.inf)
         case GateNumber.REGRESSIONS:
             return 0, len(planned)
         case GateNumber.COST_TOTAL | GateNumber.REMOVED | GateNumber.DURATION_P50 | GateNumber.DURATION_P95:
             return 0, math.inf
     assert_never(gate.number)
+
+
+def explain_unmissable(
+    gate: Gate,
+    planned: Sequence[evaluation_pb2.CasePlanned],
+    baseline: eval_result_pb2.EvalResult,
+    *,
+    reruns: int,
+    has_baseline_reruns: bool,
+) -> str:
+    """Return why a gate on regressions could never fail with so few trials, and how many it takes; empty if it could.
+
+    It cannot if even this proves nothing: that every trial passed in the baseline, and none passes now.
+    """
+    if gate.number is not GateNumber.REGRESSIONS:
+        return ""
+    before = {case.case_id: case.statistics.trials for case in baseline.cases if case.statistics.trials}
+    both = [one for one in planned if one.eval_case.id in before]
+    trials = [before[one.eval_case.id] for one in both]
+    sizes = [
+        (reruns or one.trials, reruns if reruns and has_baseline_reruns else old)
+        for one, old in zip(both, trials, strict=True)
+    ]
+    if not both or rejects(least_p_value(sizes)):
+        return ""
+    needed = next(
+        count
+        for count in itertools.count(1)
+        if rejects(least_p_value([(count, count if has_baseline_reruns else min(trials))]))
+    )
+    has = f"{reruns} fresh trials" if reruns else pluralize(min(one.trials for one in both), "trial")
+    return (
+        f"{gate.text!r} could never fail: {has} of {pluralize(len(both), 'case')} cannot prove a regression, even if "
+        f"all passed in the baseline and none passes now. It takes rerun_suspects of {needed}."
+    )
 
 
 def _explain_out_of_range(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned], highest: float) -> str:
@@ -230,6 +291,8 @@ def _name(gate: Gate) -> str:
             return gate.number.value.replace("K", str(gate.k))
         case GateNumber.METRIC_MEAN:
             return f"{gate.metric}.mean"
+        case GateNumber.CHANGE | GateNumber.CHANGE_LOWER | GateNumber.CHANGE_UPPER:
+            return gate.number.value.replace("NUMBER", gate.changed)
     return gate.number.value
 
 
@@ -317,6 +380,12 @@ def _measure(
             return gate_numbers.metric_mean(cases, gate.metric)
         case GateNumber.COST_TOTAL:
             return gate_numbers.cost(cases, totals)
+        case GateNumber.CHANGE:
+            return gate_numbers.change(cases, comparison, gate.changed, lambda change: change.value)
+        case GateNumber.CHANGE_LOWER:
+            return gate_numbers.change(cases, comparison, gate.changed, lambda change: change.interval.lower)
+        case GateNumber.CHANGE_UPPER:
+            return gate_numbers.change(cases, comparison, gate.changed, lambda change: change.interval.upper)
         case GateNumber.REGRESSIONS:
             return gate_numbers.regressions(comparison)
         case GateNumber.REMOVED:

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, evaluation_pb2, usage_pb2
 from bough_server.evals.metrics import statistics
-from bough_server.log.usage import Sums
+from bough_server.log.usage import Sums, has_whole_cost
 
 CaseResult = eval_result_pb2.CaseResult
 CaseTrialResult = eval_result_pb2.CaseTrialResult
@@ -48,16 +48,18 @@ def has_passed(trial: eval_result_pb2.CaseTrialResult) -> bool:
 
 
 def case_result(
-    planned: evaluation_pb2.CasePlanned, trials: Sequence[eval_result_pb2.CaseTrialResult]
+    planned: evaluation_pb2.CasePlanned,
+    trials: Sequence[eval_result_pb2.CaseTrialResult],
+    reruns: Sequence[eval_result_pb2.CaseTrialResult] = (),
 ) -> eval_result_pb2.CaseResult:
-    """Return the result of a case so far, from the results of its trials, in any order.
+    """Return the result of a case so far, from the results of its trials, in any order, and of its fresh ones.
 
     The verdict is FAILED if a trial crashed, or if the mean of a metric over its scored trials misses the metric's
     threshold; otherwise NOT_EVALUATED if a trial could not be scored, in whole or by one of the metrics; otherwise
     PASSED. So a case with a crashed and a passed trial fails, and so does one with a failed trial and a trial that
     could not be scored.
 
-    The statistics count the scored trials, crashed ones among them.
+    The statistics count the scored trials, crashed ones among them. Fresh trials are only listed.
     """
     ordered = sorted(trials, key=lambda trial: trial.trial)
     judged = [trial for trial in ordered if is_scored(trial)]
@@ -73,7 +75,26 @@ def case_result(
         metrics=(metric.summary() for metric in metrics),
         statistics=statistics.pass_statistics(sum(map(has_passed, judged)), len(judged)),
         unused_mocks=_find_unused_mocks(planned, trials),
+        reruns=reruns,
+        trial_means=_measure_trials(ordered),
     )
+
+
+def _measure_trials(trials: Sequence[eval_result_pb2.CaseTrialResult]) -> eval_result_pb2.TrialMeans | None:
+    """Return what a trial takes in the mean; None without trials."""
+    if not trials:
+        return None
+    used = [[trial.usage, trial.judge_usage] for trial in trials]
+    tokens = [sum(usage.total_tokens or usage.input_tokens + usage.output_tokens for usage in both) for both in used]
+    means = eval_result_pb2.TrialMeans(tokens=statistics.mean(tokens))
+    parts = [usage for both in used for usage in both]
+    currencies = {usage.currency_code for usage in parts if usage.currency_code}
+    if all(map(has_whole_cost, parts)) and len(currencies) <= 1:
+        means.cost_nanos = statistics.mean([sum(usage.cost_nanos for usage in both) for both in used])
+        means.cost_currency_code = next(iter(currencies), "")
+    if all(trial.HasField("duration") for trial in trials):
+        means.duration_seconds = statistics.mean([trial.duration.ToNanoseconds() / 1e9 for trial in trials])
+    return means
 
 
 def _find_unused_mocks(
@@ -173,13 +194,14 @@ def _drop_recorded_invocation(turn: eval_set_pb2.EvalTurn) -> eval_set_pb2.EvalT
 
 
 def totals(
-    cases: Sequence[eval_result_pb2.CaseResult], *, planned_trials: int, digest: str
+    cases: Sequence[eval_result_pb2.CaseResult], *, planned_trials: int, planned_reruns: int = 0, digest: str
 ) -> eval_result_pb2.EvalTotals:
     """Return the numbers over all cases; the digest of the set seeds the resampling, so the same cases have the same.
 
     Resampling takes tenths of a second: call it in a thread.
     """
     statuses = [case.verdict for case in cases]
+    every = [trial for case in cases for trial in (*case.trials, *case.reruns)]
     result = eval_result_pb2.EvalTotals(
         cases=len(cases),
         cases_passed=statuses.count(PASSED),
@@ -189,9 +211,11 @@ def totals(
         trials_ended=sum(len(case.trials) for case in cases),
         trials_passed=sum(case.statistics.passed for case in cases),
         metric_means={name: mean.value for name, mean in measure_metrics(cases).items() if mean.value is not None},
-        usage=_sum(trial.usage for case in cases for trial in case.trials if trial.HasField("usage")),
-        judge_usage=_sum(trial.judge_usage for case in cases for trial in case.trials if trial.HasField("judge_usage")),
+        usage=_sum(trial.usage for trial in every if trial.HasField("usage")),
+        judge_usage=_sum(trial.judge_usage for trial in every if trial.HasField("judge_usage")),
         flaky_cases=[case.case_id for case in cases if case.statistics.flaky][:MAX_FLAKY],
+        reruns=planned_reruns,
+        reruns_ended=sum(len(case.reruns) for case in cases),
     )
     if rates := [case.statistics.pass_rate for case in cases if case.statistics.HasField("pass_rate")]:
         result.pass_rate = statistics.mean(rates)

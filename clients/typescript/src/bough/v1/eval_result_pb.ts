@@ -26,7 +26,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/eval_result.proto.
  */
 export const file_bough_v1_eval_result: GenFile = /*@__PURE__*/
-  fileDesc("Chpib3VnaC92MS9ldmFsX3Jlc3VsdC5wcm90bxIIYm91Z2gudjEiVwoKRXZhbFNvdXJjZRIXCg1ldmFsdWF0aW9uX2lkGAEgASgJSAASJgoGcmVzdWx0GAIgASgLMhQuYm91Z2gudjEuRXZhbFJlc3VsdEgAQggKBnNvdXJjZSKOBAoKRXZhbFJlc3VsdBIVCg1ldmFsdWF0aW9uX2lkGAEgASgJEhUKDWV2YWxfc2V0X25hbWUYAiABKAkSIAoEcGlucxgDIAEoCzISLmJvdWdoLnYxLkV2YWxQaW5zEiIKB3ZlcmRpY3QYBCABKA4yES5ib3VnaC52MS5WZXJkaWN0EiQKBnRvdGFscxgFIAEoCzIULmJvdWdoLnYxLkV2YWxUb3RhbHMSIwoFY2FzZXMYBiADKAsyFC5ib3VnaC52MS5DYXNlUmVzdWx0EiMKBWdhdGVzGAcgAygLMhQuYm91Z2gudjEuR2F0ZVJlc3VsdBIvCgtjcmVhdGVfdGltZRgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoIZW5kX3RpbWUYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjAKBmxhYmVscxgKIAMoCzIgLmJvdWdoLnYxLkV2YWxSZXN1bHQuTGFiZWxzRW50cnkSJwoFc3RhdGUYCyABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIjCgVlcnJvchgMIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISDgoGcmVhc29uGA0gASgJGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEi0wMKCEV2YWxQaW5zEhcKD2V2YWxfc2V0X2RpZ2VzdBgBIAEoCRIuCgZhZ2VudHMYAiADKAsyHi5ib3VnaC52MS5FdmFsUGlucy5BZ2VudHNFbnRyeRIuCgZtb2RlbHMYAyADKAsyHi5ib3VnaC52MS5FdmFsUGlucy5Nb2RlbHNFbnRyeRIsCgV0b29scxgEIAMoCzIdLmJvdWdoLnYxLkV2YWxQaW5zLlRvb2xzRW50cnkSDgoGcHJpY2VzGAUgASgJEi4KBmp1ZGdlcxgGIAMoCzIeLmJvdWdoLnYxLkV2YWxQaW5zLkp1ZGdlc0VudHJ5Eg0KBWFnZW50GAcgASgJEhYKDnNlcnZlcl92ZXJzaW9uGAggASgJGi0KC0FnZW50c0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEaLQoLTW9kZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ARosCgpUb29sc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEaLQoLSnVkZ2VzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASJBChJDb25maWRlbmNlSW50ZXJ2YWwSDQoFbG93ZXIYASABKAESDQoFdXBwZXIYAiABKAESDQoFbGV2ZWwYAyABKAEizQMKCkV2YWxUb3RhbHMSDQoFY2FzZXMYASABKAUSFAoMY2FzZXNfcGFzc2VkGAIgASgFEhQKDGNhc2VzX2ZhaWxlZBgDIAEoBRIbChNjYXNlc19ub3RfZXZhbHVhdGVkGAQgASgFEg4KBnRyaWFscxgFIAEoBRIUCgx0cmlhbHNfZW5kZWQYBiABKAUSFQoNdHJpYWxzX3Bhc3NlZBgHIAEoBRIWCglwYXNzX3JhdGUYCCABKAFIAIgBARI4ChJwYXNzX3JhdGVfaW50ZXJ2YWwYCSABKAsyHC5ib3VnaC52MS5Db25maWRlbmNlSW50ZXJ2YWwSOwoMbWV0cmljX21lYW5zGAogAygLMiUuYm91Z2gudjEuRXZhbFRvdGFscy5NZXRyaWNNZWFuc0VudHJ5Eh4KBXVzYWdlGAsgASgLMg8uYm91Z2gudjEuVXNhZ2USJAoLanVkZ2VfdXNhZ2UYDCABKAsyDy5ib3VnaC52MS5Vc2FnZRITCgtmbGFreV9jYXNlcxgNIAMoCRoyChBNZXRyaWNNZWFuc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAFCDAoKX3Bhc3NfcmF0ZSKEAwoKQ2FzZVJlc3VsdBIPCgdjYXNlX2lkGAEgASgJEjAKBmxhYmVscxgCIAMoCzIgLmJvdWdoLnYxLkNhc2VSZXN1bHQuTGFiZWxzRW50cnkSIQoFdHVybnMYAyADKAsyEi5ib3VnaC52MS5FdmFsVHVybhIiCgd2ZXJkaWN0GAQgASgOMhEuYm91Z2gudjEuVmVyZGljdBIOCgZyZWFzb24YBSABKAkSKQoGdHJpYWxzGAYgAygLMhkuYm91Z2gudjEuQ2FzZVRyaWFsUmVzdWx0EigKB21ldHJpY3MYByADKAsyFy5ib3VnaC52MS5NZXRyaWNTdW1tYXJ5EiwKCnN0YXRpc3RpY3MYCCABKAsyGC5ib3VnaC52MS5QYXNzU3RhdGlzdGljcxIqCgx1bnVzZWRfbW9ja3MYCSADKAsyFC5ib3VnaC52MS5VbnVzZWRNb2NrGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEiKQoKVW51c2VkTW9jaxINCgVpbmRleBgBIAEoBRIMCgRuYW1lGAIgASgJInAKDU1ldHJpY1N1bW1hcnkSDAoEbmFtZRgBIAEoCRIiCgd2ZXJkaWN0GAIgASgOMhEuYm91Z2gudjEuVmVyZGljdBIRCgRtZWFuGAMgASgBSACIAQESEQoJdGhyZXNob2xkGAQgASgBQgcKBV9tZWFuIoICCg5QYXNzU3RhdGlzdGljcxIOCgZ0cmlhbHMYASABKAUSDgoGcGFzc2VkGAIgASgFEhYKCXBhc3NfcmF0ZRgDIAEoAUgAiAEBEjgKEnBhc3NfcmF0ZV9pbnRlcnZhbBgEIAEoCzIcLmJvdWdoLnYxLkNvbmZpZGVuY2VJbnRlcnZhbBIRCglwYXNzX2F0X2sYBSADKAESEgoKcGFzc19hbGxfaxgGIAMoARI6ChRwYXNzX2FsbF9rX2ludGVydmFscxgHIAMoCzIcLmJvdWdoLnYxLkNvbmZpZGVuY2VJbnRlcnZhbBINCgVmbGFreRgIIAEoCEIMCgpfcGFzc19yYXRlIvkCCg9DYXNlVHJpYWxSZXN1bHQSDwoHY2FzZV9pZBgBIAEoCRINCgV0cmlhbBgCIAEoBRIiCgd2ZXJkaWN0GAMgASgOMhEuYm91Z2gudjEuVmVyZGljdBIOCgZyZWFzb24YBCABKAkSDwoHY3Jhc2hlZBgFIAEoCBInCgV0dXJucxgGIAMoCzIYLmJvdWdoLnYxLkV2YWxUdXJuUmVzdWx0EiUKBnNjb3JlcxgHIAMoCzIVLmJvdWdoLnYxLk1ldHJpY1Njb3JlEh4KBXVzYWdlGAggASgLMg8uYm91Z2gudjEuVXNhZ2USJAoLanVkZ2VfdXNhZ2UYCSABKAsyDy5ib3VnaC52MS5Vc2FnZRIrCghkdXJhdGlvbhgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIqCgp1bmFuc3dlcmVkGAsgASgLMhYuYm91Z2gudjEuSW5wdXRSZXF1ZXN0EhIKCnVzZWRfbW9ja3MYDCADKAUiyAEKDkV2YWxUdXJuUmVzdWx0Eg4KBnJ1bl9pZBgBIAEoCRIQCgh0cmFjZV9pZBgCIAEoCRInCgVzdGF0ZRgDIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiMKBWVycm9yGAQgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvchIOCgZhbnN3ZXIYBSABKAkSIwoGYWdlbnRzGAYgAygLMhMuYm91Z2gudjEuRXZhbEFnZW50EhEKCXRydW5jYXRlZBgHIAEoCCK3AgoJRXZhbEFnZW50EgwKBG5hbWUYASABKAkSDQoFZGVwdGgYAiABKAUSFQoNaW52b2NhdGlvbl9pZBgDIAEoCRIhCgRraW5kGAQgASgOMhMuYm91Z2gudjEuQWdlbnRLaW5kEicKBXN0YXRlGAUgASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSIQoFY2FsbHMYBiADKAsyEi5ib3VnaC52MS5FdmFsQ2FsbBIgCgRtYXJrGAcgASgOMhIuYm91Z2gudjEuVHJlZU1hcmsSHgoFdXNhZ2UYCCABKAsyDy5ib3VnaC52MS5Vc2FnZRISCgpzdGVwX2NvdW50GAkgASgFEg4KBmFuc3dlchgKIAEoCRIhCgVzdGVwcxgLIAMoCzISLmJvdWdoLnYxLkV2YWxTdGVwIicKCEV2YWxTdGVwEg0KBWluZGV4GAEgASgFEgwKBHRleHQYAiABKAki3AEKCEV2YWxDYWxsEgwKBG5hbWUYASABKAkSFgoOYXJndW1lbnRzX2pzb24YAiABKAkSEwoLcmVzdWx0X2pzb24YAyABKAkSJwoFc3RhdGUYBCABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIjCgVlcnJvchgFIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISFwoKc3RlcF9pbmRleBgGIAEoBUgAiAEBEh8KF2V4ZWN1dGVkX2FyZ3VtZW50c19qc29uGAcgASgJQg0KC19zdGVwX2luZGV4IogCCgtNZXRyaWNTY29yZRIMCgRuYW1lGAEgASgJEiIKB3ZlcmRpY3QYAiABKA4yES5ib3VnaC52MS5WZXJkaWN0EhIKBXNjb3JlGAMgASgBSACIAQESEQoJdGhyZXNob2xkGAQgASgBEg4KBnJlYXNvbhgFIAEoCRIyChB0cmVlX2NvbXBhcmlzb25zGAYgAygLMhguYm91Z2gudjEuVHJlZUNvbXBhcmlzb24SJQoJanVkZ21lbnRzGAcgAygLMhIuYm91Z2gudjEuSnVkZ21lbnQSKwoMZXJyb3JfcmVhc29uGAggASgOMhUuYm91Z2gudjEuRXJyb3JSZWFzb25CCAoGX3Njb3JlIpABCg5UcmVlQ29tcGFyaXNvbhIMCgR0dXJuGAEgASgFEhIKCnZpb2xhdGlvbnMYAiABKAUSDgoGcmVjYWxsGAMgASgBEhEKCXByZWNpc2lvbhgEIAEoARIKCgJmMRgFIAEoARItCgtkaWZmZXJlbmNlcxgGIAMoCzIYLmJvdWdoLnYxLlRyZWVEaWZmZXJlbmNlIp8BCg5UcmVlRGlmZmVyZW5jZRImCgRraW5kGAEgASgOMhguYm91Z2gudjEuRGlmZmVyZW5jZUtpbmQSDQoFYWdlbnQYAiABKAkSFwoPZXhwZWN0ZWRfcGFyZW50GAMgASgJEhUKDWFjdHVhbF9wYXJlbnQYBCABKAkSDwoHbWVzc2FnZRgFIAEoCRIVCg1pbnZvY2F0aW9uX2lkGAYgASgJInkKCEp1ZGdtZW50EhEKCXJ1YnJpY19pZBgBIAEoCRIOCgZzYW1wbGUYAiABKAUSEgoFaG9sZHMYAyABKAhIAIgBARIOCgZyZWFzb24YBCABKAkSDgoGcnVuX2lkGAUgASgJEgwKBHR1cm4YBiABKAVCCAoGX2hvbGRzIrUBCgpHYXRlUmVzdWx0EgwKBGdhdGUYASABKAkSDgoGbnVtYmVyGAIgASgJEigKCG9wZXJhdG9yGAMgASgOMhYuYm91Z2gudjEuR2F0ZU9wZXJhdG9yEg0KBWJvdW5kGAQgASgBEhIKBXZhbHVlGAUgASgBSACIAQESIgoHdmVyZGljdBgGIAEoDjIRLmJvdWdoLnYxLlZlcmRpY3QSDgoGcmVhc29uGAcgASgJQggKBl92YWx1ZSL5AgoORXZhbENvbXBhcmlzb24SFAoMcGluc19jaGFuZ2VkGAEgAygJEicKBWNhc2VzGAIgAygLMhguYm91Z2gudjEuQ2FzZUNvbXBhcmlzb24SDgoGYmV0dGVyGAMgASgFEg0KBXdvcnNlGAQgASgFEg8KB3JlbW92ZWQYBSABKAUSDQoFYWRkZWQYBiABKAUSHQoQcGFzc19yYXRlX2NoYW5nZRgHIAEoAUgAiAEBEh4KEWNvc3RfbmFub3NfY2hhbmdlGAggASgDSAGIAQESGgoSY29zdF9jdXJyZW5jeV9jb2RlGAkgASgJEjAKDnN0YXRlX2Jhc2VsaW5lGAogASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSMQoPc3RhdGVfY2FuZGlkYXRlGAsgASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGVCEwoRX3Bhc3NfcmF0ZV9jaGFuZ2VCFAoSX2Nvc3RfbmFub3NfY2hhbmdlIr4DCg5DYXNlQ29tcGFyaXNvbhIPCgdjYXNlX2lkGAEgASgJEiQKBmNoYW5nZRgCIAEoDjIULmJvdWdoLnYxLkNhc2VDaGFuZ2USKwoQdmVyZGljdF9iYXNlbGluZRgDIAEoDjIRLmJvdWdoLnYxLlZlcmRpY3QSLAoRdmVyZGljdF9jYW5kaWRhdGUYBCABKA4yES5ib3VnaC52MS5WZXJkaWN0Eh8KEnBhc3NfcmF0ZV9iYXNlbGluZRgFIAEoAUgAiAEBEiAKE3Bhc3NfcmF0ZV9jYW5kaWRhdGUYBiABKAFIAYgBARJDCg5tZXRyaWNfY2hhbmdlcxgHIAMoCzIrLmJvdWdoLnYxLkNhc2VDb21wYXJpc29uLk1ldHJpY0NoYW5nZXNFbnRyeRItCgtkaWZmZXJlbmNlcxgIIAMoCzIYLmJvdWdoLnYxLlRyZWVEaWZmZXJlbmNlGjQKEk1ldHJpY0NoYW5nZXNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAE6AjgBQhUKE19wYXNzX3JhdGVfYmFzZWxpbmVCFgoUX3Bhc3NfcmF0ZV9jYW5kaWRhdGUi0QIKDkludm9jYXRpb25EaWZmEjQKEWFnZW50X2RpZmZlcmVuY2VzGAEgAygLMhkuYm91Z2gudjEuQWdlbnREaWZmZXJlbmNlEjIKEGNhbGxfZGlmZmVyZW5jZXMYAiADKAsyGC5ib3VnaC52MS5DYWxsRGlmZmVyZW5jZRIlCgx1c2FnZV9iZWZvcmUYAyABKAsyDy5ib3VnaC52MS5Vc2FnZRIkCgt1c2FnZV9hZnRlchgEIAEoCzIPLmJvdWdoLnYxLlVzYWdlEjIKD2R1cmF0aW9uX2JlZm9yZRgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIxCg5kdXJhdGlvbl9hZnRlchgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhITCgtzYW1lX2Fuc3dlchgHIAEoCBIMCgRzYW1lGAggASgIIr0BCg9BZ2VudERpZmZlcmVuY2USIgoEa2luZBgBIAEoDjIULmJvdWdoLnYxLkNoYW5nZUtpbmQSDQoFYWdlbnQYAiABKAkSFQoNcGFyZW50X2JlZm9yZRgDIAEoCRIUCgxwYXJlbnRfYWZ0ZXIYBCABKAkSHAoUaW52b2NhdGlvbl9pZF9iZWZvcmUYBSABKAkSGwoTaW52b2NhdGlvbl9pZF9hZnRlchgGIAEoCRIPCgdtZXNzYWdlGAcgASgJIqoBCg5DYWxsRGlmZmVyZW5jZRIiCgRraW5kGAEgASgOMhQuYm91Z2gudjEuQ2hhbmdlS2luZBIOCgZicmFuY2gYAiABKAkSDAoEdG9vbBgDIAEoCRIiCgZiZWZvcmUYBCABKAsyEi5ib3VnaC52MS5FdmFsQ2FsbBIhCgVhZnRlchgFIAEoCzISLmJvdWdoLnYxLkV2YWxDYWxsEg8KB21lc3NhZ2UYBiABKAkqZQoHVmVyZGljdBIXChNWRVJESUNUX1VOU1BFQ0lGSUVEEAASEgoOVkVSRElDVF9QQVNTRUQQARISCg5WRVJESUNUX0ZBSUxFRBACEhkKFVZFUkRJQ1RfTk9UX0VWQUxVQVRFRBADKpoBCghUcmVlTWFyaxIZChVUUkVFX01BUktfVU5TUEVDSUZJRUQQABIVChFUUkVFX01BUktfTUFUQ0hFRBABEhMKD1RSRUVfTUFSS19NT1ZFRBACEhgKFFRSRUVfTUFSS19VTkVYUEVDVEVEEAMSFQoRVFJFRV9NQVJLX0FMTE9XRUQQBBIWChJUUkVFX01BUktfVklPTEFURUQQBSrDAQoORGlmZmVyZW5jZUtpbmQSHwobRElGRkVSRU5DRV9LSU5EX1VOU1BFQ0lGSUVEEAASGwoXRElGRkVSRU5DRV9LSU5EX01JU1NJTkcQARIeChpESUZGRVJFTkNFX0tJTkRfVU5FWFBFQ1RFRBACEhkKFURJRkZFUkVOQ0VfS0lORF9NT1ZFRBADEhkKFURJRkZFUkVOQ0VfS0lORF9UT09MUxAEEh0KGURJRkZFUkVOQ0VfS0lORF9GT1JCSURERU4QBSqvAQoMR2F0ZU9wZXJhdG9yEh0KGUdBVEVfT1BFUkFUT1JfVU5TUEVDSUZJRUQQABIaChZHQVRFX09QRVJBVE9SX0FUX0xFQVNUEAESFwoTR0FURV9PUEVSQVRPUl9BQk9WRRACEhkKFUdBVEVfT1BFUkFUT1JfQVRfTU9TVBADEhcKE0dBVEVfT1BFUkFUT1JfQkVMT1cQBBIXChNHQVRFX09QRVJBVE9SX0VRVUFMEAUqngEKCkNhc2VDaGFuZ2USGwoXQ0FTRV9DSEFOR0VfVU5TUEVDSUZJRUQQABIUChBDQVNFX0NIQU5HRV9TQU1FEAESFgoSQ0FTRV9DSEFOR0VfQkVUVEVSEAISFQoRQ0FTRV9DSEFOR0VfV09SU0UQAxIXChNDQVNFX0NIQU5HRV9SRU1PVkVEEAQSFQoRQ0FTRV9DSEFOR0VfQURERUQQBSqJAQoKQ2hhbmdlS2luZBIbChdDSEFOR0VfS0lORF9VTlNQRUNJRklFRBAAEhUKEUNIQU5HRV9LSU5EX0FEREVEEAESFwoTQ0hBTkdFX0tJTkRfUkVNT1ZFRBACEhUKEUNIQU5HRV9LSU5EX01PVkVEEAMSFwoTQ0hBTkdFX0tJTkRfQ0hBTkdFRBAEQlkKDGRldi5ib3VnaC52MUIPRXZhbFJlc3VsdFByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_error, file_bough_v1_eval_set, file_bough_v1_execution, file_bough_v1_input, file_bough_v1_usage, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("Chpib3VnaC92MS9ldmFsX3Jlc3VsdC5wcm90bxIIYm91Z2gudjEiVwoKRXZhbFNvdXJjZRIXCg1ldmFsdWF0aW9uX2lkGAEgASgJSAASJgoGcmVzdWx0GAIgASgLMhQuYm91Z2gudjEuRXZhbFJlc3VsdEgAQggKBnNvdXJjZSK4BAoKRXZhbFJlc3VsdBIVCg1ldmFsdWF0aW9uX2lkGAEgASgJEhUKDWV2YWxfc2V0X25hbWUYAiABKAkSIAoEcGlucxgDIAEoCzISLmJvdWdoLnYxLkV2YWxQaW5zEiIKB3ZlcmRpY3QYBCABKA4yES5ib3VnaC52MS5WZXJkaWN0EiQKBnRvdGFscxgFIAEoCzIULmJvdWdoLnYxLkV2YWxUb3RhbHMSIwoFY2FzZXMYBiADKAsyFC5ib3VnaC52MS5DYXNlUmVzdWx0EiMKBWdhdGVzGAcgAygLMhQuYm91Z2gudjEuR2F0ZVJlc3VsdBIvCgtjcmVhdGVfdGltZRgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoIZW5kX3RpbWUYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjAKBmxhYmVscxgKIAMoCzIgLmJvdWdoLnYxLkV2YWxSZXN1bHQuTGFiZWxzRW50cnkSJwoFc3RhdGUYCyABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIjCgVlcnJvchgMIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISDgoGcmVhc29uGA0gASgJEigKCHN1c3BlY3RzGA4gASgLMhYuYm91Z2gudjEuRXZhbFN1c3BlY3RzGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEifgoMRXZhbFN1c3BlY3RzEhAKCGNhc2VfaWRzGAEgAygJEg4KBnRyaWFscxgCIAEoBRIpCg1iYXNlbGluZV9waW5zGAMgASgLMhIuYm91Z2gudjEuRXZhbFBpbnMSIQoZYmFzZWxpbmVfbm90X3JlcnVuX3JlYXNvbhgEIAEoCSLTAwoIRXZhbFBpbnMSFwoPZXZhbF9zZXRfZGlnZXN0GAEgASgJEi4KBmFnZW50cxgCIAMoCzIeLmJvdWdoLnYxLkV2YWxQaW5zLkFnZW50c0VudHJ5Ei4KBm1vZGVscxgDIAMoCzIeLmJvdWdoLnYxLkV2YWxQaW5zLk1vZGVsc0VudHJ5EiwKBXRvb2xzGAQgAygLMh0uYm91Z2gudjEuRXZhbFBpbnMuVG9vbHNFbnRyeRIOCgZwcmljZXMYBSABKAkSLgoGanVkZ2VzGAYgAygLMh4uYm91Z2gudjEuRXZhbFBpbnMuSnVkZ2VzRW50cnkSDQoFYWdlbnQYByABKAkSFgoOc2VydmVyX3ZlcnNpb24YCCABKAkaLQoLQWdlbnRzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ARotCgtNb2RlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBGiwKClRvb2xzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ARotCgtKdWRnZXNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIkEKEkNvbmZpZGVuY2VJbnRlcnZhbBINCgVsb3dlchgBIAEoARINCgV1cHBlchgCIAEoARINCgVsZXZlbBgDIAEoASLzAwoKRXZhbFRvdGFscxINCgVjYXNlcxgBIAEoBRIUCgxjYXNlc19wYXNzZWQYAiABKAUSFAoMY2FzZXNfZmFpbGVkGAMgASgFEhsKE2Nhc2VzX25vdF9ldmFsdWF0ZWQYBCABKAUSDgoGdHJpYWxzGAUgASgFEhQKDHRyaWFsc19lbmRlZBgGIAEoBRIVCg10cmlhbHNfcGFzc2VkGAcgASgFEhYKCXBhc3NfcmF0ZRgIIAEoAUgAiAEBEjgKEnBhc3NfcmF0ZV9pbnRlcnZhbBgJIAEoCzIcLmJvdWdoLnYxLkNvbmZpZGVuY2VJbnRlcnZhbBI7CgxtZXRyaWNfbWVhbnMYCiADKAsyJS5ib3VnaC52MS5FdmFsVG90YWxzLk1ldHJpY01lYW5zRW50cnkSHgoFdXNhZ2UYCyABKAsyDy5ib3VnaC52MS5Vc2FnZRIkCgtqdWRnZV91c2FnZRgMIAEoCzIPLmJvdWdoLnYxLlVzYWdlEhMKC2ZsYWt5X2Nhc2VzGA0gAygJEg4KBnJlcnVucxgOIAEoBRIUCgxyZXJ1bnNfZW5kZWQYDyABKAUaMgoQTWV0cmljTWVhbnNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAE6AjgBQgwKCl9wYXNzX3JhdGUi2gMKCkNhc2VSZXN1bHQSDwoHY2FzZV9pZBgBIAEoCRIwCgZsYWJlbHMYAiADKAsyIC5ib3VnaC52MS5DYXNlUmVzdWx0LkxhYmVsc0VudHJ5EiEKBXR1cm5zGAMgAygLMhIuYm91Z2gudjEuRXZhbFR1cm4SIgoHdmVyZGljdBgEIAEoDjIRLmJvdWdoLnYxLlZlcmRpY3QSDgoGcmVhc29uGAUgASgJEikKBnRyaWFscxgGIAMoCzIZLmJvdWdoLnYxLkNhc2VUcmlhbFJlc3VsdBIoCgdtZXRyaWNzGAcgAygLMhcuYm91Z2gudjEuTWV0cmljU3VtbWFyeRIsCgpzdGF0aXN0aWNzGAggASgLMhguYm91Z2gudjEuUGFzc1N0YXRpc3RpY3MSKgoMdW51c2VkX21vY2tzGAkgAygLMhQuYm91Z2gudjEuVW51c2VkTW9jaxIpCgZyZXJ1bnMYCiADKAsyGS5ib3VnaC52MS5DYXNlVHJpYWxSZXN1bHQSKQoLdHJpYWxfbWVhbnMYCyABKAsyFC5ib3VnaC52MS5UcmlhbE1lYW5zGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEipAEKClRyaWFsTWVhbnMSFwoKY29zdF9uYW5vcxgBIAEoAUgAiAEBEhoKEmNvc3RfY3VycmVuY3lfY29kZRgCIAEoCRITCgZ0b2tlbnMYAyABKAFIAYgBARIdChBkdXJhdGlvbl9zZWNvbmRzGAQgASgBSAKIAQFCDQoLX2Nvc3RfbmFub3NCCQoHX3Rva2Vuc0ITChFfZHVyYXRpb25fc2Vjb25kcyIpCgpVbnVzZWRNb2NrEg0KBWluZGV4GAEgASgFEgwKBG5hbWUYAiABKAkicAoNTWV0cmljU3VtbWFyeRIMCgRuYW1lGAEgASgJEiIKB3ZlcmRpY3QYAiABKA4yES5ib3VnaC52MS5WZXJkaWN0EhEKBG1lYW4YAyABKAFIAIgBARIRCgl0aHJlc2hvbGQYBCABKAFCBwoFX21lYW4iggIKDlBhc3NTdGF0aXN0aWNzEg4KBnRyaWFscxgBIAEoBRIOCgZwYXNzZWQYAiABKAUSFgoJcGFzc19yYXRlGAMgASgBSACIAQESOAoScGFzc19yYXRlX2ludGVydmFsGAQgASgLMhwuYm91Z2gudjEuQ29uZmlkZW5jZUludGVydmFsEhEKCXBhc3NfYXRfaxgFIAMoARISCgpwYXNzX2FsbF9rGAYgAygBEjoKFHBhc3NfYWxsX2tfaW50ZXJ2YWxzGAcgAygLMhwuYm91Z2gudjEuQ29uZmlkZW5jZUludGVydmFsEg0KBWZsYWt5GAggASgIQgwKCl9wYXNzX3JhdGUiogMKD0Nhc2VUcmlhbFJlc3VsdBIPCgdjYXNlX2lkGAEgASgJEg0KBXRyaWFsGAIgASgFEiIKB3ZlcmRpY3QYAyABKA4yES5ib3VnaC52MS5WZXJkaWN0Eg4KBnJlYXNvbhgEIAEoCRIPCgdjcmFzaGVkGAUgASgIEicKBXR1cm5zGAYgAygLMhguYm91Z2gudjEuRXZhbFR1cm5SZXN1bHQSJQoGc2NvcmVzGAcgAygLMhUuYm91Z2gudjEuTWV0cmljU2NvcmUSHgoFdXNhZ2UYCCABKAsyDy5ib3VnaC52MS5Vc2FnZRIkCgtqdWRnZV91c2FnZRgJIAEoCzIPLmJvdWdoLnYxLlVzYWdlEisKCGR1cmF0aW9uGAogASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEioKCnVuYW5zd2VyZWQYCyABKAsyFi5ib3VnaC52MS5JbnB1dFJlcXVlc3QSEgoKdXNlZF9tb2NrcxgMIAMoBRInCgdwdXJwb3NlGA0gASgOMhYuYm91Z2gudjEuVHJpYWxQdXJwb3NlIsgBCg5FdmFsVHVyblJlc3VsdBIOCgZydW5faWQYASABKAkSEAoIdHJhY2VfaWQYAiABKAkSJwoFc3RhdGUYAyABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIjCgVlcnJvchgEIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISDgoGYW5zd2VyGAUgASgJEiMKBmFnZW50cxgGIAMoCzITLmJvdWdoLnYxLkV2YWxBZ2VudBIRCgl0cnVuY2F0ZWQYByABKAgitwIKCUV2YWxBZ2VudBIMCgRuYW1lGAEgASgJEg0KBWRlcHRoGAIgASgFEhUKDWludm9jYXRpb25faWQYAyABKAkSIQoEa2luZBgEIAEoDjITLmJvdWdoLnYxLkFnZW50S2luZBInCgVzdGF0ZRgFIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiEKBWNhbGxzGAYgAygLMhIuYm91Z2gudjEuRXZhbENhbGwSIAoEbWFyaxgHIAEoDjISLmJvdWdoLnYxLlRyZWVNYXJrEh4KBXVzYWdlGAggASgLMg8uYm91Z2gudjEuVXNhZ2USEgoKc3RlcF9jb3VudBgJIAEoBRIOCgZhbnN3ZXIYCiABKAkSIQoFc3RlcHMYCyADKAsyEi5ib3VnaC52MS5FdmFsU3RlcCInCghFdmFsU3RlcBINCgVpbmRleBgBIAEoBRIMCgR0ZXh0GAIgASgJItwBCghFdmFsQ2FsbBIMCgRuYW1lGAEgASgJEhYKDmFyZ3VtZW50c19qc29uGAIgASgJEhMKC3Jlc3VsdF9qc29uGAMgASgJEicKBXN0YXRlGAQgASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSIwoFZXJyb3IYBSABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9yEhcKCnN0ZXBfaW5kZXgYBiABKAVIAIgBARIfChdleGVjdXRlZF9hcmd1bWVudHNfanNvbhgHIAEoCUINCgtfc3RlcF9pbmRleCKIAgoLTWV0cmljU2NvcmUSDAoEbmFtZRgBIAEoCRIiCgd2ZXJkaWN0GAIgASgOMhEuYm91Z2gudjEuVmVyZGljdBISCgVzY29yZRgDIAEoAUgAiAEBEhEKCXRocmVzaG9sZBgEIAEoARIOCgZyZWFzb24YBSABKAkSMgoQdHJlZV9jb21wYXJpc29ucxgGIAMoCzIYLmJvdWdoLnYxLlRyZWVDb21wYXJpc29uEiUKCWp1ZGdtZW50cxgHIAMoCzISLmJvdWdoLnYxLkp1ZGdtZW50EisKDGVycm9yX3JlYXNvbhgIIAEoDjIVLmJvdWdoLnYxLkVycm9yUmVhc29uQggKBl9zY29yZSKQAQoOVHJlZUNvbXBhcmlzb24SDAoEdHVybhgBIAEoBRISCgp2aW9sYXRpb25zGAIgASgFEg4KBnJlY2FsbBgDIAEoARIRCglwcmVjaXNpb24YBCABKAESCgoCZjEYBSABKAESLQoLZGlmZmVyZW5jZXMYBiADKAsyGC5ib3VnaC52MS5UcmVlRGlmZmVyZW5jZSKfAQoOVHJlZURpZmZlcmVuY2USJgoEa2luZBgBIAEoDjIYLmJvdWdoLnYxLkRpZmZlcmVuY2VLaW5kEg0KBWFnZW50GAIgASgJEhcKD2V4cGVjdGVkX3BhcmVudBgDIAEoCRIVCg1hY3R1YWxfcGFyZW50GAQgASgJEg8KB21lc3NhZ2UYBSABKAkSFQoNaW52b2NhdGlvbl9pZBgGIAEoCSJ5CghKdWRnbWVudBIRCglydWJyaWNfaWQYASABKAkSDgoGc2FtcGxlGAIgASgFEhIKBWhvbGRzGAMgASgISACIAQESDgoGcmVhc29uGAQgASgJEg4KBnJ1bl9pZBgFIAEoCRIMCgR0dXJuGAYgASgFQggKBl9ob2xkcyK1AQoKR2F0ZVJlc3VsdBIMCgRnYXRlGAEgASgJEg4KBm51bWJlchgCIAEoCRIoCghvcGVyYXRvchgDIAEoDjIWLmJvdWdoLnYxLkdhdGVPcGVyYXRvchINCgVib3VuZBgEIAEoARISCgV2YWx1ZRgFIAEoAUgAiAEBEiIKB3ZlcmRpY3QYBiABKA4yES5ib3VnaC52MS5WZXJkaWN0Eg4KBnJlYXNvbhgHIAEoCUIICgZfdmFsdWUi/gMKDkV2YWxDb21wYXJpc29uEhQKDHBpbnNfY2hhbmdlZBgBIAMoCRInCgVjYXNlcxgCIAMoCzIYLmJvdWdoLnYxLkNhc2VDb21wYXJpc29uEg4KBmJldHRlchgDIAEoBRINCgV3b3JzZRgEIAEoBRIPCgdyZW1vdmVkGAUgASgFEg0KBWFkZGVkGAYgASgFEh0KEHBhc3NfcmF0ZV9jaGFuZ2UYByABKAFIAIgBARIeChFjb3N0X25hbm9zX2NoYW5nZRgIIAEoA0gBiAEBEhoKEmNvc3RfY3VycmVuY3lfY29kZRgJIAEoCRIwCg5zdGF0ZV9iYXNlbGluZRgKIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEjEKD3N0YXRlX2NhbmRpZGF0ZRgLIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEg8KB3VuY2xlYXIYDCABKAUSEwoLcmVncmVzc2lvbnMYDSABKAUSMQoPcmVncmVzc2lvbl90ZXN0GA4gASgLMhguYm91Z2gudjEuUmVncmVzc2lvblRlc3QSKgoHY2hhbmdlcxgPIAMoCzIZLmJvdWdoLnYxLkVzdGltYXRlZENoYW5nZUITChFfcGFzc19yYXRlX2NoYW5nZUIUChJfY29zdF9uYW5vc19jaGFuZ2UiywEKDlJlZ3Jlc3Npb25UZXN0EhQKB3BfdmFsdWUYASABKAFIAIgBARINCgVsZXZlbBgCIAEoARINCgVjYXNlcxgDIAEoBRInCgljYW5kaWRhdGUYBCABKAsyFC5ib3VnaC52MS5QYXNzQ291bnRzEiYKCGJhc2VsaW5lGAUgASgLMhQuYm91Z2gudjEuUGFzc0NvdW50cxINCgVwb3dlchgGIAEoCRIZChFpbmNvbXBsZXRlX3JlYXNvbhgHIAEoCUIKCghfcF92YWx1ZSIsCgpQYXNzQ291bnRzEg4KBnRyaWFscxgBIAEoBRIOCgZwYXNzZWQYAiABKAUibQoPRXN0aW1hdGVkQ2hhbmdlEgwKBG5hbWUYASABKAkSDQoFdmFsdWUYAiABKAESLgoIaW50ZXJ2YWwYAyABKAsyHC5ib3VnaC52MS5Db25maWRlbmNlSW50ZXJ2YWwSDQoFY2FzZXMYBCABKAUizwQKDkNhc2VDb21wYXJpc29uEg8KB2Nhc2VfaWQYASABKAkSJAoGY2hhbmdlGAIgASgOMhQuYm91Z2gudjEuQ2FzZUNoYW5nZRIrChB2ZXJkaWN0X2Jhc2VsaW5lGAMgASgOMhEuYm91Z2gudjEuVmVyZGljdBIsChF2ZXJkaWN0X2NhbmRpZGF0ZRgEIAEoDjIRLmJvdWdoLnYxLlZlcmRpY3QSHwoScGFzc19yYXRlX2Jhc2VsaW5lGAUgASgBSACIAQESIAoTcGFzc19yYXRlX2NhbmRpZGF0ZRgGIAEoAUgBiAEBEkMKDm1ldHJpY19jaGFuZ2VzGAcgAygLMisuYm91Z2gudjEuQ2FzZUNvbXBhcmlzb24uTWV0cmljQ2hhbmdlc0VudHJ5Ei0KC2RpZmZlcmVuY2VzGAggAygLMhguYm91Z2gudjEuVHJlZURpZmZlcmVuY2USLQoPdHJpYWxzX2Jhc2VsaW5lGAkgASgLMhQuYm91Z2gudjEuUGFzc0NvdW50cxIuChB0cmlhbHNfY2FuZGlkYXRlGAogASgLMhQuYm91Z2gudjEuUGFzc0NvdW50cxIUCgdwX3ZhbHVlGAsgASgBSAKIAQESDgoGcmVhc29uGAwgASgJGjQKEk1ldHJpY0NoYW5nZXNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAE6AjgBQhUKE19wYXNzX3JhdGVfYmFzZWxpbmVCFgoUX3Bhc3NfcmF0ZV9jYW5kaWRhdGVCCgoIX3BfdmFsdWUi0QIKDkludm9jYXRpb25EaWZmEjQKEWFnZW50X2RpZmZlcmVuY2VzGAEgAygLMhkuYm91Z2gudjEuQWdlbnREaWZmZXJlbmNlEjIKEGNhbGxfZGlmZmVyZW5jZXMYAiADKAsyGC5ib3VnaC52MS5DYWxsRGlmZmVyZW5jZRIlCgx1c2FnZV9iZWZvcmUYAyABKAsyDy5ib3VnaC52MS5Vc2FnZRIkCgt1c2FnZV9hZnRlchgEIAEoCzIPLmJvdWdoLnYxLlVzYWdlEjIKD2R1cmF0aW9uX2JlZm9yZRgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIxCg5kdXJhdGlvbl9hZnRlchgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhITCgtzYW1lX2Fuc3dlchgHIAEoCBIMCgRzYW1lGAggASgIIr0BCg9BZ2VudERpZmZlcmVuY2USIgoEa2luZBgBIAEoDjIULmJvdWdoLnYxLkNoYW5nZUtpbmQSDQoFYWdlbnQYAiABKAkSFQoNcGFyZW50X2JlZm9yZRgDIAEoCRIUCgxwYXJlbnRfYWZ0ZXIYBCABKAkSHAoUaW52b2NhdGlvbl9pZF9iZWZvcmUYBSABKAkSGwoTaW52b2NhdGlvbl9pZF9hZnRlchgGIAEoCRIPCgdtZXNzYWdlGAcgASgJIqoBCg5DYWxsRGlmZmVyZW5jZRIiCgRraW5kGAEgASgOMhQuYm91Z2gudjEuQ2hhbmdlS2luZBIOCgZicmFuY2gYAiABKAkSDAoEdG9vbBgDIAEoCRIiCgZiZWZvcmUYBCABKAsyEi5ib3VnaC52MS5FdmFsQ2FsbBIhCgVhZnRlchgFIAEoCzISLmJvdWdoLnYxLkV2YWxDYWxsEg8KB21lc3NhZ2UYBiABKAkqZQoHVmVyZGljdBIXChNWRVJESUNUX1VOU1BFQ0lGSUVEEAASEgoOVkVSRElDVF9QQVNTRUQQARISCg5WRVJESUNUX0ZBSUxFRBACEhkKFVZFUkRJQ1RfTk9UX0VWQUxVQVRFRBADKmgKDFRyaWFsUHVycG9zZRIdChlUUklBTF9QVVJQT1NFX1VOU1BFQ0lGSUVEEAASFwoTVFJJQUxfUFVSUE9TRV9SRVJVThABEiAKHFRSSUFMX1BVUlBPU0VfQkFTRUxJTkVfUkVSVU4QAiqaAQoIVHJlZU1hcmsSGQoVVFJFRV9NQVJLX1VOU1BFQ0lGSUVEEAASFQoRVFJFRV9NQVJLX01BVENIRUQQARITCg9UUkVFX01BUktfTU9WRUQQAhIYChRUUkVFX01BUktfVU5FWFBFQ1RFRBADEhUKEVRSRUVfTUFSS19BTExPV0VEEAQSFgoSVFJFRV9NQVJLX1ZJT0xBVEVEEAUqwwEKDkRpZmZlcmVuY2VLaW5kEh8KG0RJRkZFUkVOQ0VfS0lORF9VTlNQRUNJRklFRBAAEhsKF0RJRkZFUkVOQ0VfS0lORF9NSVNTSU5HEAESHgoaRElGRkVSRU5DRV9LSU5EX1VORVhQRUNURUQQAhIZChVESUZGRVJFTkNFX0tJTkRfTU9WRUQQAxIZChVESUZGRVJFTkNFX0tJTkRfVE9PTFMQBBIdChlESUZGRVJFTkNFX0tJTkRfRk9SQklEREVOEAUqrwEKDEdhdGVPcGVyYXRvchIdChlHQVRFX09QRVJBVE9SX1VOU1BFQ0lGSUVEEAASGgoWR0FURV9PUEVSQVRPUl9BVF9MRUFTVBABEhcKE0dBVEVfT1BFUkFUT1JfQUJPVkUQAhIZChVHQVRFX09QRVJBVE9SX0FUX01PU1QQAxIXChNHQVRFX09QRVJBVE9SX0JFTE9XEAQSFwoTR0FURV9PUEVSQVRPUl9FUVVBTBAFKrcBCgpDYXNlQ2hhbmdlEhsKF0NBU0VfQ0hBTkdFX1VOU1BFQ0lGSUVEEAASFAoQQ0FTRV9DSEFOR0VfU0FNRRABEhYKEkNBU0VfQ0hBTkdFX0JFVFRFUhACEhUKEUNBU0VfQ0hBTkdFX1dPUlNFEAMSFwoTQ0FTRV9DSEFOR0VfUkVNT1ZFRBAEEhUKEUNBU0VfQ0hBTkdFX0FEREVEEAUSFwoTQ0FTRV9DSEFOR0VfVU5DTEVBUhAGKokBCgpDaGFuZ2VLaW5kEhsKF0NIQU5HRV9LSU5EX1VOU1BFQ0lGSUVEEAASFQoRQ0hBTkdFX0tJTkRfQURERUQQARIXChNDSEFOR0VfS0lORF9SRU1PVkVEEAISFQoRQ0hBTkdFX0tJTkRfTU9WRUQQAxIXChNDSEFOR0VfS0lORF9DSEFOR0VEEARCWQoMZGV2LmJvdWdoLnYxQg9FdmFsUmVzdWx0UHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_bough_v1_error, file_bough_v1_eval_set, file_bough_v1_execution, file_bough_v1_input, file_bough_v1_usage, file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * A result, stored or given.
@@ -168,6 +168,13 @@ export type EvalResult = Message<"bough.v1.EvalResult"> & {
    * @generated from field: string reason = 13;
    */
   reason: string;
+
+  /**
+   * The cases that ran again to compare them with the baseline; unset if that was not asked for, and until it is decided.
+   *
+   * @generated from field: bough.v1.EvalSuspects suspects = 14;
+   */
+  suspects?: EvalSuspects | undefined;
 };
 
 /**
@@ -176,6 +183,49 @@ export type EvalResult = Message<"bough.v1.EvalResult"> & {
  */
 export const EvalResultSchema: GenMessage<EvalResult> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_result, 1);
+
+/**
+ * The cases of an evaluation that ran again: those that the baseline has too and of which a trial failed. They are chosen by the
+ * evaluation's own trials alone: chosen by the baseline's, its luck would be tested.
+ *
+ * @generated from message bough.v1.EvalSuspects
+ */
+export type EvalSuspects = Message<"bough.v1.EvalSuspects"> & {
+  /**
+   * EvalCase.id of each, in the order of the set; empty if no trial failed.
+   *
+   * @generated from field: repeated string case_ids = 1;
+   */
+  caseIds: string[];
+
+  /**
+   * How many fresh trials each has: EvaluateRequest.rerun_suspects, or fewer if all of them would be more than 100,000 together.
+   *
+   * @generated from field: int32 trials = 2;
+   */
+  trials: number;
+
+  /**
+   * The pins of the baseline, if it has run again as often, with the definitions that they name; unset if it has not.
+   *
+   * @generated from field: bough.v1.EvalPins baseline_pins = 3;
+   */
+  baselinePins?: EvalPins | undefined;
+
+  /**
+   * Why the baseline did not run again, in a sentence; empty if it did.
+   *
+   * @generated from field: string baseline_not_rerun_reason = 4;
+   */
+  baselineNotRerunReason: string;
+};
+
+/**
+ * Describes the message bough.v1.EvalSuspects.
+ * Use `create(EvalSuspectsSchema)` to create a new message.
+ */
+export const EvalSuspectsSchema: GenMessage<EvalSuspects> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 2);
 
 /**
  * What a result depended on, by content hash where it has a content. Opaque: compare, never parse. The code of tools and of metrics
@@ -246,7 +296,7 @@ export type EvalPins = Message<"bough.v1.EvalPins"> & {
  * Use `create(EvalPinsSchema)` to create a new message.
  */
 export const EvalPinsSchema: GenMessage<EvalPins> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 2);
+  messageDesc(file_bough_v1_eval_result, 3);
 
 /**
  * An interval that holds the number that is estimated with a probability of `level`.
@@ -255,7 +305,7 @@ export const EvalPinsSchema: GenMessage<EvalPins> = /*@__PURE__*/
  */
 export type ConfidenceInterval = Message<"bough.v1.ConfidenceInterval"> & {
   /**
-   * The lower bound, inclusive; of a rate at least 0.
+   * The lower bound, inclusive; of a rate at least 0, of a difference of rates at least -1.
    *
    * @generated from field: double lower = 1;
    */
@@ -281,7 +331,7 @@ export type ConfidenceInterval = Message<"bough.v1.ConfidenceInterval"> & {
  * Use `create(ConfidenceIntervalSchema)` to create a new message.
  */
 export const ConfidenceIntervalSchema: GenMessage<ConfidenceInterval> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 3);
+  messageDesc(file_bough_v1_eval_result, 4);
 
 /**
  * Numbers over all cases of an evaluation.
@@ -381,6 +431,20 @@ export type EvalTotals = Message<"bough.v1.EvalTotals"> & {
    * @generated from field: repeated string flaky_cases = 13;
    */
   flakyCases: string[];
+
+  /**
+   * How many fresh trials suspects have, those of the baseline included. No other number but what was used counts them.
+   *
+   * @generated from field: int32 reruns = 14;
+   */
+  reruns: number;
+
+  /**
+   * How many fresh trials are scored, those that could not be scored included.
+   *
+   * @generated from field: int32 reruns_ended = 15;
+   */
+  rerunsEnded: number;
 };
 
 /**
@@ -388,7 +452,7 @@ export type EvalTotals = Message<"bough.v1.EvalTotals"> & {
  * Use `create(EvalTotalsSchema)` to create a new message.
  */
 export const EvalTotalsSchema: GenMessage<EvalTotals> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 4);
+  messageDesc(file_bough_v1_eval_result, 5);
 
 /**
  * What is known about one case.
@@ -459,6 +523,20 @@ export type CaseResult = Message<"bough.v1.CaseResult"> & {
    * @generated from field: repeated bough.v1.UnusedMock unused_mocks = 9;
    */
   unusedMocks: UnusedMock[];
+
+  /**
+   * The fresh trials of a suspect that are scored, by number: the evaluation's own, then the baseline's. No other field counts them.
+   *
+   * @generated from field: repeated bough.v1.CaseTrialResult reruns = 10;
+   */
+  reruns: CaseTrialResult[];
+
+  /**
+   * What a trial takes, over the trials; unset while none is scored.
+   *
+   * @generated from field: bough.v1.TrialMeans trial_means = 11;
+   */
+  trialMeans?: TrialMeans | undefined;
 };
 
 /**
@@ -466,7 +544,49 @@ export type CaseResult = Message<"bough.v1.CaseResult"> & {
  * Use `create(CaseResultSchema)` to create a new message.
  */
 export const CaseResultSchema: GenMessage<CaseResult> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 5);
+  messageDesc(file_bough_v1_eval_result, 6);
+
+/**
+ * What a trial of a case takes, in the mean over its trials. A number is absent if it is not known of every trial.
+ *
+ * @generated from message bough.v1.TrialMeans
+ */
+export type TrialMeans = Message<"bough.v1.TrialMeans"> & {
+  /**
+   * The cost of runs and judges, in billionths of cost_currency_code.
+   *
+   * @generated from field: optional double cost_nanos = 1;
+   */
+  costNanos?: number | undefined;
+
+  /**
+   * The ISO 4217 code of the currency; empty without a cost.
+   *
+   * @generated from field: string cost_currency_code = 2;
+   */
+  costCurrencyCode: string;
+
+  /**
+   * The input and output tokens of runs and judges.
+   *
+   * @generated from field: optional double tokens = 3;
+   */
+  tokens?: number | undefined;
+
+  /**
+   * The time from start to end of the turns, in seconds.
+   *
+   * @generated from field: optional double duration_seconds = 4;
+   */
+  durationSeconds?: number | undefined;
+};
+
+/**
+ * Describes the message bough.v1.TrialMeans.
+ * Use `create(TrialMeansSchema)` to create a new message.
+ */
+export const TrialMeansSchema: GenMessage<TrialMeans> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 7);
 
 /**
  * A mock of a case that answered no call.
@@ -494,7 +614,7 @@ export type UnusedMock = Message<"bough.v1.UnusedMock"> & {
  * Use `create(UnusedMockSchema)` to create a new message.
  */
 export const UnusedMockSchema: GenMessage<UnusedMock> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 6);
+  messageDesc(file_bough_v1_eval_result, 8);
 
 /**
  * One metric of a case over its trials.
@@ -536,7 +656,7 @@ export type MetricSummary = Message<"bough.v1.MetricSummary"> & {
  * Use `create(MetricSummarySchema)` to create a new message.
  */
 export const MetricSummarySchema: GenMessage<MetricSummary> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 7);
+  messageDesc(file_bough_v1_eval_result, 9);
 
 /**
  * How often a case passes, estimated from its trials.
@@ -606,7 +726,7 @@ export type PassStatistics = Message<"bough.v1.PassStatistics"> & {
  * Use `create(PassStatisticsSchema)` to create a new message.
  */
 export const PassStatisticsSchema: GenMessage<PassStatistics> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 8);
+  messageDesc(file_bough_v1_eval_result, 10);
 
 /**
  * One trial of a case: every turn, and the scores.
@@ -698,6 +818,13 @@ export type CaseTrialResult = Message<"bough.v1.CaseTrialResult"> & {
    * @generated from field: repeated int32 used_mocks = 12;
    */
   usedMocks: number[];
+
+  /**
+   * What the trial is for; unspecified for a planned one.
+   *
+   * @generated from field: bough.v1.TrialPurpose purpose = 13;
+   */
+  purpose: TrialPurpose;
 };
 
 /**
@@ -705,7 +832,7 @@ export type CaseTrialResult = Message<"bough.v1.CaseTrialResult"> & {
  * Use `create(CaseTrialResultSchema)` to create a new message.
  */
 export const CaseTrialResultSchema: GenMessage<CaseTrialResult> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 9);
+  messageDesc(file_bough_v1_eval_result, 11);
 
 /**
  * One turn of a trial.
@@ -768,7 +895,7 @@ export type EvalTurnResult = Message<"bough.v1.EvalTurnResult"> & {
  * Use `create(EvalTurnResultSchema)` to create a new message.
  */
 export const EvalTurnResultSchema: GenMessage<EvalTurnResult> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 10);
+  messageDesc(file_bough_v1_eval_result, 12);
 
 /**
  * An agent of a result's tree.
@@ -859,7 +986,7 @@ export type EvalAgent = Message<"bough.v1.EvalAgent"> & {
  * Use `create(EvalAgentSchema)` to create a new message.
  */
 export const EvalAgentSchema: GenMessage<EvalAgent> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 11);
+  messageDesc(file_bough_v1_eval_result, 13);
 
 /**
  * A step of an agent of a result's tree: one model call.
@@ -887,7 +1014,7 @@ export type EvalStep = Message<"bough.v1.EvalStep"> & {
  * Use `create(EvalStepSchema)` to create a new message.
  */
 export const EvalStepSchema: GenMessage<EvalStep> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 12);
+  messageDesc(file_bough_v1_eval_result, 14);
 
 /**
  * A tool call of a result's tree.
@@ -951,7 +1078,7 @@ export type EvalCall = Message<"bough.v1.EvalCall"> & {
  * Use `create(EvalCallSchema)` to create a new message.
  */
 export const EvalCallSchema: GenMessage<EvalCall> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 13);
+  messageDesc(file_bough_v1_eval_result, 15);
 
 /**
  * One metric of one trial.
@@ -1021,7 +1148,7 @@ export type MetricScore = Message<"bough.v1.MetricScore"> & {
  * Use `create(MetricScoreSchema)` to create a new message.
  */
 export const MetricScoreSchema: GenMessage<MetricScore> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 14);
+  messageDesc(file_bough_v1_eval_result, 16);
 
 /**
  * How a tree compares with the expected one.
@@ -1077,7 +1204,7 @@ export type TreeComparison = Message<"bough.v1.TreeComparison"> & {
  * Use `create(TreeComparisonSchema)` to create a new message.
  */
 export const TreeComparisonSchema: GenMessage<TreeComparison> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 15);
+  messageDesc(file_bough_v1_eval_result, 17);
 
 /**
  * A difference between a tree and the expected one.
@@ -1133,7 +1260,7 @@ export type TreeDifference = Message<"bough.v1.TreeDifference"> & {
  * Use `create(TreeDifferenceSchema)` to create a new message.
  */
 export const TreeDifferenceSchema: GenMessage<TreeDifference> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 16);
+  messageDesc(file_bough_v1_eval_result, 18);
 
 /**
  * What a judge said about a rubric.
@@ -1189,7 +1316,7 @@ export type Judgment = Message<"bough.v1.Judgment"> & {
  * Use `create(JudgmentSchema)` to create a new message.
  */
 export const JudgmentSchema: GenMessage<Judgment> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 17);
+  messageDesc(file_bough_v1_eval_result, 19);
 
 /**
  * What a gate found. `gate` is its text, and the other fields are what the text means; EvaluateRequest.gates has the grammar.
@@ -1252,7 +1379,7 @@ export type GateResult = Message<"bough.v1.GateResult"> & {
  * Use `create(GateResultSchema)` to create a new message.
  */
 export const GateResultSchema: GenMessage<GateResult> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 18);
+  messageDesc(file_bough_v1_eval_result, 20);
 
 /**
  * How a result, the candidate, differs from an earlier one, the baseline.
@@ -1337,6 +1464,35 @@ export type EvalComparison = Message<"bough.v1.EvalComparison"> & {
    * @generated from field: bough.v1.ExecutionState state_candidate = 11;
    */
   stateCandidate: ExecutionState;
+
+  /**
+   * How many cases differ, and may do so by chance.
+   *
+   * @generated from field: int32 unclear = 12;
+   */
+  unclear: number;
+
+  /**
+   * How many cases got worse: 0 unless `regression_test` rejects, then the number of cases that are worse, at least 1.
+   *
+   * @generated from field: int32 regressions = 13;
+   */
+  regressions: number;
+
+  /**
+   * The one test of all cases together.
+   *
+   * @generated from field: bough.v1.RegressionTest regression_test = 14;
+   */
+  regressionTest?: RegressionTest | undefined;
+
+  /**
+   * How numbers changed, with their intervals: of pass_rate, each metric's mean as "NAME.mean", cost, tokens and duration, as far as cases of
+   * both have them.
+   *
+   * @generated from field: repeated bough.v1.EstimatedChange changes = 15;
+   */
+  changes: EstimatedChange[];
 };
 
 /**
@@ -1344,7 +1500,144 @@ export type EvalComparison = Message<"bough.v1.EvalComparison"> & {
  * Use `create(EvalComparisonSchema)` to create a new message.
  */
 export const EvalComparisonSchema: GenMessage<EvalComparison> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 19);
+  messageDesc(file_bough_v1_eval_result, 21);
+
+/**
+ * An exact test of whether the cases pass less often than in the baseline, all together: one-sided, stratified by case, given how many
+ * trials of each case passed on both sides. With suspects it is over their fresh trials, against the baseline's fresh ones or, without
+ * such, against the baseline's trials; else over all trials of the cases that both have.
+ *
+ * @generated from message bough.v1.RegressionTest
+ */
+export type RegressionTest = Message<"bough.v1.RegressionTest"> & {
+  /**
+   * The probability to see so few passes or fewer if nothing got worse; absent if there is nothing to compare.
+   *
+   * @generated from field: optional double p_value = 1;
+   */
+  pValue?: number | undefined;
+
+  /**
+   * Up to which probability the test rejects: 0.05.
+   *
+   * @generated from field: double level = 2;
+   */
+  level: number;
+
+  /**
+   * How many cases it compares.
+   *
+   * @generated from field: int32 cases = 3;
+   */
+  cases: number;
+
+  /**
+   * The candidate's trials in these cases.
+   *
+   * @generated from field: bough.v1.PassCounts candidate = 4;
+   */
+  candidate?: PassCounts | undefined;
+
+  /**
+   * The baseline's trials in these cases.
+   *
+   * @generated from field: bough.v1.PassCounts baseline = 5;
+   */
+  baseline?: PassCounts | undefined;
+
+  /**
+   * What such a test finds, in sentences: how large a drop it takes, and how likely one of a few cases is found.
+   *
+   * @generated from field: string power = 6;
+   */
+  power: string;
+
+  /**
+   * Why the test is not over everything, in a sentence: trials that could not be scored. Empty if it is.
+   *
+   * @generated from field: string incomplete_reason = 7;
+   */
+  incompleteReason: string;
+};
+
+/**
+ * Describes the message bough.v1.RegressionTest.
+ * Use `create(RegressionTestSchema)` to create a new message.
+ */
+export const RegressionTestSchema: GenMessage<RegressionTest> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 22);
+
+/**
+ * How many trials passed.
+ *
+ * @generated from message bough.v1.PassCounts
+ */
+export type PassCounts = Message<"bough.v1.PassCounts"> & {
+  /**
+   * How many trials passed or failed.
+   *
+   * @generated from field: int32 trials = 1;
+   */
+  trials: number;
+
+  /**
+   * How many of `trials` passed.
+   *
+   * @generated from field: int32 passed = 2;
+   */
+  passed: number;
+};
+
+/**
+ * Describes the message bough.v1.PassCounts.
+ * Use `create(PassCountsSchema)` to create a new message.
+ */
+export const PassCountsSchema: GenMessage<PassCounts> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 23);
+
+/**
+ * How a number changed from the baseline to the candidate: the mean over the cases of each one's difference. Its interval is from
+ * resampling these differences, and of over 500 cases by the normal distribution.
+ *
+ * @generated from message bough.v1.EstimatedChange
+ */
+export type EstimatedChange = Message<"bough.v1.EstimatedChange"> & {
+  /**
+   * What it is of: "pass_rate", "cost", "tokens", "duration", or "NAME.mean" of a metric. Gates name it with ".change" behind.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * The mean difference, candidate less baseline. Cost is per trial in units of the currency, tokens are per trial, duration is in seconds
+   * per trial.
+   *
+   * @generated from field: double value = 2;
+   */
+  value: number;
+
+  /**
+   * The interval of `value`.
+   *
+   * @generated from field: bough.v1.ConfidenceInterval interval = 3;
+   */
+  interval?: ConfidenceInterval | undefined;
+
+  /**
+   * How many cases have the number on both sides.
+   *
+   * @generated from field: int32 cases = 4;
+   */
+  cases: number;
+};
+
+/**
+ * Describes the message bough.v1.EstimatedChange.
+ * Use `create(EstimatedChangeSchema)` to create a new message.
+ */
+export const EstimatedChangeSchema: GenMessage<EstimatedChange> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 24);
 
 /**
  * How one case differs between two results.
@@ -1408,6 +1701,35 @@ export type CaseComparison = Message<"bough.v1.CaseComparison"> & {
    * @generated from field: repeated bough.v1.TreeDifference differences = 8;
    */
   differences: TreeDifference[];
+
+  /**
+   * The baseline's trials that `change` is judged by: fresh ones if there are any, as of the baseline the others.
+   *
+   * @generated from field: bough.v1.PassCounts trials_baseline = 9;
+   */
+  trialsBaseline?: PassCounts | undefined;
+
+  /**
+   * The candidate's trials that `change` is judged by: fresh ones of a suspect.
+   *
+   * @generated from field: bough.v1.PassCounts trials_candidate = 10;
+   */
+  trialsCandidate?: PassCounts | undefined;
+
+  /**
+   * The probability of a difference so large in that direction, by this case alone and before Holm's correction; absent if the case
+   * cannot be compared.
+   *
+   * @generated from field: optional double p_value = 11;
+   */
+  pValue?: number | undefined;
+
+  /**
+   * Why the change is what it is, in a sentence; empty if the case is the same.
+   *
+   * @generated from field: string reason = 12;
+   */
+  reason: string;
 };
 
 /**
@@ -1415,7 +1737,7 @@ export type CaseComparison = Message<"bough.v1.CaseComparison"> & {
  * Use `create(CaseComparisonSchema)` to create a new message.
  */
 export const CaseComparisonSchema: GenMessage<CaseComparison> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 20);
+  messageDesc(file_bough_v1_eval_result, 25);
 
 /**
  * How the record of a run, `after`, differs from another one, `before`.
@@ -1485,7 +1807,7 @@ export type InvocationDiff = Message<"bough.v1.InvocationDiff"> & {
  * Use `create(InvocationDiffSchema)` to create a new message.
  */
 export const InvocationDiffSchema: GenMessage<InvocationDiff> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 21);
+  messageDesc(file_bough_v1_eval_result, 26);
 
 /**
  * An agent that only one of two records has, or that another agent called.
@@ -1548,7 +1870,7 @@ export type AgentDifference = Message<"bough.v1.AgentDifference"> & {
  * Use `create(AgentDifferenceSchema)` to create a new message.
  */
 export const AgentDifferenceSchema: GenMessage<AgentDifference> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 22);
+  messageDesc(file_bough_v1_eval_result, 27);
 
 /**
  * A difference between the tool calls of an agent in two records.
@@ -1604,7 +1926,7 @@ export type CallDifference = Message<"bough.v1.CallDifference"> & {
  * Use `create(CallDifferenceSchema)` to create a new message.
  */
 export const CallDifferenceSchema: GenMessage<CallDifference> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 23);
+  messageDesc(file_bough_v1_eval_result, 28);
 
 /**
  * Whether something that is expected holds: of a score, a trial, a case, a gate, or an evaluation as a whole. The field says what it
@@ -1647,6 +1969,40 @@ export enum Verdict {
  */
 export const VerdictSchema: GenEnum<Verdict> = /*@__PURE__*/
   enumDesc(file_bough_v1_eval_result, 0);
+
+/**
+ * What a trial is for.
+ *
+ * @generated from enum bough.v1.TrialPurpose
+ */
+export enum TrialPurpose {
+  /**
+   * The trial is one of those that the evaluation planned.
+   *
+   * @generated from enum value: TRIAL_PURPOSE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * The trial is a fresh one of a suspect.
+   *
+   * @generated from enum value: TRIAL_PURPOSE_RERUN = 1;
+   */
+  RERUN = 1,
+
+  /**
+   * The trial is a fresh one of a suspect, with what the baseline ran with.
+   *
+   * @generated from enum value: TRIAL_PURPOSE_BASELINE_RERUN = 2;
+   */
+  BASELINE_RERUN = 2,
+}
+
+/**
+ * Describes the enum bough.v1.TrialPurpose.
+ */
+export const TrialPurposeSchema: GenEnum<TrialPurpose> = /*@__PURE__*/
+  enumDesc(file_bough_v1_eval_result, 1);
 
 /**
  * How an agent of the tree compares with the expected tree.
@@ -1701,7 +2057,7 @@ export enum TreeMark {
  * Describes the enum bough.v1.TreeMark.
  */
 export const TreeMarkSchema: GenEnum<TreeMark> = /*@__PURE__*/
-  enumDesc(file_bough_v1_eval_result, 1);
+  enumDesc(file_bough_v1_eval_result, 2);
 
 /**
  * How an agent violates what is expected of the tree.
@@ -1756,7 +2112,7 @@ export enum DifferenceKind {
  * Describes the enum bough.v1.DifferenceKind.
  */
 export const DifferenceKindSchema: GenEnum<DifferenceKind> = /*@__PURE__*/
-  enumDesc(file_bough_v1_eval_result, 2);
+  enumDesc(file_bough_v1_eval_result, 3);
 
 /**
  * How a gate compares its number with its bound. Comparisons are up to rounding.
@@ -1811,10 +2167,11 @@ export enum GateOperator {
  * Describes the enum bough.v1.GateOperator.
  */
 export const GateOperatorSchema: GenEnum<GateOperator> = /*@__PURE__*/
-  enumDesc(file_bough_v1_eval_result, 3);
+  enumDesc(file_bough_v1_eval_result, 4);
 
 /**
- * What became of a case between two results.
+ * What became of a case between two results. Each direction is tested with 5 %, by Fisher's exact test of each case with Holm's
+ * correction: of a suspect over its fresh trials, else over the trials.
  *
  * @generated from enum bough.v1.CaseChange
  */
@@ -1834,14 +2191,14 @@ export enum CaseChange {
   SAME = 1,
 
   /**
-   * The case passes and did not, or passes more often.
+   * The case passes more often, and that is no chance.
    *
    * @generated from enum value: CASE_CHANGE_BETTER = 2;
    */
   BETTER = 2,
 
   /**
-   * The case does not pass and did, or passes less often.
+   * The case passes less often, and that is no chance.
    *
    * @generated from enum value: CASE_CHANGE_WORSE = 3;
    */
@@ -1860,13 +2217,20 @@ export enum CaseChange {
    * @generated from enum value: CASE_CHANGE_ADDED = 5;
    */
   ADDED = 5,
+
+  /**
+   * The verdict or how often the case passes is not the same, and that may be chance.
+   *
+   * @generated from enum value: CASE_CHANGE_UNCLEAR = 6;
+   */
+  UNCLEAR = 6,
 }
 
 /**
  * Describes the enum bough.v1.CaseChange.
  */
 export const CaseChangeSchema: GenEnum<CaseChange> = /*@__PURE__*/
-  enumDesc(file_bough_v1_eval_result, 4);
+  enumDesc(file_bough_v1_eval_result, 5);
 
 /**
  * What is different about something that two records have, or that one of them has.
@@ -1914,5 +2278,5 @@ export enum ChangeKind {
  * Describes the enum bough.v1.ChangeKind.
  */
 export const ChangeKindSchema: GenEnum<ChangeKind> = /*@__PURE__*/
-  enumDesc(file_bough_v1_eval_result, 5);
+  enumDesc(file_bough_v1_eval_result, 6);
 

@@ -10,7 +10,7 @@ import type { AgentDefinition } from "./agent_pb.js";
 import { file_bough_v1_agent } from "./agent_pb.js";
 import type { AgentError } from "./error_pb.js";
 import { file_bough_v1_error } from "./error_pb.js";
-import type { CaseTrialResult, EvalPins, EvalResult, EvalTotals, GateResult, Verdict } from "./eval_result_pb.js";
+import type { CaseTrialResult, EvalPins, EvalResult, EvalSuspects, EvalTotals, GateResult, Verdict } from "./eval_result_pb.js";
 import { file_bough_v1_eval_result } from "./eval_result_pb.js";
 import type { EvalCase, EvalSet } from "./eval_set_pb.js";
 import { file_bough_v1_eval_set } from "./eval_set_pb.js";
@@ -27,7 +27,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/evaluation.proto.
  */
 export const file_bough_v1_evaluation: GenFile = /*@__PURE__*/
-  fileDesc("Chlib3VnaC92MS9ldmFsdWF0aW9uLnByb3RvEghib3VnaC52MSLJAwoKRXZhbHVhdGlvbhIVCg1ldmFsdWF0aW9uX2lkGAEgASgJEhUKDWV2YWxfc2V0X25hbWUYAiABKAkSDQoFYWdlbnQYAyABKAkSDwoHdXNlcl9pZBgEIAEoCRInCgVzdGF0ZRgFIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiMKBWVycm9yGAYgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvchIiCgd2ZXJkaWN0GAcgASgOMhEuYm91Z2gudjEuVmVyZGljdBIkCgZ0b3RhbHMYCCABKAsyFC5ib3VnaC52MS5FdmFsVG90YWxzEjAKBmxhYmVscxgJIAMoCzIgLmJvdWdoLnYxLkV2YWx1YXRpb24uTGFiZWxzRW50cnkSLwoLY3JlYXRlX3RpbWUYCiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEiwKCGVuZF90aW1lGAsgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg1sYXN0X3NlcXVlbmNlGAwgASgDGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEiyQEKEEV2YWx1YXRpb25GaWx0ZXISFQoNZXZhbF9zZXRfbmFtZRgBIAEoCRINCgVhZ2VudBgCIAEoCRIoCgZzdGF0ZXMYAyADKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRI2CgZsYWJlbHMYBCADKAsyJi5ib3VnaC52MS5FdmFsdWF0aW9uRmlsdGVyLkxhYmVsc0VudHJ5Gi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEisAEKEENhc2VSZXN1bHRGaWx0ZXISIwoIdmVyZGljdHMYASADKA4yES5ib3VnaC52MS5WZXJkaWN0EjYKBmxhYmVscxgCIAMoCzImLmJvdWdoLnYxLkNhc2VSZXN1bHRGaWx0ZXIuTGFiZWxzRW50cnkSEAoIY2FzZV9pZHMYAyADKAkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASKICAoPRXZhbHVhdGlvbkV2ZW50EhUKDWV2YWx1YXRpb25faWQYASABKAkSEAoIc2VxdWVuY2UYAiABKAMSLwoLcmVjb3JkX3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wElYKEmV2YWx1YXRpb25fcGxhbm5lZBjIASABKAsyGy5ib3VnaC52MS5FdmFsdWF0aW9uUGxhbm5lZEIamqDm9AIUChJldmFsdWF0aW9uLnBsYW5uZWRIABJPCgxjYXNlX3BsYW5uZWQYyQEgASgLMhUuYm91Z2gudjEuQ2FzZVBsYW5uZWRCH5qg5vQCGQoXZXZhbHVhdGlvbi5jYXNlLnBsYW5uZWRIABJbChJjYXNlX3RyaWFsX3N0YXJ0ZWQYygEgASgLMhouYm91Z2gudjEuQ2FzZVRyaWFsU3RhcnRlZEIgmqDm9AIaChhldmFsdWF0aW9uLnRyaWFsLnN0YXJ0ZWRIABJVChBjYXNlX3RyaWFsX2VuZGVkGMsBIAEoCzIYLmJvdWdoLnYxLkNhc2VUcmlhbEVuZGVkQh6aoOb0AhgKFmV2YWx1YXRpb24udHJpYWwuZW5kZWRIABJYChFjYXNlX3RyaWFsX3Njb3JlZBjMASABKAsyGS5ib3VnaC52MS5DYXNlVHJpYWxTY29yZWRCH5qg5vQCGQoXZXZhbHVhdGlvbi50cmlhbC5zY29yZWRIABJWChJldmFsdWF0aW9uX3RvdGFsZWQYzQEgASgLMhsuYm91Z2gudjEuRXZhbHVhdGlvblRvdGFsZWRCGpqg5vQCFAoSZXZhbHVhdGlvbi50b3RhbGVkSAAScAobZXZhbHVhdGlvbl9jYW5jZWxfcmVxdWVzdGVkGM4BIAEoCzIjLmJvdWdoLnYxLkV2YWx1YXRpb25DYW5jZWxSZXF1ZXN0ZWRCI5qg5vQCHQobZXZhbHVhdGlvbi5jYW5jZWxfcmVxdWVzdGVkSAASXAoUZXZhbHVhdGlvbl9jb21wbGV0ZWQYzwEgASgLMh0uYm91Z2gudjEuRXZhbHVhdGlvbkNvbXBsZXRlZEIcmqDm9AIWChRldmFsdWF0aW9uLmNvbXBsZXRlZEgAElMKEWV2YWx1YXRpb25fZmFpbGVkGNABIAEoCzIaLmJvdWdoLnYxLkV2YWx1YXRpb25GYWlsZWRCGZqg5vQCEwoRZXZhbHVhdGlvbi5mYWlsZWRIABJcChRldmFsdWF0aW9uX2NhbmNlbGxlZBjRASABKAsyHS5ib3VnaC52MS5FdmFsdWF0aW9uQ2FuY2VsbGVkQhyaoOb0AhYKFGV2YWx1YXRpb24uY2FuY2VsbGVkSABCCQoHcGF5bG9hZCKTBAoRRXZhbHVhdGlvblBsYW5uZWQSIwoIZXZhbF9zZXQYASABKAsyES5ib3VnaC52MS5FdmFsU2V0Eg0KBWFnZW50GAIgASgJEhIKCmNhc2VfY291bnQYAyABKAUSEwoLdHJpYWxfY291bnQYBCABKAUSFwoPbWF4X2NvbmN1cnJlbmN5GAUgASgFEg0KBWdhdGVzGAYgAygJEiAKBmJ1ZGdldBgHIAEoCzIQLmJvdWdoLnYxLkxpbWl0cxIuCgtkZWZpbml0aW9ucxgIIAMoCzIZLmJvdWdoLnYxLkFnZW50RGVmaW5pdGlvbhIgCgRwaW5zGAkgASgLMhIuYm91Z2gudjEuRXZhbFBpbnMSJgoIYmFzZWxpbmUYCiABKAsyFC5ib3VnaC52MS5FdmFsUmVzdWx0EhUKDWFsbG93X3JlbW92ZWQYCyABKAgSNwoGbGFiZWxzGAwgAygLMicuYm91Z2gudjEuRXZhbHVhdGlvblBsYW5uZWQuTGFiZWxzRW50cnkSEgoKcmVxdWVzdF9pZBgNIAEoCRIWCg5yZXF1ZXN0X2RpZ2VzdBgOIAEoCRIPCgd1c2VyX2lkGA8gASgJEhAKCHRyYWNlX2lkGBAgASgJEg8KB3NwYW5faWQYESABKAkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASJECgtDYXNlUGxhbm5lZBIlCglldmFsX2Nhc2UYASABKAsyEi5ib3VnaC52MS5FdmFsQ2FzZRIOCgZ0cmlhbHMYAiABKAUiRgoQQ2FzZVRyaWFsU3RhcnRlZBIPCgdjYXNlX2lkGAEgASgJEg0KBXRyaWFsGAIgASgFEhIKCnNlc3Npb25faWQYAyABKAkiQQoOQ2FzZVRyaWFsRW5kZWQSDwoHY2FzZV9pZBgBIAEoCRINCgV0cmlhbBgCIAEoBRIPCgdydW5faWRzGAMgAygJIjwKD0Nhc2VUcmlhbFNjb3JlZBIpCgZyZXN1bHQYASABKAsyGS5ib3VnaC52MS5DYXNlVHJpYWxSZXN1bHQikgEKEUV2YWx1YXRpb25Ub3RhbGVkEiIKB3ZlcmRpY3QYASABKA4yES5ib3VnaC52MS5WZXJkaWN0EiQKBnRvdGFscxgCIAEoCzIULmJvdWdoLnYxLkV2YWxUb3RhbHMSIwoFZ2F0ZXMYAyADKAsyFC5ib3VnaC52MS5HYXRlUmVzdWx0Eg4KBnJlYXNvbhgEIAEoCSI/ChlFdmFsdWF0aW9uQ2FuY2VsUmVxdWVzdGVkEhQKDHJlcXVlc3RlZF9ieRgBIAEoCRIMCgRub3RlGAIgASgJIjkKE0V2YWx1YXRpb25Db21wbGV0ZWQSIgoHdmVyZGljdBgBIAEoDjIRLmJvdWdoLnYxLlZlcmRpY3QiNwoQRXZhbHVhdGlvbkZhaWxlZBIjCgVlcnJvchgBIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3IiYAoTRXZhbHVhdGlvbkNhbmNlbGxlZBIjCgVlcnJvchgBIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISJAoGdG90YWxzGAIgASgLMhQuYm91Z2gudjEuRXZhbFRvdGFscyJbChRFdmFsdWF0aW9uRXZlbnRCYXRjaBIpCgZldmVudHMYASADKAsyGS5ib3VnaC52MS5FdmFsdWF0aW9uRXZlbnQSGAoQdGhyb3VnaF9zZXF1ZW5jZRgCIAEoA0JZCgxkZXYuYm91Z2gudjFCD0V2YWx1YXRpb25Qcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_agent, file_bough_v1_error, file_bough_v1_eval_result, file_bough_v1_eval_set, file_bough_v1_execution, file_bough_v1_options, file_bough_v1_policy, file_google_protobuf_timestamp]);
+  fileDesc("Chlib3VnaC92MS9ldmFsdWF0aW9uLnByb3RvEghib3VnaC52MSLJAwoKRXZhbHVhdGlvbhIVCg1ldmFsdWF0aW9uX2lkGAEgASgJEhUKDWV2YWxfc2V0X25hbWUYAiABKAkSDQoFYWdlbnQYAyABKAkSDwoHdXNlcl9pZBgEIAEoCRInCgVzdGF0ZRgFIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiMKBWVycm9yGAYgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvchIiCgd2ZXJkaWN0GAcgASgOMhEuYm91Z2gudjEuVmVyZGljdBIkCgZ0b3RhbHMYCCABKAsyFC5ib3VnaC52MS5FdmFsVG90YWxzEjAKBmxhYmVscxgJIAMoCzIgLmJvdWdoLnYxLkV2YWx1YXRpb24uTGFiZWxzRW50cnkSLwoLY3JlYXRlX3RpbWUYCiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEiwKCGVuZF90aW1lGAsgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg1sYXN0X3NlcXVlbmNlGAwgASgDGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEiyQEKEEV2YWx1YXRpb25GaWx0ZXISFQoNZXZhbF9zZXRfbmFtZRgBIAEoCRINCgVhZ2VudBgCIAEoCRIoCgZzdGF0ZXMYAyADKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRI2CgZsYWJlbHMYBCADKAsyJi5ib3VnaC52MS5FdmFsdWF0aW9uRmlsdGVyLkxhYmVsc0VudHJ5Gi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEisAEKEENhc2VSZXN1bHRGaWx0ZXISIwoIdmVyZGljdHMYASADKA4yES5ib3VnaC52MS5WZXJkaWN0EjYKBmxhYmVscxgCIAMoCzImLmJvdWdoLnYxLkNhc2VSZXN1bHRGaWx0ZXIuTGFiZWxzRW50cnkSEAoIY2FzZV9pZHMYAyADKAkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASLlCAoPRXZhbHVhdGlvbkV2ZW50EhUKDWV2YWx1YXRpb25faWQYASABKAkSEAoIc2VxdWVuY2UYAiABKAMSLwoLcmVjb3JkX3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wElYKEmV2YWx1YXRpb25fcGxhbm5lZBjIASABKAsyGy5ib3VnaC52MS5FdmFsdWF0aW9uUGxhbm5lZEIamqDm9AIUChJldmFsdWF0aW9uLnBsYW5uZWRIABJPCgxjYXNlX3BsYW5uZWQYyQEgASgLMhUuYm91Z2gudjEuQ2FzZVBsYW5uZWRCH5qg5vQCGQoXZXZhbHVhdGlvbi5jYXNlLnBsYW5uZWRIABJbChJjYXNlX3RyaWFsX3N0YXJ0ZWQYygEgASgLMhouYm91Z2gudjEuQ2FzZVRyaWFsU3RhcnRlZEIgmqDm9AIaChhldmFsdWF0aW9uLnRyaWFsLnN0YXJ0ZWRIABJVChBjYXNlX3RyaWFsX2VuZGVkGMsBIAEoCzIYLmJvdWdoLnYxLkNhc2VUcmlhbEVuZGVkQh6aoOb0AhgKFmV2YWx1YXRpb24udHJpYWwuZW5kZWRIABJYChFjYXNlX3RyaWFsX3Njb3JlZBjMASABKAsyGS5ib3VnaC52MS5DYXNlVHJpYWxTY29yZWRCH5qg5vQCGQoXZXZhbHVhdGlvbi50cmlhbC5zY29yZWRIABJWChJldmFsdWF0aW9uX3RvdGFsZWQYzQEgASgLMhsuYm91Z2gudjEuRXZhbHVhdGlvblRvdGFsZWRCGpqg5vQCFAoSZXZhbHVhdGlvbi50b3RhbGVkSAAScAobZXZhbHVhdGlvbl9jYW5jZWxfcmVxdWVzdGVkGM4BIAEoCzIjLmJvdWdoLnYxLkV2YWx1YXRpb25DYW5jZWxSZXF1ZXN0ZWRCI5qg5vQCHQobZXZhbHVhdGlvbi5jYW5jZWxfcmVxdWVzdGVkSAASXAoUZXZhbHVhdGlvbl9jb21wbGV0ZWQYzwEgASgLMh0uYm91Z2gudjEuRXZhbHVhdGlvbkNvbXBsZXRlZEIcmqDm9AIWChRldmFsdWF0aW9uLmNvbXBsZXRlZEgAElMKEWV2YWx1YXRpb25fZmFpbGVkGNABIAEoCzIaLmJvdWdoLnYxLkV2YWx1YXRpb25GYWlsZWRCGZqg5vQCEwoRZXZhbHVhdGlvbi5mYWlsZWRIABJcChRldmFsdWF0aW9uX2NhbmNlbGxlZBjRASABKAsyHS5ib3VnaC52MS5FdmFsdWF0aW9uQ2FuY2VsbGVkQhyaoOb0AhYKFGV2YWx1YXRpb24uY2FuY2VsbGVkSAASWwoQc3VzcGVjdHNfcGxhbm5lZBjSASABKAsyGS5ib3VnaC52MS5TdXNwZWN0c1BsYW5uZWRCI5qg5vQCHQobZXZhbHVhdGlvbi5zdXNwZWN0cy5wbGFubmVkSABCCQoHcGF5bG9hZCLOBAoRRXZhbHVhdGlvblBsYW5uZWQSIwoIZXZhbF9zZXQYASABKAsyES5ib3VnaC52MS5FdmFsU2V0Eg0KBWFnZW50GAIgASgJEhIKCmNhc2VfY291bnQYAyABKAUSEwoLdHJpYWxfY291bnQYBCABKAUSFwoPbWF4X2NvbmN1cnJlbmN5GAUgASgFEg0KBWdhdGVzGAYgAygJEiAKBmJ1ZGdldBgHIAEoCzIQLmJvdWdoLnYxLkxpbWl0cxIuCgtkZWZpbml0aW9ucxgIIAMoCzIZLmJvdWdoLnYxLkFnZW50RGVmaW5pdGlvbhIgCgRwaW5zGAkgASgLMhIuYm91Z2gudjEuRXZhbFBpbnMSJgoIYmFzZWxpbmUYCiABKAsyFC5ib3VnaC52MS5FdmFsUmVzdWx0EhUKDWFsbG93X3JlbW92ZWQYCyABKAgSNwoGbGFiZWxzGAwgAygLMicuYm91Z2gudjEuRXZhbHVhdGlvblBsYW5uZWQuTGFiZWxzRW50cnkSEgoKcmVxdWVzdF9pZBgNIAEoCRIWCg5yZXF1ZXN0X2RpZ2VzdBgOIAEoCRIPCgd1c2VyX2lkGA8gASgJEhAKCHRyYWNlX2lkGBAgASgJEg8KB3NwYW5faWQYESABKAkSFgoOcmVydW5fc3VzcGVjdHMYEiABKAUSIQoZYmFzZWxpbmVfbm90X3JlcnVuX3JlYXNvbhgTIAEoCRotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIkQKC0Nhc2VQbGFubmVkEiUKCWV2YWxfY2FzZRgBIAEoCzISLmJvdWdoLnYxLkV2YWxDYXNlEg4KBnRyaWFscxgCIAEoBSJGChBDYXNlVHJpYWxTdGFydGVkEg8KB2Nhc2VfaWQYASABKAkSDQoFdHJpYWwYAiABKAUSEgoKc2Vzc2lvbl9pZBgDIAEoCSJBCg5DYXNlVHJpYWxFbmRlZBIPCgdjYXNlX2lkGAEgASgJEg0KBXRyaWFsGAIgASgFEg8KB3J1bl9pZHMYAyADKAkiPAoPQ2FzZVRyaWFsU2NvcmVkEikKBnJlc3VsdBgBIAEoCzIZLmJvdWdoLnYxLkNhc2VUcmlhbFJlc3VsdCI7Cg9TdXNwZWN0c1BsYW5uZWQSKAoIc3VzcGVjdHMYASABKAsyFi5ib3VnaC52MS5FdmFsU3VzcGVjdHMikgEKEUV2YWx1YXRpb25Ub3RhbGVkEiIKB3ZlcmRpY3QYASABKA4yES5ib3VnaC52MS5WZXJkaWN0EiQKBnRvdGFscxgCIAEoCzIULmJvdWdoLnYxLkV2YWxUb3RhbHMSIwoFZ2F0ZXMYAyADKAsyFC5ib3VnaC52MS5HYXRlUmVzdWx0Eg4KBnJlYXNvbhgEIAEoCSI/ChlFdmFsdWF0aW9uQ2FuY2VsUmVxdWVzdGVkEhQKDHJlcXVlc3RlZF9ieRgBIAEoCRIMCgRub3RlGAIgASgJIjkKE0V2YWx1YXRpb25Db21wbGV0ZWQSIgoHdmVyZGljdBgBIAEoDjIRLmJvdWdoLnYxLlZlcmRpY3QiNwoQRXZhbHVhdGlvbkZhaWxlZBIjCgVlcnJvchgBIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3IiYAoTRXZhbHVhdGlvbkNhbmNlbGxlZBIjCgVlcnJvchgBIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISJAoGdG90YWxzGAIgASgLMhQuYm91Z2gudjEuRXZhbFRvdGFscyJbChRFdmFsdWF0aW9uRXZlbnRCYXRjaBIpCgZldmVudHMYASADKAsyGS5ib3VnaC52MS5FdmFsdWF0aW9uRXZlbnQSGAoQdGhyb3VnaF9zZXF1ZW5jZRgCIAEoA0JZCgxkZXYuYm91Z2gudjFCD0V2YWx1YXRpb25Qcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_agent, file_bough_v1_error, file_bough_v1_eval_result, file_bough_v1_eval_set, file_bough_v1_execution, file_bough_v1_options, file_bough_v1_policy, file_google_protobuf_timestamp]);
 
 /**
  * An evaluation: the job. What it found is an EvalResult.
@@ -321,6 +321,14 @@ export type EvaluationEvent = Message<"bough.v1.EvaluationEvent"> & {
      */
     value: EvaluationCancelled;
     case: "evaluationCancelled";
+  } | {
+    /**
+     * Every planned trial is scored, and the suspects' fresh trials begin. At most once, with EvaluateRequest.rerun_suspects.
+     *
+     * @generated from field: bough.v1.SuspectsPlanned suspects_planned = 210;
+     */
+    value: SuspectsPlanned;
+    case: "suspectsPlanned";
   } | { case: undefined; value?: undefined };
 };
 
@@ -456,6 +464,20 @@ export type EvaluationPlanned = Message<"bough.v1.EvaluationPlanned"> & {
    * @generated from field: string span_id = 17;
    */
   spanId: string;
+
+  /**
+   * EvaluateRequest.rerun_suspects: how many fresh trials a suspect gets; 0 for none.
+   *
+   * @generated from field: int32 rerun_suspects = 18;
+   */
+  rerunSuspects: number;
+
+  /**
+   * Why the baseline does not run again, in a sentence; empty if it does, and without fresh trials.
+   *
+   * @generated from field: string baseline_not_rerun_reason = 19;
+   */
+  baselineNotRerunReason: string;
 };
 
 /**
@@ -585,6 +607,28 @@ export const CaseTrialScoredSchema: GenMessage<CaseTrialScored> = /*@__PURE__*/
   messageDesc(file_bough_v1_evaluation, 8);
 
 /**
+ * The suspects' fresh trials begin. Their numbers go on where those of the planned trials end: first the candidate's, then as many of
+ * the baseline.
+ *
+ * @generated from message bough.v1.SuspectsPlanned
+ */
+export type SuspectsPlanned = Message<"bough.v1.SuspectsPlanned"> & {
+  /**
+   * Which cases run again, and how often.
+   *
+   * @generated from field: bough.v1.EvalSuspects suspects = 1;
+   */
+  suspects?: EvalSuspects | undefined;
+};
+
+/**
+ * Describes the message bough.v1.SuspectsPlanned.
+ * Use `create(SuspectsPlannedSchema)` to create a new message.
+ */
+export const SuspectsPlannedSchema: GenMessage<SuspectsPlanned> = /*@__PURE__*/
+  messageDesc(file_bough_v1_evaluation, 9);
+
+/**
  * The numbers over all cases and the gates.
  *
  * @generated from message bough.v1.EvaluationTotaled
@@ -624,7 +668,7 @@ export type EvaluationTotaled = Message<"bough.v1.EvaluationTotaled"> & {
  * Use `create(EvaluationTotaledSchema)` to create a new message.
  */
 export const EvaluationTotaledSchema: GenMessage<EvaluationTotaled> = /*@__PURE__*/
-  messageDesc(file_bough_v1_evaluation, 9);
+  messageDesc(file_bough_v1_evaluation, 10);
 
 /**
  * The evaluation is to stop.
@@ -652,7 +696,7 @@ export type EvaluationCancelRequested = Message<"bough.v1.EvaluationCancelReques
  * Use `create(EvaluationCancelRequestedSchema)` to create a new message.
  */
 export const EvaluationCancelRequestedSchema: GenMessage<EvaluationCancelRequested> = /*@__PURE__*/
-  messageDesc(file_bough_v1_evaluation, 10);
+  messageDesc(file_bough_v1_evaluation, 11);
 
 /**
  * The evaluation ended with a verdict.
@@ -673,7 +717,7 @@ export type EvaluationCompleted = Message<"bough.v1.EvaluationCompleted"> & {
  * Use `create(EvaluationCompletedSchema)` to create a new message.
  */
 export const EvaluationCompletedSchema: GenMessage<EvaluationCompleted> = /*@__PURE__*/
-  messageDesc(file_bough_v1_evaluation, 11);
+  messageDesc(file_bough_v1_evaluation, 12);
 
 /**
  * The evaluation ended because it could not continue.
@@ -694,7 +738,7 @@ export type EvaluationFailed = Message<"bough.v1.EvaluationFailed"> & {
  * Use `create(EvaluationFailedSchema)` to create a new message.
  */
 export const EvaluationFailedSchema: GenMessage<EvaluationFailed> = /*@__PURE__*/
-  messageDesc(file_bough_v1_evaluation, 12);
+  messageDesc(file_bough_v1_evaluation, 13);
 
 /**
  * The evaluation ended because it was cancelled.
@@ -722,7 +766,7 @@ export type EvaluationCancelled = Message<"bough.v1.EvaluationCancelled"> & {
  * Use `create(EvaluationCancelledSchema)` to create a new message.
  */
 export const EvaluationCancelledSchema: GenMessage<EvaluationCancelled> = /*@__PURE__*/
-  messageDesc(file_bough_v1_evaluation, 13);
+  messageDesc(file_bough_v1_evaluation, 14);
 
 /**
  * Some events of an evaluation, in order.
@@ -750,5 +794,5 @@ export type EvaluationEventBatch = Message<"bough.v1.EvaluationEventBatch"> & {
  * Use `create(EvaluationEventBatchSchema)` to create a new message.
  */
 export const EvaluationEventBatchSchema: GenMessage<EvaluationEventBatch> = /*@__PURE__*/
-  messageDesc(file_bough_v1_evaluation, 14);
+  messageDesc(file_bough_v1_evaluation, 15);
 
