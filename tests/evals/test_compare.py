@@ -287,6 +287,8 @@ def test_a_baseline_keeps_the_numbers_of_cases_without_their_trials_and_turns() 
                     pass_rate=0.5,
                     pass_rate_interval=statistics.pass_rate_interval,
                     flaky=True,
+                    distinct_trials=2,
+                    distinct_passed=1,
                 ),
                 trial_means=result.cases[0].trial_means,
             )

@@ -21,6 +21,7 @@ from bough.v1 import (
     run_pb2,
 )
 from bough.v1.invocation_pb2 import InvocationSource
+from bough_server.evals.reports.words import rate_text
 from tests.evals.invocations import agent, invocation
 from tests.evals.job_server import evaluation, run_started
 from tests.rpc.interceptor_server import status_details
@@ -152,6 +153,10 @@ async def test_a_judgment_is_asked_and_counted_once(tmp_path: Path) -> None:
         first = await evaluated(server, eval_set=set_of(case("Hello")), trials=3)
         assert model.count == 1  # every trial of the case has the same answer
         assert [one.judge_usage.model_calls for one in first.cases[0].trials].count(1) == 1
+        counts = first.cases[0].statistics
+        assert (counts.trials, counts.distinct_trials, counts.distinct_passed) == (3, 1, 1)
+        assert first.cases[0].metrics[0].distinct_judgments == 1
+        assert rate_text(counts) == "3/3 (0.21 to 1.00, 1 distinct judgment)", "three trials prove no more than one"
         assert first.totals.judge_usage.model_calls == 1
         second = await evaluated(server, eval_set=set_of(case("Hello")))
         assert model.count == 1
@@ -163,6 +168,16 @@ async def test_a_judgment_is_asked_and_counted_once(tmp_path: Path) -> None:
         metric = judge()
         metric.llm_judge.settings.temperature = 0.5
         await evaluated(server, eval_set=set_of(case("Hello"), metrics=[metric]))
+        assert model.count == 4
+
+
+async def test_a_fresh_judge_is_asked_for_each_trial_and_again_by_the_next_evaluation(tmp_path: Path) -> None:
+    async with judged_by(tmp_path, lambda *_: True) as (server, model):
+        fresh = set_of(case("Hello"), metrics=[judge(fresh=True)])
+        first = await evaluated(server, eval_set=fresh, trials=3)
+        assert (model.count, first.cases[0].metrics[0].distinct_judgments) == (3, 3)
+        assert first.cases[0].statistics.distinct_trials == 3
+        await evaluated(server, eval_set=fresh)
         assert model.count == 4
 
 

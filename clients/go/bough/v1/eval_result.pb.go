@@ -1418,9 +1418,11 @@ type MetricSummary struct {
 	// The mean of the scores; absent if a trial has none.
 	Mean *float64 `protobuf:"fixed64,3,opt,name=mean,proto3,oneof" json:"mean,omitempty"`
 	// What the mean has to reach: EvalMetric.threshold, by default 1.
-	Threshold     float64 `protobuf:"fixed64,4,opt,name=threshold,proto3" json:"threshold,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Threshold float64 `protobuf:"fixed64,4,opt,name=threshold,proto3" json:"threshold,omitempty"`
+	// Of an llm_judge: how many different judgments its scores come from; fewer than trials if some asked the same. 0 for other metrics.
+	DistinctJudgments int32 `protobuf:"varint,5,opt,name=distinct_judgments,json=distinctJudgments,proto3" json:"distinct_judgments,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *MetricSummary) Reset() {
@@ -1481,6 +1483,13 @@ func (x *MetricSummary) GetThreshold() float64 {
 	return 0
 }
 
+func (x *MetricSummary) GetDistinctJudgments() int32 {
+	if x != nil {
+		return x.DistinctJudgments
+	}
+	return 0
+}
+
 // How often a case passes, estimated from its trials.
 type PassStatistics struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1490,7 +1499,7 @@ type PassStatistics struct {
 	Passed int32 `protobuf:"varint,2,opt,name=passed,proto3" json:"passed,omitempty"`
 	// passed / trials; absent without trials.
 	PassRate *float64 `protobuf:"fixed64,3,opt,name=pass_rate,json=passRate,proto3,oneof" json:"pass_rate,omitempty"`
-	// The Wilson interval of pass_rate; unset without trials.
+	// The Wilson interval of pass_rate, over distinct_trials; unset without trials.
 	PassRateInterval *ConfidenceInterval `protobuf:"bytes,4,opt,name=pass_rate_interval,json=passRateInterval,proto3" json:"pass_rate_interval,omitempty"`
 	// The probability that at least one of k trials passes, for k from 1 to `trials`; unbiased.
 	PassAtK []float64 `protobuf:"fixed64,5,rep,packed,name=pass_at_k,json=passAtK,proto3" json:"pass_at_k,omitempty"`
@@ -1499,9 +1508,13 @@ type PassStatistics struct {
 	// The intervals of pass_all_k: both bounds of pass_rate_interval to the power k.
 	PassAllKIntervals []*ConfidenceInterval `protobuf:"bytes,7,rep,name=pass_all_k_intervals,json=passAllKIntervals,proto3" json:"pass_all_k_intervals,omitempty"`
 	// Whether some trials passed and some did not.
-	Flaky         bool `protobuf:"varint,8,opt,name=flaky,proto3" json:"flaky,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Flaky bool `protobuf:"varint,8,opt,name=flaky,proto3" json:"flaky,omitempty"`
+	// For how many trials `trials` count in intervals and comparisons: those that share all of their judgments, and their verdict, are one.
+	DistinctTrials int32 `protobuf:"varint,9,opt,name=distinct_trials,json=distinctTrials,proto3" json:"distinct_trials,omitempty"`
+	// How many of `distinct_trials` passed.
+	DistinctPassed int32 `protobuf:"varint,10,opt,name=distinct_passed,json=distinctPassed,proto3" json:"distinct_passed,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *PassStatistics) Reset() {
@@ -1588,6 +1601,20 @@ func (x *PassStatistics) GetFlaky() bool {
 		return x.Flaky
 	}
 	return false
+}
+
+func (x *PassStatistics) GetDistinctTrials() int32 {
+	if x != nil {
+		return x.DistinctTrials
+	}
+	return 0
+}
+
+func (x *PassStatistics) GetDistinctPassed() int32 {
+	if x != nil {
+		return x.DistinctPassed
+	}
+	return 0
 }
 
 // One trial of a case: every turn, and the scores.
@@ -2959,7 +2986,7 @@ type EstimatedChange struct {
 	// The mean difference, candidate less baseline. Cost is per trial in units of the currency, tokens are per trial, duration is in seconds
 	// per trial.
 	Value float64 `protobuf:"fixed64,2,opt,name=value,proto3" json:"value,omitempty"`
-	// The interval of `value`.
+	// The interval of `value`; unset of a cost, tokens or a duration that only one case has.
 	Interval *ConfidenceInterval `protobuf:"bytes,3,opt,name=interval,proto3" json:"interval,omitempty"`
 	// How many cases have the number on both sides.
 	Cases         int32 `protobuf:"varint,4,opt,name=cases,proto3" json:"cases,omitempty"`
@@ -3592,13 +3619,14 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\n" +
 	"UnusedMock\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"\x90\x01\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\xbf\x01\n" +
 	"\rMetricSummary\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12+\n" +
 	"\averdict\x18\x02 \x01(\x0e2\x11.bough.v1.VerdictR\averdict\x12\x17\n" +
 	"\x04mean\x18\x03 \x01(\x01H\x00R\x04mean\x88\x01\x01\x12\x1c\n" +
-	"\tthreshold\x18\x04 \x01(\x01R\tthresholdB\a\n" +
-	"\x05_mean\"\xdb\x02\n" +
+	"\tthreshold\x18\x04 \x01(\x01R\tthreshold\x12-\n" +
+	"\x12distinct_judgments\x18\x05 \x01(\x05R\x11distinctJudgmentsB\a\n" +
+	"\x05_mean\"\xad\x03\n" +
 	"\x0ePassStatistics\x12\x16\n" +
 	"\x06trials\x18\x01 \x01(\x05R\x06trials\x12\x16\n" +
 	"\x06passed\x18\x02 \x01(\x05R\x06passed\x12 \n" +
@@ -3608,7 +3636,10 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\n" +
 	"pass_all_k\x18\x06 \x03(\x01R\bpassAllK\x12M\n" +
 	"\x14pass_all_k_intervals\x18\a \x03(\v2\x1c.bough.v1.ConfidenceIntervalR\x11passAllKIntervals\x12\x14\n" +
-	"\x05flaky\x18\b \x01(\bR\x05flakyB\f\n" +
+	"\x05flaky\x18\b \x01(\bR\x05flaky\x12'\n" +
+	"\x0fdistinct_trials\x18\t \x01(\x05R\x0edistinctTrials\x12'\n" +
+	"\x0fdistinct_passed\x18\n" +
+	" \x01(\x05R\x0edistinctPassedB\f\n" +
 	"\n" +
 	"_pass_rate\"\x97\x04\n" +
 	"\x0fCaseTrialResult\x12\x17\n" +

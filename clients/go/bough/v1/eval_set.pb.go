@@ -2097,7 +2097,10 @@ type LlmJudgeMetric struct {
 	// How often each question is asked. Default: 1.
 	Samples *int32 `protobuf:"varint,4,opt,name=samples,proto3,oneof" json:"samples,omitempty"`
 	// Parameters of the judge's model calls.
-	Settings      *ModelSettings `protobuf:"bytes,5,opt,name=settings,proto3" json:"settings,omitempty"`
+	Settings *ModelSettings `protobuf:"bytes,5,opt,name=settings,proto3" json:"settings,omitempty"`
+	// Whether each trial is judged anew. Otherwise an equal question has one answer, in this evaluation and in later ones, and trials that
+	// share it count as one: PassStatistics.distinct_trials.
+	Fresh         bool `protobuf:"varint,6,opt,name=fresh,proto3" json:"fresh,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2165,6 +2168,13 @@ func (x *LlmJudgeMetric) GetSettings() *ModelSettings {
 		return x.Settings
 	}
 	return nil
+}
+
+func (x *LlmJudgeMetric) GetFresh() bool {
+	if x != nil {
+		return x.Fresh
+	}
+	return false
 }
 
 // Calls a function that the operator registered with @metric, for each turn. The score of a trial is the mean over its turns. A function
@@ -2382,13 +2392,14 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\a_errors\"1\n" +
 	"\vJudgeRubric\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
-	"\x04text\x18\x02 \x01(\tR\x04text\"\xd3\x01\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\"\xe9\x01\n" +
 	"\x0eLlmJudgeMetric\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12/\n" +
 	"\arubrics\x18\x02 \x03(\v2\x15.bough.v1.JudgeRubricR\arubrics\x12\x1a\n" +
 	"\btemplate\x18\x03 \x01(\tR\btemplate\x12\x1d\n" +
 	"\asamples\x18\x04 \x01(\x05H\x00R\asamples\x88\x01\x01\x123\n" +
-	"\bsettings\x18\x05 \x01(\v2\x17.bough.v1.ModelSettingsR\bsettingsB\n" +
+	"\bsettings\x18\x05 \x01(\v2\x17.bough.v1.ModelSettingsR\bsettings\x12\x14\n" +
+	"\x05fresh\x18\x06 \x01(\bR\x05freshB\n" +
 	"\n" +
 	"\b_samples\"C\n" +
 	"\fCustomMetric\x12\x12\n" +

@@ -925,6 +925,7 @@ class MetricSummary(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     MEAN_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
+    DISTINCT_JUDGMENTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """EvalMetric.name, unique in the case."""
     verdict: Global___Verdict.ValueType
@@ -933,6 +934,8 @@ class MetricSummary(_message.Message):
     """The mean of the scores; absent if a trial has none."""
     threshold: _builtins.float
     """What the mean has to reach: EvalMetric.threshold, by default 1."""
+    distinct_judgments: _builtins.int
+    """Of an llm_judge: how many different judgments its scores come from; fewer than trials if some asked the same. 0 for other metrics."""
     def __init__(
         self,
         *,
@@ -940,10 +943,11 @@ class MetricSummary(_message.Message):
         verdict: Global___Verdict.ValueType = ...,
         mean: _builtins.float | None = ...,
         threshold: _builtins.float = ...,
+        distinct_judgments: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_mean", b"_mean", "mean", b"mean"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mean", b"_mean", "mean", b"mean", "name", b"name", "threshold", b"threshold", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mean", b"_mean", "distinct_judgments", b"distinct_judgments", "mean", b"mean", "name", b"name", "threshold", b"threshold", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__mean: _TypeAlias = _typing.Literal["mean"]  # noqa: Y015
     _WhichOneofArgType__mean: _TypeAlias = _typing.Literal["_mean", b"_mean"]  # noqa: Y015
@@ -965,6 +969,8 @@ class PassStatistics(_message.Message):
     PASS_ALL_K_FIELD_NUMBER: _builtins.int
     PASS_ALL_K_INTERVALS_FIELD_NUMBER: _builtins.int
     FLAKY_FIELD_NUMBER: _builtins.int
+    DISTINCT_TRIALS_FIELD_NUMBER: _builtins.int
+    DISTINCT_PASSED_FIELD_NUMBER: _builtins.int
     trials: _builtins.int
     """How many trials passed or failed; those that could not be scored do not count."""
     passed: _builtins.int
@@ -973,9 +979,13 @@ class PassStatistics(_message.Message):
     """passed / trials; absent without trials."""
     flaky: _builtins.bool
     """Whether some trials passed and some did not."""
+    distinct_trials: _builtins.int
+    """For how many trials `trials` count in intervals and comparisons: those that share all of their judgments, and their verdict, are one."""
+    distinct_passed: _builtins.int
+    """How many of `distinct_trials` passed."""
     @_builtins.property
     def pass_rate_interval(self) -> Global___ConfidenceInterval:
-        """The Wilson interval of pass_rate; unset without trials."""
+        """The Wilson interval of pass_rate, over distinct_trials; unset without trials."""
 
     @_builtins.property
     def pass_at_k(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -1000,10 +1010,12 @@ class PassStatistics(_message.Message):
         pass_all_k: _abc.Iterable[_builtins.float] | None = ...,
         pass_all_k_intervals: _abc.Iterable[Global___ConfidenceInterval] | None = ...,
         flaky: _builtins.bool = ...,
+        distinct_trials: _builtins.int = ...,
+        distinct_passed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "flaky", b"flaky", "pass_all_k", b"pass_all_k", "pass_all_k_intervals", b"pass_all_k_intervals", "pass_at_k", b"pass_at_k", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "passed", b"passed", "trials", b"trials"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "distinct_passed", b"distinct_passed", "distinct_trials", b"distinct_trials", "flaky", b"flaky", "pass_all_k", b"pass_all_k", "pass_all_k_intervals", b"pass_all_k_intervals", "pass_at_k", b"pass_at_k", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "passed", b"passed", "trials", b"trials"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pass_rate: _TypeAlias = _typing.Literal["pass_rate"]  # noqa: Y015
     _WhichOneofArgType__pass_rate: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate"]  # noqa: Y015
@@ -1727,7 +1739,7 @@ class EstimatedChange(_message.Message):
     """How many cases have the number on both sides."""
     @_builtins.property
     def interval(self) -> Global___ConfidenceInterval:
-        """The interval of `value`."""
+        """The interval of `value`; unset of a cost, tokens or a duration that only one case has."""
 
     def __init__(
         self,

@@ -1088,6 +1088,7 @@ class LlmJudgeMetric(_message.Message):
     TEMPLATE_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    FRESH_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The configured name of the model that judges."""
     template: _builtins.str
@@ -1097,6 +1098,10 @@ class LlmJudgeMetric(_message.Message):
     """
     samples: _builtins.int
     """How often each question is asked. Default: 1."""
+    fresh: _builtins.bool
+    """Whether each trial is judged anew. Otherwise an equal question has one answer, in this evaluation and in later ones, and trials that
+    share it count as one: PassStatistics.distinct_trials.
+    """
     @_builtins.property
     def rubrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___JudgeRubric]:
         """What is asked, at least one."""
@@ -1113,10 +1118,11 @@ class LlmJudgeMetric(_message.Message):
         template: _builtins.str = ...,
         samples: _builtins.int | None = ...,
         settings: _model_pb2.ModelSettings | None = ...,
+        fresh: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "samples", b"samples", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "model", b"model", "rubrics", b"rubrics", "samples", b"samples", "settings", b"settings", "template", b"template"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "fresh", b"fresh", "model", b"model", "rubrics", b"rubrics", "samples", b"samples", "settings", b"settings", "template", b"template"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__samples: _TypeAlias = _typing.Literal["samples"]  # noqa: Y015
     _WhichOneofArgType__samples: _TypeAlias = _typing.Literal["_samples", b"_samples"]  # noqa: Y015

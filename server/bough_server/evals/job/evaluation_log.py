@@ -98,8 +98,11 @@ class EvaluationState:
         self.spent.add(Sums.of(result.judge_usage))
         del result.turns[:]
         for score in result.scores:
-            self.judge_runs.update(said.run_id for said in score.judgments)
+            runs = dict.fromkeys(said.run_id for said in score.judgments)
+            self.judge_runs.update(runs)
             del score.judgments[:]
+            # Which judgments trials share is part of their statistics.
+            score.judgments.extend(eval_result_pb2.Judgment(run_id=run_id) for run_id in runs)
             if not self.keeps_differences:
                 del score.tree_comparisons[:]
         self.scored[result.case_id, result.trial] = result

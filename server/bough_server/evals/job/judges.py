@@ -88,12 +88,13 @@ class Judges:
             asked = await run_in_thread(_questions, metric, case, invocations)
         except RunError as error:
             return llm_judge.score(metric, (), problem=f"The judge was not asked: {error.message}")
+        anew = f"{self._evaluation_id}\0{case.id}\0{trial}" if metric.llm_judge.fresh else ""
         refs = [
             self._ref(metric, case, question, judged_run_id=run_ids[question.turn], trial=trial) for question in asked
         ]
         # All are awaited, although one fails: a run that was started must be counted.
         answers = await asyncio.gather(
-            *(self._answer(question, ref, used) for question, ref in zip(asked, refs, strict=True)),
+            *(self._answer(question, ref, used, anew=anew) for question, ref in zip(asked, refs, strict=True)),
             return_exceptions=True,
         )
         said: list[eval_result_pb2.Judgment] = []
@@ -130,11 +131,12 @@ class Judges:
         )
 
     async def _answer(
-        self, question: llm_judge.Question, ref: evaluation_ref_pb2.EvaluationRef, used: Sums
+        self, question: llm_judge.Question, ref: evaluation_ref_pb2.EvaluationRef, used: Sums, *, anew: str
     ) -> llm_judge.JudgeAnswer:
+        """Return the answer to a question; `anew` names the trial that is not to share it, empty for any."""
         async with self._free:
             request = _request(question)
-            digest = self._digest(request, question)
+            digest = self._digest(request, question, anew)
             # A run without an answer keeps its request id, so the same question is asked under the next number.
             for number in count():
                 request.request_id = f"{OF_SERVER}judge/{digest}-{number}"
@@ -201,10 +203,12 @@ class Judges:
             self._counted.add(run.run_id)
             used.add(Sums.of(run.tree_usage))
 
-    def _digest(self, request: agent_service_pb2.RunRequest, question: llm_judge.Question) -> str:
+    def _digest(self, request: agent_service_pb2.RunRequest, question: llm_judge.Question, anew: str) -> str:
         """Return the digest of everything that a judgment depends on: equal questions have one answer."""
         model = self._dependencies.models.get(question.definition.llm.model, "")
-        content = (request.SerializeToString(deterministic=True), model.encode(), str(question.sample).encode())
+        content = [request.SerializeToString(deterministic=True), model.encode(), str(question.sample).encode()]
+        if anew:
+            content.append(anew.encode())
         return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in content)).hexdigest()
 
 

@@ -158,11 +158,25 @@ def _normal_bounds(rates: Sequence[float]) -> tuple[float, float]:
     return center - half, center + half
 
 
-def pass_statistics(passed: int, trials: int) -> eval_result_pb2.PassStatistics:
-    """Return how often a case passes that passed in some of its scored trials; without trials, no rate."""
-    result = eval_result_pb2.PassStatistics(trials=trials, passed=passed, flaky=0 < passed < trials)
+def pass_statistics(
+    passed: int, trials: int, *, distinct: tuple[int, int] | None = None
+) -> eval_result_pb2.PassStatistics:
+    """Return how often a case passes that passed in some of its scored trials; without trials, no rate.
+
+    `distinct` is how many of those passed, and how many there are, that say something by themselves; by default all.
+    """
+    distinct_passed, distinct_trials = distinct or (passed, trials)
+    result = eval_result_pb2.PassStatistics(
+        trials=trials,
+        passed=passed,
+        flaky=0 < passed < trials,
+        distinct_trials=distinct_trials,
+        distinct_passed=distinct_passed,
+    )
     if trials:
-        interval = wilson(passed, trials)
+        interval = wilson(distinct_passed, distinct_trials)
+        rate = passed / trials
+        interval.lower, interval.upper = min(interval.lower, rate), max(interval.upper, rate)
         any_of_k, all_of_k = _probabilities(trials, passed)
         result.pass_rate = passed / trials
         result.pass_rate_interval.CopyFrom(interval)

@@ -117,7 +117,10 @@ def rate_text(statistics: eval_result_pb2.PassStatistics) -> str:
     if not statistics.trials:
         return ""
     interval = statistics.pass_rate_interval
-    return f"{statistics.passed}/{statistics.trials} ({interval.lower:.2f} to {interval.upper:.2f})"
+    shared = ""
+    if statistics.distinct_trials and statistics.distinct_trials < statistics.trials:
+        shared = f", {pluralize(statistics.distinct_trials, 'distinct judgment')}"
+    return f"{statistics.passed}/{statistics.trials} ({interval.lower:.2f} to {interval.upper:.2f}{shared})"
 
 
 def cost_text(result: eval_result_pb2.EvalResult) -> str:

@@ -9,6 +9,7 @@ from bough_server.evals.metrics import statistics
 from bough_server.evals.results.gate_numbers import pluralize
 from bough_server.evals.results.power import Design
 from bough_server.evals.results.significance import LEVEL, Key, Passes, case_p_values, drop_p_value, reject
+from bough_server.evals.results.verdicts import count_distinct, is_scored
 
 Change: TypeAlias = eval_result_pb2.CaseChange.ValueType
 Pair: TypeAlias = tuple[eval_result_pb2.CaseResult, eval_result_pb2.CaseResult]
@@ -17,7 +18,6 @@ Pair: TypeAlias = tuple[eval_result_pb2.CaseResult, eval_result_pb2.CaseResult]
 BETTER: Final = eval_result_pb2.CASE_CHANGE_BETTER
 WORSE: Final = eval_result_pb2.CASE_CHANGE_WORSE
 
-_SCORED: Final = (eval_result_pb2.VERDICT_PASSED, eval_result_pb2.VERDICT_FAILED)
 _NANOS: Final = 1_000_000_000
 
 
@@ -38,7 +38,7 @@ class CountedTrials:
     def count(self, before: eval_result_pb2.CaseResult, after: eval_result_pb2.CaseResult) -> Passes | None:
         """Return how many trials of a case passed on both sides, fresh ones if it has some; None without any."""
         new, old = after.statistics, before.statistics
-        passes = Passes(new.passed, new.trials, old.passed, old.trials)
+        passes = Passes(*_count_scored(new), *_count_scored(old))
         if self._suspects is not None and after.case_id in self._suspects:
             passed, trials = _count_reruns(after, eval_result_pb2.TRIAL_PURPOSE_RERUN)
             passes = passes._replace(passed=passed, trials=trials)
@@ -83,16 +83,17 @@ class CountedTrials:
 
     def _is_counted(self, trial: eval_result_pb2.CaseTrialResult) -> bool:
         is_own = trial.purpose == eval_result_pb2.TRIAL_PURPOSE_RERUN
-        return trial.verdict in _SCORED and (is_own or self._has_baseline_reruns)
+        return is_scored(trial) and (is_own or self._has_baseline_reruns)
 
     def _design(self, pairs: Sequence[Pair]) -> Design:
         known = [(old.statistics, new.statistics) for old, new in pairs if old.statistics.trials]
-        trials = sum(old.trials for old, _ in known)
+        before = [_count_scored(old) for old, _ in known]
+        trials = sum(count for _, count in before)
         rerun_before = self._reruns if self._has_baseline_reruns else 0
         return Design(
             cases=len(known),
-            pass_rate=sum(old.passed for old, _ in known) / max(1, trials),
-            trials=round(sum(new.trials for _, new in known) / max(1, len(known))) or 1,
+            pass_rate=sum(passed for passed, _ in before) / max(1, trials),
+            trials=round(sum(_count_scored(new)[1] for _, new in known) / max(1, len(known))) or 1,
             reruns=self._reruns,
             baseline_trials=rerun_before or round(trials / max(1, len(known))),
         )
@@ -100,8 +101,14 @@ class CountedTrials:
 
 def _count_reruns(case: eval_result_pb2.CaseResult, purpose: eval_result_pb2.TrialPurpose.ValueType) -> tuple[int, int]:
     """Return how many of a case's fresh trials for a purpose passed, and how many were scored."""
-    verdicts = [trial.verdict for trial in case.reruns if trial.purpose == purpose and trial.verdict in _SCORED]
-    return verdicts.count(eval_result_pb2.VERDICT_PASSED), len(verdicts)
+    return count_distinct(trial for trial in case.reruns if trial.purpose == purpose and is_scored(trial))
+
+
+def _count_scored(counts: eval_result_pb2.PassStatistics) -> tuple[int, int]:
+    """Return how many of the trials passed, and how many were scored; those that share their judgments are one."""
+    if counts.distinct_trials:
+        return counts.distinct_passed, counts.distinct_trials
+    return counts.passed, counts.trials  # of a result from before they were counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

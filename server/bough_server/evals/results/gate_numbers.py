@@ -59,9 +59,11 @@ def worst_case(cases: Sequence[eval_result_pb2.CaseResult]) -> Measured:
         return Measured(value=None, unknown=describe_missing_scores(cases) or "There is no case.")
     case = min(judged, key=lambda each: each.statistics.pass_rate_interval.lower)
     counts = case.statistics
+    judgments = pluralize(counts.distinct_trials, "distinct judgment")
+    shared = f", by {judgments}" if counts.distinct_trials < counts.trials else ""
     return Measured(
         value=counts.pass_rate_interval.lower,
-        note=f"In the case {case.case_id!r} {counts.passed} of {pluralize(counts.trials, 'trial')} passed.",
+        note=f"In the case {case.case_id!r} {counts.passed} of {pluralize(counts.trials, 'trial')} passed{shared}.",
         unknown=describe_missing_scores(cases),
     )
 

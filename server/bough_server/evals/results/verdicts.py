@@ -73,7 +73,9 @@ def case_result(
         reason=reason,
         trials=ordered,
         metrics=(metric.summary() for metric in metrics),
-        statistics=statistics.pass_statistics(sum(map(has_passed, judged)), len(judged)),
+        statistics=statistics.pass_statistics(
+            sum(map(has_passed, judged)), len(judged), distinct=count_distinct(judged)
+        ),
         unused_mocks=_find_unused_mocks(planned, trials),
         reruns=reruns,
         trial_means=_measure_trials(ordered),
@@ -95,6 +97,15 @@ def _measure_trials(trials: Sequence[eval_result_pb2.CaseTrialResult]) -> eval_r
     if all(trial.HasField("duration") for trial in trials):
         means.duration_seconds = statistics.mean([trial.duration.ToNanoseconds() / 1e9 for trial in trials])
     return means
+
+
+def count_distinct(trials: Iterable[eval_result_pb2.CaseTrialResult]) -> tuple[int, int]:
+    """Return how many of some scored trials passed, and how many there are, if those that share a judgment are one."""
+    kinds: set[tuple[object, bool]] = set()
+    for trial in trials:
+        judges = tuple(dict.fromkeys(said.run_id for score in trial.scores for said in score.judgments if said.run_id))
+        kinds.add((judges or trial.trial, has_passed(trial)))
+    return sum(passed for _, passed in kinds), len(kinds)
 
 
 def _find_unused_mocks(
@@ -120,6 +131,7 @@ class _MetricOfTrials:
     """How many trials have none."""
     miss: str
     """The reason of the first score that misses the threshold; empty for none."""
+    distinct_judgments: int
 
     @property
     def status(self) -> Status:
@@ -130,7 +142,13 @@ class _MetricOfTrials:
     def summary(self) -> eval_result_pb2.MetricSummary:
         # Without some of the trials it would be compared with means over all of them.
         mean = None if self.missing or not self.scores else statistics.mean(self.scores)
-        return eval_result_pb2.MetricSummary(name=self.name, verdict=self.status, mean=mean, threshold=self.threshold)
+        return eval_result_pb2.MetricSummary(
+            name=self.name,
+            verdict=self.status,
+            mean=mean,
+            threshold=self.threshold,
+            distinct_judgments=self.distinct_judgments,
+        )
 
     def failure(self) -> str:
         runs = "1 trial" if len(self.scores) == 1 else f"{len(self.scores)} trials"
@@ -144,6 +162,8 @@ def _metrics(trials: Sequence[eval_result_pb2.CaseTrialResult]) -> Iterator[_Met
     for name in dict.fromkeys(score.name for trial in trials for score in trial.scores):
         entries = [score for trial in trials for score in trial.scores if score.name == name]
         known = [entry for entry in entries if entry.HasField("score")]
+        said = [tuple(dict.fromkeys(one.run_id for one in entry.judgments if one.run_id)) for entry in known]
+        judgments = {runs for runs in said if runs}
         misses = (entry.reason for entry in known if not statistics.reaches(entry.score, entry.threshold))
         yield _MetricOfTrials(
             name=name,
@@ -151,6 +171,7 @@ def _metrics(trials: Sequence[eval_result_pb2.CaseTrialResult]) -> Iterator[_Met
             scores=[entry.score for entry in known],
             missing=len(trials) - len(known),
             miss=next(misses, ""),
+            distinct_judgments=len(judgments),
         )
 
 
