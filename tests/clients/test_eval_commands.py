@@ -111,15 +111,21 @@ async def test_two_results_are_compared_by_id_or_as_files_without_a_server(port:
     by_file = await bough("--config", str(write_team(tmp_path)), "eval", "compare", old, new)
     mixed = await bough("eval", "compare", new, oldest, port=port)
 
-    assert (by_id.code, by_file.code, mixed.code) == (1, 1, 0)
+    assert (by_id.code, by_file.code, mixed.code) == (0, 0, 0), "one trial of a case proves nothing"
     assert by_id.out == by_file.out
-    changed, worse, counts = by_id.out.splitlines()
+    changed, unclear, why, counts, tested, power, estimates = by_id.out.splitlines()
     assert changed.startswith("The content of the set has changed: ")
-    assert worse == "worse       bergen  passed -> failed"
-    assert counts == "compared with the baseline: 0 better, 1 worse, 0 removed, 0 added"
-    assert "1 better, 0 worse" in mixed.out
+    assert unclear == "unclear     bergen  passed -> failed, 1.00 to 0.00"
+    assert why.strip() == "0 of 1 trial passed, 1 of 1 in the baseline, which may be chance (p = 0.5)."
+    assert counts.startswith("compared with the baseline: 0 better, 0 worse, 1 unclear, 0 removed, 0 added, pass rate ")
+    assert tested == "No regression is proven: over 2 cases 1 of 2 trials passed, 2 of 2 in the baseline (p = 0.5)."
+    assert power.startswith(
+        "This comparison, 1 trial against 1 of 2 cases, finds no drop of all cases together in 80 %"
+    )
+    assert estimates.startswith("Mean changes of a case: pass_rate -0.5 (-1 to +0), ")
+    assert "0 better, 0 worse, 1 unclear" in mixed.out
     printed = await bough("eval", "compare", old, new, "--json", port=port)
-    assert json_format.Parse(printed.out, eval_result_pb2.EvalComparison()).worse == 1
+    assert json_format.Parse(printed.out, eval_result_pb2.EvalComparison()).unclear == 1
     assert not (tmp_path / "bough.db").exists()
 
 

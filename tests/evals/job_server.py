@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf import json_format
 from grpc import aio
 
-from bough.v1 import agent_service_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2, event_pb2, run_pb2
+from bough.v1 import agent_pb2, agent_service_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2, event_pb2, run_pb2
 from bough_server import Context, Message, agent
 from bough_server.settings import Settings
 from bough_server.tools.tool import tool
@@ -157,6 +157,16 @@ def case(case_id: str, *said: str, answers: Sequence[str | None] = (), **fields:
 def eval_set(*cases: dict[str, Any], agent: str = "echo", **fields: Any) -> eval_set_pb2.EvalSet:
     """A set of these cases."""
     return json_format.ParseDict({"name": "set", "agent": agent, "cases": cases, **fields}, eval_set_pb2.EvalSet())
+
+
+def front(behind: str) -> agent_pb2.AgentDefinition:
+    """An agent that hands everything to another one."""
+    return agent_pb2.AgentDefinition(
+        name="front",
+        description="Hands on.",
+        sequence=agent_pb2.SequenceAgent(),
+        sub_agents=[agent_pb2.AgentLink(agent=behind)],
+    )
 
 
 def many(count: int, said: str = "hello") -> list[dict[str, Any]]:

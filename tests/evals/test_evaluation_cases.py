@@ -14,7 +14,7 @@ from bough.v1 import (
     invocation_pb2,
 )
 from bough_server.evals.reports.words import reasons_of
-from tests.evals.job_server import CALLED, case, check_log, eval_set, evaluated, evaluating, evaluation, runs_of
+from tests.evals.job_server import CALLED, case, check_log, eval_set, evaluated, evaluating, evaluation, front, runs_of
 from tests.rpc.run_server import Served, begin
 from tests.support.judge_models import text_reply
 from tests.support.model_scenarios import Reply, Request
@@ -150,6 +150,24 @@ async def test_mocks_that_answered_no_call_in_any_trial_are_listed(server: Serve
     assert [(mock.index, mock.name) for mock in found[0].unused_mocks] == [(1, "stamp"), (2, "stamp"), (3, "stamp")]
     assert reasons_of(found[0])[0] == "mocks.tools[1], of stamp, answered no call."
     assert not found[1].unused_mocks
+
+
+async def test_mocks_answer_for_agents_and_so_often_over_all_turns_of_a_trial(server: Served) -> None:
+    agents = [
+        {"agent": "echo", "times": 1, "text": "first"},
+        {"agent": "echo", "caller": "gruff", "text": "never"},
+        {"agent": "echo", "times": 2, "message": {"parts": [{"text": "mocked"}]}},
+    ]
+    made = front("echo")
+    one = case("one", "a", "b", "c", answers=["first", "mocked", "mocked"], mocks={"agents": agents})
+    log = await evaluated(server, eval_set(one, agent="front"), definitions=[made])
+    assert log.verdict == PASSED, log.results()
+    assert list(log.result("one").used_agent_mocks) == [0, 2]
+    found = (await evaluation(server, log.evaluation_id)).result.cases[0]
+    assert reasons_of(found) == ["mocks.agents[1], of echo, answered no call."]
+    over = case("one", "a", "b", "c", "d", answers=[None, None, None, "d"], mocks={"agents": agents})
+    log = await evaluated(server, eval_set(over, agent="front"), definitions=[made])
+    assert "is answered by no mock of this case, and mocks name that agent" in log.result("one").reason
 
 
 async def test_a_recorded_run_answers_its_calls_and_nothing_else_is_called_unless_mocks_are_not_strict(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import agent_pb2, eval_result_pb2, eval_service_pb2, eval_set_pb2, execution_pb2
+from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, execution_pb2
 from tests.evals.job_server import (
     ARRIVED,
     GATES,
@@ -17,6 +17,7 @@ from tests.evals.job_server import (
     evaluated,
     evaluating,
     evaluation,
+    front,
     many,
     runs_of,
     watch,
@@ -27,16 +28,6 @@ from tests.rpc.run_server import Served
 
 PASSED, FAILED = eval_result_pb2.VERDICT_PASSED, eval_result_pb2.VERDICT_FAILED
 OWN, BASELINE = eval_result_pb2.TRIAL_PURPOSE_RERUN, eval_result_pb2.TRIAL_PURPOSE_BASELINE_RERUN
-
-
-def front(behind: str) -> agent_pb2.AgentDefinition:
-    """The evaluated agent, which hands everything to another one."""
-    return agent_pb2.AgentDefinition(
-        name="front",
-        description="Hands on.",
-        sequence=agent_pb2.SequenceAgent(),
-        sub_agents=[agent_pb2.AgentLink(agent=behind)],
-    )
 
 
 def asking(*names: str, trials: int = 2) -> eval_set_pb2.EvalSet:

@@ -83,7 +83,10 @@ def test_every_name_of_an_agent_or_a_tool_is_one_that_there_is() -> None:
     ]
     inner = {"name": "riter", "forbidden": ["writer", "riter"], "tools": [{"name": "serch"}]}
     expect = {"tools": [{"name": "search"}, {"name": "serch"}], "agents": [{"name": "lead", "children": [inner]}]}
-    mocks = {"tools": [{"name": "serch", "agent": "riter", "resultJson": "1"}]}
+    mocks = {
+        "tools": [{"name": "serch", "agent": "riter", "resultJson": "1"}],
+        "agents": [{"agent": "riter", "caller": "riter", "text": "x"}],
+    }
     answers = [{"agent": "riter", "tool": "serch", "approval": {"approved": True}}]
     turns = [{"user": "Hi.", "expect": expect}]
     case = {"turns": turns, "mocks": mocks, "answers": answers, "metrics": metrics}
@@ -95,6 +98,8 @@ def test_every_name_of_an_agent_or_a_tool_is_one_that_there_is() -> None:
         ("cases[0].turns[0].expect.agents[0].children[0].tools[0].name", tool),
         ("cases[0].mocks.tools[0].name", tool),
         ("cases[0].mocks.tools[0].agent", agent),
+        ("cases[0].mocks.agents[0].agent", agent),
+        ("cases[0].mocks.agents[0].caller", agent),
         ("cases[0].answers[0].agent", agent),
         ("cases[0].answers[0].tool", tool),
         ("cases[0].metrics[0].budget.agent", agent),
@@ -118,7 +123,7 @@ def test_any_name_built_in_tools_calls_of_agents_and_patterns_are_known() -> Non
 
 def test_a_mock_that_is_named_like_the_call_of_an_agent_says_what_to_mock() -> None:
     assert of_case({"mocks": {"tools": [{"name": "call_writer", "resultJson": "1"}]}}) == [
-        ("mocks.tools[0].name", "'call_writer' calls an agent, which no mock answers: mock the tools of that agent.")
+        ("mocks.tools[0].name", "'call_writer' calls an agent: mock that agent, in `mocks.agents`, or its tools.")
     ]
 
 

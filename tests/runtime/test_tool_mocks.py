@@ -69,6 +69,11 @@ async def test_the_log_and_the_tree_of_mocked_calls_are_those_of_calls_that_ran(
     assert (begun.evaluation, begun.mocks) == (case.ref, case.mocks)
     for field in ("evaluation", "mocks"):
         begun.ClearField(field)  # type: ignore[arg-type]
+    answered = [event.tool_started for event in having(log, "tool_started")]
+    assert sorted(start.mock_index for start in answered) == sorted(call.mock_index for call in mocked_tree.tools)
+    assert {call.mock_index for call in mocked_tree.tools} == {0, 1}
+    for start in (*answered, *mocked_tree.tools):
+        start.ClearField("mock_index")
     assert names(log) == names(real)
     assert sorted(map(str, masked(log))) == sorted(map(str, masked(real)))
     assert masked([mocked_tree]) == masked([tree])

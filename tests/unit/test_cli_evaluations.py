@@ -100,13 +100,13 @@ def test_a_comparison_lists_what_changed_and_counts() -> None:
         state_candidate=execution_pb2.EXECUTION_STATE_CANCELLED,
     )
 
-    assert [line.plain for line in comparison_lines(comparison, width=1000)] == [
+    assert [line.plain for line in comparison_lines(comparison, pb.EvalSuspects(), width=1000)] == [
         "The set changed.",
         "The candidate is of an evaluation that is cancelled: it may lack cases.",
-        "worse       oslo  passed -> failed",
+        "worse       oslo  passed -> failed, -",
         "            writer is missing below lead",
         "removed     tromso",
-        "compared with the baseline: 0 better, 1 worse, 1 removed, 0 added",
+        "compared with the baseline: 0 better, 1 worse, 0 unclear, 1 removed, 0 added",
     ]
 
 

@@ -31,6 +31,7 @@ SHORTHANDS: Final[Mapping[str, str]] = {
     "ExpectedAgent": "name",
     "ExpectedTool": "name",
     "ExpectedAnswer": "exact",
+    "AgentError": "message",
 }
 """Messages that a document may write as a text, and the field that the text sets; all other fields stay unset."""
 
@@ -219,7 +220,7 @@ class _MessageReader:
             return
         named = SHORTHANDS.get(schema.name, "")
         if not named or not isinstance(value, str):
-            name = ("a text, or " if named == "exact" else "a name, or ") if named else ""
+            name = ("a text, or " if named in ("exact", "message") else "a name, or ") if named else ""
             raise _Wrong(f"must be {name}a mapping of {', '.join(_list_field_names(schema)) or 'nothing: {}'}")
         path, schema_path = places
         setattr(message, named, value)

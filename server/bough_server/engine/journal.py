@@ -3,7 +3,7 @@
 An effect whose result is in the journal gets that result back and does not touch the world again.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -88,6 +88,10 @@ class Forks:
                 return fork.run_forked.mocks
         return started.mocks if started.HasField("mocks") else None
 
+    def has_mocks_at(self, sequence: int) -> bool:
+        """Return whether the mocks that are in force now were when an event was recorded."""
+        return all(fork.sequence < sequence for fork in self._forks if fork.run_forked.HasField("mocks"))
+
 
 class Journal:
     """The effects, requests, cancellations and ends that a log records. The log may lack its deltas."""
@@ -128,9 +132,23 @@ class Journal:
         """Events that are still to be delivered to the run's coroutines, in log order."""
         self._requested_again: set[str] = set()
         """Effects that the replay has asked for."""
+        self.tool_mock_uses: Counter[int] = Counter()
+        self.agent_mock_uses: Counter[int] = Counter()
+        """How often each mock that is in force has answered, by its number."""
         self._read_all(log)
+        self._count_mock_uses()
         self.forks.index_message_roots(self.recorded)
         self.todo.extend(self._collect_deliveries())
+
+    def _count_mock_uses(self) -> None:
+        for (_, kind, attempt), event in self.recorded.items():
+            if not self.forks.has_mocks_at(event.sequence):
+                continue
+            if kind == events.SUB_AGENT_STARTED and event.sub_agent_started.HasField("mock_index"):
+                self.agent_mock_uses[event.sub_agent_started.mock_index] += 1
+            # A further attempt is answered by the mock of the first.
+            if kind == events.TOOL_STARTED and attempt == 1 and event.tool_started.HasField("mock_index"):
+                self.tool_mock_uses[event.tool_started.mock_index] += 1
 
     def _collect_deliveries(self) -> list[event_pb2.AgentEvent]:
         results = [event for event in self.results.values() if event.effect_key not in self.dispatched]

@@ -109,6 +109,8 @@ class ChildCall:
     """The agents that have spoken up to it, itself included."""
     timeout: float | None
     """The seconds that it may take; None if unlimited."""
+    mock_index: int | None
+    """The mock that answers instead of it, if one does."""
     aborts_caller: bool
     """True if its failure aborts its caller."""
     on_failure: OnFailure
@@ -128,6 +130,9 @@ class ChildCall:
             transferred = batch[-1].agent_transferred
             transferred.from_agent, transferred.to_agent = work.transfer.by, work.link.agent
             transferred.call_id, transferred.to_invocation_id = work.transfer.call_id, started.invocation_id
+        is_new = (work.key, events.SUB_AGENT_STARTED, 0) not in execution.journal.recorded
+        if self.mock_index is not None and is_new:
+            execution.journal.agent_mock_uses[self.mock_index] += 1
         execution.emit(*batch, started)
         return self._build_child(execution.invocations[started.invocation_id], traced)
 
@@ -158,6 +163,12 @@ class ChildCall:
             started.call_id, started.from_invocation_id = work.transfer.call_id, work.transfer.from_invocation_id
         if work.iteration is not None:
             started.iteration = work.iteration
+        if recorded is not None:
+            # As recorded, also by a fork with other mocks: the start is compared.
+            if recorded.sub_agent_started.HasField("mock_index"):
+                started.mock_index = recorded.sub_agent_started.mock_index
+        elif self.mock_index is not None:
+            started.mock_index = self.mock_index
         return event
 
     def build_call(self, call: message_pb2.ToolCall, traced: Traced) -> event_pb2.AgentEvent:

@@ -17,6 +17,7 @@ from bough_server.engine.execution import Execution, to_run_error
 from bough_server.engine.limits import check_hops
 from bough_server.engine.scheduler import STOP_SECONDS
 from bough_server.errors import RunError
+from bough_server.log import events
 from bough_server.log.blobs import data_size
 from bough_server.messages import constant_in, text_of
 from bough_server.runtime.agent import Context, Outcome, Resolver, value_of
@@ -32,6 +33,7 @@ from bough_server.runtime.child_input import build_child_input
 from bough_server.runtime.failure_log import log_failure
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.running_agent import RunningAgent
+from bough_server.runtime.tool_mocks import MockedAgent, find_agent_mock
 from bough_server.truncation import MAX_TEXT_BYTES, fits
 
 
@@ -101,7 +103,9 @@ def _admit(lane: Lane, work: Dispatch, digest: str, on_failure: OnFailure) -> Ch
     if work.transfer is not None:
         check_hops((*work.transfer.path, name))
         caller.budget.reserve_transfer(is_admitted=is_admitted)
-    agent = caller.resolver.agents[name]
+    agent, mock_index = caller.resolver.agents[name], _find_mock(lane, work, message)
+    if mock_index is not None and execution.mocks is not None:
+        agent = MockedAgent(agent, execution.mocks.agents[mock_index])
     limits = [each for each in (work.link.limits, agent.definition.limits) if each.HasField("wall_duration")]
     policy = (
         work.link.on_failure
@@ -117,8 +121,23 @@ def _admit(lane: Lane, work: Dispatch, digest: str, on_failure: OnFailure) -> Ch
         # Lanes of composite agents collect who has spoken; calls of one step run at once, and see none of each other.
         path=run_path_below(lane.path if work.call is None else caller.run_path, name),
         timeout=min((each.wall_duration.ToTimedelta().total_seconds() for each in limits), default=None),
+        mock_index=mock_index,
         aborts_caller=policy == policy_pb2.SUB_AGENT_FAILURE_POLICY_ABORT,
         on_failure=on_failure,
+    )
+
+
+def _find_mock(lane: Lane, work: Dispatch, message: message_pb2.Message) -> int | None:
+    """Return the number of the mock that answers instead of a child, or None. Raises RunError TOOL_NOT_MOCKED."""
+    execution, journal = lane.execution, lane.execution.journal
+    if execution.mocks is None:
+        return None
+    recorded = journal.recorded.get((work.key, events.SUB_AGENT_STARTED, 0))
+    if recorded is not None:
+        has_mock = journal.forks.has_mocks_at(recorded.sequence) and recorded.sub_agent_started.HasField("mock_index")
+        return recorded.sub_agent_started.mock_index if has_mock else None
+    return find_agent_mock(
+        execution.mocks, work.link.agent, message, caller=lane.running.name, uses=journal.agent_mock_uses
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import error_pb2, eval_set_pb2, event_pb2, message_pb2, session_pb2
+from bough.v1 import error_pb2, event_pb2, message_pb2, session_pb2
 from bough_server import ids
 from bough_server.engine import keys
 from bough_server.engine.execution import to_run_error
@@ -100,21 +100,52 @@ class ToolCallEffect:
                 return await self._recover(started, offer)
             offer = self._admit(offer)
             call = await self._questions.request_approval(self._call, offer)
-            mock = self._find_mock(call, offer)
+            is_mocked = self._find_mock(call, offer) is not None
         except RunError as refusal:
             self._release()  # before the refusal is recorded: code that reacts to it may call again at once
             return self._fail(refusal)
-        if mock is None and offer.tool is not None and offer.tool.is_client_side:
+        if not is_mocked and offer.tool is not None and offer.tool.is_client_side:
             return await self._run_in_client(call, offer)
-        return await self._run(call, offer, mock, ids.derive_id(self._execution.facts.run_id, self._key))
+        return await self._run(call, offer, ids.derive_id(self._execution.facts.run_id, self._key))
 
-    def _find_mock(self, call: message_pb2.ToolCall, offer: ToolOffer) -> eval_set_pb2.ToolMock | None:
-        """Return the mock that answers a call instead of its tool, or None. Raises RunError TOOL_NOT_MOCKED."""
+    def _find_mock(self, call: message_pb2.ToolCall, offer: ToolOffer) -> int | None:
+        """Return the number of the mock that answers a call instead of its tool, or None.
+
+        Raises RunError TOOL_NOT_MOCKED.
+        """
         mocks = self._execution.mocks
         # A client that has answered before the fork that brought the mocks is not contradicted by them.
         if mocks is None or offer.tool is None or self._key in self._execution.journal.answered:
             return None
-        return find_mock(mocks, call, agent=self._running.name)
+        if (index := self._find_recorded_mock()) is not None:
+            return index
+        uses = self._execution.journal.tool_mock_uses
+        return find_mock(mocks, call, agent=self._running.name, uses=uses)
+
+    def _find_recorded_mock(self) -> int | None:
+        """Return the number of the mock that answered the attempt before, which is counted; None for none in force."""
+        journal = self._execution.journal
+        started = journal.started.get(self._key)
+        if started is None or not started.tool_started.HasField("mock_index"):
+            return None
+        return started.tool_started.mock_index if journal.forks.has_mocks_at(started.sequence) else None
+
+    def _take_mock(self, call: message_pb2.ToolCall, offer: ToolOffer) -> int | None:
+        """Return the number of the mock that answers a call that starts now, and count it, or None.
+
+        Raises RunError TOOL_NOT_MOCKED, also if other calls have used up the last mock of a tool of the client.
+        """
+        index = self._find_mock(call, offer)
+        if index is None:
+            if offer.tool is not None and offer.tool.is_client_side:
+                raise RunError(
+                    f"The mocks of {call.name!r} have answered as often as they may: the tool did not run.",
+                    reason=error_pb2.ERROR_REASON_TOOL_NOT_MOCKED,
+                )
+            return None
+        if self._find_recorded_mock() is None:
+            self._execution.journal.tool_mock_uses[index] += 1
+        return index
 
     def _release(self) -> None:
         """Release the call's reservation if it has not started."""
@@ -165,20 +196,20 @@ class ToolCallEffect:
         # The last start, not the model's call: an approver may have edited the arguments.
         starts = [event for event in execution.journal.of_effect[key] if event.HasField("tool_started")]
         call = starts[-1].tool_started.call
-        mock = self._find_mock(call, offer)
+        is_mocked = self._find_mock(call, offer) is not None
         # A mock answers again: the rule is for tools, which may have changed something.
-        rule = offer.tool.on_recovery if offer.tool is not None and mock is None else "retry"
+        rule = offer.tool.on_recovery if offer.tool is not None and not is_mocked else "retry"
         if rule == "fail":
             raise _build_recovery_error(call.name)
         if rule == "ask":
             answer = await self._questions.ask_for_recovery(call, offer, attempt=self._attempt)
             if isinstance(answer, message_pb2.ToolResult):
                 return self._end(answer, None)
-            call, mock = answer, self._find_mock(answer, offer)  # an approver may have edited the arguments
-        if mock is None and offer.tool is not None and offer.tool.is_client_side:
+            call, is_mocked = answer, self._find_mock(answer, offer) is not None  # an approver may have edited them
+        if not is_mocked and offer.tool is not None and offer.tool.is_client_side:
             return await self._run_in_client(call, offer)  # a fork without the mocks of its origin
         self._attempt += 1
-        return await self._run(call, offer, mock, self._idempotency_key(started))
+        return await self._run(call, offer, self._idempotency_key(started))
 
     def _idempotency_key(self, started: event_pb2.AgentEvent) -> str:
         """Return the key of the first attempt, so that the tool can detect the repetition; a fork uses its own."""
@@ -230,11 +261,15 @@ class ToolCallEffect:
         self,
         call: message_pb2.ToolCall,
         offer: ToolOffer,
-        mock: eval_set_pb2.ToolMock | None,
         idempotency_key: str,
     ) -> message_pb2.ToolResult:
         execution, running, key = self._execution, self._running, self._key
         async with execution.concurrency.hold_slot(key, running.budget):
+            try:
+                # With the start, without an await: mocks are counted in the order of the log.
+                mock_index = self._take_mock(call, offer)
+            except RunError as refusal:
+                return self._fail(refusal)
             traced = execution.tracing.execute_tool(
                 tool=call.name, call_id=call.call_id, description=offer.spec.description, parent=running.traced.below
             )
@@ -243,6 +278,8 @@ class ToolCallEffect:
             started.effect_digest, started.attempt = self._digest, self._attempt
             started.tool_started.call.CopyFrom(call)
             started.tool_started.idempotency_key = idempotency_key
+            if mock_index is not None:
+                started.tool_started.mock_index = mock_index
             execution.emit(started)
             await (
                 execution.writer.wait_for_commit()
@@ -250,8 +287,8 @@ class ToolCallEffect:
             result = message_pb2.ToolResult(call=call, start_time=started.record_time)
             state = StateView(self._state)
             try:
-                if mock is not None:
-                    result.MergeFrom(build_mock_result(mock, call))
+                if mock_index is not None and execution.mocks is not None:
+                    result.MergeFrom(build_mock_result(execution.mocks.tools[mock_index], call))
                 else:
                     with traced.attach():
                         parts = await self._execute(started, offer, state)

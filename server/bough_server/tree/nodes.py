@@ -251,6 +251,8 @@ def _describe_start(described: invocation_pb2.AgentInvocation, start: event_pb2.
         described.from_invocation_id = payload.from_invocation_id
         if payload.HasField("iteration"):
             described.iteration = payload.iteration
+        if payload.HasField("mock_index"):
+            described.mock_index = payload.mock_index
     described.kind = payload.kind
     described.run_path.extend(payload.run_path)
     if payload.HasField("input"):

@@ -1356,10 +1356,12 @@ func (x *TrialMeans) GetDurationSeconds() float64 {
 // A mock of a case that answered no call.
 type UnusedMock struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The number of the mock in ToolMocks.tools, from 0.
+	// The number of the mock in ToolMocks.tools or ToolMocks.agents, from 0.
 	Index int32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
-	// The name of the tool that the mock stands for, as in ToolMock.name.
-	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// The name of the tool or agent that the mock stands for.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Whether it is one of ToolMocks.agents, not of ToolMocks.tools.
+	IsAgent       bool `protobuf:"varint,3,opt,name=is_agent,json=isAgent,proto3" json:"is_agent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1406,6 +1408,13 @@ func (x *UnusedMock) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *UnusedMock) GetIsAgent() bool {
+	if x != nil {
+		return x.IsAgent
+	}
+	return false
 }
 
 // One metric of a case over its trials.
@@ -1645,6 +1654,8 @@ type CaseTrialResult struct {
 	// The mocks of the case that answered a call, by their numbers in ToolMocks.tools, ascending; those of ToolMocks.run_id have none.
 	// Empty in a result that was shortened to fit.
 	UsedMocks []int32 `protobuf:"varint,12,rep,packed,name=used_mocks,json=usedMocks,proto3" json:"used_mocks,omitempty"`
+	// The mocks of agents that answered, by their numbers in ToolMocks.agents, ascending. Empty in a result that was shortened to fit.
+	UsedAgentMocks []int32 `protobuf:"varint,14,rep,packed,name=used_agent_mocks,json=usedAgentMocks,proto3" json:"used_agent_mocks,omitempty"`
 	// What the trial is for; unspecified for a planned one.
 	Purpose       TrialPurpose `protobuf:"varint,13,opt,name=purpose,proto3,enum=bough.v1.TrialPurpose" json:"purpose,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1761,6 +1772,13 @@ func (x *CaseTrialResult) GetUnanswered() *InputRequest {
 func (x *CaseTrialResult) GetUsedMocks() []int32 {
 	if x != nil {
 		return x.UsedMocks
+	}
+	return nil
+}
+
+func (x *CaseTrialResult) GetUsedAgentMocks() []int32 {
+	if x != nil {
+		return x.UsedAgentMocks
 	}
 	return nil
 }
@@ -3615,11 +3633,12 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x10duration_seconds\x18\x04 \x01(\x01H\x02R\x0fdurationSeconds\x88\x01\x01B\r\n" +
 	"\v_cost_nanosB\t\n" +
 	"\a_tokensB\x13\n" +
-	"\x11_duration_seconds\"6\n" +
+	"\x11_duration_seconds\"Q\n" +
 	"\n" +
 	"UnusedMock\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"\xbf\x01\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x19\n" +
+	"\bis_agent\x18\x03 \x01(\bR\aisAgent\"\xbf\x01\n" +
 	"\rMetricSummary\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12+\n" +
 	"\averdict\x18\x02 \x01(\x0e2\x11.bough.v1.VerdictR\averdict\x12\x17\n" +
@@ -3641,7 +3660,7 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x0fdistinct_passed\x18\n" +
 	" \x01(\x05R\x0edistinctPassedB\f\n" +
 	"\n" +
-	"_pass_rate\"\x97\x04\n" +
+	"_pass_rate\"\xc1\x04\n" +
 	"\x0fCaseTrialResult\x12\x17\n" +
 	"\acase_id\x18\x01 \x01(\tR\x06caseId\x12\x14\n" +
 	"\x05trial\x18\x02 \x01(\x05R\x05trial\x12+\n" +
@@ -3659,7 +3678,8 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"unanswered\x18\v \x01(\v2\x16.bough.v1.InputRequestR\n" +
 	"unanswered\x12\x1d\n" +
 	"\n" +
-	"used_mocks\x18\f \x03(\x05R\tusedMocks\x120\n" +
+	"used_mocks\x18\f \x03(\x05R\tusedMocks\x12(\n" +
+	"\x10used_agent_mocks\x18\x0e \x03(\x05R\x0eusedAgentMocks\x120\n" +
 	"\apurpose\x18\r \x01(\x0e2\x16.bough.v1.TrialPurposeR\apurpose\"\x81\x02\n" +
 	"\x0eEvalTurnResult\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x19\n" +

@@ -1210,9 +1210,13 @@ type ToolMocks struct {
 	// Also the results that a stored run recorded, after `tools`: each answers calls of its tool with equal arguments. Empty for
 	// none. If the run is not stored, the trials of the case are not scored.
 	RunId string `protobuf:"bytes,2,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
-	// Whether a call that no mock answers fails, with TOOL_NOT_MOCKED, and makes the trial not scored; if false, the tool runs. Default:
-	// true if there is a mock or `run_id` is set. Evaluations that older servers have planned have the default false.
-	Strict        *bool `protobuf:"varint,3,opt,name=strict,proto3,oneof" json:"strict,omitempty"`
+	// Whether a call that no mock answers fails, with TOOL_NOT_MOCKED, and makes the trial not scored; if false, the tool or agent runs.
+	// Default: true for every tool if `tools` or `run_id` is set, and true for each agent that one of `agents` names. Evaluations that older
+	// servers have planned have the default false.
+	Strict *bool `protobuf:"varint,3,opt,name=strict,proto3,oneof" json:"strict,omitempty"`
+	// Mocks of agents, in the order in which they are tried. They answer instead of an agent that another one calls or hands over to, also
+	// of one that would run elsewhere; never instead of the evaluated agent.
+	Agents        []*AgentMock `protobuf:"bytes,4,rep,name=agents,proto3" json:"agents,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1268,10 +1272,157 @@ func (x *ToolMocks) GetStrict() bool {
 	return false
 }
 
+func (x *ToolMocks) GetAgents() []*AgentMock {
+	if x != nil {
+		return x.Agents
+	}
+	return nil
+}
+
+// An answer instead of an agent: its invocation has a start and an end, nothing inside, and costs nothing.
+type AgentMock struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The agent's name. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Only if this agent calls it; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+	Caller string `protobuf:"bytes,2,opt,name=caller,proto3" json:"caller,omitempty"`
+	// Only with such an input, its text as a JSON string or its data; unset for any.
+	InputMatch *ValueMatcher `protobuf:"bytes,3,opt,name=input_match,json=inputMatch,proto3" json:"input_match,omitempty"`
+	// How many invocations of a trial it answers, in the order in which they start; then the next mock that matches does. Absent for all.
+	Times *int32 `protobuf:"varint,4,opt,name=times,proto3,oneof" json:"times,omitempty"`
+	// Exactly one is set.
+	//
+	// Types that are valid to be assigned to Answer:
+	//
+	//	*AgentMock_Message
+	//	*AgentMock_Error
+	//	*AgentMock_Text
+	Answer        isAgentMock_Answer `protobuf_oneof:"answer"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AgentMock) Reset() {
+	*x = AgentMock{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AgentMock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AgentMock) ProtoMessage() {}
+
+func (x *AgentMock) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AgentMock.ProtoReflect.Descriptor instead.
+func (*AgentMock) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *AgentMock) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *AgentMock) GetCaller() string {
+	if x != nil {
+		return x.Caller
+	}
+	return ""
+}
+
+func (x *AgentMock) GetInputMatch() *ValueMatcher {
+	if x != nil {
+		return x.InputMatch
+	}
+	return nil
+}
+
+func (x *AgentMock) GetTimes() int32 {
+	if x != nil && x.Times != nil {
+		return *x.Times
+	}
+	return 0
+}
+
+func (x *AgentMock) GetAnswer() isAgentMock_Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *AgentMock) GetMessage() *Message {
+	if x != nil {
+		if x, ok := x.Answer.(*AgentMock_Message); ok {
+			return x.Message
+		}
+	}
+	return nil
+}
+
+func (x *AgentMock) GetError() *AgentError {
+	if x != nil {
+		if x, ok := x.Answer.(*AgentMock_Error); ok {
+			return x.Error
+		}
+	}
+	return nil
+}
+
+func (x *AgentMock) GetText() string {
+	if x != nil {
+		if x, ok := x.Answer.(*AgentMock_Text); ok {
+			return x.Text
+		}
+	}
+	return ""
+}
+
+type isAgentMock_Answer interface {
+	isAgentMock_Answer()
+}
+
+type AgentMock_Message struct {
+	// The answer, if it is more than a text. Only its parts count.
+	Message *Message `protobuf:"bytes,5,opt,name=message,proto3,oneof"`
+}
+
+type AgentMock_Error struct {
+	// Why it fails instead of answering. An unspecified reason is INTERNAL. In a file it may be written as its message.
+	Error *AgentError `protobuf:"bytes,6,opt,name=error,proto3,oneof"`
+}
+
+type AgentMock_Text struct {
+	// The answer, as a text.
+	Text string `protobuf:"bytes,7,opt,name=text,proto3,oneof"`
+}
+
+func (*AgentMock_Message) isAgentMock_Answer() {}
+
+func (*AgentMock_Error) isAgentMock_Answer() {}
+
+func (*AgentMock_Text) isAgentMock_Answer() {}
+
 // An answer to calls of a tool.
 type ToolMock struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The tool's name. Calls of agents and of built-in tools cannot be mocked. Unknown in a case that runs from its beginning:
+	// The tool's name. Calls of built-in tools cannot be mocked, and those of agents by AgentMock. Unknown in a case that runs from its beginning:
 	// INVALID_ARGUMENT.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Only calls of this agent; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
@@ -1284,14 +1435,16 @@ type ToolMock struct {
 	//
 	//	*ToolMock_ResultJson
 	//	*ToolMock_Outcome
-	Answer        isToolMock_Answer `protobuf_oneof:"answer"`
+	Answer isToolMock_Answer `protobuf_oneof:"answer"`
+	// How many calls of a trial it answers, in the order in which they start; then the next mock that matches does. Absent for all.
+	Times         *int32 `protobuf:"varint,6,opt,name=times,proto3,oneof" json:"times,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ToolMock) Reset() {
 	*x = ToolMock{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1303,7 +1456,7 @@ func (x *ToolMock) String() string {
 func (*ToolMock) ProtoMessage() {}
 
 func (x *ToolMock) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1316,7 +1469,7 @@ func (x *ToolMock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolMock.ProtoReflect.Descriptor instead.
 func (*ToolMock) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ToolMock) GetName() string {
@@ -1365,6 +1518,13 @@ func (x *ToolMock) GetOutcome() *ToolOutcome {
 	return nil
 }
 
+func (x *ToolMock) GetTimes() int32 {
+	if x != nil && x.Times != nil {
+		return *x.Times
+	}
+	return 0
+}
+
 type isToolMock_Answer interface {
 	isToolMock_Answer()
 }
@@ -1410,7 +1570,7 @@ type EvalAnswer struct {
 
 func (x *EvalAnswer) Reset() {
 	*x = EvalAnswer{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1422,7 +1582,7 @@ func (x *EvalAnswer) String() string {
 func (*EvalAnswer) ProtoMessage() {}
 
 func (x *EvalAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1435,7 +1595,7 @@ func (x *EvalAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalAnswer.ProtoReflect.Descriptor instead.
 func (*EvalAnswer) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *EvalAnswer) GetAgent() string {
@@ -1572,7 +1732,7 @@ type EvalMetric struct {
 
 func (x *EvalMetric) Reset() {
 	*x = EvalMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +1744,7 @@ func (x *EvalMetric) String() string {
 func (*EvalMetric) ProtoMessage() {}
 
 func (x *EvalMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +1757,7 @@ func (x *EvalMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalMetric.ProtoReflect.Descriptor instead.
 func (*EvalMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{14}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EvalMetric) GetName() string {
@@ -1732,7 +1892,7 @@ type AgentKinds struct {
 
 func (x *AgentKinds) Reset() {
 	*x = AgentKinds{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1744,7 +1904,7 @@ func (x *AgentKinds) String() string {
 func (*AgentKinds) ProtoMessage() {}
 
 func (x *AgentKinds) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1757,7 +1917,7 @@ func (x *AgentKinds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKinds.ProtoReflect.Descriptor instead.
 func (*AgentKinds) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{15}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AgentKinds) GetKinds() []AgentKind {
@@ -1785,7 +1945,7 @@ type AgentTrajectoryMetric struct {
 
 func (x *AgentTrajectoryMetric) Reset() {
 	*x = AgentTrajectoryMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1797,7 +1957,7 @@ func (x *AgentTrajectoryMetric) String() string {
 func (*AgentTrajectoryMetric) ProtoMessage() {}
 
 func (x *AgentTrajectoryMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1810,7 +1970,7 @@ func (x *AgentTrajectoryMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentTrajectoryMetric.ProtoReflect.Descriptor instead.
 func (*AgentTrajectoryMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{16}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AgentTrajectoryMetric) GetTransparent() *AgentKinds {
@@ -1851,7 +2011,7 @@ type ToolTrajectoryMetric struct {
 
 func (x *ToolTrajectoryMetric) Reset() {
 	*x = ToolTrajectoryMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1863,7 +2023,7 @@ func (x *ToolTrajectoryMetric) String() string {
 func (*ToolTrajectoryMetric) ProtoMessage() {}
 
 func (x *ToolTrajectoryMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1876,7 +2036,7 @@ func (x *ToolTrajectoryMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolTrajectoryMetric.ProtoReflect.Descriptor instead.
 func (*ToolTrajectoryMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{17}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ToolTrajectoryMetric) GetMode() TrajectoryMode {
@@ -1914,7 +2074,7 @@ type FinalResponseMetric struct {
 
 func (x *FinalResponseMetric) Reset() {
 	*x = FinalResponseMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1926,7 +2086,7 @@ func (x *FinalResponseMetric) String() string {
 func (*FinalResponseMetric) ProtoMessage() {}
 
 func (x *FinalResponseMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1939,7 +2099,7 @@ func (x *FinalResponseMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalResponseMetric.ProtoReflect.Descriptor instead.
 func (*FinalResponseMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{18}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *FinalResponseMetric) GetAgent() string {
@@ -1975,7 +2135,7 @@ type BudgetMetric struct {
 
 func (x *BudgetMetric) Reset() {
 	*x = BudgetMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1987,7 +2147,7 @@ func (x *BudgetMetric) String() string {
 func (*BudgetMetric) ProtoMessage() {}
 
 func (x *BudgetMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2000,7 +2160,7 @@ func (x *BudgetMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetMetric.ProtoReflect.Descriptor instead.
 func (*BudgetMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{19}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *BudgetMetric) GetAgent() string {
@@ -2037,7 +2197,7 @@ type JudgeRubric struct {
 
 func (x *JudgeRubric) Reset() {
 	*x = JudgeRubric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2049,7 +2209,7 @@ func (x *JudgeRubric) String() string {
 func (*JudgeRubric) ProtoMessage() {}
 
 func (x *JudgeRubric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2062,7 +2222,7 @@ func (x *JudgeRubric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JudgeRubric.ProtoReflect.Descriptor instead.
 func (*JudgeRubric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{20}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *JudgeRubric) GetId() string {
@@ -2107,7 +2267,7 @@ type LlmJudgeMetric struct {
 
 func (x *LlmJudgeMetric) Reset() {
 	*x = LlmJudgeMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2119,7 +2279,7 @@ func (x *LlmJudgeMetric) String() string {
 func (*LlmJudgeMetric) ProtoMessage() {}
 
 func (x *LlmJudgeMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2132,7 +2292,7 @@ func (x *LlmJudgeMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LlmJudgeMetric.ProtoReflect.Descriptor instead.
 func (*LlmJudgeMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{21}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LlmJudgeMetric) GetModel() string {
@@ -2192,7 +2352,7 @@ type CustomMetric struct {
 
 func (x *CustomMetric) Reset() {
 	*x = CustomMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2204,7 +2364,7 @@ func (x *CustomMetric) String() string {
 func (*CustomMetric) ProtoMessage() {}
 
 func (x *CustomMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2217,7 +2377,7 @@ func (x *CustomMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CustomMetric.ProtoReflect.Descriptor instead.
 func (*CustomMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{22}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CustomMetric) GetName() string {
@@ -2238,7 +2398,7 @@ var File_bough_v1_eval_set_proto protoreflect.FileDescriptor
 
 const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\n" +
-	"\x17bough/v1/eval_set.proto\x12\bbough.v1\x1a\x18bough/v1/execution.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x19bough/v1/invocation.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x15bough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb3\x01\n" +
+	"\x17bough/v1/eval_set.proto\x12\bbough.v1\x1a\x18bough/v1/execution.proto\x1a\x14bough/v1/error.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x19bough/v1/invocation.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x15bough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb3\x01\n" +
 	"\aEvalSet\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12\x14\n" +
@@ -2331,20 +2491,34 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"EvalOrigin\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12%\n" +
 	"\x0eafter_sequence\x18\x02 \x01(\x03R\rafterSequence\x12/\n" +
-	"\achanges\x18\x03 \x01(\v2\x15.bough.v1.ForkChangesR\achanges\"t\n" +
+	"\achanges\x18\x03 \x01(\v2\x15.bough.v1.ForkChangesR\achanges\"\xa1\x01\n" +
 	"\tToolMocks\x12(\n" +
 	"\x05tools\x18\x01 \x03(\v2\x12.bough.v1.ToolMockR\x05tools\x12\x15\n" +
 	"\x06run_id\x18\x02 \x01(\tR\x05runId\x12\x1b\n" +
-	"\x06strict\x18\x03 \x01(\bH\x00R\x06strict\x88\x01\x01B\t\n" +
-	"\a_strict\"\xd5\x01\n" +
+	"\x06strict\x18\x03 \x01(\bH\x00R\x06strict\x88\x01\x01\x12+\n" +
+	"\x06agents\x18\x04 \x03(\v2\x13.bough.v1.AgentMockR\x06agentsB\t\n" +
+	"\a_strict\"\x94\x02\n" +
+	"\tAgentMock\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x16\n" +
+	"\x06caller\x18\x02 \x01(\tR\x06caller\x127\n" +
+	"\vinput_match\x18\x03 \x01(\v2\x16.bough.v1.ValueMatcherR\n" +
+	"inputMatch\x12\x19\n" +
+	"\x05times\x18\x04 \x01(\x05H\x01R\x05times\x88\x01\x01\x12-\n" +
+	"\amessage\x18\x05 \x01(\v2\x11.bough.v1.MessageH\x00R\amessage\x12,\n" +
+	"\x05error\x18\x06 \x01(\v2\x14.bough.v1.AgentErrorH\x00R\x05error\x12\x14\n" +
+	"\x04text\x18\a \x01(\tH\x00R\x04textB\b\n" +
+	"\x06answerB\b\n" +
+	"\x06_times\"\xfa\x01\n" +
 	"\bToolMock\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\tR\x05agent\x12?\n" +
 	"\x0farguments_match\x18\x03 \x01(\v2\x16.bough.v1.ValueMatcherR\x0eargumentsMatch\x12!\n" +
 	"\vresult_json\x18\x04 \x01(\tH\x00R\n" +
 	"resultJson\x121\n" +
-	"\aoutcome\x18\x05 \x01(\v2\x15.bough.v1.ToolOutcomeH\x00R\aoutcomeB\b\n" +
-	"\x06answer\"\x80\x02\n" +
+	"\aoutcome\x18\x05 \x01(\v2\x15.bough.v1.ToolOutcomeH\x00R\aoutcome\x12\x19\n" +
+	"\x05times\x18\x06 \x01(\x05H\x01R\x05times\x88\x01\x01B\b\n" +
+	"\x06answerB\b\n" +
+	"\x06_times\"\x80\x02\n" +
 	"\n" +
 	"EvalAnswer\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x14\n" +
@@ -2436,7 +2610,7 @@ func file_bough_v1_eval_set_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_eval_set_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_bough_v1_eval_set_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_bough_v1_eval_set_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_bough_v1_eval_set_proto_goTypes = []any{
 	(EvalOrder)(0),                // 0: bough.v1.EvalOrder
 	(ExtraAgentsPolicy)(0),        // 1: bough.v1.ExtraAgentsPolicy
@@ -2453,43 +2627,45 @@ var file_bough_v1_eval_set_proto_goTypes = []any{
 	(*ExpectedAgent)(nil),         // 12: bough.v1.ExpectedAgent
 	(*EvalOrigin)(nil),            // 13: bough.v1.EvalOrigin
 	(*ToolMocks)(nil),             // 14: bough.v1.ToolMocks
-	(*ToolMock)(nil),              // 15: bough.v1.ToolMock
-	(*EvalAnswer)(nil),            // 16: bough.v1.EvalAnswer
-	(*EvalMetric)(nil),            // 17: bough.v1.EvalMetric
-	(*AgentKinds)(nil),            // 18: bough.v1.AgentKinds
-	(*AgentTrajectoryMetric)(nil), // 19: bough.v1.AgentTrajectoryMetric
-	(*ToolTrajectoryMetric)(nil),  // 20: bough.v1.ToolTrajectoryMetric
-	(*FinalResponseMetric)(nil),   // 21: bough.v1.FinalResponseMetric
-	(*BudgetMetric)(nil),          // 22: bough.v1.BudgetMetric
-	(*JudgeRubric)(nil),           // 23: bough.v1.JudgeRubric
-	(*LlmJudgeMetric)(nil),        // 24: bough.v1.LlmJudgeMetric
-	(*CustomMetric)(nil),          // 25: bough.v1.CustomMetric
-	nil,                           // 26: bough.v1.EvalCase.LabelsEntry
-	(*durationpb.Duration)(nil),   // 27: google.protobuf.Duration
-	(*Message)(nil),               // 28: bough.v1.Message
-	(*InvocationSource)(nil),      // 29: bough.v1.InvocationSource
-	(*ForkChanges)(nil),           // 30: bough.v1.ForkChanges
-	(*ToolOutcome)(nil),           // 31: bough.v1.ToolOutcome
-	(*ApprovalDecision)(nil),      // 32: bough.v1.ApprovalDecision
-	(AgentKind)(0),                // 33: bough.v1.AgentKind
-	(*Limits)(nil),                // 34: bough.v1.Limits
-	(*ModelSettings)(nil),         // 35: bough.v1.ModelSettings
+	(*AgentMock)(nil),             // 15: bough.v1.AgentMock
+	(*ToolMock)(nil),              // 16: bough.v1.ToolMock
+	(*EvalAnswer)(nil),            // 17: bough.v1.EvalAnswer
+	(*EvalMetric)(nil),            // 18: bough.v1.EvalMetric
+	(*AgentKinds)(nil),            // 19: bough.v1.AgentKinds
+	(*AgentTrajectoryMetric)(nil), // 20: bough.v1.AgentTrajectoryMetric
+	(*ToolTrajectoryMetric)(nil),  // 21: bough.v1.ToolTrajectoryMetric
+	(*FinalResponseMetric)(nil),   // 22: bough.v1.FinalResponseMetric
+	(*BudgetMetric)(nil),          // 23: bough.v1.BudgetMetric
+	(*JudgeRubric)(nil),           // 24: bough.v1.JudgeRubric
+	(*LlmJudgeMetric)(nil),        // 25: bough.v1.LlmJudgeMetric
+	(*CustomMetric)(nil),          // 26: bough.v1.CustomMetric
+	nil,                           // 27: bough.v1.EvalCase.LabelsEntry
+	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
+	(*Message)(nil),               // 29: bough.v1.Message
+	(*InvocationSource)(nil),      // 30: bough.v1.InvocationSource
+	(*ForkChanges)(nil),           // 31: bough.v1.ForkChanges
+	(*AgentError)(nil),            // 32: bough.v1.AgentError
+	(*ToolOutcome)(nil),           // 33: bough.v1.ToolOutcome
+	(*ApprovalDecision)(nil),      // 34: bough.v1.ApprovalDecision
+	(AgentKind)(0),                // 35: bough.v1.AgentKind
+	(*Limits)(nil),                // 36: bough.v1.Limits
+	(*ModelSettings)(nil),         // 37: bough.v1.ModelSettings
 }
 var file_bough_v1_eval_set_proto_depIdxs = []int32{
 	4,  // 0: bough.v1.EvalSet.defaults:type_name -> bough.v1.EvalDefaults
 	5,  // 1: bough.v1.EvalSet.cases:type_name -> bough.v1.EvalCase
-	17, // 2: bough.v1.EvalDefaults.metrics:type_name -> bough.v1.EvalMetric
-	27, // 3: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
-	26, // 4: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
+	18, // 2: bough.v1.EvalDefaults.metrics:type_name -> bough.v1.EvalMetric
+	28, // 3: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
+	27, // 4: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
 	6,  // 5: bough.v1.EvalCase.turns:type_name -> bough.v1.EvalTurn
 	13, // 6: bough.v1.EvalCase.origin:type_name -> bough.v1.EvalOrigin
 	14, // 7: bough.v1.EvalCase.mocks:type_name -> bough.v1.ToolMocks
-	16, // 8: bough.v1.EvalCase.answers:type_name -> bough.v1.EvalAnswer
-	17, // 9: bough.v1.EvalCase.metrics:type_name -> bough.v1.EvalMetric
-	27, // 10: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
-	28, // 11: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
+	17, // 8: bough.v1.EvalCase.answers:type_name -> bough.v1.EvalAnswer
+	18, // 9: bough.v1.EvalCase.metrics:type_name -> bough.v1.EvalMetric
+	28, // 10: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
+	29, // 11: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
 	7,  // 12: bough.v1.EvalTurn.expect:type_name -> bough.v1.EvalExpectation
-	29, // 13: bough.v1.EvalTurn.recorded:type_name -> bough.v1.InvocationSource
+	30, // 13: bough.v1.EvalTurn.recorded:type_name -> bough.v1.InvocationSource
 	8,  // 14: bough.v1.EvalExpectation.answer:type_name -> bough.v1.ExpectedAnswer
 	10, // 15: bough.v1.EvalExpectation.tools:type_name -> bough.v1.ExpectedTool
 	12, // 16: bough.v1.EvalExpectation.agents:type_name -> bough.v1.ExpectedAgent
@@ -2502,33 +2678,37 @@ var file_bough_v1_eval_set_proto_depIdxs = []int32{
 	1,  // 23: bough.v1.ExpectedAgent.extra:type_name -> bough.v1.ExtraAgentsPolicy
 	10, // 24: bough.v1.ExpectedAgent.tools:type_name -> bough.v1.ExpectedTool
 	2,  // 25: bough.v1.ExpectedAgent.tools_mode:type_name -> bough.v1.TrajectoryMode
-	30, // 26: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
-	15, // 27: bough.v1.ToolMocks.tools:type_name -> bough.v1.ToolMock
-	9,  // 28: bough.v1.ToolMock.arguments_match:type_name -> bough.v1.ValueMatcher
-	31, // 29: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
-	32, // 30: bough.v1.EvalAnswer.approval:type_name -> bough.v1.ApprovalDecision
-	31, // 31: bough.v1.EvalAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
-	19, // 32: bough.v1.EvalMetric.agent_trajectory:type_name -> bough.v1.AgentTrajectoryMetric
-	20, // 33: bough.v1.EvalMetric.tool_trajectory:type_name -> bough.v1.ToolTrajectoryMetric
-	21, // 34: bough.v1.EvalMetric.final_response:type_name -> bough.v1.FinalResponseMetric
-	22, // 35: bough.v1.EvalMetric.budget:type_name -> bough.v1.BudgetMetric
-	24, // 36: bough.v1.EvalMetric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
-	25, // 37: bough.v1.EvalMetric.custom:type_name -> bough.v1.CustomMetric
-	33, // 38: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
-	18, // 39: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
-	0,  // 40: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
-	1,  // 41: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgentsPolicy
-	2,  // 42: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
-	10, // 43: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
-	8,  // 44: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
-	34, // 45: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
-	23, // 46: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.JudgeRubric
-	35, // 47: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
-	48, // [48:48] is the sub-list for method output_type
-	48, // [48:48] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	31, // 26: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
+	16, // 27: bough.v1.ToolMocks.tools:type_name -> bough.v1.ToolMock
+	15, // 28: bough.v1.ToolMocks.agents:type_name -> bough.v1.AgentMock
+	9,  // 29: bough.v1.AgentMock.input_match:type_name -> bough.v1.ValueMatcher
+	29, // 30: bough.v1.AgentMock.message:type_name -> bough.v1.Message
+	32, // 31: bough.v1.AgentMock.error:type_name -> bough.v1.AgentError
+	9,  // 32: bough.v1.ToolMock.arguments_match:type_name -> bough.v1.ValueMatcher
+	33, // 33: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
+	34, // 34: bough.v1.EvalAnswer.approval:type_name -> bough.v1.ApprovalDecision
+	33, // 35: bough.v1.EvalAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
+	20, // 36: bough.v1.EvalMetric.agent_trajectory:type_name -> bough.v1.AgentTrajectoryMetric
+	21, // 37: bough.v1.EvalMetric.tool_trajectory:type_name -> bough.v1.ToolTrajectoryMetric
+	22, // 38: bough.v1.EvalMetric.final_response:type_name -> bough.v1.FinalResponseMetric
+	23, // 39: bough.v1.EvalMetric.budget:type_name -> bough.v1.BudgetMetric
+	25, // 40: bough.v1.EvalMetric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
+	26, // 41: bough.v1.EvalMetric.custom:type_name -> bough.v1.CustomMetric
+	35, // 42: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
+	19, // 43: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
+	0,  // 44: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
+	1,  // 45: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgentsPolicy
+	2,  // 46: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
+	10, // 47: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
+	8,  // 48: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
+	36, // 49: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
+	24, // 50: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.JudgeRubric
+	37, // 51: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
+	52, // [52:52] is the sub-list for method output_type
+	52, // [52:52] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_set_proto_init() }
@@ -2537,6 +2717,7 @@ func file_bough_v1_eval_set_proto_init() {
 		return
 	}
 	file_bough_v1_execution_proto_init()
+	file_bough_v1_error_proto_init()
 	file_bough_v1_fork_proto_init()
 	file_bough_v1_input_proto_init()
 	file_bough_v1_invocation_proto_init()
@@ -2555,17 +2736,22 @@ func file_bough_v1_eval_set_proto_init() {
 	file_bough_v1_eval_set_proto_msgTypes[8].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[11].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[12].OneofWrappers = []any{
+		(*AgentMock_Message)(nil),
+		(*AgentMock_Error)(nil),
+		(*AgentMock_Text)(nil),
+	}
+	file_bough_v1_eval_set_proto_msgTypes[13].OneofWrappers = []any{
 		(*ToolMock_ResultJson)(nil),
 		(*ToolMock_Outcome)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[13].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[14].OneofWrappers = []any{
 		(*EvalAnswer_Tool)(nil),
 		(*EvalAnswer_Question)(nil),
 		(*EvalAnswer_Approval)(nil),
 		(*EvalAnswer_ValueJson)(nil),
 		(*EvalAnswer_ToolOutcome)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[14].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[15].OneofWrappers = []any{
 		(*EvalMetric_AgentTrajectory)(nil),
 		(*EvalMetric_ToolTrajectory)(nil),
 		(*EvalMetric_FinalResponse)(nil),
@@ -2573,15 +2759,15 @@ func file_bough_v1_eval_set_proto_init() {
 		(*EvalMetric_LlmJudge)(nil),
 		(*EvalMetric_Custom)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[19].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[21].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[20].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[22].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_eval_set_proto_rawDesc), len(file_bough_v1_eval_set_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

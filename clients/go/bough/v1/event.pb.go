@@ -1699,7 +1699,9 @@ type SubAgentStarted struct {
 	// The invocation that transferred to it: a member of the same swarm or supervisor, or its parent. Empty if none did.
 	FromInvocationId string `protobuf:"bytes,8,opt,name=from_invocation_id,json=fromInvocationId,proto3" json:"from_invocation_id,omitempty"`
 	// The iteration of the loop or plan_execute agent that called it, from 0; absent if neither called it.
-	Iteration     *int32 `protobuf:"varint,9,opt,name=iteration,proto3,oneof" json:"iteration,omitempty"`
+	Iteration *int32 `protobuf:"varint,9,opt,name=iteration,proto3,oneof" json:"iteration,omitempty"`
+	// The mock that answers instead of the agent, by its number in ToolMocks.agents of the run; absent if the agent runs.
+	MockIndex     *int32 `protobuf:"varint,10,opt,name=mock_index,json=mockIndex,proto3,oneof" json:"mock_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1793,6 +1795,13 @@ func (x *SubAgentStarted) GetFromInvocationId() string {
 func (x *SubAgentStarted) GetIteration() int32 {
 	if x != nil && x.Iteration != nil {
 		return *x.Iteration
+	}
+	return 0
+}
+
+func (x *SubAgentStarted) GetMockIndex() int32 {
+	if x != nil && x.MockIndex != nil {
+		return *x.MockIndex
 	}
 	return 0
 }
@@ -2512,8 +2521,10 @@ type ToolStarted struct {
 	Call *ToolCall `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
 	// Identical for every attempt of this call. Pass it to external APIs to make retries idempotent.
 	IdempotencyKey string `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The mock that answers instead of the tool, by its number in ToolMocks.tools of the run; absent if the tool runs.
+	MockIndex     *int32 `protobuf:"varint,3,opt,name=mock_index,json=mockIndex,proto3,oneof" json:"mock_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ToolStarted) Reset() {
@@ -2558,6 +2569,13 @@ func (x *ToolStarted) GetIdempotencyKey() string {
 		return x.IdempotencyKey
 	}
 	return ""
+}
+
+func (x *ToolStarted) GetMockIndex() int32 {
+	if x != nil && x.MockIndex != nil {
+		return *x.MockIndex
+	}
+	return 0
 }
 
 // A piece of text that a tool returned while it was running.
@@ -4031,7 +4049,7 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\astep_id\x18\x06 \x01(\tR\x06stepId\x122\n" +
 	"\n" +
 	"end_reason\x18\a \x01(\x0e2\x13.bough.v1.EndReasonR\tendReason\x12;\n" +
-	"\rcancel_reason\x18\t \x01(\x0e2\x16.bough.v1.CancelReasonR\fcancelReason\"\xeb\x02\n" +
+	"\rcancel_reason\x18\t \x01(\x0e2\x16.bough.v1.CancelReasonR\fcancelReason\"\x9e\x03\n" +
 	"\x0fSubAgentStarted\x12'\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x13.bough.v1.AgentKindR\x04kind\x125\n" +
 	"\atrigger\x18\x02 \x01(\x0e2\x1b.bough.v1.InvocationTriggerR\atrigger\x12\x17\n" +
@@ -4041,9 +4059,13 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\vdescription\x18\x06 \x01(\tR\vdescription\x12\x1a\n" +
 	"\brevision\x18\a \x01(\tR\brevision\x12,\n" +
 	"\x12from_invocation_id\x18\b \x01(\tR\x10fromInvocationId\x12!\n" +
-	"\titeration\x18\t \x01(\x05H\x00R\titeration\x88\x01\x01B\f\n" +
+	"\titeration\x18\t \x01(\x05H\x00R\titeration\x88\x01\x01\x12\"\n" +
 	"\n" +
-	"_iteration\"%\n" +
+	"mock_index\x18\n" +
+	" \x01(\x05H\x01R\tmockIndex\x88\x01\x01B\f\n" +
+	"\n" +
+	"_iterationB\r\n" +
+	"\v_mock_index\"%\n" +
 	"\x0fSubAgentPartial\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\tR\x04text\"\xc8\x02\n" +
 	"\x11SubAgentCompleted\x12)\n" +
@@ -4099,10 +4121,13 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\x05error\x18\x01 \x01(\v2\x14.bough.v1.AgentErrorR\x05error\x12.\n" +
 	"\n" +
 	"lost_usage\x18\x02 \x01(\v2\x0f.bough.v1.UsageR\tlostUsage\x12\x19\n" +
-	"\bnot_sent\x18\x03 \x01(\bR\anotSent\"^\n" +
+	"\bnot_sent\x18\x03 \x01(\bR\anotSent\"\x91\x01\n" +
 	"\vToolStarted\x12&\n" +
 	"\x04call\x18\x01 \x01(\v2\x12.bough.v1.ToolCallR\x04call\x12'\n" +
-	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\"9\n" +
+	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\x12\"\n" +
+	"\n" +
+	"mock_index\x18\x03 \x01(\x05H\x00R\tmockIndex\x88\x01\x01B\r\n" +
+	"\v_mock_index\"9\n" +
 	"\n" +
 	"ToolOutput\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\tR\x06callId\x12\x12\n" +
@@ -4487,6 +4512,7 @@ func file_bough_v1_event_proto_init() {
 		(*AgentEvent_PlanRevised)(nil),
 	}
 	file_bough_v1_event_proto_msgTypes[7].OneofWrappers = []any{}
+	file_bough_v1_event_proto_msgTypes[18].OneofWrappers = []any{}
 	file_bough_v1_event_proto_msgTypes[24].OneofWrappers = []any{
 		(*ValueRecorded_ValueJson)(nil),
 		(*ValueRecorded_Error)(nil),

@@ -458,8 +458,10 @@ type ToolInvocation struct {
 	ExecutedArgumentsJson string `protobuf:"bytes,17,opt,name=executed_arguments_json,json=executedArgumentsJson,proto3" json:"executed_arguments_json,omitempty"`
 	// Whether executed_arguments_json was cut to fit a limit.
 	ExecutedArgumentsTruncated bool `protobuf:"varint,18,opt,name=executed_arguments_truncated,json=executedArgumentsTruncated,proto3" json:"executed_arguments_truncated,omitempty"`
-	unknownFields              protoimpl.UnknownFields
-	sizeCache                  protoimpl.SizeCache
+	// The mock that answered instead of the tool, as ToolStarted.mock_index; absent if there was none.
+	MockIndex     *int32 `protobuf:"varint,19,opt,name=mock_index,json=mockIndex,proto3,oneof" json:"mock_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ToolInvocation) Reset() {
@@ -618,6 +620,13 @@ func (x *ToolInvocation) GetExecutedArgumentsTruncated() bool {
 	return false
 }
 
+func (x *ToolInvocation) GetMockIndex() int32 {
+	if x != nil && x.MockIndex != nil {
+		return *x.MockIndex
+	}
+	return 0
+}
+
 // One agent's execution in a run: a node of the tree.
 //
 // Field 24 (origin) is reserved for a later version.
@@ -679,7 +688,9 @@ type AgentInvocation struct {
 	Iteration *int32 `protobuf:"varint,28,opt,name=iteration,proto3,oneof" json:"iteration,omitempty"`
 	// The parameters of its last model call, calls that make summaries left out; unset if it made none, or left all of them to the
 	// provider.
-	Settings      *ModelSettings `protobuf:"bytes,29,opt,name=settings,proto3" json:"settings,omitempty"`
+	Settings *ModelSettings `protobuf:"bytes,29,opt,name=settings,proto3" json:"settings,omitempty"`
+	// The mock that answered instead of the agent, as SubAgentStarted.mock_index; absent if there was none.
+	MockIndex     *int32 `protobuf:"varint,30,opt,name=mock_index,json=mockIndex,proto3,oneof" json:"mock_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -908,6 +919,13 @@ func (x *AgentInvocation) GetSettings() *ModelSettings {
 		return x.Settings
 	}
 	return nil
+}
+
+func (x *AgentInvocation) GetMockIndex() int32 {
+	if x != nil && x.MockIndex != nil {
+		return *x.MockIndex
+	}
+	return 0
 }
 
 // A run of this server, up to a sequence. What a call that names one says of a run that is not there, or of a sequence beyond its
@@ -1187,7 +1205,7 @@ const file_bough_v1_invocation_proto_rawDesc = "" +
 	"\tanomalies\x18\x17 \x03(\v2\x11.bough.v1.AnomalyR\tanomalies\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfc\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaf\x06\n" +
 	"\x0eToolInvocation\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\tR\x06callId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
@@ -1210,8 +1228,11 @@ const file_bough_v1_invocation_proto_rawDesc = "" +
 	"\x10result_truncated\x18\x0f \x01(\bR\x0fresultTruncated\x12\x17\n" +
 	"\astep_id\x18\x10 \x01(\tR\x06stepId\x126\n" +
 	"\x17executed_arguments_json\x18\x11 \x01(\tR\x15executedArgumentsJson\x12@\n" +
-	"\x1cexecuted_arguments_truncated\x18\x12 \x01(\bR\x1aexecutedArgumentsTruncatedB\r\n" +
-	"\v_step_index\"\xfd\b\n" +
+	"\x1cexecuted_arguments_truncated\x18\x12 \x01(\bR\x1aexecutedArgumentsTruncated\x12\"\n" +
+	"\n" +
+	"mock_index\x18\x13 \x01(\x05H\x01R\tmockIndex\x88\x01\x01B\r\n" +
+	"\v_step_indexB\r\n" +
+	"\v_mock_index\"\xb0\t\n" +
 	"\x0fAgentInvocation\x12#\n" +
 	"\rinvocation_id\x18\x01 \x01(\tR\finvocationId\x120\n" +
 	"\x14parent_invocation_id\x18\x02 \x01(\tR\x12parentInvocationId\x12\x12\n" +
@@ -1246,9 +1267,12 @@ const file_bough_v1_invocation_proto_rawDesc = "" +
 	"\rcancel_reason\x18\x1a \x01(\x0e2\x16.bough.v1.CancelReasonR\fcancelReason\x12,\n" +
 	"\x12from_invocation_id\x18\x1b \x01(\tR\x10fromInvocationId\x12!\n" +
 	"\titeration\x18\x1c \x01(\x05H\x00R\titeration\x88\x01\x01\x123\n" +
-	"\bsettings\x18\x1d \x01(\v2\x17.bough.v1.ModelSettingsR\bsettingsB\f\n" +
+	"\bsettings\x18\x1d \x01(\v2\x17.bough.v1.ModelSettingsR\bsettings\x12\"\n" +
 	"\n" +
-	"_iteration\"E\n" +
+	"mock_index\x18\x1e \x01(\x05H\x01R\tmockIndex\x88\x01\x01B\f\n" +
+	"\n" +
+	"_iterationB\r\n" +
+	"\v_mock_index\"E\n" +
 	"\x06RunRef\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12$\n" +
 	"\x0eas_of_sequence\x18\x02 \x01(\x03R\fasOfSequence\"z\n" +

@@ -245,6 +245,7 @@ from bough.v1.eval_service_pb2 import (
 )
 from bough.v1.eval_set_pb2 import (
     AgentKinds,
+    AgentMock,
     AgentTrajectoryMetric,
     BudgetMetric,
     CustomMetric,
@@ -644,6 +645,7 @@ __all__ = [
     "AgentKind",
     "AgentKinds",
     "AgentLink",
+    "AgentMock",
     "AgentOverride",
     "AgentSource",
     "AgentStep",

@@ -897,19 +897,23 @@ class UnusedMock(_message.Message):
 
     INDEX_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    IS_AGENT_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """The number of the mock in ToolMocks.tools, from 0."""
+    """The number of the mock in ToolMocks.tools or ToolMocks.agents, from 0."""
     name: _builtins.str
-    """The name of the tool that the mock stands for, as in ToolMock.name."""
+    """The name of the tool or agent that the mock stands for."""
+    is_agent: _builtins.bool
+    """Whether it is one of ToolMocks.agents, not of ToolMocks.tools."""
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
         name: _builtins.str = ...,
+        is_agent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "is_agent", b"is_agent", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1041,6 +1045,7 @@ class CaseTrialResult(_message.Message):
     DURATION_FIELD_NUMBER: _builtins.int
     UNANSWERED_FIELD_NUMBER: _builtins.int
     USED_MOCKS_FIELD_NUMBER: _builtins.int
+    USED_AGENT_MOCKS_FIELD_NUMBER: _builtins.int
     PURPOSE_FIELD_NUMBER: _builtins.int
     case_id: _builtins.str
     """EvalCase.id of the case that the trial is of."""
@@ -1084,6 +1089,10 @@ class CaseTrialResult(_message.Message):
         Empty in a result that was shortened to fit.
         """
 
+    @_builtins.property
+    def used_agent_mocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The mocks of agents that answered, by their numbers in ToolMocks.agents, ascending. Empty in a result that was shortened to fit."""
+
     def __init__(
         self,
         *,
@@ -1099,11 +1108,12 @@ class CaseTrialResult(_message.Message):
         duration: _duration_pb2.Duration | None = ...,
         unanswered: _input_pb2.InputRequest | None = ...,
         used_mocks: _abc.Iterable[_builtins.int] | None = ...,
+        used_agent_mocks: _abc.Iterable[_builtins.int] | None = ...,
         purpose: Global___TrialPurpose.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "judge_usage", b"judge_usage", "unanswered", b"unanswered", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "crashed", b"crashed", "duration", b"duration", "judge_usage", b"judge_usage", "purpose", b"purpose", "reason", b"reason", "scores", b"scores", "trial", b"trial", "turns", b"turns", "unanswered", b"unanswered", "usage", b"usage", "used_mocks", b"used_mocks", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "crashed", b"crashed", "duration", b"duration", "judge_usage", b"judge_usage", "purpose", b"purpose", "reason", b"reason", "scores", b"scores", "trial", b"trial", "turns", b"turns", "unanswered", b"unanswered", "usage", b"usage", "used_agent_mocks", b"used_agent_mocks", "used_mocks", b"used_mocks", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

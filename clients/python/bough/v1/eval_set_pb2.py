@@ -23,6 +23,7 @@ _sym_db = _symbol_database.Default()
 
 
 from bough.v1 import execution_pb2 as bough_dot_v1_dot_execution__pb2
+from bough.v1 import error_pb2 as bough_dot_v1_dot_error__pb2
 from bough.v1 import fork_pb2 as bough_dot_v1_dot_fork__pb2
 from bough.v1 import input_pb2 as bough_dot_v1_dot_input__pb2
 from bough.v1 import invocation_pb2 as bough_dot_v1_dot_invocation__pb2
@@ -32,7 +33,7 @@ from bough.v1 import policy_pb2 as bough_dot_v1_dot_policy__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62ough/v1/eval_set.proto\x12\x08\x62ough.v1\x1a\x18\x62ough/v1/execution.proto\x1a\x13\x62ough/v1/fork.proto\x1a\x14\x62ough/v1/input.proto\x1a\x19\x62ough/v1/invocation.proto\x1a\x16\x62ough/v1/message.proto\x1a\x14\x62ough/v1/model.proto\x1a\x15\x62ough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb3\x01\n\x07\x45valSet\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12 \n\x0b\x64\x65scription\x18\x02 \x01(\tR\x0b\x64\x65scription\x12\x14\n\x05\x61gent\x18\x03 \x01(\tR\x05\x61gent\x12\x32\n\x08\x64\x65\x66\x61ults\x18\x04 \x01(\x0b\x32\x16.bough.v1.EvalDefaultsR\x08\x64\x65\x66\x61ults\x12(\n\x05\x63\x61ses\x18\x05 \x03(\x0b\x32\x12.bough.v1.EvalCaseR\x05\x63\x61ses\"\x9b\x01\n\x0c\x45valDefaults\x12\x1b\n\x06trials\x18\x01 \x01(\x05H\x00R\x06trials\x88\x01\x01\x12.\n\x07metrics\x18\x02 \x03(\x0b\x32\x14.bough.v1.EvalMetricR\x07metrics\x12\x33\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationR\x07timeoutB\t\n\x07_trials\"\x9d\x04\n\x08\x45valCase\x12\x0e\n\x02id\x18\x01 \x01(\tR\x02id\x12 \n\x0b\x64\x65scription\x18\x02 \x01(\tR\x0b\x64\x65scription\x12\x36\n\x06labels\x18\x03 \x03(\x0b\x32\x1e.bough.v1.EvalCase.LabelsEntryR\x06labels\x12(\n\x05turns\x18\x04 \x03(\x0b\x32\x12.bough.v1.EvalTurnR\x05turns\x12,\n\x12session_state_json\x18\x05 \x01(\tR\x10sessionStateJson\x12,\n\x06origin\x18\x06 \x01(\x0b\x32\x14.bough.v1.EvalOriginR\x06origin\x12)\n\x05mocks\x18\x07 \x01(\x0b\x32\x13.bough.v1.ToolMocksR\x05mocks\x12.\n\x07\x61nswers\x18\x08 \x03(\x0b\x32\x14.bough.v1.EvalAnswerR\x07\x61nswers\x12.\n\x07metrics\x18\t \x03(\x0b\x32\x14.bough.v1.EvalMetricR\x07metrics\x12\x1b\n\x06trials\x18\n \x01(\x05H\x00R\x06trials\x88\x01\x01\x12\x33\n\x07timeout\x18\x0b \x01(\x0b\x32\x19.google.protobuf.DurationR\x07timeout\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\x42\t\n\x07_trials\"\xb2\x01\n\x08\x45valTurn\x12\x12\n\x04user\x18\x01 \x01(\tR\x04user\x12\'\n\x05input\x18\x02 \x01(\x0b\x32\x11.bough.v1.MessageR\x05input\x12\x31\n\x06\x65xpect\x18\x03 \x01(\x0b\x32\x19.bough.v1.EvalExpectationR\x06\x65xpect\x12\x36\n\x08recorded\x18\x04 \x01(\x0b\x32\x1a.bough.v1.InvocationSourceR\x08recorded\"\xa2\x01\n\x0f\x45valExpectation\x12\x30\n\x06\x61nswer\x18\x01 \x01(\x0b\x32\x18.bough.v1.ExpectedAnswerR\x06\x61nswer\x12,\n\x05tools\x18\x02 \x03(\x0b\x32\x16.bough.v1.ExpectedToolR\x05tools\x12/\n\x06\x61gents\x18\x03 \x03(\x0b\x32\x17.bough.v1.ExpectedAgentR\x06\x61gents\"\xce\x02\n\x0e\x45xpectedAnswer\x12\x19\n\x05\x65xact\x18\x01 \x01(\tH\x00R\x05\x65xact\x88\x01\x01\x12\x1a\n\x08\x63ontains\x18\x02 \x03(\tR\x08\x63ontains\x12\x1a\n\x08\x65xcludes\x18\x03 \x03(\tR\x08\x65xcludes\x12\x14\n\x05regex\x18\x04 \x01(\tR\x05regex\x12*\n\x04json\x18\x05 \x01(\x0b\x32\x16.bough.v1.ValueMatcherR\x04json\x12\x1f\n\x0bignore_case\x18\x06 \x01(\x08R\nignoreCase\x12*\n\x0emin_characters\x18\x07 \x01(\x05H\x01R\rminCharacters\x88\x01\x01\x12*\n\x0emax_characters\x18\x08 \x01(\x05H\x02R\rmaxCharacters\x88\x01\x01\x42\x08\n\x06_exactB\x11\n\x0f_min_charactersB\x11\n\x0f_max_characters\"\xde\x01\n\x0cValueMatcher\x12!\n\x0b\x65quals_json\x18\x01 \x01(\tH\x00R\nequalsJson\x12!\n\x0bsubset_json\x18\x02 \x01(\tH\x00R\nsubsetJson\x12\x16\n\x05regex\x18\x03 \x01(\tH\x00R\x05regex\x12!\n\x0bschema_json\x18\x04 \x01(\tH\x00R\nschemaJson\x12\x16\n\x06ignore\x18\x05 \x03(\tR\x06ignore\x12)\n\x10number_tolerance\x18\x06 \x01(\x01R\x0fnumberToleranceB\n\n\x08\x65xpected\"\x85\x02\n\x0c\x45xpectedTool\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12%\n\x0e\x61rguments_json\x18\x02 \x01(\tR\rargumentsJson\x12?\n\x0f\x61rguments_match\x18\x03 \x01(\x0b\x32\x16.bough.v1.ValueMatcherR\x0e\x61rgumentsMatch\x12\x1f\n\x0bresult_json\x18\x04 \x01(\tR\nresultJson\x12\x39\n\x0cresult_match\x18\x05 \x01(\x0b\x32\x16.bough.v1.ValueMatcherR\x0bresultMatch\x12\x1d\n\nname_regex\x18\x06 \x01(\tR\tnameRegex\"J\n\nEvalRepeat\x12\x15\n\x03min\x18\x01 \x01(\x05H\x00R\x03min\x88\x01\x01\x12\x15\n\x03max\x18\x02 \x01(\x05H\x01R\x03max\x88\x01\x01\x42\x06\n\x04_minB\x06\n\x04_max\"\x96\x03\n\rExpectedAgent\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n\x08optional\x18\x02 \x01(\x08R\x08optional\x12,\n\x06repeat\x18\x03 \x01(\x0b\x32\x14.bough.v1.EvalRepeatR\x06repeat\x12\x33\n\x08\x63hildren\x18\x04 \x03(\x0b\x32\x17.bough.v1.ExpectedAgentR\x08\x63hildren\x12:\n\x0e\x63hildren_order\x18\x05 \x01(\x0e\x32\x13.bough.v1.EvalOrderR\rchildrenOrder\x12\x31\n\x05\x65xtra\x18\x06 \x01(\x0e\x32\x1b.bough.v1.ExtraAgentsPolicyR\x05\x65xtra\x12\x1c\n\tforbidden\x18\x07 \x03(\tR\tforbidden\x12,\n\x05tools\x18\x08 \x03(\x0b\x32\x16.bough.v1.ExpectedToolR\x05tools\x12\x37\n\ntools_mode\x18\t \x01(\x0e\x32\x18.bough.v1.TrajectoryModeR\ttoolsMode\"{\n\nEvalOrigin\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12%\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03R\rafterSequence\x12/\n\x07\x63hanges\x18\x03 \x01(\x0b\x32\x15.bough.v1.ForkChangesR\x07\x63hanges\"t\n\tToolMocks\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x12.bough.v1.ToolMockR\x05tools\x12\x15\n\x06run_id\x18\x02 \x01(\tR\x05runId\x12\x1b\n\x06strict\x18\x03 \x01(\x08H\x00R\x06strict\x88\x01\x01\x42\t\n\x07_strict\"\xd5\x01\n\x08ToolMock\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n\x05\x61gent\x18\x02 \x01(\tR\x05\x61gent\x12?\n\x0f\x61rguments_match\x18\x03 \x01(\x0b\x32\x16.bough.v1.ValueMatcherR\x0e\x61rgumentsMatch\x12!\n\x0bresult_json\x18\x04 \x01(\tH\x00R\nresultJson\x12\x31\n\x07outcome\x18\x05 \x01(\x0b\x32\x15.bough.v1.ToolOutcomeH\x00R\x07outcomeB\x08\n\x06\x61nswer\"\x80\x02\n\nEvalAnswer\x12\x14\n\x05\x61gent\x18\x01 \x01(\tR\x05\x61gent\x12\x14\n\x04tool\x18\x02 \x01(\tH\x00R\x04tool\x12\x1c\n\x08question\x18\x03 \x01(\tH\x00R\x08question\x12\x38\n\x08\x61pproval\x18\x04 \x01(\x0b\x32\x1a.bough.v1.ApprovalDecisionH\x01R\x08\x61pproval\x12\x1f\n\nvalue_json\x18\x05 \x01(\tH\x01R\tvalueJson\x12:\n\x0ctool_outcome\x18\x06 \x01(\x0b\x32\x15.bough.v1.ToolOutcomeH\x01R\x0btoolOutcomeB\x07\n\x05\x61\x62outB\x08\n\x06\x61nswer\"\xd7\x03\n\nEvalMetric\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12!\n\tthreshold\x18\x02 \x01(\x01H\x01R\tthreshold\x88\x01\x01\x12L\n\x10\x61gent_trajectory\x18\x03 \x01(\x0b\x32\x1f.bough.v1.AgentTrajectoryMetricH\x00R\x0f\x61gentTrajectory\x12I\n\x0ftool_trajectory\x18\x04 \x01(\x0b\x32\x1e.bough.v1.ToolTrajectoryMetricH\x00R\x0etoolTrajectory\x12\x46\n\x0e\x66inal_response\x18\x05 \x01(\x0b\x32\x1d.bough.v1.FinalResponseMetricH\x00R\rfinalResponse\x12\x30\n\x06\x62udget\x18\x06 \x01(\x0b\x32\x16.bough.v1.BudgetMetricH\x00R\x06\x62udget\x12\x37\n\tllm_judge\x18\x07 \x01(\x0b\x32\x18.bough.v1.LlmJudgeMetricH\x00R\x08llmJudge\x12\x30\n\x06\x63ustom\x18\x08 \x01(\x0b\x32\x16.bough.v1.CustomMetricH\x00R\x06\x63ustomB\x06\n\x04kindB\x0c\n\n_threshold\"7\n\nAgentKinds\x12)\n\x05kinds\x18\x01 \x03(\x0e\x32\x13.bough.v1.AgentKindR\x05kinds\"\xc3\x01\n\x15\x41gentTrajectoryMetric\x12\x36\n\x0btransparent\x18\x01 \x01(\x0b\x32\x14.bough.v1.AgentKindsR\x0btransparent\x12\x34\n\x0broots_order\x18\x02 \x01(\x0e\x32\x13.bough.v1.EvalOrderR\nrootsOrder\x12<\n\x0b\x65xtra_roots\x18\x03 \x01(\x0e\x32\x1b.bough.v1.ExtraAgentsPolicyR\nextraRoots\"\x88\x01\n\x14ToolTrajectoryMetric\x12,\n\x04mode\x18\x01 \x01(\x0e\x32\x18.bough.v1.TrajectoryModeR\x04mode\x12\x14\n\x05\x61gent\x18\x02 \x01(\tR\x05\x61gent\x12,\n\x05tools\x18\x03 \x03(\x0b\x32\x16.bough.v1.ExpectedToolR\x05tools\"]\n\x13\x46inalResponseMetric\x12\x14\n\x05\x61gent\x18\x01 \x01(\tR\x05\x61gent\x12\x30\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x18.bough.v1.ExpectedAnswerR\x06\x61nswer\"v\n\x0c\x42udgetMetric\x12\x14\n\x05\x61gent\x18\x01 \x01(\tR\x05\x61gent\x12(\n\x06limits\x18\x02 \x01(\x0b\x32\x10.bough.v1.LimitsR\x06limits\x12\x1b\n\x06\x65rrors\x18\x03 \x01(\x05H\x00R\x06\x65rrors\x88\x01\x01\x42\t\n\x07_errors\"1\n\x0bJudgeRubric\x12\x0e\n\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n\x04text\x18\x02 \x01(\tR\x04text\"\xe9\x01\n\x0eLlmJudgeMetric\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12/\n\x07rubrics\x18\x02 \x03(\x0b\x32\x15.bough.v1.JudgeRubricR\x07rubrics\x12\x1a\n\x08template\x18\x03 \x01(\tR\x08template\x12\x1d\n\x07samples\x18\x04 \x01(\x05H\x00R\x07samples\x88\x01\x01\x12\x33\n\x08settings\x18\x05 \x01(\x0b\x32\x17.bough.v1.ModelSettingsR\x08settings\x12\x14\n\x05\x66resh\x18\x06 \x01(\x08R\x05\x66reshB\n\n\x08_samples\"C\n\x0c\x43ustomMetric\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n\x0b\x63onfig_json\x18\x02 \x01(\tR\nconfigJson*Y\n\tEvalOrder\x12\x1a\n\x16\x45VAL_ORDER_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45VAL_ORDER_UNORDERED\x10\x01\x12\x16\n\x12\x45VAL_ORDER_ORDERED\x10\x02*w\n\x11\x45xtraAgentsPolicy\x12#\n\x1f\x45XTRA_AGENTS_POLICY_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45XTRA_AGENTS_POLICY_REFUSE\x10\x01\x12\x1d\n\x19\x45XTRA_AGENTS_POLICY_ALLOW\x10\x02*\xc3\x01\n\x0eTrajectoryMode\x12\x1f\n\x1bTRAJECTORY_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15TRAJECTORY_MODE_EXACT\x10\x01\x12\x1c\n\x18TRAJECTORY_MODE_IN_ORDER\x10\x02\x12\x1d\n\x19TRAJECTORY_MODE_ANY_ORDER\x10\x03\x12\x1c\n\x18TRAJECTORY_MODE_SUPERSET\x10\x04\x12\x1a\n\x16TRAJECTORY_MODE_SUBSET\x10\x05\x42V\n\x0c\x64\x65v.bough.v1B\x0c\x45valSetProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62ough/v1/eval_set.proto\x12\x08\x62ough.v1\x1a\x18\x62ough/v1/execution.proto\x1a\x14\x62ough/v1/error.proto\x1a\x13\x62ough/v1/fork.proto\x1a\x14\x62ough/v1/input.proto\x1a\x19\x62ough/v1/invocation.proto\x1a\x16\x62ough/v1/message.proto\x1a\x14\x62ough/v1/model.proto\x1a\x15\x62ough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb3\x01\n\x07\x45valSet\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12 \n\x0b\x64\x65scription\x18\x02 \x01(\tR\x0b\x64\x65scription\x12\x14\n\x05\x61gent\x18\x03 \x01(\tR\x05\x61gent\x12\x32\n\x08\x64\x65\x66\x61ults\x18\x04 \x01(\x0b\x32\x16.bough.v1.EvalDefaultsR\x08\x64\x65\x66\x61ults\x12(\n\x05\x63\x61ses\x18\x05 \x03(\x0b\x32\x12.bough.v1.EvalCaseR\x05\x63\x61ses\"\x9b\x01\n\x0c\x45valDefaults\x12\x1b\n\x06trials\x18\x01 \x01(\x05H\x00R\x06trials\x88\x01\x01\x12.\n\x07metrics\x18\x02 \x03(\x0b\x32\x14.bough.v1.EvalMetricR\x07metrics\x12\x33\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationR\x07timeoutB\t\n\x07_trials\"\x9d\x04\n\x08\x45valCase\x12\x0e\n\x02id\x18\x01 \x01(\tR\x02id\x12 \n\x0b\x64\x65scription\x18\x02 \x01(\tR\x0b\x64\x65scription\x12\x36\n\x06labels\x18\x03 \x03(\x0b\x32\x1e.bough.v1.EvalCase.LabelsEntryR\x06labels\x12(\n\x05turns\x18\x04 \x03(\x0b\x32\x12.bough.v1.EvalTurnR\x05turns\x12,\n\x12session_state_json\x18\x05 \x01(\tR\x10sessionStateJson\x12,\n\x06origin\x18\x06 \x01(\x0b\x32\x14.bough.v1.EvalOriginR\x06origin\x12)\n\x05mocks\x18\x07 \x01(\x0b\x32\x13.bough.v1.ToolMocksR\x05mocks\x12.\n\x07\x61nswers\x18\x08 \x03(\x0b\x32\x14.bough.v1.EvalAnswerR\x07\x61nswers\x12.\n\x07metrics\x18\t \x03(\x0b\x32\x14.bough.v1.EvalMetricR\x07metrics\x12\x1b\n\x06trials\x18\n \x01(\x05H\x00R\x06trials\x88\x01\x01\x12\x33\n\x07timeout\x18\x0b \x01(\x0b\x32\x19.google.protobuf.DurationR\x07timeout\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\x42\t\n\x07_trials\"\xb2\x01\n\x08\x45valTurn\x12\x12\n\x04user\x18\x01 \x01(\tR\x04user\x12\'\n\x05input\x18\x02 \x01(\x0b\x32\x11.bough.v1.MessageR\x05input\x12\x31\n\x06\x65xpect\x18\x03 \x01(\x0b\x32\x19.bough.v1.EvalExpectationR\x06\x65xpect\x12\x36\n\x08recorded\x18\x04 \x01(\x0b\x32\x1a.bough.v1.InvocationSourceR\x08recorded\"\xa2\x01\n\x0f\x45valExpectation\x12\x30\n\x06\x61nswer\x18\x01 \x01(\x0b\x32\x18.bough.v1.ExpectedAnswerR\x06\x61nswer\x12,\n\x05tools\x18\x02 \x03(\x0b\x32\x16.bough.v1.ExpectedToolR\x05tools\x12/\n\x06\x61gents\x18\x03 \x03(\x0b\x32\x17.bough.v1.ExpectedAgentR\x06\x61gents\"\xce\x02\n\x0e\x45xpectedAnswer\x12\x19\n\x05\x65xact\x18\x01 \x01(\tH\x00R\x05\x65xact\x88\x01\x01\x12\x1a\n\x08\x63ontains\x18\x02 \x03(\tR\x08\x63ontains\x12\x1a\n\x08\x65xcludes\x18\x03 \x03(\tR\x08\x65xcludes\x12\x14\n\x05regex\x18\x04 \x01(\tR\x05regex\x12*\n\x04json\x18\x05 \x01(\x0b\x32\x16.bough.v1.ValueMatcherR\x04json\x12\x1f\n\x0bignore_case\x18\x06 \x01(\x08R\nignoreCase\x12*\n\x0emin_characters\x18\x07 \x01(\x05H\x01R\rminCharacters\x88\x01\x01\x12*\n\x0emax_characters\x18\x08 \x01(\x05H\x02R\rmaxCharacters\x88\x01\x01\x42\x08\n\x06_exactB\x11\n\x0f_min_charactersB\x11\n\x0f_max_characters\"\xde\x01\n\x0cValueMatcher\x12!\n\x0b\x65quals_json\x18\x01 \x01(\tH\x00R\nequalsJson\x12!\n\x0bsubset_json\x18\x02 \x01(\tH\x00R\nsubsetJson\x12\x16\n\x05regex\x18\x03 \x01(\tH\x00R\x05regex\x12!\n\x0bschema_json\x18\x04 \x01(\tH\x00R\nschemaJson\x12\x16\n\x06ignore\x18\x05 \x03(\tR\x06ignore\x12)\n\x10number_tolerance\x18\x06 \x01(\x01R\x0fnumberToleranceB\n\n\x08\x65xpected\"\x85\x02\n\x0c\x45xpectedTool\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12%\n\x0e\x61rguments_json\x18\x02 \x01(\tR\rargumentsJson\x12?\n\x0f\x61rguments_match\x18\x03 \x01(\x0b\x32\x16.bough.v1.ValueMatcherR\x0e\x61rgumentsMatch\x12\x1f\n\x0bresult_json\x18\x04 \x01(\tR\nresultJson\x12\x39\n\x0cresult_match\x18\x05 \x01(\x0b\x32\x16.bough.v1.ValueMatcherR\x0bresultMatch\x12\x1d\n\nname_regex\x18\x06 \x01(\tR\tnameRegex\"J\n\nEvalRepeat\x12\x15\n\x03min\x18\x01 \x01(\x05H\x00R\x03min\x88\x01\x01\x12\x15\n\x03max\x18\x02 \x01(\x05H\x01R\x03max\x88\x01\x01\x42\x06\n\x04_minB\x06\n\x04_max\"\x96\x03\n\rExpectedAgent\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n\x08optional\x18\x02 \x01(\x08R\x08optional\x12,\n\x06repeat\x18\x03 \x01(\x0b\x32\x14.bough.v1.EvalRepeatR\x06repeat\x12\x33\n\x08\x63hildren\x18\x04 \x03(\x0b\x32\x17.bough.v1.ExpectedAgentR\x08\x63hildren\x12:\n\x0e\x63hildren_order\x18\x05 \x01(\x0e\x32\x13.bough.v1.EvalOrderR\rchildrenOrder\x12\x31\n\x05\x65xtra\x18\x06 \x01(\x0e\x32\x1b.bough.v1.ExtraAgentsPolicyR\x05\x65xtra\x12\x1c\n\tforbidden\x18\x07 \x03(\tR\tforbidden\x12,\n\x05tools\x18\x08 \x03(\x0b\x32\x16.bough.v1.ExpectedToolR\x05tools\x12\x37\n\ntools_mode\x18\t \x01(\x0e\x32\x18.bough.v1.TrajectoryModeR\ttoolsMode\"{\n\nEvalOrigin\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12%\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03R\rafterSequence\x12/\n\x07\x63hanges\x18\x03 \x01(\x0b\x32\x15.bough.v1.ForkChangesR\x07\x63hanges\"\xa1\x01\n\tToolMocks\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x12.bough.v1.ToolMockR\x05tools\x12\x15\n\x06run_id\x18\x02 \x01(\tR\x05runId\x12\x1b\n\x06strict\x18\x03 \x01(\x08H\x00R\x06strict\x88\x01\x01\x12+\n\x06\x61gents\x18\x04 \x03(\x0b\x32\x13.bough.v1.AgentMockR\x06\x61gentsB\t\n\x07_strict\"\x94\x02\n\tAgentMock\x12\x14\n\x05\x61gent\x18\x01 \x01(\tR\x05\x61gent\x12\x16\n\x06\x63\x61ller\x18\x02 \x01(\tR\x06\x63\x61ller\x12\x37\n\x0binput_match\x18\x03 \x01(\x0b\x32\x16.bough.v1.ValueMatcherR\ninputMatch\x12\x19\n\x05times\x18\x04 \x01(\x05H\x01R\x05times\x88\x01\x01\x12-\n\x07message\x18\x05 \x01(\x0b\x32\x11.bough.v1.MessageH\x00R\x07message\x12,\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x14.bough.v1.AgentErrorH\x00R\x05\x65rror\x12\x14\n\x04text\x18\x07 \x01(\tH\x00R\x04textB\x08\n\x06\x61nswerB\x08\n\x06_times\"\xfa\x01\n\x08ToolMock\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n\x05\x61gent\x18\x02 \x01(\tR\x05\x61gent\x12?\n\x0f\x61rguments_match\x18\x03 \x01(\x0b\x32\x16.bough.v1.ValueMatcherR\x0e\x61rgumentsMatch\x12!\n\x0bresult_json\x18\x04 \x01(\tH\x00R\nresultJson\x12\x31\n\x07outcome\x18\x05 \x01(\x0b\x32\x15.bough.v1.ToolOutcomeH\x00R\x07outcome\x12\x19\n\x05times\x18\x06 \x01(\x05H\x01R\x05times\x88\x01\x01\x42\x08\n\x06\x61nswerB\x08\n\x06_times\"\x80\x02\n\nEvalAnswer\x12\x14\n\x05\x61gent\x18\x01 \x01(\tR\x05\x61gent\x12\x14\n\x04tool\x18\x02 \x01(\tH\x00R\x04tool\x12\x1c\n\x08question\x18\x03 \x01(\tH\x00R\x08question\x12\x38\n\x08\x61pproval\x18\x04 \x01(\x0b\x32\x1a.bough.v1.ApprovalDecisionH\x01R\x08\x61pproval\x12\x1f\n\nvalue_json\x18\x05 \x01(\tH\x01R\tvalueJson\x12:\n\x0ctool_outcome\x18\x06 \x01(\x0b\x32\x15.bough.v1.ToolOutcomeH\x01R\x0btoolOutcomeB\x07\n\x05\x61\x62outB\x08\n\x06\x61nswer\"\xd7\x03\n\nEvalMetric\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12!\n\tthreshold\x18\x02 \x01(\x01H\x01R\tthreshold\x88\x01\x01\x12L\n\x10\x61gent_trajectory\x18\x03 \x01(\x0b\x32\x1f.bough.v1.AgentTrajectoryMetricH\x00R\x0f\x61gentTrajectory\x12I\n\x0ftool_trajectory\x18\x04 \x01(\x0b\x32\x1e.bough.v1.ToolTrajectoryMetricH\x00R\x0etoolTrajectory\x12\x46\n\x0e\x66inal_response\x18\x05 \x01(\x0b\x32\x1d.bough.v1.FinalResponseMetricH\x00R\rfinalResponse\x12\x30\n\x06\x62udget\x18\x06 \x01(\x0b\x32\x16.bough.v1.BudgetMetricH\x00R\x06\x62udget\x12\x37\n\tllm_judge\x18\x07 \x01(\x0b\x32\x18.bough.v1.LlmJudgeMetricH\x00R\x08llmJudge\x12\x30\n\x06\x63ustom\x18\x08 \x01(\x0b\x32\x16.bough.v1.CustomMetricH\x00R\x06\x63ustomB\x06\n\x04kindB\x0c\n\n_threshold\"7\n\nAgentKinds\x12)\n\x05kinds\x18\x01 \x03(\x0e\x32\x13.bough.v1.AgentKindR\x05kinds\"\xc3\x01\n\x15\x41gentTrajectoryMetric\x12\x36\n\x0btransparent\x18\x01 \x01(\x0b\x32\x14.bough.v1.AgentKindsR\x0btransparent\x12\x34\n\x0broots_order\x18\x02 \x01(\x0e\x32\x13.bough.v1.EvalOrderR\nrootsOrder\x12<\n\x0b\x65xtra_roots\x18\x03 \x01(\x0e\x32\x1b.bough.v1.ExtraAgentsPolicyR\nextraRoots\"\x88\x01\n\x14ToolTrajectoryMetric\x12,\n\x04mode\x18\x01 \x01(\x0e\x32\x18.bough.v1.TrajectoryModeR\x04mode\x12\x14\n\x05\x61gent\x18\x02 \x01(\tR\x05\x61gent\x12,\n\x05tools\x18\x03 \x03(\x0b\x32\x16.bough.v1.ExpectedToolR\x05tools\"]\n\x13\x46inalResponseMetric\x12\x14\n\x05\x61gent\x18\x01 \x01(\tR\x05\x61gent\x12\x30\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x18.bough.v1.ExpectedAnswerR\x06\x61nswer\"v\n\x0c\x42udgetMetric\x12\x14\n\x05\x61gent\x18\x01 \x01(\tR\x05\x61gent\x12(\n\x06limits\x18\x02 \x01(\x0b\x32\x10.bough.v1.LimitsR\x06limits\x12\x1b\n\x06\x65rrors\x18\x03 \x01(\x05H\x00R\x06\x65rrors\x88\x01\x01\x42\t\n\x07_errors\"1\n\x0bJudgeRubric\x12\x0e\n\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n\x04text\x18\x02 \x01(\tR\x04text\"\xe9\x01\n\x0eLlmJudgeMetric\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12/\n\x07rubrics\x18\x02 \x03(\x0b\x32\x15.bough.v1.JudgeRubricR\x07rubrics\x12\x1a\n\x08template\x18\x03 \x01(\tR\x08template\x12\x1d\n\x07samples\x18\x04 \x01(\x05H\x00R\x07samples\x88\x01\x01\x12\x33\n\x08settings\x18\x05 \x01(\x0b\x32\x17.bough.v1.ModelSettingsR\x08settings\x12\x14\n\x05\x66resh\x18\x06 \x01(\x08R\x05\x66reshB\n\n\x08_samples\"C\n\x0c\x43ustomMetric\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n\x0b\x63onfig_json\x18\x02 \x01(\tR\nconfigJson*Y\n\tEvalOrder\x12\x1a\n\x16\x45VAL_ORDER_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45VAL_ORDER_UNORDERED\x10\x01\x12\x16\n\x12\x45VAL_ORDER_ORDERED\x10\x02*w\n\x11\x45xtraAgentsPolicy\x12#\n\x1f\x45XTRA_AGENTS_POLICY_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45XTRA_AGENTS_POLICY_REFUSE\x10\x01\x12\x1d\n\x19\x45XTRA_AGENTS_POLICY_ALLOW\x10\x02*\xc3\x01\n\x0eTrajectoryMode\x12\x1f\n\x1bTRAJECTORY_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15TRAJECTORY_MODE_EXACT\x10\x01\x12\x1c\n\x18TRAJECTORY_MODE_IN_ORDER\x10\x02\x12\x1d\n\x19TRAJECTORY_MODE_ANY_ORDER\x10\x03\x12\x1c\n\x18TRAJECTORY_MODE_SUPERSET\x10\x04\x12\x1a\n\x16TRAJECTORY_MODE_SUBSET\x10\x05\x42V\n\x0c\x64\x65v.bough.v1B\x0c\x45valSetProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,58 +43,60 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\014EvalSetProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
   _globals['_EVALCASE_LABELSENTRY']._loaded_options = None
   _globals['_EVALCASE_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_EVALORDER']._serialized_start=4932
-  _globals['_EVALORDER']._serialized_end=5021
-  _globals['_EXTRAAGENTSPOLICY']._serialized_start=5023
-  _globals['_EXTRAAGENTSPOLICY']._serialized_end=5142
-  _globals['_TRAJECTORYMODE']._serialized_start=5145
-  _globals['_TRAJECTORYMODE']._serialized_end=5340
-  _globals['_EVALSET']._serialized_start=235
-  _globals['_EVALSET']._serialized_end=414
-  _globals['_EVALDEFAULTS']._serialized_start=417
-  _globals['_EVALDEFAULTS']._serialized_end=572
-  _globals['_EVALCASE']._serialized_start=575
-  _globals['_EVALCASE']._serialized_end=1116
-  _globals['_EVALCASE_LABELSENTRY']._serialized_start=1048
-  _globals['_EVALCASE_LABELSENTRY']._serialized_end=1105
-  _globals['_EVALTURN']._serialized_start=1119
-  _globals['_EVALTURN']._serialized_end=1297
-  _globals['_EVALEXPECTATION']._serialized_start=1300
-  _globals['_EVALEXPECTATION']._serialized_end=1462
-  _globals['_EXPECTEDANSWER']._serialized_start=1465
-  _globals['_EXPECTEDANSWER']._serialized_end=1799
-  _globals['_VALUEMATCHER']._serialized_start=1802
-  _globals['_VALUEMATCHER']._serialized_end=2024
-  _globals['_EXPECTEDTOOL']._serialized_start=2027
-  _globals['_EXPECTEDTOOL']._serialized_end=2288
-  _globals['_EVALREPEAT']._serialized_start=2290
-  _globals['_EVALREPEAT']._serialized_end=2364
-  _globals['_EXPECTEDAGENT']._serialized_start=2367
-  _globals['_EXPECTEDAGENT']._serialized_end=2773
-  _globals['_EVALORIGIN']._serialized_start=2775
-  _globals['_EVALORIGIN']._serialized_end=2898
-  _globals['_TOOLMOCKS']._serialized_start=2900
-  _globals['_TOOLMOCKS']._serialized_end=3016
-  _globals['_TOOLMOCK']._serialized_start=3019
-  _globals['_TOOLMOCK']._serialized_end=3232
-  _globals['_EVALANSWER']._serialized_start=3235
-  _globals['_EVALANSWER']._serialized_end=3491
-  _globals['_EVALMETRIC']._serialized_start=3494
-  _globals['_EVALMETRIC']._serialized_end=3965
-  _globals['_AGENTKINDS']._serialized_start=3967
-  _globals['_AGENTKINDS']._serialized_end=4022
-  _globals['_AGENTTRAJECTORYMETRIC']._serialized_start=4025
-  _globals['_AGENTTRAJECTORYMETRIC']._serialized_end=4220
-  _globals['_TOOLTRAJECTORYMETRIC']._serialized_start=4223
-  _globals['_TOOLTRAJECTORYMETRIC']._serialized_end=4359
-  _globals['_FINALRESPONSEMETRIC']._serialized_start=4361
-  _globals['_FINALRESPONSEMETRIC']._serialized_end=4454
-  _globals['_BUDGETMETRIC']._serialized_start=4456
-  _globals['_BUDGETMETRIC']._serialized_end=4574
-  _globals['_JUDGERUBRIC']._serialized_start=4576
-  _globals['_JUDGERUBRIC']._serialized_end=4625
-  _globals['_LLMJUDGEMETRIC']._serialized_start=4628
-  _globals['_LLMJUDGEMETRIC']._serialized_end=4861
-  _globals['_CUSTOMMETRIC']._serialized_start=4863
-  _globals['_CUSTOMMETRIC']._serialized_end=4930
+  _globals['_EVALORDER']._serialized_start=5316
+  _globals['_EVALORDER']._serialized_end=5405
+  _globals['_EXTRAAGENTSPOLICY']._serialized_start=5407
+  _globals['_EXTRAAGENTSPOLICY']._serialized_end=5526
+  _globals['_TRAJECTORYMODE']._serialized_start=5529
+  _globals['_TRAJECTORYMODE']._serialized_end=5724
+  _globals['_EVALSET']._serialized_start=257
+  _globals['_EVALSET']._serialized_end=436
+  _globals['_EVALDEFAULTS']._serialized_start=439
+  _globals['_EVALDEFAULTS']._serialized_end=594
+  _globals['_EVALCASE']._serialized_start=597
+  _globals['_EVALCASE']._serialized_end=1138
+  _globals['_EVALCASE_LABELSENTRY']._serialized_start=1070
+  _globals['_EVALCASE_LABELSENTRY']._serialized_end=1127
+  _globals['_EVALTURN']._serialized_start=1141
+  _globals['_EVALTURN']._serialized_end=1319
+  _globals['_EVALEXPECTATION']._serialized_start=1322
+  _globals['_EVALEXPECTATION']._serialized_end=1484
+  _globals['_EXPECTEDANSWER']._serialized_start=1487
+  _globals['_EXPECTEDANSWER']._serialized_end=1821
+  _globals['_VALUEMATCHER']._serialized_start=1824
+  _globals['_VALUEMATCHER']._serialized_end=2046
+  _globals['_EXPECTEDTOOL']._serialized_start=2049
+  _globals['_EXPECTEDTOOL']._serialized_end=2310
+  _globals['_EVALREPEAT']._serialized_start=2312
+  _globals['_EVALREPEAT']._serialized_end=2386
+  _globals['_EXPECTEDAGENT']._serialized_start=2389
+  _globals['_EXPECTEDAGENT']._serialized_end=2795
+  _globals['_EVALORIGIN']._serialized_start=2797
+  _globals['_EVALORIGIN']._serialized_end=2920
+  _globals['_TOOLMOCKS']._serialized_start=2923
+  _globals['_TOOLMOCKS']._serialized_end=3084
+  _globals['_AGENTMOCK']._serialized_start=3087
+  _globals['_AGENTMOCK']._serialized_end=3363
+  _globals['_TOOLMOCK']._serialized_start=3366
+  _globals['_TOOLMOCK']._serialized_end=3616
+  _globals['_EVALANSWER']._serialized_start=3619
+  _globals['_EVALANSWER']._serialized_end=3875
+  _globals['_EVALMETRIC']._serialized_start=3878
+  _globals['_EVALMETRIC']._serialized_end=4349
+  _globals['_AGENTKINDS']._serialized_start=4351
+  _globals['_AGENTKINDS']._serialized_end=4406
+  _globals['_AGENTTRAJECTORYMETRIC']._serialized_start=4409
+  _globals['_AGENTTRAJECTORYMETRIC']._serialized_end=4604
+  _globals['_TOOLTRAJECTORYMETRIC']._serialized_start=4607
+  _globals['_TOOLTRAJECTORYMETRIC']._serialized_end=4743
+  _globals['_FINALRESPONSEMETRIC']._serialized_start=4745
+  _globals['_FINALRESPONSEMETRIC']._serialized_end=4838
+  _globals['_BUDGETMETRIC']._serialized_start=4840
+  _globals['_BUDGETMETRIC']._serialized_end=4958
+  _globals['_JUDGERUBRIC']._serialized_start=4960
+  _globals['_JUDGERUBRIC']._serialized_end=5009
+  _globals['_LLMJUDGEMETRIC']._serialized_start=5012
+  _globals['_LLMJUDGEMETRIC']._serialized_end=5245
+  _globals['_CUSTOMMETRIC']._serialized_start=5247
+  _globals['_CUSTOMMETRIC']._serialized_end=5314
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ plain values under the name `x`, an enum value without its prefix, a duration as
 as a text.
 """
 
+from bough.v1 import error_pb2 as _error_pb2
 from bough.v1 import execution_pb2 as _execution_pb2
 from bough.v1 import fork_pb2 as _fork_pb2
 from bough.v1 import input_pb2 as _input_pb2
@@ -678,17 +679,25 @@ class ToolMocks(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     STRICT_FIELD_NUMBER: _builtins.int
+    AGENTS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Also the results that a stored run recorded, after `tools`: each answers calls of its tool with equal arguments. Empty for
     none. If the run is not stored, the trials of the case are not scored.
     """
     strict: _builtins.bool
-    """Whether a call that no mock answers fails, with TOOL_NOT_MOCKED, and makes the trial not scored; if false, the tool runs. Default:
-    true if there is a mock or `run_id` is set. Evaluations that older servers have planned have the default false.
+    """Whether a call that no mock answers fails, with TOOL_NOT_MOCKED, and makes the trial not scored; if false, the tool or agent runs.
+    Default: true for every tool if `tools` or `run_id` is set, and true for each agent that one of `agents` names. Evaluations that older
+    servers have planned have the default false.
     """
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolMock]:
         """The mocks, in the order in which they are tried."""
+
+    @_builtins.property
+    def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentMock]:
+        """Mocks of agents, in the order in which they are tried. They answer instead of an agent that another one calls or hands over to, also
+        of one that would run elsewhere; never instead of the evaluated agent.
+        """
 
     def __init__(
         self,
@@ -696,16 +705,76 @@ class ToolMocks(_message.Message):
         tools: _abc.Iterable[Global___ToolMock] | None = ...,
         run_id: _builtins.str = ...,
         strict: _builtins.bool | None = ...,
+        agents: _abc.Iterable[Global___AgentMock] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_strict", b"_strict", "strict", b"strict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_strict", b"_strict", "run_id", b"run_id", "strict", b"strict", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_strict", b"_strict", "agents", b"agents", "run_id", b"run_id", "strict", b"strict", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__strict: _TypeAlias = _typing.Literal["strict"]  # noqa: Y015
     _WhichOneofArgType__strict: _TypeAlias = _typing.Literal["_strict", b"_strict"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__strict) -> _WhichOneofReturnType__strict | None: ...
 
 Global___ToolMocks: _TypeAlias = ToolMocks  # noqa: Y015
+
+@_typing.final
+class AgentMock(_message.Message):
+    """An answer instead of an agent: its invocation has a start and an end, nothing inside, and costs nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
+    INPUT_MATCH_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """The agent's name. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""
+    caller: _builtins.str
+    """Only if this agent calls it; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""
+    times: _builtins.int
+    """How many invocations of a trial it answers, in the order in which they start; then the next mock that matches does. Absent for all."""
+    text: _builtins.str
+    """The answer, as a text."""
+    @_builtins.property
+    def input_match(self) -> Global___ValueMatcher:
+        """Only with such an input, its text as a JSON string or its data; unset for any."""
+
+    @_builtins.property
+    def message(self) -> _message_pb2.Message:
+        """The answer, if it is more than a text. Only its parts count."""
+
+    @_builtins.property
+    def error(self) -> _error_pb2.AgentError:
+        """Why it fails instead of answering. An unspecified reason is INTERNAL. In a file it may be written as its message."""
+
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        caller: _builtins.str = ...,
+        input_match: Global___ValueMatcher | None = ...,
+        times: _builtins.int | None = ...,
+        message: _message_pb2.Message | None = ...,
+        error: _error_pb2.AgentError | None = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_times", b"_times", "answer", b"answer", "error", b"error", "input_match", b"input_match", "message", b"message", "text", b"text", "times", b"times"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_times", b"_times", "agent", b"agent", "answer", b"answer", "caller", b"caller", "error", b"error", "input_match", b"input_match", "message", b"message", "text", b"text", "times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__times: _TypeAlias = _typing.Literal["times"]  # noqa: Y015
+    _WhichOneofArgType__times: _TypeAlias = _typing.Literal["_times", b"_times"]  # noqa: Y015
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["message", "error", "text"]  # noqa: Y015
+    _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__times) -> _WhichOneofReturnType__times | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
+
+Global___AgentMock: _TypeAlias = AgentMock  # noqa: Y015
 
 @_typing.final
 class ToolMock(_message.Message):
@@ -718,14 +787,17 @@ class ToolMock(_message.Message):
     ARGUMENTS_MATCH_FIELD_NUMBER: _builtins.int
     RESULT_JSON_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The tool's name. Calls of agents and of built-in tools cannot be mocked. Unknown in a case that runs from its beginning:
+    """The tool's name. Calls of built-in tools cannot be mocked, and those of agents by AgentMock. Unknown in a case that runs from its beginning:
     INVALID_ARGUMENT.
     """
     agent: _builtins.str
     """Only calls of this agent; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""
     result_json: _builtins.str
     """The result, as JSON; a JSON string is a text, and null an empty one."""
+    times: _builtins.int
+    """How many calls of a trial it answers, in the order in which they start; then the next mock that matches does. Absent for all."""
     @_builtins.property
     def arguments_match(self) -> Global___ValueMatcher:
         """Only calls with such arguments, those that an approver edited if one did; unset for any."""
@@ -742,13 +814,19 @@ class ToolMock(_message.Message):
         arguments_match: Global___ValueMatcher | None = ...,
         result_json: _builtins.str = ...,
         outcome: _message_pb2.ToolOutcome | None = ...,
+        times: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "arguments_match", b"arguments_match", "outcome", b"outcome", "result_json", b"result_json"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_times", b"_times", "answer", b"answer", "arguments_match", b"arguments_match", "outcome", b"outcome", "result_json", b"result_json", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "answer", b"answer", "arguments_match", b"arguments_match", "name", b"name", "outcome", b"outcome", "result_json", b"result_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_times", b"_times", "agent", b"agent", "answer", b"answer", "arguments_match", b"arguments_match", "name", b"name", "outcome", b"outcome", "result_json", b"result_json", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__times: _TypeAlias = _typing.Literal["times"]  # noqa: Y015
+    _WhichOneofArgType__times: _TypeAlias = _typing.Literal["_times", b"_times"]  # noqa: Y015
     _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["result_json", "outcome"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__times) -> _WhichOneofReturnType__times | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
 
 Global___ToolMock: _TypeAlias = ToolMock  # noqa: Y015

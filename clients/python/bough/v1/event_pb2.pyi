@@ -905,6 +905,7 @@ class SubAgentStarted(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     FROM_INVOCATION_ID_FIELD_NUMBER: _builtins.int
     ITERATION_FIELD_NUMBER: _builtins.int
+    MOCK_INDEX_FIELD_NUMBER: _builtins.int
     kind: _execution_pb2.AgentKind.ValueType
     """The kind of the sub-agent; FUNCTION for one in code."""
     trigger: _execution_pb2.InvocationTrigger.ValueType
@@ -919,6 +920,8 @@ class SubAgentStarted(_message.Message):
     """The invocation that transferred to it: a member of the same swarm or supervisor, or its parent. Empty if none did."""
     iteration: _builtins.int
     """The iteration of the loop or plan_execute agent that called it, from 0; absent if neither called it."""
+    mock_index: _builtins.int
+    """The mock that answers instead of the agent, by its number in ToolMocks.agents of the run; absent if the agent runs."""
     @_builtins.property
     def run_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The names of the agents that have spoken on the way here, the last 32 of them."""
@@ -939,14 +942,20 @@ class SubAgentStarted(_message.Message):
         revision: _builtins.str = ...,
         from_invocation_id: _builtins.str = ...,
         iteration: _builtins.int | None = ...,
+        mock_index: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_iteration", b"_iteration", "input", b"input", "iteration", b"iteration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_iteration", b"_iteration", "_mock_index", b"_mock_index", "input", b"input", "iteration", b"iteration", "mock_index", b"mock_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_iteration", b"_iteration", "call_id", b"call_id", "description", b"description", "from_invocation_id", b"from_invocation_id", "input", b"input", "iteration", b"iteration", "kind", b"kind", "revision", b"revision", "run_path", b"run_path", "trigger", b"trigger"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_iteration", b"_iteration", "_mock_index", b"_mock_index", "call_id", b"call_id", "description", b"description", "from_invocation_id", b"from_invocation_id", "input", b"input", "iteration", b"iteration", "kind", b"kind", "mock_index", b"mock_index", "revision", b"revision", "run_path", b"run_path", "trigger", b"trigger"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__iteration: _TypeAlias = _typing.Literal["iteration"]  # noqa: Y015
     _WhichOneofArgType__iteration: _TypeAlias = _typing.Literal["_iteration", b"_iteration"]  # noqa: Y015
+    _WhichOneofReturnType__mock_index: _TypeAlias = _typing.Literal["mock_index"]  # noqa: Y015
+    _WhichOneofArgType__mock_index: _TypeAlias = _typing.Literal["_mock_index", b"_mock_index"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__iteration) -> _WhichOneofReturnType__iteration | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mock_index) -> _WhichOneofReturnType__mock_index | None: ...
 
 Global___SubAgentStarted: _TypeAlias = SubAgentStarted  # noqa: Y015
 
@@ -1329,8 +1338,11 @@ class ToolStarted(_message.Message):
 
     CALL_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    MOCK_INDEX_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """Identical for every attempt of this call. Pass it to external APIs to make retries idempotent."""
+    mock_index: _builtins.int
+    """The mock that answers instead of the tool, by its number in ToolMocks.tools of the run; absent if the tool runs."""
     @_builtins.property
     def call(self) -> _message_pb2.ToolCall:
         """The call, with the arguments that the tool gets."""
@@ -1340,12 +1352,15 @@ class ToolStarted(_message.Message):
         *,
         call: _message_pb2.ToolCall | None = ...,
         idempotency_key: _builtins.str = ...,
+        mock_index: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_mock_index", b"_mock_index", "call", b"call", "mock_index", b"mock_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "idempotency_key", b"idempotency_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mock_index", b"_mock_index", "call", b"call", "idempotency_key", b"idempotency_key", "mock_index", b"mock_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__mock_index: _TypeAlias = _typing.Literal["mock_index"]  # noqa: Y015
+    _WhichOneofArgType__mock_index: _TypeAlias = _typing.Literal["_mock_index", b"_mock_index"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mock_index) -> _WhichOneofReturnType__mock_index | None: ...
 
 Global___ToolStarted: _TypeAlias = ToolStarted  # noqa: Y015
 

@@ -23,6 +23,7 @@ from bough_server import messages
 from bough_server.errors import CallError, NotFound, ServerStopping, SessionExists, StorageFailed
 from bough_server.evals.job.answers import answers_to
 from bough_server.evals.job.dependencies import EvaluationDependencies
+from bough_server.evals.job.mock_uses import build_remaining_mocks, count_mock_uses
 from bough_server.evals.sets.cases_from_runs import mocks_of
 from bough_server.evals.trees.folding import UNLIMITED, TreeBuilder, read_invocation, read_source
 from bough_server.identity import Principal
@@ -160,7 +161,8 @@ class TrialRunner:
             if self._is_cancelled():
                 break
             try:
-                record = await self._begin(case, named, number, session_id=session_id, mocks=mocks)
+                left = None if mocks is None else build_remaining_mocks(mocks, count_mock_uses(invocations))
+                record = await self._begin(case, named, number, session_id=session_id, mocks=left)
                 session_id = record.run.session_id
                 invocations.append(await self._finish(record, case))
             except NotScorable as error:

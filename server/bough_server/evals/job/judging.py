@@ -8,13 +8,11 @@ import structlog
 from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, invocation_pb2
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.judges import Judges
+from bough_server.evals.job.mock_uses import count_mock_uses
 from bough_server.evals.metrics import custom
 from bough_server.evals.metrics.scoring import applicable_metrics, build_not_evaluated_result, is_scorable, score_trial
 from bough_server.evals.metrics.turn import no_score
 from bough_server.log.usage import Sums
-from bough_server.matching.work import TooMuchWork, limit_work
-from bough_server.messages import effective_arguments
-from bough_server.runtime.tool_mocks import find_mock_index
 from bough_server.threads import run_in_thread
 from bough_server.tools.threads import NoThread
 
@@ -69,22 +67,11 @@ def _score_or_reject(
         result = build_not_evaluated_result(case, trial, mistake, invocations=invocations)
     else:
         result = score_trial(case, invocations, trial=trial, extra_scores=extra_scores)
-    result.used_mocks.extend(_find_used_mocks(case.mocks, invocations))
+    uses = count_mock_uses(invocations)
+    # Mocks of a run come after those of the case.
+    result.used_mocks.extend(sorted(index for index in uses.tools if index < len(case.mocks.tools)))
+    result.used_agent_mocks.extend(sorted(uses.agents))
     return result
-
-
-def _find_used_mocks(mocks: eval_set_pb2.ToolMocks, invocations: Sequence[invocation_pb2.Invocation]) -> Sequence[int]:
-    """Return the numbers of the mocks that answered a call; of all if it takes too long to find out."""
-    found: set[int | None] = set()
-    calls = (call for invocation in invocations for call in invocation.tools) if mocks.tools else ()
-    try:
-        with limit_work():
-            for call in calls:
-                if call.HasField("start_time") and not call.child_invocation_id:
-                    found.add(find_mock_index(mocks, call.name, effective_arguments(call), agent=call.agent))
-    except TooMuchWork:
-        return range(len(mocks.tools))
-    return sorted(index for index in found if index is not None)
 
 
 async def _score_custom(
@@ -119,7 +106,7 @@ async def _score_custom(
 def find_mock_problem(invocations: Sequence[invocation_pb2.Invocation]) -> str:
     """Return what a call that no mock answered says, if mocks are strict; else an empty text."""
     for invocation in invocations:
-        for call in invocation.tools:
-            if call.error.reason == error_pb2.ERROR_REASON_TOOL_NOT_MOCKED:
-                return call.error.message
+        for error in (*(call.error for call in invocation.tools), *(agent.error for agent in invocation.agents)):
+            if error.reason == error_pb2.ERROR_REASON_TOOL_NOT_MOCKED:
+                return error.message
     return ""

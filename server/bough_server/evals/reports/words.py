@@ -81,7 +81,10 @@ def reasons_of(case: eval_result_pb2.CaseResult) -> list[str]:
 
     Sentences about one of several runs begin with its number, from 1.
     """
-    unused = [f"mocks.tools[{mock.index}], of {mock.name}, answered no call." for mock in case.unused_mocks]
+    unused = [
+        f"mocks.{'agents' if mock.is_agent else 'tools'}[{mock.index}], of {mock.name}, answered no call."
+        for mock in case.unused_mocks
+    ]
     if case.verdict == eval_result_pb2.VERDICT_PASSED:
         return unused
     shown = [case.reason] if case.reason else []

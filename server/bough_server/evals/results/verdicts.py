@@ -114,9 +114,20 @@ def _find_unused_mocks(
     """Return the mocks that answered no call in any trial; none while trials are missing."""
     if len(trials) < planned.trials:
         return []
-    used = {index for trial in trials for index in trial.used_mocks}
-    unused = [(index, mock) for index, mock in enumerate(planned.eval_case.mocks.tools) if index not in used]
-    return [eval_result_pb2.UnusedMock(index=index, name=mock.name) for index, mock in unused[:MAX_UNUSED_MOCKS]]
+    mocks = planned.eval_case.mocks
+    tools = {index for trial in trials for index in trial.used_mocks}
+    agents = {index for trial in trials for index in trial.used_agent_mocks}
+    unused = [
+        eval_result_pb2.UnusedMock(index=index, name=mock.name)
+        for index, mock in enumerate(mocks.tools)
+        if index not in tools
+    ]
+    unused += [
+        eval_result_pb2.UnusedMock(index=index, name=mock.agent, is_agent=True)
+        for index, mock in enumerate(mocks.agents)
+        if index not in agents
+    ]
+    return unused[:MAX_UNUSED_MOCKS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ def unknown_names(
         if name in ("", ANY) or kind not in known or name in known[kind]:
             continue
         if kind == "mock" and name in known["tool"]:
-            yield path, f"{name!r} calls an agent, which no mock answers: mock the tools of that agent."
+            yield path, f"{name!r} calls an agent: mock that agent, in `mocks.agents`, or its tools."
             continue
         near = suggestion(name, known[kind]) if next(suggested) < _MOST_SUGGESTIONS else ""
         yield path, f"There is no {'tool' if kind == 'mock' else kind} {name!r}.{near}"
@@ -61,6 +61,9 @@ def _case_names(case: eval_set_pb2.EvalCase, place: str) -> Iterator[_Named]:
     for index, mock in enumerate(case.mocks.tools):
         yield f"{place}.mocks.tools[{index}].name", "mock", mock.name
         yield f"{place}.mocks.tools[{index}].agent", "agent", mock.agent
+    for index, agent_mock in enumerate(case.mocks.agents):
+        yield f"{place}.mocks.agents[{index}].agent", "agent", agent_mock.agent
+        yield f"{place}.mocks.agents[{index}].caller", "agent", agent_mock.caller
     for index, answer in enumerate(case.answers):
         yield f"{place}.answers[{index}].agent", "agent", answer.agent
         yield f"{place}.answers[{index}].tool", "tool", answer.tool

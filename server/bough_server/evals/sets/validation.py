@@ -216,6 +216,14 @@ def _input_problems(message: message_pb2.Message, place: str) -> list[FieldProbl
 def _mocks_problems(mocks: eval_set_pb2.ToolMocks, place: str) -> Iterator[FieldProblem]:
     if mocks.ByteSize() > MAX_MOCKS_BYTES:
         yield place, f"are larger than {MAX_MOCKS_BYTES // 1024 // 1024} MiB."
+    for index, agent_mock in enumerate(mocks.agents):
+        inner = f"{place}.agents[{index}]"
+        if problem := check_matcher(agent_mock.input_match):
+            yield f"{inner}.input_match", problem
+        if agent_mock.WhichOneof("answer") is None:
+            yield inner, "answers nothing: set `text`, `message` or `error`."
+        elif agent_mock.HasField("message") and not agent_mock.message.parts:
+            yield f"{inner}.message.parts", "must have at least one part."
     for index, mock in enumerate(mocks.tools):
         inner = f"{place}.tools[{index}]"
         if mock.name in RESERVED:

@@ -12,6 +12,8 @@ import type { GenEnum, GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2"
 import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
 import type { AgentKind } from "./execution_pb.js";
 import { file_bough_v1_execution } from "./execution_pb.js";
+import type { AgentError } from "./error_pb.js";
+import { file_bough_v1_error } from "./error_pb.js";
 import type { ForkChanges } from "./fork_pb.js";
 import { file_bough_v1_fork } from "./fork_pb.js";
 import type { ApprovalDecision } from "./input_pb.js";
@@ -32,7 +34,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/eval_set.proto.
  */
 export const file_bough_v1_eval_set: GenFile = /*@__PURE__*/
-  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEiiAEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlIoEBCgxFdmFsRGVmYXVsdHMSEwoGdHJpYWxzGAEgASgFSACIAQESJQoHbWV0cmljcxgCIAMoCzIULmJvdWdoLnYxLkV2YWxNZXRyaWMSKgoHdGltZW91dBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkIJCgdfdHJpYWxzIq0DCghFdmFsQ2FzZRIKCgJpZBgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZsYWJlbHMYAyADKAsyHi5ib3VnaC52MS5FdmFsQ2FzZS5MYWJlbHNFbnRyeRIhCgV0dXJucxgEIAMoCzISLmJvdWdoLnYxLkV2YWxUdXJuEhoKEnNlc3Npb25fc3RhdGVfanNvbhgFIAEoCRIkCgZvcmlnaW4YBiABKAsyFC5ib3VnaC52MS5FdmFsT3JpZ2luEiIKBW1vY2tzGAcgASgLMhMuYm91Z2gudjEuVG9vbE1vY2tzEiUKB2Fuc3dlcnMYCCADKAsyFC5ib3VnaC52MS5FdmFsQW5zd2VyEiUKB21ldHJpY3MYCSADKAsyFC5ib3VnaC52MS5FdmFsTWV0cmljEhMKBnRyaWFscxgKIAEoBUgAiAEBEioKB3RpbWVvdXQYCyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24aLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUIJCgdfdHJpYWxzIpMBCghFdmFsVHVybhIMCgR1c2VyGAEgASgJEiAKBWlucHV0GAIgASgLMhEuYm91Z2gudjEuTWVzc2FnZRIpCgZleHBlY3QYAyABKAsyGS5ib3VnaC52MS5FdmFsRXhwZWN0YXRpb24SLAoIcmVjb3JkZWQYBCABKAsyGi5ib3VnaC52MS5JbnZvY2F0aW9uU291cmNlIosBCg9FdmFsRXhwZWN0YXRpb24SKAoGYW5zd2VyGAEgASgLMhguYm91Z2gudjEuRXhwZWN0ZWRBbnN3ZXISJQoFdG9vbHMYAiADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wSJwoGYWdlbnRzGAMgAygLMhcuYm91Z2gudjEuRXhwZWN0ZWRBZ2VudCL8AQoORXhwZWN0ZWRBbnN3ZXISEgoFZXhhY3QYASABKAlIAIgBARIQCghjb250YWlucxgCIAMoCRIQCghleGNsdWRlcxgDIAMoCRINCgVyZWdleBgEIAEoCRIkCgRqc29uGAUgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhMKC2lnbm9yZV9jYXNlGAYgASgIEhsKDm1pbl9jaGFyYWN0ZXJzGAcgASgFSAGIAQESGwoObWF4X2NoYXJhY3RlcnMYCCABKAVIAogBAUIICgZfZXhhY3RCEQoPX21pbl9jaGFyYWN0ZXJzQhEKD19tYXhfY2hhcmFjdGVycyKaAQoMVmFsdWVNYXRjaGVyEhUKC2VxdWFsc19qc29uGAEgASgJSAASFQoLc3Vic2V0X2pzb24YAiABKAlIABIPCgVyZWdleBgDIAEoCUgAEhUKC3NjaGVtYV9qc29uGAQgASgJSAASDgoGaWdub3JlGAUgAygJEhgKEG51bWJlcl90b2xlcmFuY2UYBiABKAFCCgoIZXhwZWN0ZWQivAEKDEV4cGVjdGVkVG9vbBIMCgRuYW1lGAEgASgJEhYKDmFyZ3VtZW50c19qc29uGAIgASgJEi8KD2FyZ3VtZW50c19tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchITCgtyZXN1bHRfanNvbhgEIAEoCRIsCgxyZXN1bHRfbWF0Y2gYBSABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEgoKbmFtZV9yZWdleBgGIAEoCSJACgpFdmFsUmVwZWF0EhAKA21pbhgBIAEoBUgAiAEBEhAKA21heBgCIAEoBUgBiAEBQgYKBF9taW5CBgoEX21heCLBAgoNRXhwZWN0ZWRBZ2VudBIMCgRuYW1lGAEgASgJEhAKCG9wdGlvbmFsGAIgASgIEiQKBnJlcGVhdBgDIAEoCzIULmJvdWdoLnYxLkV2YWxSZXBlYXQSKQoIY2hpbGRyZW4YBCADKAsyFy5ib3VnaC52MS5FeHBlY3RlZEFnZW50EisKDmNoaWxkcmVuX29yZGVyGAUgASgOMhMuYm91Z2gudjEuRXZhbE9yZGVyEioKBWV4dHJhGAYgASgOMhsuYm91Z2gudjEuRXh0cmFBZ2VudHNQb2xpY3kSEQoJZm9yYmlkZGVuGAcgAygJEiUKBXRvb2xzGAggAygLMhYuYm91Z2gudjEuRXhwZWN0ZWRUb29sEiwKCnRvb2xzX21vZGUYCSABKA4yGC5ib3VnaC52MS5UcmFqZWN0b3J5TW9kZSJcCgpFdmFsT3JpZ2luEg4KBnJ1bl9pZBgBIAEoCRIWCg5hZnRlcl9zZXF1ZW5jZRgCIAEoAxImCgdjaGFuZ2VzGAMgASgLMhUuYm91Z2gudjEuRm9ya0NoYW5nZXMiXgoJVG9vbE1vY2tzEiEKBXRvb2xzGAEgAygLMhIuYm91Z2gudjEuVG9vbE1vY2sSDgoGcnVuX2lkGAIgASgJEhMKBnN0cmljdBgDIAEoCEgAiAEBQgkKB19zdHJpY3QiowEKCFRvb2xNb2NrEgwKBG5hbWUYASABKAkSDQoFYWdlbnQYAiABKAkSLwoPYXJndW1lbnRzX21hdGNoGAMgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhUKC3Jlc3VsdF9qc29uGAQgASgJSAASKAoHb3V0Y29tZRgFIAEoCzIVLmJvdWdoLnYxLlRvb2xPdXRjb21lSABCCAoGYW5zd2VyIscBCgpFdmFsQW5zd2VyEg0KBWFnZW50GAEgASgJEg4KBHRvb2wYAiABKAlIABISCghxdWVzdGlvbhgDIAEoCUgAEi4KCGFwcHJvdmFsGAQgASgLMhouYm91Z2gudjEuQXBwcm92YWxEZWNpc2lvbkgBEhQKCnZhbHVlX2pzb24YBSABKAlIARItCgx0b29sX291dGNvbWUYBiABKAsyFS5ib3VnaC52MS5Ub29sT3V0Y29tZUgBQgcKBWFib3V0QggKBmFuc3dlciL8AgoKRXZhbE1ldHJpYxIMCgRuYW1lGAEgASgJEhYKCXRocmVzaG9sZBgCIAEoAUgBiAEBEjsKEGFnZW50X3RyYWplY3RvcnkYAyABKAsyHy5ib3VnaC52MS5BZ2VudFRyYWplY3RvcnlNZXRyaWNIABI5Cg90b29sX3RyYWplY3RvcnkYBCABKAsyHi5ib3VnaC52MS5Ub29sVHJhamVjdG9yeU1ldHJpY0gAEjcKDmZpbmFsX3Jlc3BvbnNlGAUgASgLMh0uYm91Z2gudjEuRmluYWxSZXNwb25zZU1ldHJpY0gAEigKBmJ1ZGdldBgGIAEoCzIWLmJvdWdoLnYxLkJ1ZGdldE1ldHJpY0gAEi0KCWxsbV9qdWRnZRgHIAEoCzIYLmJvdWdoLnYxLkxsbUp1ZGdlTWV0cmljSAASKAoGY3VzdG9tGAggASgLMhYuYm91Z2gudjEuQ3VzdG9tTWV0cmljSABCBgoEa2luZEIMCgpfdGhyZXNob2xkIjAKCkFnZW50S2luZHMSIgoFa2luZHMYASADKA4yEy5ib3VnaC52MS5BZ2VudEtpbmQingEKFUFnZW50VHJhamVjdG9yeU1ldHJpYxIpCgt0cmFuc3BhcmVudBgBIAEoCzIULmJvdWdoLnYxLkFnZW50S2luZHMSKAoLcm9vdHNfb3JkZXIYAiABKA4yEy5ib3VnaC52MS5FdmFsT3JkZXISMAoLZXh0cmFfcm9vdHMYAyABKA4yGy5ib3VnaC52MS5FeHRyYUFnZW50c1BvbGljeSJ0ChRUb29sVHJhamVjdG9yeU1ldHJpYxImCgRtb2RlGAEgASgOMhguYm91Z2gudjEuVHJhamVjdG9yeU1vZGUSDQoFYWdlbnQYAiABKAkSJQoFdG9vbHMYAyADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wiTgoTRmluYWxSZXNwb25zZU1ldHJpYxINCgVhZ2VudBgBIAEoCRIoCgZhbnN3ZXIYAiABKAsyGC5ib3VnaC52MS5FeHBlY3RlZEFuc3dlciJfCgxCdWRnZXRNZXRyaWMSDQoFYWdlbnQYASABKAkSIAoGbGltaXRzGAIgASgLMhAuYm91Z2gudjEuTGltaXRzEhMKBmVycm9ycxgDIAEoBUgAiAEBQgkKB19lcnJvcnMiJwoLSnVkZ2VSdWJyaWMSCgoCaWQYASABKAkSDAoEdGV4dBgCIAEoCSK1AQoOTGxtSnVkZ2VNZXRyaWMSDQoFbW9kZWwYASABKAkSJgoHcnVicmljcxgCIAMoCzIVLmJvdWdoLnYxLkp1ZGdlUnVicmljEhAKCHRlbXBsYXRlGAMgASgJEhQKB3NhbXBsZXMYBCABKAVIAIgBARIpCghzZXR0aW5ncxgFIAEoCzIXLmJvdWdoLnYxLk1vZGVsU2V0dGluZ3MSDQoFZnJlc2gYBiABKAhCCgoIX3NhbXBsZXMiMQoMQ3VzdG9tTWV0cmljEgwKBG5hbWUYASABKAkSEwoLY29uZmlnX2pzb24YAiABKAkqWQoJRXZhbE9yZGVyEhoKFkVWQUxfT1JERVJfVU5TUEVDSUZJRUQQABIYChRFVkFMX09SREVSX1VOT1JERVJFRBABEhYKEkVWQUxfT1JERVJfT1JERVJFRBACKncKEUV4dHJhQWdlbnRzUG9saWN5EiMKH0VYVFJBX0FHRU5UU19QT0xJQ1lfVU5TUEVDSUZJRUQQABIeChpFWFRSQV9BR0VOVFNfUE9MSUNZX1JFRlVTRRABEh0KGUVYVFJBX0FHRU5UU19QT0xJQ1lfQUxMT1cQAirDAQoOVHJhamVjdG9yeU1vZGUSHwobVFJBSkVDVE9SWV9NT0RFX1VOU1BFQ0lGSUVEEAASGQoVVFJBSkVDVE9SWV9NT0RFX0VYQUNUEAESHAoYVFJBSkVDVE9SWV9NT0RFX0lOX09SREVSEAISHQoZVFJBSkVDVE9SWV9NT0RFX0FOWV9PUkRFUhADEhwKGFRSQUpFQ1RPUllfTU9ERV9TVVBFUlNFVBAEEhoKFlRSQUpFQ1RPUllfTU9ERV9TVUJTRVQQBUJWCgxkZXYuYm91Z2gudjFCDEV2YWxTZXRQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
+  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEiiAEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlIoEBCgxFdmFsRGVmYXVsdHMSEwoGdHJpYWxzGAEgASgFSACIAQESJQoHbWV0cmljcxgCIAMoCzIULmJvdWdoLnYxLkV2YWxNZXRyaWMSKgoHdGltZW91dBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkIJCgdfdHJpYWxzIq0DCghFdmFsQ2FzZRIKCgJpZBgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZsYWJlbHMYAyADKAsyHi5ib3VnaC52MS5FdmFsQ2FzZS5MYWJlbHNFbnRyeRIhCgV0dXJucxgEIAMoCzISLmJvdWdoLnYxLkV2YWxUdXJuEhoKEnNlc3Npb25fc3RhdGVfanNvbhgFIAEoCRIkCgZvcmlnaW4YBiABKAsyFC5ib3VnaC52MS5FdmFsT3JpZ2luEiIKBW1vY2tzGAcgASgLMhMuYm91Z2gudjEuVG9vbE1vY2tzEiUKB2Fuc3dlcnMYCCADKAsyFC5ib3VnaC52MS5FdmFsQW5zd2VyEiUKB21ldHJpY3MYCSADKAsyFC5ib3VnaC52MS5FdmFsTWV0cmljEhMKBnRyaWFscxgKIAEoBUgAiAEBEioKB3RpbWVvdXQYCyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24aLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUIJCgdfdHJpYWxzIpMBCghFdmFsVHVybhIMCgR1c2VyGAEgASgJEiAKBWlucHV0GAIgASgLMhEuYm91Z2gudjEuTWVzc2FnZRIpCgZleHBlY3QYAyABKAsyGS5ib3VnaC52MS5FdmFsRXhwZWN0YXRpb24SLAoIcmVjb3JkZWQYBCABKAsyGi5ib3VnaC52MS5JbnZvY2F0aW9uU291cmNlIosBCg9FdmFsRXhwZWN0YXRpb24SKAoGYW5zd2VyGAEgASgLMhguYm91Z2gudjEuRXhwZWN0ZWRBbnN3ZXISJQoFdG9vbHMYAiADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wSJwoGYWdlbnRzGAMgAygLMhcuYm91Z2gudjEuRXhwZWN0ZWRBZ2VudCL8AQoORXhwZWN0ZWRBbnN3ZXISEgoFZXhhY3QYASABKAlIAIgBARIQCghjb250YWlucxgCIAMoCRIQCghleGNsdWRlcxgDIAMoCRINCgVyZWdleBgEIAEoCRIkCgRqc29uGAUgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhMKC2lnbm9yZV9jYXNlGAYgASgIEhsKDm1pbl9jaGFyYWN0ZXJzGAcgASgFSAGIAQESGwoObWF4X2NoYXJhY3RlcnMYCCABKAVIAogBAUIICgZfZXhhY3RCEQoPX21pbl9jaGFyYWN0ZXJzQhEKD19tYXhfY2hhcmFjdGVycyKaAQoMVmFsdWVNYXRjaGVyEhUKC2VxdWFsc19qc29uGAEgASgJSAASFQoLc3Vic2V0X2pzb24YAiABKAlIABIPCgVyZWdleBgDIAEoCUgAEhUKC3NjaGVtYV9qc29uGAQgASgJSAASDgoGaWdub3JlGAUgAygJEhgKEG51bWJlcl90b2xlcmFuY2UYBiABKAFCCgoIZXhwZWN0ZWQivAEKDEV4cGVjdGVkVG9vbBIMCgRuYW1lGAEgASgJEhYKDmFyZ3VtZW50c19qc29uGAIgASgJEi8KD2FyZ3VtZW50c19tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchITCgtyZXN1bHRfanNvbhgEIAEoCRIsCgxyZXN1bHRfbWF0Y2gYBSABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEgoKbmFtZV9yZWdleBgGIAEoCSJACgpFdmFsUmVwZWF0EhAKA21pbhgBIAEoBUgAiAEBEhAKA21heBgCIAEoBUgBiAEBQgYKBF9taW5CBgoEX21heCLBAgoNRXhwZWN0ZWRBZ2VudBIMCgRuYW1lGAEgASgJEhAKCG9wdGlvbmFsGAIgASgIEiQKBnJlcGVhdBgDIAEoCzIULmJvdWdoLnYxLkV2YWxSZXBlYXQSKQoIY2hpbGRyZW4YBCADKAsyFy5ib3VnaC52MS5FeHBlY3RlZEFnZW50EisKDmNoaWxkcmVuX29yZGVyGAUgASgOMhMuYm91Z2gudjEuRXZhbE9yZGVyEioKBWV4dHJhGAYgASgOMhsuYm91Z2gudjEuRXh0cmFBZ2VudHNQb2xpY3kSEQoJZm9yYmlkZGVuGAcgAygJEiUKBXRvb2xzGAggAygLMhYuYm91Z2gudjEuRXhwZWN0ZWRUb29sEiwKCnRvb2xzX21vZGUYCSABKA4yGC5ib3VnaC52MS5UcmFqZWN0b3J5TW9kZSJcCgpFdmFsT3JpZ2luEg4KBnJ1bl9pZBgBIAEoCRIWCg5hZnRlcl9zZXF1ZW5jZRgCIAEoAxImCgdjaGFuZ2VzGAMgASgLMhUuYm91Z2gudjEuRm9ya0NoYW5nZXMigwEKCVRvb2xNb2NrcxIhCgV0b29scxgBIAMoCzISLmJvdWdoLnYxLlRvb2xNb2NrEg4KBnJ1bl9pZBgCIAEoCRITCgZzdHJpY3QYAyABKAhIAIgBARIjCgZhZ2VudHMYBCADKAsyEy5ib3VnaC52MS5BZ2VudE1vY2tCCQoHX3N0cmljdCLcAQoJQWdlbnRNb2NrEg0KBWFnZW50GAEgASgJEg4KBmNhbGxlchgCIAEoCRIrCgtpbnB1dF9tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchISCgV0aW1lcxgEIAEoBUgBiAEBEiQKB21lc3NhZ2UYBSABKAsyES5ib3VnaC52MS5NZXNzYWdlSAASJQoFZXJyb3IYBiABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9ySAASDgoEdGV4dBgHIAEoCUgAQggKBmFuc3dlckIICgZfdGltZXMiwQEKCFRvb2xNb2NrEgwKBG5hbWUYASABKAkSDQoFYWdlbnQYAiABKAkSLwoPYXJndW1lbnRzX21hdGNoGAMgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhUKC3Jlc3VsdF9qc29uGAQgASgJSAASKAoHb3V0Y29tZRgFIAEoCzIVLmJvdWdoLnYxLlRvb2xPdXRjb21lSAASEgoFdGltZXMYBiABKAVIAYgBAUIICgZhbnN3ZXJCCAoGX3RpbWVzIscBCgpFdmFsQW5zd2VyEg0KBWFnZW50GAEgASgJEg4KBHRvb2wYAiABKAlIABISCghxdWVzdGlvbhgDIAEoCUgAEi4KCGFwcHJvdmFsGAQgASgLMhouYm91Z2gudjEuQXBwcm92YWxEZWNpc2lvbkgBEhQKCnZhbHVlX2pzb24YBSABKAlIARItCgx0b29sX291dGNvbWUYBiABKAsyFS5ib3VnaC52MS5Ub29sT3V0Y29tZUgBQgcKBWFib3V0QggKBmFuc3dlciL8AgoKRXZhbE1ldHJpYxIMCgRuYW1lGAEgASgJEhYKCXRocmVzaG9sZBgCIAEoAUgBiAEBEjsKEGFnZW50X3RyYWplY3RvcnkYAyABKAsyHy5ib3VnaC52MS5BZ2VudFRyYWplY3RvcnlNZXRyaWNIABI5Cg90b29sX3RyYWplY3RvcnkYBCABKAsyHi5ib3VnaC52MS5Ub29sVHJhamVjdG9yeU1ldHJpY0gAEjcKDmZpbmFsX3Jlc3BvbnNlGAUgASgLMh0uYm91Z2gudjEuRmluYWxSZXNwb25zZU1ldHJpY0gAEigKBmJ1ZGdldBgGIAEoCzIWLmJvdWdoLnYxLkJ1ZGdldE1ldHJpY0gAEi0KCWxsbV9qdWRnZRgHIAEoCzIYLmJvdWdoLnYxLkxsbUp1ZGdlTWV0cmljSAASKAoGY3VzdG9tGAggASgLMhYuYm91Z2gudjEuQ3VzdG9tTWV0cmljSABCBgoEa2luZEIMCgpfdGhyZXNob2xkIjAKCkFnZW50S2luZHMSIgoFa2luZHMYASADKA4yEy5ib3VnaC52MS5BZ2VudEtpbmQingEKFUFnZW50VHJhamVjdG9yeU1ldHJpYxIpCgt0cmFuc3BhcmVudBgBIAEoCzIULmJvdWdoLnYxLkFnZW50S2luZHMSKAoLcm9vdHNfb3JkZXIYAiABKA4yEy5ib3VnaC52MS5FdmFsT3JkZXISMAoLZXh0cmFfcm9vdHMYAyABKA4yGy5ib3VnaC52MS5FeHRyYUFnZW50c1BvbGljeSJ0ChRUb29sVHJhamVjdG9yeU1ldHJpYxImCgRtb2RlGAEgASgOMhguYm91Z2gudjEuVHJhamVjdG9yeU1vZGUSDQoFYWdlbnQYAiABKAkSJQoFdG9vbHMYAyADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wiTgoTRmluYWxSZXNwb25zZU1ldHJpYxINCgVhZ2VudBgBIAEoCRIoCgZhbnN3ZXIYAiABKAsyGC5ib3VnaC52MS5FeHBlY3RlZEFuc3dlciJfCgxCdWRnZXRNZXRyaWMSDQoFYWdlbnQYASABKAkSIAoGbGltaXRzGAIgASgLMhAuYm91Z2gudjEuTGltaXRzEhMKBmVycm9ycxgDIAEoBUgAiAEBQgkKB19lcnJvcnMiJwoLSnVkZ2VSdWJyaWMSCgoCaWQYASABKAkSDAoEdGV4dBgCIAEoCSK1AQoOTGxtSnVkZ2VNZXRyaWMSDQoFbW9kZWwYASABKAkSJgoHcnVicmljcxgCIAMoCzIVLmJvdWdoLnYxLkp1ZGdlUnVicmljEhAKCHRlbXBsYXRlGAMgASgJEhQKB3NhbXBsZXMYBCABKAVIAIgBARIpCghzZXR0aW5ncxgFIAEoCzIXLmJvdWdoLnYxLk1vZGVsU2V0dGluZ3MSDQoFZnJlc2gYBiABKAhCCgoIX3NhbXBsZXMiMQoMQ3VzdG9tTWV0cmljEgwKBG5hbWUYASABKAkSEwoLY29uZmlnX2pzb24YAiABKAkqWQoJRXZhbE9yZGVyEhoKFkVWQUxfT1JERVJfVU5TUEVDSUZJRUQQABIYChRFVkFMX09SREVSX1VOT1JERVJFRBABEhYKEkVWQUxfT1JERVJfT1JERVJFRBACKncKEUV4dHJhQWdlbnRzUG9saWN5EiMKH0VYVFJBX0FHRU5UU19QT0xJQ1lfVU5TUEVDSUZJRUQQABIeChpFWFRSQV9BR0VOVFNfUE9MSUNZX1JFRlVTRRABEh0KGUVYVFJBX0FHRU5UU19QT0xJQ1lfQUxMT1cQAirDAQoOVHJhamVjdG9yeU1vZGUSHwobVFJBSkVDVE9SWV9NT0RFX1VOU1BFQ0lGSUVEEAASGQoVVFJBSkVDVE9SWV9NT0RFX0VYQUNUEAESHAoYVFJBSkVDVE9SWV9NT0RFX0lOX09SREVSEAISHQoZVFJBSkVDVE9SWV9NT0RFX0FOWV9PUkRFUhADEhwKGFRSQUpFQ1RPUllfTU9ERV9TVVBFUlNFVBAEEhoKFlRSQUpFQ1RPUllfTU9ERV9TVUJTRVQQBUJWCgxkZXYuYm91Z2gudjFCDEV2YWxTZXRQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_execution, file_bough_v1_error, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
 
 /**
  * A named list of cases for one agent.
@@ -649,12 +651,21 @@ export type ToolMocks = Message<"bough.v1.ToolMocks"> & {
   runId: string;
 
   /**
-   * Whether a call that no mock answers fails, with TOOL_NOT_MOCKED, and makes the trial not scored; if false, the tool runs. Default:
-   * true if there is a mock or `run_id` is set. Evaluations that older servers have planned have the default false.
+   * Whether a call that no mock answers fails, with TOOL_NOT_MOCKED, and makes the trial not scored; if false, the tool or agent runs.
+   * Default: true for every tool if `tools` or `run_id` is set, and true for each agent that one of `agents` names. Evaluations that older
+   * servers have planned have the default false.
    *
    * @generated from field: optional bool strict = 3;
    */
   strict?: boolean | undefined;
+
+  /**
+   * Mocks of agents, in the order in which they are tried. They answer instead of an agent that another one calls or hands over to, also
+   * of one that would run elsewhere; never instead of the evaluated agent.
+   *
+   * @generated from field: repeated bough.v1.AgentMock agents = 4;
+   */
+  agents: AgentMock[];
 };
 
 /**
@@ -665,13 +676,86 @@ export const ToolMocksSchema: GenMessage<ToolMocks> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 11);
 
 /**
+ * An answer instead of an agent: its invocation has a start and an end, nothing inside, and costs nothing.
+ *
+ * @generated from message bough.v1.AgentMock
+ */
+export type AgentMock = Message<"bough.v1.AgentMock"> & {
+  /**
+   * The agent's name. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+   *
+   * @generated from field: string agent = 1;
+   */
+  agent: string;
+
+  /**
+   * Only if this agent calls it; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+   *
+   * @generated from field: string caller = 2;
+   */
+  caller: string;
+
+  /**
+   * Only with such an input, its text as a JSON string or its data; unset for any.
+   *
+   * @generated from field: bough.v1.ValueMatcher input_match = 3;
+   */
+  inputMatch?: ValueMatcher | undefined;
+
+  /**
+   * How many invocations of a trial it answers, in the order in which they start; then the next mock that matches does. Absent for all.
+   *
+   * @generated from field: optional int32 times = 4;
+   */
+  times?: number | undefined;
+
+  /**
+   * Exactly one is set.
+   *
+   * @generated from oneof bough.v1.AgentMock.answer
+   */
+  answer: {
+    /**
+     * The answer, if it is more than a text. Only its parts count.
+     *
+     * @generated from field: bough.v1.Message message = 5;
+     */
+    value: Message$1;
+    case: "message";
+  } | {
+    /**
+     * Why it fails instead of answering. An unspecified reason is INTERNAL. In a file it may be written as its message.
+     *
+     * @generated from field: bough.v1.AgentError error = 6;
+     */
+    value: AgentError;
+    case: "error";
+  } | {
+    /**
+     * The answer, as a text.
+     *
+     * @generated from field: string text = 7;
+     */
+    value: string;
+    case: "text";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message bough.v1.AgentMock.
+ * Use `create(AgentMockSchema)` to create a new message.
+ */
+export const AgentMockSchema: GenMessage<AgentMock> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 12);
+
+/**
  * An answer to calls of a tool.
  *
  * @generated from message bough.v1.ToolMock
  */
 export type ToolMock = Message<"bough.v1.ToolMock"> & {
   /**
-   * The tool's name. Calls of agents and of built-in tools cannot be mocked. Unknown in a case that runs from its beginning:
+   * The tool's name. Calls of built-in tools cannot be mocked, and those of agents by AgentMock. Unknown in a case that runs from its beginning:
    * INVALID_ARGUMENT.
    *
    * @generated from field: string name = 1;
@@ -714,6 +798,13 @@ export type ToolMock = Message<"bough.v1.ToolMock"> & {
     value: ToolOutcome;
     case: "outcome";
   } | { case: undefined; value?: undefined };
+
+  /**
+   * How many calls of a trial it answers, in the order in which they start; then the next mock that matches does. Absent for all.
+   *
+   * @generated from field: optional int32 times = 6;
+   */
+  times?: number | undefined;
 };
 
 /**
@@ -721,7 +812,7 @@ export type ToolMock = Message<"bough.v1.ToolMock"> & {
  * Use `create(ToolMockSchema)` to create a new message.
  */
 export const ToolMockSchema: GenMessage<ToolMock> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 12);
+  messageDesc(file_bough_v1_eval_set, 13);
 
 /**
  * An answer to the requests of a case. The first that matches a request answers it. In a file an approval may be written as
@@ -798,7 +889,7 @@ export type EvalAnswer = Message<"bough.v1.EvalAnswer"> & {
  * Use `create(EvalAnswerSchema)` to create a new message.
  */
 export const EvalAnswerSchema: GenMessage<EvalAnswer> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 13);
+  messageDesc(file_bough_v1_eval_set, 14);
 
 /**
  * How a trial is scored: a number that has to reach a threshold.
@@ -881,7 +972,7 @@ export type EvalMetric = Message<"bough.v1.EvalMetric"> & {
  * Use `create(EvalMetricSchema)` to create a new message.
  */
 export const EvalMetricSchema: GenMessage<EvalMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 14);
+  messageDesc(file_bough_v1_eval_set, 15);
 
 /**
  * Kinds of agents.
@@ -902,7 +993,7 @@ export type AgentKinds = Message<"bough.v1.AgentKinds"> & {
  * Use `create(AgentKindsSchema)` to create a new message.
  */
 export const AgentKindsSchema: GenMessage<AgentKinds> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 15);
+  messageDesc(file_bough_v1_eval_set, 16);
 
 /**
  * Compares the tree of agents with EvalExpectation.agents. The score is 1 exactly if nothing is violated, else the F1 of the agents
@@ -940,7 +1031,7 @@ export type AgentTrajectoryMetric = Message<"bough.v1.AgentTrajectoryMetric"> & 
  * Use `create(AgentTrajectoryMetricSchema)` to create a new message.
  */
 export const AgentTrajectoryMetricSchema: GenMessage<AgentTrajectoryMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 16);
+  messageDesc(file_bough_v1_eval_set, 17);
 
 /**
  * Compares tool calls, those of nested agents included, with EvalExpectation.tools. The score of a turn is 1 or 0, that of a trial the
@@ -977,7 +1068,7 @@ export type ToolTrajectoryMetric = Message<"bough.v1.ToolTrajectoryMetric"> & {
  * Use `create(ToolTrajectoryMetricSchema)` to create a new message.
  */
 export const ToolTrajectoryMetricSchema: GenMessage<ToolTrajectoryMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 17);
+  messageDesc(file_bough_v1_eval_set, 18);
 
 /**
  * Compares the answer with EvalExpectation.answer. The score of a turn is 1 or 0, that of a trial the mean over its turns.
@@ -1006,7 +1097,7 @@ export type FinalResponseMetric = Message<"bough.v1.FinalResponseMetric"> & {
  * Use `create(FinalResponseMetricSchema)` to create a new message.
  */
 export const FinalResponseMetricSchema: GenMessage<FinalResponseMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 18);
+  messageDesc(file_bough_v1_eval_set, 19);
 
 /**
  * Checks what the runs of a trial used together. The score is 1 if everything is within its bound, else 0.
@@ -1045,7 +1136,7 @@ export type BudgetMetric = Message<"bough.v1.BudgetMetric"> & {
  * Use `create(BudgetMetricSchema)` to create a new message.
  */
 export const BudgetMetricSchema: GenMessage<BudgetMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 19);
+  messageDesc(file_bough_v1_eval_set, 20);
 
 /**
  * A question that a judge answers by yes or no.
@@ -1073,7 +1164,7 @@ export type JudgeRubric = Message<"bough.v1.JudgeRubric"> & {
  * Use `create(JudgeRubricSchema)` to create a new message.
  */
 export const JudgeRubricSchema: GenMessage<JudgeRubric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 20);
+  messageDesc(file_bough_v1_eval_set, 21);
 
 /**
  * Asks a model. The score is the part of the rubrics that hold, by the majority of the samples; a tie fails.
@@ -1136,7 +1227,7 @@ export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
  * Use `create(LlmJudgeMetricSchema)` to create a new message.
  */
 export const LlmJudgeMetricSchema: GenMessage<LlmJudgeMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 21);
+  messageDesc(file_bough_v1_eval_set, 22);
 
 /**
  * Calls a function that the operator registered with @metric, for each turn. The score of a trial is the mean over its turns. A function
@@ -1166,7 +1257,7 @@ export type CustomMetric = Message<"bough.v1.CustomMetric"> & {
  * Use `create(CustomMetricSchema)` to create a new message.
  */
 export const CustomMetricSchema: GenMessage<CustomMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 22);
+  messageDesc(file_bough_v1_eval_set, 23);
 
 /**
  * Whether order counts.
