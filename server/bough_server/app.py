@@ -8,7 +8,6 @@ import gc
 import ipaddress
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,17 +16,13 @@ import structlog
 from grpc import aio
 from opentelemetry.sdk.trace import TracerProvider
 
-from bough.v1 import agent_service_pb2_grpc, catalog_service_pb2_grpc, eval_service_pb2_grpc, session_service_pb2_grpc
 from bough_server.agents.catalog import AgentCatalog
-from bough_server.agents.editing import AgentEditor
 from bough_server.agents.loading import definition_files, load_python, load_sources
 from bough_server.agents.registry import Registry
-from bough_server.api.agent_service import AgentService
-from bough_server.api.catalog_service import CatalogService
-from bough_server.api.eval_service import EvalService
 from bough_server.api.health import Health
 from bough_server.api.reflection import add_reflection
-from bough_server.api.session_service import SessionService
+from bough_server.api.services import Services
+from bough_server.auth.authentication import Authenticator
 from bough_server.clock import Clock, SystemClock, loop_time
 from bough_server.distribution import version
 from bough_server.errors import ConfigurationError, DatabaseUnreachable
@@ -35,7 +30,7 @@ from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.evaluations import Evaluations
 from bough_server.evals.metrics.custom import load_metrics
 from bough_server.ids import new_uuid7
-from bough_server.interceptors.auth import current_principal
+from bough_server.interceptors.auth import current_caller
 from bough_server.interceptors.chain import interceptors
 from bough_server.interceptors.request_limits import most_bytes
 from bough_server.models.registry import ConfiguredModels, build_models
@@ -81,6 +76,8 @@ _OPTIONS: Final = (
     ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     ("grpc.server_max_unrequested_time_in_server", 600),
+    # A token that names many groups is larger than the default of 8 KiB.
+    ("grpc.max_metadata_size", 16 * 1024),
 )
 
 _log = structlog.get_logger(__name__)
@@ -99,11 +96,12 @@ class App:
         evaluations: Evaluations,
         server: aio.Server,
         watchdog: Watchdog,
+        authenticator: Authenticator | None = None,
     ) -> None:
         self.settings, self.store, self.registry, self.runs = settings, store, registry, runs
         self.evaluations = evaluations
         self.watchdog = watchdog
-        self._server, self._health = server, Health()
+        self._server, self._health, self._authenticator = server, Health(), authenticator
         self._stopping: asyncio.Task[None] | None = None
         self._watching: set[asyncio.Task[None]] = set()
         self.address = ""
@@ -154,9 +152,12 @@ class App:
             stack.push_async_callback(evaluations.close)
             if recover:
                 await _recover(runs, evaluations)
-            server = _make_server(settings.server, provider, shares_port=is_worker)
-            services = _Services(runs=runs, evaluations=evaluations, store=store, dependencies=dependencies)
-            services.add_to(server, settings)
+            authenticator = _make_authenticator(settings, clock, metrics)
+            server = _make_server(settings.server, provider, authenticator, shares_port=is_worker)
+            services = Services(runs=runs, evaluations=evaluations, store=store, dependencies=dependencies)
+            services.add_to(server, caller=current_caller)
+            if settings.server.reflection:
+                add_reflection(server)
             app = cls(
                 settings=settings,
                 store=store,
@@ -165,6 +166,7 @@ class App:
                 evaluations=evaluations,
                 server=server,
                 watchdog=watchdog,
+                authenticator=authenticator,
             )
             app.metrics, app.metrics_address = metrics, metrics_address
             # Before start(), so that a failed start is undone as well.
@@ -194,6 +196,8 @@ class App:
             asyncio.create_task(self._health.follow(self.store.write_health.changes())),
             asyncio.create_task(give_back_freed_memory()),
         }
+        if self._authenticator is not None:
+            self._watching.add(asyncio.create_task(self._authenticator.watch()))
 
     async def serve(self, *, ready_file: Path | None = None, announce: Callable[[str], None] | None = None) -> None:
         """Serve until SIGINT or SIGTERM, then drain; a second signal ends the drain's grace period.
@@ -346,13 +350,27 @@ def _open_metrics(settings: Settings) -> AbstractAsyncContextManager[tuple[Metri
     return open_metrics(host=telemetry.prometheus_host, port=telemetry.prometheus_port, export=settings.exports_metrics)
 
 
-def _make_server(section: ServerSection, provider: TracerProvider | None, *, shares_port: bool) -> aio.Server:
+def _make_authenticator(settings: Settings, clock: Clock, metrics: Metrics | None) -> Authenticator | None:
+    if settings.auth is None:
+        return None
+    on_problem = _ignore if metrics is None else metrics.on_auth_problem
+    return Authenticator(settings.auth, settings.tenants, clock=clock, on_problem=on_problem)
+
+
+def _make_server(
+    section: ServerSection,
+    provider: TracerProvider | None,
+    authenticator: Authenticator | None,
+    *,
+    shares_port: bool,
+) -> aio.Server:
     chain = interceptors(
         provider,
         max_files_bytes=section.max_files_bytes,
         max_request_bytes=section.max_request_bytes,
         max_streams=section.max_streams,
         max_streams_of_caller=section.max_streams_of_caller,
+        authenticator=authenticator,
     )
     received = ("grpc.max_receive_message_length", most_bytes(section.max_files_bytes))
     # Else two servers on one port would start without an error and share its calls.
@@ -422,45 +440,8 @@ def _evaluation_dependencies(
     )
 
 
-def _ignore() -> None:
+def _ignore(*_: object) -> None:
     pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Services:
-    """What the services of a server are made of."""
-
-    runs: Runs
-    evaluations: Evaluations
-    store: Store
-    dependencies: RunDependencies
-
-    def add_to(self, server: aio.Server, settings: Settings) -> None:
-        """Add every service to a server."""
-        runs, store, clock, agents = self.runs, self.store, self.dependencies.clock, self.dependencies.agents
-        agent = AgentService(runs=runs, principal=current_principal, clock=clock)
-        agent_service_pb2_grpc.add_AgentServiceServicer_to_server(agent, server)
-        evals = EvalService(
-            runs=runs, log=store.log, evaluations=self.evaluations, principal=current_principal, clock=clock
-        )
-        eval_service_pb2_grpc.add_EvalServiceServicer_to_server(evals, server)
-        catalog = CatalogService(
-            agents=agents,
-            editor=AgentEditor(agents, store.agents, clock),
-            revisions=store.catalog,
-            principal=current_principal,
-        )
-        catalog_service_pb2_grpc.add_CatalogServiceServicer_to_server(catalog, server)
-        sessions = SessionService(
-            sessions=store.sessions,
-            blobs=store.blobs,
-            changing=self.dependencies.session_locks,
-            principal=current_principal,
-            clock=clock,
-        )
-        session_service_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
-        if settings.server.reflection:
-            add_reflection(server)
 
 
 def _check_host(section: ServerSection) -> None:

@@ -2,8 +2,10 @@
 
 BoughError
 ├── CallError                 a call that cannot be served: a gRPC status
+│   ├── Unauthenticated       UNAUTHENTICATED: no valid proof of who calls
+│   ├── PermissionDenied      PERMISSION_DENIED: a role is missing, for what the caller may see
 │   ├── InvalidRequest        INVALID_ARGUMENT, with the fields
-│   ├── NotFound              NOT_FOUND, also for resources of other tenants
+│   ├── NotFound              NOT_FOUND, also for what the caller may not see
 │   │   └── UnknownAgent      the catalog has no agent of that name
 │   ├── RequestIdReused       ALREADY_EXISTS
 │   ├── SessionExists         ALREADY_EXISTS: the session id is in use
@@ -118,6 +120,24 @@ class InvalidRequest(CallError):
         self.violations = tuple(violations)
         if reason is not None:
             self.reason = reason
+
+
+class Unauthenticated(CallError):
+    """A call without a valid proof of who calls. The caller reads the message, the server's log `why` as well."""
+
+    code = code_pb2.UNAUTHENTICATED
+    reason = error_pb2.ERROR_REASON_UNAUTHENTICATED
+
+    def __init__(self, message: str, *, why: str = "") -> None:
+        super().__init__(message)
+        self.why = why
+
+
+class PermissionDenied(CallError):
+    """A call that needs a role which the caller lacks; only for what the caller may see, else it is NotFound."""
+
+    code = code_pb2.PERMISSION_DENIED
+    reason = error_pb2.ERROR_REASON_PERMISSION_DENIED
 
 
 class NotFound(CallError):

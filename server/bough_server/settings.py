@@ -13,6 +13,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from bough_server.auth.sections import AuthSection, ConfiguredTenant, TenantSection
 from bough_server.documents.yaml import Document, FieldPath, Value, raise_problems, read_documents
 from bough_server.errors import ConfigurationError, Problem
 from bough_server.models.config import ModelSection, model_problems
@@ -153,6 +154,10 @@ class Settings(Section):
     """
     currency: Currency = DEFAULT_CURRENCY
     """The currency of all prices, by ISO 4217."""
+    auth: AuthSection | None = None
+    """Who may call. Without it every call is that of one local user, who may do everything."""
+    tenants: Mapping[ConfiguredTenant, TenantSection] = {"*": TenantSection()}
+    """The tenants that callers may be of, by their ids; `"*"` for any other one."""
     limits: LimitsSection = LimitsSection()
     """Limits of runs. A limit that is not set does not apply."""
     runs: RunsSection = RunsSection()

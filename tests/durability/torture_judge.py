@@ -12,7 +12,7 @@ from typing import Final
 from bough.v1 import event_pb2
 from bough_server.cli.definitions import registry_of
 from bough_server.clock import SystemClock
-from bough_server.interceptors.auth import LOCAL
+from bough_server.identity import LOCAL
 from bough_server.log import events
 from bough_server.observability.tracing import Tracing, make_provider
 from bough_server.runs.replay import build_offline_resolver, replay
@@ -80,7 +80,7 @@ async def judge(evidence: Evidence, faults: Faults) -> int:
                 faults.add("lost", f"{run_id}: epoch, last sequence and end are {state}, not {expected} as in the log")
             _check(log, lines, evidence, faults)
             cut = log[0].run_started.session_cut
-            session = await store.sessions.messages(LOCAL, session_id, through=cut) if cut else ()
+            session = await store.sessions.messages(LOCAL.principal, session_id, through=cut) if cut else ()
             resolver = build_offline_resolver(log, resolver_here, is_forced=False)
             replayed = await replay(log, resolver=resolver, tracing=tracing, clock=SystemClock(), session=session)
             if replayed.divergence:

@@ -20,12 +20,10 @@ from bough.v1 import (
 from bough.v1.eval_result_pb2 import EvalSource
 from bough.v1.eval_service_pb2 import CompareEvaluationsRequest, DiffInvocationsRequest, ScoreInvocationsRequest
 from bough.v1.invocation_pb2 import InvocationSource, RunRef
-from bough_server import app
 from bough_server.evals.job import given as given_records
 from bough_server.evals.job import judging
-from bough_server.identity import Principal
 from tests.evals.invocations import agent, invocation
-from tests.evals.test_judges import broken, case, evaluated, judge, judged_by, set_of
+from tests.evals.test_judges import broken, judge, judged_by
 from tests.rpc.run_server import Served, begin, served, settings
 
 PASSED = eval_result_pb2.VERDICT_PASSED
@@ -175,33 +173,6 @@ async def test_runs_that_are_not_there_are_errors(server: Served) -> None:
         with pytest.raises(aio.AioRpcError) as refused:
             await server.trees.DiffInvocations(DiffInvocationsRequest(before=source, after=stored(run_id)))
         assert refused.value.code() == code
-
-
-async def test_another_tenants_runs_and_evaluations_do_not_exist(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caller = Principal(tenant_id="anne", user_id="local")
-    monkeypatch.setattr(app, "current_principal", lambda: caller)
-    async with served(settings(tmp_path)) as server:
-        run_id = await ran(server, "echo", "hello")
-        found = await evaluated(
-            server,
-            eval_set=set_of(
-                case("Hello"), metrics=[eval_set_pb2.EvalMetric(budget=eval_set_pb2.BudgetMetric(errors=0))]
-            ),
-        )
-        assert (await scored(server, stored(run_id))).verdict == PASSED
-        caller = Principal(tenant_id="bert", user_id="local")
-        given_one = EvalSource(result=eval_result_pb2.EvalResult(state=SUCCEEDED))
-        hidden = EvalSource(evaluation_id=found.evaluation_id)
-        for call in (
-            server.trees.ScoreInvocations(ScoreInvocationsRequest(invocations=[stored(run_id)])),
-            server.trees.DiffInvocations(DiffInvocationsRequest(before=stored(run_id), after=stored(run_id))),
-            server.trees.CompareEvaluations(CompareEvaluationsRequest(baseline=given_one, candidate=hidden)),
-        ):
-            with pytest.raises(aio.AioRpcError) as refused:
-                await call
-            assert refused.value.code() == StatusCode.NOT_FOUND
 
 
 async def test_mistakes_are_named_by_their_place_in_the_request(server: Served) -> None:

@@ -14,7 +14,7 @@ from grpc import aio
 
 from bough.v1 import agent_pb2
 from bough.v1 import catalog_service_pb2 as pb
-from bough_server.identity import Principal
+from bough_server.identity import LOCAL, Caller, Principal
 from bough_server.settings import Settings
 from tests.rpc.interceptor_server import status_details
 from tests.rpc.run_server import Served, Turn, settings
@@ -37,13 +37,13 @@ SCRIPT: Mapping[str, Sequence[object]] = {
 
 
 @dataclass(slots=True)
-class Caller:
-    """The principal of the calls."""
+class CurrentCaller:
+    """Who makes the calls, with every role; it stands where a proof says who that is."""
 
     principal: Principal = ANNE
 
-    def __call__(self) -> Principal:
-        return self.principal
+    def __call__(self) -> Caller:
+        return Caller(principal=self.principal, roles=LOCAL.roles, via="test")
 
 
 def team_settings(

@@ -7,7 +7,8 @@ from structlog.contextvars import get_contextvars
 
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
-from bough_server.interceptors.auth import LOCAL, current_principal
+from bough_server.identity import LOCAL
+from bough_server.interceptors.auth import current_caller
 from tests.rpc.interceptor_server import behaving
 
 
@@ -15,7 +16,7 @@ async def test_a_call_and_its_tasks_know_their_caller_and_log_its_names_for_the_
     seen: list[Any] = []
 
     async def look() -> None:
-        seen.append((current_principal(), get_contextvars()))
+        seen.append((current_caller(), get_contextvars()))
 
     async def get_run(request: pb.GetRunRequest, context: Any) -> pb.GetRunResponse:
         await look()

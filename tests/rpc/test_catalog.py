@@ -17,7 +17,7 @@ from bough_server.agents.editing import AgentEditor
 from bough_server.agents.registry import Registry
 from bough_server.api.catalog_service import CatalogService
 from bough_server.clock import SystemClock
-from bough_server.interceptors.auth import current_principal
+from bough_server.interceptors.auth import current_caller
 from bough_server.models.registry import ConfiguredModels
 from bough_server.models.scripted.model import ScriptedModel
 from bough_server.models.scripted.script import parse_script
@@ -81,7 +81,7 @@ async def test_validating_many_schemas_keeps_no_other_call_waiting(server: Serve
 def _service(registry: Registry, store: Store) -> CatalogService:
     agents = AgentCatalog(registry, store.agents)
     editor = AgentEditor(agents, store.agents, SystemClock())
-    return CatalogService(agents=agents, editor=editor, revisions=store.catalog, principal=current_principal)
+    return CatalogService(agents=agents, editor=editor, revisions=store.catalog, caller=current_caller)
 
 
 async def test_a_page_of_agents_stays_within_what_a_client_receives(tmp_path: Path) -> None:

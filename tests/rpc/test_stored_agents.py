@@ -15,7 +15,7 @@ from tests.rpc.catalog_server import (
     ANNE,
     BERT,
     IN_FILES_AND_CODE,
-    Caller,
+    CurrentCaller,
     answer,
     create,
     define,
@@ -34,10 +34,10 @@ from tests.rpc.run_server import begin, served
 
 
 @pytest.fixture
-def caller(monkeypatch: pytest.MonkeyPatch) -> Caller:
+def caller(monkeypatch: pytest.MonkeyPatch) -> CurrentCaller:
     """The caller of every call, in place of one that a token identifies."""
-    made = Caller()
-    monkeypatch.setattr("bough_server.app.current_principal", made)
+    made = CurrentCaller()
+    monkeypatch.setattr("bough_server.app.current_caller", made)
     return made
 
 
@@ -205,7 +205,7 @@ async def test_stored_agents_may_link_each_other_in_a_circle(tmp_path: Path) -> 
     assert list(revisions(turn)) == ["chicken", "egg"]
 
 
-async def test_another_tenants_agents_do_not_exist(tmp_path: Path, caller: Caller) -> None:
+async def test_another_tenants_agents_do_not_exist(tmp_path: Path, caller: CurrentCaller) -> None:
     async with served(team_settings(tmp_path)) as server:
         annes = await create(server, define("coach", links=["writer"]))
         caller.principal = BERT
@@ -226,7 +226,9 @@ async def test_another_tenants_agents_do_not_exist(tmp_path: Path, caller: Calle
     assert caller.principal == ANNE
 
 
-async def test_a_revision_is_shown_as_long_as_it_is_in_force_or_a_run_names_it(tmp_path: Path, caller: Caller) -> None:
+async def test_a_revision_is_shown_as_long_as_it_is_in_force_or_a_run_names_it(
+    tmp_path: Path, caller: CurrentCaller
+) -> None:
     async with served(team_settings(tmp_path)) as server:
         first = await create(server, define("coach"))
         turn = await begin(server, "coach", "Go.").to_the_end()

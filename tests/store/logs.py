@@ -7,11 +7,14 @@ from typing import Final
 from bough.v1 import agent_pb2, event_pb2, message_pb2, usage_pb2
 from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server import ids
-from bough_server.identity import Principal
+from bough_server.identity import Principal, WholeTenant
 from bough_server.log import events
 from bough_server.store.ports.log import AnyLogEvent, EventLog, LogEvent, NewRun, StoredEvent
 
 ANNE: Final = Principal(tenant_id="acme", user_id="anne")
+ALL: Final = WholeTenant(tenant_id="acme")
+"""All users of Anne's tenant."""
+
 BERT: Final = Principal(tenant_id="other", user_id="bert")
 
 START_NS: Final = 1_700_000_000_000_000_000

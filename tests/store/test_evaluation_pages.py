@@ -8,7 +8,7 @@ from bough_server.store.opening import Store, open_store
 from bough_server.store.ports.evaluations import EvaluationFilter
 from bough_server.store.ports.runs import Page, RunFilter
 from tests.store.evaluation_logs import MadeEvaluation, passed
-from tests.store.logs import ANNE, BERT, Made
+from tests.store.logs import ALL, ANNE, BERT, Made
 from tests.store.sql import plans_of, seen_statements
 
 RUNNING, SUCCEEDED = execution_pb2.EXECUTION_STATE_RUNNING, execution_pb2.EXECUTION_STATE_SUCCEEDED
@@ -92,12 +92,20 @@ async def test_no_list_of_evaluations_reads_the_rows_of_runs(file_url: str) -> N
     async with open_store(file_url, durability="process") as store:
         with seen_statements() as seen:
             for evaluation_filter, _ in used:
+                await store.evaluations.list(ALL, evaluation_filter, Page(size=10))
+            for evaluation_filter, _ in used:
                 await store.evaluations.list(ANNE, evaluation_filter, Page(size=10))
             of_one = RunFilter(evaluation_id="e1", session_id="s1", agent="lead", states=states)
             await store.runs.list(ANNE, of_one, Page(size=10))
             await store.evaluations.find_request(ANNE, "ask")
             await store.runs.find_request(ANNE, "ask")
-    expected = [*(index for _, index in used), "runs_of_evaluation", "runs_by_request", "runs_by_request"]
+    expected = [
+        *(index for _, index in used),
+        *["evaluations_of_user"] * len(used),
+        "runs_of_evaluation",
+        "runs_by_request",
+        "runs_by_request",
+    ]
     plans = plans_of(file_url, [each for each in seen if each[0].startswith("SELECT")])
     for index, plan in zip(expected, plans, strict=True):
         searched = {step for step in plan if step.startswith(("SEARCH runs", "SCAN runs"))}

@@ -11,13 +11,14 @@ from alembic.migration import MigrationContext
 
 from bough.v1 import execution_pb2
 from bough_server.errors import ConfigurationError
+from bough_server.identity import Principal
 from bough_server.store.opening import database_status, open_store, rebuild_projections, upgrade_database
 from bough_server.store.ports.evaluations import EvaluationFilter
 from bough_server.store.ports.runs import Page, RunFilter
 from bough_server.store.postgres.database import display_url, exclusive_connection
 from bough_server.store.sql import migrations
 from bough_server.store.sql.tables import metadata
-from tests.store.logs import ANNE, Made
+from tests.store.logs import ALL, ANNE, Made
 from tests.store.sql import execute, indexes_in, plans_of, seen_statements
 from tests.support import postgres
 from tests.support.open_runs import open_runs
@@ -221,8 +222,9 @@ async def test_lists_and_look_ups_use_their_indexes_once_there_are_many_runs(pos
     async with open_store(postgres_url) as store:
         with seen_statements() as seen:
             for run_filter in lists.values():
-                await store.runs.list(ANNE, run_filter, Page(size=10))
-            await store.evaluations.list(ANNE, EvaluationFilter(), Page(size=10))
+                await store.runs.list(ALL, run_filter, Page(size=10))
+            await store.evaluations.list(ALL, EvaluationFilter(), Page(size=10))
+            await store.runs.list(Principal(tenant_id="acme", user_id="u7"), RunFilter(), Page(size=10))
             await store.runs.find_request(ANNE, "q2")
             await store.evaluations.find_request(ANNE, "q2")
             await store.leases.begin("a")
@@ -231,8 +233,9 @@ async def test_lists_and_look_ups_use_their_indexes_once_there_are_many_runs(pos
     expected = [
         *lists,
         "evaluations_newest_first",
+        "runs_of_user",
         "runs_by_request",
-        "runs_by_request",
+        "evaluations_of_user",  # of which the user has none: the index of requests has others' as well
         "runs_by_owner",
         "runs_by_expiry",
     ]

@@ -9,10 +9,11 @@ from grpc import aio
 
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1 import agent_service_pb2_grpc, follow_pb2, run_pb2
+from bough_server.api.access import find_changeable
 from bough_server.api.pagination import page_of, run_filter
 from bough_server.api.streaming import StreamPosition, stream_responses
 from bough_server.clock import Clock
-from bough_server.identity import Principal
+from bough_server.identity import Caller, Scope
 from bough_server.log.events import stamp
 from bough_server.log.views import Selection
 from bough_server.messages import copy_of
@@ -29,14 +30,14 @@ T = TypeVar("T")
 class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
     """Runs agents and streams their events."""
 
-    def __init__(self, *, runs: Runs, principal: Callable[[], Principal], clock: Clock) -> None:
-        self._runs, self._principal, self._clock = runs, principal, clock
+    def __init__(self, *, runs: Runs, caller: Callable[[], Caller], clock: Clock) -> None:
+        self._runs, self._caller, self._clock = runs, caller, clock
 
     async def Run(  # type: ignore[override]  # the responses are serialized already
         self, request: pb.RunRequest, context: aio.ServicerContext[pb.RunRequest, pb.RunResponse]
     ) -> AsyncGenerator[bytes, None]:
         """Start a run and follow it to its end."""
-        principal = self._principal()
+        principal = self._caller().principal
         starting = self._runs.start(
             principal,
             request,
@@ -56,14 +57,17 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         self, request: pb.ResumeRunRequest, context: aio.ServicerContext[pb.ResumeRunRequest, pb.ResumeRunResponse]
     ) -> AsyncGenerator[bytes, None]:
         """Answer a run's open requests and follow it from there."""
-        principal = self._principal()
-        resuming = self._runs.resume(principal, request, deadline_time_ns=self._deadline(context.time_remaining()))
+        caller = self._caller()
+        scope = await self._find_changeable(caller, request.run_id)
+        resuming = self._runs.resume(
+            caller.principal, request, deadline_time_ns=self._deadline(context.time_remaining()), scope=scope
+        )
         resumed = await _run_to_end(resuming)
         after = request.after_sequence if request.HasField("after_sequence") else resumed.since
         follow = copy_of(request.follow)
         del request
         stream = self._follow(
-            principal,
+            scope,
             resumed.run_row.run,
             follow,
             context,
@@ -79,13 +83,18 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         self, request: pb.ForkRunRequest, context: aio.ServicerContext[pb.ForkRunRequest, pb.ForkRunResponse]
     ) -> AsyncGenerator[bytes, None]:
         """Start a run that shares the beginning of another run's log, and follow it from there."""
-        principal = self._principal()
-        forking = self._runs.fork(principal, request, deadline_time_ns=self._deadline(context.time_remaining()))
+        caller = self._caller()
+        forking = self._runs.fork(
+            caller.principal,
+            request,
+            deadline_time_ns=self._deadline(context.time_remaining()),
+            scope=caller.visible,
+        )
         record, shared = await _run_to_end(forking)
         follow = copy_of(request.follow)
         del request
         stream = self._follow(
-            principal, record.run, follow, context, after=shared, until=follow_pb2.WATCH_UNTIL_INTERRUPTED
+            caller.principal, record.run, follow, context, after=shared, until=follow_pb2.WATCH_UNTIL_INTERRUPTED
         )
         async with aclosing(stream) as messages:
             async for message in messages:
@@ -95,10 +104,10 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         self, request: pb.WatchRunRequest, context: aio.ServicerContext[pb.WatchRunRequest, pb.WatchRunResponse]
     ) -> AsyncGenerator[bytes, None]:
         """Follow a run from any sequence."""
-        principal = self._principal()
-        record = await self._runs.get(principal, request.run_id)
+        scope = self._caller().visible
+        record = await self._runs.get(scope, request.run_id)
         stream = self._follow(
-            principal, record.run, request.follow, context, after=request.after_sequence, until=request.until
+            scope, record.run, request.follow, context, after=request.after_sequence, until=request.until
         )
         async with aclosing(stream) as messages:
             async for message in messages:
@@ -108,14 +117,16 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
         self, request: pb.CancelRunRequest, context: aio.ServicerContext[pb.CancelRunRequest, pb.CancelRunResponse]
     ) -> pb.CancelRunResponse:
         """Request that a run stops."""
-        record = await self._runs.cancel(self._principal(), request.run_id, note=request.note)
+        caller = self._caller()
+        scope = await self._find_changeable(caller, request.run_id)
+        record = await self._runs.cancel(caller.principal, request.run_id, note=request.note, scope=scope)
         return pb.CancelRunResponse(run=record.run)
 
     async def GetRun(
         self, request: pb.GetRunRequest, context: aio.ServicerContext[pb.GetRunRequest, pb.GetRunResponse]
     ) -> pb.GetRunResponse:
         """Return a run."""
-        run = (await self._runs.get(self._principal(), request.run_id)).run
+        run = (await self._runs.get(self._caller().visible, request.run_id)).run
         return pb.GetRunResponse(run=run, final_answer=await self._runs.final_answer(run))
 
     async def ListRuns(
@@ -123,13 +134,19 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
     ) -> pb.ListRunsResponse:
         """List runs, newest first."""
         runs, token = await self._runs.list(
-            self._principal(), run_filter(request.filter), page_of(request.page_size, request.page_token)
+            self._caller().visible, run_filter(request.filter), page_of(request.page_size, request.page_token)
         )
         return pb.ListRunsResponse(runs=runs, next_page_token=token)
 
+    async def _find_changeable(self, caller: Caller, run_id: str) -> Scope:
+        async def find_user(scope: Scope) -> str:
+            return (await self._runs.get(scope, run_id)).principal.user_id
+
+        return await find_changeable(caller, find_user)
+
     async def _follow(
         self,
-        principal: Principal,
+        scope: Scope,
         run: run_pb2.Run,
         options: follow_pb2.FollowOptions,
         context: aio.ServicerContext[Any, Any],
@@ -146,7 +163,7 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
             after=after,
         )
         heartbeat = options.heartbeat_interval if options.HasField("heartbeat_interval") else None
-        pages = self._runs.follow(principal, run.run_id, after=after, until=until, past=past)
+        pages = self._runs.follow(scope, run.run_id, after=after, until=until, past=past)
         stream = stream_responses(pages, position, context, clock=self._clock, heartbeat=heartbeat)
         async with aclosing(stream) as messages:
             async for message in messages:

@@ -13,7 +13,7 @@ from bough_server.agents.definition import kind_of
 from bough_server.agents.editing import AgentEditor
 from bough_server.api.pagination import page_by_name, page_of
 from bough_server.errors import UnknownAgent
-from bough_server.identity import Principal
+from bough_server.identity import Caller
 from bough_server.store.ports.runs import Catalog
 
 T = TypeVar("T", agent_pb2.Agent, tool_pb2.ToolInfo, model_pb2.ModelInfo)
@@ -27,9 +27,9 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
     """Shows, validates and stores agents; shows tools and models."""
 
     def __init__(
-        self, *, agents: AgentCatalog, editor: AgentEditor, revisions: Catalog, principal: Callable[[], Principal]
+        self, *, agents: AgentCatalog, editor: AgentEditor, revisions: Catalog, caller: Callable[[], Caller]
     ) -> None:
-        self._agents, self._editor, self._revisions, self._principal = agents, editor, revisions, principal
+        self._agents, self._editor, self._revisions, self._caller = agents, editor, revisions, caller
 
     async def CreateAgent(
         self,
@@ -114,7 +114,7 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
         return pb.ListModelsResponse(models=models, next_page_token=token)
 
     def _tenant_id(self) -> str:
-        return self._principal().tenant_id
+        return self._caller().principal.tenant_id
 
 
 def _page(

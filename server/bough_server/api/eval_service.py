@@ -9,6 +9,7 @@ from grpc import aio
 
 from bough.v1 import eval_service_pb2 as pb
 from bough.v1 import eval_service_pb2_grpc, follow_pb2
+from bough_server.api.access import find_changeable
 from bough_server.api.pagination import PAGE_BYTES, page_of, position_of, read_within, token_of
 from bough_server.api.streaming import StreamPosition, stream_responses
 from bough_server.clock import Clock
@@ -18,7 +19,7 @@ from bough_server.evals.job.given import diff_invocations, score_invocations
 from bough_server.evals.job.result_pages import CaseFilter, ResultPages
 from bough_server.evals.results.compare import compare, shrink_comparison
 from bough_server.evals.trees.folding import TreeBuilder, read_invocation
-from bough_server.identity import Principal
+from bough_server.identity import Caller, Scope
 from bough_server.log import evaluation_events
 from bough_server.log.views import EvaluationSelection
 from bough_server.messages import copy_of
@@ -43,10 +44,10 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
     """Returns the aggregated agent trees of runs, and scores them."""
 
     def __init__(
-        self, *, runs: Runs, log: EventLog, evaluations: Evaluations, principal: Callable[[], Principal], clock: Clock
+        self, *, runs: Runs, log: EventLog, evaluations: Evaluations, caller: Callable[[], Caller], clock: Clock
     ) -> None:
         self._runs, self._log, self._evaluations = runs, log, evaluations
-        self._principal, self._clock = principal, clock
+        self._caller, self._clock = caller, clock
         self._pages = ResultPages(evaluations.dependencies)
 
     async def GetInvocation(
@@ -58,7 +59,7 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         invocation = await read_invocation(
             self._runs,
             self._log,
-            self._principal(),
+            self._caller().visible,
             request.run_id,
             as_of_sequence=request.as_of_sequence,
             options=request.options,
@@ -77,8 +78,8 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         self, request: pb.EvaluateRequest, context: aio.ServicerContext[pb.EvaluateRequest, pb.EvaluateResponse]
     ) -> AsyncGenerator[bytes, None]:
         """Start an evaluation and follow it to its end."""
-        caller = Parent.of_call(context.invocation_metadata() or ())
-        record = await self._evaluations.start(self._principal(), request, trace=caller)
+        caller, trace = self._caller(), Parent.of_call(context.invocation_metadata() or ())
+        record = await self._evaluations.start(caller.principal, request, trace=trace, scope=caller.visible)
         follow = copy_of(request.follow)
         del request  # and with it the memory of its set, which a part of it would keep as well
         async with aclosing(self._follow(record.evaluation.evaluation_id, follow, context)) as messages:
@@ -91,7 +92,7 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         context: aio.ServicerContext[pb.WatchEvaluationRequest, pb.WatchEvaluationResponse],
     ) -> AsyncGenerator[bytes, None]:
         """Follow an evaluation from any sequence."""
-        await self._evaluations.get(self._principal(), request.evaluation_id)
+        await self._evaluations.get(self._caller().visible, request.evaluation_id)
         stream = self._follow(request.evaluation_id, request.follow, context, after=request.after_sequence)
         async with aclosing(stream) as messages:
             async for message in messages:
@@ -103,7 +104,9 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         context: aio.ServicerContext[pb.CancelEvaluationRequest, pb.CancelEvaluationResponse],
     ) -> pb.CancelEvaluationResponse:
         """Request that an evaluation stops."""
-        record = await self._evaluations.cancel(self._principal(), request.evaluation_id, note=request.note)
+        caller = self._caller()
+        scope = await self._find_changeable(caller, request.evaluation_id)
+        record = await self._evaluations.cancel(caller.principal, request.evaluation_id, note=request.note, scope=scope)
         return pb.CancelEvaluationResponse(evaluation=record.evaluation)
 
     async def DeleteEvaluation(
@@ -112,7 +115,8 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         context: aio.ServicerContext[pb.DeleteEvaluationRequest, pb.DeleteEvaluationResponse],
     ) -> pb.DeleteEvaluationResponse:
         """Delete an evaluation that has ended."""
-        await self._evaluations.delete(self._principal(), request.evaluation_id)
+        scope = await self._find_changeable(self._caller(), request.evaluation_id)
+        await self._evaluations.delete(scope, request.evaluation_id)
         return pb.DeleteEvaluationResponse()
 
     async def GetEvaluation(
@@ -121,7 +125,7 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         context: aio.ServicerContext[pb.GetEvaluationRequest, pb.GetEvaluationResponse],
     ) -> pb.GetEvaluationResponse:
         """Return an evaluation and what it found so far, without its cases."""
-        record = await self._evaluations.get(self._principal(), request.evaluation_id)
+        record = await self._evaluations.get(self._caller().visible, request.evaluation_id)
         result = await self._pages.result(request.evaluation_id)
         return pb.GetEvaluationResponse(evaluation=record.evaluation, result=result)
 
@@ -132,7 +136,7 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
     ) -> pb.ListCaseResultsResponse:
         """List the cases of an evaluation, in the order of the set."""
         page, asked = page_of(request.page_size, request.page_token), request.filter
-        await self._evaluations.get(self._principal(), request.evaluation_id)
+        await self._evaluations.get(self._caller().visible, request.evaluation_id)
         listing = f"{_CASES}-{_digest(request)}"
         found = await self._pages.page(
             request.evaluation_id,
@@ -152,12 +156,12 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         context: aio.ServicerContext[pb.ListEvaluationsRequest, pb.ListEvaluationsResponse],
     ) -> pb.ListEvaluationsResponse:
         """List evaluations, newest first."""
-        principal, asked = self._principal(), request.filter
+        scope, asked = self._caller().visible, request.filter
         chosen = EvaluationFilter(
             eval_set_name=asked.eval_set_name, agent=asked.agent, states=tuple(asked.states), labels=dict(asked.labels)
         )
         evaluations, token = await read_within(
-            lambda page: self._evaluations.list(principal, chosen, page), page_of(request.page_size, request.page_token)
+            lambda page: self._evaluations.list(scope, chosen, page), page_of(request.page_size, request.page_token)
         )
         return pb.ListEvaluationsResponse(evaluations=evaluations, next_page_token=token)
 
@@ -168,9 +172,9 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
     ) -> pb.CompareEvaluationsResponse:
         """Compare two results."""
         before = await self._evaluations.baseline(
-            self._principal(), request.baseline, allow_incomplete=request.allow_incomplete_baseline
+            self._caller().visible, request.baseline, allow_incomplete=request.allow_incomplete_baseline
         )
-        after = await self._evaluations.source(self._principal(), request.candidate, field="candidate")
+        after = await self._evaluations.source(self._caller().visible, request.candidate, field="candidate")
         comparison = await run_in_thread(lambda: shrink_comparison(compare(before, after)))
         return pb.CompareEvaluationsResponse(comparison=comparison)
 
@@ -180,7 +184,10 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         context: aio.ServicerContext[pb.ScoreInvocationsRequest, pb.ScoreInvocationsResponse],
     ) -> pb.ScoreInvocationsResponse:
         """Score stored runs or given records."""
-        result = await score_invocations(self._evaluations.dependencies, self._principal(), request)
+        caller = self._caller()
+        result = await score_invocations(
+            self._evaluations.dependencies, caller.principal, request, scope=caller.visible
+        )
         return pb.ScoreInvocationsResponse(result=result)
 
     async def DiffInvocations(
@@ -189,8 +196,14 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         context: aio.ServicerContext[pb.DiffInvocationsRequest, pb.DiffInvocationsResponse],
     ) -> pb.DiffInvocationsResponse:
         """Compare the trees of two runs."""
-        found = await diff_invocations(self._evaluations.dependencies, self._principal(), request)
+        found = await diff_invocations(self._evaluations.dependencies, self._caller().visible, request)
         return pb.DiffInvocationsResponse(diff=found)
+
+    async def _find_changeable(self, caller: Caller, evaluation_id: str) -> Scope:
+        async def find_user(scope: Scope) -> str:
+            return (await self._evaluations.get(scope, evaluation_id)).principal.user_id
+
+        return await find_changeable(caller, find_user)
 
     async def _follow(
         self,
@@ -209,7 +222,7 @@ class EvalService(eval_service_pb2_grpc.EvalServiceServicer):
         )
         heartbeat = options.heartbeat_interval if options.HasField("heartbeat_interval") else None
         only_current = options.until == follow_pb2.WATCH_UNTIL_CURRENT
-        pages = self._evaluations.follow(self._principal(), evaluation_id, after=after, only_current=only_current)
+        pages = self._evaluations.follow(self._caller().visible, evaluation_id, after=after, only_current=only_current)
         stream = stream_responses(pages, position, context, clock=self._clock, heartbeat=heartbeat)
         async with aclosing(stream) as messages:
             async for message in messages:

@@ -6,14 +6,10 @@ from typing import Any, Final
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from bough.v1 import agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2
+from bough_server.auth import access
 
-SERVICES: Final[Sequence[str]] = tuple(
-    service.full_name
-    for module in (agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2)
-    for service in module.DESCRIPTOR.services_by_name.values()
-)
-"""The services of the schema."""
+SERVICES: Final[Sequence[str]] = tuple(service.full_name for service in access.SERVICES)
+"""The names of the schema's services."""
 
 
 class _Servicer(health.aio.HealthServicer):  # type: ignore[misc]  # untyped package

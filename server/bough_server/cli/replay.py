@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bough.v1 import agent_pb2, event_pb2, message_pb2
     from bough_server.agents.registry import Registry
     from bough_server.engine.files import SessionFiles
-    from bough_server.identity import Principal
+    from bough_server.identity import Principal, Scope
     from bough_server.runtime.agent import Resolver
     from bough_server.store.ports.sessions import BlobPiece, StoredMessage
 
@@ -115,7 +115,7 @@ class _ServerFiles:
         self._client = client
 
     async def read(
-        self, principal: "Principal", session_id: str, sha256: str, *, offset: int = 0, count: int | None = None
+        self, scope: "Scope", session_id: str, sha256: str, *, offset: int = 0, count: int | None = None
     ) -> "BlobPiece":
         """See Blobs; always returns the whole file."""
         from bough_server.store.ports.sessions import BlobPiece

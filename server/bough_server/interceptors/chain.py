@@ -10,7 +10,9 @@ from opentelemetry.instrumentation.grpc import aio_server_interceptor
 from opentelemetry.sdk.trace import TracerProvider
 from structlog import contextvars
 
-from bough_server.interceptors.auth import Authentication
+from bough_server.auth.authentication import Authenticator
+from bough_server.clock import Clock, SystemClock
+from bough_server.interceptors.auth import Authentication, LocalCaller, StreamExpiry
 from bough_server.interceptors.errors import Errors
 from bough_server.interceptors.handlers import Continuation, Handler, is_ours
 from bough_server.interceptors.parsing import Parsing
@@ -48,19 +50,25 @@ def interceptors(
     max_request_bytes: int = MAX_REQUEST_BYTES,
     max_streams: int = MAX_STREAMS,
     max_streams_of_caller: int = MAX_STREAMS_OF_CALLER,
+    authenticator: Authenticator | None = None,
+    clock: Clock | None = None,
 ) -> Sequence[aio.ServerInterceptor]:
     """Return the server's interceptors, outermost first; calls have spans if there is a provider.
+
+    Without an authenticator every call is the local caller's. Default `clock`: the machine's.
 
     Errors is inside tracing, because spans would otherwise record failed calls as successful. StreamOwner is directly
     inside tracing, whose interceptor does not close the generators that it wraps.
     """
+    clock = clock or SystemClock()
     return (
+        *(() if authenticator is None else (StreamExpiry(authenticator, clock),)),
         StreamWriter(),
         CallerTrace() if provider is None else call_tracing(provider),
         StreamOwner(),
         LogContext(),
-        Errors(),
-        Authentication(),
+        Errors(clock),
+        LocalCaller() if authenticator is None else Authentication(authenticator),
         StreamLimit(max_streams=max_streams, max_streams_of_caller=max_streams_of_caller),
         Validation(RequestBudget(max_request_bytes), max_files_bytes),
         Parsing(),

@@ -19,7 +19,7 @@ from opentelemetry.trace import Status, StatusCode
 
 from bough.v1 import error_pb2
 from bough_server.clock import Clock, SystemClock
-from bough_server.errors import AgentLinked, CallError, InvalidRequest, NotFound, Reason
+from bough_server.errors import AgentLinked, CallError, InvalidRequest, NotFound, Reason, Unauthenticated
 from bough_server.interceptors.handlers import (
     Context,
     Continuation,
@@ -174,6 +174,8 @@ async def abort(error: CallError, context: Context) -> Never:
 def _refusal(error: CallError) -> dict[str, str]:
     """Return what the log says of a refused call; the values of the request stay out of it, they may be secret."""
     facts = {"code": code_pb2.Code.Name(error.code), "reason": _name(error.reason)}
+    if isinstance(error, Unauthenticated) and error.why:
+        facts["why"] = error.why
     if isinstance(error, InvalidRequest):
         facts["fields"] = ", ".join(_truncate(each.field) for each in error.violations[:_LOGGED_FIELDS])
     return facts

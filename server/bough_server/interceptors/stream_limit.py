@@ -10,7 +10,7 @@ from grpc import aio
 
 from bough_server.errors import StreamsExhausted
 from bough_server.identity import Principal
-from bough_server.interceptors.auth import current_principal
+from bough_server.interceptors.auth import current_caller
 from bough_server.interceptors.handlers import (
     Context,
     Continuation,
@@ -38,7 +38,7 @@ class StreamLimit(aio.ServerInterceptor):
         inner = streaming_behavior(handler)
 
         async def stream(request: Any, context: Context) -> AsyncGenerator[Any, None]:
-            caller = current_principal()
+            caller = current_caller().principal
             self._check(caller)
             self._open[caller] += 1
             self._total += 1

@@ -109,6 +109,11 @@ class Metrics:
             unit="{call}",
             description="Calls of custom metrics that had not returned when the timeout of their case passed.",
         )
+        self._auth_problems = meter.create_counter(
+            "bough.auth.problems",
+            unit="{problem}",
+            description="Times that a new file of API keys was not used, or an issuer's keys could not be fetched.",
+        )
 
         def histogram(name: str, unit: str, description: str, bounds: tuple[float, ...]) -> Histogram:
             return meter.create_histogram(
@@ -186,6 +191,10 @@ class Metrics:
     def on_hung_metric(self) -> None:
         """Count a call of a custom metric that has not returned in time."""
         self._enqueue(self._hung_metrics.add, 1)
+
+    def on_auth_problem(self, source: str) -> None:
+        """Count that what proves callers could not be read: `keys_file`, or the keys of an `issuer`."""
+        self._enqueue(self._auth_problems.add, 1, {"source": source})
 
     def on_commit(self, writes: int, seconds: float) -> None:
         """Count a transaction of the store with so many writes; any thread may call it."""

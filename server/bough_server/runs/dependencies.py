@@ -29,12 +29,12 @@ class SessionLocks:
     """A lock for each session, acquired in order of arrival; it exists only while it is held or waited for."""
 
     def __init__(self) -> None:
-        self._lines: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._lines: WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
     async def hold(self, principal: Principal, session_id: str) -> AsyncIterator[None]:
-        """Hold the session's lock. Keyed by tenant, so tenants cannot block each other."""
-        line = self._lines.setdefault((principal.tenant_id, session_id), asyncio.Lock())
+        """Hold the lock of a principal's session, which callers who only name the session's id cannot hold up."""
+        line = self._lines.setdefault((principal.tenant_id, principal.user_id, session_id), asyncio.Lock())
         async with line:
             yield
 

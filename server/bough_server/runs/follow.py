@@ -6,7 +6,7 @@ from typing import Final, TypeAlias, cast
 
 from bough.v1 import follow_pb2
 from bough_server.errors import SequenceOutOfRange
-from bough_server.identity import Principal
+from bough_server.identity import Scope, includes
 from bough_server.log import events
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.registry import RunRegistry
@@ -28,7 +28,7 @@ class LogFollower:
         self._dependencies = dependencies
         self._live_runs = live_runs
 
-    async def follow(self, principal: Principal, run_id: str, *, after: int, until: Until, past: int = 0) -> Pages:
+    async def follow(self, scope: Scope, run_id: str, *, after: int, until: Until, past: int = 0) -> Pages:
         """Yield pages of a run's committed events after a sequence, up to the end that `until` names.
 
         With WATCH_UNTIL_INTERRUPTED, interruptions up to the sequence `past` do not end it: the run has been resumed
@@ -38,9 +38,9 @@ class LogFollower:
         """
         live = self._live_runs.get_live(run_id)
         is_current = until == follow_pb2.WATCH_UNTIL_CURRENT
-        # A client that follows the run it has just started needs no look at the disk: it exists and is its own.
-        is_known = live is not None and live.run_row.principal == principal and not after
-        last = 0 if is_known and not is_current else await self._last_sequence(principal, run_id, after)
+        # A client that follows the run it has just started needs no look at the disk: it exists, and is in scope.
+        is_known = live is not None and includes(scope, live.run_row.principal) and not after
+        last = 0 if is_known and not is_current else await self._last_sequence(scope, run_id, after)
         if is_current:
             async with aclosing(self._read_up_to(run_id, after, last)) as pages:
                 async for page in pages:
@@ -74,8 +74,8 @@ class LogFollower:
             yield page
             after = page[-1].sequence
 
-    async def _last_sequence(self, principal: Principal, run_id: str, after: int) -> int:
-        await self._dependencies.store.runs.get(principal, run_id)
+    async def _last_sequence(self, scope: Scope, run_id: str, after: int) -> int:
+        await self._dependencies.store.runs.get(scope, run_id)
         last = await self._dependencies.store.log.last_sequence(run_id)
         if after > last:
             raise SequenceOutOfRange(

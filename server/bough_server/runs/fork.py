@@ -22,7 +22,7 @@ from bough_server.engine import keys
 from bough_server.engine.input_requests import outcome_of_caller
 from bough_server.engine.journal import Journal
 from bough_server.errors import FieldViolation, ForkRefused, InvalidRequest, SequenceOutOfRange
-from bough_server.identity import Principal
+from bough_server.identity import Principal, Scope
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob
 from bough_server.messages import copy_of
@@ -58,6 +58,8 @@ class ForkAddress:
 
     run_id: str
     principal: Principal
+    origins: Scope
+    """Whose runs the principal may fork."""
     digest: str
     evaluation: EvaluationRun | None = None
 
@@ -261,7 +263,7 @@ class RunForker:
         Raises NotFound, SequenceOutOfRange, ForkRefused, InvalidRequest, RequestIdTaken and StorageFailed.
         """
         dependencies = self._dependencies
-        origin = await dependencies.store.runs.get(address.principal, request.run_id)
+        origin = await dependencies.store.runs.get(address.origins, request.run_id)
         # Before the log: events that a live origin appends in between must not move the end that is checked.
         last_sequence = await dependencies.store.log.last_sequence(request.run_id)
         log = await read_log(dependencies.store.log, request.run_id)

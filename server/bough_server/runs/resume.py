@@ -18,7 +18,7 @@ from bough_server.errors import (
     RunEnded,
     SequenceOutOfRange,
 )
-from bough_server.identity import Principal
+from bough_server.identity import Scope
 from bough_server.log import events
 from bough_server.log.blobs import UNKNOWN, StoredBlob, extract_files_within
 from bough_server.messages import copy_of
@@ -185,12 +185,13 @@ class RunResumer:
 
     async def resume(
         self,
-        principal: Principal,
+        scope: Scope,
         request: agent_service_pb2.ResumeRunRequest,
         *,
+        user_id: str,
         deadline_time_ns: int | None,
     ) -> ResumeOutcome:
-        """Check all answers, record those that are new, and continue the run.
+        """Check all answers of a user to a run in a scope, record those that are new, and continue the run.
 
         Raises NotFound, InvalidRequest, SequenceOutOfRange, AlreadyAnswered, RunEnded, AgentUnusable (the run is
         parked), RequestIdReused, SessionBusy, ServerStopping and StorageFailed.
@@ -199,24 +200,22 @@ class RunResumer:
         request, files = await extract_files_within(request, most=self._dependencies.max_files_bytes, field="answers")
         digest = digest_request(request)
         for _ in range(_TRIES):
-            # Before anything of the run is waited for: another tenant's caller must not notice that it exists.
-            await self._dependencies.store.runs.get(principal, request.run_id)
+            # Before anything of the run is waited for: a caller who may not see it must not notice that it exists.
+            await self._dependencies.store.runs.get(scope, request.run_id)
             live = await self._supervisor.live_runs.find(request.run_id)
             if live is not None and await self._is_leaving(live):
                 continue
-            record = await self._dependencies.store.runs.get(principal, request.run_id)
+            record = await self._dependencies.store.runs.get(scope, request.run_id)
             await self._check_place(request)
             log = await read_log(self._dependencies.store.log, request.run_id)
-            checked = check_answers(request, log, digest=digest, user_id=principal.user_id)
+            checked = check_answers(request, log, digest=digest, user_id=user_id)
             if not checked.fresh:
                 return ResumeOutcome(run_row=record, since=checked.since)
             await self._check_files(record, files)
             if live is not None:
                 since = await self._answer(live, checked, files)
             elif await self._supervisor.worker.is_elsewhere(record):
-                await self._remote_commands.answer(
-                    record, given, user_id=principal.user_id, deadline_time_ns=deadline_time_ns
-                )
+                await self._remote_commands.answer(record, given, user_id=user_id, deadline_time_ns=deadline_time_ns)
                 continue  # look again: the log says whether these answers were recorded, or others
             else:
                 is_background = policy_of(log).background

@@ -9,7 +9,7 @@ import structlog
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, follow_pb2, message_pb2, run_pb2
 from bough_server import ids
 from bough_server.errors import Fenced, ServerStopping
-from bough_server.identity import Principal
+from bough_server.identity import Principal, Scope
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob, extract_files_within
 from bough_server.observability.tracing import Parent
@@ -152,9 +152,11 @@ class Runs:
         *,
         deadline_time_ns: int | None,
         evaluation: EvaluationRun | None = None,
+        scope: Scope | None = None,
     ) -> tuple[RunRow, int]:
         """Fork a run, or return the fork that the same request created before, with the sequence of the fork point.
 
+        `scope`: whose runs the principal may fork; default: its own. The fork is the principal's.
         `evaluation` is set by evaluations only. The request's digest does not cover it.
         Raises NotFound, SequenceOutOfRange, ForkRefused, InvalidRequest, RequestIdReused, ServerStopping and
         StorageFailed.
@@ -170,6 +172,7 @@ class Runs:
             address = ForkAddress(
                 run_id=ids.new_uuid7(self._dependencies.clock.now_ns()),
                 principal=principal,
+                origins=scope or principal,
                 digest=digest,
                 evaluation=evaluation,
             )
@@ -182,13 +185,23 @@ class Runs:
         return record, record.run.forked_from.sequence
 
     async def resume(
-        self, principal: Principal, request: agent_service_pb2.ResumeRunRequest, *, deadline_time_ns: int | None
+        self,
+        principal: Principal,
+        request: agent_service_pb2.ResumeRunRequest,
+        *,
+        deadline_time_ns: int | None,
+        scope: Scope | None = None,
     ) -> ResumeOutcome:
-        """Answer a run's open requests and continue it. See RunResumer."""
+        """Answer a run's open requests for a principal and continue it; see RunResumer.
+
+        `scope`: whose runs the principal may answer; default: its own.
+        """
         self._refuse_while_draining()
         self._dependencies.store.check_writes()  # before reads, which may wait for the same database
         request.DiscardUnknownFields()
-        return await self._resumer.resume(principal, request, deadline_time_ns=deadline_time_ns)
+        return await self._resumer.resume(
+            scope or principal, request, user_id=principal.user_id, deadline_time_ns=deadline_time_ns
+        )
 
     async def _find_earlier(self, principal: Principal, request_id: str, digest: str) -> RunRow | None:
         if not request_id:
@@ -207,7 +220,7 @@ class Runs:
 
     def follow(
         self,
-        principal: Principal,
+        scope: Scope,
         run_id: str,
         *,
         after: int = 0,
@@ -215,15 +228,15 @@ class Runs:
         past: int = 0,
     ) -> Pages:
         """Yield pages of a run's committed events after a sequence. See LogFollower."""
-        return self._follower.follow(principal, run_id, after=after, until=until, past=past)
+        return self._follower.follow(scope, run_id, after=after, until=until, past=past)
 
     def list_followed_runs(self) -> "set[asyncio.Task[None]]":
         """Return the tasks of the runs that are executed here and that clients of this server follow."""
         return self._supervisor.live_runs.list_followed_runs()
 
-    async def get(self, principal: Principal, run_id: str) -> RunRow:
-        """Return a run of the principal's tenant. Raises NotFound."""
-        record = await self._dependencies.store.runs.get(principal, run_id)
+    async def get(self, scope: Scope, run_id: str) -> RunRow:
+        """Return a run in a scope. Raises NotFound."""
+        record = await self._dependencies.store.runs.get(scope, run_id)
         await self._fill_parked_reason(record.run)
         return record
 
@@ -236,9 +249,9 @@ class Runs:
         )
         return events.parse(end[0].data).run_completed.final_answer
 
-    async def list(self, principal: Principal, run_filter: RunFilter, page: Page) -> tuple[Sequence[run_pb2.Run], str]:
+    async def list(self, scope: Scope, run_filter: RunFilter, page: Page) -> tuple[Sequence[run_pb2.Run], str]:
         """Return a page of runs, newest first, and the next page's token."""
-        runs, token = await self._dependencies.store.runs.list(principal, run_filter, page)
+        runs, token = await self._dependencies.store.runs.list(scope, run_filter, page)
         for run in runs:
             await self._fill_parked_reason(run)
         return runs, token
@@ -257,17 +270,18 @@ class Runs:
 
     # Ending
 
-    async def cancel(self, principal: Principal, run_id: str, *, note: str = "") -> RunRow:
+    async def cancel(self, principal: Principal, run_id: str, *, note: str = "", scope: Scope | None = None) -> RunRow:
         """Cancel a run; the request is durable when this returns. No effect on a run that has ended.
 
-        A run that no worker executes has ended when this returns. Raises NotFound, ServerStopping, StorageFailed.
+        `scope`: whose runs the principal may cancel; default: its own. A run that no worker executes has ended when
+        this returns. Raises NotFound, ServerStopping, StorageFailed.
         """
-        record = await self._dependencies.store.runs.get(principal, run_id)
+        record = await self._dependencies.store.runs.get(scope or principal, run_id)
         request = event_pb2.CancelRequested(
             reason=execution_pb2.CANCEL_REASON_CALLER, requested_by=principal.user_id, note=note
         )
         await self._cancel(record, request)
-        return await self.get(principal, run_id)
+        return await self.get(scope or principal, run_id)
 
     async def _cancel(self, run_row: RunRow, request: event_pb2.CancelRequested) -> None:
         while not await self._request_cancel(run_row, request):
@@ -294,8 +308,13 @@ class Runs:
 
     async def _carry_out(self, run_row: RunRow, command: RunCommand) -> None:
         if command.answers is not None:
-            principal = Principal(tenant_id=run_row.principal.tenant_id, user_id=command.user_id)
-            await self._resumer.resume(principal, command.answers, deadline_time_ns=command.deadline_time_ns)
+            # The server that sent them has judged whether their user may answer.
+            await self._resumer.resume(
+                run_row.principal,
+                command.answers,
+                user_id=command.user_id,
+                deadline_time_ns=command.deadline_time_ns,
+            )
         elif command.cancel is not None:
             await self._cancel(run_row, command.cancel)
 

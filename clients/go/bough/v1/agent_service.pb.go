@@ -252,7 +252,7 @@ func (x *RunResponse) GetBatch() *EventBatch {
 // Follows a run.
 type WatchRunRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The run. Unknown, or another tenant's: NOT_FOUND.
+	// The run. Unknown, or one that the caller may not see: NOT_FOUND.
 	RunId string `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	// The last sequence that the caller has; 0 for none. Beyond the end of the log: OUT_OF_RANGE.
 	AfterSequence int64 `protobuf:"varint,2,opt,name=after_sequence,json=afterSequence,proto3" json:"after_sequence,omitempty"`
@@ -371,7 +371,7 @@ func (x *WatchRunResponse) GetBatch() *EventBatch {
 // Answers what a run asks for.
 type ResumeRunRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The run. Unknown, or another tenant's: NOT_FOUND.
+	// The run. Unknown, or one that the caller may not see: NOT_FOUND.
 	RunId string `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	// The answers, at most one for each request.
 	Answers []*InputAnswer `protobuf:"bytes,2,rep,name=answers,proto3" json:"answers,omitempty"`
@@ -503,7 +503,7 @@ type ForkRunRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The caller's name for this request, as RunRequest.request_id. Empty for none.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// The run. Unknown, or another tenant's: NOT_FOUND.
+	// The run. Unknown, or one that the caller may not see: NOT_FOUND.
 	RunId string `protobuf:"bytes,2,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	// The last sequence to share: at least 1, and before the event that ended the run. Beyond the end of the log: OUT_OF_RANGE.
 	// Edited tool results and `policy` may move the fork to before it; Run.forked_from says where it is.
@@ -659,7 +659,7 @@ func (x *ForkRunResponse) GetBatch() *EventBatch {
 // Cancels a run.
 type CancelRunRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The run. Unknown, or another tenant's: NOT_FOUND.
+	// The run. Unknown, or one that the caller may not see: NOT_FOUND.
 	RunId string `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	// A note for the record, in the run's cancel_requested; empty for none.
 	Note          string `protobuf:"bytes,2,opt,name=note,proto3" json:"note,omitempty"`
@@ -760,7 +760,7 @@ func (x *CancelRunResponse) GetRun() *Run {
 // Asks for one run.
 type GetRunRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The run. Unknown, or another tenant's: NOT_FOUND.
+	// The run. Unknown, or one that the caller may not see: NOT_FOUND.
 	RunId         string `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -982,7 +982,7 @@ var File_bough_v1_agent_service_proto protoreflect.FileDescriptor
 
 const file_bough_v1_agent_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1cbough/v1/agent_service.proto\x12\bbough.v1\x1a\x14bough/v1/agent.proto\x1a\x15bough/v1/follow.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x16bough/v1/message.proto\x1a\x15bough/v1/policy.proto\x1a\x12bough/v1/run.proto\"\xe7\x03\n" +
+	"\x1cbough/v1/agent_service.proto\x12\bbough.v1\x1a\x14bough/v1/agent.proto\x1a\x15bough/v1/follow.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x16bough/v1/message.proto\x1a\x16bough/v1/options.proto\x1a\x15bough/v1/policy.proto\x1a\x12bough/v1/run.proto\"\xe7\x03\n" +
 	"\n" +
 	"RunRequest\x12\x1d\n" +
 	"\n" +
@@ -1055,15 +1055,21 @@ const file_bough_v1_agent_service_proto_rawDesc = "" +
 	"\x14MissingSessionPolicy\x12&\n" +
 	"\"MISSING_SESSION_POLICY_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bMISSING_SESSION_POLICY_FAIL\x10\x01\x12!\n" +
-	"\x1dMISSING_SESSION_POLICY_CREATE\x10\x022\xd9\x03\n" +
-	"\fAgentService\x124\n" +
-	"\x03Run\x12\x14.bough.v1.RunRequest\x1a\x15.bough.v1.RunResponse0\x01\x12C\n" +
-	"\bWatchRun\x12\x19.bough.v1.WatchRunRequest\x1a\x1a.bough.v1.WatchRunResponse0\x01\x12F\n" +
-	"\tResumeRun\x12\x1a.bough.v1.ResumeRunRequest\x1a\x1b.bough.v1.ResumeRunResponse0\x01\x12@\n" +
-	"\aForkRun\x12\x18.bough.v1.ForkRunRequest\x1a\x19.bough.v1.ForkRunResponse0\x01\x12D\n" +
-	"\tCancelRun\x12\x1a.bough.v1.CancelRunRequest\x1a\x1b.bough.v1.CancelRunResponse\x12;\n" +
-	"\x06GetRun\x12\x17.bough.v1.GetRunRequest\x1a\x18.bough.v1.GetRunResponse\x12A\n" +
-	"\bListRuns\x12\x19.bough.v1.ListRunsRequest\x1a\x1a.bough.v1.ListRunsResponseB[\n" +
+	"\x1dMISSING_SESSION_POLICY_CREATE\x10\x022\x9f\x04\n" +
+	"\fAgentService\x12?\n" +
+	"\x03Run\x12\x14.bough.v1.RunRequest\x1a\x15.bough.v1.RunResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n" +
+	"\x01\x010\x01\x12K\n" +
+	"\bWatchRun\x12\x19.bough.v1.WatchRunRequest\x1a\x1a.bough.v1.WatchRunResponse\"\x06\xa2\xa0\xe6\xf4\x02\x000\x01\x12R\n" +
+	"\tResumeRun\x12\x1a.bough.v1.ResumeRunRequest\x1a\x1b.bough.v1.ResumeRunResponse\"\n" +
+	"\xa2\xa0\xe6\xf4\x02\x04\n" +
+	"\x02\x01\x030\x01\x12K\n" +
+	"\aForkRun\x12\x18.bough.v1.ForkRunRequest\x1a\x19.bough.v1.ForkRunResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n" +
+	"\x01\x010\x01\x12P\n" +
+	"\tCancelRun\x12\x1a.bough.v1.CancelRunRequest\x1a\x1b.bough.v1.CancelRunResponse\"\n" +
+	"\xa2\xa0\xe6\xf4\x02\x04\n" +
+	"\x02\x01\x03\x12C\n" +
+	"\x06GetRun\x12\x17.bough.v1.GetRunRequest\x1a\x18.bough.v1.GetRunResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12I\n" +
+	"\bListRuns\x12\x19.bough.v1.ListRunsRequest\x1a\x1a.bough.v1.ListRunsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00B[\n" +
 	"\fdev.bough.v1B\x11AgentServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3"
 
 var (
@@ -1164,6 +1170,7 @@ func file_bough_v1_agent_service_proto_init() {
 	file_bough_v1_fork_proto_init()
 	file_bough_v1_input_proto_init()
 	file_bough_v1_message_proto_init()
+	file_bough_v1_options_proto_init()
 	file_bough_v1_policy_proto_init()
 	file_bough_v1_run_proto_init()
 	file_bough_v1_agent_service_proto_msgTypes[4].OneofWrappers = []any{}

@@ -919,7 +919,7 @@ var File_bough_v1_catalog_service_proto protoreflect.FileDescriptor
 
 const file_bough_v1_catalog_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1ebough/v1/catalog_service.proto\x12\bbough.v1\x1a\x14bough/v1/agent.proto\x1a\x14bough/v1/error.proto\x1a\x14bough/v1/model.proto\x1a\x13bough/v1/tool.proto\x1a google/protobuf/field_mask.proto\"O\n" +
+	"\x1ebough/v1/catalog_service.proto\x12\bbough.v1\x1a\x14bough/v1/agent.proto\x1a\x14bough/v1/error.proto\x1a\x14bough/v1/model.proto\x1a\x16bough/v1/options.proto\x1a\x13bough/v1/tool.proto\x1a google/protobuf/field_mask.proto\"O\n" +
 	"\x12CreateAgentRequest\x129\n" +
 	"\n" +
 	"definition\x18\x01 \x01(\v2\x19.bough.v1.AgentDefinitionR\n" +
@@ -975,18 +975,21 @@ const file_bough_v1_catalog_service_proto_rawDesc = "" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\"i\n" +
 	"\x12ListModelsResponse\x12+\n" +
 	"\x06models\x18\x01 \x03(\v2\x13.bough.v1.ModelInfoR\x06models\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xe4\x04\n" +
-	"\x0eCatalogService\x12J\n" +
-	"\vCreateAgent\x12\x1c.bough.v1.CreateAgentRequest\x1a\x1d.bough.v1.CreateAgentResponse\x12J\n" +
-	"\vUpdateAgent\x12\x1c.bough.v1.UpdateAgentRequest\x1a\x1d.bough.v1.UpdateAgentResponse\x12J\n" +
-	"\vDeleteAgent\x12\x1c.bough.v1.DeleteAgentRequest\x1a\x1d.bough.v1.DeleteAgentResponse\x12A\n" +
-	"\bGetAgent\x12\x19.bough.v1.GetAgentRequest\x1a\x1a.bough.v1.GetAgentResponse\x12G\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xad\x05\n" +
+	"\x0eCatalogService\x12U\n" +
+	"\vCreateAgent\x12\x1c.bough.v1.CreateAgentRequest\x1a\x1d.bough.v1.CreateAgentResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n" +
+	"\x01\x03\x12U\n" +
+	"\vUpdateAgent\x12\x1c.bough.v1.UpdateAgentRequest\x1a\x1d.bough.v1.UpdateAgentResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n" +
+	"\x01\x03\x12U\n" +
+	"\vDeleteAgent\x12\x1c.bough.v1.DeleteAgentRequest\x1a\x1d.bough.v1.DeleteAgentResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n" +
+	"\x01\x03\x12I\n" +
+	"\bGetAgent\x12\x19.bough.v1.GetAgentRequest\x1a\x1a.bough.v1.GetAgentResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12O\n" +
 	"\n" +
-	"ListAgents\x12\x1b.bough.v1.ListAgentsRequest\x1a\x1c.bough.v1.ListAgentsResponse\x12S\n" +
-	"\x0eValidateAgents\x12\x1f.bough.v1.ValidateAgentsRequest\x1a .bough.v1.ValidateAgentsResponse\x12D\n" +
-	"\tListTools\x12\x1a.bough.v1.ListToolsRequest\x1a\x1b.bough.v1.ListToolsResponse\x12G\n" +
+	"ListAgents\x12\x1b.bough.v1.ListAgentsRequest\x1a\x1c.bough.v1.ListAgentsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12[\n" +
+	"\x0eValidateAgents\x12\x1f.bough.v1.ValidateAgentsRequest\x1a .bough.v1.ValidateAgentsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12L\n" +
+	"\tListTools\x12\x1a.bough.v1.ListToolsRequest\x1a\x1b.bough.v1.ListToolsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12O\n" +
 	"\n" +
-	"ListModels\x12\x1b.bough.v1.ListModelsRequest\x1a\x1c.bough.v1.ListModelsResponseB]\n" +
+	"ListModels\x12\x1b.bough.v1.ListModelsRequest\x1a\x1c.bough.v1.ListModelsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00B]\n" +
 	"\fdev.bough.v1B\x13CatalogServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3"
 
 var (
@@ -1071,6 +1074,7 @@ func file_bough_v1_catalog_service_proto_init() {
 	file_bough_v1_agent_proto_init()
 	file_bough_v1_error_proto_init()
 	file_bough_v1_model_proto_init()
+	file_bough_v1_options_proto_init()
 	file_bough_v1_tool_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -28,7 +28,7 @@ const (
 // The comments name the keys of ErrorInfo.metadata; a reason without a note has none. With any reason, `violations` is the number of
 // violations in BadRequest or PreconditionFailure if some did not fit.
 //
-// Values 16 (INSUFFICIENT_BALANCE), 23 (REMOTE_UNAVAILABLE) and 51 to 54 are reserved for a later version.
+// Values 16 (INSUFFICIENT_BALANCE), 23 (REMOTE_UNAVAILABLE), 53 and 54 are reserved for a later version.
 type ErrorReason int32
 
 const (
@@ -139,6 +139,12 @@ const (
 	ErrorReason_ERROR_REASON_NOT_INSTALLED ErrorReason = 49
 	// The evaluation has not ended. Metadata: evaluation_id. BadRequest names the field of the request that names it.
 	ErrorReason_ERROR_REASON_EVALUATION_NOT_ENDED ErrorReason = 50
+	// The call, or what remains of its stream, has no valid proof of who calls: it is missing, invalid or expired, as the message says.
+	// Nothing of a call that fails at once has happened. A new token may help.
+	ErrorReason_ERROR_REASON_UNAUTHENTICATED ErrorReason = 51
+	// The caller lacks a role that the call needs, or may see but not change what it names. Nothing of the call has happened. What a
+	// caller may not see is NOT_FOUND.
+	ErrorReason_ERROR_REASON_PERMISSION_DENIED ErrorReason = 52
 	// As many runs wait for the session as may: 64. The same call succeeds when one of them has ended. Metadata: session_id, and run_id
 	// of the run that holds it.
 	ErrorReason_ERROR_REASON_SESSION_QUEUE_FULL ErrorReason = 55
@@ -212,6 +218,8 @@ var (
 		48: "ERROR_REASON_TOOL_NOT_MOCKED",
 		49: "ERROR_REASON_NOT_INSTALLED",
 		50: "ERROR_REASON_EVALUATION_NOT_ENDED",
+		51: "ERROR_REASON_UNAUTHENTICATED",
+		52: "ERROR_REASON_PERMISSION_DENIED",
 		55: "ERROR_REASON_SESSION_QUEUE_FULL",
 		56: "ERROR_REASON_REQUEST_BYTES_EXHAUSTED",
 		57: "ERROR_REASON_STREAMS_EXHAUSTED",
@@ -270,6 +278,8 @@ var (
 		"ERROR_REASON_TOOL_NOT_MOCKED":         48,
 		"ERROR_REASON_NOT_INSTALLED":           49,
 		"ERROR_REASON_EVALUATION_NOT_ENDED":    50,
+		"ERROR_REASON_UNAUTHENTICATED":         51,
+		"ERROR_REASON_PERMISSION_DENIED":       52,
 		"ERROR_REASON_SESSION_QUEUE_FULL":      55,
 		"ERROR_REASON_REQUEST_BYTES_EXHAUSTED": 56,
 		"ERROR_REASON_STREAMS_EXHAUSTED":       57,
@@ -420,7 +430,7 @@ const file_bough_v1_error_proto_rawDesc = "" +
 	"\rinvocation_id\x18\x04 \x01(\tR\finvocationId\x12\x1c\n" +
 	"\tretryable\x18\x05 \x01(\bR\tretryable\x12!\n" +
 	"\fdetails_json\x18\x06 \x01(\tR\vdetailsJson\x12'\n" +
-	"\x0fprovider_status\x18\a \x01(\x05R\x0eproviderStatus*\xea\x0e\n" +
+	"\x0fprovider_status\x18\a \x01(\x05R\x0eproviderStatus*\xb0\x0f\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17ERROR_REASON_NOT_LINKED\x10\x01\x12\x1e\n" +
@@ -471,7 +481,9 @@ const file_bough_v1_error_proto_rawDesc = "" +
 	"\x1cERROR_REASON_MODEL_NOT_FOUND\x10/\x12 \n" +
 	"\x1cERROR_REASON_TOOL_NOT_MOCKED\x100\x12\x1e\n" +
 	"\x1aERROR_REASON_NOT_INSTALLED\x101\x12%\n" +
-	"!ERROR_REASON_EVALUATION_NOT_ENDED\x102\x12#\n" +
+	"!ERROR_REASON_EVALUATION_NOT_ENDED\x102\x12 \n" +
+	"\x1cERROR_REASON_UNAUTHENTICATED\x103\x12\"\n" +
+	"\x1eERROR_REASON_PERMISSION_DENIED\x104\x12#\n" +
 	"\x1fERROR_REASON_SESSION_QUEUE_FULL\x107\x12(\n" +
 	"$ERROR_REASON_REQUEST_BYTES_EXHAUSTED\x108\x12\"\n" +
 	"\x1eERROR_REASON_STREAMS_EXHAUSTED\x109\x12\"\n" +

@@ -538,7 +538,7 @@ type isEvalSource_Source interface {
 }
 
 type EvalSource_EvaluationId struct {
-	// An evaluation that has ended. Unknown, or another tenant's: NOT_FOUND; one that has not ended: FAILED_PRECONDITION
+	// An evaluation that has ended. Unknown, or one that the caller may not see: NOT_FOUND; one that has not ended: FAILED_PRECONDITION
 	// (EVALUATION_NOT_ENDED).
 	EvaluationId string `protobuf:"bytes,1,opt,name=evaluation_id,json=evaluationId,proto3,oneof"`
 }

@@ -26,7 +26,7 @@ const (
 // Asks for the record of a run.
 type GetInvocationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The run. Unknown, or another tenant's: NOT_FOUND.
+	// The run. Unknown, or one that the caller may not see: NOT_FOUND.
 	RunId string `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	// How much to return; unset for the defaults of every option.
 	Options *InvocationOptions `protobuf:"bytes,2,opt,name=options,proto3" json:"options,omitempty"`
@@ -478,7 +478,7 @@ func (x *EvaluateResponse) GetBatch() *EvaluationEventBatch {
 // Follows an evaluation.
 type WatchEvaluationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The evaluation. Unknown, or another tenant's: NOT_FOUND.
+	// The evaluation. Unknown, or one that the caller may not see: NOT_FOUND.
 	EvaluationId string `protobuf:"bytes,1,opt,name=evaluation_id,json=evaluationId,proto3" json:"evaluation_id,omitempty"`
 	// The last sequence that the caller has; 0 for none. Beyond the end of the log: OUT_OF_RANGE.
 	AfterSequence int64 `protobuf:"varint,2,opt,name=after_sequence,json=afterSequence,proto3" json:"after_sequence,omitempty"`
@@ -588,7 +588,7 @@ func (x *WatchEvaluationResponse) GetBatch() *EvaluationEventBatch {
 // Cancels an evaluation.
 type CancelEvaluationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The evaluation. Unknown, or another tenant's: NOT_FOUND.
+	// The evaluation. Unknown, or one that the caller may not see: NOT_FOUND.
 	EvaluationId string `protobuf:"bytes,1,opt,name=evaluation_id,json=evaluationId,proto3" json:"evaluation_id,omitempty"`
 	// A note for the record, in the evaluation's evaluation_cancel_requested; empty for none.
 	Note          string `protobuf:"bytes,2,opt,name=note,proto3" json:"note,omitempty"`
@@ -689,7 +689,7 @@ func (x *CancelEvaluationResponse) GetEvaluation() *Evaluation {
 // Deletes an evaluation.
 type DeleteEvaluationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The evaluation. Unknown, or another tenant's: NOT_FOUND.
+	// The evaluation. Unknown, or one that the caller may not see: NOT_FOUND.
 	EvaluationId  string `protobuf:"bytes,1,opt,name=evaluation_id,json=evaluationId,proto3" json:"evaluation_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -772,7 +772,7 @@ func (*DeleteEvaluationResponse) Descriptor() ([]byte, []int) {
 // Asks for an evaluation.
 type GetEvaluationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The evaluation. Unknown, or another tenant's: NOT_FOUND.
+	// The evaluation. Unknown, or one that the caller may not see: NOT_FOUND.
 	EvaluationId  string `protobuf:"bytes,1,opt,name=evaluation_id,json=evaluationId,proto3" json:"evaluation_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -877,7 +877,7 @@ type ListCaseResultsRequest struct {
 	PageSize int32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// next_page_token of the page before of the same evaluation and filter; empty for the first page.
 	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
-	// The evaluation. Unknown, or another tenant's: NOT_FOUND.
+	// The evaluation. Unknown, or one that the caller may not see: NOT_FOUND.
 	EvaluationId string `protobuf:"bytes,3,opt,name=evaluation_id,json=evaluationId,proto3" json:"evaluation_id,omitempty"`
 	// Which cases; unset for all.
 	Filter        *CaseResultFilter `protobuf:"bytes,4,opt,name=filter,proto3" json:"filter,omitempty"`
@@ -1447,7 +1447,7 @@ var File_bough_v1_eval_service_proto protoreflect.FileDescriptor
 
 const file_bough_v1_eval_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1bbough/v1/eval_service.proto\x12\bbough.v1\x1a\x14bough/v1/agent.proto\x1a\x1abough/v1/eval_result.proto\x1a\x17bough/v1/eval_set.proto\x1a\x19bough/v1/evaluation.proto\x1a\x14bough/v1/event.proto\x1a\x15bough/v1/follow.proto\x1a\x19bough/v1/invocation.proto\x1a\x15bough/v1/policy.proto\"\x8a\x01\n" +
+	"\x1bbough/v1/eval_service.proto\x12\bbough.v1\x1a\x14bough/v1/agent.proto\x1a\x1abough/v1/eval_result.proto\x1a\x17bough/v1/eval_set.proto\x1a\x19bough/v1/evaluation.proto\x1a\x14bough/v1/event.proto\x1a\x15bough/v1/follow.proto\x1a\x19bough/v1/invocation.proto\x1a\x16bough/v1/options.proto\x1a\x15bough/v1/policy.proto\"\x8a\x01\n" +
 	"\x14GetInvocationRequest\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x125\n" +
 	"\aoptions\x18\x02 \x01(\v2\x1b.bough.v1.InvocationOptionsR\aoptions\x12$\n" +
@@ -1546,20 +1546,26 @@ const file_bough_v1_eval_service_proto_rawDesc = "" +
 	"\x06before\x18\x01 \x01(\v2\x1a.bough.v1.InvocationSourceR\x06before\x120\n" +
 	"\x05after\x18\x02 \x01(\v2\x1a.bough.v1.InvocationSourceR\x05after\"G\n" +
 	"\x17DiffInvocationsResponse\x12,\n" +
-	"\x04diff\x18\x01 \x01(\v2\x18.bough.v1.InvocationDiffR\x04diff2\xa4\b\n" +
-	"\vEvalService\x12P\n" +
-	"\rGetInvocation\x12\x1e.bough.v1.GetInvocationRequest\x1a\x1f.bough.v1.GetInvocationResponse\x12X\n" +
-	"\x0fAggregateEvents\x12 .bough.v1.AggregateEventsRequest\x1a!.bough.v1.AggregateEventsResponse(\x01\x12C\n" +
-	"\bEvaluate\x12\x19.bough.v1.EvaluateRequest\x1a\x1a.bough.v1.EvaluateResponse0\x01\x12X\n" +
-	"\x0fWatchEvaluation\x12 .bough.v1.WatchEvaluationRequest\x1a!.bough.v1.WatchEvaluationResponse0\x01\x12Y\n" +
-	"\x10CancelEvaluation\x12!.bough.v1.CancelEvaluationRequest\x1a\".bough.v1.CancelEvaluationResponse\x12Y\n" +
-	"\x10DeleteEvaluation\x12!.bough.v1.DeleteEvaluationRequest\x1a\".bough.v1.DeleteEvaluationResponse\x12P\n" +
-	"\rGetEvaluation\x12\x1e.bough.v1.GetEvaluationRequest\x1a\x1f.bough.v1.GetEvaluationResponse\x12V\n" +
-	"\x0fListCaseResults\x12 .bough.v1.ListCaseResultsRequest\x1a!.bough.v1.ListCaseResultsResponse\x12V\n" +
-	"\x0fListEvaluations\x12 .bough.v1.ListEvaluationsRequest\x1a!.bough.v1.ListEvaluationsResponse\x12_\n" +
-	"\x12CompareEvaluations\x12#.bough.v1.CompareEvaluationsRequest\x1a$.bough.v1.CompareEvaluationsResponse\x12Y\n" +
-	"\x10ScoreInvocations\x12!.bough.v1.ScoreInvocationsRequest\x1a\".bough.v1.ScoreInvocationsResponse\x12V\n" +
-	"\x0fDiffInvocations\x12 .bough.v1.DiffInvocationsRequest\x1a!.bough.v1.DiffInvocationsResponseBZ\n" +
+	"\x04diff\x18\x01 \x01(\v2\x18.bough.v1.InvocationDiffR\x04diff2\x92\t\n" +
+	"\vEvalService\x12X\n" +
+	"\rGetInvocation\x12\x1e.bough.v1.GetInvocationRequest\x1a\x1f.bough.v1.GetInvocationResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12`\n" +
+	"\x0fAggregateEvents\x12 .bough.v1.AggregateEventsRequest\x1a!.bough.v1.AggregateEventsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00(\x01\x12N\n" +
+	"\bEvaluate\x12\x19.bough.v1.EvaluateRequest\x1a\x1a.bough.v1.EvaluateResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n" +
+	"\x01\x010\x01\x12`\n" +
+	"\x0fWatchEvaluation\x12 .bough.v1.WatchEvaluationRequest\x1a!.bough.v1.WatchEvaluationResponse\"\x06\xa2\xa0\xe6\xf4\x02\x000\x01\x12e\n" +
+	"\x10CancelEvaluation\x12!.bough.v1.CancelEvaluationRequest\x1a\".bough.v1.CancelEvaluationResponse\"\n" +
+	"\xa2\xa0\xe6\xf4\x02\x04\n" +
+	"\x02\x01\x03\x12e\n" +
+	"\x10DeleteEvaluation\x12!.bough.v1.DeleteEvaluationRequest\x1a\".bough.v1.DeleteEvaluationResponse\"\n" +
+	"\xa2\xa0\xe6\xf4\x02\x04\n" +
+	"\x02\x01\x03\x12X\n" +
+	"\rGetEvaluation\x12\x1e.bough.v1.GetEvaluationRequest\x1a\x1f.bough.v1.GetEvaluationResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12^\n" +
+	"\x0fListCaseResults\x12 .bough.v1.ListCaseResultsRequest\x1a!.bough.v1.ListCaseResultsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12^\n" +
+	"\x0fListEvaluations\x12 .bough.v1.ListEvaluationsRequest\x1a!.bough.v1.ListEvaluationsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12g\n" +
+	"\x12CompareEvaluations\x12#.bough.v1.CompareEvaluationsRequest\x1a$.bough.v1.CompareEvaluationsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12d\n" +
+	"\x10ScoreInvocations\x12!.bough.v1.ScoreInvocationsRequest\x1a\".bough.v1.ScoreInvocationsResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n" +
+	"\x01\x01\x12^\n" +
+	"\x0fDiffInvocations\x12 .bough.v1.DiffInvocationsRequest\x1a!.bough.v1.DiffInvocationsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00BZ\n" +
 	"\fdev.bough.v1B\x10EvalServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3"
 
 var (
@@ -1696,6 +1702,7 @@ func file_bough_v1_eval_service_proto_init() {
 	file_bough_v1_event_proto_init()
 	file_bough_v1_follow_proto_init()
 	file_bough_v1_invocation_proto_init()
+	file_bough_v1_options_proto_init()
 	file_bough_v1_policy_proto_init()
 	file_bough_v1_eval_service_proto_msgTypes[4].OneofWrappers = []any{}
 	type x struct{}

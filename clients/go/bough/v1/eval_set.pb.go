@@ -2398,7 +2398,7 @@ var File_bough_v1_eval_set_proto protoreflect.FileDescriptor
 
 const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\n" +
-	"\x17bough/v1/eval_set.proto\x12\bbough.v1\x1a\x18bough/v1/execution.proto\x1a\x14bough/v1/error.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x19bough/v1/invocation.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x15bough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb3\x01\n" +
+	"\x17bough/v1/eval_set.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x18bough/v1/execution.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x19bough/v1/invocation.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x15bough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb3\x01\n" +
 	"\aEvalSet\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12\x14\n" +
@@ -2716,8 +2716,8 @@ func file_bough_v1_eval_set_proto_init() {
 	if File_bough_v1_eval_set_proto != nil {
 		return
 	}
-	file_bough_v1_execution_proto_init()
 	file_bough_v1_error_proto_init()
+	file_bough_v1_execution_proto_init()
 	file_bough_v1_fork_proto_init()
 	file_bough_v1_input_proto_init()
 	file_bough_v1_invocation_proto_init()

@@ -932,7 +932,7 @@ func (x *AgentInvocation) GetMockIndex() int32 {
 // log, holds for the call itself; in a case of an evaluation it makes the trial not scored.
 type RunRef struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The run. Unknown, or another tenant's: NOT_FOUND.
+	// The run. Unknown, or one that the caller may not see: NOT_FOUND.
 	RunId string `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	// Only the events up to this sequence; 0 for all. Beyond the end of the log: OUT_OF_RANGE.
 	AsOfSequence  int64 `protobuf:"varint,2,opt,name=as_of_sequence,json=asOfSequence,proto3" json:"as_of_sequence,omitempty"`

@@ -139,7 +139,7 @@ func (x *CreateSessionResponse) GetSession() *Session {
 // Asks for one session.
 type GetSessionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The session. Unknown, or another tenant's: NOT_FOUND.
+	// The session. Unknown, or one that the caller may not see: NOT_FOUND.
 	SessionId     string `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -351,7 +351,7 @@ func (x *ListSessionsResponse) GetNextPageToken() string {
 // Changes the labels of a session.
 type UpdateSessionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The session. Unknown, or another tenant's: NOT_FOUND.
+	// The session. Unknown, or one that the caller may not see: NOT_FOUND.
 	SessionId string `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// The labels that it has from now on, instead of those that it had. Keys that begin with "bough/" are reserved.
 	Labels        map[string]string `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -452,7 +452,7 @@ func (x *UpdateSessionResponse) GetSession() *Session {
 // Deletes a session.
 type DeleteSessionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The session. Unknown, or another tenant's: NOT_FOUND.
+	// The session. Unknown, or one that the caller may not see: NOT_FOUND.
 	SessionId     string `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -539,7 +539,7 @@ type ListMessagesRequest struct {
 	PageSize int32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// next_page_token of the page before of the same session; empty for the first page.
 	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
-	// The session. Unknown, or another tenant's: NOT_FOUND.
+	// The session. Unknown, or one that the caller may not see: NOT_FOUND.
 	SessionId     string `protobuf:"bytes,3,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -654,7 +654,7 @@ func (x *ListMessagesResponse) GetNextPageToken() string {
 // Asks for a session's values.
 type GetSessionStateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The session. Unknown, or another tenant's: NOT_FOUND.
+	// The session. Unknown, or one that the caller may not see: NOT_FOUND.
 	SessionId     string `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -746,7 +746,7 @@ func (x *GetSessionStateResponse) GetStateJson() string {
 // Changes a session's values.
 type UpdateSessionStateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The session. Unknown, or another tenant's: NOT_FOUND.
+	// The session. Unknown, or one that the caller may not see: NOT_FOUND.
 	SessionId string `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// The changes, applied in order: all of them, or none.
 	StateChanges  []*SessionStateChange `protobuf:"bytes,2,rep,name=state_changes,json=stateChanges,proto3" json:"state_changes,omitempty"`
@@ -847,7 +847,7 @@ func (x *UpdateSessionStateResponse) GetStateJson() string {
 // Asks for the bytes of a file.
 type ReadBlobRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The session. Unknown, or another tenant's: NOT_FOUND.
+	// The session. Unknown, or one that the caller may not see: NOT_FOUND.
 	SessionId string `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// Blob.sha256 of the file. NOT_FOUND if the session has no such file, whether or not another one does.
 	Sha256        string `protobuf:"bytes,2,opt,name=sha256,proto3" json:"sha256,omitempty"`
@@ -967,7 +967,7 @@ var File_bough_v1_session_service_proto protoreflect.FileDescriptor
 
 const file_bough_v1_session_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1ebough/v1/session_service.proto\x12\bbough.v1\x1a\x16bough/v1/message.proto\x1a\x16bough/v1/session.proto\"\xd3\x01\n" +
+	"\x1ebough/v1/session_service.proto\x12\bbough.v1\x1a\x16bough/v1/message.proto\x1a\x16bough/v1/options.proto\x1a\x16bough/v1/session.proto\"\xd3\x01\n" +
 	"\x14CreateSessionRequest\x12B\n" +
 	"\x06labels\x18\x01 \x03(\v2*.bough.v1.CreateSessionRequest.LabelsEntryR\x06labels\x12\x1d\n" +
 	"\n" +
@@ -1037,18 +1037,25 @@ const file_bough_v1_session_service_proto_rawDesc = "" +
 	"size_bytes\x18\x02 \x01(\x03H\x00R\tsizeBytes\x88\x01\x01\x12\x1d\n" +
 	"\n" +
 	"media_type\x18\x03 \x01(\tR\tmediaTypeB\r\n" +
-	"\v_size_bytes2\xeb\x05\n" +
-	"\x0eSessionService\x12P\n" +
-	"\rCreateSession\x12\x1e.bough.v1.CreateSessionRequest\x1a\x1f.bough.v1.CreateSessionResponse\x12G\n" +
+	"\v_size_bytes2\xc2\x06\n" +
+	"\x0eSessionService\x12[\n" +
+	"\rCreateSession\x12\x1e.bough.v1.CreateSessionRequest\x1a\x1f.bough.v1.CreateSessionResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n" +
+	"\x01\x01\x12O\n" +
 	"\n" +
-	"GetSession\x12\x1b.bough.v1.GetSessionRequest\x1a\x1c.bough.v1.GetSessionResponse\x12M\n" +
-	"\fListSessions\x12\x1d.bough.v1.ListSessionsRequest\x1a\x1e.bough.v1.ListSessionsResponse\x12P\n" +
-	"\rUpdateSession\x12\x1e.bough.v1.UpdateSessionRequest\x1a\x1f.bough.v1.UpdateSessionResponse\x12P\n" +
-	"\rDeleteSession\x12\x1e.bough.v1.DeleteSessionRequest\x1a\x1f.bough.v1.DeleteSessionResponse\x12M\n" +
-	"\fListMessages\x12\x1d.bough.v1.ListMessagesRequest\x1a\x1e.bough.v1.ListMessagesResponse\x12V\n" +
-	"\x0fGetSessionState\x12 .bough.v1.GetSessionStateRequest\x1a!.bough.v1.GetSessionStateResponse\x12_\n" +
-	"\x12UpdateSessionState\x12#.bough.v1.UpdateSessionStateRequest\x1a$.bough.v1.UpdateSessionStateResponse\x12C\n" +
-	"\bReadBlob\x12\x19.bough.v1.ReadBlobRequest\x1a\x1a.bough.v1.ReadBlobResponse0\x01B]\n" +
+	"GetSession\x12\x1b.bough.v1.GetSessionRequest\x1a\x1c.bough.v1.GetSessionResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12U\n" +
+	"\fListSessions\x12\x1d.bough.v1.ListSessionsRequest\x1a\x1e.bough.v1.ListSessionsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12\\\n" +
+	"\rUpdateSession\x12\x1e.bough.v1.UpdateSessionRequest\x1a\x1f.bough.v1.UpdateSessionResponse\"\n" +
+	"\xa2\xa0\xe6\xf4\x02\x04\n" +
+	"\x02\x01\x03\x12\\\n" +
+	"\rDeleteSession\x12\x1e.bough.v1.DeleteSessionRequest\x1a\x1f.bough.v1.DeleteSessionResponse\"\n" +
+	"\xa2\xa0\xe6\xf4\x02\x04\n" +
+	"\x02\x01\x03\x12U\n" +
+	"\fListMessages\x12\x1d.bough.v1.ListMessagesRequest\x1a\x1e.bough.v1.ListMessagesResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12^\n" +
+	"\x0fGetSessionState\x12 .bough.v1.GetSessionStateRequest\x1a!.bough.v1.GetSessionStateResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12k\n" +
+	"\x12UpdateSessionState\x12#.bough.v1.UpdateSessionStateRequest\x1a$.bough.v1.UpdateSessionStateResponse\"\n" +
+	"\xa2\xa0\xe6\xf4\x02\x04\n" +
+	"\x02\x01\x03\x12K\n" +
+	"\bReadBlob\x12\x19.bough.v1.ReadBlobRequest\x1a\x1a.bough.v1.ReadBlobResponse\"\x06\xa2\xa0\xe6\xf4\x02\x000\x01B]\n" +
 	"\fdev.bough.v1B\x13SessionServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3"
 
 var (
@@ -1131,6 +1138,7 @@ func file_bough_v1_session_service_proto_init() {
 		return
 	}
 	file_bough_v1_message_proto_init()
+	file_bough_v1_options_proto_init()
 	file_bough_v1_session_proto_init()
 	file_bough_v1_session_service_proto_msgTypes[17].OneofWrappers = []any{}
 	type x struct{}

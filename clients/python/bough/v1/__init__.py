@@ -1,5 +1,9 @@
 """The messages, enums and enum values of the schema; generated, as the modules beside it are."""
 
+from bough.v1.access_service_pb2 import (
+    GetCallerRequest,
+    GetCallerResponse,
+)
 from bough.v1.action_pb2 import (
     AgentAction,
     BreakLoopAction,
@@ -120,6 +124,7 @@ from bough.v1.error_pb2 import (
     ERROR_REASON_NOT_INSTALLED,
     ERROR_REASON_NOT_LINKED,
     ERROR_REASON_OUTPUT_TOO_LARGE,
+    ERROR_REASON_PERMISSION_DENIED,
     ERROR_REASON_RECOVERY_LIMIT,
     ERROR_REASON_REQUEST_BYTES_EXHAUSTED,
     ERROR_REASON_REQUEST_ID_REUSED,
@@ -137,6 +142,7 @@ from bough.v1.error_pb2 import (
     ERROR_REASON_TOOL_FAILED,
     ERROR_REASON_TOOL_NOT_MOCKED,
     ERROR_REASON_TOOL_TIMEOUT,
+    ERROR_REASON_UNAUTHENTICATED,
     ERROR_REASON_UNKNOWN_AGENT,
     ERROR_REASON_UNKNOWN_TOOL,
     ERROR_REASON_UNSPECIFIED,
@@ -517,6 +523,13 @@ from bough.v1.model_pb2 import (
     ModelSettings,
 )
 from bough.v1.options_pb2 import (
+    ACCESS_ROLE_ADMIN,
+    ACCESS_ROLE_BILLING,
+    ACCESS_ROLE_READ,
+    ACCESS_ROLE_RUN,
+    ACCESS_ROLE_UNSPECIFIED,
+    AccessOptions,
+    AccessRole,
     EventOptions,
 )
 from bough.v1.policy_pb2 import (
@@ -605,6 +618,11 @@ from bough.v1.usage_pb2 import (
 )
 
 __all__ = [
+    "ACCESS_ROLE_ADMIN",
+    "ACCESS_ROLE_BILLING",
+    "ACCESS_ROLE_READ",
+    "ACCESS_ROLE_RUN",
+    "ACCESS_ROLE_UNSPECIFIED",
     "AGENT_KIND_FUNCTION",
     "AGENT_KIND_GRAPH",
     "AGENT_KIND_LLM",
@@ -635,6 +653,8 @@ __all__ = [
     "ANSWER_SOURCE_CALLER",
     "ANSWER_SOURCE_EXPIRY",
     "ANSWER_SOURCE_UNSPECIFIED",
+    "AccessOptions",
+    "AccessRole",
     "Agent",
     "AgentAction",
     "AgentDefinition",
@@ -781,6 +801,7 @@ __all__ = [
     "ERROR_REASON_NOT_INSTALLED",
     "ERROR_REASON_NOT_LINKED",
     "ERROR_REASON_OUTPUT_TOO_LARGE",
+    "ERROR_REASON_PERMISSION_DENIED",
     "ERROR_REASON_RECOVERY_LIMIT",
     "ERROR_REASON_REQUEST_BYTES_EXHAUSTED",
     "ERROR_REASON_REQUEST_ID_REUSED",
@@ -798,6 +819,7 @@ __all__ = [
     "ERROR_REASON_TOOL_FAILED",
     "ERROR_REASON_TOOL_NOT_MOCKED",
     "ERROR_REASON_TOOL_TIMEOUT",
+    "ERROR_REASON_UNAUTHENTICATED",
     "ERROR_REASON_UNKNOWN_AGENT",
     "ERROR_REASON_UNKNOWN_TOOL",
     "ERROR_REASON_UNSPECIFIED",
@@ -896,6 +918,8 @@ __all__ = [
     "GateResult",
     "GetAgentRequest",
     "GetAgentResponse",
+    "GetCallerRequest",
+    "GetCallerResponse",
     "GetEvaluationRequest",
     "GetEvaluationResponse",
     "GetInvocationRequest",

@@ -183,7 +183,7 @@ class WatchRunRequest(_message.Message):
     UNTIL_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run. Unknown, or another tenant's: NOT_FOUND."""
+    """The run. Unknown, or one that the caller may not see: NOT_FOUND."""
     after_sequence: _builtins.int
     """The last sequence that the caller has; 0 for none. Beyond the end of the log: OUT_OF_RANGE."""
     until: _follow_pb2.WatchUntil.ValueType
@@ -244,7 +244,7 @@ class ResumeRunRequest(_message.Message):
     FOLLOW_FIELD_NUMBER: _builtins.int
     AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run. Unknown, or another tenant's: NOT_FOUND."""
+    """The run. Unknown, or one that the caller may not see: NOT_FOUND."""
     request_id: _builtins.str
     """The caller's name for this request, in visible ASCII characters, not beginning with "bough/", unique to the run: the same name with the same content changes
     nothing and follows from the same place; with different content it is ALREADY_EXISTS (REQUEST_ID_REUSED). Empty for none.
@@ -341,7 +341,7 @@ class ForkRunRequest(_message.Message):
     request_id: _builtins.str
     """The caller's name for this request, as RunRequest.request_id. Empty for none."""
     run_id: _builtins.str
-    """The run. Unknown, or another tenant's: NOT_FOUND."""
+    """The run. Unknown, or one that the caller may not see: NOT_FOUND."""
     after_sequence: _builtins.int
     """The last sequence to share: at least 1, and before the event that ended the run. Beyond the end of the log: OUT_OF_RANGE.
     Edited tool results and `policy` may move the fork to before it; Run.forked_from says where it is.
@@ -420,7 +420,7 @@ class CancelRunRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run. Unknown, or another tenant's: NOT_FOUND."""
+    """The run. Unknown, or one that the caller may not see: NOT_FOUND."""
     note: _builtins.str
     """A note for the record, in the run's cancel_requested; empty for none."""
     def __init__(
@@ -469,7 +469,7 @@ class GetRunRequest(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run. Unknown, or another tenant's: NOT_FOUND."""
+    """The run. Unknown, or one that the caller may not see: NOT_FOUND."""
     def __init__(
         self,
         *,

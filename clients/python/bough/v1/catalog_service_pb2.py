@@ -25,11 +25,12 @@ _sym_db = _symbol_database.Default()
 from bough.v1 import agent_pb2 as bough_dot_v1_dot_agent__pb2
 from bough.v1 import error_pb2 as bough_dot_v1_dot_error__pb2
 from bough.v1 import model_pb2 as bough_dot_v1_dot_model__pb2
+from bough.v1 import options_pb2 as bough_dot_v1_dot_options__pb2
 from bough.v1 import tool_pb2 as bough_dot_v1_dot_tool__pb2
 from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62ough/v1/catalog_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/agent.proto\x1a\x14\x62ough/v1/error.proto\x1a\x14\x62ough/v1/model.proto\x1a\x13\x62ough/v1/tool.proto\x1a google/protobuf/field_mask.proto\"O\n\x12\x43reateAgentRequest\x12\x39\n\ndefinition\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionR\ndefinition\"<\n\x13\x43reateAgentResponse\x12%\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x0f.bough.v1.AgentR\x05\x61gent\"\xa8\x01\n\x12UpdateAgentRequest\x12\x39\n\ndefinition\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionR\ndefinition\x12;\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMaskR\nupdateMask\x12\x1a\n\x08revision\x18\x03 \x01(\tR\x08revision\"<\n\x13UpdateAgentResponse\x12%\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x0f.bough.v1.AgentR\x05\x61gent\"D\n\x12\x44\x65leteAgentRequest\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n\x08revision\x18\x02 \x01(\tR\x08revision\"\x15\n\x13\x44\x65leteAgentResponse\"A\n\x0fGetAgentRequest\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n\x08revision\x18\x02 \x01(\tR\x08revision\"9\n\x10GetAgentResponse\x12%\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x0f.bough.v1.AgentR\x05\x61gent\"O\n\x11ListAgentsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"e\n\x12ListAgentsResponse\x12\'\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x0f.bough.v1.AgentR\x06\x61gents\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"T\n\x15ValidateAgentsRequest\x12;\n\x0b\x64\x65\x66initions\x18\x01 \x03(\x0b\x32\x19.bough.v1.AgentDefinitionR\x0b\x64\x65\x66initions\"W\n\x16ValidateAgentsResponse\x12=\n\nviolations\x18\x01 \x03(\x0b\x32\x1d.bough.v1.DefinitionViolationR\nviolations\"\x92\x01\n\x13\x44\x65\x66initionViolation\x12\x14\n\x05\x61gent\x18\x01 \x01(\tR\x05\x61gent\x12\x14\n\x05\x66ield\x18\x02 \x01(\tR\x05\x66ield\x12 \n\x0b\x64\x65scription\x18\x03 \x01(\tR\x0b\x64\x65scription\x12-\n\x06reason\x18\x04 \x01(\x0e\x32\x15.bough.v1.ErrorReasonR\x06reason\"N\n\x10ListToolsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"e\n\x11ListToolsResponse\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x12.bough.v1.ToolInfoR\x05tools\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"O\n\x11ListModelsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"i\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x13.bough.v1.ModelInfoR\x06models\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xe4\x04\n\x0e\x43\x61talogService\x12J\n\x0b\x43reateAgent\x12\x1c.bough.v1.CreateAgentRequest\x1a\x1d.bough.v1.CreateAgentResponse\x12J\n\x0bUpdateAgent\x12\x1c.bough.v1.UpdateAgentRequest\x1a\x1d.bough.v1.UpdateAgentResponse\x12J\n\x0b\x44\x65leteAgent\x12\x1c.bough.v1.DeleteAgentRequest\x1a\x1d.bough.v1.DeleteAgentResponse\x12\x41\n\x08GetAgent\x12\x19.bough.v1.GetAgentRequest\x1a\x1a.bough.v1.GetAgentResponse\x12G\n\nListAgents\x12\x1b.bough.v1.ListAgentsRequest\x1a\x1c.bough.v1.ListAgentsResponse\x12S\n\x0eValidateAgents\x12\x1f.bough.v1.ValidateAgentsRequest\x1a .bough.v1.ValidateAgentsResponse\x12\x44\n\tListTools\x12\x1a.bough.v1.ListToolsRequest\x1a\x1b.bough.v1.ListToolsResponse\x12G\n\nListModels\x12\x1b.bough.v1.ListModelsRequest\x1a\x1c.bough.v1.ListModelsResponseB]\n\x0c\x64\x65v.bough.v1B\x13\x43\x61talogServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62ough/v1/catalog_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/agent.proto\x1a\x14\x62ough/v1/error.proto\x1a\x14\x62ough/v1/model.proto\x1a\x16\x62ough/v1/options.proto\x1a\x13\x62ough/v1/tool.proto\x1a google/protobuf/field_mask.proto\"O\n\x12\x43reateAgentRequest\x12\x39\n\ndefinition\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionR\ndefinition\"<\n\x13\x43reateAgentResponse\x12%\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x0f.bough.v1.AgentR\x05\x61gent\"\xa8\x01\n\x12UpdateAgentRequest\x12\x39\n\ndefinition\x18\x01 \x01(\x0b\x32\x19.bough.v1.AgentDefinitionR\ndefinition\x12;\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMaskR\nupdateMask\x12\x1a\n\x08revision\x18\x03 \x01(\tR\x08revision\"<\n\x13UpdateAgentResponse\x12%\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x0f.bough.v1.AgentR\x05\x61gent\"D\n\x12\x44\x65leteAgentRequest\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n\x08revision\x18\x02 \x01(\tR\x08revision\"\x15\n\x13\x44\x65leteAgentResponse\"A\n\x0fGetAgentRequest\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n\x08revision\x18\x02 \x01(\tR\x08revision\"9\n\x10GetAgentResponse\x12%\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x0f.bough.v1.AgentR\x05\x61gent\"O\n\x11ListAgentsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"e\n\x12ListAgentsResponse\x12\'\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x0f.bough.v1.AgentR\x06\x61gents\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"T\n\x15ValidateAgentsRequest\x12;\n\x0b\x64\x65\x66initions\x18\x01 \x03(\x0b\x32\x19.bough.v1.AgentDefinitionR\x0b\x64\x65\x66initions\"W\n\x16ValidateAgentsResponse\x12=\n\nviolations\x18\x01 \x03(\x0b\x32\x1d.bough.v1.DefinitionViolationR\nviolations\"\x92\x01\n\x13\x44\x65\x66initionViolation\x12\x14\n\x05\x61gent\x18\x01 \x01(\tR\x05\x61gent\x12\x14\n\x05\x66ield\x18\x02 \x01(\tR\x05\x66ield\x12 \n\x0b\x64\x65scription\x18\x03 \x01(\tR\x0b\x64\x65scription\x12-\n\x06reason\x18\x04 \x01(\x0e\x32\x15.bough.v1.ErrorReasonR\x06reason\"N\n\x10ListToolsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"e\n\x11ListToolsResponse\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x12.bough.v1.ToolInfoR\x05tools\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"O\n\x11ListModelsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"i\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x13.bough.v1.ModelInfoR\x06models\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xad\x05\n\x0e\x43\x61talogService\x12U\n\x0b\x43reateAgent\x12\x1c.bough.v1.CreateAgentRequest\x1a\x1d.bough.v1.CreateAgentResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n\x01\x03\x12U\n\x0bUpdateAgent\x12\x1c.bough.v1.UpdateAgentRequest\x1a\x1d.bough.v1.UpdateAgentResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n\x01\x03\x12U\n\x0b\x44\x65leteAgent\x12\x1c.bough.v1.DeleteAgentRequest\x1a\x1d.bough.v1.DeleteAgentResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n\x01\x03\x12I\n\x08GetAgent\x12\x19.bough.v1.GetAgentRequest\x1a\x1a.bough.v1.GetAgentResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12O\n\nListAgents\x12\x1b.bough.v1.ListAgentsRequest\x1a\x1c.bough.v1.ListAgentsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12[\n\x0eValidateAgents\x12\x1f.bough.v1.ValidateAgentsRequest\x1a .bough.v1.ValidateAgentsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12L\n\tListTools\x12\x1a.bough.v1.ListToolsRequest\x1a\x1b.bough.v1.ListToolsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12O\n\nListModels\x12\x1b.bough.v1.ListModelsRequest\x1a\x1c.bough.v1.ListModelsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x42]\n\x0c\x64\x65v.bough.v1B\x13\x43\x61talogServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,40 +38,56 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.catalog_service_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\023CatalogServiceProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
-  _globals['_CREATEAGENTREQUEST']._serialized_start=165
-  _globals['_CREATEAGENTREQUEST']._serialized_end=244
-  _globals['_CREATEAGENTRESPONSE']._serialized_start=246
-  _globals['_CREATEAGENTRESPONSE']._serialized_end=306
-  _globals['_UPDATEAGENTREQUEST']._serialized_start=309
-  _globals['_UPDATEAGENTREQUEST']._serialized_end=477
-  _globals['_UPDATEAGENTRESPONSE']._serialized_start=479
-  _globals['_UPDATEAGENTRESPONSE']._serialized_end=539
-  _globals['_DELETEAGENTREQUEST']._serialized_start=541
-  _globals['_DELETEAGENTREQUEST']._serialized_end=609
-  _globals['_DELETEAGENTRESPONSE']._serialized_start=611
-  _globals['_DELETEAGENTRESPONSE']._serialized_end=632
-  _globals['_GETAGENTREQUEST']._serialized_start=634
-  _globals['_GETAGENTREQUEST']._serialized_end=699
-  _globals['_GETAGENTRESPONSE']._serialized_start=701
-  _globals['_GETAGENTRESPONSE']._serialized_end=758
-  _globals['_LISTAGENTSREQUEST']._serialized_start=760
-  _globals['_LISTAGENTSREQUEST']._serialized_end=839
-  _globals['_LISTAGENTSRESPONSE']._serialized_start=841
-  _globals['_LISTAGENTSRESPONSE']._serialized_end=942
-  _globals['_VALIDATEAGENTSREQUEST']._serialized_start=944
-  _globals['_VALIDATEAGENTSREQUEST']._serialized_end=1028
-  _globals['_VALIDATEAGENTSRESPONSE']._serialized_start=1030
-  _globals['_VALIDATEAGENTSRESPONSE']._serialized_end=1117
-  _globals['_DEFINITIONVIOLATION']._serialized_start=1120
-  _globals['_DEFINITIONVIOLATION']._serialized_end=1266
-  _globals['_LISTTOOLSREQUEST']._serialized_start=1268
-  _globals['_LISTTOOLSREQUEST']._serialized_end=1346
-  _globals['_LISTTOOLSRESPONSE']._serialized_start=1348
-  _globals['_LISTTOOLSRESPONSE']._serialized_end=1449
-  _globals['_LISTMODELSREQUEST']._serialized_start=1451
-  _globals['_LISTMODELSREQUEST']._serialized_end=1530
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1532
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1637
-  _globals['_CATALOGSERVICE']._serialized_start=1640
-  _globals['_CATALOGSERVICE']._serialized_end=2252
+  _globals['_CATALOGSERVICE'].methods_by_name['CreateAgent']._loaded_options = None
+  _globals['_CATALOGSERVICE'].methods_by_name['CreateAgent']._serialized_options = b'\242\240\346\364\002\003\n\001\003'
+  _globals['_CATALOGSERVICE'].methods_by_name['UpdateAgent']._loaded_options = None
+  _globals['_CATALOGSERVICE'].methods_by_name['UpdateAgent']._serialized_options = b'\242\240\346\364\002\003\n\001\003'
+  _globals['_CATALOGSERVICE'].methods_by_name['DeleteAgent']._loaded_options = None
+  _globals['_CATALOGSERVICE'].methods_by_name['DeleteAgent']._serialized_options = b'\242\240\346\364\002\003\n\001\003'
+  _globals['_CATALOGSERVICE'].methods_by_name['GetAgent']._loaded_options = None
+  _globals['_CATALOGSERVICE'].methods_by_name['GetAgent']._serialized_options = b'\242\240\346\364\002\000'
+  _globals['_CATALOGSERVICE'].methods_by_name['ListAgents']._loaded_options = None
+  _globals['_CATALOGSERVICE'].methods_by_name['ListAgents']._serialized_options = b'\242\240\346\364\002\000'
+  _globals['_CATALOGSERVICE'].methods_by_name['ValidateAgents']._loaded_options = None
+  _globals['_CATALOGSERVICE'].methods_by_name['ValidateAgents']._serialized_options = b'\242\240\346\364\002\000'
+  _globals['_CATALOGSERVICE'].methods_by_name['ListTools']._loaded_options = None
+  _globals['_CATALOGSERVICE'].methods_by_name['ListTools']._serialized_options = b'\242\240\346\364\002\000'
+  _globals['_CATALOGSERVICE'].methods_by_name['ListModels']._loaded_options = None
+  _globals['_CATALOGSERVICE'].methods_by_name['ListModels']._serialized_options = b'\242\240\346\364\002\000'
+  _globals['_CREATEAGENTREQUEST']._serialized_start=189
+  _globals['_CREATEAGENTREQUEST']._serialized_end=268
+  _globals['_CREATEAGENTRESPONSE']._serialized_start=270
+  _globals['_CREATEAGENTRESPONSE']._serialized_end=330
+  _globals['_UPDATEAGENTREQUEST']._serialized_start=333
+  _globals['_UPDATEAGENTREQUEST']._serialized_end=501
+  _globals['_UPDATEAGENTRESPONSE']._serialized_start=503
+  _globals['_UPDATEAGENTRESPONSE']._serialized_end=563
+  _globals['_DELETEAGENTREQUEST']._serialized_start=565
+  _globals['_DELETEAGENTREQUEST']._serialized_end=633
+  _globals['_DELETEAGENTRESPONSE']._serialized_start=635
+  _globals['_DELETEAGENTRESPONSE']._serialized_end=656
+  _globals['_GETAGENTREQUEST']._serialized_start=658
+  _globals['_GETAGENTREQUEST']._serialized_end=723
+  _globals['_GETAGENTRESPONSE']._serialized_start=725
+  _globals['_GETAGENTRESPONSE']._serialized_end=782
+  _globals['_LISTAGENTSREQUEST']._serialized_start=784
+  _globals['_LISTAGENTSREQUEST']._serialized_end=863
+  _globals['_LISTAGENTSRESPONSE']._serialized_start=865
+  _globals['_LISTAGENTSRESPONSE']._serialized_end=966
+  _globals['_VALIDATEAGENTSREQUEST']._serialized_start=968
+  _globals['_VALIDATEAGENTSREQUEST']._serialized_end=1052
+  _globals['_VALIDATEAGENTSRESPONSE']._serialized_start=1054
+  _globals['_VALIDATEAGENTSRESPONSE']._serialized_end=1141
+  _globals['_DEFINITIONVIOLATION']._serialized_start=1144
+  _globals['_DEFINITIONVIOLATION']._serialized_end=1290
+  _globals['_LISTTOOLSREQUEST']._serialized_start=1292
+  _globals['_LISTTOOLSREQUEST']._serialized_end=1370
+  _globals['_LISTTOOLSRESPONSE']._serialized_start=1372
+  _globals['_LISTTOOLSRESPONSE']._serialized_end=1473
+  _globals['_LISTMODELSREQUEST']._serialized_start=1475
+  _globals['_LISTMODELSREQUEST']._serialized_end=1554
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1556
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1661
+  _globals['_CATALOGSERVICE']._serialized_start=1664
+  _globals['_CATALOGSERVICE']._serialized_end=2349
 # @@protoc_insertion_point(module_scope)

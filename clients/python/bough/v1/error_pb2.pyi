@@ -139,6 +139,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_EVALUATION_NOT_ENDED: _ErrorReason.ValueType  # 50
     """The evaluation has not ended. Metadata: evaluation_id. BadRequest names the field of the request that names it."""
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 51
+    """The call, or what remains of its stream, has no valid proof of who calls: it is missing, invalid or expired, as the message says.
+    Nothing of a call that fails at once has happened. A new token may help.
+    """
+    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 52
+    """The caller lacks a role that the call needs, or may see but not change what it names. Nothing of the call has happened. What a
+    caller may not see is NOT_FOUND.
+    """
     ERROR_REASON_SESSION_QUEUE_FULL: _ErrorReason.ValueType  # 55
     """As many runs wait for the session as may: 64. The same call succeeds when one of them has ended. Metadata: session_id, and run_id
     of the run that holds it.
@@ -170,7 +178,7 @@ class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     The comments name the keys of ErrorInfo.metadata; a reason without a note has none. With any reason, `violations` is the number of
     violations in BadRequest or PreconditionFailure if some did not fit.
 
-    Values 16 (INSUFFICIENT_BALANCE), 23 (REMOTE_UNAVAILABLE) and 51 to 54 are reserved for a later version.
+    Values 16 (INSUFFICIENT_BALANCE), 23 (REMOTE_UNAVAILABLE), 53 and 54 are reserved for a later version.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
@@ -289,6 +297,14 @@ for no call.
 """
 ERROR_REASON_EVALUATION_NOT_ENDED: ErrorReason.ValueType  # 50
 """The evaluation has not ended. Metadata: evaluation_id. BadRequest names the field of the request that names it."""
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 51
+"""The call, or what remains of its stream, has no valid proof of who calls: it is missing, invalid or expired, as the message says.
+Nothing of a call that fails at once has happened. A new token may help.
+"""
+ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 52
+"""The caller lacks a role that the call needs, or may see but not change what it names. Nothing of the call has happened. What a
+caller may not see is NOT_FOUND.
+"""
 ERROR_REASON_SESSION_QUEUE_FULL: ErrorReason.ValueType  # 55
 """As many runs wait for the session as may: 64. The same call succeeds when one of them has ended. Metadata: session_id, and run_id
 of the run that holds it.

@@ -274,7 +274,7 @@ class EvalSource(_message.Message):
     EVALUATION_ID_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     evaluation_id: _builtins.str
-    """An evaluation that has ended. Unknown, or another tenant's: NOT_FOUND; one that has not ended: FAILED_PRECONDITION
+    """An evaluation that has ended. Unknown, or one that the caller may not see: NOT_FOUND; one that has not ended: FAILED_PRECONDITION
     (EVALUATION_NOT_ENDED).
     """
     @_builtins.property

@@ -36,7 +36,7 @@ class GetInvocationRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     AS_OF_SEQUENCE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run. Unknown, or another tenant's: NOT_FOUND."""
+    """The run. Unknown, or one that the caller may not see: NOT_FOUND."""
     as_of_sequence: _builtins.int
     """Only the events up to this sequence; 0 for all. Beyond the end of the log: OUT_OF_RANGE."""
     @_builtins.property
@@ -326,7 +326,7 @@ class WatchEvaluationRequest(_message.Message):
     AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
     evaluation_id: _builtins.str
-    """The evaluation. Unknown, or another tenant's: NOT_FOUND."""
+    """The evaluation. Unknown, or one that the caller may not see: NOT_FOUND."""
     after_sequence: _builtins.int
     """The last sequence that the caller has; 0 for none. Beyond the end of the log: OUT_OF_RANGE."""
     @_builtins.property
@@ -381,7 +381,7 @@ class CancelEvaluationRequest(_message.Message):
     EVALUATION_ID_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     evaluation_id: _builtins.str
-    """The evaluation. Unknown, or another tenant's: NOT_FOUND."""
+    """The evaluation. Unknown, or one that the caller may not see: NOT_FOUND."""
     note: _builtins.str
     """A note for the record, in the evaluation's evaluation_cancel_requested; empty for none."""
     def __init__(
@@ -430,7 +430,7 @@ class DeleteEvaluationRequest(_message.Message):
 
     EVALUATION_ID_FIELD_NUMBER: _builtins.int
     evaluation_id: _builtins.str
-    """The evaluation. Unknown, or another tenant's: NOT_FOUND."""
+    """The evaluation. Unknown, or one that the caller may not see: NOT_FOUND."""
     def __init__(
         self,
         *,
@@ -469,7 +469,7 @@ class GetEvaluationRequest(_message.Message):
 
     EVALUATION_ID_FIELD_NUMBER: _builtins.int
     evaluation_id: _builtins.str
-    """The evaluation. Unknown, or another tenant's: NOT_FOUND."""
+    """The evaluation. Unknown, or one that the caller may not see: NOT_FOUND."""
     def __init__(
         self,
         *,
@@ -528,7 +528,7 @@ class ListCaseResultsRequest(_message.Message):
     page_token: _builtins.str
     """next_page_token of the page before of the same evaluation and filter; empty for the first page."""
     evaluation_id: _builtins.str
-    """The evaluation. Unknown, or another tenant's: NOT_FOUND."""
+    """The evaluation. Unknown, or one that the caller may not see: NOT_FOUND."""
     @_builtins.property
     def filter(self) -> _evaluation_pb2.CaseResultFilter:
         """Which cases; unset for all."""

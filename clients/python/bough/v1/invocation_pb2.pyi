@@ -559,7 +559,7 @@ class RunRef(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     AS_OF_SEQUENCE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run. Unknown, or another tenant's: NOT_FOUND."""
+    """The run. Unknown, or one that the caller may not see: NOT_FOUND."""
     as_of_sequence: _builtins.int
     """Only the events up to this sequence; 0 for all. Beyond the end of the log: OUT_OF_RANGE."""
     def __init__(

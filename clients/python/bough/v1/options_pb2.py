@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62ough/v1/options.proto\x12\x08\x62ough.v1\x1a google/protobuf/descriptor.proto\"\"\n\x0c\x45ventOptions\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name:]\n\revent_options\x12\x1d.google.protobuf.FieldOptions\x18\x83\xe4\xcc. \x01(\x0b\x32\x16.bough.v1.EventOptionsR\x0c\x65ventOptionsBV\n\x0c\x64\x65v.bough.v1B\x0cOptionsProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62ough/v1/options.proto\x12\x08\x62ough.v1\x1a google/protobuf/descriptor.proto\"\"\n\x0c\x45ventOptions\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\";\n\rAccessOptions\x12*\n\x05roles\x18\x01 \x03(\x0e\x32\x14.bough.v1.AccessRoleR\x05roles*\x84\x01\n\nAccessRole\x12\x1b\n\x17\x41\x43\x43\x45SS_ROLE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x41\x43\x43\x45SS_ROLE_RUN\x10\x01\x12\x14\n\x10\x41\x43\x43\x45SS_ROLE_READ\x10\x02\x12\x15\n\x11\x41\x43\x43\x45SS_ROLE_ADMIN\x10\x03\x12\x17\n\x13\x41\x43\x43\x45SS_ROLE_BILLING\x10\x04:]\n\revent_options\x12\x1d.google.protobuf.FieldOptions\x18\x83\xe4\xcc. \x01(\x0b\x32\x16.bough.v1.EventOptionsR\x0c\x65ventOptions:a\n\x0e\x61\x63\x63\x65ss_options\x12\x1e.google.protobuf.MethodOptions\x18\x84\xe4\xcc. \x01(\x0b\x32\x17.bough.v1.AccessOptionsR\raccessOptionsBV\n\x0c\x64\x65v.bough.v1B\x0cOptionsProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.options_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\014OptionsProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
+  _globals['_ACCESSROLE']._serialized_start=168
+  _globals['_ACCESSROLE']._serialized_end=300
   _globals['_EVENTOPTIONS']._serialized_start=70
   _globals['_EVENTOPTIONS']._serialized_end=104
+  _globals['_ACCESSOPTIONS']._serialized_start=106
+  _globals['_ACCESSOPTIONS']._serialized_end=165
 # @@protoc_insertion_point(module_scope)

@@ -109,7 +109,7 @@ class GetSessionRequest(_message.Message):
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The session. Unknown, or another tenant's: NOT_FOUND."""
+    """The session. Unknown, or one that the caller may not see: NOT_FOUND."""
     def __init__(
         self,
         *,
@@ -238,7 +238,7 @@ class UpdateSessionRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The session. Unknown, or another tenant's: NOT_FOUND."""
+    """The session. Unknown, or one that the caller may not see: NOT_FOUND."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The labels that it has from now on, instead of those that it had. Keys that begin with "bough/" are reserved."""
@@ -289,7 +289,7 @@ class DeleteSessionRequest(_message.Message):
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The session. Unknown, or another tenant's: NOT_FOUND."""
+    """The session. Unknown, or one that the caller may not see: NOT_FOUND."""
     def __init__(
         self,
         *,
@@ -334,7 +334,7 @@ class ListMessagesRequest(_message.Message):
     page_token: _builtins.str
     """next_page_token of the page before of the same session; empty for the first page."""
     session_id: _builtins.str
-    """The session. Unknown, or another tenant's: NOT_FOUND."""
+    """The session. Unknown, or one that the caller may not see: NOT_FOUND."""
     def __init__(
         self,
         *,
@@ -386,7 +386,7 @@ class GetSessionStateRequest(_message.Message):
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The session. Unknown, or another tenant's: NOT_FOUND."""
+    """The session. Unknown, or one that the caller may not see: NOT_FOUND."""
     def __init__(
         self,
         *,
@@ -431,7 +431,7 @@ class UpdateSessionStateRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     STATE_CHANGES_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The session. Unknown, or another tenant's: NOT_FOUND."""
+    """The session. Unknown, or one that the caller may not see: NOT_FOUND."""
     @_builtins.property
     def state_changes(self) -> _containers.RepeatedCompositeFieldContainer[_session_pb2.SessionStateChange]:
         """The changes, applied in order: all of them, or none."""
@@ -481,7 +481,7 @@ class ReadBlobRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The session. Unknown, or another tenant's: NOT_FOUND."""
+    """The session. Unknown, or one that the caller may not see: NOT_FOUND."""
     sha256: _builtins.str
     """Blob.sha256 of the file. NOT_FOUND if the session has no such file, whether or not another one does."""
     def __init__(

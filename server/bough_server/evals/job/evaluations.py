@@ -25,7 +25,7 @@ from bough_server.evals.job.evaluation_log import EvaluationState, as_fact, read
 from bough_server.evals.job.evaluator import LiveEvaluation
 from bough_server.evals.job.planning import EvaluationPlan, plan, request_digest
 from bough_server.evals.results.compare import find_baseline_problem
-from bough_server.identity import Principal
+from bough_server.identity import Principal, Scope
 from bough_server.log import evaluation_events
 from bough_server.observability.tracing import Parent
 from bough_server.ownership.arrivals import Arrivals
@@ -64,11 +64,17 @@ class Evaluations:
     # Starting
 
     async def start(
-        self, principal: Principal, request: eval_service_pb2.EvaluateRequest, *, trace: Parent
+        self,
+        principal: Principal,
+        request: eval_service_pb2.EvaluateRequest,
+        *,
+        trace: Parent,
+        scope: Scope | None = None,
     ) -> EvaluationRow:
         """Create an evaluation and start it, or return the one that the same request started before.
 
-        `trace` is the caller's; the runs are part of it.
+        `trace` is the caller's; the runs are part of it. `scope`: where the baseline is looked up; default: among the
+        principal's own evaluations.
         Raises InvalidRequest, NotFound (agent, baseline), AgentUnusable, RequestIdReused, ServerStopping and
         StorageFailed.
         """
@@ -82,7 +88,7 @@ class Evaluations:
         baseline = None
         if request.HasField("baseline"):
             baseline = await self.baseline(
-                principal, request.baseline, allow_incomplete=request.allow_incomplete_baseline
+                scope or principal, request.baseline, allow_incomplete=request.allow_incomplete_baseline
             )
         planned = await plan(self.dependencies, principal, request, baseline=baseline, digest=digest)
         planned.started.trace_id, planned.started.span_id = trace.ids()
@@ -156,15 +162,13 @@ class Evaluations:
 
     # Reading
 
-    async def follow(
-        self, principal: Principal, evaluation_id: str, *, after: int = 0, only_current: bool = False
-    ) -> Pages:
+    async def follow(self, scope: Scope, evaluation_id: str, *, after: int = 0, only_current: bool = False) -> Pages:
         """Yield pages of an evaluation's committed events after a sequence, up to its last event.
 
         With `only_current` only those that the log has now. Raises NotFound and SequenceOutOfRange before the first
         page.
         """
-        record = await self.get(principal, evaluation_id)
+        record = await self.get(scope, evaluation_id)
         if after > record.evaluation.last_sequence:
             raise SequenceOutOfRange(
                 f"The log of this evaluation ends at sequence {record.evaluation.last_sequence}; there is nothing "
@@ -184,18 +188,18 @@ class Evaluations:
         finally:
             await tail.aclose()
 
-    async def get(self, principal: Principal, evaluation_id: str) -> EvaluationRow:
-        """Return an evaluation of the principal's tenant. Raises NotFound."""
-        return await self.dependencies.store.evaluations.get(principal, evaluation_id)
+    async def get(self, scope: Scope, evaluation_id: str) -> EvaluationRow:
+        """Return an evaluation in a scope. Raises NotFound."""
+        return await self.dependencies.store.evaluations.get(scope, evaluation_id)
 
     async def list(
-        self, principal: Principal, evaluation_filter: EvaluationFilter, page: Page
+        self, scope: Scope, evaluation_filter: EvaluationFilter, page: Page
     ) -> tuple[Sequence[evaluation_pb2.Evaluation], str]:
         """Return a page of evaluations, newest first, and the next page's token."""
-        return await self.dependencies.store.evaluations.list(principal, evaluation_filter, page)
+        return await self.dependencies.store.evaluations.list(scope, evaluation_filter, page)
 
     async def source(
-        self, principal: Principal, source: eval_result_pb2.EvalSource, *, field: str
+        self, scope: Scope, source: eval_result_pb2.EvalSource, *, field: str
     ) -> eval_result_pb2.EvalResult:
         """Return a result, without its turns if it is stored, that a request names or brings in a field.
 
@@ -210,21 +214,21 @@ class Evaluations:
                 raise InvalidRequest([FieldViolation(field=f"{field}.result.cases", description=description)])
             return source.result
         evaluation_id = source.evaluation_id
-        await self.get(principal, evaluation_id)
+        await self.get(scope, evaluation_id)
         fold = await read_state(self.dependencies.store.log, evaluation_id, keeps_differences=True)
         if fold.end is None:
             raise EvaluationNotEnded(evaluation_id, field=f"{field}.evaluation_id", advice="wait for its end")
         return await run_in_thread(_whole, fold, evaluation_id)
 
     async def baseline(
-        self, principal: Principal, source: eval_result_pb2.EvalSource, *, allow_incomplete: bool
+        self, scope: Scope, source: eval_result_pb2.EvalSource, *, allow_incomplete: bool
     ) -> eval_result_pb2.EvalResult:
         """Return the result that a request names or brings as its baseline.
 
         Raises NotFound, EvaluationNotEnded, and InvalidRequest for a result of an evaluation that did not succeed,
         unless the request allows it.
         """
-        result = await self.source(principal, source, field="baseline")
+        result = await self.source(scope, source, field="baseline")
         if (why := find_baseline_problem(result)) and not allow_incomplete:
             field = "evaluation_id" if source.HasField("evaluation_id") else "result.state"
             description = f"{why}: set allow_incomplete_baseline to compare with it."
@@ -233,21 +237,24 @@ class Evaluations:
 
     # Ending
 
-    async def cancel(self, principal: Principal, evaluation_id: str, *, note: str = "") -> EvaluationRow:
+    async def cancel(
+        self, principal: Principal, evaluation_id: str, *, note: str = "", scope: Scope | None = None
+    ) -> EvaluationRow:
         """Cancel an evaluation; the request is durable when this returns. No effect on one that has ended.
 
-        Raises NotFound, ServerStopping and StorageFailed.
+        `scope`: whose evaluations the principal may cancel; default: its own. Raises NotFound, ServerStopping and
+        StorageFailed.
         """
         request = event_pb2.CancelRequested(requested_by=principal.user_id, note=note)
-        await self._cancel(await self.get(principal, evaluation_id), request)
-        return await self.get(principal, evaluation_id)
+        await self._cancel(await self.get(scope or principal, evaluation_id), request)
+        return await self.get(scope or principal, evaluation_id)
 
-    async def delete(self, principal: Principal, evaluation_id: str) -> None:
+    async def delete(self, scope: Scope, evaluation_id: str) -> None:
         """Delete an evaluation that has ended; its runs are kept.
 
         Raises NotFound, EvaluationNotEnded and StorageFailed.
         """
-        if not await self.dependencies.store.evaluations.delete(principal, evaluation_id):
+        if not await self.dependencies.store.evaluations.delete(scope, evaluation_id):
             raise EvaluationNotEnded(evaluation_id, field="evaluation_id", advice="cancel it first")
 
     async def _cancel(self, row: EvaluationRow, request: event_pb2.CancelRequested) -> None:

@@ -13,7 +13,7 @@ from bough_server.evals.sets.eval_set import plan_cases
 from bough_server.evals.sets.validation import request_problems
 from bough_server.evals.trees.diff import diff
 from bough_server.evals.trees.folding import read_source
-from bough_server.identity import Principal
+from bough_server.identity import Principal, Scope
 from bough_server.messages import copy_of
 from bough_server.threads import run_in_thread
 
@@ -32,11 +32,15 @@ _FRAME_BYTES: Final = 8
 
 
 async def score_invocations(
-    dependencies: EvaluationDependencies, principal: Principal, request: eval_service_pb2.ScoreInvocationsRequest
+    dependencies: EvaluationDependencies,
+    principal: Principal,
+    request: eval_service_pb2.ScoreInvocationsRequest,
+    *,
+    scope: Scope,
 ) -> eval_result_pb2.EvalResult:
-    """Score stored runs or given records, one after the other, each as a case of one turn.
+    """Score stored runs in a scope, or given records, one after the other, each as a case of one turn.
 
-    Raises InvalidRequest, NotFound and SequenceOutOfRange.
+    The runs of judges are the principal's. Raises InvalidRequest, NotFound and SequenceOutOfRange.
     """
     case = _case(request)
     await _check(dependencies, case)
@@ -44,7 +48,7 @@ async def score_invocations(
     # One for all records: what a judge used for several of them is counted once.
     judges = Judges(dependencies, principal)
     for number, source in enumerate(request.invocations):
-        invocation = await read_source(dependencies.runs, dependencies.store.log, principal, source)
+        invocation = await read_source(dependencies.runs, dependencies.store.log, scope, source)
         case.id = found.case_id(invocation, number)
         result = await score_all_metrics(
             dependencies, case, [invocation], trial=0, run_ids=[source.run.run_id], judges=judges
@@ -126,12 +130,12 @@ def _strip(case: eval_result_pb2.CaseResult, step: str) -> None:
 
 
 async def diff_invocations(
-    dependencies: EvaluationDependencies, principal: Principal, request: eval_service_pb2.DiffInvocationsRequest
+    dependencies: EvaluationDependencies, scope: Scope, request: eval_service_pb2.DiffInvocationsRequest
 ) -> eval_result_pb2.InvocationDiff:
     """Compare two records. Raises NotFound and SequenceOutOfRange."""
     runs, log = dependencies.runs, dependencies.store.log
-    before = await read_source(runs, log, principal, request.before)
-    after = await read_source(runs, log, principal, request.after)
+    before = await read_source(runs, log, scope, request.before)
+    after = await read_source(runs, log, scope, request.after)
     return await run_in_thread(diff, before, after)
 
 

@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 
 from bough.v1 import event_pb2, invocation_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, SequenceOutOfRange
-from bough_server.identity import Principal
+from bough_server.identity import Scope
 from bough_server.runs.runs import Runs
 from bough_server.store.ports.log import EventLog, StoredEvent
 from bough_server.threads import run_in_thread
@@ -108,28 +108,28 @@ def _add_all(add: Callable[[T], None], items: Iterable[T]) -> None:
 
 
 async def read_source(
-    runs: Runs, log: EventLog, principal: Principal, source: invocation_pb2.InvocationSource
+    runs: Runs, log: EventLog, scope: Scope, source: invocation_pb2.InvocationSource
 ) -> invocation_pb2.Invocation:
-    """Return the record that a source names or brings. Raises NotFound and SequenceOutOfRange."""
+    """Return the record that a source names in a scope, or brings. Raises NotFound and SequenceOutOfRange."""
     if source.WhichOneof("source") == "invocation":
         return source.invocation
-    return await read_invocation(runs, log, principal, source.run.run_id, as_of_sequence=source.run.as_of_sequence)
+    return await read_invocation(runs, log, scope, source.run.run_id, as_of_sequence=source.run.as_of_sequence)
 
 
 async def read_invocation(
     runs: Runs,
     log: EventLog,
-    principal: Principal,
+    scope: Scope,
     run_id: str,
     *,
     as_of_sequence: int = 0,
     options: invocation_pb2.InvocationOptions = UNLIMITED,
 ) -> invocation_pb2.Invocation:
-    """Return the record of a run, up to the end of its log or a sequence; only one page of the log is in memory.
+    """Return the record of a run in a scope, up to the end of its log or a sequence.
 
-    Raises NotFound and SequenceOutOfRange.
+    Only one page of the log is in memory. Raises NotFound and SequenceOutOfRange.
     """
-    run = (await runs.get(principal, run_id)).run
+    run = (await runs.get(scope, run_id)).run
     if as_of_sequence > run.last_sequence:
         raise SequenceOutOfRange(
             f"The log of run {run.run_id!r} ends at {run.last_sequence} so far.",
@@ -142,7 +142,7 @@ async def read_invocation(
         await builder.add_page(page)
         after = page[-1].sequence
     # A log that is deleted meanwhile reads as one that ends early. This raises NotFound then.
-    await runs.get(principal, run.run_id)
+    await runs.get(scope, run.run_id)
     invocation = await builder.invocation()
     invocation.as_of_sequence = through
     return invocation

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from bough.v1 import evaluation_pb2, execution_pb2
-from bough_server.identity import Principal
+from bough_server.identity import Principal, Scope
 from bough_server.store.ports.runs import Page
 
 
@@ -37,8 +37,8 @@ class EvaluationIndex(Protocol):
     Ids and request ids of runs are unknown here.
     """
 
-    async def get(self, principal: Principal, evaluation_id: str) -> EvaluationRow:
-        """Return an evaluation of the principal's tenant. Raises NotFound."""
+    async def get(self, scope: Scope, evaluation_id: str) -> EvaluationRow:
+        """Return an evaluation in a scope. Raises NotFound."""
         ...
 
     async def find(self, evaluation_id: str) -> EvaluationRow | None:
@@ -50,7 +50,7 @@ class EvaluationIndex(Protocol):
         ...
 
     async def list(
-        self, principal: Principal, evaluation_filter: EvaluationFilter, page: Page
+        self, scope: Scope, evaluation_filter: EvaluationFilter, page: Page
     ) -> tuple[Sequence[evaluation_pb2.Evaluation], str]:
         """Return a page of evaluations, newest first, and the token of the next page, empty after the last.
 
@@ -58,7 +58,7 @@ class EvaluationIndex(Protocol):
         """
         ...
 
-    async def delete(self, principal: Principal, evaluation_id: str) -> bool:
+    async def delete(self, scope: Scope, evaluation_id: str) -> bool:
         """Delete an evaluation that has ended, with its log; return False, and delete nothing, if it has not ended.
 
         Raises NotFound and StorageFailed.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from bough.v1 import agent_pb2, execution_pb2, run_pb2, usage_pb2
-from bough_server.identity import Principal
+from bough_server.identity import Principal, Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +53,8 @@ class RunIndex(Protocol):
     Ids and request ids of evaluations are unknown here.
     """
 
-    async def get(self, principal: Principal, run_id: str) -> RunRow:
-        """Return a run of the principal's tenant. Raises NotFound."""
+    async def get(self, scope: Scope, run_id: str) -> RunRow:
+        """Return a run in a scope. Raises NotFound."""
         ...
 
     async def find(self, run_id: str) -> RunRow | None:
@@ -65,7 +65,7 @@ class RunIndex(Protocol):
         """Return the run that the principal's user started with a request id, or None."""
         ...
 
-    async def list(self, principal: Principal, run_filter: RunFilter, page: Page) -> tuple[Sequence[run_pb2.Run], str]:
+    async def list(self, scope: Scope, run_filter: RunFilter, page: Page) -> tuple[Sequence[run_pb2.Run], str]:
         """Return a page of runs, newest first, and the token of the next page, empty after the last.
 
         Raises InvalidRequest for a token that is not from this list with these filters.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from bough.v1 import message_pb2, session_pb2
-from bough_server.identity import Principal
+from bough_server.identity import Principal, Scope
 from bough_server.store.ports.runs import Page
 
 
@@ -63,21 +63,21 @@ class Sessions(Protocol):
         """
         ...
 
-    async def get(self, principal: Principal, session_id: str) -> session_pb2.Session:
-        """Return a session of the principal's tenant. Raises NotFound."""
+    async def get(self, scope: Scope, session_id: str) -> session_pb2.Session:
+        """Return a session in a scope. Raises NotFound."""
         ...
 
     async def list(
-        self, principal: Principal, *, labels: Mapping[str, str], page: Page, include_evaluations: bool = False
+        self, scope: Scope, *, labels: Mapping[str, str], page: Page, include_evaluations: bool = False
     ) -> tuple[Sequence[session_pb2.Session], str]:
-        """Return a page of the tenant's sessions with these labels, newest first, and the next page's token."""
+        """Return a page of a scope's sessions with these labels, newest first, and the next page's token."""
         ...
 
-    async def set_labels(self, principal: Principal, session_id: str, labels: Mapping[str, str]) -> session_pb2.Session:
-        """Replace the labels of a session of the principal's tenant. Raises NotFound."""
+    async def set_labels(self, scope: Scope, session_id: str, labels: Mapping[str, str]) -> session_pb2.Session:
+        """Replace the labels of a session in a scope. Raises NotFound."""
         ...
 
-    async def delete(self, principal: Principal, session_id: str) -> None:
+    async def delete(self, scope: Scope, session_id: str) -> None:
         """Delete a session with its runs, logs, messages, and the files that no other session of the tenant refers to.
 
         Usage entries are kept.
@@ -86,12 +86,12 @@ class Sessions(Protocol):
         """
         ...
 
-    async def read_position(self, principal: Principal, session_id: str) -> SessionPosition:
+    async def read_position(self, scope: Scope, session_id: str) -> SessionPosition:
         """Return the session's last position and its state, in one consistent read. Raises NotFound."""
         ...
 
     async def update_state(
-        self, principal: Principal, session_id: str, changes: Sequence[session_pb2.SessionStateChange]
+        self, scope: Scope, session_id: str, changes: Sequence[session_pb2.SessionStateChange]
     ) -> str:
         """Apply all changes to the session state, or none, and return the new state in the form of SessionPosition.
 
@@ -114,7 +114,7 @@ class Sessions(Protocol):
         ...
 
     async def list_messages(
-        self, principal: Principal, session_id: str, page: Page
+        self, scope: Scope, session_id: str, page: Page
     ) -> tuple[Sequence[message_pb2.Message], str]:
         """Return a page of messages, newest first, each with the id of the run that recorded it, and the next token.
 
@@ -135,9 +135,9 @@ class Blobs(Protocol):
     """The files of sessions. EventLog writes them, in the transactions of the events that refer to them."""
 
     async def read(
-        self, principal: Principal, session_id: str, sha256: str, *, offset: int = 0, count: int | None = None
+        self, scope: Scope, session_id: str, sha256: str, *, offset: int = 0, count: int | None = None
     ) -> BlobPiece:
-        """Return up to `count` bytes of a file of a session of the principal's tenant; default: all from `offset` on.
+        """Return up to `count` bytes of a file of a session in a scope; default: all from `offset` on.
 
         Raises NotFound, also for a file that only other sessions refer to.
         """

@@ -11,14 +11,14 @@ from sqlalchemy import Connection, bindparam, case, delete, exists, func, insert
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound
-from bough_server.identity import Principal
+from bough_server.identity import Principal, Scope
 from bough_server.log.blobs import UNKNOWN
 from bough_server.store.ports.log import AnyLogEvent, LogEvent
 from bough_server.store.ports.sessions import BlobPiece
 from bough_server.store.sql import tables
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.rows import strip_nul
-from bough_server.store.sql.statements import DriverCursor, DriverStatement
+from bough_server.store.sql.statements import DriverCursor, DriverStatement, in_scope, scope_parameters
 
 _blobs, _refs, _messages, _sessions = tables.blobs.c, tables.session_blobs.c, tables.messages.c, tables.sessions.c
 
@@ -28,7 +28,7 @@ _REFER: Final = DriverStatement(upsert(tables.session_blobs).on_conflict_do_noth
 _OF_SESSION: Final = (_refs.tenant_id == bindparam("tenant"), _refs.session_id == bindparam("session"))
 _HELD: Final = select(_refs.sha256).where(*_OF_SESSION, _refs.sha256.in_(bindparam("hashes", expanding=True)))
 _IS_SESSION: Final = select(_sessions.session_id).where(
-    _sessions.tenant_id == bindparam("tenant"), _sessions.session_id == bindparam("session")
+    _sessions.session_id == bindparam("session"), *in_scope(tables.sessions)
 )
 _PIECE: Final = (
     select(
@@ -39,7 +39,7 @@ _PIECE: Final = (
     .join_from(
         tables.session_blobs, tables.blobs, (_blobs.tenant_id == _refs.tenant_id) & (_blobs.sha256 == _refs.sha256)
     )
-    .where(*_OF_SESSION, _refs.sha256 == bindparam("hash"))
+    .where(*_OF_SESSION, _refs.sha256 == bindparam("hash"), _IS_SESSION.exists())
     .order_by(_refs.media_type == "", _refs.run_id)
     .limit(1)
 )
@@ -138,10 +138,10 @@ class SqlBlobs:
         self._readers = readers
 
     async def read(
-        self, principal: Principal, session_id: str, sha256: str, *, offset: int = 0, count: int | None = None
+        self, scope: Scope, session_id: str, sha256: str, *, offset: int = 0, count: int | None = None
     ) -> BlobPiece:
         """See Blobs."""
-        asked: dict[str, object] = {"tenant": principal.tenant_id, "session": session_id, "hash": sha256}
+        asked: dict[str, object] = {**scope_parameters(scope), "session": session_id, "hash": sha256}
         asked |= {"start": offset + 1, "count": _EVERYTHING if count is None else count}
         return await self._readers.run(partial(_read, asked=asked))
 
@@ -161,8 +161,7 @@ _EVERYTHING: Final = 2**31 - 1
 def _read(connection: Connection, *, asked: dict[str, object]) -> BlobPiece:
     row = connection.execute(_PIECE, asked).one_or_none() if _is_hash(asked["hash"]) else None
     if row is None:
-        here = {"tenant": asked["tenant"], "session": asked["session"]}
-        if connection.execute(_IS_SESSION, here).one_or_none() is None:
+        if connection.execute(_IS_SESSION, asked).one_or_none() is None:
             raise NotFound("session", str(asked["session"]))
         raise NotFound("file", str(asked["hash"]), hint=f"The session {asked['session']!r} has none with this SHA-256.")
     return BlobPiece(data=row.data, size=row.size, media_type=row.media_type)

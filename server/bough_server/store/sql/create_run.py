@@ -9,7 +9,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 
 from bough.v1 import agent_pb2, execution_pb2
 from bough.v1.evaluation_ref_pb2 import EvaluationRef
-from bough_server.errors import NotFound, SessionBusy, SessionQueueFull
+from bough_server.errors import NotFound, SessionBusy, SessionExists, SessionQueueFull
 from bough_server.identity import Principal
 from bough_server.log import evaluation_events, events
 from bough_server.store.evaluation_projection import EvaluationFold
@@ -47,7 +47,7 @@ _REQUEST: Final = select(_runs.run_id, _runs.request_digest).where(
     _runs.request_id != literal_column("''"),  # the condition of the partial index, literally, or it is not used
 )
 _SESSION: Final = for_update(
-    select(_sessions.current_run_id, _sessions.last_position, _sessions.state_json).where(
+    select(_sessions.user_id, _sessions.current_run_id, _sessions.last_position, _sessions.state_json).where(
         _sessions.session_id == bindparam("session"), _sessions.tenant_id == bindparam("tenant")
     )
 )
@@ -85,7 +85,8 @@ _KEEP_DEFINITION: Final = DriverStatement(upsert(tables.definitions).on_conflict
 def accept(connection: Connection, heads: LogHeads, new_run: NewRun) -> None:
     """Create a run.
 
-    Raises RequestIdTaken, NotFound, SessionBusy, SessionMoved and InvalidRequest, all before it writes anything.
+    Raises RequestIdTaken, NotFound, SessionExists, SessionBusy, SessionMoved and InvalidRequest, all before it writes
+    anything.
     """
     if is_accepted(connection, new_run.run_id, new_run.first):
         return
@@ -151,12 +152,13 @@ def check_request(connection: Connection, principal: Principal, request_id: str,
 def _check_session(connection: Connection, new_run: NewRun) -> bool:
     """Return True if the session exists, and False if the run is to create it.
 
-    Raises NotFound, SessionBusy, and SessionMoved if the session has changed since the caller read it.
+    Raises NotFound, SessionExists if it is to be created and another user has it, SessionBusy, and SessionMoved if the
+    session has changed since the caller read it.
     """
     session = _session(connection, new_run)
     if session is None and not new_run.create_session:
         raise NotFound("session", new_run.session_id)
-    current_run_id, position, state_json = session or ("", 0, "")
+    _, current_run_id, position, state_json = session or ("", "", 0, "")
     if current_run_id:
         raise build_busy_error(new_run.session_id, current_run_id)
     if (position, state_json) != (new_run.session_position, new_run.state_json):
@@ -168,7 +170,7 @@ def _check_queue(connection: Connection, new_run: NewRun) -> None:
     session = _session(connection, new_run)
     if session is None:
         raise NotFound("session", new_run.session_id)
-    current_run_id, *_ = session
+    _, current_run_id, *_ = session
     details = {"session_id": new_run.session_id, "run_id": current_run_id}
     if not current_run_id:
         raise SessionBusy(
@@ -186,10 +188,24 @@ def _session_parameters(new_run: NewRun) -> dict[str, object]:
     return {"tenant": new_run.principal.tenant_id, "session": new_run.session_id}
 
 
-def _session(connection: Connection, new_run: NewRun) -> tuple[str, int, str] | None:
-    """Return the run that holds the session (empty for none), the last position and the state; None without session."""
+def _session(connection: Connection, new_run: NewRun) -> tuple[str, str, int, str] | None:
+    """Return the session's user, the run that holds it (empty for none), the last position and the state.
+
+    None if the user has no such session. Raises SessionExists if the run is to create it and another user has it.
+    """
     row = connection.execute(_SESSION, _session_parameters(new_run)).one_or_none()
-    return None if row is None else row._tuple()
+    if row is None or row.user_id == new_run.principal.user_id:
+        return None if row is None else row._tuple()
+    if new_run.create_session:
+        raise build_exists_error(new_run.session_id)
+    return None
+
+
+def build_exists_error(session_id: str) -> SessionExists:
+    """Return the error of a call that creates a session whose id the tenant has already."""
+    return SessionExists(
+        f"The session {session_id!r} already exists. Use it, or choose another id.", details={"session_id": session_id}
+    )
 
 
 def build_busy_error(session_id: str, run_id: str) -> SessionBusy:

@@ -1,7 +1,7 @@
 """The rows of evaluations."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -10,21 +10,21 @@ from sqlalchemy.sql.selectable import Select
 
 from bough.v1 import error_pb2, eval_result_pb2, evaluation_pb2
 from bough_server.errors import NotFound
-from bough_server.identity import Principal
+from bough_server.identity import Principal, Scope
 from bough_server.store.ports.evaluations import EvaluationFilter, EvaluationRow
 from bough_server.store.ports.runs import Page
 from bough_server.store.sql import tables
 from bough_server.store.sql.driver import Reach
 from bough_server.store.sql.pages import Listing, decode_token, encode_token
 from bough_server.store.sql.readers import Readers
-from bough_server.store.sql.statements import unindexed
+from bough_server.store.sql.statements import in_scope, scope_parameters, unindexed
 from bough_server.store.sql.write_queue import WriteQueue
 
 _runs = tables.runs.c
 
 _ALL: Final = select(tables.runs).where(tables.IS_EVALUATION)
 _EVALUATION: Final = _ALL.where(_runs.run_id == bindparam("evaluation"))
-_EVALUATION_OF_TENANT: Final = _EVALUATION.where(_runs.tenant_id == bindparam("tenant"))
+_EVALUATION_IN_SCOPE: Final = _EVALUATION.where(*in_scope(tables.runs))
 _BY_REQUEST: Final = _ALL.where(
     _runs.tenant_id == bindparam("tenant"),
     _runs.user_id == bindparam("user"),
@@ -44,9 +44,9 @@ class SqlEvaluations:
     def __init__(self, queue: WriteQueue, readers: Readers) -> None:
         self._queue, self._readers = queue, readers
 
-    async def get(self, principal: Principal, evaluation_id: str) -> EvaluationRow:
+    async def get(self, scope: Scope, evaluation_id: str) -> EvaluationRow:
         """See EvaluationIndex."""
-        rows = await self._rows(_EVALUATION_OF_TENANT, {"evaluation": evaluation_id, "tenant": principal.tenant_id})
+        rows = await self._rows(_EVALUATION_IN_SCOPE, {"evaluation": evaluation_id, **scope_parameters(scope)})
         if not rows:
             raise NotFound("evaluation", evaluation_id)
         return _to_row(rows[0])
@@ -63,41 +63,44 @@ class SqlEvaluations:
         return _to_row(rows[0]) if rows else None
 
     async def list(
-        self, principal: Principal, evaluation_filter: EvaluationFilter, page: Page
+        self, scope: Scope, evaluation_filter: EvaluationFilter, page: Page
     ) -> tuple[Sequence[evaluation_pb2.Evaluation], str]:
         """See EvaluationIndex."""
-        filters = ["evaluations", principal.tenant_id, *_filter_values(evaluation_filter)]
+        filters = ["evaluations", scope.tenant_id, scope.user_id, *_filter_values(evaluation_filter)]
         listing = Listing(
             table=tables.runs,
             kind=tables.EVALUATION,
             name=_runs.run_id,
-            tenant_id=principal.tenant_id,
-            common=[tables.IS_EVALUATION, *_conditions(evaluation_filter)],
+            scope=scope,
+            common=[tables.IS_EVALUATION, *_conditions(evaluation_filter, scope)],
             labels=evaluation_filter.labels,
             after=decode_token(page.token, filters),
         )
         shown, following = await self._readers.run(partial(listing.read, count=page.size, size=_size))
         return [_to_evaluation(row) for row in shown], encode_token(following, filters) if following is not None else ""
 
-    async def delete(self, principal: Principal, evaluation_id: str) -> bool:
+    async def delete(self, scope: Scope, evaluation_id: str) -> bool:
         """See EvaluationIndex."""
-        deleting = partial(_delete, tenant_id=principal.tenant_id, evaluation_id=evaluation_id)
+        deleting = partial(_delete, scope=scope, evaluation_id=evaluation_id)
         return await self._queue.execute(deleting, run_id=evaluation_id, reach=Reach(runs=[evaluation_id]))
 
     async def open_evaluations(self) -> Sequence[EvaluationRow]:
         """See EvaluationIndex."""
         return [_to_row(row) for row in await self._rows(_OPEN, {})]
 
-    async def _rows(self, statement: Select[Any], parameters: dict[str, str]) -> Sequence[Row[Any]]:
+    async def _rows(self, statement: Select[Any], parameters: Mapping[str, str | None]) -> Sequence[Row[Any]]:
         return await self._readers.run(partial(_fetch_all, statement=statement, parameters=parameters))
 
 
-def _fetch_all(connection: Connection, *, statement: Select[Any], parameters: dict[str, str]) -> Sequence[Row[Any]]:
+def _fetch_all(
+    connection: Connection, *, statement: Select[Any], parameters: Mapping[str, str | None]
+) -> Sequence[Row[Any]]:
     return connection.execute(statement, parameters).all()
 
 
-def _delete(connection: Connection, *, tenant_id: str, evaluation_id: str) -> bool:
-    row = connection.execute(_EVALUATION_OF_TENANT, {"evaluation": evaluation_id, "tenant": tenant_id}).one_or_none()
+def _delete(connection: Connection, *, scope: Scope, evaluation_id: str) -> bool:
+    here = {"evaluation": evaluation_id, **scope_parameters(scope)}
+    row = connection.execute(_EVALUATION_IN_SCOPE, here).one_or_none()
     if row is None:
         raise NotFound("evaluation", evaluation_id)
     if not row.ended:
@@ -121,11 +124,14 @@ def _filter_values(evaluation_filter: EvaluationFilter) -> list[object]:
     ]
 
 
-def _conditions(evaluation_filter: EvaluationFilter) -> list[ColumnElement[bool]]:
+def _conditions(evaluation_filter: EvaluationFilter, scope: Scope) -> list[ColumnElement[bool]]:
     """Return the conditions of a list; those on agent and state must not use the indexes, which are mostly of runs."""
     conditions: list[ColumnElement[bool]] = []
+    if scope.user_id is not None:
+        conditions.append(_runs.user_id == scope.user_id)
     if evaluation_filter.eval_set_name:
-        conditions.append(_runs.eval_set_name == evaluation_filter.eval_set_name)
+        set_name = _runs.eval_set_name if scope.user_id is None else unindexed(_runs.eval_set_name)
+        conditions.append(set_name == evaluation_filter.eval_set_name)
     if evaluation_filter.agent:
         conditions.append(unindexed(_runs.agent) == evaluation_filter.agent)
     if evaluation_filter.states:

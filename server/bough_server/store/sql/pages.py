@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final, TypeGuard
 
 from sqlalchemy import (
@@ -28,6 +29,7 @@ from sqlalchemy.sql.selectable import Select, Subquery
 
 from bough.v1 import error_pb2
 from bough_server.errors import FieldViolation, InvalidRequest
+from bough_server.identity import Scope
 from bough_server.store.sql import tables
 from bough_server.store.sql.readers import IN_PIECES
 from bough_server.store.sql.statements import unindexed
@@ -127,7 +129,8 @@ class Listing:
     """Of which kind the rows are in the index of labels."""
     name: ColumnElement[str]
     """The column that identifies a row among those of the tenant."""
-    tenant_id: str
+    scope: Scope
+    """Whose rows are listed; `common` has the condition on the user, if there is one."""
     common: Sequence[ColumnElement[bool]] = ()
     branches: Sequence[ColumnElement[bool]] = ()
     labels: Mapping[str, str]
@@ -169,7 +172,11 @@ class Listing:
         def count(choice: _Choice) -> int:
             return connection.execute(select(func.count()).select_from(choice[0](MAX_COUNTED))).scalar_one()
 
-        return min([*by_label, by_filters], key=count)
+        fewest, best = min(((count(choice), choice) for choice in by_label), key=itemgetter(0))
+        if self.scope.user_id is not None:
+            # A page that ends in between would name another user's row in its token: only a label that is read whole.
+            return best if fewest < MAX_COUNTED else by_filters
+        return best if fewest <= count(by_filters) else by_filters
 
     def _read_rows(
         self,
@@ -182,7 +189,7 @@ class Listing:
     ) -> tuple[Sequence[Row[Any]], Key | None]:
         """Return those rows of some keys that meet conditions, and the last one's key if there are more of them."""
         rows = select(*self.columns) if self.columns else select(self.table)
-        rows = rows.join(keys, and_(self.table.c.tenant_id == self.tenant_id, self.name == keys.c.name))
+        rows = rows.join(keys, and_(self.table.c.tenant_id == self.scope.tenant_id, self.name == keys.c.name))
         rows = rows.where(*conditions).order_by(keys.c.time.desc(), keys.c.name.desc())
         page, more = read_page(connection, rows, count=count, size=size)
         return page, (page[-1].create_time_ns, getattr(page[-1], str(self.name.key))) if more else None
@@ -191,7 +198,7 @@ class Listing:
         """Return a query of the keys of the first rows, without a look at their labels."""
         table = self.table.c
         keys = select(table.create_time_ns.label("time"), self.name.label("name"))
-        keys = keys.where(table.tenant_id == self.tenant_id, *self.common)
+        keys = keys.where(table.tenant_id == self.scope.tenant_id, *self.common)
         if self.after is not None:
             keys = keys.where(is_before(table.create_time_ns, self.name, self.after))
         if len(self.branches) < 2:
@@ -209,7 +216,7 @@ class Listing:
 
     def _is_label(self, key: str, value: str) -> Sequence[ColumnElement[bool]]:
         return [
-            _labels.tenant_id == self.tenant_id,
+            _labels.tenant_id == self.scope.tenant_id,
             _labels.kind == self.kind,
             _labels.key == key,
             _labels.value == value,

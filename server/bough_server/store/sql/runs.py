@@ -10,17 +10,17 @@ from sqlalchemy.sql.selectable import Select
 
 from bough.v1 import error_pb2, evaluation_ref_pb2, event_pb2, run_pb2, usage_pb2
 from bough_server.errors import NotFound
-from bough_server.identity import Principal
+from bough_server.identity import Principal, Scope
 from bough_server.store.ports.runs import Page, RunFilter, RunRow
 from bough_server.store.sql import tables
 from bough_server.store.sql.pages import Listing, decode_token, encode_token
 from bough_server.store.sql.readers import Readers
-from bough_server.store.sql.statements import unindexed
+from bough_server.store.sql.statements import in_scope, scope_parameters, unindexed
 
 _runs = tables.runs.c
 
-_RUN_OF_TENANT: Final = select(tables.runs).where(
-    _runs.run_id == bindparam("run"), _runs.tenant_id == bindparam("tenant"), tables.IS_RUN
+_RUN_IN_SCOPE: Final = select(tables.runs).where(
+    _runs.run_id == bindparam("run"), *in_scope(tables.runs), tables.IS_RUN
 )
 _RUN: Final = select(tables.runs).where(_runs.run_id == bindparam("run"), tables.IS_RUN)
 _BY_REQUEST: Final = select(tables.runs).where(
@@ -49,9 +49,9 @@ class SqlRunIndex:
     def __init__(self, readers: Readers) -> None:
         self._readers = readers
 
-    async def get(self, principal: Principal, run_id: str) -> RunRow:
+    async def get(self, scope: Scope, run_id: str) -> RunRow:
         """See RunIndex."""
-        rows = await self._rows(_RUN_OF_TENANT, {"run": run_id, "tenant": principal.tenant_id})
+        rows = await self._rows(_RUN_IN_SCOPE, {"run": run_id, **scope_parameters(scope)})
         if not rows:
             raise NotFound("run", run_id)
         return to_run_row(rows[0])
@@ -67,16 +67,16 @@ class SqlRunIndex:
         rows = await self._rows(_BY_REQUEST, asked)
         return to_run_row(rows[0]) if rows else None
 
-    async def list(self, principal: Principal, run_filter: RunFilter, page: Page) -> tuple[Sequence[run_pb2.Run], str]:
+    async def list(self, scope: Scope, run_filter: RunFilter, page: Page) -> tuple[Sequence[run_pb2.Run], str]:
         """See RunIndex."""
-        filters = ["runs", principal.tenant_id, *_filter_values(run_filter)]
+        filters = ["runs", scope.tenant_id, scope.user_id, *_filter_values(run_filter)]
         listing = Listing(
             table=tables.runs,
             kind=tables.RUN,
             name=_runs.run_id,
-            tenant_id=principal.tenant_id,
-            common=[tables.IS_RUN, *_conditions(run_filter)],
-            branches=_branches(run_filter),
+            scope=scope,
+            common=[tables.IS_RUN, *_conditions(run_filter, scope)],
+            branches=_branches(run_filter, scope),
             labels=run_filter.labels,
             after=decode_token(page.token, filters),
         )
@@ -124,9 +124,12 @@ def _filter_values(run_filter: RunFilter) -> list[object]:
     ]
 
 
-def _conditions(run_filter: RunFilter) -> list[ColumnElement[bool]]:
+def _conditions(run_filter: RunFilter, scope: Scope) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     by_evaluation, by_session = bool(run_filter.evaluation_id), bool(run_filter.session_id)
+    by_user = scope.user_id is not None
+    if by_user:
+        conditions.append(_equals(_runs.user_id, scope.user_id, narrowed=by_evaluation or by_session))
     if by_evaluation:  # the condition of the partial index, literally, or it is not used
         conditions += [_runs.evaluation_id == run_filter.evaluation_id, _runs.evaluation_id != literal_column("''")]
     if run_filter.case_id:
@@ -138,7 +141,7 @@ def _conditions(run_filter: RunFilter) -> list[ColumnElement[bool]]:
     if by_session:
         conditions.append(_equals(_runs.session_id, run_filter.session_id, narrowed=by_evaluation))
     if run_filter.agent:
-        conditions.append(_equals(_runs.agent, run_filter.agent, narrowed=by_evaluation or by_session))
+        conditions.append(_equals(_runs.agent, run_filter.agent, narrowed=by_evaluation or by_session or by_user))
     if run_filter.create_time_from_ns is not None:
         conditions.append(_runs.create_time_ns >= _clamp_time(run_filter.create_time_from_ns))
     if run_filter.create_time_before_ns is not None:
@@ -152,15 +155,19 @@ def _excludes_evaluations(run_filter: RunFilter) -> bool:
     return not (is_asked or run_filter.include_evaluation_runs)
 
 
-def _branches(run_filter: RunFilter) -> list[ColumnElement[bool]]:
+def _branches(run_filter: RunFilter, scope: Scope) -> list[ColumnElement[bool]]:
     """Return one condition for each state; without states, if evaluations' runs are listed too, one for each index."""
-    is_narrow = _is_narrow(run_filter)
-    if run_filter.states or is_narrow or _excludes_evaluations(run_filter):
+    is_narrow = _is_narrow(run_filter, scope)
+    if run_filter.states or _is_narrow_by_filter(run_filter) or _excludes_evaluations(run_filter):
         return [_equals(_runs.state, state, narrowed=is_narrow) for state in sorted(run_filter.states)]
     return [tables.IS_OF_CALLER, tables.IS_OF_EVALUATION]
 
 
-def _is_narrow(run_filter: RunFilter) -> bool:
+def _is_narrow(run_filter: RunFilter, scope: Scope) -> bool:
+    return scope.user_id is not None or _is_narrow_by_filter(run_filter)
+
+
+def _is_narrow_by_filter(run_filter: RunFilter) -> bool:
     return bool(run_filter.evaluation_id or run_filter.session_id or run_filter.agent)
 
 
@@ -168,7 +175,8 @@ def _equals(column: ColumnElement[Any], value: object, *, narrowed: bool) -> Col
     """Return the condition that a column has a value.
 
     If the list is `narrowed` by another column's index already, this column's is not used: without statistics, the
-    query planner takes any of them, and the runs of a session are far fewer than those of an agent or a state.
+    query planner takes any of them, and the runs of a session or a user are far fewer than those of an agent or a
+    state.
     """
     return (unindexed(column) if narrowed else column) == value
 

@@ -21,27 +21,27 @@ from sqlalchemy import (
 )
 
 from bough.v1 import message_pb2, session_pb2
-from bough_server.errors import FieldViolation, InvalidRequest, NotFound, RequestIdReused, SessionExists
-from bough_server.identity import Principal
+from bough_server.errors import FieldViolation, InvalidRequest, NotFound, RequestIdReused
+from bough_server.identity import Principal, Scope
 from bough_server.log.session_state import MAX_STATE_BYTES, apply_write, fits, json_of, values_of, write_of
 from bough_server.store.ports.runs import Page
 from bough_server.store.ports.sessions import SessionPosition, StoredCall, StoredMessage
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import SET_STATE
 from bough_server.store.sql.blobs import delete_blobs
-from bough_server.store.sql.create_run import build_busy_error, labels_text
+from bough_server.store.sql.create_run import build_busy_error, build_exists_error, labels_text
 from bough_server.store.sql.driver import Reach, Sharing, build_lock_name
 from bough_server.store.sql.pages import Listing, decode_token, encode_token, read_page
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.rows import state_row
-from bough_server.store.sql.statements import for_update
+from bough_server.store.sql.statements import for_update, in_scope, scope_parameters
 from bough_server.store.sql.write_queue import WriteQueue
 
 _sessions, _messages, _runs = tables.sessions.c, tables.messages.c, tables.runs.c
 
 _RESOURCE_COLUMNS: Final = [column for column in _sessions if column.name not in ("state_json", "state_run_id")]
 """Every column but the state, which can be large and is not needed for the resource."""
-_WHERE: Final = (_sessions.tenant_id == bindparam("tenant"), _sessions.session_id == bindparam("session"))
+_WHERE: Final = (_sessions.session_id == bindparam("session"), *in_scope(tables.sessions))
 _SESSION: Final = select(*_RESOURCE_COLUMNS).where(*_WHERE)
 _BY_REQUEST: Final = select(*_RESOURCE_COLUMNS).where(
     _sessions.tenant_id == bindparam("tenant"),
@@ -123,21 +123,24 @@ class SqlSessions:
             reach = replace(reach, names=[*reach.names, request])
         return _to_session(await self._queue.execute(_Creation(row), reach=reach))
 
-    async def get(self, principal: Principal, session_id: str) -> session_pb2.Session:
+    async def get(self, scope: Scope, session_id: str) -> session_pb2.Session:
         """See Sessions."""
-        return _to_session(await self._row(principal, session_id))
+        return _to_session(await self._row(scope, session_id))
 
     async def list(
-        self, principal: Principal, *, labels: Mapping[str, str], page: Page, include_evaluations: bool = False
+        self, scope: Scope, *, labels: Mapping[str, str], page: Page, include_evaluations: bool = False
     ) -> tuple[Sequence[session_pb2.Session], str]:
         """See Sessions."""
-        filters = ["sessions", principal.tenant_id, dict(labels), include_evaluations]
+        filters = ["sessions", scope.tenant_id, scope.user_id, dict(labels), include_evaluations]
+        common = [] if include_evaluations else [_IS_OF_CALLER]
+        if scope.user_id is not None:
+            common.append(_sessions.user_id == scope.user_id)
         listing = Listing(
             table=tables.sessions,
             kind=tables.SESSION,
             name=_sessions.session_id,
-            tenant_id=principal.tenant_id,
-            common=[] if include_evaluations else [_IS_OF_CALLER],
+            scope=scope,
+            common=common,
             labels=labels,
             after=decode_token(page.token, filters),
             columns=_RESOURCE_COLUMNS,
@@ -146,31 +149,30 @@ class SqlSessions:
         token = encode_token(following, filters) if following is not None else ""
         return [_to_session(row) for row in shown], token
 
-    async def set_labels(self, principal: Principal, session_id: str, labels: Mapping[str, str]) -> session_pb2.Session:
+    async def set_labels(self, scope: Scope, session_id: str, labels: Mapping[str, str]) -> session_pb2.Session:
         """See Sessions."""
-        here = {"tenant": principal.tenant_id, "session": session_id}
-        setting = partial(_set_labels, here=here, text=labels_text(dict(labels)))
-        return _to_session(await self._queue.execute(setting, reach=_reach(principal, session_id)))
+        setting = partial(_set_labels, here=_here(scope, session_id), text=labels_text(dict(labels)))
+        return _to_session(await self._queue.execute(setting, reach=_reach(scope, session_id)))
 
-    async def delete(self, principal: Principal, session_id: str) -> None:
+    async def delete(self, scope: Scope, session_id: str) -> None:
         """See Sessions."""
-        deleting = partial(_delete, tenant_id=principal.tenant_id, session_id=session_id)
-        reach = _reach(principal, session_id)
+        deleting = partial(_delete, scope=scope, session_id=session_id)
+        reach = _reach(scope, session_id)
         reach = replace(reach, sharing=Sharing.DROPS, runs_of_sessions=reach.sessions)
         await self._queue.execute(deleting, reach=reach)
         self._on_delete()
 
-    async def read_position(self, principal: Principal, session_id: str) -> SessionPosition:
+    async def read_position(self, scope: Scope, session_id: str) -> SessionPosition:
         """See Sessions."""
-        row = await self._row(principal, session_id, statement=_POSITION)
+        row = await self._row(scope, session_id, statement=_POSITION)
         return SessionPosition(position=row.last_position, state_json=row.state_json)
 
     async def update_state(
-        self, principal: Principal, session_id: str, changes: Sequence[session_pb2.SessionStateChange]
+        self, scope: Scope, session_id: str, changes: Sequence[session_pb2.SessionStateChange]
     ) -> str:
         """See Sessions."""
-        updating = partial(_update_state, tenant_id=principal.tenant_id, session_id=session_id, changes=changes)
-        return await self._queue.execute(updating, reach=_reach(principal, session_id))
+        updating = partial(_update_state, scope=scope, session_id=session_id, changes=changes)
+        return await self._queue.execute(updating, reach=_reach(scope, session_id))
 
     async def messages(self, principal: Principal, session_id: str, *, through: int) -> Sequence[StoredMessage]:
         """See Sessions."""
@@ -188,17 +190,17 @@ class SqlSessions:
         return sorted(found, key=lambda one: one.message.position) if calls else found
 
     async def list_messages(
-        self, principal: Principal, session_id: str, page: Page
+        self, scope: Scope, session_id: str, page: Page
     ) -> tuple[Sequence[message_pb2.Message], str]:
         """See Sessions."""
-        filters = ["messages", principal.tenant_id, session_id]
+        filters = ["messages", scope.tenant_id, scope.user_id, session_id]
         after = decode_token(page.token, filters)
-        session = await self._row(principal, session_id)
+        session = await self._row(scope, session_id)
         before = after[0] if after is not None else session.last_position + 1
         statement = (
             select(_messages.position, _messages.run_id, _messages.data)
             .where(
-                _messages.tenant_id == principal.tenant_id,
+                _messages.tenant_id == scope.tenant_id,
                 _messages.session_id == session_id,
                 _messages.position < before,
             )
@@ -209,19 +211,23 @@ class SqlSessions:
         token = encode_token((shown[-1].position, ""), filters) if more else ""
         return [_to_message(row) for row in shown], token
 
-    async def _row(self, principal: Principal, session_id: str, *, statement: Select[Any] = _SESSION) -> Row[Any]:
-        rows = await self._rows(statement, {"session": session_id, "tenant": principal.tenant_id})
+    async def _row(self, scope: Scope, session_id: str, *, statement: Select[Any] = _SESSION) -> Row[Any]:
+        rows = await self._rows(statement, _here(scope, session_id))
         if not rows:
             raise NotFound("session", session_id)
         return rows[0]
 
-    async def _rows(self, statement: Select[Any], parameters: dict[str, object] | None = None) -> Sequence[Row[Any]]:
+    async def _rows(self, statement: Select[Any], parameters: Mapping[str, object] | None = None) -> Sequence[Row[Any]]:
         return await self._readers.run(lambda connection: connection.execute(statement, parameters or {}).all())
 
 
-def _reach(principal: Principal, session_id: str) -> Reach:
+def _here(scope: Scope, session_id: str) -> Mapping[str, str | None]:
+    return {"session": session_id, **scope_parameters(scope)}
+
+
+def _reach(scope: Scope, session_id: str) -> Reach:
     # Its name too, so that it is not created after it was to be locked and before it is changed.
-    session = principal.tenant_id, session_id
+    session = scope.tenant_id, session_id
     return Reach(names=[build_lock_name("session", *session)], sessions=[session])
 
 
@@ -264,19 +270,16 @@ class _Creation:
         """Create the session, or return the one that its request created. Raises RequestIdReused, SessionExists."""
         if (earlier := self._find_earlier(connection)) is not None:
             return earlier
-        here = {"tenant": self._row["tenant_id"], "session": self._row["session_id"]}
+        here = {"tenant": self._row["tenant_id"], "user": None, "session": self._row["session_id"]}
         found = connection.execute(_SESSION, here).one_or_none()
         if found is None:
             connection.execute(insert(tables.sessions), self._row)
             self._has_written = True
             return connection.execute(_SESSION, here).one()
-        if self._has_written and found.create_time_ns == self._row["create_time_ns"]:
+        own = self._row["user_id"], self._row["create_time_ns"]
+        if self._has_written and (found.user_id, found.create_time_ns) == own:
             return found
-        session_id = str(self._row["session_id"])
-        raise SessionExists(
-            f"The session {session_id!r} already exists. Use it, or choose another id.",
-            details={"session_id": session_id},
-        )
+        raise build_exists_error(str(self._row["session_id"]))
 
     def _find_earlier(self, connection: Connection) -> Row[Any] | None:
         request_id = self._row["request_id"]
@@ -290,18 +293,18 @@ class _Creation:
         return found
 
 
-def _set_labels(connection: Connection, *, here: dict[str, str], text: str) -> Row[Any]:
+def _set_labels(connection: Connection, *, here: Mapping[str, str | None], text: str) -> Row[Any]:
     connection.execute(_SET_LABELS, {**here, "new_labels": text})
     row = connection.execute(_SESSION, here).one_or_none()
     if row is None:
-        raise NotFound("session", here["session"])
+        raise NotFound("session", str(here["session"]))
     return row
 
 
 def _update_state(
-    connection: Connection, *, tenant_id: str, session_id: str, changes: Sequence[session_pb2.SessionStateChange]
+    connection: Connection, *, scope: Scope, session_id: str, changes: Sequence[session_pb2.SessionStateChange]
 ) -> str:
-    row = connection.execute(for_update(_POSITION), {"session": session_id, "tenant": tenant_id}).one_or_none()
+    row = connection.execute(for_update(_POSITION), _here(scope, session_id)).one_or_none()
     if row is None:
         raise NotFound("session", session_id)
     if row.current_run_id:
@@ -311,19 +314,19 @@ def _update_state(
         description = f"The session state would be larger than {MAX_STATE_BYTES // 1024} KiB with these changes."
         raise InvalidRequest([FieldViolation(field="changes", description=description)])
     state_json = json_of(values)
-    connection.execute(SET_STATE, state_row(tenant_id, session_id, "", state_json))
+    connection.execute(SET_STATE, state_row(scope.tenant_id, session_id, "", state_json))
     return state_json
 
 
-def _delete(connection: Connection, *, tenant_id: str, session_id: str) -> None:
-    row = connection.execute(for_update(_SESSION), {"session": session_id, "tenant": tenant_id}).one_or_none()
+def _delete(connection: Connection, *, scope: Scope, session_id: str) -> None:
+    here = _here(scope, session_id)
+    row = connection.execute(for_update(_SESSION), here).one_or_none()
     if row is None:
         raise NotFound("session", session_id)
     if row.current_run_id:
         raise build_busy_error(session_id, row.current_run_id)
-    here = {"tenant": tenant_id, "session": session_id}
     named = connection.execute(_NAMED, here).scalars().all()
-    delete_blobs(connection, tenant_id=tenant_id, session_id=session_id)
+    delete_blobs(connection, tenant_id=scope.tenant_id, session_id=session_id)
     for statement in _DELETIONS:
         connection.execute(statement, here)
     # Definitions are shared between runs: delete those that no other run names.

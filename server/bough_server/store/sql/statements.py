@@ -1,10 +1,10 @@
 """What both databases share of statements: functions that each names in its own way, and statements for the driver."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Delete, Insert, Integer, Select, Update
+from sqlalchemy import ColumnElement, Connection, Delete, Insert, Integer, Select, Table, Update, bindparam, func
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.sqlite.dml import OnConflictDoNothing, OnConflictDoUpdate
 from sqlalchemy.engine import Dialect
@@ -13,11 +13,24 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import GenericFunction
 
+from bough_server.identity import Scope
 from bough_server.store.sql.rows import Row
+from bough_server.store.sql.tables import TEXT
 
 T = TypeVar("T")
 
 Selected = TypeVar("Selected", bound=Select[Any])
+
+
+def in_scope(table: Table) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """Return the conditions that a row of a table is in the scope that `scope_parameters` sets."""
+    user = bindparam("user", type_=TEXT)
+    return table.c.tenant_id == bindparam("tenant"), table.c.user_id == func.coalesce(user, table.c.user_id)
+
+
+def scope_parameters(scope: Scope) -> Mapping[str, str | None]:
+    """Return the parameters of the conditions of `in_scope`."""
+    return {"tenant": scope.tenant_id, "user": scope.user_id}
 
 
 def for_update(statement: Selected) -> Selected:

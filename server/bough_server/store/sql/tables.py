@@ -33,6 +33,7 @@ SESSION: Final = 2
 
 _SESSION: Final = ("tenant_id", "session_id")
 _NEWEST_FIRST: Final = ("tenant_id", "create_time_ns", "run_id")
+_OF_USER: Final = ("tenant_id", "user_id", "create_time_ns", "run_id")
 _REQUEST: Final = ("tenant_id", "user_id", "request_id")
 _ADDED_NUMBER: Final = {"server_default": text("0")}
 _ADDED_TEXT: Final = {"server_default": text("''")}
@@ -69,6 +70,10 @@ class RunTable(_Row, table=True):
         Index("runs_newest_first", *_NEWEST_FIRST, sqlite_where=text("kind = 0 AND evaluation_role = 0")),
         Index("runs_of_evaluations", *_NEWEST_FIRST, sqlite_where=text("kind = 0 AND evaluation_role != 0")),
         Index("evaluations_newest_first", *_NEWEST_FIRST, sqlite_where=text("kind = 1")),
+        # The same three of one user.
+        Index("runs_of_user", *_OF_USER, sqlite_where=text("kind = 0 AND evaluation_role = 0")),
+        Index("evaluation_runs_of_user", *_OF_USER, sqlite_where=text("kind = 0 AND evaluation_role != 0")),
+        Index("evaluations_of_user", *_OF_USER, sqlite_where=text("kind = 1")),
         Index("runs_of_session", *_SESSION, "create_time_ns", "run_id"),
         Index("runs_of_agent", "tenant_id", "agent", "create_time_ns", "run_id"),
         Index("runs_by_state", "tenant_id", "state", "create_time_ns", "run_id"),
@@ -148,6 +153,7 @@ class SessionTable(_Row, table=True):
     __tablename__ = "sessions"
     __table_args__ = (
         Index("sessions_newest_first", "tenant_id", "create_time_ns", "session_id"),
+        Index("sessions_of_user", "tenant_id", "user_id", "create_time_ns", "session_id"),
         Index("sessions_by_request", *_REQUEST, unique=True, sqlite_where=text("request_id != ''")),
     )
 

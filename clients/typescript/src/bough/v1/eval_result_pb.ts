@@ -41,7 +41,7 @@ export type EvalSource = Message<"bough.v1.EvalSource"> & {
    */
   source: {
     /**
-     * An evaluation that has ended. Unknown, or another tenant's: NOT_FOUND; one that has not ended: FAILED_PRECONDITION
+     * An evaluation that has ended. Unknown, or one that the caller may not see: NOT_FOUND; one that has not ended: FAILED_PRECONDITION
      * (EVALUATION_NOT_ENDED).
      *
      * @generated from field: string evaluation_id = 1;

@@ -1,4 +1,5 @@
 // Every message, enum and service of the schema; generated, as the modules beside it are.
+export * from "./access_service_pb.js";
 export * from "./action_pb.js";
 export * from "./agent_pb.js";
 export * from "./agent_service_pb.js";

@@ -617,7 +617,7 @@ export const AgentInvocationSchema: GenMessage<AgentInvocation> = /*@__PURE__*/
  */
 export type RunRef = Message<"bough.v1.RunRef"> & {
   /**
-   * The run. Unknown, or another tenant's: NOT_FOUND.
+   * The run. Unknown, or one that the caller may not see: NOT_FOUND.
    *
    * @generated from field: string run_id = 1;
    */

@@ -8,6 +8,7 @@ import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegen
 import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import type { Message as Message$1 } from "./message_pb.js";
 import { file_bough_v1_message } from "./message_pb.js";
+import { file_bough_v1_options } from "./options_pb.js";
 import type { Session, SessionFilter, SessionStateChange } from "./session_pb.js";
 import { file_bough_v1_session } from "./session_pb.js";
 import type { Message } from "@bufbuild/protobuf";
@@ -16,7 +17,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/session_service.proto.
  */
 export const file_bough_v1_session_service: GenFile = /*@__PURE__*/
-  fileDesc("Ch5ib3VnaC92MS9zZXNzaW9uX3NlcnZpY2UucHJvdG8SCGJvdWdoLnYxIqkBChRDcmVhdGVTZXNzaW9uUmVxdWVzdBI6CgZsYWJlbHMYASADKAsyKi5ib3VnaC52MS5DcmVhdGVTZXNzaW9uUmVxdWVzdC5MYWJlbHNFbnRyeRISCgpzZXNzaW9uX2lkGAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASI7ChVDcmVhdGVTZXNzaW9uUmVzcG9uc2USIgoHc2Vzc2lvbhgBIAEoCzIRLmJvdWdoLnYxLlNlc3Npb24iJwoRR2V0U2Vzc2lvblJlcXVlc3QSEgoKc2Vzc2lvbl9pZBgBIAEoCSI4ChJHZXRTZXNzaW9uUmVzcG9uc2USIgoHc2Vzc2lvbhgBIAEoCzIRLmJvdWdoLnYxLlNlc3Npb24iZQoTTGlzdFNlc3Npb25zUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCRInCgZmaWx0ZXIYAyABKAsyFy5ib3VnaC52MS5TZXNzaW9uRmlsdGVyIlQKFExpc3RTZXNzaW9uc1Jlc3BvbnNlEiMKCHNlc3Npb25zGAEgAygLMhEuYm91Z2gudjEuU2Vzc2lvbhIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkilQEKFFVwZGF0ZVNlc3Npb25SZXF1ZXN0EhIKCnNlc3Npb25faWQYASABKAkSOgoGbGFiZWxzGAIgAygLMiouYm91Z2gudjEuVXBkYXRlU2Vzc2lvblJlcXVlc3QuTGFiZWxzRW50cnkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASI7ChVVcGRhdGVTZXNzaW9uUmVzcG9uc2USIgoHc2Vzc2lvbhgBIAEoCzIRLmJvdWdoLnYxLlNlc3Npb24iKgoURGVsZXRlU2Vzc2lvblJlcXVlc3QSEgoKc2Vzc2lvbl9pZBgBIAEoCSIXChVEZWxldGVTZXNzaW9uUmVzcG9uc2UiUAoTTGlzdE1lc3NhZ2VzUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCRISCgpzZXNzaW9uX2lkGAMgASgJIlQKFExpc3RNZXNzYWdlc1Jlc3BvbnNlEiMKCG1lc3NhZ2VzGAEgAygLMhEuYm91Z2gudjEuTWVzc2FnZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiLAoWR2V0U2Vzc2lvblN0YXRlUmVxdWVzdBISCgpzZXNzaW9uX2lkGAEgASgJIi0KF0dldFNlc3Npb25TdGF0ZVJlc3BvbnNlEhIKCnN0YXRlX2pzb24YASABKAkiZAoZVXBkYXRlU2Vzc2lvblN0YXRlUmVxdWVzdBISCgpzZXNzaW9uX2lkGAEgASgJEjMKDXN0YXRlX2NoYW5nZXMYAiADKAsyHC5ib3VnaC52MS5TZXNzaW9uU3RhdGVDaGFuZ2UiMAoaVXBkYXRlU2Vzc2lvblN0YXRlUmVzcG9uc2USEgoKc3RhdGVfanNvbhgBIAEoCSI1Cg9SZWFkQmxvYlJlcXVlc3QSEgoKc2Vzc2lvbl9pZBgBIAEoCRIOCgZzaGEyNTYYAiABKAkiXAoQUmVhZEJsb2JSZXNwb25zZRIMCgRkYXRhGAEgASgMEhcKCnNpemVfYnl0ZXMYAiABKANIAIgBARISCgptZWRpYV90eXBlGAMgASgJQg0KC19zaXplX2J5dGVzMusFCg5TZXNzaW9uU2VydmljZRJQCg1DcmVhdGVTZXNzaW9uEh4uYm91Z2gudjEuQ3JlYXRlU2Vzc2lvblJlcXVlc3QaHy5ib3VnaC52MS5DcmVhdGVTZXNzaW9uUmVzcG9uc2USRwoKR2V0U2Vzc2lvbhIbLmJvdWdoLnYxLkdldFNlc3Npb25SZXF1ZXN0GhwuYm91Z2gudjEuR2V0U2Vzc2lvblJlc3BvbnNlEk0KDExpc3RTZXNzaW9ucxIdLmJvdWdoLnYxLkxpc3RTZXNzaW9uc1JlcXVlc3QaHi5ib3VnaC52MS5MaXN0U2Vzc2lvbnNSZXNwb25zZRJQCg1VcGRhdGVTZXNzaW9uEh4uYm91Z2gudjEuVXBkYXRlU2Vzc2lvblJlcXVlc3QaHy5ib3VnaC52MS5VcGRhdGVTZXNzaW9uUmVzcG9uc2USUAoNRGVsZXRlU2Vzc2lvbhIeLmJvdWdoLnYxLkRlbGV0ZVNlc3Npb25SZXF1ZXN0Gh8uYm91Z2gudjEuRGVsZXRlU2Vzc2lvblJlc3BvbnNlEk0KDExpc3RNZXNzYWdlcxIdLmJvdWdoLnYxLkxpc3RNZXNzYWdlc1JlcXVlc3QaHi5ib3VnaC52MS5MaXN0TWVzc2FnZXNSZXNwb25zZRJWCg9HZXRTZXNzaW9uU3RhdGUSIC5ib3VnaC52MS5HZXRTZXNzaW9uU3RhdGVSZXF1ZXN0GiEuYm91Z2gudjEuR2V0U2Vzc2lvblN0YXRlUmVzcG9uc2USXwoSVXBkYXRlU2Vzc2lvblN0YXRlEiMuYm91Z2gudjEuVXBkYXRlU2Vzc2lvblN0YXRlUmVxdWVzdBokLmJvdWdoLnYxLlVwZGF0ZVNlc3Npb25TdGF0ZVJlc3BvbnNlEkMKCFJlYWRCbG9iEhkuYm91Z2gudjEuUmVhZEJsb2JSZXF1ZXN0GhouYm91Z2gudjEuUmVhZEJsb2JSZXNwb25zZTABQl0KDGRldi5ib3VnaC52MUITU2Vzc2lvblNlcnZpY2VQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_message, file_bough_v1_session]);
+  fileDesc("Ch5ib3VnaC92MS9zZXNzaW9uX3NlcnZpY2UucHJvdG8SCGJvdWdoLnYxIqkBChRDcmVhdGVTZXNzaW9uUmVxdWVzdBI6CgZsYWJlbHMYASADKAsyKi5ib3VnaC52MS5DcmVhdGVTZXNzaW9uUmVxdWVzdC5MYWJlbHNFbnRyeRISCgpzZXNzaW9uX2lkGAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASI7ChVDcmVhdGVTZXNzaW9uUmVzcG9uc2USIgoHc2Vzc2lvbhgBIAEoCzIRLmJvdWdoLnYxLlNlc3Npb24iJwoRR2V0U2Vzc2lvblJlcXVlc3QSEgoKc2Vzc2lvbl9pZBgBIAEoCSI4ChJHZXRTZXNzaW9uUmVzcG9uc2USIgoHc2Vzc2lvbhgBIAEoCzIRLmJvdWdoLnYxLlNlc3Npb24iZQoTTGlzdFNlc3Npb25zUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCRInCgZmaWx0ZXIYAyABKAsyFy5ib3VnaC52MS5TZXNzaW9uRmlsdGVyIlQKFExpc3RTZXNzaW9uc1Jlc3BvbnNlEiMKCHNlc3Npb25zGAEgAygLMhEuYm91Z2gudjEuU2Vzc2lvbhIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkilQEKFFVwZGF0ZVNlc3Npb25SZXF1ZXN0EhIKCnNlc3Npb25faWQYASABKAkSOgoGbGFiZWxzGAIgAygLMiouYm91Z2gudjEuVXBkYXRlU2Vzc2lvblJlcXVlc3QuTGFiZWxzRW50cnkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASI7ChVVcGRhdGVTZXNzaW9uUmVzcG9uc2USIgoHc2Vzc2lvbhgBIAEoCzIRLmJvdWdoLnYxLlNlc3Npb24iKgoURGVsZXRlU2Vzc2lvblJlcXVlc3QSEgoKc2Vzc2lvbl9pZBgBIAEoCSIXChVEZWxldGVTZXNzaW9uUmVzcG9uc2UiUAoTTGlzdE1lc3NhZ2VzUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCRISCgpzZXNzaW9uX2lkGAMgASgJIlQKFExpc3RNZXNzYWdlc1Jlc3BvbnNlEiMKCG1lc3NhZ2VzGAEgAygLMhEuYm91Z2gudjEuTWVzc2FnZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiLAoWR2V0U2Vzc2lvblN0YXRlUmVxdWVzdBISCgpzZXNzaW9uX2lkGAEgASgJIi0KF0dldFNlc3Npb25TdGF0ZVJlc3BvbnNlEhIKCnN0YXRlX2pzb24YASABKAkiZAoZVXBkYXRlU2Vzc2lvblN0YXRlUmVxdWVzdBISCgpzZXNzaW9uX2lkGAEgASgJEjMKDXN0YXRlX2NoYW5nZXMYAiADKAsyHC5ib3VnaC52MS5TZXNzaW9uU3RhdGVDaGFuZ2UiMAoaVXBkYXRlU2Vzc2lvblN0YXRlUmVzcG9uc2USEgoKc3RhdGVfanNvbhgBIAEoCSI1Cg9SZWFkQmxvYlJlcXVlc3QSEgoKc2Vzc2lvbl9pZBgBIAEoCRIOCgZzaGEyNTYYAiABKAkiXAoQUmVhZEJsb2JSZXNwb25zZRIMCgRkYXRhGAEgASgMEhcKCnNpemVfYnl0ZXMYAiABKANIAIgBARISCgptZWRpYV90eXBlGAMgASgJQg0KC19zaXplX2J5dGVzMsIGCg5TZXNzaW9uU2VydmljZRJbCg1DcmVhdGVTZXNzaW9uEh4uYm91Z2gudjEuQ3JlYXRlU2Vzc2lvblJlcXVlc3QaHy5ib3VnaC52MS5DcmVhdGVTZXNzaW9uUmVzcG9uc2UiCaKg5vQCAwoBARJPCgpHZXRTZXNzaW9uEhsuYm91Z2gudjEuR2V0U2Vzc2lvblJlcXVlc3QaHC5ib3VnaC52MS5HZXRTZXNzaW9uUmVzcG9uc2UiBqKg5vQCABJVCgxMaXN0U2Vzc2lvbnMSHS5ib3VnaC52MS5MaXN0U2Vzc2lvbnNSZXF1ZXN0Gh4uYm91Z2gudjEuTGlzdFNlc3Npb25zUmVzcG9uc2UiBqKg5vQCABJcCg1VcGRhdGVTZXNzaW9uEh4uYm91Z2gudjEuVXBkYXRlU2Vzc2lvblJlcXVlc3QaHy5ib3VnaC52MS5VcGRhdGVTZXNzaW9uUmVzcG9uc2UiCqKg5vQCBAoCAQMSXAoNRGVsZXRlU2Vzc2lvbhIeLmJvdWdoLnYxLkRlbGV0ZVNlc3Npb25SZXF1ZXN0Gh8uYm91Z2gudjEuRGVsZXRlU2Vzc2lvblJlc3BvbnNlIgqioOb0AgQKAgEDElUKDExpc3RNZXNzYWdlcxIdLmJvdWdoLnYxLkxpc3RNZXNzYWdlc1JlcXVlc3QaHi5ib3VnaC52MS5MaXN0TWVzc2FnZXNSZXNwb25zZSIGoqDm9AIAEl4KD0dldFNlc3Npb25TdGF0ZRIgLmJvdWdoLnYxLkdldFNlc3Npb25TdGF0ZVJlcXVlc3QaIS5ib3VnaC52MS5HZXRTZXNzaW9uU3RhdGVSZXNwb25zZSIGoqDm9AIAEmsKElVwZGF0ZVNlc3Npb25TdGF0ZRIjLmJvdWdoLnYxLlVwZGF0ZVNlc3Npb25TdGF0ZVJlcXVlc3QaJC5ib3VnaC52MS5VcGRhdGVTZXNzaW9uU3RhdGVSZXNwb25zZSIKoqDm9AIECgIBAxJLCghSZWFkQmxvYhIZLmJvdWdoLnYxLlJlYWRCbG9iUmVxdWVzdBoaLmJvdWdoLnYxLlJlYWRCbG9iUmVzcG9uc2UiBqKg5vQCADABQl0KDGRldi5ib3VnaC52MUITU2Vzc2lvblNlcnZpY2VQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_message, file_bough_v1_options, file_bough_v1_session]);
 
 /**
  * Creates a session.
@@ -84,7 +85,7 @@ export const CreateSessionResponseSchema: GenMessage<CreateSessionResponse> = /*
  */
 export type GetSessionRequest = Message<"bough.v1.GetSessionRequest"> & {
   /**
-   * The session. Unknown, or another tenant's: NOT_FOUND.
+   * The session. Unknown, or one that the caller may not see: NOT_FOUND.
    *
    * @generated from field: string session_id = 1;
    */
@@ -190,7 +191,7 @@ export const ListSessionsResponseSchema: GenMessage<ListSessionsResponse> = /*@_
  */
 export type UpdateSessionRequest = Message<"bough.v1.UpdateSessionRequest"> & {
   /**
-   * The session. Unknown, or another tenant's: NOT_FOUND.
+   * The session. Unknown, or one that the caller may not see: NOT_FOUND.
    *
    * @generated from field: string session_id = 1;
    */
@@ -239,7 +240,7 @@ export const UpdateSessionResponseSchema: GenMessage<UpdateSessionResponse> = /*
  */
 export type DeleteSessionRequest = Message<"bough.v1.DeleteSessionRequest"> & {
   /**
-   * The session. Unknown, or another tenant's: NOT_FOUND.
+   * The session. Unknown, or one that the caller may not see: NOT_FOUND.
    *
    * @generated from field: string session_id = 1;
    */
@@ -289,7 +290,7 @@ export type ListMessagesRequest = Message<"bough.v1.ListMessagesRequest"> & {
   pageToken: string;
 
   /**
-   * The session. Unknown, or another tenant's: NOT_FOUND.
+   * The session. Unknown, or one that the caller may not see: NOT_FOUND.
    *
    * @generated from field: string session_id = 3;
    */
@@ -338,7 +339,7 @@ export const ListMessagesResponseSchema: GenMessage<ListMessagesResponse> = /*@_
  */
 export type GetSessionStateRequest = Message<"bough.v1.GetSessionStateRequest"> & {
   /**
-   * The session. Unknown, or another tenant's: NOT_FOUND.
+   * The session. Unknown, or one that the caller may not see: NOT_FOUND.
    *
    * @generated from field: string session_id = 1;
    */
@@ -380,7 +381,7 @@ export const GetSessionStateResponseSchema: GenMessage<GetSessionStateResponse> 
  */
 export type UpdateSessionStateRequest = Message<"bough.v1.UpdateSessionStateRequest"> & {
   /**
-   * The session. Unknown, or another tenant's: NOT_FOUND.
+   * The session. Unknown, or one that the caller may not see: NOT_FOUND.
    *
    * @generated from field: string session_id = 1;
    */
@@ -429,7 +430,7 @@ export const UpdateSessionStateResponseSchema: GenMessage<UpdateSessionStateResp
  */
 export type ReadBlobRequest = Message<"bough.v1.ReadBlobRequest"> & {
   /**
-   * The session. Unknown, or another tenant's: NOT_FOUND.
+   * The session. Unknown, or one that the caller may not see: NOT_FOUND.
    *
    * @generated from field: string session_id = 1;
    */

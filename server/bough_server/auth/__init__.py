@@ -1,0 +1,1 @@
+"""Who calls, and what a caller may call: functions without gRPC, which interceptors call and any other door can too."""
