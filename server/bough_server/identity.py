@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-from bough.v1 import options_pb2
+from bough.v1 import input_pb2, options_pb2
 
 Role: TypeAlias = options_pb2.AccessRole.ValueType
 
@@ -99,6 +99,18 @@ class Caller:
 
     def _scope(self, is_whole: bool) -> Scope:
         return WholeTenant(tenant_id=self.principal.tenant_id) if is_whole else self.principal
+
+
+def may_answer(caller: Caller, owner: Principal, request: input_pb2.InputRequest) -> bool:
+    """Return whether a caller may answer what a run of a user of its tenant asks."""
+    if caller is LOCAL:  # there is no other one
+        return True
+    is_owner = caller.principal == owner
+    if request.four_eyes and is_owner:
+        return False
+    if request.approver_group:
+        return request.approver_group in caller.groups
+    return is_owner or ADMIN in caller.roles
 
 
 LOCAL: Final = Caller(

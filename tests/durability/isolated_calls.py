@@ -133,6 +133,8 @@ SAMPLES: Final[Mapping[str, Sample]] = {
     "CancelRun": lambda own: v1.CancelRunRequest(run_id=own.runs["ended"]),
     "GetRun": lambda own: v1.GetRunRequest(run_id=own.runs["ended"]),
     "ListRuns": lambda _: v1.ListRunsRequest(page_size=1),
+    "ListInputRequests": lambda _: v1.ListInputRequestsRequest(page_size=1),
+    "AnswerInput": lambda own: v1.AnswerInputRequest(run_id=own.runs["waiting"], answers=[_answer(own)]),
     "CreateAgent": lambda _: v1.CreateAgentRequest(definition=ECHO),
     "UpdateAgent": lambda _: v1.UpdateAgentRequest(definition=ECHO, revision="r"),
     "DeleteAgent": lambda _: v1.DeleteAgentRequest(name="stored", revision="r"),

@@ -1,4 +1,4 @@
-"""AgentService: start, follow, resume, fork, cancel, get and list runs."""
+"""AgentService: start, follow, resume, fork, cancel, get and list runs, and answer what they ask."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -58,16 +58,15 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
     ) -> AsyncGenerator[bytes, None]:
         """Answer a run's open requests and follow it from there."""
         caller = self._caller()
-        scope = await self._find_changeable(caller, request.run_id)
         resuming = self._runs.resume(
-            caller.principal, request, deadline_time_ns=self._deadline(context.time_remaining()), scope=scope
+            caller.principal, request, deadline_time_ns=self._deadline(context.time_remaining()), caller=caller
         )
         resumed = await _run_to_end(resuming)
         after = request.after_sequence if request.HasField("after_sequence") else resumed.since
         follow = copy_of(request.follow)
         del request
         stream = self._follow(
-            scope,
+            caller.visible,
             resumed.run_row.run,
             follow,
             context,
@@ -137,6 +136,25 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
             self._caller().visible, run_filter(request.filter), page_of(request.page_size, request.page_token)
         )
         return pb.ListRunsResponse(runs=runs, next_page_token=token)
+
+    async def ListInputRequests(
+        self,
+        request: pb.ListInputRequestsRequest,
+        context: aio.ServicerContext[pb.ListInputRequestsRequest, pb.ListInputRequestsResponse],
+    ) -> pb.ListInputRequestsResponse:
+        """List the open requests that the caller may answer."""
+        page = page_of(request.page_size, request.page_token)
+        requests, token = await self._runs.list_open_inputs(self._caller(), page)
+        return pb.ListInputRequestsResponse(requests=requests, next_page_token=token)
+
+    async def AnswerInput(
+        self,
+        request: pb.AnswerInputRequest,
+        context: aio.ServicerContext[pb.AnswerInputRequest, pb.AnswerInputResponse],
+    ) -> pb.AnswerInputResponse:
+        """Answer what a run asks for, without following it."""
+        state = await _run_to_end(self._runs.answer_input(self._caller(), request))
+        return pb.AnswerInputResponse(run_id=request.run_id, state=state)
 
     async def _find_changeable(self, caller: Caller, run_id: str) -> Scope:
         async def find_user(scope: Scope) -> str:

@@ -21,6 +21,7 @@ REQUESTS: Final[Mapping[str, Descriptor]] = {
     for kind in (
         agent_service_pb2.RunRequest,
         agent_service_pb2.ResumeRunRequest,
+        agent_service_pb2.AnswerInputRequest,
         agent_service_pb2.ForkRunRequest,
     )
 }

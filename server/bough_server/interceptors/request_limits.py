@@ -36,6 +36,7 @@ _EVALUATION_REQUESTS: Final = frozenset(
 
 _MAX_BYTES_OF: Final[Mapping[str, int]] = {
     "ResumeRunRequest": 2 * MAX_BYTES,
+    "AnswerInputRequest": 2 * MAX_BYTES,
     "AggregateEventsRequest": 8 * MAX_BYTES,
     **dict.fromkeys(_EVALUATION_REQUESTS, 8 * MAX_BYTES),
 }
@@ -49,6 +50,7 @@ _FRAMES_BYTES: Final = 64 * 1024
 _BULK: Final[Mapping[str, str]] = {
     "RunRequest": "input.parts",
     "ResumeRunRequest": "answers",
+    "AnswerInputRequest": "answers",
     "ForkRunRequest": "changes",
     "CreateAgentRequest": "definition",
     "UpdateAgentRequest": "definition",
@@ -59,6 +61,7 @@ _BULK: Final[Mapping[str, str]] = {
 
 _MAX_BYTES_EACH: Final[Mapping[str, int]] = {
     "bough.v1.ResumeRunRequest.answers": 512 * 1024,
+    "bough.v1.AnswerInputRequest.answers": 512 * 1024,
     "bough.v1.ForkChanges.tool_results": 512 * 1024,
 }
 """The most bytes of a list item that becomes part of an event."""

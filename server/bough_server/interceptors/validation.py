@@ -39,8 +39,8 @@ _CHECKED_ELSEWHERE: Final = frozenset({event_pb2.AgentEvent.DESCRIPTOR, agent_pb
 """Messages that are not checked here: recorded events are read as they are, and definitions are validated by the
 catalog."""
 
-_WITH_FILES: Final = (pb.RunRequest, pb.ResumeRunRequest, pb.ForkRunRequest)
-_Requested: TypeAlias = pb.RunRequest | pb.ResumeRunRequest | pb.ForkRunRequest
+_WITH_FILES: Final = (pb.RunRequest, pb.ResumeRunRequest, pb.AnswerInputRequest, pb.ForkRunRequest)
+_Requested: TypeAlias = pb.RunRequest | pb.ResumeRunRequest | pb.AnswerInputRequest | pb.ForkRunRequest
 
 _FOLLOWING: Final = (pb.RunRequest, pb.WatchRunRequest, pb.ResumeRunRequest, pb.ForkRunRequest)
 _FOLLOWING_EVALUATIONS: Final = (eval_pb.EvaluateRequest, eval_pb.WatchEvaluationRequest)

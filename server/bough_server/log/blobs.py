@@ -80,13 +80,14 @@ def data_size(parts: Iterable[message_pb2.Part]) -> int:
 def parts_of_request(
     request: agent_service_pb2.RunRequest
     | agent_service_pb2.ResumeRunRequest
+    | agent_service_pb2.AnswerInputRequest
     | agent_service_pb2.ForkRunRequest
     | eval_set_pb2.ToolMocks,
 ) -> Iterator[tuple[str, Sequence[message_pb2.Part]]]:
     """Yield all lists of parts of a request, or of a case's mocks, that become part of events, with their paths."""
     if isinstance(request, agent_service_pb2.RunRequest):
         yield "input.parts", request.input.parts
-    elif isinstance(request, agent_service_pb2.ResumeRunRequest):
+    elif isinstance(request, agent_service_pb2.ResumeRunRequest | agent_service_pb2.AnswerInputRequest):
         yield from _parts_of_answers(request.answers)
     elif isinstance(request, eval_set_pb2.ToolMocks):
         yield from _parts_of_mocks(request.tools)

@@ -33,11 +33,19 @@ class RunState:
     """The caller's deadline; None if there is none, and while the run waits for input."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenRequest:
+    call: CallKey
+    request: input_pb2.InputRequest
+    time: timestamp_pb2.Timestamp
+    """When it was made; a zero if it is not known."""
+
+
 class OpenRequests:
     """Open input requests of a run, each with the call or invocation that waits for it."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[CallKey, input_pb2.InputRequest]] = {}
+        self._open: dict[str, _OpenRequest] = {}
         """By id, in the order in which they were made."""
         self._ids_of: dict[CallKey, dict[str, None]] = {}
 
@@ -54,27 +62,34 @@ class OpenRequests:
         return frozenset(invocation_id for invocation_id, _ in self._ids_of)
 
     def serialize(self) -> bytes | None:
-        """Return all requests as a serialized RunInterrupted; None if there are none."""
-        asked = event_pb2.RunInterrupted(requests=(request for _, request in self._open.values()))
+        """Return all requests as a serialized RunInterrupted, with their times; None if there are none."""
+        found = self._open.values()
+        asked = event_pb2.RunInterrupted(
+            requests=(each.request for each in found), request_times=(each.time for each in found)
+        )
         return asked.SerializeToString(deterministic=True) if self else None
 
     def first_expiry_ns(self) -> int | None:
         """Return the time at which the first request expires; None if none does."""
-        expiring = (request.expire_time for _, request in self._open.values() if request.HasField("expire_time"))
+        expiring = (each.request.expire_time for each in self._open.values() if each.request.HasField("expire_time"))
         return min((time.ToNanoseconds() for time in expiring), default=None)
 
-    def ask(self, request: input_pb2.InputRequest, invocation_id: str) -> None:
-        """Open a request of an invocation."""
+    def ask(
+        self, request: input_pb2.InputRequest, invocation_id: str, time: timestamp_pb2.Timestamp | None = None
+    ) -> None:
+        """Open a request of an invocation that was made at a time, if that is known."""
         self.answer(request.input_id)
         call = (invocation_id, request.call_id)
-        self._open[request.input_id] = (call, copy_of(request))
+        self._open[request.input_id] = _OpenRequest(
+            call=call, request=copy_of(request), time=copy_of(time) if time is not None else timestamp_pb2.Timestamp()
+        )
         self._ids_of.setdefault(call, {})[request.input_id] = None
 
     def answer(self, input_id: str) -> bool:
         """Close a request that was answered; return False if it is not open."""
         if input_id not in self._open:
             return False
-        call, _ = self._open.pop(input_id)
+        call = self._open.pop(input_id).call
         del self._ids_of[call][input_id]
         if not self._ids_of[call]:
             del self._ids_of[call]
@@ -99,9 +114,10 @@ class OpenRequests:
 
         Requests of an abandoned part of the run, such as the loser of a race, are closed by no event.
         """
+        times = {input_id: each.time for input_id, each in self._open.items()}
         self._open, self._ids_of = {}, {}
         for request in requests:
-            self.ask(request, request.invocation_id)
+            self.ask(request, request.invocation_id, times.get(request.input_id))
 
 
 class RunStateFold:
@@ -188,7 +204,7 @@ class RunStateFold:
             self._move(execution_pb2.EXECUTION_STATE_RUNNING)
 
     def _on_input_requested(self, event: event_pb2.AgentEvent) -> None:
-        self.requests.ask(event.input_requested.request, event.invocation_id)
+        self.requests.ask(event.input_requested.request, event.invocation_id, events.time_of(event))
         self._is_changed = True
 
     def _on_input_received(self, event: event_pb2.AgentEvent) -> None:

@@ -1,7 +1,8 @@
 """Resume an interrupted run: check the answers to its requests and deliver them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from bough.v1 import agent_service_pb2, event_pb2, input_pb2
 from bough_server.agents.pinned import MissingVersion
@@ -165,6 +166,32 @@ def _is_in_same_append(event: event_pb2.AgentEvent, answered: event_pb2.AgentEve
     return event.HasField("input_received") and is_same and event.record_time == answered.record_time
 
 
+Check: TypeAlias = Callable[[RunRow, Sequence[input_pb2.InputRequest]], Collection[str]]
+"""Judges whether requests of a run may be answered by who answers them; returns the ids of those that do not exist for
+that caller."""
+
+
+def _find_asked(
+    request: agent_service_pb2.ResumeRunRequest, log: Sequence[event_pb2.AgentEvent]
+) -> Sequence[input_pb2.InputRequest]:
+    """Return the requests that are answered, as far as the run has made them."""
+    names = {answer.input_id for answer in request.answers}
+    asked = (event.input_requested.request for event in log if event.HasField("input_requested"))
+    return [each for each in asked if each.input_id in names]
+
+
+def _drop_requests(log: Sequence[event_pb2.AgentEvent], input_ids: Collection[str]) -> Sequence[event_pb2.AgentEvent]:
+    """Return a log without some requests and their answers."""
+    if not input_ids:
+        return log
+    return [
+        event
+        for event in log
+        if event.input_requested.request.input_id not in input_ids
+        and event.input_received.answer.input_id not in input_ids
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeOutcome:
     """A run whose answers are recorded, and the sequence after which to follow it."""
@@ -190,9 +217,11 @@ class RunResumer:
         *,
         user_id: str,
         deadline_time_ns: int | None,
+        check: Check | None = None,
     ) -> ResumeOutcome:
         """Check all answers of a user to a run in a scope, record those that are new, and continue the run.
 
+        `check` raises the error of a user who may not answer; None if another server has judged that.
         Raises NotFound, InvalidRequest, SequenceOutOfRange, AlreadyAnswered, RunEnded, AgentUnusable (the run is
         parked), RequestIdReused, SessionBusy, ServerStopping and StorageFailed.
         """
@@ -207,7 +236,9 @@ class RunResumer:
                 continue
             record = await self._dependencies.store.runs.get(scope, request.run_id)
             await self._check_place(request)
-            log = await read_log(self._dependencies.store.log, request.run_id)
+            log: Sequence[event_pb2.AgentEvent] = await read_log(self._dependencies.store.log, request.run_id)
+            if check is not None:
+                log = _drop_requests(log, check(record, _find_asked(request, log)))
             checked = check_answers(request, log, digest=digest, user_id=user_id)
             if not checked.fresh:
                 return ResumeOutcome(run_row=record, since=checked.since)

@@ -6,10 +6,10 @@ from contextlib import suppress
 
 import structlog
 
-from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, follow_pb2, message_pb2, run_pb2
+from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, follow_pb2, input_pb2, message_pb2, run_pb2
 from bough_server import ids
 from bough_server.errors import Fenced, ServerStopping
-from bough_server.identity import Principal, Scope
+from bough_server.identity import Caller, Principal, Scope
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob, extract_files_within
 from bough_server.observability.tracing import Parent
@@ -24,6 +24,7 @@ from bough_server.runs.admission import (
     digest_request,
     effective_policy,
 )
+from bough_server.runs.approvals import Approvals, check_of
 from bough_server.runs.close import close_reason
 from bough_server.runs.commands import RemoteCommands
 from bough_server.runs.dependencies import RunDependencies
@@ -58,6 +59,7 @@ class Runs:
         )
         self._forker = RunForker(dependencies, self._supervisor.takeover)
         self._resumer = RunResumer(dependencies, self._supervisor, self._remote_commands)
+        self._approvals = Approvals(dependencies, self._resumer)
         self._follower = LogFollower(dependencies, self._supervisor.live_runs)
         self._followers = RemoteFollowers(dependencies, self._supervisor.live_runs)
 
@@ -190,18 +192,35 @@ class Runs:
         request: agent_service_pb2.ResumeRunRequest,
         *,
         deadline_time_ns: int | None,
-        scope: Scope | None = None,
+        caller: Caller | None = None,
     ) -> ResumeOutcome:
         """Answer a run's open requests for a principal and continue it; see RunResumer.
 
-        `scope`: whose runs the principal may answer; default: its own.
+        `caller` is the one of the principal's call, who answers what it sees and may; default: any of its own runs.
         """
         self._refuse_while_draining()
         self._dependencies.store.check_writes()  # before reads, which may wait for the same database
         request.DiscardUnknownFields()
         return await self._resumer.resume(
-            scope or principal, request, user_id=principal.user_id, deadline_time_ns=deadline_time_ns
+            principal if caller is None else caller.visible,
+            request,
+            user_id=principal.user_id,
+            deadline_time_ns=deadline_time_ns,
+            check=None if caller is None else check_of(caller),
         )
+
+    async def answer_input(
+        self, caller: Caller, request: agent_service_pb2.AnswerInputRequest
+    ) -> execution_pb2.ExecutionState.ValueType:
+        """Answer a run's open requests without following it, and return its state. See Approvals."""
+        self._refuse_while_draining()
+        self._dependencies.store.check_writes()
+        request.DiscardUnknownFields()
+        return await self._approvals.answer(caller, request)
+
+    async def list_open_inputs(self, caller: Caller, page: Page) -> tuple[Sequence[input_pb2.OpenInput], str]:
+        """Return a page of the open requests that a caller may answer, and the token of the next page."""
+        return await self._approvals.list(caller, page)
 
     async def _find_earlier(self, principal: Principal, request_id: str, digest: str) -> RunRow | None:
         if not request_id:

@@ -37,6 +37,8 @@ class InputRequestSpec:
     step_index: int | None = None
     within: float | None = None
     default_json: str | None = None
+    approvers: str | None = None
+    four_eyes: bool = False
 
 
 async def ask_outside(lane: Lane, spec: InputRequestSpec) -> input_pb2.InputAnswer:
@@ -67,6 +69,7 @@ def _build_request(lane: Lane, spec: InputRequestSpec) -> event_pb2.AgentEvent:
         request.call.CopyFrom(spec.call)
     if spec.within is not None:
         request.expire_time.FromNanoseconds(execution.clock.now_ns() + int(spec.within * 1e9))
+    request.approver_group, request.four_eyes = spec.approvers or "", spec.four_eyes
     if spec.default_json is not None:
         request.default_answer.value_json = spec.default_json
     return event
@@ -196,6 +199,8 @@ class ToolQuestions:
             call=call,
             step_index=self._index,
             within=_answer_seconds(offer),
+            approvers=None if offer.tool is None else offer.tool.approvers,
+            four_eyes=offer.tool is not None and offer.tool.four_eyes,
         )
         return await ask_outside(self._lane, spec)
 

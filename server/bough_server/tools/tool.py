@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, TypeAlias, get_args, overload
 
 from bough.v1 import message_pb2
+from bough_server.identity import is_group
 from bough_server.models.model import ToolSpec
 from bough_server.tools.signature import Arguments, Signature, parse_docstring, read_signature
 
@@ -36,6 +37,8 @@ class Rules:
     execution: Place = "server"
     on_recovery: OnRecovery = "retry"
     answer_within: float | None = None
+    approvers: str | None = None
+    four_eyes: bool = False
 
     @property
     def is_client_side(self) -> bool:
@@ -54,6 +57,7 @@ def check_rules(rules: Rules, name: str, function: Callable[..., Any]) -> None:
         if value not in choices:
             raise TypeError(f"The {option} of tool {name!r} must be {' or '.join(map(repr, choices))}, not {value!r}.")
     _check_approval(rules.approval, name)
+    _check_approvers(rules, name)
     _check_answer_within(rules.answer_within, name)
     if rules.is_client_side:
         _check_client_side(rules, name, function)
@@ -75,6 +79,16 @@ def _check_approval(approval: object, name: str) -> None:
         raise TypeError(f"The approval of tool {name!r} must take one argument: the call's arguments.") from None
     except ValueError:
         return  # some builtins have no readable signature; if the predicate fails, the call must be approved
+
+
+def _check_approvers(rules: Rules, name: str) -> None:
+    if rules.approvers is not None and not (isinstance(rules.approvers, str) and is_group(rules.approvers)):
+        raise TypeError(
+            f"The approvers of tool {name!r} must be the name of a group, 1 to 128 printable characters, not "
+            f"{rules.approvers!r}."
+        )
+    if (rules.approvers is not None or rules.four_eyes) and rules.approval is False:
+        raise TypeError(f"Tool {name!r} needs no approval, so it has no approvers: set approval too.")
 
 
 def _check_answer_within(seconds: object, name: str) -> None:
@@ -163,6 +177,10 @@ class Tool:
     """What recovery does with a call that was running when its server died."""
     answer_within: float | None = None
     """Seconds until an approval or a client's result is overdue; None: never."""
+    approvers: str | None = None
+    """The group that approves; None: the run's user, and administrators."""
+    four_eyes: bool = False
+    """Whether the run's user may not approve."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -187,6 +205,8 @@ def tool(
     execution: Place = "server",
     on_recovery: OnRecovery = "retry",
     answer_within: float | None = None,
+    approvers: str | None = None,
+    four_eyes: bool = False,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
@@ -201,6 +221,8 @@ def tool(
     execution: Place = "server",
     on_recovery: OnRecovery = "retry",
     answer_within: float | None = None,
+    approvers: str | None = None,
+    four_eyes: bool = False,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function; works with and without arguments.
 
@@ -213,12 +235,19 @@ def tool(
     JSON values, without those that the model left out. With `execution="client"` the client runs the tool and the
     function is never called: its body may be `...`. `on_recovery` is for a call that was running when its server died:
     run it again ("retry"), fail it ("fail"), or ask a user ("ask"). `answer_within` is the number of seconds that an
-    approval or a client's result may take.
+    approval or a client's result may take. `approvers` is the group of callers who approve; default: the run's user,
+    and administrators. With `four_eyes` the run's user does not, whatever groups the user has.
 
     Raises TypeError, with what to change, if the function cannot be a tool.
     """
     rules = Rules(
-        timeout=timeout, approval=approval, execution=execution, on_recovery=on_recovery, answer_within=answer_within
+        timeout=timeout,
+        approval=approval,
+        execution=execution,
+        on_recovery=on_recovery,
+        answer_within=answer_within,
+        approvers=approvers,
+        four_eyes=four_eyes,
     )
 
     def decorate(decorated: Callable[..., Any]) -> Tool:
@@ -257,6 +286,8 @@ def _make(function: Callable[..., Any], name: str | None, description: str | Non
         is_client_side=rules.is_client_side,
         on_recovery=rules.on_recovery,
         answer_within=rules.answer_within,
+        approvers=rules.approvers,
+        four_eyes=rules.four_eyes,
     )
 
 

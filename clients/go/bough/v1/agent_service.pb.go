@@ -757,6 +757,236 @@ func (x *CancelRunResponse) GetRun() *Run {
 	return nil
 }
 
+// Asks for a page of open requests.
+type ListInputRequestsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The most requests of a page; 0 for 50, and more than 1,000 is lowered to 1,000.
+	PageSize int32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// next_page_token of the page before; empty for the first page.
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListInputRequestsRequest) Reset() {
+	*x = ListInputRequestsRequest{}
+	mi := &file_bough_v1_agent_service_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListInputRequestsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListInputRequestsRequest) ProtoMessage() {}
+
+func (x *ListInputRequestsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_agent_service_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListInputRequestsRequest.ProtoReflect.Descriptor instead.
+func (*ListInputRequestsRequest) Descriptor() ([]byte, []int) {
+	return file_bough_v1_agent_service_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ListInputRequestsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListInputRequestsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// A page of open requests.
+type ListInputRequestsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The requests. A page can be shorter than asked for, even empty, and have a token nevertheless: at most 1,000 runs are searched
+	// for it, and it ends at about 1 MiB.
+	Requests []*OpenInput `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	// The token of the next page; empty on the last one.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListInputRequestsResponse) Reset() {
+	*x = ListInputRequestsResponse{}
+	mi := &file_bough_v1_agent_service_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListInputRequestsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListInputRequestsResponse) ProtoMessage() {}
+
+func (x *ListInputRequestsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_agent_service_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListInputRequestsResponse.ProtoReflect.Descriptor instead.
+func (*ListInputRequestsResponse) Descriptor() ([]byte, []int) {
+	return file_bough_v1_agent_service_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ListInputRequestsResponse) GetRequests() []*OpenInput {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
+func (x *ListInputRequestsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// Answers what a run asks for.
+type AnswerInputRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The run. Unknown, or one that the caller neither sees nor may answer: NOT_FOUND.
+	RunId string `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
+	// The answers, at most one for each request.
+	Answers []*InputAnswer `protobuf:"bytes,2,rep,name=answers,proto3" json:"answers,omitempty"`
+	// The caller's name for this request, as ResumeRunRequest.request_id. Empty for none.
+	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AnswerInputRequest) Reset() {
+	*x = AnswerInputRequest{}
+	mi := &file_bough_v1_agent_service_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AnswerInputRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AnswerInputRequest) ProtoMessage() {}
+
+func (x *AnswerInputRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_agent_service_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AnswerInputRequest.ProtoReflect.Descriptor instead.
+func (*AnswerInputRequest) Descriptor() ([]byte, []int) {
+	return file_bough_v1_agent_service_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *AnswerInputRequest) GetRunId() string {
+	if x != nil {
+		return x.RunId
+	}
+	return ""
+}
+
+func (x *AnswerInputRequest) GetAnswers() []*InputAnswer {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+func (x *AnswerInputRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+// The run that was answered.
+type AnswerInputResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The run.
+	RunId string `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
+	// Its state when the answers are durable.
+	State         ExecutionState `protobuf:"varint,2,opt,name=state,proto3,enum=bough.v1.ExecutionState" json:"state,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AnswerInputResponse) Reset() {
+	*x = AnswerInputResponse{}
+	mi := &file_bough_v1_agent_service_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AnswerInputResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AnswerInputResponse) ProtoMessage() {}
+
+func (x *AnswerInputResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_agent_service_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AnswerInputResponse.ProtoReflect.Descriptor instead.
+func (*AnswerInputResponse) Descriptor() ([]byte, []int) {
+	return file_bough_v1_agent_service_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *AnswerInputResponse) GetRunId() string {
+	if x != nil {
+		return x.RunId
+	}
+	return ""
+}
+
+func (x *AnswerInputResponse) GetState() ExecutionState {
+	if x != nil {
+		return x.State
+	}
+	return ExecutionState_EXECUTION_STATE_UNSPECIFIED
+}
+
 // Asks for one run.
 type GetRunRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -768,7 +998,7 @@ type GetRunRequest struct {
 
 func (x *GetRunRequest) Reset() {
 	*x = GetRunRequest{}
-	mi := &file_bough_v1_agent_service_proto_msgTypes[10]
+	mi := &file_bough_v1_agent_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -780,7 +1010,7 @@ func (x *GetRunRequest) String() string {
 func (*GetRunRequest) ProtoMessage() {}
 
 func (x *GetRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_agent_service_proto_msgTypes[10]
+	mi := &file_bough_v1_agent_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -793,7 +1023,7 @@ func (x *GetRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRunRequest.ProtoReflect.Descriptor instead.
 func (*GetRunRequest) Descriptor() ([]byte, []int) {
-	return file_bough_v1_agent_service_proto_rawDescGZIP(), []int{10}
+	return file_bough_v1_agent_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetRunRequest) GetRunId() string {
@@ -816,7 +1046,7 @@ type GetRunResponse struct {
 
 func (x *GetRunResponse) Reset() {
 	*x = GetRunResponse{}
-	mi := &file_bough_v1_agent_service_proto_msgTypes[11]
+	mi := &file_bough_v1_agent_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -828,7 +1058,7 @@ func (x *GetRunResponse) String() string {
 func (*GetRunResponse) ProtoMessage() {}
 
 func (x *GetRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_agent_service_proto_msgTypes[11]
+	mi := &file_bough_v1_agent_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -841,7 +1071,7 @@ func (x *GetRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRunResponse.ProtoReflect.Descriptor instead.
 func (*GetRunResponse) Descriptor() ([]byte, []int) {
-	return file_bough_v1_agent_service_proto_rawDescGZIP(), []int{11}
+	return file_bough_v1_agent_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetRunResponse) GetRun() *Run {
@@ -873,7 +1103,7 @@ type ListRunsRequest struct {
 
 func (x *ListRunsRequest) Reset() {
 	*x = ListRunsRequest{}
-	mi := &file_bough_v1_agent_service_proto_msgTypes[12]
+	mi := &file_bough_v1_agent_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -885,7 +1115,7 @@ func (x *ListRunsRequest) String() string {
 func (*ListRunsRequest) ProtoMessage() {}
 
 func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_agent_service_proto_msgTypes[12]
+	mi := &file_bough_v1_agent_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -898,7 +1128,7 @@ func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListRunsRequest) Descriptor() ([]byte, []int) {
-	return file_bough_v1_agent_service_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_agent_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListRunsRequest) GetPageSize() int32 {
@@ -936,7 +1166,7 @@ type ListRunsResponse struct {
 
 func (x *ListRunsResponse) Reset() {
 	*x = ListRunsResponse{}
-	mi := &file_bough_v1_agent_service_proto_msgTypes[13]
+	mi := &file_bough_v1_agent_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -948,7 +1178,7 @@ func (x *ListRunsResponse) String() string {
 func (*ListRunsResponse) ProtoMessage() {}
 
 func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_agent_service_proto_msgTypes[13]
+	mi := &file_bough_v1_agent_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -961,7 +1191,7 @@ func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListRunsResponse) Descriptor() ([]byte, []int) {
-	return file_bough_v1_agent_service_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_agent_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListRunsResponse) GetRuns() []*Run {
@@ -982,7 +1212,7 @@ var File_bough_v1_agent_service_proto protoreflect.FileDescriptor
 
 const file_bough_v1_agent_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1cbough/v1/agent_service.proto\x12\bbough.v1\x1a\x14bough/v1/agent.proto\x1a\x15bough/v1/follow.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x16bough/v1/message.proto\x1a\x16bough/v1/options.proto\x1a\x15bough/v1/policy.proto\x1a\x12bough/v1/run.proto\"\xe7\x03\n" +
+	"\x1cbough/v1/agent_service.proto\x12\bbough.v1\x1a\x14bough/v1/agent.proto\x1a\x18bough/v1/execution.proto\x1a\x15bough/v1/follow.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x16bough/v1/message.proto\x1a\x16bough/v1/options.proto\x1a\x15bough/v1/policy.proto\x1a\x12bough/v1/run.proto\"\xe7\x03\n" +
 	"\n" +
 	"RunRequest\x12\x1d\n" +
 	"\n" +
@@ -1038,7 +1268,22 @@ const file_bough_v1_agent_service_proto_rawDesc = "" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x12\n" +
 	"\x04note\x18\x02 \x01(\tR\x04note\"4\n" +
 	"\x11CancelRunResponse\x12\x1f\n" +
-	"\x03run\x18\x01 \x01(\v2\r.bough.v1.RunR\x03run\"&\n" +
+	"\x03run\x18\x01 \x01(\v2\r.bough.v1.RunR\x03run\"V\n" +
+	"\x18ListInputRequestsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"t\n" +
+	"\x19ListInputRequestsResponse\x12/\n" +
+	"\brequests\x18\x01 \x03(\v2\x13.bough.v1.OpenInputR\brequests\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"{\n" +
+	"\x12AnswerInputRequest\x12\x15\n" +
+	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12/\n" +
+	"\aanswers\x18\x02 \x03(\v2\x15.bough.v1.InputAnswerR\aanswers\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\"\\\n" +
+	"\x13AnswerInputResponse\x12\x15\n" +
+	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12.\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x18.bough.v1.ExecutionStateR\x05state\"&\n" +
 	"\rGetRunRequest\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\"g\n" +
 	"\x0eGetRunResponse\x12\x1f\n" +
@@ -1055,7 +1300,7 @@ const file_bough_v1_agent_service_proto_rawDesc = "" +
 	"\x14MissingSessionPolicy\x12&\n" +
 	"\"MISSING_SESSION_POLICY_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bMISSING_SESSION_POLICY_FAIL\x10\x01\x12!\n" +
-	"\x1dMISSING_SESSION_POLICY_CREATE\x10\x022\x9f\x04\n" +
+	"\x1dMISSING_SESSION_POLICY_CREATE\x10\x022\xd9\x05\n" +
 	"\fAgentService\x12?\n" +
 	"\x03Run\x12\x14.bough.v1.RunRequest\x1a\x15.bough.v1.RunResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n" +
 	"\x01\x010\x01\x12K\n" +
@@ -1069,7 +1314,9 @@ const file_bough_v1_agent_service_proto_rawDesc = "" +
 	"\xa2\xa0\xe6\xf4\x02\x04\n" +
 	"\x02\x01\x03\x12C\n" +
 	"\x06GetRun\x12\x17.bough.v1.GetRunRequest\x1a\x18.bough.v1.GetRunResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12I\n" +
-	"\bListRuns\x12\x19.bough.v1.ListRunsRequest\x1a\x1a.bough.v1.ListRunsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00B[\n" +
+	"\bListRuns\x12\x19.bough.v1.ListRunsRequest\x1a\x1a.bough.v1.ListRunsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12d\n" +
+	"\x11ListInputRequests\x12\".bough.v1.ListInputRequestsRequest\x1a#.bough.v1.ListInputRequestsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12R\n" +
+	"\vAnswerInput\x12\x1c.bough.v1.AnswerInputRequest\x1a\x1d.bough.v1.AnswerInputResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00B[\n" +
 	"\fdev.bough.v1B\x11AgentServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3"
 
 var (
@@ -1085,79 +1332,92 @@ func file_bough_v1_agent_service_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_agent_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_bough_v1_agent_service_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_bough_v1_agent_service_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_bough_v1_agent_service_proto_goTypes = []any{
-	(MissingSessionPolicy)(0), // 0: bough.v1.MissingSessionPolicy
-	(*RunRequest)(nil),        // 1: bough.v1.RunRequest
-	(*RunResponse)(nil),       // 2: bough.v1.RunResponse
-	(*WatchRunRequest)(nil),   // 3: bough.v1.WatchRunRequest
-	(*WatchRunResponse)(nil),  // 4: bough.v1.WatchRunResponse
-	(*ResumeRunRequest)(nil),  // 5: bough.v1.ResumeRunRequest
-	(*ResumeRunResponse)(nil), // 6: bough.v1.ResumeRunResponse
-	(*ForkRunRequest)(nil),    // 7: bough.v1.ForkRunRequest
-	(*ForkRunResponse)(nil),   // 8: bough.v1.ForkRunResponse
-	(*CancelRunRequest)(nil),  // 9: bough.v1.CancelRunRequest
-	(*CancelRunResponse)(nil), // 10: bough.v1.CancelRunResponse
-	(*GetRunRequest)(nil),     // 11: bough.v1.GetRunRequest
-	(*GetRunResponse)(nil),    // 12: bough.v1.GetRunResponse
-	(*ListRunsRequest)(nil),   // 13: bough.v1.ListRunsRequest
-	(*ListRunsResponse)(nil),  // 14: bough.v1.ListRunsResponse
-	nil,                       // 15: bough.v1.RunRequest.LabelsEntry
-	nil,                       // 16: bough.v1.ForkRunRequest.LabelsEntry
-	(*AgentDefinition)(nil),   // 17: bough.v1.AgentDefinition
-	(*Message)(nil),           // 18: bough.v1.Message
-	(*RunPolicy)(nil),         // 19: bough.v1.RunPolicy
-	(*FollowOptions)(nil),     // 20: bough.v1.FollowOptions
-	(*EventBatch)(nil),        // 21: bough.v1.EventBatch
-	(WatchUntil)(0),           // 22: bough.v1.WatchUntil
-	(*InputAnswer)(nil),       // 23: bough.v1.InputAnswer
-	(*ForkChanges)(nil),       // 24: bough.v1.ForkChanges
-	(*Run)(nil),               // 25: bough.v1.Run
-	(*RunFilter)(nil),         // 26: bough.v1.RunFilter
+	(MissingSessionPolicy)(0),         // 0: bough.v1.MissingSessionPolicy
+	(*RunRequest)(nil),                // 1: bough.v1.RunRequest
+	(*RunResponse)(nil),               // 2: bough.v1.RunResponse
+	(*WatchRunRequest)(nil),           // 3: bough.v1.WatchRunRequest
+	(*WatchRunResponse)(nil),          // 4: bough.v1.WatchRunResponse
+	(*ResumeRunRequest)(nil),          // 5: bough.v1.ResumeRunRequest
+	(*ResumeRunResponse)(nil),         // 6: bough.v1.ResumeRunResponse
+	(*ForkRunRequest)(nil),            // 7: bough.v1.ForkRunRequest
+	(*ForkRunResponse)(nil),           // 8: bough.v1.ForkRunResponse
+	(*CancelRunRequest)(nil),          // 9: bough.v1.CancelRunRequest
+	(*CancelRunResponse)(nil),         // 10: bough.v1.CancelRunResponse
+	(*ListInputRequestsRequest)(nil),  // 11: bough.v1.ListInputRequestsRequest
+	(*ListInputRequestsResponse)(nil), // 12: bough.v1.ListInputRequestsResponse
+	(*AnswerInputRequest)(nil),        // 13: bough.v1.AnswerInputRequest
+	(*AnswerInputResponse)(nil),       // 14: bough.v1.AnswerInputResponse
+	(*GetRunRequest)(nil),             // 15: bough.v1.GetRunRequest
+	(*GetRunResponse)(nil),            // 16: bough.v1.GetRunResponse
+	(*ListRunsRequest)(nil),           // 17: bough.v1.ListRunsRequest
+	(*ListRunsResponse)(nil),          // 18: bough.v1.ListRunsResponse
+	nil,                               // 19: bough.v1.RunRequest.LabelsEntry
+	nil,                               // 20: bough.v1.ForkRunRequest.LabelsEntry
+	(*AgentDefinition)(nil),           // 21: bough.v1.AgentDefinition
+	(*Message)(nil),                   // 22: bough.v1.Message
+	(*RunPolicy)(nil),                 // 23: bough.v1.RunPolicy
+	(*FollowOptions)(nil),             // 24: bough.v1.FollowOptions
+	(*EventBatch)(nil),                // 25: bough.v1.EventBatch
+	(WatchUntil)(0),                   // 26: bough.v1.WatchUntil
+	(*InputAnswer)(nil),               // 27: bough.v1.InputAnswer
+	(*ForkChanges)(nil),               // 28: bough.v1.ForkChanges
+	(*Run)(nil),                       // 29: bough.v1.Run
+	(*OpenInput)(nil),                 // 30: bough.v1.OpenInput
+	(ExecutionState)(0),               // 31: bough.v1.ExecutionState
+	(*RunFilter)(nil),                 // 32: bough.v1.RunFilter
 }
 var file_bough_v1_agent_service_proto_depIdxs = []int32{
-	17, // 0: bough.v1.RunRequest.definitions:type_name -> bough.v1.AgentDefinition
-	18, // 1: bough.v1.RunRequest.input:type_name -> bough.v1.Message
-	19, // 2: bough.v1.RunRequest.policy:type_name -> bough.v1.RunPolicy
-	20, // 3: bough.v1.RunRequest.follow:type_name -> bough.v1.FollowOptions
-	15, // 4: bough.v1.RunRequest.labels:type_name -> bough.v1.RunRequest.LabelsEntry
+	21, // 0: bough.v1.RunRequest.definitions:type_name -> bough.v1.AgentDefinition
+	22, // 1: bough.v1.RunRequest.input:type_name -> bough.v1.Message
+	23, // 2: bough.v1.RunRequest.policy:type_name -> bough.v1.RunPolicy
+	24, // 3: bough.v1.RunRequest.follow:type_name -> bough.v1.FollowOptions
+	19, // 4: bough.v1.RunRequest.labels:type_name -> bough.v1.RunRequest.LabelsEntry
 	0,  // 5: bough.v1.RunRequest.on_missing_session:type_name -> bough.v1.MissingSessionPolicy
-	21, // 6: bough.v1.RunResponse.batch:type_name -> bough.v1.EventBatch
-	22, // 7: bough.v1.WatchRunRequest.until:type_name -> bough.v1.WatchUntil
-	20, // 8: bough.v1.WatchRunRequest.follow:type_name -> bough.v1.FollowOptions
-	21, // 9: bough.v1.WatchRunResponse.batch:type_name -> bough.v1.EventBatch
-	23, // 10: bough.v1.ResumeRunRequest.answers:type_name -> bough.v1.InputAnswer
-	20, // 11: bough.v1.ResumeRunRequest.follow:type_name -> bough.v1.FollowOptions
-	21, // 12: bough.v1.ResumeRunResponse.batch:type_name -> bough.v1.EventBatch
-	24, // 13: bough.v1.ForkRunRequest.changes:type_name -> bough.v1.ForkChanges
-	20, // 14: bough.v1.ForkRunRequest.follow:type_name -> bough.v1.FollowOptions
-	16, // 15: bough.v1.ForkRunRequest.labels:type_name -> bough.v1.ForkRunRequest.LabelsEntry
-	19, // 16: bough.v1.ForkRunRequest.policy:type_name -> bough.v1.RunPolicy
-	21, // 17: bough.v1.ForkRunResponse.batch:type_name -> bough.v1.EventBatch
-	25, // 18: bough.v1.CancelRunResponse.run:type_name -> bough.v1.Run
-	25, // 19: bough.v1.GetRunResponse.run:type_name -> bough.v1.Run
-	18, // 20: bough.v1.GetRunResponse.final_answer:type_name -> bough.v1.Message
-	26, // 21: bough.v1.ListRunsRequest.filter:type_name -> bough.v1.RunFilter
-	25, // 22: bough.v1.ListRunsResponse.runs:type_name -> bough.v1.Run
-	1,  // 23: bough.v1.AgentService.Run:input_type -> bough.v1.RunRequest
-	3,  // 24: bough.v1.AgentService.WatchRun:input_type -> bough.v1.WatchRunRequest
-	5,  // 25: bough.v1.AgentService.ResumeRun:input_type -> bough.v1.ResumeRunRequest
-	7,  // 26: bough.v1.AgentService.ForkRun:input_type -> bough.v1.ForkRunRequest
-	9,  // 27: bough.v1.AgentService.CancelRun:input_type -> bough.v1.CancelRunRequest
-	11, // 28: bough.v1.AgentService.GetRun:input_type -> bough.v1.GetRunRequest
-	13, // 29: bough.v1.AgentService.ListRuns:input_type -> bough.v1.ListRunsRequest
-	2,  // 30: bough.v1.AgentService.Run:output_type -> bough.v1.RunResponse
-	4,  // 31: bough.v1.AgentService.WatchRun:output_type -> bough.v1.WatchRunResponse
-	6,  // 32: bough.v1.AgentService.ResumeRun:output_type -> bough.v1.ResumeRunResponse
-	8,  // 33: bough.v1.AgentService.ForkRun:output_type -> bough.v1.ForkRunResponse
-	10, // 34: bough.v1.AgentService.CancelRun:output_type -> bough.v1.CancelRunResponse
-	12, // 35: bough.v1.AgentService.GetRun:output_type -> bough.v1.GetRunResponse
-	14, // 36: bough.v1.AgentService.ListRuns:output_type -> bough.v1.ListRunsResponse
-	30, // [30:37] is the sub-list for method output_type
-	23, // [23:30] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	25, // 6: bough.v1.RunResponse.batch:type_name -> bough.v1.EventBatch
+	26, // 7: bough.v1.WatchRunRequest.until:type_name -> bough.v1.WatchUntil
+	24, // 8: bough.v1.WatchRunRequest.follow:type_name -> bough.v1.FollowOptions
+	25, // 9: bough.v1.WatchRunResponse.batch:type_name -> bough.v1.EventBatch
+	27, // 10: bough.v1.ResumeRunRequest.answers:type_name -> bough.v1.InputAnswer
+	24, // 11: bough.v1.ResumeRunRequest.follow:type_name -> bough.v1.FollowOptions
+	25, // 12: bough.v1.ResumeRunResponse.batch:type_name -> bough.v1.EventBatch
+	28, // 13: bough.v1.ForkRunRequest.changes:type_name -> bough.v1.ForkChanges
+	24, // 14: bough.v1.ForkRunRequest.follow:type_name -> bough.v1.FollowOptions
+	20, // 15: bough.v1.ForkRunRequest.labels:type_name -> bough.v1.ForkRunRequest.LabelsEntry
+	23, // 16: bough.v1.ForkRunRequest.policy:type_name -> bough.v1.RunPolicy
+	25, // 17: bough.v1.ForkRunResponse.batch:type_name -> bough.v1.EventBatch
+	29, // 18: bough.v1.CancelRunResponse.run:type_name -> bough.v1.Run
+	30, // 19: bough.v1.ListInputRequestsResponse.requests:type_name -> bough.v1.OpenInput
+	27, // 20: bough.v1.AnswerInputRequest.answers:type_name -> bough.v1.InputAnswer
+	31, // 21: bough.v1.AnswerInputResponse.state:type_name -> bough.v1.ExecutionState
+	29, // 22: bough.v1.GetRunResponse.run:type_name -> bough.v1.Run
+	22, // 23: bough.v1.GetRunResponse.final_answer:type_name -> bough.v1.Message
+	32, // 24: bough.v1.ListRunsRequest.filter:type_name -> bough.v1.RunFilter
+	29, // 25: bough.v1.ListRunsResponse.runs:type_name -> bough.v1.Run
+	1,  // 26: bough.v1.AgentService.Run:input_type -> bough.v1.RunRequest
+	3,  // 27: bough.v1.AgentService.WatchRun:input_type -> bough.v1.WatchRunRequest
+	5,  // 28: bough.v1.AgentService.ResumeRun:input_type -> bough.v1.ResumeRunRequest
+	7,  // 29: bough.v1.AgentService.ForkRun:input_type -> bough.v1.ForkRunRequest
+	9,  // 30: bough.v1.AgentService.CancelRun:input_type -> bough.v1.CancelRunRequest
+	15, // 31: bough.v1.AgentService.GetRun:input_type -> bough.v1.GetRunRequest
+	17, // 32: bough.v1.AgentService.ListRuns:input_type -> bough.v1.ListRunsRequest
+	11, // 33: bough.v1.AgentService.ListInputRequests:input_type -> bough.v1.ListInputRequestsRequest
+	13, // 34: bough.v1.AgentService.AnswerInput:input_type -> bough.v1.AnswerInputRequest
+	2,  // 35: bough.v1.AgentService.Run:output_type -> bough.v1.RunResponse
+	4,  // 36: bough.v1.AgentService.WatchRun:output_type -> bough.v1.WatchRunResponse
+	6,  // 37: bough.v1.AgentService.ResumeRun:output_type -> bough.v1.ResumeRunResponse
+	8,  // 38: bough.v1.AgentService.ForkRun:output_type -> bough.v1.ForkRunResponse
+	10, // 39: bough.v1.AgentService.CancelRun:output_type -> bough.v1.CancelRunResponse
+	16, // 40: bough.v1.AgentService.GetRun:output_type -> bough.v1.GetRunResponse
+	18, // 41: bough.v1.AgentService.ListRuns:output_type -> bough.v1.ListRunsResponse
+	12, // 42: bough.v1.AgentService.ListInputRequests:output_type -> bough.v1.ListInputRequestsResponse
+	14, // 43: bough.v1.AgentService.AnswerInput:output_type -> bough.v1.AnswerInputResponse
+	35, // [35:44] is the sub-list for method output_type
+	26, // [26:35] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_agent_service_proto_init() }
@@ -1166,6 +1426,7 @@ func file_bough_v1_agent_service_proto_init() {
 		return
 	}
 	file_bough_v1_agent_proto_init()
+	file_bough_v1_execution_proto_init()
 	file_bough_v1_follow_proto_init()
 	file_bough_v1_fork_proto_init()
 	file_bough_v1_input_proto_init()
@@ -1180,7 +1441,7 @@ func file_bough_v1_agent_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_agent_service_proto_rawDesc), len(file_bough_v1_agent_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   16,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

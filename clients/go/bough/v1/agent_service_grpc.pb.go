@@ -21,13 +21,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AgentService_Run_FullMethodName       = "/bough.v1.AgentService/Run"
-	AgentService_WatchRun_FullMethodName  = "/bough.v1.AgentService/WatchRun"
-	AgentService_ResumeRun_FullMethodName = "/bough.v1.AgentService/ResumeRun"
-	AgentService_ForkRun_FullMethodName   = "/bough.v1.AgentService/ForkRun"
-	AgentService_CancelRun_FullMethodName = "/bough.v1.AgentService/CancelRun"
-	AgentService_GetRun_FullMethodName    = "/bough.v1.AgentService/GetRun"
-	AgentService_ListRuns_FullMethodName  = "/bough.v1.AgentService/ListRuns"
+	AgentService_Run_FullMethodName               = "/bough.v1.AgentService/Run"
+	AgentService_WatchRun_FullMethodName          = "/bough.v1.AgentService/WatchRun"
+	AgentService_ResumeRun_FullMethodName         = "/bough.v1.AgentService/ResumeRun"
+	AgentService_ForkRun_FullMethodName           = "/bough.v1.AgentService/ForkRun"
+	AgentService_CancelRun_FullMethodName         = "/bough.v1.AgentService/CancelRun"
+	AgentService_GetRun_FullMethodName            = "/bough.v1.AgentService/GetRun"
+	AgentService_ListRuns_FullMethodName          = "/bough.v1.AgentService/ListRuns"
+	AgentService_ListInputRequests_FullMethodName = "/bough.v1.AgentService/ListInputRequests"
+	AgentService_AnswerInput_FullMethodName       = "/bough.v1.AgentService/AnswerInput"
 )
 
 // AgentServiceClient is the client API for AgentService service.
@@ -58,7 +60,8 @@ type AgentServiceClient interface {
 	// All answers are checked before any is recorded. An answer equal to the recorded one is accepted and changes nothing; a different
 	// one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown input_id or an answer that does not fit is INVALID_ARGUMENT. A request
 	// can be answered as soon as it is recorded; a request that is not answered is asked again under the same input_id. If the
-	// answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run.
+	// answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run. A request that
+	// the caller sees and may not answer is PERMISSION_DENIED; see InputRequest.approver_group and four_eyes.
 	ResumeRun(ctx context.Context, in *ResumeRunRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ResumeRunResponse], error)
 	// Starts a run that shares the beginning of another run's log, and follows it from there.
 	//
@@ -71,6 +74,12 @@ type AgentServiceClient interface {
 	GetRun(ctx context.Context, in *GetRunRequest, opts ...grpc.CallOption) (*GetRunResponse, error)
 	// Lists runs, newest first.
 	ListRuns(ctx context.Context, in *ListRunsRequest, opts ...grpc.CallOption) (*ListRunsResponse, error)
+	// Lists the open requests that the caller may answer, also those of runs that work meanwhile, oldest first: those of the run that was
+	// created first come first.
+	ListInputRequests(ctx context.Context, in *ListInputRequestsRequest, opts ...grpc.CallOption) (*ListInputRequestsResponse, error)
+	// Answers what a run asks for, by the rules of ResumeRun, without following the run and without a right to see it. The deadline of
+	// this call is not the run's. A run without any request that the caller may answer, and that the caller may not see, is NOT_FOUND.
+	AnswerInput(ctx context.Context, in *AnswerInputRequest, opts ...grpc.CallOption) (*AnswerInputResponse, error)
 }
 
 type agentServiceClient struct {
@@ -187,6 +196,26 @@ func (c *agentServiceClient) ListRuns(ctx context.Context, in *ListRunsRequest, 
 	return out, nil
 }
 
+func (c *agentServiceClient) ListInputRequests(ctx context.Context, in *ListInputRequestsRequest, opts ...grpc.CallOption) (*ListInputRequestsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListInputRequestsResponse)
+	err := c.cc.Invoke(ctx, AgentService_ListInputRequests_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *agentServiceClient) AnswerInput(ctx context.Context, in *AnswerInputRequest, opts ...grpc.CallOption) (*AnswerInputResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AnswerInputResponse)
+	err := c.cc.Invoke(ctx, AgentService_AnswerInput_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AgentServiceServer is the server API for AgentService service.
 // All implementations must embed UnimplementedAgentServiceServer
 // for forward compatibility.
@@ -215,7 +244,8 @@ type AgentServiceServer interface {
 	// All answers are checked before any is recorded. An answer equal to the recorded one is accepted and changes nothing; a different
 	// one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown input_id or an answer that does not fit is INVALID_ARGUMENT. A request
 	// can be answered as soon as it is recorded; a request that is not answered is asked again under the same input_id. If the
-	// answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run.
+	// answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run. A request that
+	// the caller sees and may not answer is PERMISSION_DENIED; see InputRequest.approver_group and four_eyes.
 	ResumeRun(*ResumeRunRequest, grpc.ServerStreamingServer[ResumeRunResponse]) error
 	// Starts a run that shares the beginning of another run's log, and follows it from there.
 	//
@@ -228,6 +258,12 @@ type AgentServiceServer interface {
 	GetRun(context.Context, *GetRunRequest) (*GetRunResponse, error)
 	// Lists runs, newest first.
 	ListRuns(context.Context, *ListRunsRequest) (*ListRunsResponse, error)
+	// Lists the open requests that the caller may answer, also those of runs that work meanwhile, oldest first: those of the run that was
+	// created first come first.
+	ListInputRequests(context.Context, *ListInputRequestsRequest) (*ListInputRequestsResponse, error)
+	// Answers what a run asks for, by the rules of ResumeRun, without following the run and without a right to see it. The deadline of
+	// this call is not the run's. A run without any request that the caller may answer, and that the caller may not see, is NOT_FOUND.
+	AnswerInput(context.Context, *AnswerInputRequest) (*AnswerInputResponse, error)
 	mustEmbedUnimplementedAgentServiceServer()
 }
 
@@ -258,6 +294,12 @@ func (UnimplementedAgentServiceServer) GetRun(context.Context, *GetRunRequest) (
 }
 func (UnimplementedAgentServiceServer) ListRuns(context.Context, *ListRunsRequest) (*ListRunsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListRuns not implemented")
+}
+func (UnimplementedAgentServiceServer) ListInputRequests(context.Context, *ListInputRequestsRequest) (*ListInputRequestsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListInputRequests not implemented")
+}
+func (UnimplementedAgentServiceServer) AnswerInput(context.Context, *AnswerInputRequest) (*AnswerInputResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AnswerInput not implemented")
 }
 func (UnimplementedAgentServiceServer) mustEmbedUnimplementedAgentServiceServer() {}
 func (UnimplementedAgentServiceServer) testEmbeddedByValue()                      {}
@@ -378,6 +420,42 @@ func _AgentService_ListRuns_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AgentService_ListInputRequests_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListInputRequestsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServiceServer).ListInputRequests(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AgentService_ListInputRequests_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServiceServer).ListInputRequests(ctx, req.(*ListInputRequestsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AgentService_AnswerInput_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AnswerInputRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServiceServer).AnswerInput(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AgentService_AnswerInput_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServiceServer).AnswerInput(ctx, req.(*AnswerInputRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AgentService_ServiceDesc is the grpc.ServiceDesc for AgentService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -396,6 +474,14 @@ var AgentService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListRuns",
 			Handler:    _AgentService_ListRuns_Handler,
+		},
+		{
+			MethodName: "ListInputRequests",
+			Handler:    _AgentService_ListInputRequests_Handler,
+		},
+		{
+			MethodName: "AnswerInput",
+			Handler:    _AgentService_AnswerInput_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

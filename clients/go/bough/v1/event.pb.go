@@ -3268,7 +3268,9 @@ func (x *RunForked) GetEvaluation() *EvaluationRef {
 type RunInterrupted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Every request that is open now. ResumeRun may answer any of them.
-	Requests      []*InputRequest `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	Requests []*InputRequest `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	// When each of them was made. Unset in events, whose input_requested say so; servers keep it in their indexes.
+	RequestTimes  []*timestamppb.Timestamp `protobuf:"bytes,2,rep,name=request_times,json=requestTimes,proto3" json:"request_times,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3306,6 +3308,13 @@ func (*RunInterrupted) Descriptor() ([]byte, []int) {
 func (x *RunInterrupted) GetRequests() []*InputRequest {
 	if x != nil {
 		return x.Requests
+	}
+	return nil
+}
+
+func (x *RunInterrupted) GetRequestTimes() []*timestamppb.Timestamp {
+	if x != nil {
+		return x.RequestTimes
 	}
 	return nil
 }
@@ -4184,9 +4193,10 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\n" +
-	"\x10\vJ\x04\b\v\x10\f\"D\n" +
+	"\x10\vJ\x04\b\v\x10\f\"\x85\x01\n" +
 	"\x0eRunInterrupted\x122\n" +
-	"\brequests\x18\x01 \x03(\v2\x16.bough.v1.InputRequestR\brequests\"B\n" +
+	"\brequests\x18\x01 \x03(\v2\x16.bough.v1.InputRequestR\brequests\x12?\n" +
+	"\rrequest_times\x18\x02 \x03(\v2\x1a.google.protobuf.TimestampR\frequestTimes\"B\n" +
 	"\x0eInputRequested\x120\n" +
 	"\arequest\x18\x01 \x01(\v2\x16.bough.v1.InputRequestR\arequest\"\x84\x01\n" +
 	"\rInputReceived\x12-\n" +
@@ -4440,18 +4450,19 @@ var file_bough_v1_event_proto_depIdxs = []int32{
 	52,  // 107: bough.v1.RunForked.mocks:type_name -> bough.v1.ToolMocks
 	53,  // 108: bough.v1.RunForked.evaluation:type_name -> bough.v1.EvaluationRef
 	69,  // 109: bough.v1.RunInterrupted.requests:type_name -> bough.v1.InputRequest
-	69,  // 110: bough.v1.InputRequested.request:type_name -> bough.v1.InputRequest
-	70,  // 111: bough.v1.InputReceived.answer:type_name -> bough.v1.InputAnswer
-	59,  // 112: bough.v1.CancelRequested.reason:type_name -> bough.v1.CancelReason
-	65,  // 113: bough.v1.SessionStateChanged.state_changes:type_name -> bough.v1.SessionStateChange
-	50,  // 114: bough.v1.HistoryCompacted.summary:type_name -> bough.v1.Message
-	40,  // 115: bough.v1.PlanMade.items:type_name -> bough.v1.PlanItem
-	40,  // 116: bough.v1.PlanRevised.items:type_name -> bough.v1.PlanItem
-	117, // [117:117] is the sub-list for method output_type
-	117, // [117:117] is the sub-list for method input_type
-	117, // [117:117] is the sub-list for extension type_name
-	117, // [117:117] is the sub-list for extension extendee
-	0,   // [0:117] is the sub-list for field type_name
+	48,  // 110: bough.v1.RunInterrupted.request_times:type_name -> google.protobuf.Timestamp
+	69,  // 111: bough.v1.InputRequested.request:type_name -> bough.v1.InputRequest
+	70,  // 112: bough.v1.InputReceived.answer:type_name -> bough.v1.InputAnswer
+	59,  // 113: bough.v1.CancelRequested.reason:type_name -> bough.v1.CancelReason
+	65,  // 114: bough.v1.SessionStateChanged.state_changes:type_name -> bough.v1.SessionStateChange
+	50,  // 115: bough.v1.HistoryCompacted.summary:type_name -> bough.v1.Message
+	40,  // 116: bough.v1.PlanMade.items:type_name -> bough.v1.PlanItem
+	40,  // 117: bough.v1.PlanRevised.items:type_name -> bough.v1.PlanItem
+	118, // [118:118] is the sub-list for method output_type
+	118, // [118:118] is the sub-list for method input_type
+	118, // [118:118] is the sub-list for extension type_name
+	118, // [118:118] is the sub-list for extension extendee
+	0,   // [0:118] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_event_proto_init() }

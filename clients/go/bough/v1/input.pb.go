@@ -96,7 +96,7 @@ type AnswerSource int32
 const (
 	// Unknown. A server never sends it; in a request it is ignored.
 	AnswerSource_ANSWER_SOURCE_UNSPECIFIED AnswerSource = 0
-	// A caller of ResumeRun.
+	// A caller of ResumeRun or AnswerInput.
 	AnswerSource_ANSWER_SOURCE_CALLER AnswerSource = 1
 	// The expiry of the request: its default answer, or none.
 	AnswerSource_ANSWER_SOURCE_EXPIRY AnswerSource = 2
@@ -167,6 +167,11 @@ type InputRequest struct {
 	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
 	// The answer that it gets when it expires, without an input_id; if unset, the invocation gets an error (INPUT_EXPIRED).
 	DefaultAnswer *InputAnswer `protobuf:"bytes,10,opt,name=default_answer,json=defaultAnswer,proto3" json:"default_answer,omitempty"`
+	// The group of callers that may answer, as the tool's code said when the request was made. Empty: the user of the run, and callers
+	// with the role ADMIN.
+	ApproverGroup string `protobuf:"bytes,11,opt,name=approver_group,json=approverGroup,proto3" json:"approver_group,omitempty"`
+	// Whether the user of the run may not answer, whatever groups the user has.
+	FourEyes      bool `protobuf:"varint,12,opt,name=four_eyes,json=fourEyes,proto3" json:"four_eyes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -271,6 +276,120 @@ func (x *InputRequest) GetDefaultAnswer() *InputAnswer {
 	return nil
 }
 
+func (x *InputRequest) GetApproverGroup() string {
+	if x != nil {
+		return x.ApproverGroup
+	}
+	return ""
+}
+
+func (x *InputRequest) GetFourEyes() bool {
+	if x != nil {
+		return x.FourEyes
+	}
+	return false
+}
+
+// A request that is open, as a caller who may answer it sees it. The caller need not be able to see the run.
+type OpenInput struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The run that asks.
+	RunId string `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
+	// The session of the run.
+	SessionId string `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// The agent that was run.
+	Agent string `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
+	// The user of the run.
+	UserId string `protobuf:"bytes,4,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// The beginning of the run's input, as Run.input_excerpt.
+	InputExcerpt string `protobuf:"bytes,5,opt,name=input_excerpt,json=inputExcerpt,proto3" json:"input_excerpt,omitempty"`
+	// When the request was made; unset for one that a server of an earlier version has kept.
+	RequestTime *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=request_time,json=requestTime,proto3" json:"request_time,omitempty"`
+	// What is asked for.
+	Request       *InputRequest `protobuf:"bytes,7,opt,name=request,proto3" json:"request,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenInput) Reset() {
+	*x = OpenInput{}
+	mi := &file_bough_v1_input_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenInput) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenInput) ProtoMessage() {}
+
+func (x *OpenInput) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_input_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenInput.ProtoReflect.Descriptor instead.
+func (*OpenInput) Descriptor() ([]byte, []int) {
+	return file_bough_v1_input_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *OpenInput) GetRunId() string {
+	if x != nil {
+		return x.RunId
+	}
+	return ""
+}
+
+func (x *OpenInput) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *OpenInput) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *OpenInput) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *OpenInput) GetInputExcerpt() string {
+	if x != nil {
+		return x.InputExcerpt
+	}
+	return ""
+}
+
+func (x *OpenInput) GetRequestTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.RequestTime
+	}
+	return nil
+}
+
+func (x *OpenInput) GetRequest() *InputRequest {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
 // The answer to one request.
 type InputAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -294,7 +413,7 @@ type InputAnswer struct {
 
 func (x *InputAnswer) Reset() {
 	*x = InputAnswer{}
-	mi := &file_bough_v1_input_proto_msgTypes[1]
+	mi := &file_bough_v1_input_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -306,7 +425,7 @@ func (x *InputAnswer) String() string {
 func (*InputAnswer) ProtoMessage() {}
 
 func (x *InputAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_input_proto_msgTypes[1]
+	mi := &file_bough_v1_input_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -319,7 +438,7 @@ func (x *InputAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InputAnswer.ProtoReflect.Descriptor instead.
 func (*InputAnswer) Descriptor() ([]byte, []int) {
-	return file_bough_v1_input_proto_rawDescGZIP(), []int{1}
+	return file_bough_v1_input_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *InputAnswer) GetInputId() string {
@@ -417,7 +536,7 @@ type ApprovalDecision struct {
 
 func (x *ApprovalDecision) Reset() {
 	*x = ApprovalDecision{}
-	mi := &file_bough_v1_input_proto_msgTypes[2]
+	mi := &file_bough_v1_input_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -429,7 +548,7 @@ func (x *ApprovalDecision) String() string {
 func (*ApprovalDecision) ProtoMessage() {}
 
 func (x *ApprovalDecision) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_input_proto_msgTypes[2]
+	mi := &file_bough_v1_input_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -442,7 +561,7 @@ func (x *ApprovalDecision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApprovalDecision.ProtoReflect.Descriptor instead.
 func (*ApprovalDecision) Descriptor() ([]byte, []int) {
-	return file_bough_v1_input_proto_rawDescGZIP(), []int{2}
+	return file_bough_v1_input_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ApprovalDecision) GetApproved() bool {
@@ -470,7 +589,7 @@ var File_bough_v1_input_proto protoreflect.FileDescriptor
 
 const file_bough_v1_input_proto_rawDesc = "" +
 	"\n" +
-	"\x14bough/v1/input.proto\x12\bbough.v1\x1a\x16bough/v1/message.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x98\x03\n" +
+	"\x14bough/v1/input.proto\x12\bbough.v1\x1a\x16bough/v1/message.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdc\x03\n" +
 	"\fInputRequest\x12\x19\n" +
 	"\binput_id\x18\x01 \x01(\tR\ainputId\x12#\n" +
 	"\rinvocation_id\x18\x02 \x01(\tR\finvocationId\x12\x17\n" +
@@ -484,7 +603,18 @@ const file_bough_v1_input_proto_rawDesc = "" +
 	"\vexpire_time\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"expireTime\x12<\n" +
 	"\x0edefault_answer\x18\n" +
-	" \x01(\v2\x15.bough.v1.InputAnswerR\rdefaultAnswer\"\x9a\x02\n" +
+	" \x01(\v2\x15.bough.v1.InputAnswerR\rdefaultAnswer\x12%\n" +
+	"\x0eapprover_group\x18\v \x01(\tR\rapproverGroup\x12\x1b\n" +
+	"\tfour_eyes\x18\f \x01(\bR\bfourEyes\"\x86\x02\n" +
+	"\tOpenInput\x12\x15\n" +
+	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x02 \x01(\tR\tsessionId\x12\x14\n" +
+	"\x05agent\x18\x03 \x01(\tR\x05agent\x12\x17\n" +
+	"\auser_id\x18\x04 \x01(\tR\x06userId\x12#\n" +
+	"\rinput_excerpt\x18\x05 \x01(\tR\finputExcerpt\x12=\n" +
+	"\frequest_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\vrequestTime\x120\n" +
+	"\arequest\x18\a \x01(\v2\x16.bough.v1.InputRequestR\arequest\"\x9a\x02\n" +
 	"\vInputAnswer\x12\x19\n" +
 	"\binput_id\x18\x01 \x01(\tR\ainputId\x128\n" +
 	"\bapproval\x18\x02 \x01(\v2\x1a.bough.v1.ApprovalDecisionH\x00R\bapproval\x12:\n" +
@@ -525,30 +655,33 @@ func file_bough_v1_input_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_input_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_bough_v1_input_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_bough_v1_input_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_bough_v1_input_proto_goTypes = []any{
 	(InputKind)(0),                // 0: bough.v1.InputKind
 	(AnswerSource)(0),             // 1: bough.v1.AnswerSource
 	(*InputRequest)(nil),          // 2: bough.v1.InputRequest
-	(*InputAnswer)(nil),           // 3: bough.v1.InputAnswer
-	(*ApprovalDecision)(nil),      // 4: bough.v1.ApprovalDecision
-	(*ToolCall)(nil),              // 5: bough.v1.ToolCall
-	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
-	(*ToolOutcome)(nil),           // 7: bough.v1.ToolOutcome
+	(*OpenInput)(nil),             // 3: bough.v1.OpenInput
+	(*InputAnswer)(nil),           // 4: bough.v1.InputAnswer
+	(*ApprovalDecision)(nil),      // 5: bough.v1.ApprovalDecision
+	(*ToolCall)(nil),              // 6: bough.v1.ToolCall
+	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
+	(*ToolOutcome)(nil),           // 8: bough.v1.ToolOutcome
 }
 var file_bough_v1_input_proto_depIdxs = []int32{
 	0, // 0: bough.v1.InputRequest.kind:type_name -> bough.v1.InputKind
-	5, // 1: bough.v1.InputRequest.call:type_name -> bough.v1.ToolCall
-	6, // 2: bough.v1.InputRequest.expire_time:type_name -> google.protobuf.Timestamp
-	3, // 3: bough.v1.InputRequest.default_answer:type_name -> bough.v1.InputAnswer
-	4, // 4: bough.v1.InputAnswer.approval:type_name -> bough.v1.ApprovalDecision
-	7, // 5: bough.v1.InputAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
-	1, // 6: bough.v1.InputAnswer.source:type_name -> bough.v1.AnswerSource
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	6, // 1: bough.v1.InputRequest.call:type_name -> bough.v1.ToolCall
+	7, // 2: bough.v1.InputRequest.expire_time:type_name -> google.protobuf.Timestamp
+	4, // 3: bough.v1.InputRequest.default_answer:type_name -> bough.v1.InputAnswer
+	7, // 4: bough.v1.OpenInput.request_time:type_name -> google.protobuf.Timestamp
+	2, // 5: bough.v1.OpenInput.request:type_name -> bough.v1.InputRequest
+	5, // 6: bough.v1.InputAnswer.approval:type_name -> bough.v1.ApprovalDecision
+	8, // 7: bough.v1.InputAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
+	1, // 8: bough.v1.InputAnswer.source:type_name -> bough.v1.AnswerSource
+	9, // [9:9] is the sub-list for method output_type
+	9, // [9:9] is the sub-list for method input_type
+	9, // [9:9] is the sub-list for extension type_name
+	9, // [9:9] is the sub-list for extension extendee
+	0, // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_input_proto_init() }
@@ -557,7 +690,7 @@ func file_bough_v1_input_proto_init() {
 		return
 	}
 	file_bough_v1_message_proto_init()
-	file_bough_v1_input_proto_msgTypes[1].OneofWrappers = []any{
+	file_bough_v1_input_proto_msgTypes[2].OneofWrappers = []any{
 		(*InputAnswer_Approval)(nil),
 		(*InputAnswer_ToolOutcome)(nil),
 		(*InputAnswer_ValueJson)(nil),
@@ -568,7 +701,7 @@ func file_bough_v1_input_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_input_proto_rawDesc), len(file_bough_v1_input_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   3,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

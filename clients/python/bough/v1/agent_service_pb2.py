@@ -23,6 +23,7 @@ _sym_db = _symbol_database.Default()
 
 
 from bough.v1 import agent_pb2 as bough_dot_v1_dot_agent__pb2
+from bough.v1 import execution_pb2 as bough_dot_v1_dot_execution__pb2
 from bough.v1 import follow_pb2 as bough_dot_v1_dot_follow__pb2
 from bough.v1 import fork_pb2 as bough_dot_v1_dot_fork__pb2
 from bough.v1 import input_pb2 as bough_dot_v1_dot_input__pb2
@@ -32,7 +33,7 @@ from bough.v1 import policy_pb2 as bough_dot_v1_dot_policy__pb2
 from bough.v1 import run_pb2 as bough_dot_v1_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62ough/v1/agent_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/agent.proto\x1a\x15\x62ough/v1/follow.proto\x1a\x13\x62ough/v1/fork.proto\x1a\x14\x62ough/v1/input.proto\x1a\x16\x62ough/v1/message.proto\x1a\x16\x62ough/v1/options.proto\x1a\x15\x62ough/v1/policy.proto\x1a\x12\x62ough/v1/run.proto\"\xe7\x03\n\nRunRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12\x14\n\x05\x61gent\x18\x02 \x01(\tR\x05\x61gent\x12;\n\x0b\x64\x65\x66initions\x18\x03 \x03(\x0b\x32\x19.bough.v1.AgentDefinitionR\x0b\x64\x65\x66initions\x12\x1d\n\nsession_id\x18\x04 \x01(\tR\tsessionId\x12\'\n\x05input\x18\x05 \x01(\x0b\x32\x11.bough.v1.MessageR\x05input\x12+\n\x06policy\x18\x06 \x01(\x0b\x32\x13.bough.v1.RunPolicyR\x06policy\x12/\n\x06\x66ollow\x18\x07 \x01(\x0b\x32\x17.bough.v1.FollowOptionsR\x06\x66ollow\x12\x38\n\x06labels\x18\t \x03(\x0b\x32 .bough.v1.RunRequest.LabelsEntryR\x06labels\x12L\n\x12on_missing_session\x18\n \x01(\x0e\x32\x1e.bough.v1.MissingSessionPolicyR\x10onMissingSession\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"9\n\x0bRunResponse\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x14.bough.v1.EventBatchR\x05\x62\x61tch\"\xac\x01\n\x0fWatchRunRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12%\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03R\rafterSequence\x12*\n\x05until\x18\x03 \x01(\x0e\x32\x14.bough.v1.WatchUntilR\x05until\x12/\n\x06\x66ollow\x18\x04 \x01(\x0b\x32\x17.bough.v1.FollowOptionsR\x06\x66ollow\">\n\x10WatchRunResponse\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x14.bough.v1.EventBatchR\x05\x62\x61tch\"\xe9\x01\n\x10ResumeRunRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12/\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x15.bough.v1.InputAnswerR\x07\x61nswers\x12\x1d\n\nrequest_id\x18\x03 \x01(\tR\trequestId\x12/\n\x06\x66ollow\x18\x04 \x01(\x0b\x32\x17.bough.v1.FollowOptionsR\x06\x66ollow\x12*\n\x0e\x61\x66ter_sequence\x18\x05 \x01(\x03H\x00R\rafterSequence\x88\x01\x01\x42\x11\n\x0f_after_sequence\"?\n\x11ResumeRunResponse\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x14.bough.v1.EventBatchR\x05\x62\x61tch\"\xa3\x03\n\x0e\x46orkRunRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12\x15\n\x06run_id\x18\x02 \x01(\tR\x05runId\x12%\n\x0e\x61\x66ter_sequence\x18\x03 \x01(\x03R\rafterSequence\x12/\n\x07\x63hanges\x18\x04 \x01(\x0b\x32\x15.bough.v1.ForkChangesR\x07\x63hanges\x12,\n\x12\x61llow_open_effects\x18\x05 \x01(\x08R\x10\x61llowOpenEffects\x12/\n\x06\x66ollow\x18\x06 \x01(\x0b\x32\x17.bough.v1.FollowOptionsR\x06\x66ollow\x12<\n\x06labels\x18\x07 \x03(\x0b\x32$.bough.v1.ForkRunRequest.LabelsEntryR\x06labels\x12+\n\x06policy\x18\x08 \x01(\x0b\x32\x13.bough.v1.RunPolicyR\x06policy\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"=\n\x0f\x46orkRunResponse\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x14.bough.v1.EventBatchR\x05\x62\x61tch\"=\n\x10\x43\x61ncelRunRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x12\n\x04note\x18\x02 \x01(\tR\x04note\"4\n\x11\x43\x61ncelRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\r.bough.v1.RunR\x03run\"&\n\rGetRunRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\"g\n\x0eGetRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\r.bough.v1.RunR\x03run\x12\x34\n\x0c\x66inal_answer\x18\x02 \x01(\x0b\x32\x11.bough.v1.MessageR\x0b\x66inalAnswer\"z\n\x0fListRunsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12+\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x13.bough.v1.RunFilterR\x06\x66ilter\"]\n\x10ListRunsResponse\x12!\n\x04runs\x18\x01 \x03(\x0b\x32\r.bough.v1.RunR\x04runs\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken*\x82\x01\n\x14MissingSessionPolicy\x12&\n\"MISSING_SESSION_POLICY_UNSPECIFIED\x10\x00\x12\x1f\n\x1bMISSING_SESSION_POLICY_FAIL\x10\x01\x12!\n\x1dMISSING_SESSION_POLICY_CREATE\x10\x02\x32\x9f\x04\n\x0c\x41gentService\x12?\n\x03Run\x12\x14.bough.v1.RunRequest\x1a\x15.bough.v1.RunResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n\x01\x01\x30\x01\x12K\n\x08WatchRun\x12\x19.bough.v1.WatchRunRequest\x1a\x1a.bough.v1.WatchRunResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x30\x01\x12R\n\tResumeRun\x12\x1a.bough.v1.ResumeRunRequest\x1a\x1b.bough.v1.ResumeRunResponse\"\n\xa2\xa0\xe6\xf4\x02\x04\n\x02\x01\x03\x30\x01\x12K\n\x07\x46orkRun\x12\x18.bough.v1.ForkRunRequest\x1a\x19.bough.v1.ForkRunResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n\x01\x01\x30\x01\x12P\n\tCancelRun\x12\x1a.bough.v1.CancelRunRequest\x1a\x1b.bough.v1.CancelRunResponse\"\n\xa2\xa0\xe6\xf4\x02\x04\n\x02\x01\x03\x12\x43\n\x06GetRun\x12\x17.bough.v1.GetRunRequest\x1a\x18.bough.v1.GetRunResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12I\n\x08ListRuns\x12\x19.bough.v1.ListRunsRequest\x1a\x1a.bough.v1.ListRunsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x42[\n\x0c\x64\x65v.bough.v1B\x11\x41gentServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62ough/v1/agent_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/agent.proto\x1a\x18\x62ough/v1/execution.proto\x1a\x15\x62ough/v1/follow.proto\x1a\x13\x62ough/v1/fork.proto\x1a\x14\x62ough/v1/input.proto\x1a\x16\x62ough/v1/message.proto\x1a\x16\x62ough/v1/options.proto\x1a\x15\x62ough/v1/policy.proto\x1a\x12\x62ough/v1/run.proto\"\xe7\x03\n\nRunRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12\x14\n\x05\x61gent\x18\x02 \x01(\tR\x05\x61gent\x12;\n\x0b\x64\x65\x66initions\x18\x03 \x03(\x0b\x32\x19.bough.v1.AgentDefinitionR\x0b\x64\x65\x66initions\x12\x1d\n\nsession_id\x18\x04 \x01(\tR\tsessionId\x12\'\n\x05input\x18\x05 \x01(\x0b\x32\x11.bough.v1.MessageR\x05input\x12+\n\x06policy\x18\x06 \x01(\x0b\x32\x13.bough.v1.RunPolicyR\x06policy\x12/\n\x06\x66ollow\x18\x07 \x01(\x0b\x32\x17.bough.v1.FollowOptionsR\x06\x66ollow\x12\x38\n\x06labels\x18\t \x03(\x0b\x32 .bough.v1.RunRequest.LabelsEntryR\x06labels\x12L\n\x12on_missing_session\x18\n \x01(\x0e\x32\x1e.bough.v1.MissingSessionPolicyR\x10onMissingSession\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"9\n\x0bRunResponse\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x14.bough.v1.EventBatchR\x05\x62\x61tch\"\xac\x01\n\x0fWatchRunRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12%\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03R\rafterSequence\x12*\n\x05until\x18\x03 \x01(\x0e\x32\x14.bough.v1.WatchUntilR\x05until\x12/\n\x06\x66ollow\x18\x04 \x01(\x0b\x32\x17.bough.v1.FollowOptionsR\x06\x66ollow\">\n\x10WatchRunResponse\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x14.bough.v1.EventBatchR\x05\x62\x61tch\"\xe9\x01\n\x10ResumeRunRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12/\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x15.bough.v1.InputAnswerR\x07\x61nswers\x12\x1d\n\nrequest_id\x18\x03 \x01(\tR\trequestId\x12/\n\x06\x66ollow\x18\x04 \x01(\x0b\x32\x17.bough.v1.FollowOptionsR\x06\x66ollow\x12*\n\x0e\x61\x66ter_sequence\x18\x05 \x01(\x03H\x00R\rafterSequence\x88\x01\x01\x42\x11\n\x0f_after_sequence\"?\n\x11ResumeRunResponse\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x14.bough.v1.EventBatchR\x05\x62\x61tch\"\xa3\x03\n\x0e\x46orkRunRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12\x15\n\x06run_id\x18\x02 \x01(\tR\x05runId\x12%\n\x0e\x61\x66ter_sequence\x18\x03 \x01(\x03R\rafterSequence\x12/\n\x07\x63hanges\x18\x04 \x01(\x0b\x32\x15.bough.v1.ForkChangesR\x07\x63hanges\x12,\n\x12\x61llow_open_effects\x18\x05 \x01(\x08R\x10\x61llowOpenEffects\x12/\n\x06\x66ollow\x18\x06 \x01(\x0b\x32\x17.bough.v1.FollowOptionsR\x06\x66ollow\x12<\n\x06labels\x18\x07 \x03(\x0b\x32$.bough.v1.ForkRunRequest.LabelsEntryR\x06labels\x12+\n\x06policy\x18\x08 \x01(\x0b\x32\x13.bough.v1.RunPolicyR\x06policy\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"=\n\x0f\x46orkRunResponse\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x14.bough.v1.EventBatchR\x05\x62\x61tch\"=\n\x10\x43\x61ncelRunRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x12\n\x04note\x18\x02 \x01(\tR\x04note\"4\n\x11\x43\x61ncelRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\r.bough.v1.RunR\x03run\"V\n\x18ListInputRequestsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"t\n\x19ListInputRequestsResponse\x12/\n\x08requests\x18\x01 \x03(\x0b\x32\x13.bough.v1.OpenInputR\x08requests\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"{\n\x12\x41nswerInputRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12/\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x15.bough.v1.InputAnswerR\x07\x61nswers\x12\x1d\n\nrequest_id\x18\x03 \x01(\tR\trequestId\"\\\n\x13\x41nswerInputResponse\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12.\n\x05state\x18\x02 \x01(\x0e\x32\x18.bough.v1.ExecutionStateR\x05state\"&\n\rGetRunRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\"g\n\x0eGetRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\r.bough.v1.RunR\x03run\x12\x34\n\x0c\x66inal_answer\x18\x02 \x01(\x0b\x32\x11.bough.v1.MessageR\x0b\x66inalAnswer\"z\n\x0fListRunsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12+\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x13.bough.v1.RunFilterR\x06\x66ilter\"]\n\x10ListRunsResponse\x12!\n\x04runs\x18\x01 \x03(\x0b\x32\r.bough.v1.RunR\x04runs\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken*\x82\x01\n\x14MissingSessionPolicy\x12&\n\"MISSING_SESSION_POLICY_UNSPECIFIED\x10\x00\x12\x1f\n\x1bMISSING_SESSION_POLICY_FAIL\x10\x01\x12!\n\x1dMISSING_SESSION_POLICY_CREATE\x10\x02\x32\xd9\x05\n\x0c\x41gentService\x12?\n\x03Run\x12\x14.bough.v1.RunRequest\x1a\x15.bough.v1.RunResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n\x01\x01\x30\x01\x12K\n\x08WatchRun\x12\x19.bough.v1.WatchRunRequest\x1a\x1a.bough.v1.WatchRunResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x30\x01\x12R\n\tResumeRun\x12\x1a.bough.v1.ResumeRunRequest\x1a\x1b.bough.v1.ResumeRunResponse\"\n\xa2\xa0\xe6\xf4\x02\x04\n\x02\x01\x03\x30\x01\x12K\n\x07\x46orkRun\x12\x18.bough.v1.ForkRunRequest\x1a\x19.bough.v1.ForkRunResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n\x01\x01\x30\x01\x12P\n\tCancelRun\x12\x1a.bough.v1.CancelRunRequest\x1a\x1b.bough.v1.CancelRunResponse\"\n\xa2\xa0\xe6\xf4\x02\x04\n\x02\x01\x03\x12\x43\n\x06GetRun\x12\x17.bough.v1.GetRunRequest\x1a\x18.bough.v1.GetRunResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12I\n\x08ListRuns\x12\x19.bough.v1.ListRunsRequest\x1a\x1a.bough.v1.ListRunsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12\x64\n\x11ListInputRequests\x12\".bough.v1.ListInputRequestsRequest\x1a#.bough.v1.ListInputRequestsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12R\n\x0b\x41nswerInput\x12\x1c.bough.v1.AnswerInputRequest\x1a\x1d.bough.v1.AnswerInputResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x42[\n\x0c\x64\x65v.bough.v1B\x11\x41gentServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -58,40 +59,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AGENTSERVICE'].methods_by_name['GetRun']._serialized_options = b'\242\240\346\364\002\000'
   _globals['_AGENTSERVICE'].methods_by_name['ListRuns']._loaded_options = None
   _globals['_AGENTSERVICE'].methods_by_name['ListRuns']._serialized_options = b'\242\240\346\364\002\000'
-  _globals['_MISSINGSESSIONPOLICY']._serialized_start=2277
-  _globals['_MISSINGSESSIONPOLICY']._serialized_end=2407
-  _globals['_RUNREQUEST']._serialized_start=222
-  _globals['_RUNREQUEST']._serialized_end=709
-  _globals['_RUNREQUEST_LABELSENTRY']._serialized_start=652
-  _globals['_RUNREQUEST_LABELSENTRY']._serialized_end=709
-  _globals['_RUNRESPONSE']._serialized_start=711
-  _globals['_RUNRESPONSE']._serialized_end=768
-  _globals['_WATCHRUNREQUEST']._serialized_start=771
-  _globals['_WATCHRUNREQUEST']._serialized_end=943
-  _globals['_WATCHRUNRESPONSE']._serialized_start=945
-  _globals['_WATCHRUNRESPONSE']._serialized_end=1007
-  _globals['_RESUMERUNREQUEST']._serialized_start=1010
-  _globals['_RESUMERUNREQUEST']._serialized_end=1243
-  _globals['_RESUMERUNRESPONSE']._serialized_start=1245
-  _globals['_RESUMERUNRESPONSE']._serialized_end=1308
-  _globals['_FORKRUNREQUEST']._serialized_start=1311
-  _globals['_FORKRUNREQUEST']._serialized_end=1730
-  _globals['_FORKRUNREQUEST_LABELSENTRY']._serialized_start=652
-  _globals['_FORKRUNREQUEST_LABELSENTRY']._serialized_end=709
-  _globals['_FORKRUNRESPONSE']._serialized_start=1732
-  _globals['_FORKRUNRESPONSE']._serialized_end=1793
-  _globals['_CANCELRUNREQUEST']._serialized_start=1795
-  _globals['_CANCELRUNREQUEST']._serialized_end=1856
-  _globals['_CANCELRUNRESPONSE']._serialized_start=1858
-  _globals['_CANCELRUNRESPONSE']._serialized_end=1910
-  _globals['_GETRUNREQUEST']._serialized_start=1912
-  _globals['_GETRUNREQUEST']._serialized_end=1950
-  _globals['_GETRUNRESPONSE']._serialized_start=1952
-  _globals['_GETRUNRESPONSE']._serialized_end=2055
-  _globals['_LISTRUNSREQUEST']._serialized_start=2057
-  _globals['_LISTRUNSREQUEST']._serialized_end=2179
-  _globals['_LISTRUNSRESPONSE']._serialized_start=2181
-  _globals['_LISTRUNSRESPONSE']._serialized_end=2274
-  _globals['_AGENTSERVICE']._serialized_start=2410
-  _globals['_AGENTSERVICE']._serialized_end=2953
+  _globals['_AGENTSERVICE'].methods_by_name['ListInputRequests']._loaded_options = None
+  _globals['_AGENTSERVICE'].methods_by_name['ListInputRequests']._serialized_options = b'\242\240\346\364\002\000'
+  _globals['_AGENTSERVICE'].methods_by_name['AnswerInput']._loaded_options = None
+  _globals['_AGENTSERVICE'].methods_by_name['AnswerInput']._serialized_options = b'\242\240\346\364\002\000'
+  _globals['_MISSINGSESSIONPOLICY']._serialized_start=2728
+  _globals['_MISSINGSESSIONPOLICY']._serialized_end=2858
+  _globals['_RUNREQUEST']._serialized_start=248
+  _globals['_RUNREQUEST']._serialized_end=735
+  _globals['_RUNREQUEST_LABELSENTRY']._serialized_start=678
+  _globals['_RUNREQUEST_LABELSENTRY']._serialized_end=735
+  _globals['_RUNRESPONSE']._serialized_start=737
+  _globals['_RUNRESPONSE']._serialized_end=794
+  _globals['_WATCHRUNREQUEST']._serialized_start=797
+  _globals['_WATCHRUNREQUEST']._serialized_end=969
+  _globals['_WATCHRUNRESPONSE']._serialized_start=971
+  _globals['_WATCHRUNRESPONSE']._serialized_end=1033
+  _globals['_RESUMERUNREQUEST']._serialized_start=1036
+  _globals['_RESUMERUNREQUEST']._serialized_end=1269
+  _globals['_RESUMERUNRESPONSE']._serialized_start=1271
+  _globals['_RESUMERUNRESPONSE']._serialized_end=1334
+  _globals['_FORKRUNREQUEST']._serialized_start=1337
+  _globals['_FORKRUNREQUEST']._serialized_end=1756
+  _globals['_FORKRUNREQUEST_LABELSENTRY']._serialized_start=678
+  _globals['_FORKRUNREQUEST_LABELSENTRY']._serialized_end=735
+  _globals['_FORKRUNRESPONSE']._serialized_start=1758
+  _globals['_FORKRUNRESPONSE']._serialized_end=1819
+  _globals['_CANCELRUNREQUEST']._serialized_start=1821
+  _globals['_CANCELRUNREQUEST']._serialized_end=1882
+  _globals['_CANCELRUNRESPONSE']._serialized_start=1884
+  _globals['_CANCELRUNRESPONSE']._serialized_end=1936
+  _globals['_LISTINPUTREQUESTSREQUEST']._serialized_start=1938
+  _globals['_LISTINPUTREQUESTSREQUEST']._serialized_end=2024
+  _globals['_LISTINPUTREQUESTSRESPONSE']._serialized_start=2026
+  _globals['_LISTINPUTREQUESTSRESPONSE']._serialized_end=2142
+  _globals['_ANSWERINPUTREQUEST']._serialized_start=2144
+  _globals['_ANSWERINPUTREQUEST']._serialized_end=2267
+  _globals['_ANSWERINPUTRESPONSE']._serialized_start=2269
+  _globals['_ANSWERINPUTRESPONSE']._serialized_end=2361
+  _globals['_GETRUNREQUEST']._serialized_start=2363
+  _globals['_GETRUNREQUEST']._serialized_end=2401
+  _globals['_GETRUNRESPONSE']._serialized_start=2403
+  _globals['_GETRUNRESPONSE']._serialized_end=2506
+  _globals['_LISTRUNSREQUEST']._serialized_start=2508
+  _globals['_LISTRUNSREQUEST']._serialized_end=2630
+  _globals['_LISTRUNSRESPONSE']._serialized_start=2632
+  _globals['_LISTRUNSRESPONSE']._serialized_end=2725
+  _globals['_AGENTSERVICE']._serialized_start=2861
+  _globals['_AGENTSERVICE']._serialized_end=3590
 # @@protoc_insertion_point(module_scope)

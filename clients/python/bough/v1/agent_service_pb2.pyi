@@ -4,6 +4,7 @@ isort:skip_file
 Starting, following and stopping runs."""
 
 from bough.v1 import agent_pb2 as _agent_pb2
+from bough.v1 import execution_pb2 as _execution_pb2
 from bough.v1 import follow_pb2 as _follow_pb2
 from bough.v1 import fork_pb2 as _fork_pb2
 from bough.v1 import input_pb2 as _input_pb2
@@ -460,6 +461,120 @@ class CancelRunResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelRunResponse: _TypeAlias = CancelRunResponse  # noqa: Y015
+
+@_typing.final
+class ListInputRequestsRequest(_message.Message):
+    """Asks for a page of open requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """The most requests of a page; 0 for 50, and more than 1,000 is lowered to 1,000."""
+    page_token: _builtins.str
+    """next_page_token of the page before; empty for the first page."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListInputRequestsRequest: _TypeAlias = ListInputRequestsRequest  # noqa: Y015
+
+@_typing.final
+class ListInputRequestsResponse(_message.Message):
+    """A page of open requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """The token of the next page; empty on the last one."""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[_input_pb2.OpenInput]:
+        """The requests. A page can be shorter than asked for, even empty, and have a token nevertheless: at most 1,000 runs are searched
+        for it, and it ends at about 1 MiB.
+        """
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[_input_pb2.OpenInput] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListInputRequestsResponse: _TypeAlias = ListInputRequestsResponse  # noqa: Y015
+
+@_typing.final
+class AnswerInputRequest(_message.Message):
+    """Answers what a run asks for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """The run. Unknown, or one that the caller neither sees nor may answer: NOT_FOUND."""
+    request_id: _builtins.str
+    """The caller's name for this request, as ResumeRunRequest.request_id. Empty for none."""
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[_input_pb2.InputAnswer]:
+        """The answers, at most one for each request."""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        answers: _abc.Iterable[_input_pb2.InputAnswer] | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "request_id", b"request_id", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerInputRequest: _TypeAlias = AnswerInputRequest  # noqa: Y015
+
+@_typing.final
+class AnswerInputResponse(_message.Message):
+    """The run that was answered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """The run."""
+    state: _execution_pb2.ExecutionState.ValueType
+    """Its state when the answers are durable."""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        state: _execution_pb2.ExecutionState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerInputResponse: _TypeAlias = AnswerInputResponse  # noqa: Y015
 
 @_typing.final
 class GetRunRequest(_message.Message):

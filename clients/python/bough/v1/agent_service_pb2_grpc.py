@@ -80,6 +80,16 @@ class AgentServiceStub:
                 request_serializer=bough_dot_v1_dot_agent__service__pb2.ListRunsRequest.SerializeToString,
                 response_deserializer=bough_dot_v1_dot_agent__service__pb2.ListRunsResponse.FromString,
                 _registered_method=True)
+        self.ListInputRequests = channel.unary_unary(
+                '/bough.v1.AgentService/ListInputRequests',
+                request_serializer=bough_dot_v1_dot_agent__service__pb2.ListInputRequestsRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_agent__service__pb2.ListInputRequestsResponse.FromString,
+                _registered_method=True)
+        self.AnswerInput = channel.unary_unary(
+                '/bough.v1.AgentService/AnswerInput',
+                request_serializer=bough_dot_v1_dot_agent__service__pb2.AnswerInputRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_agent__service__pb2.AnswerInputResponse.FromString,
+                _registered_method=True)
 
 
 class AgentServiceServicer:
@@ -119,7 +129,8 @@ class AgentServiceServicer:
         All answers are checked before any is recorded. An answer equal to the recorded one is accepted and changes nothing; a different
         one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown input_id or an answer that does not fit is INVALID_ARGUMENT. A request
         can be answered as soon as it is recorded; a request that is not answered is asked again under the same input_id. If the
-        answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run.
+        answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run. A request that
+        the caller sees and may not answer is PERMISSION_DENIED; see InputRequest.approver_group and four_eyes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -151,6 +162,22 @@ class AgentServiceServicer:
 
     def ListRuns(self, request, context):
         """Lists runs, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListInputRequests(self, request, context):
+        """Lists the open requests that the caller may answer, also those of runs that work meanwhile, oldest first: those of the run that was
+        created first come first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AnswerInput(self, request, context):
+        """Answers what a run asks for, by the rules of ResumeRun, without following the run and without a right to see it. The deadline of
+        this call is not the run's. A run without any request that the caller may answer, and that the caller may not see, is NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -193,6 +220,16 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.ListRuns,
                     request_deserializer=bough_dot_v1_dot_agent__service__pb2.ListRunsRequest.FromString,
                     response_serializer=bough_dot_v1_dot_agent__service__pb2.ListRunsResponse.SerializeToString,
+            ),
+            'ListInputRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListInputRequests,
+                    request_deserializer=bough_dot_v1_dot_agent__service__pb2.ListInputRequestsRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_agent__service__pb2.ListInputRequestsResponse.SerializeToString,
+            ),
+            'AnswerInput': grpc.unary_unary_rpc_method_handler(
+                    servicer.AnswerInput,
+                    request_deserializer=bough_dot_v1_dot_agent__service__pb2.AnswerInputRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_agent__service__pb2.AnswerInputResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -395,6 +432,60 @@ class AgentService:
             '/bough.v1.AgentService/ListRuns',
             bough_dot_v1_dot_agent__service__pb2.ListRunsRequest.SerializeToString,
             bough_dot_v1_dot_agent__service__pb2.ListRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListInputRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.AgentService/ListInputRequests',
+            bough_dot_v1_dot_agent__service__pb2.ListInputRequestsRequest.SerializeToString,
+            bough_dot_v1_dot_agent__service__pb2.ListInputRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AnswerInput(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.AgentService/AnswerInput',
+            bough_dot_v1_dot_agent__service__pb2.AnswerInputRequest.SerializeToString,
+            bough_dot_v1_dot_agent__service__pb2.AnswerInputResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,7 +58,8 @@ class AgentServiceStub:
     All answers are checked before any is recorded. An answer equal to the recorded one is accepted and changes nothing; a different
     one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown input_id or an answer that does not fit is INVALID_ARGUMENT. A request
     can be answered as soon as it is recorded; a request that is not answered is asked again under the same input_id. If the
-    answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run.
+    answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run. A request that
+    the caller sees and may not answer is PERMISSION_DENIED; see InputRequest.approver_group and four_eyes.
     """
     ForkRun: _grpc.UnaryStreamMultiCallable[_agent_service_pb2.ForkRunRequest, _agent_service_pb2.ForkRunResponse]
     """Starts a run that shares the beginning of another run's log, and follows it from there.
@@ -73,6 +74,14 @@ class AgentServiceStub:
     """Returns one run."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_agent_service_pb2.ListRunsRequest, _agent_service_pb2.ListRunsResponse]
     """Lists runs, newest first."""
+    ListInputRequests: _grpc.UnaryUnaryMultiCallable[_agent_service_pb2.ListInputRequestsRequest, _agent_service_pb2.ListInputRequestsResponse]
+    """Lists the open requests that the caller may answer, also those of runs that work meanwhile, oldest first: those of the run that was
+    created first come first.
+    """
+    AnswerInput: _grpc.UnaryUnaryMultiCallable[_agent_service_pb2.AnswerInputRequest, _agent_service_pb2.AnswerInputResponse]
+    """Answers what a run asks for, by the rules of ResumeRun, without following the run and without a right to see it. The deadline of
+    this call is not the run's. A run without any request that the caller may answer, and that the caller may not see, is NOT_FOUND.
+    """
 
 @_typing.type_check_only
 class AgentServiceAsyncStub(AgentServiceStub):
@@ -104,7 +113,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     All answers are checked before any is recorded. An answer equal to the recorded one is accepted and changes nothing; a different
     one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown input_id or an answer that does not fit is INVALID_ARGUMENT. A request
     can be answered as soon as it is recorded; a request that is not answered is asked again under the same input_id. If the
-    answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run.
+    answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run. A request that
+    the caller sees and may not answer is PERMISSION_DENIED; see InputRequest.approver_group and four_eyes.
     """
     ForkRun: _aio.UnaryStreamMultiCallable[_agent_service_pb2.ForkRunRequest, _agent_service_pb2.ForkRunResponse]  # type: ignore[assignment]
     """Starts a run that shares the beginning of another run's log, and follows it from there.
@@ -119,6 +129,14 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """Returns one run."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_agent_service_pb2.ListRunsRequest, _agent_service_pb2.ListRunsResponse]  # type: ignore[assignment]
     """Lists runs, newest first."""
+    ListInputRequests: _aio.UnaryUnaryMultiCallable[_agent_service_pb2.ListInputRequestsRequest, _agent_service_pb2.ListInputRequestsResponse]  # type: ignore[assignment]
+    """Lists the open requests that the caller may answer, also those of runs that work meanwhile, oldest first: those of the run that was
+    created first come first.
+    """
+    AnswerInput: _aio.UnaryUnaryMultiCallable[_agent_service_pb2.AnswerInputRequest, _agent_service_pb2.AnswerInputResponse]  # type: ignore[assignment]
+    """Answers what a run asks for, by the rules of ResumeRun, without following the run and without a right to see it. The deadline of
+    this call is not the run's. A run without any request that the caller may answer, and that the caller may not see, is NOT_FOUND.
+    """
 
 class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     """Runs agents, and streams what happens in their runs. Agents themselves are listed, checked and stored by CatalogService.
@@ -165,7 +183,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         All answers are checked before any is recorded. An answer equal to the recorded one is accepted and changes nothing; a different
         one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown input_id or an answer that does not fit is INVALID_ARGUMENT. A request
         can be answered as soon as it is recorded; a request that is not answered is asked again under the same input_id. If the
-        answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run.
+        answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run. A request that
+        the caller sees and may not answer is PERMISSION_DENIED; see InputRequest.approver_group and four_eyes.
         """
 
     @_abc_1.abstractmethod
@@ -204,5 +223,25 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_service_pb2.ListRunsResponse, _abc.Awaitable[_agent_service_pb2.ListRunsResponse]]:
         """Lists runs, newest first."""
+
+    @_abc_1.abstractmethod
+    def ListInputRequests(
+        self,
+        request: _agent_service_pb2.ListInputRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_service_pb2.ListInputRequestsResponse, _abc.Awaitable[_agent_service_pb2.ListInputRequestsResponse]]:
+        """Lists the open requests that the caller may answer, also those of runs that work meanwhile, oldest first: those of the run that was
+        created first come first.
+        """
+
+    @_abc_1.abstractmethod
+    def AnswerInput(
+        self,
+        request: _agent_service_pb2.AnswerInputRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_service_pb2.AnswerInputResponse, _abc.Awaitable[_agent_service_pb2.AnswerInputResponse]]:
+        """Answers what a run asks for, by the rules of ResumeRun, without following the run and without a right to see it. The deadline of
+        this call is not the run's. A run without any request that the caller may answer, and that the caller may not see, is NOT_FOUND.
+        """
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1738,18 +1738,24 @@ class RunInterrupted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUESTS_FIELD_NUMBER: _builtins.int
+    REQUEST_TIMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[_input_pb2.InputRequest]:
         """Every request that is open now. ResumeRun may answer any of them."""
+
+    @_builtins.property
+    def request_times(self) -> _containers.RepeatedCompositeFieldContainer[_timestamp_pb2.Timestamp]:
+        """When each of them was made. Unset in events, whose input_requested say so; servers keep it in their indexes."""
 
     def __init__(
         self,
         *,
         requests: _abc.Iterable[_input_pb2.InputRequest] | None = ...,
+        request_times: _abc.Iterable[_timestamp_pb2.Timestamp] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_times", b"request_times", "requests", b"requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

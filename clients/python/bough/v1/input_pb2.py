@@ -26,7 +26,7 @@ from bough.v1 import message_pb2 as bough_dot_v1_dot_message__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62ough/v1/input.proto\x12\x08\x62ough.v1\x1a\x16\x62ough/v1/message.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x98\x03\n\x0cInputRequest\x12\x19\n\x08input_id\x18\x01 \x01(\tR\x07inputId\x12#\n\rinvocation_id\x18\x02 \x01(\tR\x0cinvocationId\x12\x17\n\x07\x63\x61ll_id\x18\x03 \x01(\tR\x06\x63\x61llId\x12\'\n\x04kind\x18\x04 \x01(\x0e\x32\x13.bough.v1.InputKindR\x04kind\x12&\n\x04\x63\x61ll\x18\x05 \x01(\x0b\x32\x12.bough.v1.ToolCallR\x04\x63\x61ll\x12\x16\n\x06prompt\x18\x06 \x01(\tR\x06prompt\x12,\n\x12\x61nswer_schema_json\x18\x07 \x01(\tR\x10\x61nswerSchemaJson\x12\x1d\n\nagent_path\x18\x08 \x03(\tR\tagentPath\x12;\n\x0b\x65xpire_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.TimestampR\nexpireTime\x12<\n\x0e\x64\x65\x66\x61ult_answer\x18\n \x01(\x0b\x32\x15.bough.v1.InputAnswerR\rdefaultAnswer\"\x9a\x02\n\x0bInputAnswer\x12\x19\n\x08input_id\x18\x01 \x01(\tR\x07inputId\x12\x38\n\x08\x61pproval\x18\x02 \x01(\x0b\x32\x1a.bough.v1.ApprovalDecisionH\x00R\x08\x61pproval\x12:\n\x0ctool_outcome\x18\x03 \x01(\x0b\x32\x15.bough.v1.ToolOutcomeH\x00R\x0btoolOutcome\x12\x1f\n\nvalue_json\x18\x04 \x01(\tH\x00R\tvalueJson\x12.\n\x06source\x18\x05 \x01(\x0e\x32\x16.bough.v1.AnswerSourceR\x06source\x12\x1f\n\x0b\x61nswered_by\x18\x06 \x01(\tR\nansweredByB\x08\n\x06\x61nswer\"i\n\x10\x41pprovalDecision\x12\x1a\n\x08\x61pproved\x18\x01 \x01(\x08R\x08\x61pproved\x12%\n\x0e\x61rguments_json\x18\x02 \x01(\tR\rargumentsJson\x12\x12\n\x04note\x18\x03 \x01(\tR\x04note*\x8e\x01\n\tInputKind\x12\x1a\n\x16INPUT_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13INPUT_KIND_APPROVAL\x10\x01\x12\x1a\n\x16INPUT_KIND_CLIENT_TOOL\x10\x02\x12\x17\n\x13INPUT_KIND_QUESTION\x10\x03\x12\x17\n\x13INPUT_KIND_RECOVERY\x10\x04*a\n\x0c\x41nswerSource\x12\x1d\n\x19\x41NSWER_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41NSWER_SOURCE_CALLER\x10\x01\x12\x18\n\x14\x41NSWER_SOURCE_EXPIRY\x10\x02\x42T\n\x0c\x64\x65v.bough.v1B\nInputProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62ough/v1/input.proto\x12\x08\x62ough.v1\x1a\x16\x62ough/v1/message.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdc\x03\n\x0cInputRequest\x12\x19\n\x08input_id\x18\x01 \x01(\tR\x07inputId\x12#\n\rinvocation_id\x18\x02 \x01(\tR\x0cinvocationId\x12\x17\n\x07\x63\x61ll_id\x18\x03 \x01(\tR\x06\x63\x61llId\x12\'\n\x04kind\x18\x04 \x01(\x0e\x32\x13.bough.v1.InputKindR\x04kind\x12&\n\x04\x63\x61ll\x18\x05 \x01(\x0b\x32\x12.bough.v1.ToolCallR\x04\x63\x61ll\x12\x16\n\x06prompt\x18\x06 \x01(\tR\x06prompt\x12,\n\x12\x61nswer_schema_json\x18\x07 \x01(\tR\x10\x61nswerSchemaJson\x12\x1d\n\nagent_path\x18\x08 \x03(\tR\tagentPath\x12;\n\x0b\x65xpire_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.TimestampR\nexpireTime\x12<\n\x0e\x64\x65\x66\x61ult_answer\x18\n \x01(\x0b\x32\x15.bough.v1.InputAnswerR\rdefaultAnswer\x12%\n\x0e\x61pprover_group\x18\x0b \x01(\tR\rapproverGroup\x12\x1b\n\tfour_eyes\x18\x0c \x01(\x08R\x08\x66ourEyes\"\x86\x02\n\tOpenInput\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x1d\n\nsession_id\x18\x02 \x01(\tR\tsessionId\x12\x14\n\x05\x61gent\x18\x03 \x01(\tR\x05\x61gent\x12\x17\n\x07user_id\x18\x04 \x01(\tR\x06userId\x12#\n\rinput_excerpt\x18\x05 \x01(\tR\x0cinputExcerpt\x12=\n\x0crequest_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x0brequestTime\x12\x30\n\x07request\x18\x07 \x01(\x0b\x32\x16.bough.v1.InputRequestR\x07request\"\x9a\x02\n\x0bInputAnswer\x12\x19\n\x08input_id\x18\x01 \x01(\tR\x07inputId\x12\x38\n\x08\x61pproval\x18\x02 \x01(\x0b\x32\x1a.bough.v1.ApprovalDecisionH\x00R\x08\x61pproval\x12:\n\x0ctool_outcome\x18\x03 \x01(\x0b\x32\x15.bough.v1.ToolOutcomeH\x00R\x0btoolOutcome\x12\x1f\n\nvalue_json\x18\x04 \x01(\tH\x00R\tvalueJson\x12.\n\x06source\x18\x05 \x01(\x0e\x32\x16.bough.v1.AnswerSourceR\x06source\x12\x1f\n\x0b\x61nswered_by\x18\x06 \x01(\tR\nansweredByB\x08\n\x06\x61nswer\"i\n\x10\x41pprovalDecision\x12\x1a\n\x08\x61pproved\x18\x01 \x01(\x08R\x08\x61pproved\x12%\n\x0e\x61rguments_json\x18\x02 \x01(\tR\rargumentsJson\x12\x12\n\x04note\x18\x03 \x01(\tR\x04note*\x8e\x01\n\tInputKind\x12\x1a\n\x16INPUT_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13INPUT_KIND_APPROVAL\x10\x01\x12\x1a\n\x16INPUT_KIND_CLIENT_TOOL\x10\x02\x12\x17\n\x13INPUT_KIND_QUESTION\x10\x03\x12\x17\n\x13INPUT_KIND_RECOVERY\x10\x04*a\n\x0c\x41nswerSource\x12\x1d\n\x19\x41NSWER_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41NSWER_SOURCE_CALLER\x10\x01\x12\x18\n\x14\x41NSWER_SOURCE_EXPIRY\x10\x02\x42T\n\x0c\x64\x65v.bough.v1B\nInputProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,14 +34,16 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.input_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\nInputProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
-  _globals['_INPUTKIND']._serialized_start=895
-  _globals['_INPUTKIND']._serialized_end=1037
-  _globals['_ANSWERSOURCE']._serialized_start=1039
-  _globals['_ANSWERSOURCE']._serialized_end=1136
+  _globals['_INPUTKIND']._serialized_start=1228
+  _globals['_INPUTKIND']._serialized_end=1370
+  _globals['_ANSWERSOURCE']._serialized_start=1372
+  _globals['_ANSWERSOURCE']._serialized_end=1469
   _globals['_INPUTREQUEST']._serialized_start=92
-  _globals['_INPUTREQUEST']._serialized_end=500
-  _globals['_INPUTANSWER']._serialized_start=503
-  _globals['_INPUTANSWER']._serialized_end=785
-  _globals['_APPROVALDECISION']._serialized_start=787
-  _globals['_APPROVALDECISION']._serialized_end=892
+  _globals['_INPUTREQUEST']._serialized_end=568
+  _globals['_OPENINPUT']._serialized_start=571
+  _globals['_OPENINPUT']._serialized_end=833
+  _globals['_INPUTANSWER']._serialized_start=836
+  _globals['_INPUTANSWER']._serialized_end=1118
+  _globals['_APPROVALDECISION']._serialized_start=1120
+  _globals['_APPROVALDECISION']._serialized_end=1225
 # @@protoc_insertion_point(module_scope)

@@ -69,7 +69,7 @@ class _AnswerSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AnswerSo
     ANSWER_SOURCE_UNSPECIFIED: _AnswerSource.ValueType  # 0
     """Unknown. A server never sends it; in a request it is ignored."""
     ANSWER_SOURCE_CALLER: _AnswerSource.ValueType  # 1
-    """A caller of ResumeRun."""
+    """A caller of ResumeRun or AnswerInput."""
     ANSWER_SOURCE_EXPIRY: _AnswerSource.ValueType  # 2
     """The expiry of the request: its default answer, or none."""
 
@@ -82,7 +82,7 @@ class AnswerSource(_AnswerSource, metaclass=_AnswerSourceEnumTypeWrapper):
 ANSWER_SOURCE_UNSPECIFIED: AnswerSource.ValueType  # 0
 """Unknown. A server never sends it; in a request it is ignored."""
 ANSWER_SOURCE_CALLER: AnswerSource.ValueType  # 1
-"""A caller of ResumeRun."""
+"""A caller of ResumeRun or AnswerInput."""
 ANSWER_SOURCE_EXPIRY: AnswerSource.ValueType  # 2
 """The expiry of the request: its default answer, or none."""
 Global___AnswerSource: _TypeAlias = AnswerSource  # noqa: Y015
@@ -103,6 +103,8 @@ class InputRequest(_message.Message):
     AGENT_PATH_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     DEFAULT_ANSWER_FIELD_NUMBER: _builtins.int
+    APPROVER_GROUP_FIELD_NUMBER: _builtins.int
+    FOUR_EYES_FIELD_NUMBER: _builtins.int
     input_id: _builtins.str
     """The id. Unique in its run; the same however often the run is interrupted and resumed."""
     invocation_id: _builtins.str
@@ -115,6 +117,12 @@ class InputRequest(_message.Message):
     """A sentence for the person who answers."""
     answer_schema_json: _builtins.str
     """JSON Schema of `value_json`, or of an approval's edited arguments; empty if any JSON will do."""
+    approver_group: _builtins.str
+    """The group of callers that may answer, as the tool's code said when the request was made. Empty: the user of the run, and callers
+    with the role ADMIN.
+    """
+    four_eyes: _builtins.bool
+    """Whether the user of the run may not answer, whatever groups the user has."""
     @_builtins.property
     def call(self) -> _message_pb2.ToolCall:
         """The call as the model or the agent's code made it, but of a tool that the client runs with the arguments that an approver edited,
@@ -146,14 +154,66 @@ class InputRequest(_message.Message):
         agent_path: _abc.Iterable[_builtins.str] | None = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         default_answer: Global___InputAnswer | None = ...,
+        approver_group: _builtins.str = ...,
+        four_eyes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "default_answer", b"default_answer", "expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_path", b"agent_path", "answer_schema_json", b"answer_schema_json", "call", b"call", "call_id", b"call_id", "default_answer", b"default_answer", "expire_time", b"expire_time", "input_id", b"input_id", "invocation_id", b"invocation_id", "kind", b"kind", "prompt", b"prompt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_path", b"agent_path", "answer_schema_json", b"answer_schema_json", "approver_group", b"approver_group", "call", b"call", "call_id", b"call_id", "default_answer", b"default_answer", "expire_time", b"expire_time", "four_eyes", b"four_eyes", "input_id", b"input_id", "invocation_id", b"invocation_id", "kind", b"kind", "prompt", b"prompt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InputRequest: _TypeAlias = InputRequest  # noqa: Y015
+
+@_typing.final
+class OpenInput(_message.Message):
+    """A request that is open, as a caller who may answer it sees it. The caller need not be able to see the run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    INPUT_EXCERPT_FIELD_NUMBER: _builtins.int
+    REQUEST_TIME_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """The run that asks."""
+    session_id: _builtins.str
+    """The session of the run."""
+    agent: _builtins.str
+    """The agent that was run."""
+    user_id: _builtins.str
+    """The user of the run."""
+    input_excerpt: _builtins.str
+    """The beginning of the run's input, as Run.input_excerpt."""
+    @_builtins.property
+    def request_time(self) -> _timestamp_pb2.Timestamp:
+        """When the request was made; unset for one that a server of an earlier version has kept."""
+
+    @_builtins.property
+    def request(self) -> Global___InputRequest:
+        """What is asked for."""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+        agent: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        input_excerpt: _builtins.str = ...,
+        request_time: _timestamp_pb2.Timestamp | None = ...,
+        request: Global___InputRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "request_time", b"request_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "input_excerpt", b"input_excerpt", "request", b"request", "request_time", b"request_time", "run_id", b"run_id", "session_id", b"session_id", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenInput: _TypeAlias = OpenInput  # noqa: Y015
 
 @_typing.final
 class InputAnswer(_message.Message):

@@ -1,10 +1,10 @@
 """Ports of the store for the rows of runs, their definitions and their usage; their logs are EventLog's."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bough.v1 import agent_pb2, execution_pb2, run_pb2, usage_pb2
+from bough.v1 import agent_pb2, execution_pb2, input_pb2, run_pb2, usage_pb2
 from bough_server.identity import Principal, Scope
 
 
@@ -69,6 +69,21 @@ class RunIndex(Protocol):
         """Return a page of runs, newest first, and the token of the next page, empty after the last.
 
         Raises InvalidRequest for a token that is not from this list with these filters.
+        """
+        ...
+
+    async def list_open_inputs(
+        self,
+        scope: Scope,
+        takes: Callable[[Principal, input_pb2.InputRequest], bool],
+        page: Page,
+        *,
+        filters: Sequence[object],
+    ) -> tuple[Sequence[input_pb2.OpenInput], str]:
+        """Return a page of the open requests of a scope's runs that `takes` accepts, and the token of the next page.
+
+        They are in the order in which their runs were created; `takes` gets the run's principal too. `filters` are the
+        JSON values on which it depends: a token of others raises InvalidRequest.
         """
         ...
 

@@ -1,18 +1,19 @@
 """The run index."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Row, bindparam, literal_column, select
 from sqlalchemy.sql.selectable import Select
 
-from bough.v1 import error_pb2, evaluation_ref_pb2, event_pb2, run_pb2, usage_pb2
+from bough.v1 import error_pb2, evaluation_ref_pb2, event_pb2, input_pb2, run_pb2, usage_pb2
 from bough_server.errors import NotFound
 from bough_server.identity import Principal, Scope
 from bough_server.store.ports.runs import Page, RunFilter, RunRow
 from bough_server.store.sql import tables
+from bough_server.store.sql.open_inputs import OpenInputs
 from bough_server.store.sql.pages import Listing, decode_token, encode_token
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.statements import in_scope, scope_parameters, unindexed
@@ -82,6 +83,20 @@ class SqlRunIndex:
         )
         shown, following = await self._readers.run(partial(listing.read, count=page.size, size=_size))
         return [_to_run(row) for row in shown], encode_token(following, filters) if following is not None else ""
+
+    async def list_open_inputs(
+        self,
+        scope: Scope,
+        takes: Callable[[Principal, input_pb2.InputRequest], bool],
+        page: Page,
+        *,
+        filters: Sequence[object],
+    ) -> tuple[Sequence[input_pb2.OpenInput], str]:
+        """See RunIndex."""
+        filters = ["inputs", scope.tenant_id, scope.user_id, *filters]
+        open_inputs = OpenInputs(scope=scope, takes=takes, count=page.size, after=decode_token(page.token, filters))
+        found, following = await self._readers.run(open_inputs.read)
+        return found, encode_token(following, filters) if following is not None else ""
 
     async def holder(self, principal: Principal, session_id: str) -> RunRow | None:
         """See RunIndex."""

@@ -91,6 +91,11 @@ class RunTable(_Row, table=True):
         ),
         # `state` is a column too, or the query planner would read all runs of the session by the index above.
         Index("runs_waiting", *_SESSION, "state", "create_time_ns", "run_id", sqlite_where=text(f"state = {PENDING}")),
+        Index(
+            "runs_asking",
+            *_NEWEST_FIRST,
+            sqlite_where=text("open_requests IS NOT NULL"),
+        ),
         Index("runs_by_expiry", "next_expire_time_ns", sqlite_where=text("next_expire_time_ns IS NOT NULL")),
         Index(
             "runs_of_evaluation",

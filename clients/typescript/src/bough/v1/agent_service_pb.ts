@@ -8,11 +8,13 @@ import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobu
 import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import type { AgentDefinition } from "./agent_pb.js";
 import { file_bough_v1_agent } from "./agent_pb.js";
+import type { ExecutionState } from "./execution_pb.js";
+import { file_bough_v1_execution } from "./execution_pb.js";
 import type { EventBatch, FollowOptions, WatchUntil } from "./follow_pb.js";
 import { file_bough_v1_follow } from "./follow_pb.js";
 import type { ForkChanges } from "./fork_pb.js";
 import { file_bough_v1_fork } from "./fork_pb.js";
-import type { InputAnswer } from "./input_pb.js";
+import type { InputAnswer, OpenInput } from "./input_pb.js";
 import { file_bough_v1_input } from "./input_pb.js";
 import type { Message as Message$1 } from "./message_pb.js";
 import { file_bough_v1_message } from "./message_pb.js";
@@ -27,7 +29,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/agent_service.proto.
  */
 export const file_bough_v1_agent_service: GenFile = /*@__PURE__*/
-  fileDesc("Chxib3VnaC92MS9hZ2VudF9zZXJ2aWNlLnByb3RvEghib3VnaC52MSKAAwoKUnVuUmVxdWVzdBISCgpyZXF1ZXN0X2lkGAEgASgJEg0KBWFnZW50GAIgASgJEi4KC2RlZmluaXRpb25zGAMgAygLMhkuYm91Z2gudjEuQWdlbnREZWZpbml0aW9uEhIKCnNlc3Npb25faWQYBCABKAkSIAoFaW5wdXQYBSABKAsyES5ib3VnaC52MS5NZXNzYWdlEiMKBnBvbGljeRgGIAEoCzITLmJvdWdoLnYxLlJ1blBvbGljeRInCgZmb2xsb3cYByABKAsyFy5ib3VnaC52MS5Gb2xsb3dPcHRpb25zEjAKBmxhYmVscxgJIAMoCzIgLmJvdWdoLnYxLlJ1blJlcXVlc3QuTGFiZWxzRW50cnkSOgoSb25fbWlzc2luZ19zZXNzaW9uGAogASgOMh4uYm91Z2gudjEuTWlzc2luZ1Nlc3Npb25Qb2xpY3kaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASIyCgtSdW5SZXNwb25zZRIjCgViYXRjaBgBIAEoCzIULmJvdWdoLnYxLkV2ZW50QmF0Y2gihwEKD1dhdGNoUnVuUmVxdWVzdBIOCgZydW5faWQYASABKAkSFgoOYWZ0ZXJfc2VxdWVuY2UYAiABKAMSIwoFdW50aWwYAyABKA4yFC5ib3VnaC52MS5XYXRjaFVudGlsEicKBmZvbGxvdxgEIAEoCzIXLmJvdWdoLnYxLkZvbGxvd09wdGlvbnMiNwoQV2F0Y2hSdW5SZXNwb25zZRIjCgViYXRjaBgBIAEoCzIULmJvdWdoLnYxLkV2ZW50QmF0Y2gitwEKEFJlc3VtZVJ1blJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEiYKB2Fuc3dlcnMYAiADKAsyFS5ib3VnaC52MS5JbnB1dEFuc3dlchISCgpyZXF1ZXN0X2lkGAMgASgJEicKBmZvbGxvdxgEIAEoCzIXLmJvdWdoLnYxLkZvbGxvd09wdGlvbnMSGwoOYWZ0ZXJfc2VxdWVuY2UYBSABKANIAIgBAUIRCg9fYWZ0ZXJfc2VxdWVuY2UiOAoRUmVzdW1lUnVuUmVzcG9uc2USIwoFYmF0Y2gYASABKAsyFC5ib3VnaC52MS5FdmVudEJhdGNoIsMCCg5Gb3JrUnVuUmVxdWVzdBISCgpyZXF1ZXN0X2lkGAEgASgJEg4KBnJ1bl9pZBgCIAEoCRIWCg5hZnRlcl9zZXF1ZW5jZRgDIAEoAxImCgdjaGFuZ2VzGAQgASgLMhUuYm91Z2gudjEuRm9ya0NoYW5nZXMSGgoSYWxsb3dfb3Blbl9lZmZlY3RzGAUgASgIEicKBmZvbGxvdxgGIAEoCzIXLmJvdWdoLnYxLkZvbGxvd09wdGlvbnMSNAoGbGFiZWxzGAcgAygLMiQuYm91Z2gudjEuRm9ya1J1blJlcXVlc3QuTGFiZWxzRW50cnkSIwoGcG9saWN5GAggASgLMhMuYm91Z2gudjEuUnVuUG9saWN5Gi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEiNgoPRm9ya1J1blJlc3BvbnNlEiMKBWJhdGNoGAEgASgLMhQuYm91Z2gudjEuRXZlbnRCYXRjaCIwChBDYW5jZWxSdW5SZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIMCgRub3RlGAIgASgJIi8KEUNhbmNlbFJ1blJlc3BvbnNlEhoKA3J1bhgBIAEoCzINLmJvdWdoLnYxLlJ1biIfCg1HZXRSdW5SZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCSJVCg5HZXRSdW5SZXNwb25zZRIaCgNydW4YASABKAsyDS5ib3VnaC52MS5SdW4SJwoMZmluYWxfYW5zd2VyGAIgASgLMhEuYm91Z2gudjEuTWVzc2FnZSJdCg9MaXN0UnVuc1JlcXVlc3QSEQoJcGFnZV9zaXplGAEgASgFEhIKCnBhZ2VfdG9rZW4YAiABKAkSIwoGZmlsdGVyGAMgASgLMhMuYm91Z2gudjEuUnVuRmlsdGVyIkgKEExpc3RSdW5zUmVzcG9uc2USGwoEcnVucxgBIAMoCzINLmJvdWdoLnYxLlJ1bhIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkqggEKFE1pc3NpbmdTZXNzaW9uUG9saWN5EiYKIk1JU1NJTkdfU0VTU0lPTl9QT0xJQ1lfVU5TUEVDSUZJRUQQABIfChtNSVNTSU5HX1NFU1NJT05fUE9MSUNZX0ZBSUwQARIhCh1NSVNTSU5HX1NFU1NJT05fUE9MSUNZX0NSRUFURRACMp8ECgxBZ2VudFNlcnZpY2USPwoDUnVuEhQuYm91Z2gudjEuUnVuUmVxdWVzdBoVLmJvdWdoLnYxLlJ1blJlc3BvbnNlIgmioOb0AgMKAQEwARJLCghXYXRjaFJ1bhIZLmJvdWdoLnYxLldhdGNoUnVuUmVxdWVzdBoaLmJvdWdoLnYxLldhdGNoUnVuUmVzcG9uc2UiBqKg5vQCADABElIKCVJlc3VtZVJ1bhIaLmJvdWdoLnYxLlJlc3VtZVJ1blJlcXVlc3QaGy5ib3VnaC52MS5SZXN1bWVSdW5SZXNwb25zZSIKoqDm9AIECgIBAzABEksKB0ZvcmtSdW4SGC5ib3VnaC52MS5Gb3JrUnVuUmVxdWVzdBoZLmJvdWdoLnYxLkZvcmtSdW5SZXNwb25zZSIJoqDm9AIDCgEBMAESUAoJQ2FuY2VsUnVuEhouYm91Z2gudjEuQ2FuY2VsUnVuUmVxdWVzdBobLmJvdWdoLnYxLkNhbmNlbFJ1blJlc3BvbnNlIgqioOb0AgQKAgEDEkMKBkdldFJ1bhIXLmJvdWdoLnYxLkdldFJ1blJlcXVlc3QaGC5ib3VnaC52MS5HZXRSdW5SZXNwb25zZSIGoqDm9AIAEkkKCExpc3RSdW5zEhkuYm91Z2gudjEuTGlzdFJ1bnNSZXF1ZXN0GhouYm91Z2gudjEuTGlzdFJ1bnNSZXNwb25zZSIGoqDm9AIAQlsKDGRldi5ib3VnaC52MUIRQWdlbnRTZXJ2aWNlUHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_bough_v1_agent, file_bough_v1_follow, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_message, file_bough_v1_options, file_bough_v1_policy, file_bough_v1_run]);
+  fileDesc("Chxib3VnaC92MS9hZ2VudF9zZXJ2aWNlLnByb3RvEghib3VnaC52MSKAAwoKUnVuUmVxdWVzdBISCgpyZXF1ZXN0X2lkGAEgASgJEg0KBWFnZW50GAIgASgJEi4KC2RlZmluaXRpb25zGAMgAygLMhkuYm91Z2gudjEuQWdlbnREZWZpbml0aW9uEhIKCnNlc3Npb25faWQYBCABKAkSIAoFaW5wdXQYBSABKAsyES5ib3VnaC52MS5NZXNzYWdlEiMKBnBvbGljeRgGIAEoCzITLmJvdWdoLnYxLlJ1blBvbGljeRInCgZmb2xsb3cYByABKAsyFy5ib3VnaC52MS5Gb2xsb3dPcHRpb25zEjAKBmxhYmVscxgJIAMoCzIgLmJvdWdoLnYxLlJ1blJlcXVlc3QuTGFiZWxzRW50cnkSOgoSb25fbWlzc2luZ19zZXNzaW9uGAogASgOMh4uYm91Z2gudjEuTWlzc2luZ1Nlc3Npb25Qb2xpY3kaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASIyCgtSdW5SZXNwb25zZRIjCgViYXRjaBgBIAEoCzIULmJvdWdoLnYxLkV2ZW50QmF0Y2gihwEKD1dhdGNoUnVuUmVxdWVzdBIOCgZydW5faWQYASABKAkSFgoOYWZ0ZXJfc2VxdWVuY2UYAiABKAMSIwoFdW50aWwYAyABKA4yFC5ib3VnaC52MS5XYXRjaFVudGlsEicKBmZvbGxvdxgEIAEoCzIXLmJvdWdoLnYxLkZvbGxvd09wdGlvbnMiNwoQV2F0Y2hSdW5SZXNwb25zZRIjCgViYXRjaBgBIAEoCzIULmJvdWdoLnYxLkV2ZW50QmF0Y2gitwEKEFJlc3VtZVJ1blJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEiYKB2Fuc3dlcnMYAiADKAsyFS5ib3VnaC52MS5JbnB1dEFuc3dlchISCgpyZXF1ZXN0X2lkGAMgASgJEicKBmZvbGxvdxgEIAEoCzIXLmJvdWdoLnYxLkZvbGxvd09wdGlvbnMSGwoOYWZ0ZXJfc2VxdWVuY2UYBSABKANIAIgBAUIRCg9fYWZ0ZXJfc2VxdWVuY2UiOAoRUmVzdW1lUnVuUmVzcG9uc2USIwoFYmF0Y2gYASABKAsyFC5ib3VnaC52MS5FdmVudEJhdGNoIsMCCg5Gb3JrUnVuUmVxdWVzdBISCgpyZXF1ZXN0X2lkGAEgASgJEg4KBnJ1bl9pZBgCIAEoCRIWCg5hZnRlcl9zZXF1ZW5jZRgDIAEoAxImCgdjaGFuZ2VzGAQgASgLMhUuYm91Z2gudjEuRm9ya0NoYW5nZXMSGgoSYWxsb3dfb3Blbl9lZmZlY3RzGAUgASgIEicKBmZvbGxvdxgGIAEoCzIXLmJvdWdoLnYxLkZvbGxvd09wdGlvbnMSNAoGbGFiZWxzGAcgAygLMiQuYm91Z2gudjEuRm9ya1J1blJlcXVlc3QuTGFiZWxzRW50cnkSIwoGcG9saWN5GAggASgLMhMuYm91Z2gudjEuUnVuUG9saWN5Gi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEiNgoPRm9ya1J1blJlc3BvbnNlEiMKBWJhdGNoGAEgASgLMhQuYm91Z2gudjEuRXZlbnRCYXRjaCIwChBDYW5jZWxSdW5SZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIMCgRub3RlGAIgASgJIi8KEUNhbmNlbFJ1blJlc3BvbnNlEhoKA3J1bhgBIAEoCzINLmJvdWdoLnYxLlJ1biJBChhMaXN0SW5wdXRSZXF1ZXN0c1JlcXVlc3QSEQoJcGFnZV9zaXplGAEgASgFEhIKCnBhZ2VfdG9rZW4YAiABKAkiWwoZTGlzdElucHV0UmVxdWVzdHNSZXNwb25zZRIlCghyZXF1ZXN0cxgBIAMoCzITLmJvdWdoLnYxLk9wZW5JbnB1dBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiYAoSQW5zd2VySW5wdXRSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRImCgdhbnN3ZXJzGAIgAygLMhUuYm91Z2gudjEuSW5wdXRBbnN3ZXISEgoKcmVxdWVzdF9pZBgDIAEoCSJOChNBbnN3ZXJJbnB1dFJlc3BvbnNlEg4KBnJ1bl9pZBgBIAEoCRInCgVzdGF0ZRgCIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlIh8KDUdldFJ1blJlcXVlc3QSDgoGcnVuX2lkGAEgASgJIlUKDkdldFJ1blJlc3BvbnNlEhoKA3J1bhgBIAEoCzINLmJvdWdoLnYxLlJ1bhInCgxmaW5hbF9hbnN3ZXIYAiABKAsyES5ib3VnaC52MS5NZXNzYWdlIl0KD0xpc3RSdW5zUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCRIjCgZmaWx0ZXIYAyABKAsyEy5ib3VnaC52MS5SdW5GaWx0ZXIiSAoQTGlzdFJ1bnNSZXNwb25zZRIbCgRydW5zGAEgAygLMg0uYm91Z2gudjEuUnVuEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSqCAQoUTWlzc2luZ1Nlc3Npb25Qb2xpY3kSJgoiTUlTU0lOR19TRVNTSU9OX1BPTElDWV9VTlNQRUNJRklFRBAAEh8KG01JU1NJTkdfU0VTU0lPTl9QT0xJQ1lfRkFJTBABEiEKHU1JU1NJTkdfU0VTU0lPTl9QT0xJQ1lfQ1JFQVRFEAIy2QUKDEFnZW50U2VydmljZRI/CgNSdW4SFC5ib3VnaC52MS5SdW5SZXF1ZXN0GhUuYm91Z2gudjEuUnVuUmVzcG9uc2UiCaKg5vQCAwoBATABEksKCFdhdGNoUnVuEhkuYm91Z2gudjEuV2F0Y2hSdW5SZXF1ZXN0GhouYm91Z2gudjEuV2F0Y2hSdW5SZXNwb25zZSIGoqDm9AIAMAESUgoJUmVzdW1lUnVuEhouYm91Z2gudjEuUmVzdW1lUnVuUmVxdWVzdBobLmJvdWdoLnYxLlJlc3VtZVJ1blJlc3BvbnNlIgqioOb0AgQKAgEDMAESSwoHRm9ya1J1bhIYLmJvdWdoLnYxLkZvcmtSdW5SZXF1ZXN0GhkuYm91Z2gudjEuRm9ya1J1blJlc3BvbnNlIgmioOb0AgMKAQEwARJQCglDYW5jZWxSdW4SGi5ib3VnaC52MS5DYW5jZWxSdW5SZXF1ZXN0GhsuYm91Z2gudjEuQ2FuY2VsUnVuUmVzcG9uc2UiCqKg5vQCBAoCAQMSQwoGR2V0UnVuEhcuYm91Z2gudjEuR2V0UnVuUmVxdWVzdBoYLmJvdWdoLnYxLkdldFJ1blJlc3BvbnNlIgaioOb0AgASSQoITGlzdFJ1bnMSGS5ib3VnaC52MS5MaXN0UnVuc1JlcXVlc3QaGi5ib3VnaC52MS5MaXN0UnVuc1Jlc3BvbnNlIgaioOb0AgASZAoRTGlzdElucHV0UmVxdWVzdHMSIi5ib3VnaC52MS5MaXN0SW5wdXRSZXF1ZXN0c1JlcXVlc3QaIy5ib3VnaC52MS5MaXN0SW5wdXRSZXF1ZXN0c1Jlc3BvbnNlIgaioOb0AgASUgoLQW5zd2VySW5wdXQSHC5ib3VnaC52MS5BbnN3ZXJJbnB1dFJlcXVlc3QaHS5ib3VnaC52MS5BbnN3ZXJJbnB1dFJlc3BvbnNlIgaioOb0AgBCWwoMZGV2LmJvdWdoLnYxQhFBZ2VudFNlcnZpY2VQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_agent, file_bough_v1_execution, file_bough_v1_follow, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_message, file_bough_v1_options, file_bough_v1_policy, file_bough_v1_run]);
 
 /**
  * Starts a run.
@@ -415,6 +417,126 @@ export const CancelRunResponseSchema: GenMessage<CancelRunResponse> = /*@__PURE_
   messageDesc(file_bough_v1_agent_service, 9);
 
 /**
+ * Asks for a page of open requests.
+ *
+ * @generated from message bough.v1.ListInputRequestsRequest
+ */
+export type ListInputRequestsRequest = Message<"bough.v1.ListInputRequestsRequest"> & {
+  /**
+   * The most requests of a page; 0 for 50, and more than 1,000 is lowered to 1,000.
+   *
+   * @generated from field: int32 page_size = 1;
+   */
+  pageSize: number;
+
+  /**
+   * next_page_token of the page before; empty for the first page.
+   *
+   * @generated from field: string page_token = 2;
+   */
+  pageToken: string;
+};
+
+/**
+ * Describes the message bough.v1.ListInputRequestsRequest.
+ * Use `create(ListInputRequestsRequestSchema)` to create a new message.
+ */
+export const ListInputRequestsRequestSchema: GenMessage<ListInputRequestsRequest> = /*@__PURE__*/
+  messageDesc(file_bough_v1_agent_service, 10);
+
+/**
+ * A page of open requests.
+ *
+ * @generated from message bough.v1.ListInputRequestsResponse
+ */
+export type ListInputRequestsResponse = Message<"bough.v1.ListInputRequestsResponse"> & {
+  /**
+   * The requests. A page can be shorter than asked for, even empty, and have a token nevertheless: at most 1,000 runs are searched
+   * for it, and it ends at about 1 MiB.
+   *
+   * @generated from field: repeated bough.v1.OpenInput requests = 1;
+   */
+  requests: OpenInput[];
+
+  /**
+   * The token of the next page; empty on the last one.
+   *
+   * @generated from field: string next_page_token = 2;
+   */
+  nextPageToken: string;
+};
+
+/**
+ * Describes the message bough.v1.ListInputRequestsResponse.
+ * Use `create(ListInputRequestsResponseSchema)` to create a new message.
+ */
+export const ListInputRequestsResponseSchema: GenMessage<ListInputRequestsResponse> = /*@__PURE__*/
+  messageDesc(file_bough_v1_agent_service, 11);
+
+/**
+ * Answers what a run asks for.
+ *
+ * @generated from message bough.v1.AnswerInputRequest
+ */
+export type AnswerInputRequest = Message<"bough.v1.AnswerInputRequest"> & {
+  /**
+   * The run. Unknown, or one that the caller neither sees nor may answer: NOT_FOUND.
+   *
+   * @generated from field: string run_id = 1;
+   */
+  runId: string;
+
+  /**
+   * The answers, at most one for each request.
+   *
+   * @generated from field: repeated bough.v1.InputAnswer answers = 2;
+   */
+  answers: InputAnswer[];
+
+  /**
+   * The caller's name for this request, as ResumeRunRequest.request_id. Empty for none.
+   *
+   * @generated from field: string request_id = 3;
+   */
+  requestId: string;
+};
+
+/**
+ * Describes the message bough.v1.AnswerInputRequest.
+ * Use `create(AnswerInputRequestSchema)` to create a new message.
+ */
+export const AnswerInputRequestSchema: GenMessage<AnswerInputRequest> = /*@__PURE__*/
+  messageDesc(file_bough_v1_agent_service, 12);
+
+/**
+ * The run that was answered.
+ *
+ * @generated from message bough.v1.AnswerInputResponse
+ */
+export type AnswerInputResponse = Message<"bough.v1.AnswerInputResponse"> & {
+  /**
+   * The run.
+   *
+   * @generated from field: string run_id = 1;
+   */
+  runId: string;
+
+  /**
+   * Its state when the answers are durable.
+   *
+   * @generated from field: bough.v1.ExecutionState state = 2;
+   */
+  state: ExecutionState;
+};
+
+/**
+ * Describes the message bough.v1.AnswerInputResponse.
+ * Use `create(AnswerInputResponseSchema)` to create a new message.
+ */
+export const AnswerInputResponseSchema: GenMessage<AnswerInputResponse> = /*@__PURE__*/
+  messageDesc(file_bough_v1_agent_service, 13);
+
+/**
  * Asks for one run.
  *
  * @generated from message bough.v1.GetRunRequest
@@ -433,7 +555,7 @@ export type GetRunRequest = Message<"bough.v1.GetRunRequest"> & {
  * Use `create(GetRunRequestSchema)` to create a new message.
  */
 export const GetRunRequestSchema: GenMessage<GetRunRequest> = /*@__PURE__*/
-  messageDesc(file_bough_v1_agent_service, 10);
+  messageDesc(file_bough_v1_agent_service, 14);
 
 /**
  * One run.
@@ -461,7 +583,7 @@ export type GetRunResponse = Message<"bough.v1.GetRunResponse"> & {
  * Use `create(GetRunResponseSchema)` to create a new message.
  */
 export const GetRunResponseSchema: GenMessage<GetRunResponse> = /*@__PURE__*/
-  messageDesc(file_bough_v1_agent_service, 11);
+  messageDesc(file_bough_v1_agent_service, 15);
 
 /**
  * Asks for a page of runs.
@@ -496,7 +618,7 @@ export type ListRunsRequest = Message<"bough.v1.ListRunsRequest"> & {
  * Use `create(ListRunsRequestSchema)` to create a new message.
  */
 export const ListRunsRequestSchema: GenMessage<ListRunsRequest> = /*@__PURE__*/
-  messageDesc(file_bough_v1_agent_service, 12);
+  messageDesc(file_bough_v1_agent_service, 16);
 
 /**
  * A page of runs.
@@ -525,7 +647,7 @@ export type ListRunsResponse = Message<"bough.v1.ListRunsResponse"> & {
  * Use `create(ListRunsResponseSchema)` to create a new message.
  */
 export const ListRunsResponseSchema: GenMessage<ListRunsResponse> = /*@__PURE__*/
-  messageDesc(file_bough_v1_agent_service, 13);
+  messageDesc(file_bough_v1_agent_service, 17);
 
 /**
  * What happens if the session that a run names does not exist.
@@ -606,7 +728,8 @@ export const AgentService: GenService<{
    * All answers are checked before any is recorded. An answer equal to the recorded one is accepted and changes nothing; a different
    * one is FAILED_PRECONDITION (ALREADY_ANSWERED); an unknown input_id or an answer that does not fit is INVALID_ARGUMENT. A request
    * can be answered as soon as it is recorded; a request that is not answered is asked again under the same input_id. If the
-   * answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run.
+   * answers continue an interrupted run, the deadline of this call becomes the run's, unless it is a background run. A request that
+   * the caller sees and may not answer is PERMISSION_DENIED; see InputRequest.approver_group and four_eyes.
    *
    * @generated from rpc bough.v1.AgentService.ResumeRun
    */
@@ -657,6 +780,28 @@ export const AgentService: GenService<{
     methodKind: "unary";
     input: typeof ListRunsRequestSchema;
     output: typeof ListRunsResponseSchema;
+  },
+  /**
+   * Lists the open requests that the caller may answer, also those of runs that work meanwhile, oldest first: those of the run that was
+   * created first come first.
+   *
+   * @generated from rpc bough.v1.AgentService.ListInputRequests
+   */
+  listInputRequests: {
+    methodKind: "unary";
+    input: typeof ListInputRequestsRequestSchema;
+    output: typeof ListInputRequestsResponseSchema;
+  },
+  /**
+   * Answers what a run asks for, by the rules of ResumeRun, without following the run and without a right to see it. The deadline of
+   * this call is not the run's. A run without any request that the caller may answer, and that the caller may not see, is NOT_FOUND.
+   *
+   * @generated from rpc bough.v1.AgentService.AnswerInput
+   */
+  answerInput: {
+    methodKind: "unary";
+    input: typeof AnswerInputRequestSchema;
+    output: typeof AnswerInputResponseSchema;
   },
 }> = /*@__PURE__*/
   serviceDesc(file_bough_v1_agent_service, 0);

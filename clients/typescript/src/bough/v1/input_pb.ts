@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/input.proto.
  */
 export const file_bough_v1_input: GenFile = /*@__PURE__*/
-  fileDesc("ChRib3VnaC92MS9pbnB1dC5wcm90bxIIYm91Z2gudjEirQIKDElucHV0UmVxdWVzdBIQCghpbnB1dF9pZBgBIAEoCRIVCg1pbnZvY2F0aW9uX2lkGAIgASgJEg8KB2NhbGxfaWQYAyABKAkSIQoEa2luZBgEIAEoDjITLmJvdWdoLnYxLklucHV0S2luZBIgCgRjYWxsGAUgASgLMhIuYm91Z2gudjEuVG9vbENhbGwSDgoGcHJvbXB0GAYgASgJEhoKEmFuc3dlcl9zY2hlbWFfanNvbhgHIAEoCRISCgphZ2VudF9wYXRoGAggAygJEi8KC2V4cGlyZV90aW1lGAkgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBItCg5kZWZhdWx0X2Fuc3dlchgKIAEoCzIVLmJvdWdoLnYxLklucHV0QW5zd2VyItsBCgtJbnB1dEFuc3dlchIQCghpbnB1dF9pZBgBIAEoCRIuCghhcHByb3ZhbBgCIAEoCzIaLmJvdWdoLnYxLkFwcHJvdmFsRGVjaXNpb25IABItCgx0b29sX291dGNvbWUYAyABKAsyFS5ib3VnaC52MS5Ub29sT3V0Y29tZUgAEhQKCnZhbHVlX2pzb24YBCABKAlIABImCgZzb3VyY2UYBSABKA4yFi5ib3VnaC52MS5BbnN3ZXJTb3VyY2USEwoLYW5zd2VyZWRfYnkYBiABKAlCCAoGYW5zd2VyIkoKEEFwcHJvdmFsRGVjaXNpb24SEAoIYXBwcm92ZWQYASABKAgSFgoOYXJndW1lbnRzX2pzb24YAiABKAkSDAoEbm90ZRgDIAEoCSqOAQoJSW5wdXRLaW5kEhoKFklOUFVUX0tJTkRfVU5TUEVDSUZJRUQQABIXChNJTlBVVF9LSU5EX0FQUFJPVkFMEAESGgoWSU5QVVRfS0lORF9DTElFTlRfVE9PTBACEhcKE0lOUFVUX0tJTkRfUVVFU1RJT04QAxIXChNJTlBVVF9LSU5EX1JFQ09WRVJZEAQqYQoMQW5zd2VyU291cmNlEh0KGUFOU1dFUl9TT1VSQ0VfVU5TUEVDSUZJRUQQABIYChRBTlNXRVJfU09VUkNFX0NBTExFUhABEhgKFEFOU1dFUl9TT1VSQ0VfRVhQSVJZEAJCVAoMZGV2LmJvdWdoLnYxQgpJbnB1dFByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_message, file_google_protobuf_timestamp]);
+  fileDesc("ChRib3VnaC92MS9pbnB1dC5wcm90bxIIYm91Z2gudjEi2AIKDElucHV0UmVxdWVzdBIQCghpbnB1dF9pZBgBIAEoCRIVCg1pbnZvY2F0aW9uX2lkGAIgASgJEg8KB2NhbGxfaWQYAyABKAkSIQoEa2luZBgEIAEoDjITLmJvdWdoLnYxLklucHV0S2luZBIgCgRjYWxsGAUgASgLMhIuYm91Z2gudjEuVG9vbENhbGwSDgoGcHJvbXB0GAYgASgJEhoKEmFuc3dlcl9zY2hlbWFfanNvbhgHIAEoCRISCgphZ2VudF9wYXRoGAggAygJEi8KC2V4cGlyZV90aW1lGAkgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBItCg5kZWZhdWx0X2Fuc3dlchgKIAEoCzIVLmJvdWdoLnYxLklucHV0QW5zd2VyEhYKDmFwcHJvdmVyX2dyb3VwGAsgASgJEhEKCWZvdXJfZXllcxgMIAEoCCLBAQoJT3BlbklucHV0Eg4KBnJ1bl9pZBgBIAEoCRISCgpzZXNzaW9uX2lkGAIgASgJEg0KBWFnZW50GAMgASgJEg8KB3VzZXJfaWQYBCABKAkSFQoNaW5wdXRfZXhjZXJwdBgFIAEoCRIwCgxyZXF1ZXN0X3RpbWUYBiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEicKB3JlcXVlc3QYByABKAsyFi5ib3VnaC52MS5JbnB1dFJlcXVlc3Qi2wEKC0lucHV0QW5zd2VyEhAKCGlucHV0X2lkGAEgASgJEi4KCGFwcHJvdmFsGAIgASgLMhouYm91Z2gudjEuQXBwcm92YWxEZWNpc2lvbkgAEi0KDHRvb2xfb3V0Y29tZRgDIAEoCzIVLmJvdWdoLnYxLlRvb2xPdXRjb21lSAASFAoKdmFsdWVfanNvbhgEIAEoCUgAEiYKBnNvdXJjZRgFIAEoDjIWLmJvdWdoLnYxLkFuc3dlclNvdXJjZRITCgthbnN3ZXJlZF9ieRgGIAEoCUIICgZhbnN3ZXIiSgoQQXBwcm92YWxEZWNpc2lvbhIQCghhcHByb3ZlZBgBIAEoCBIWCg5hcmd1bWVudHNfanNvbhgCIAEoCRIMCgRub3RlGAMgASgJKo4BCglJbnB1dEtpbmQSGgoWSU5QVVRfS0lORF9VTlNQRUNJRklFRBAAEhcKE0lOUFVUX0tJTkRfQVBQUk9WQUwQARIaChZJTlBVVF9LSU5EX0NMSUVOVF9UT09MEAISFwoTSU5QVVRfS0lORF9RVUVTVElPThADEhcKE0lOUFVUX0tJTkRfUkVDT1ZFUlkQBCphCgxBbnN3ZXJTb3VyY2USHQoZQU5TV0VSX1NPVVJDRV9VTlNQRUNJRklFRBAAEhgKFEFOU1dFUl9TT1VSQ0VfQ0FMTEVSEAESGAoUQU5TV0VSX1NPVVJDRV9FWFBJUlkQAkJUCgxkZXYuYm91Z2gudjFCCklucHV0UHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_bough_v1_message, file_google_protobuf_timestamp]);
 
 /**
  * One question to the outside. It is recorded once, and open until it is answered, expires, or its invocation is cancelled.
@@ -94,6 +94,21 @@ export type InputRequest = Message<"bough.v1.InputRequest"> & {
    * @generated from field: bough.v1.InputAnswer default_answer = 10;
    */
   defaultAnswer?: InputAnswer | undefined;
+
+  /**
+   * The group of callers that may answer, as the tool's code said when the request was made. Empty: the user of the run, and callers
+   * with the role ADMIN.
+   *
+   * @generated from field: string approver_group = 11;
+   */
+  approverGroup: string;
+
+  /**
+   * Whether the user of the run may not answer, whatever groups the user has.
+   *
+   * @generated from field: bool four_eyes = 12;
+   */
+  fourEyes: boolean;
 };
 
 /**
@@ -102,6 +117,69 @@ export type InputRequest = Message<"bough.v1.InputRequest"> & {
  */
 export const InputRequestSchema: GenMessage<InputRequest> = /*@__PURE__*/
   messageDesc(file_bough_v1_input, 0);
+
+/**
+ * A request that is open, as a caller who may answer it sees it. The caller need not be able to see the run.
+ *
+ * @generated from message bough.v1.OpenInput
+ */
+export type OpenInput = Message<"bough.v1.OpenInput"> & {
+  /**
+   * The run that asks.
+   *
+   * @generated from field: string run_id = 1;
+   */
+  runId: string;
+
+  /**
+   * The session of the run.
+   *
+   * @generated from field: string session_id = 2;
+   */
+  sessionId: string;
+
+  /**
+   * The agent that was run.
+   *
+   * @generated from field: string agent = 3;
+   */
+  agent: string;
+
+  /**
+   * The user of the run.
+   *
+   * @generated from field: string user_id = 4;
+   */
+  userId: string;
+
+  /**
+   * The beginning of the run's input, as Run.input_excerpt.
+   *
+   * @generated from field: string input_excerpt = 5;
+   */
+  inputExcerpt: string;
+
+  /**
+   * When the request was made; unset for one that a server of an earlier version has kept.
+   *
+   * @generated from field: google.protobuf.Timestamp request_time = 6;
+   */
+  requestTime?: Timestamp | undefined;
+
+  /**
+   * What is asked for.
+   *
+   * @generated from field: bough.v1.InputRequest request = 7;
+   */
+  request?: InputRequest | undefined;
+};
+
+/**
+ * Describes the message bough.v1.OpenInput.
+ * Use `create(OpenInputSchema)` to create a new message.
+ */
+export const OpenInputSchema: GenMessage<OpenInput> = /*@__PURE__*/
+  messageDesc(file_bough_v1_input, 1);
 
 /**
  * The answer to one request.
@@ -167,7 +245,7 @@ export type InputAnswer = Message<"bough.v1.InputAnswer"> & {
  * Use `create(InputAnswerSchema)` to create a new message.
  */
 export const InputAnswerSchema: GenMessage<InputAnswer> = /*@__PURE__*/
-  messageDesc(file_bough_v1_input, 1);
+  messageDesc(file_bough_v1_input, 2);
 
 /**
  * Whether a tool call may run.
@@ -202,7 +280,7 @@ export type ApprovalDecision = Message<"bough.v1.ApprovalDecision"> & {
  * Use `create(ApprovalDecisionSchema)` to create a new message.
  */
 export const ApprovalDecisionSchema: GenMessage<ApprovalDecision> = /*@__PURE__*/
-  messageDesc(file_bough_v1_input, 2);
+  messageDesc(file_bough_v1_input, 3);
 
 /**
  * What kind of input a run asks for, which determines how to answer.
@@ -271,7 +349,7 @@ export enum AnswerSource {
   UNSPECIFIED = 0,
 
   /**
-   * A caller of ResumeRun.
+   * A caller of ResumeRun or AnswerInput.
    *
    * @generated from enum value: ANSWER_SOURCE_CALLER = 1;
    */

@@ -1,4 +1,4 @@
-"""Indexes of the runs, evaluations and sessions of one user, newest first."""
+"""Indexes of the runs, evaluations and sessions of one user, and of the runs that ask something."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -22,4 +22,12 @@ def upgrade() -> None:
             sqlite_where=where,
             postgresql_where=where,
         )
+    is_asking = sa.text("open_requests IS NOT NULL")
+    op.create_index(
+        "runs_asking",
+        "runs",
+        ["tenant_id", "create_time_ns", "run_id"],
+        sqlite_where=is_asking,
+        postgresql_where=is_asking,
+    )
     op.create_index("sessions_of_user", "sessions", ["tenant_id", "user_id", "create_time_ns", "session_id"])
