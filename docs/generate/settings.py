@@ -178,8 +178,12 @@ def _rows(
         else:
             shown[reference] = key
             section = _mapping(_mapping(schema["definitions"])[reference])
-            inner = f"{key}.NAME." if "additionalProperties" in _first_alternative(field) else f"{key}."
-            yield from _rows(_mapping(section["properties"]), inner, schema)
+            form = _first_alternative(field)
+            inner = f"{key}.NAME" if "additionalProperties" in form else f"{key}[]" if "items" in form else key
+            properties_inside = _mapping(section["properties"])
+            if not properties_inside:
+                yield inner, "mapping", "", str(field["description"])
+            yield from _rows(properties_inside, f"{inner}.", schema)
 
 
 def _is_section(field: Mapping[str, Json]) -> bool:
@@ -187,9 +191,9 @@ def _is_section(field: Mapping[str, Json]) -> bool:
 
 
 def _reference(field: Mapping[str, Json]) -> str:
-    """The name of the section that a field holds, alone, optional or by name; empty for none."""
+    """The name of the section that a field holds, alone, optional, by name or in a list; empty for none."""
     only = _first_alternative(field)
-    inner = only.get("additionalProperties")
+    inner = only.get("additionalProperties", only.get("items"))
     held = _mapping(inner) if isinstance(inner, dict) else only
     return str(held.get("$ref", "")).removeprefix("#/definitions/")
 

@@ -32,6 +32,8 @@ from bough.requests import EvaluationRole, MissingSession, State, View, WatchUnt
 from bough.sessions import Sessions
 from bough.stream import RunStream
 from bough.v1 import (
+    access_service_pb2,
+    access_service_pb2_grpc,
     agent_pb2,
     agent_service_pb2,
     agent_service_pb2_grpc,
@@ -82,6 +84,7 @@ class AsyncClient:
         self._channel = channel or async_channel(address, credentials, options)
         self._is_owned = channel is None
         self._calls = Calls(timeout=call_timeout, wait_for_ready=wait_for_ready, metadata=metadata)
+        self._access = access_service_pb2_grpc.AccessServiceStub(self._channel)
         self._agents = agent_service_pb2_grpc.AgentServiceStub(self._channel)
         self._eval = eval_service_pb2_grpc.EvalServiceStub(self._channel)
         self.catalog = Catalog(catalog_service_pb2_grpc.CatalogServiceStub(self._channel), self._calls)
@@ -347,6 +350,33 @@ class AsyncClient:
         """Return the invocation that events from any source make, in their order; `timeout` in seconds."""
         messages, seconds = aggregate_messages(events, options), seconds_of(timeout, self._timeout)
         return (await self._calls.send(self._eval.AggregateEvents, messages, seconds)).invocation
+
+    def list_input_requests(
+        self, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> AsyncIterator[input_pb2.OpenInput]:
+        """List the open requests of all runs that the caller may answer; pages are fetched as they are needed."""
+        request = build(agent_service_pb2.ListInputRequestsRequest, page_size=page_size)
+        listing = self._agents.ListInputRequests
+        return self._calls.pages(listing, request, lambda response: response.requests, timeout=timeout)
+
+    async def answer_input(
+        self,
+        run_id: str,
+        answers: Iterable[input_pb2.InputAnswer],
+        *,
+        request_id: str = "",
+        timeout: Timeout = USE_CLIENT_DEFAULT,
+    ) -> State:
+        """Answer input requests of a run without following it, which the caller need not see; return its state.
+
+        Raises AlreadyAnswered, RunEnded, InvalidRequest, NotFound, or CallFailed for who may not answer.
+        """
+        request = build(agent_service_pb2.AnswerInputRequest, run_id=run_id, answers=answers, request_id=request_id)
+        return (await self._calls.call(self._agents.AnswerInput, request, timeout)).state
+
+    async def get_caller(self, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> access_service_pb2.GetCallerResponse:
+        """Return who calls, as the server sees it: tenant, user, roles and groups."""
+        return await self._calls.call(self._access.GetCaller, access_service_pb2.GetCallerRequest(), timeout)
 
     async def is_serving(self, service: str = "", *, timeout: Timeout = USE_CLIENT_DEFAULT) -> bool:
         """Return whether the server, or one of its services such as `bough.v1.AgentService`, accepts calls now.

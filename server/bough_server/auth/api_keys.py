@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from bough_server.auth.proof import Proof, build_expired_error, build_invalid_error
 from bough_server.auth.sections import KEY_ID, ActsFor, KeySection, KeysFile, parse_roles
@@ -63,7 +64,7 @@ def read_keys(path: Path) -> Keys:
     try:
         sections = KeysFile.model_validate(document.value).keys
     except ValidationError as error:
-        raise_problems([_to_problem(document, each["loc"], each["type"], each) for each in error.errors()])
+        raise_problems([_to_problem(document, each) for each in error.errors()])
         raise
     raise_problems(list(_find_repetitions(document, [section.id for section in sections])))
     return {section.id: _to_key(section) for section in sections}
@@ -108,14 +109,19 @@ _WORDS: Final = {
 """What the fields of a key must be, in place of pydantic's words."""
 
 
-def _to_problem(document: Document, path: tuple[int | str, ...], kind: str, error: Mapping[str, object]) -> Problem:
-    if kind == "extra_forbidden":
+def _to_problem(document: Document, error: ErrorDetails) -> Problem:
+    path = error["loc"]
+    if error["type"] == "extra_forbidden":
         return document.problem(path, f"There is no such setting.{suggest_key(KeysFile, path)}")
-    context = error.get("ctx", {})
-    words = mistake_words(kind, context if isinstance(context, dict) else {}) or str(error["msg"])
-    if kind != "missing":
-        words = _WORDS.get(str(path[-1]), words)
-    return document.problem(path, words.removeprefix("Value error, "))
+    return document.problem(path, explain_mistake(error))
+
+
+def explain_mistake(error: ErrorDetails) -> str:
+    """Return what a field of a key must be, for an error of pydantic's."""
+    words = mistake_words(error["type"], error.get("ctx", {})) or error["msg"]
+    if error["type"] != "missing":
+        words = _WORDS.get(str(error["loc"][-1]), words)
+    return words.removeprefix("Value error, ")
 
 
 def _find_repetitions(document: Document, ids: list[str]) -> Iterator[Problem]:

@@ -195,13 +195,21 @@ class KeySection(Section):
     """An API key in its file: its hash, whom it proves, and what that caller may do."""
 
     id: Annotated[str, Field(pattern=f"^{KEY_ID}$")]
+    """The id of the key, which is a part of it."""
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """The SHA-256 of the whole key, in hexadecimal digits."""
     tenant: Tenant
+    """The tenant."""
     user: User
+    """The user."""
     roles: tuple[RoleName, ...] = ()
+    """The roles; none for RUN."""
     groups: Groups = ()
+    """The groups whose questions the caller may answer."""
     expires: AwareDatetime | None = None
+    """When the key expires. Unset: never."""
     acts_for: ActsFor | None = None
+    """Whom the caller may name in its place, as that of a certificate."""
 
     @property
     def expire_time_ns(self) -> int | None:
@@ -213,6 +221,7 @@ class KeysFile(Section):
     """A file of API keys."""
 
     keys: Annotated[tuple[KeySection, ...], Field(max_length=10_000)] = ()
+    """The keys."""
 
 
 def _nanoseconds(time: datetime) -> int:

@@ -27,6 +27,8 @@ _COMMANDS: Final = {
     "prune": "prune",
     "doctor": "doctor",
     "health": "health",
+    "whoami": "whoami",
+    "keys": "keys",
     "schema": "schema",
     "agents": "agents",
     "models": "agents",

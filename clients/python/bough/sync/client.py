@@ -33,6 +33,8 @@ from bough.sync.evaluations import SyncEvaluations
 from bough.sync.sessions import SyncSessions
 from bough.sync.stream import SyncRunStream
 from bough.v1 import (
+    access_service_pb2,
+    access_service_pb2_grpc,
     agent_pb2,
     agent_service_pb2,
     agent_service_pb2_grpc,
@@ -83,6 +85,7 @@ class Client:
         self._channel = channel or sync_channel(address, credentials, options)
         self._is_owned = channel is None
         self._calls = SyncCalls(timeout=call_timeout, wait_for_ready=wait_for_ready, metadata=metadata)
+        self._access = access_service_pb2_grpc.AccessServiceStub(self._channel)
         self._agents = agent_service_pb2_grpc.AgentServiceStub(self._channel)
         self._eval = eval_service_pb2_grpc.EvalServiceStub(self._channel)
         self.catalog = SyncCatalog(catalog_service_pb2_grpc.CatalogServiceStub(self._channel), self._calls)
@@ -340,6 +343,33 @@ class Client:
         """Return the invocation that events from any source make, in their order; `timeout` in seconds."""
         messages, seconds = sync_aggregate_messages(events, options), seconds_of(timeout, self._timeout)
         return self._calls.send(self._eval.AggregateEvents, messages, seconds).invocation
+
+    def list_input_requests(
+        self, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> Iterator[input_pb2.OpenInput]:
+        """List the open requests of all runs that the caller may answer; pages are fetched as they are needed."""
+        request = build(agent_service_pb2.ListInputRequestsRequest, page_size=page_size)
+        listing = self._agents.ListInputRequests
+        return self._calls.pages(listing, request, lambda response: response.requests, timeout=timeout)
+
+    def answer_input(
+        self,
+        run_id: str,
+        answers: Iterable[input_pb2.InputAnswer],
+        *,
+        request_id: str = "",
+        timeout: Timeout = USE_CLIENT_DEFAULT,
+    ) -> State:
+        """Answer input requests of a run without following it, which the caller need not see; return its state.
+
+        Raises AlreadyAnswered, RunEnded, InvalidRequest, NotFound, or CallFailed for who may not answer.
+        """
+        request = build(agent_service_pb2.AnswerInputRequest, run_id=run_id, answers=answers, request_id=request_id)
+        return self._calls.call(self._agents.AnswerInput, request, timeout).state
+
+    def get_caller(self, *, timeout: Timeout = USE_CLIENT_DEFAULT) -> access_service_pb2.GetCallerResponse:
+        """Return who calls, as the server sees it: tenant, user, roles and groups."""
+        return self._calls.call(self._access.GetCaller, access_service_pb2.GetCallerRequest(), timeout)
 
     def is_serving(self, service: str = "", *, timeout: Timeout = USE_CLIENT_DEFAULT) -> bool:
         """Return whether the server, or one of its services such as `bough.v1.AgentService`, accepts calls now.

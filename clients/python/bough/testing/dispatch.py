@@ -11,11 +11,11 @@ from google.protobuf.message_factory import GetMessageClass
 
 from bough.health import METHOD as HEALTH
 from bough.health import SERVING
-from bough.v1 import agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2
+from bough.v1 import access_service_pb2, agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2
 
 _METHODS: Final[Mapping[str, MethodDescriptor]] = {
     f"/{service.full_name}/{method.name}": method
-    for file in (agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2)
+    for file in (access_service_pb2, agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
